@@ -1,0 +1,3 @@
+"""perfmodel: a discrete-event performance model of distributed training."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Collective algorithms as schedules, their data check and their closed forms."""

@@ -1,0 +1,114 @@
+"""Everything that can go wrong, as one tree of exceptions.
+
+``PerfmodelError``
+    ``InputError``            the user's file, flag or name is wrong; carries every fault found
+        ``UnitError``         a quantity is written in a way that we refuse to guess
+    ``TopologyError``         a machine that cannot be built or routed
+    ``ScheduleError``         a collective that is not well formed
+    ``DataMismatch``          a collective that leaves wrong data behind (exit code 1)
+    ``SimulationError``       the simulated program cannot finish (a deadlock)
+    ``ExecutorUnavailable``   an optional dependency or device is missing
+
+A message names the file, the line, the field, what was found and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong in an input.
+
+    Parameters
+    ----------
+    field : str
+        Dotted path of the field, or the flag.
+    found : str
+        What stands there.
+    allowed : str
+        What may stand there, as a phrase ("a bandwidth such as '25 GB/s'").
+    file : str, optional
+        Path of the file as the user would recognise it.
+    line : int, optional
+        One-based line in that file.
+    """
+
+    field: str
+    found: str
+    allowed: str
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        where = ":".join(str(part) for part in (self.file, self.line) if part is not None)
+        place = f"{where}: {self.field}" if where else self.field
+        return f"{place}: found {self.found}; allowed: {self.allowed}"
+
+
+class PerfmodelError(Exception):
+    """Base of all errors that perfmodel raises on purpose."""
+
+    exit_code = 2
+
+
+class InputError(PerfmodelError, ValueError):
+    """The input is wrong; ``faults`` lists everything that was found at once."""
+
+    def __init__(self, faults: Fault | Iterable[Fault]) -> None:
+        self.faults: tuple[Fault, ...] = (
+            (faults,) if isinstance(faults, Fault) else tuple(faults)
+        )
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+    def located(self, file: str, line: int | None = None) -> InputError:
+        """Return the same faults with `file` filled in where it is missing."""
+        return InputError(
+            replace(f, file=f.file or file, line=f.line if f.file else f.line or line)
+            for f in self.faults
+        )
+
+
+class UnitError(InputError):
+    """A quantity whose unit is missing, unknown or of the wrong kind."""
+
+
+class TopologyError(PerfmodelError, ValueError):
+    """A machine that cannot be built, or two devices that nothing connects."""
+
+
+class ScheduleError(PerfmodelError, ValueError):
+    """A collective that is not well formed."""
+
+
+class DataMismatch(PerfmodelError, AssertionError):
+    """A collective left wrong data behind: names rank, chunk, found and wanted."""
+
+    exit_code = 1
+
+
+class SimulationError(PerfmodelError, RuntimeError):
+    """The simulated program cannot finish: names the tasks that wait."""
+
+
+class ExecutorUnavailable(PerfmodelError, RuntimeError):
+    """An optional dependency or a device is missing: says how to get it."""
+
+
+def one_of(names: Iterable[str], found: str | None = None, *, limit: int = 40) -> str:
+    """Phrase for ``Fault.allowed``: the valid names, the nearest one first.
+
+    Examples
+    --------
+    >>> one_of(["ring", "tree"], "rnig")
+    "one of 'ring', 'tree' (did you mean 'ring'?)"
+    """
+    listed = sorted(names)
+    shown = ", ".join(repr(name) for name in listed[:limit])
+    more = f", ... ({len(listed) - limit} more)" if len(listed) > limit else ""
+    close = difflib.get_close_matches(found, listed, n=1, cutoff=0.5) if found else []
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"one of {shown}{more}{hint}"

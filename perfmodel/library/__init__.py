@@ -1,0 +1,1 @@
+"""How communication libraries carry a schedule: rings over real routes, protocols, overheads."""

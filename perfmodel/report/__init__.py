@@ -1,0 +1,1 @@
+"""Results for people: one self-contained page, tables and figures."""

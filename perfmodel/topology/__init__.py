@@ -1,0 +1,1 @@
+"""Hardware as a NetworkX graph: templates, fabrics, routes."""

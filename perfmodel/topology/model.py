@@ -1,0 +1,127 @@
+"""Hardware as data: a NetworkX graph of devices and directed links, and the GPUs' own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "nic", "switch"]
+LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "ethernet", "infiniband"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One model of GPU, from its datasheet and from published measurements.
+
+    Parameters
+    ----------
+    name : str
+    memory_bytes, memory_Bps : float
+        Device memory and its bandwidth.
+    peak_flops : mapping of str to float
+        Dense peak per precision ("fp32", "tf32", "bf16", "fp16", "fp8"); operations per second.
+    matmul_efficiency : mapping of str to float
+        Fraction of that peak which large matrix products reach, per precision.
+    memory_efficiency : float
+        Fraction of `memory_Bps` that large element-wise kernels reach.
+    kernel_overhead_s : float
+        Device time that a kernel costs beyond its work (ramp-up and tail); seconds.
+    launch_s : float
+        Host time to issue one kernel from eager PyTorch; seconds.
+    streaming_multiprocessors : int
+    overlap_slowdown : float
+        Factor by which compute takes longer while a collective runs on the same GPU (1 = none).
+    generation : str
+        "volta", "ampere", "ada", "hopper", "blackwell".
+    """
+
+    name: str
+    memory_bytes: float
+    memory_Bps: float
+    peak_flops: Mapping[str, float]
+    matmul_efficiency: Mapping[str, float]
+    memory_efficiency: float
+    kernel_overhead_s: float
+    launch_s: float
+    streaming_multiprocessors: int
+    overlap_slowdown: float
+    generation: str
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A machine or a cluster.
+
+    Node attributes of `graph`: ``kind`` (`NodeKind`), ``host`` (int; -1 for fabric switches),
+    ``local`` (name inside its host's template). Arc attributes: ``kind`` (`LinkKind`),
+    ``bandwidth_Bps`` (usable, one direction), ``latency_s``, ``lanes`` (bonded links) and ``index``
+    (position in `arcs`). Parallel cables of a fabric are parallel arcs; bonded NVLinks are one arc.
+
+    Parameters
+    ----------
+    name : str
+    graph : networkx.MultiDiGraph
+    ranks : tuple of str
+        GPU nodes in rank order, host by host.
+    gpu : Gpu
+    hosts : int
+    gpu_p2p : bool
+        Whether GPUs of one host may copy to each other over PCIe (NVLink always may).
+    sources : mapping of str to str
+        Where the numbers come from, for the report.
+    template : str
+        Name of the node template.
+    fabric : str
+        Name of the fabric ("none" for one host).
+    """
+
+    name: str
+    graph: nx.MultiDiGraph[str]
+    ranks: tuple[str, ...]
+    gpu: Gpu
+    hosts: int
+    gpu_p2p: bool
+    sources: Mapping[str, str]
+    template: str
+    fabric: str
+    assumptions: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def arcs(self) -> Arcs:
+        """All directed links as arrays, in the order of their ``index``."""
+        rows = sorted(self.graph.edges(data=True), key=lambda arc: arc[2]["index"])
+        return Arcs(
+            names=tuple((src, dst) for src, dst, _ in rows),
+            kinds=tuple(data["kind"] for _, _, data in rows),
+            bandwidth_Bps=np.array([data["bandwidth_Bps"] for _, _, data in rows], dtype=float),
+            latency_s=np.array([data["latency_s"] for _, _, data in rows], dtype=float),
+        )
+
+    @property
+    def gpus_per_host(self) -> int:
+        """GPUs in each host."""
+        return len(self.ranks) // self.hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Arcs:
+    """Directed links as arrays; position = the arc's ``index``."""
+
+    names: tuple[tuple[str, str], ...]
+    kinds: tuple[str, ...]
+    bandwidth_Bps: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def label(self, index: int) -> str:
+        """Readable name of one arc: ``"n0/gpu3 -> n0/nvs (nvlink)"``."""
+        src, dst = self.names[index]
+        return f"{src} -> {dst} ({self.kinds[index]})"

@@ -1,0 +1,1 @@
+"""Strategies: what a training step does, as a StepPlan."""

@@ -1,0 +1,172 @@
+"""StepPlan: what one training step does, as tasks on streams. The engine knows only this.
+
+A plan speaks of *classes* of identical ranks, not of ranks: data-parallel training of 100,000
+GPUs is one class, nn.DataParallel is two, a pipeline is one per stage. ``reports/decisions``
+holds the check that FSDP, tensor, pipeline and asynchronous training fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Op = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all",
+    "scatter", "gather",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RankClass:
+    """Ranks that do the same work at the same time.
+
+    Parameters
+    ----------
+    name : str
+    ranks : tuple of int or range
+        All of its members.
+    """
+
+    name: str
+    ranks: range | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A queue that starts its tasks in plan order, `workers` at a time.
+
+    Parameters
+    ----------
+    name : str
+        Unique within its class; "host" streams model the CPU thread that issues work.
+    kind : {"compute", "comm", "host", "copy"}
+        Compute streams slow down while a comm stream of the same class is busy.
+    workers : int
+        1 for a CUDA stream; 2 for Gloo's two worker threads.
+    """
+
+    name: str
+    kind: Literal["compute", "comm", "host", "copy"]
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A set of ranks that run collectives together.
+
+    Parameters
+    ----------
+    name : str
+    groups : tuple of (range or tuple of int)
+        The groups that run each collective at the same time (one for data parallelism; one per
+        node for tensor parallelism inside nodes). Ring order is rank order within a group.
+    """
+
+    name: str
+    groups: tuple[range | tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Work on one device (or on the host), `duration_s` when nothing disturbs it."""
+
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective: starts when every class of its communicator has reached it.
+
+    Parameters
+    ----------
+    op : Op
+    nbytes : int
+        Size as nccl-tests counts it (all-reduce: the buffer; all-gather and reduce-scatter: the
+        whole, over all ranks).
+    communicator : str
+    key : str
+        Tasks of different classes with the same key are the same collective.
+    root : int
+        Rank that sends or receives everything, for rooted operations.
+    """
+
+    op: Op
+    nbytes: int
+    communicator: str
+    key: str
+    root: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A point-to-point message; sender and receiver tasks share the `key`."""
+
+    src_rank: int
+    dst_rank: int
+    nbytes: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One piece of a step.
+
+    Parameters
+    ----------
+    name : str
+        Shown on the timeline.
+    kind : str
+        "forward", "backward", "optimizer", "copy", "issue", "wait", "communication" ...
+    rank_class, stream : str
+        Where it runs.
+    work : Compute, Collective or Transfer
+    after : tuple of int
+        Tasks of this step (indices) that must have ended.
+    after_previous : tuple of int
+        Tasks of the previous step that must have ended.
+    bucket : int, optional
+        DDP bucket (or FSDP unit) that it belongs to.
+    micro_batch : int
+    acquires, releases : str, optional
+        Semaphore taken before it starts and given back when it ends.
+    """
+
+    name: str
+    kind: str
+    rank_class: str
+    stream: str
+    work: Compute | Collective | Transfer
+    after: tuple[int, ...] = ()
+    after_previous: tuple[int, ...] = ()
+    bucket: int | None = None
+    micro_batch: int = 0
+    acquires: str | None = None
+    releases: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A training step.
+
+    Parameters
+    ----------
+    name : str
+    classes : tuple of RankClass
+    streams : tuple of Stream
+        Each class has its own copy of every stream.
+    communicators : tuple of Communicator
+    tasks : tuple of Task
+        In an order in which the host could issue them: `after` points to earlier tasks only.
+    samples : int
+        Samples that one step trains, over all ranks.
+    semaphores : tuple of (str, int)
+        Name and capacity; one per class.
+    """
+
+    name: str
+    classes: tuple[RankClass, ...]
+    streams: tuple[Stream, ...]
+    communicators: tuple[Communicator, ...]
+    tasks: tuple[Task, ...]
+    samples: int
+    semaphores: tuple[tuple[str, int], ...] = ()

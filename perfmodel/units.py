@@ -1,0 +1,182 @@
+"""Quantities with units, read from a closed vocabulary and written for people.
+
+Inside the package every quantity is a float in SI units, and its name ends in ``_s``,
+``_bytes``, ``_Bps`` or ``_flops``. Files and flags carry units ("25 MiB", "400 Gbit/s",
+"1.3 us"). The vocabulary is closed and case-sensitive because general unit libraries read
+this field's habits wrongly ("200 Gb/s" as gilbert, "16 GT/s" as gigatesla): what is not listed
+here is an error that says what is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from perfmodel.errors import Fault, UnitError, one_of
+
+_DECIMAL = {"": 1e0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+
+BYTES: Mapping[str, float] = {
+    f"{prefix}B": scale for prefix, scale in (_DECIMAL | _BINARY).items()
+}
+"""Bytes per unit of size."""
+
+_BITS = {f"{prefix}bit": scale / 8 for prefix, scale in _DECIMAL.items()}
+
+BANDWIDTHS: Mapping[str, float] = (
+    {f"{unit}/s": scale for unit, scale in BYTES.items()}
+    | {f"{unit}/s": scale for unit, scale in _BITS.items()}
+    | {f"{prefix}bps": scale / 8 for prefix, scale in _DECIMAL.items()}
+)
+"""Bytes per second per unit of bandwidth; the ``bps`` family always means bits."""
+
+TIMES: Mapping[str, float] = {
+    "ps": 1e-12, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1e0, "min": 60.0, "h": 3600.0,
+    "d": 86400.0,
+}  # fmt: skip
+"""Seconds per unit of time."""
+
+FLOP_RATES: Mapping[str, float] = {f"{p}FLOP/s": scale for p, scale in _DECIMAL.items()}
+"""Floating-point operations per second per unit."""
+
+_QUANTITY = re.compile(
+    r"\s*(?P<number>[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>\S.*?)?\s*"
+)
+
+
+def parse_quantity(
+    text: object, units: Mapping[str, float], *, what: str, example: str, field: str = "value"
+) -> float:
+    """Read a number with a unit out of a closed vocabulary.
+
+    Parameters
+    ----------
+    text : object
+        What the user wrote; only a string can carry a unit.
+    units : mapping of str to float
+        Allowed units and their value in SI.
+    what, example : str
+        Words for the message, such as "a bandwidth" and "25 GB/s".
+    field : str
+        Name used in the message.
+
+    Returns
+    -------
+    float
+        The quantity in SI units; finite, may be zero or negative.
+
+    Raises
+    ------
+    UnitError
+        Not a string, no unit, unknown unit, or not a finite number.
+    """
+
+    def refuse(why: str, hint: str = "") -> UnitError:
+        return UnitError(Fault(field, f"{text!r} ({why})", f"{what} such as '{example}'{hint}"))
+
+    if not isinstance(text, str):
+        raise refuse("no unit" if isinstance(text, int | float) else "not text with a unit")
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise refuse("not a number with a unit")
+    unit = match["unit"]
+    if unit is None:
+        raise refuse("no unit")
+    if unit not in units:
+        raise refuse(f"unknown unit {unit!r}", f", unit {one_of(units, unit)}")
+    value = float(match["number"].replace("_", "")) * units[unit]
+    if not math.isfinite(value):
+        raise refuse("not a finite number")
+    return value
+
+
+def parse_bytes(text: object, field: str = "value") -> float:
+    """Read a size such as ``"25 MiB"``; bytes.
+
+    Examples
+    --------
+    >>> parse_bytes("25 MiB")
+    26214400.0
+    """
+    return parse_quantity(text, BYTES, what="a size", example="25 MiB", field=field)
+
+
+def parse_bandwidth(text: object, field: str = "value") -> float:
+    """Read a bandwidth such as ``"400 Gbit/s"``; bytes per second.
+
+    Examples
+    --------
+    >>> parse_bandwidth("400 Gbit/s") == parse_bandwidth("50 GB/s") == 50e9
+    True
+    """
+    return parse_quantity(text, BANDWIDTHS, what="a bandwidth", example="25 GB/s", field=field)
+
+
+def parse_time(text: object, field: str = "value") -> float:
+    """Read a time such as ``"1.3 us"``; seconds.
+
+    Examples
+    --------
+    >>> parse_time("20 ms")
+    0.02
+    """
+    return parse_quantity(text, TIMES, what="a time", example="1.3 us", field=field)
+
+
+def parse_flop_rate(text: object, field: str = "value") -> float:
+    """Read a compute rate such as ``"312 TFLOP/s"``; operations per second.
+
+    Examples
+    --------
+    >>> parse_flop_rate("312 TFLOP/s")
+    312000000000000.0
+    """
+    return parse_quantity(
+        text, FLOP_RATES, what="a compute rate", example="312 TFLOP/s", field=field
+    )
+
+
+def _scaled(value: float, units: list[tuple[str, float]]) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {units[0][0]}"
+    fits = [(name, scale) for name, scale in units if abs(value) >= scale * 0.99995]
+    name, scale = fits[-1] if fits else units[0]
+    return f"{value / scale:.4g} {name}"
+
+
+def format_bytes(nbytes: float) -> str:
+    """Write a size with a binary prefix.
+
+    Examples
+    --------
+    >>> format_bytes(26214400)
+    '25 MiB'
+    """
+    return _scaled(nbytes, [("B", 1.0), *((f"{p}B", s) for p, s in _BINARY.items())])
+
+
+def format_bandwidth(rate_Bps: float) -> str:
+    """Write a bandwidth with a decimal prefix.
+
+    Examples
+    --------
+    >>> format_bandwidth(25e9)
+    '25 GB/s'
+    """
+    return _scaled(rate_Bps, [(f"{p}B/s", s) for p, s in _DECIMAL.items()])
+
+
+def format_time(time_s: float) -> str:
+    """Write a time in the unit that reads best.
+
+    Examples
+    --------
+    >>> format_time(0.0125)
+    '12.5 ms'
+    """
+    names = ("ps", "ns", "us", "ms", "s", "min", "h", "d")
+    if time_s == 0:
+        return "0 s"
+    return _scaled(time_s, [(name, TIMES[name]) for name in names])

@@ -1,0 +1,1 @@
+"""What is trained: parameters, layers and compute time."""

@@ -1,0 +1,151 @@
+"""What is trained: the parameter tensors of a model and the work of each of its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+ITEM_BYTES: Mapping[str, int] = {
+    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4,
+    "int8": 1, "uint8": 1,
+}  # fmt: skip
+"""Bytes per element of each dtype (tf32 is stored as fp32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One parameter tensor, in registration order, as ``named_parameters()`` lists it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "fp32"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.numel * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One step of the forward pass (a convolution with its normalisation, a linear map ...).
+
+    Layers stand in the order in which forward runs them; backward runs them in reverse. Work that
+    grows with the batch is given per sample.
+
+    Parameters
+    ----------
+    name : str
+    tensors : tuple of int
+        Indices (registration order) of the parameters whose gradients are complete when the
+        backward of this layer ends. Every trained tensor stands in exactly one layer (a tied
+        tensor in the layer whose backward runs last), in the order in which they get ready.
+    matmul_flops : float
+        Forward operations on matrix units, per sample.
+    vector_bytes : float
+        Forward device-memory traffic of the element-wise and normalising kernels, per sample, at
+        4 bytes per element (scaled by the precision when timed).
+    matmul_bytes : float
+        Forward activation traffic of the matrix kernels, per sample, at 4 bytes per element.
+    weight_elements : float
+        Parameter elements read once per pass, whatever the batch.
+    saved_elements : float
+        Activation elements kept for backward, per sample.
+    kernels : int
+        Kernels launched by forward.
+    """
+
+    name: str
+    tensors: tuple[int, ...] = ()
+    matmul_flops: float = 0.0
+    vector_bytes: float = 0.0
+    matmul_bytes: float = 0.0
+    weight_elements: float = 0.0
+    saved_elements: float = 0.0
+    kernels: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model: its parameter tensors in registration order and its layers in forward order.
+
+    Parameters
+    ----------
+    name : str
+    tensors : tuple of Tensor
+    layers : tuple of Layer
+    sample : str
+        What one sample is ("image", "sequence of 512 tokens").
+    buffer_bytes : int
+        Bytes of buffers (running statistics) that DDP broadcasts from rank 0 before forward.
+    output_elements : float
+        Elements of the model's output per sample (gathered by nn.DataParallel).
+    input_elements : float
+        Elements of the model's input per sample (scattered by nn.DataParallel).
+    source : str
+        Where architecture and counts come from.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    layers: tuple[Layer, ...]
+    sample: str = "sample"
+    buffer_bytes: int = 0
+    output_elements: float = 0.0
+    input_elements: float = 0.0
+    source: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameter elements."""
+        return sum(tensor.numel for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """Time of each layer on one GPU for one micro-batch.
+
+    Parameters
+    ----------
+    forward_s, backward_s : ndarray of float, shape (layers,)
+        Seconds on the device.
+    forward_kernels, backward_kernels : ndarray of int, shape (layers,)
+        Kernels that the host has to issue.
+    launch_s : float
+        Host time to issue one kernel; seconds.
+    optimizer_s : float
+        Device time of the optimizer step; seconds.
+    optimizer_kernels : int
+    copy_Bps : float
+        Bytes per second at which a device copy moves data, counting each byte read and written
+        once as one byte copied (so half of the memory's traffic rate).
+    activation_bytes : float
+        Activations kept for backward, whole micro-batch; bytes.
+    source : str
+        "roofline on <gpu>" or the file that the times come from.
+    """
+
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]
+    forward_kernels: NDArray[np.int64]
+    backward_kernels: NDArray[np.int64]
+    launch_s: float
+    optimizer_s: float
+    optimizer_kernels: int
+    copy_Bps: float
+    activation_bytes: float
+    source: str
