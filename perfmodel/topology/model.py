@@ -71,8 +71,17 @@ class Topology:
         GPU nodes in rank order, host by host.
     gpu : Gpu
     hosts : int
+    host_arcs : int
+        Arcs of each host: host h owns indices h * host_arcs to (h + 1) * host_arcs - 1, in the same
+        order in every host; the fabric's arcs follow. So a route inside one host is a route inside
+        all of them.
     gpu_p2p : bool
         Whether GPUs of one host may copy to each other over PCIe (NVLink always may).
+    gpudirect_rdma : bool
+        Whether NICs read and write GPU memory (if the path between them is good enough) or
+        traffic is staged in host memory.
+    staging_Bps : float or None
+        Rate of one copy through host memory between two GPUs, where it was measured.
     sources : mapping of str to str
         Where the numbers come from, for the report.
     template : str
@@ -86,7 +95,10 @@ class Topology:
     ranks: tuple[str, ...]
     gpu: Gpu
     hosts: int
+    host_arcs: int
     gpu_p2p: bool
+    gpudirect_rdma: bool
+    staging_Bps: float | None
     sources: Mapping[str, str]
     template: str
     fabric: str
