@@ -1,0 +1,171 @@
+"""Ring algorithms: all-reduce, reduce-scatter and all-gather on one or several rings.
+
+Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", JPDC 69(2), 2009; NCCL 2.30.7 ``src/device/all_reduce.h`` for the order of chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from perfmodel.collectives.schedule import (
+    Floats,
+    Ints,
+    Phase,
+    Round,
+    Schedule,
+    checked_ranks,
+    split_elements,
+)
+from perfmodel.errors import ScheduleError
+
+Orders = Sequence[Sequence[int]]
+
+
+def all_reduce(
+    ranks: int, nbytes: int, *, itemsize: int = 4, orders: Orders | None = None
+) -> Schedule:
+    """Sum a buffer over all ranks: reduce-scatter around the ring, then all-gather.
+
+    Steps: 2(N-1). Bytes sent per rank: 2(N-1)/N S (exact when chunks divide evenly).
+    Latency term: 2(N-1) alpha. Right for large buffers: no algorithm sends fewer bytes.
+
+    Parameters
+    ----------
+    ranks : int
+        N.
+    nbytes : int
+        S, the size of the buffer on every rank; bytes.
+    itemsize : int
+        Bytes per element.
+    orders : sequence of sequences of int, optional
+        One order of all ranks for each parallel ring; the rings share the buffer evenly. Default:
+        one ring in rank order.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    ScheduleError
+        An order that is not a permutation, or a size that is not whole elements.
+    """
+    return _ring("all_reduce", ranks, nbytes, itemsize, orders, gather_only=False)
+
+
+def reduce_scatter(
+    ranks: int, nbytes: int, *, itemsize: int = 4, orders: Orders | None = None
+) -> Schedule:
+    """Sum a buffer over all ranks and leave each rank its own part.
+
+    Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole buffer.
+    Parameters, return value and errors as in `all_reduce`.
+    """
+    return _ring("reduce_scatter", ranks, nbytes, itemsize, orders, gather_only=False)
+
+
+def all_gather(
+    ranks: int, nbytes: int, *, itemsize: int = 4, orders: Orders | None = None
+) -> Schedule:
+    """Give every rank the parts of all.
+
+    Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole result.
+    Parameters, return value and errors as in `all_reduce`.
+    """
+    return _ring("all_gather", ranks, nbytes, itemsize, orders, gather_only=True)
+
+
+def _ring(
+    collective: str,
+    ranks: int,
+    nbytes: int,
+    itemsize: int,
+    orders: Orders | None,
+    *,
+    gather_only: bool,
+) -> Schedule:
+    checked_ranks(ranks)
+    table = _checked_orders(ranks, orders)
+    sizes = split_elements(nbytes, ranks * len(table), itemsize).reshape(len(table), ranks)
+    # Position p of a ring ends up with chunk p + 1 after N - 1 steps of reducing, so the rank that
+    # owns chunk i of a ring stands at position i - 1; gathering starts from the same place.
+    owner = np.roll(table, 1, axis=1).ravel()
+    kinds = {"all_reduce": (True, False), "reduce_scatter": (True,), "all_gather": (False,)}
+    phases = tuple(
+        _phase(
+            "reduce-scatter" if reduces else "all-gather",
+            table,
+            sizes,
+            offset=0 if reduces else ranks - 1,
+        )
+        for reduces in kinds[collective]
+        if ranks > 1
+    )
+
+    def rounds() -> Iterator[Round]:
+        for reduces in kinds[collective]:
+            for step in range(ranks - 1):
+                yield _round(table, sizes, step if reduces else step + ranks - 1, reduces)
+
+    return Schedule(
+        collective=collective,
+        algorithm="ring",
+        ranks=ranks,
+        nbytes=nbytes,
+        itemsize=itemsize,
+        chunk_bytes=sizes.ravel(),
+        owner=np.full(owner.shape, -1) if collective == "all_reduce" else owner,
+        root=0,
+        phases=phases,
+        unroll=rounds,
+    )
+
+
+def _checked_orders(ranks: int, orders: Orders | None) -> Ints:
+    """Orders as an array of shape (rings, ranks)."""
+    if orders is None:
+        return np.arange(ranks, dtype=np.int64)[None, :]
+    table = np.asarray(orders, dtype=np.int64)
+    if table.ndim != 2 or table.shape[1] != ranks or len(table) == 0:
+        raise ScheduleError(f"ring orders of shape {table.shape}; allowed: (rings, {ranks})")
+    if not (np.sort(table, axis=1) == np.arange(ranks)).all():
+        raise ScheduleError(f"a ring order that does not hold each rank 0 to {ranks - 1} once")
+    return table
+
+
+def _phase(name: str, orders: Ints, sizes: Ints, offset: int) -> Phase:
+    """All edges of all rings; each sends every chunk but one in `ranks - 1` steps."""
+    rings, ranks = orders.shape
+    # Over steps offset ... offset + N - 2 position p sends chunks p - step: all but p - offset + 1.
+    left_out = np.take_along_axis(sizes, (np.arange(ranks)[None, :] - offset + 1) % ranks, axis=1)
+    mean: Floats = (sizes.sum(axis=1, keepdims=True) - left_out) / (ranks - 1)
+    edges = rings * ranks
+    return Phase(
+        name=name,
+        src=orders.ravel(),
+        dst=np.roll(orders, -1, axis=1).ravel(),
+        channel=np.repeat(np.arange(rings), ranks),
+        nbytes=mean.ravel(),
+        repeat=ranks - 1,
+        first=np.zeros(edges, dtype=np.int64),
+        active=np.full(edges, ranks - 1),
+    )
+
+
+def _round(orders: Ints, sizes: Ints, step: int, reduces: bool) -> Round:
+    """Step `step`: the rank at position p sends chunk p - step of its ring to position p + 1."""
+    rings, ranks = orders.shape
+    chunk = np.broadcast_to((np.arange(ranks) - step) % ranks, orders.shape)
+    number = chunk + np.arange(rings)[:, None] * ranks
+    return Round(
+        src=orders.ravel(),
+        dst=np.roll(orders, -1, axis=1).ravel(),
+        src_chunk=number.ravel(),
+        dst_chunk=number.ravel(),
+        nbytes=np.take_along_axis(sizes, chunk, axis=1).ravel(),
+        channel=np.repeat(np.arange(rings), ranks),
+        reduce=np.full(rings * ranks, reduces),
+    )

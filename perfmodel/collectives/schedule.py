@@ -1,0 +1,137 @@
+"""Schedule: how a collective moves its chunks, told once for every executor.
+
+A schedule has two views of the same traffic. `phases` is short (one entry per traffic pattern)
+and is what timing 100,000 ranks can afford. `rounds()` unrolls it lazily into single sends, which
+NumPy executes to check the data, SimPy times one by one, and real processes run. A test proves
+that both views agree. Dependencies are never typed by hand: `dependencies.py` derives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.errors import ScheduleError
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One traffic pattern, repeated: edge e carries `nbytes[e]` in each repeat that it works in.
+
+    Parameters
+    ----------
+    name : str
+    src, dst : ndarray of int, shape (edges,)
+        Ranks.
+    channel : ndarray of int, shape (edges,)
+        Parallel copy of the pattern (ring) that the edge belongs to.
+    nbytes : ndarray of float, shape (edges,)
+        Bytes per working repeat, averaged over the repeats.
+    repeat : int
+        How often the pattern repeats.
+    first, active : ndarray of int, shape (edges,)
+        The edge works in repeats first ... first + active - 1 (a pipeline fills and drains).
+
+    Notes
+    -----
+    In repeat k a rank sends what had reached it by the end of repeat k - 1.
+    """
+
+    name: str
+    src: Ints
+    dst: Ints
+    channel: Ints
+    nbytes: Floats
+    repeat: int
+    first: Ints
+    active: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Sends that may happen at once; each reads the state from before the round.
+
+    All arrays have shape (sends,). Chunk numbers index `Schedule.chunk_bytes`. With `reduce` the
+    chunk is added to what the receiver has; otherwise it replaces it.
+    """
+
+    src: Ints
+    dst: Ints
+    src_chunk: Ints
+    dst_chunk: Ints
+    nbytes: Ints
+    channel: Ints
+    reduce: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A collective, planned.
+
+    Parameters
+    ----------
+    collective : str
+        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter", "gather".
+    algorithm : str
+    ranks : int
+    nbytes : int
+        Size as nccl-tests counts it (the whole buffer).
+    itemsize : int
+        Bytes per element; chunks are cut at elements.
+    chunk_bytes : ndarray of int, shape (chunks,)
+        Every rank holds every chunk number; a rank's copy of chunk c has chunk_bytes[c] bytes.
+    owner : ndarray of int, shape (chunks,)
+        Rank whose chunk it is in the pre- or postcondition of scattering and gathering
+        collectives; -1 where all ranks alike hold it.
+    root : int
+    phases : tuple of Phase
+    unroll : callable
+        Makes the rounds; use `rounds()`.
+    """
+
+    collective: str
+    algorithm: str
+    ranks: int
+    nbytes: int
+    itemsize: int
+    chunk_bytes: Ints
+    owner: Ints
+    root: int
+    phases: tuple[Phase, ...]
+    unroll: Callable[[], Iterator[Round]]
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield the rounds, one after the other."""
+        return self.unroll()
+
+
+def split_elements(nbytes: int, parts: int, itemsize: int) -> Ints:
+    """Cut a buffer at elements into parts that differ by one element at most; bytes.
+
+    Raises
+    ------
+    ScheduleError
+        Negative size, or one that is not a whole number of elements.
+    """
+    if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
+        raise ScheduleError(
+            f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
+        )
+    elements = nbytes // itemsize
+    edges = (np.arange(parts + 1, dtype=np.int64) * elements) // parts
+    return np.diff(edges) * itemsize
+
+
+def checked_ranks(ranks: int, root: int = 0) -> int:
+    """Return the number of ranks, or raise `ScheduleError`."""
+    if ranks < 1:
+        raise ScheduleError(f"a collective of {ranks} ranks; allowed: 1 or more")
+    if not 0 <= root < ranks:
+        raise ScheduleError(f"root {root} of {ranks} ranks; allowed: 0 to {ranks - 1}")
+    return ranks

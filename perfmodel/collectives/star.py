@@ -1,0 +1,75 @@
+"""Direct sends: scatter and gather (what nn.DataParallel does), and a single message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks, split_elements
+
+
+def scatter(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:
+    """Send each rank its part of the root's buffer, all at once.
+
+    Steps: 1. Bytes sent by the root: (N-1)/N S; by the others none. Latency term: alpha.
+    """
+    return _star("scatter", ranks, nbytes, root, itemsize)
+
+
+def gather(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:
+    """Collect each rank's part in the root's buffer, all at once.
+
+    Steps: 1. Bytes received by the root: (N-1)/N S. Latency term: alpha.
+    """
+    return _star("gather", ranks, nbytes, root, itemsize)
+
+
+def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) -> Schedule:
+    checked_ranks(ranks, root)
+    sizes = split_elements(nbytes, ranks, itemsize)
+    others = np.delete(np.arange(ranks), root)
+    center = np.full(len(others), root)
+    src, dst = (center, others) if collective == "scatter" else (others, center)
+    zeros, ones = np.zeros(len(others), dtype=np.int64), np.ones(len(others), dtype=np.int64)
+    phase = Phase(collective, src, dst, zeros, sizes[others].astype(float), 1, zeros, ones)
+
+    def rounds() -> Iterator[Round]:
+        if len(others):
+            no = np.zeros(len(others), dtype=np.bool_)
+            yield Round(src, dst, others, others, sizes[others], zeros, no)
+
+    return Schedule(
+        collective=collective,
+        algorithm="star",
+        ranks=ranks,
+        nbytes=nbytes,
+        itemsize=itemsize,
+        chunk_bytes=sizes,
+        owner=np.arange(ranks),
+        root=root,
+        phases=(phase,) if len(others) else (),
+        unroll=rounds,
+    )
+
+
+def send(nbytes: int) -> Schedule:
+    """One message from rank 0 to rank 1. Steps: 1. Bytes sent: S. Latency term: alpha."""
+    zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+    size = np.array([nbytes], dtype=np.int64)
+
+    def rounds() -> Iterator[Round]:
+        yield Round(zero, one, zero, zero, size, zero, np.zeros(1, dtype=np.bool_))
+
+    return Schedule(
+        collective="broadcast",
+        algorithm="send",
+        ranks=2,
+        nbytes=nbytes,
+        itemsize=1,
+        chunk_bytes=size,
+        owner=np.full(1, -1),
+        root=0,
+        phases=(Phase("send", zero, one, zero, size.astype(float), 1, zero, one),),
+        unroll=rounds,
+    )

@@ -1,0 +1,200 @@
+"""How long a schedule takes when each edge has its own speed: a max-plus recurrence over edges.
+
+A send may start when its data has arrived, when its edge has finished putting the send before
+it on the wire, and when the edge has a credit: with c credits, when the send c before it has
+been delivered. It occupies the edge for ``nbytes / rate`` and is delivered ``latency`` later.
+With one credit a step costs alpha + nbytes beta (Hockney) and a ring with one slow edge takes
+2(N-1) of that edge's steps; with more, latency is pipelined.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.collectives.schedule import Floats, Ints, Phase
+
+
+@dataclass(slots=True)
+class _State:
+    """Where the recurrence stands; all in seconds since the start, each of shape (edges,)."""
+
+    has_data: Floats
+    free: Floats
+    delivered: deque[Floats]
+
+    def arrays(self) -> list[Floats]:
+        return [self.has_data, self.free, *self.delivered]
+
+
+def schedule_s(
+    phases: Sequence[Phase], rate_Bps: Floats, latency_s: Floats, *, credits: int
+) -> float:
+    """Time of phases that share their edges; seconds.
+
+    Parameters
+    ----------
+    phases : sequence of Phase
+        In order, all with the same edges; each rank receives over one edge per channel.
+    rate_Bps : ndarray of float, shape (edges,)
+        Rate of each edge while it sends.
+    latency_s : ndarray of float, shape (edges,)
+    credits : int
+        Sends that an edge may have under way.
+
+    Returns
+    -------
+    float
+        When the last send is delivered.
+    """
+    busy = [phase.nbytes / rate_Bps for phase in phases]
+    if not phases:
+        return 0.0
+    if _uniform(phases, busy, latency_s):
+        return sum(
+            float(phase.repeat * (hold[0] + latency_s[0]))
+            for phase, hold in zip(phases, busy, strict=True)
+        )
+    if credits == 1 and all((p.active == p.repeat).all() for p in phases):
+        # Staying on the slowest edge costs its whole step each time, and no path through the
+        # recurrence can cost more than the largest step at every repeat.
+        total = sum(p.repeat * (b + latency_s) for p, b in zip(phases, busy, strict=True))
+        return float(np.max(total))
+    rings = _rings(phases)
+    if rings is None:
+        return _recurrence(phases, busy, latency_s, _edge_before(phases[0]), credits)
+    repeats = [phase.repeat for phase in phases]
+    return max(_ring_s(repeats, one, credits) for one in _distinct(rings, busy, latency_s))
+
+
+def _uniform(phases: Sequence[Phase], busy: Sequence[Floats], latency_s: Floats) -> bool:
+    return bool((latency_s == latency_s[0]).all()) and all(
+        bool((hold == hold[0]).all()) for hold in busy
+    )
+
+
+def _rings(phases: Sequence[Phase]) -> int | None:
+    """Number of closed rings that the phases' edges form, ring after ring; None if they do not."""
+    first = phases[0]
+    edges, rings = len(first.src), int(first.channel[-1]) + 1
+    if edges % rings or any((p.active != p.repeat).any() for p in phases):
+        return None
+    src, dst = first.src.reshape(rings, -1), first.dst.reshape(rings, -1)
+    return rings if bool((np.roll(src, -1, axis=1) == dst).all()) else None
+
+
+def _distinct(rings: int, busy: Sequence[Floats], latency_s: Floats) -> list[Floats]:
+    """The shortest repeating stretch of each ring, as rows (busy per phase ..., latency); once.
+
+    Like hosts make a ring periodic: its edges inside a host and out of it come back host after
+    host, and so do their times; and rings on like rails are alike.
+    """
+    table = np.stack([*busy, latency_s]).reshape(len(busy) + 1, rings, -1)
+    found: list[Floats] = []
+    for ring in range(rings):
+        rows = table[:, ring]
+        short = rows[:, : _period(rows)]
+        if not any(short.shape == f.shape and np.allclose(short, f, 1e-12, 0) for f in found):
+            found.append(short)
+    return found
+
+
+def _period(rows: Floats) -> int:
+    length = rows.shape[1]
+    for period in (p for p in range(1, length // 2 + 1) if length % p == 0):
+        folded = rows.reshape(len(rows), -1, period)
+        if np.allclose(folded, folded[:, :1], 1e-12, 0):
+            return period
+    return length
+
+
+def _ring_s(repeats: Sequence[int], stretch: Floats, credits: int) -> float:
+    """Time of one ring, given the stretch of edges that repeats around it; seconds."""
+    *busy, latency_s = stretch
+    zeros = np.zeros(len(latency_s))
+    before = np.roll(np.arange(len(latency_s)), 1)
+    state = _State(zeros, zeros, deque([zeros] * credits, maxlen=credits))
+    for repeat, hold in zip(repeats, busy, strict=True):
+        _run_all(state, repeat, hold, latency_s, before)
+    return float(state.delivered[-1].max())
+
+
+def _edge_before(phase: Phase) -> Ints:
+    """For each edge, the edge of its channel that feeds its source; -1 where none does."""
+    feeds = {
+        (int(channel), int(dst)): edge
+        for edge, (channel, dst) in enumerate(zip(phase.channel, phase.dst, strict=True))
+    }
+    pairs = zip(phase.channel.tolist(), phase.src.tolist(), strict=True)
+    return np.array([feeds.get(pair, -1) for pair in pairs], dtype=np.int64)
+
+
+def _recurrence(
+    phases: Sequence[Phase],
+    busy: Sequence[Floats],
+    latency_s: Floats,
+    before: Ints,
+    credits: int,
+) -> float:
+    """Time of phases over any edges, some of which may work only for a while; seconds."""
+    zeros = np.zeros(len(latency_s))
+    state = _State(zeros, zeros, deque([zeros] * credits, maxlen=credits))
+    end = 0.0
+    for phase, hold in zip(phases, busy, strict=True):
+        for step in range(phase.repeat):
+            works = (phase.first <= step) & (step < phase.first + phase.active)
+            _step(state, hold, latency_s, before, works)
+        end = max(end, float(state.delivered[-1].max()))
+    return end
+
+
+def _step(
+    state: _State,
+    hold: Floats,
+    latency_s: Floats,
+    before: Ints,
+    works: NDArray[np.bool_] | None = None,
+) -> None:
+    start = np.maximum(np.maximum(state.has_data, state.free), state.delivered[0])
+    free = start + hold
+    arrived = free + latency_s
+    if works is not None:
+        free = np.where(works, free, state.free)
+        arrived = np.where(works, arrived, state.delivered[-1])
+    state.free = free
+    state.delivered.append(arrived)
+    state.has_data = (
+        arrived[before] if works is None else np.where(before < 0, 0.0, arrived[before])
+    )
+
+
+def _run_all(state: _State, repeat: int, hold: Floats, latency_s: Floats, before: Ints) -> None:
+    """Repeat a step in which every edge works.
+
+    A max-plus recurrence settles into a cycle: after some steps each further `stride` steps add
+    the same amount to everything. Once that is seen, the rest is one multiplication.
+    """
+    stride, done = len(hold), 0
+    while done < repeat:
+        if stride * 2 > repeat - done:
+            _step(state, hold, latency_s, before)
+            done += 1
+            continue
+        old = state.arrays()
+        for _ in range(stride):
+            _step(state, hold, latency_s, before)
+        done += stride
+        gains = np.stack(state.arrays()) - np.stack(old)
+        gain = float(gains.max())
+        if gain - gains.min() <= 1e-13 * gain:
+            leap = (repeat - done) // stride
+            state.has_data = state.has_data + leap * gain
+            state.free = state.free + leap * gain
+            state.delivered = deque(
+                [row + leap * gain for row in state.delivered], maxlen=state.delivered.maxlen
+            )
+            done += leap * stride

@@ -1,0 +1,179 @@
+"""From "all-reduce these bytes among these ranks" to a schedule on real edges.
+
+The result (`Carried`) is what both simulators time: a schedule, the links of its edges, and what
+the library adds to each step. Which protocol is best for a size is for the simulator to see: it
+times the candidates and takes the quickest, as NCCL's tuner does with its own predictor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfmodel.collectives import chain, ring, star
+from perfmodel.collectives.schedule import Floats, Schedule
+from perfmodel.errors import ScheduleError
+from perfmodel.library.edges import HOPS, Edges, Rings, edges_between, rings_over
+from perfmodel.library.model import Library, Protocol
+from perfmodel.library.transport import NVLINK_PATHS
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routes import Router
+
+Group = range | tuple[int, ...]
+
+ITEM_BYTES = 4
+"""Chunks are cut at 4-byte elements; a size that is not whole elements is rounded up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """One collective as it travels.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Over positions 0 ... N-1 of the group.
+    edges : Edges
+        The links of each edge of the schedule's phases (all phases share them), in their order.
+    protocol : str
+    launch_s : float
+        Time before the first byte moves.
+    latency_s : ndarray of float, shape (edges,)
+        Links' latency and the library's own time per step.
+    wire_factor : float
+        Bytes on the wire per byte of payload.
+    cap_Bps : ndarray of float, shape (edges,)
+        Most that an edge may carry (of wire bytes).
+    credits : int
+    """
+
+    schedule: Schedule
+    edges: Edges
+    protocol: str
+    launch_s: float
+    latency_s: Floats
+    wire_factor: float
+    cap_Bps: Floats
+    credits: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What executors see: hardware and the library that drives it."""
+
+    topology: Topology
+    library: Library
+    router: Router = field(init=False)
+    _rings: dict[Group, Rings] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "router", Router(self.topology))
+
+    def rings(self, group: Group) -> Rings:
+        """Rings over a group of ranks; laid once."""
+        if group not in self._rings:
+            self._rings[group] = rings_over(self.topology, self.router, group)
+        return self._rings[group]
+
+
+def carry(
+    machine: Machine, op: str, nbytes: int, group: Group, *, root: int = 0
+) -> dict[str, Carried]:
+    """Return the ways in which the library could carry a collective, by protocol.
+
+    Parameters
+    ----------
+    machine : Machine
+    op : str
+        A `training.plan.Op`.
+    nbytes : int
+    group : range or tuple of int
+        Ranks of the topology, at least two.
+    root : int
+        Rank of the topology, for rooted operations.
+
+    Raises
+    ------
+    ScheduleError
+        An operation without an algorithm yet.
+    """
+    size = -(-int(nbytes) // ITEM_BYTES) * ITEM_BYTES
+    schedule, edges = _on_edges(machine, op, size, group, root)
+    return {
+        name: _with_protocol(schedule, edges, name, protocol)
+        for name, protocol in _usable(machine, group).items()
+    }
+
+
+def carry_message(machine: Machine, src: int, dst: int, nbytes: int) -> Carried:
+    """Return how the library carries one point-to-point message: by its bulk protocol."""
+    edges = edges_between(machine.topology, machine.router, np.array([src]), np.array([dst]))
+    name, protocol = list(machine.library.protocols.items())[-1]
+    return _with_protocol(star.send(nbytes), edges, name, protocol)
+
+
+def _on_edges(
+    machine: Machine, op: str, nbytes: int, group: Group, root: int
+) -> tuple[Schedule, Edges]:
+    ranks, topology = len(group), machine.topology
+    place = {rank: position for position, rank in enumerate(group)}
+    if op in RING_ALGORITHMS:
+        rings = machine.rings(group)
+        orders = np.array([[place[rank] for rank in order] for order in rings.orders.tolist()])
+        return RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders), rings.edges
+    at = place.get(root, 0)
+    if op in {"broadcast", "reduce"}:
+        order = [place[rank] for rank in machine.rings(group).orders[0].tolist()]
+        make = chain.broadcast if op == "broadcast" else chain.reduce
+        schedule = make(ranks, nbytes, root=at, itemsize=ITEM_BYTES, order=order)
+    elif op in {"scatter", "gather"}:
+        make_star = star.scatter if op == "scatter" else star.gather
+        schedule = make_star(ranks, nbytes, root=at, itemsize=ITEM_BYTES)
+    else:
+        known = [*RING_ALGORITHMS, "broadcast", "reduce", "scatter", "gather"]
+        raise ScheduleError(f"no algorithm for {op!r}; allowed: {', '.join(known)}")
+    members = np.asarray(group, dtype=np.int64)
+    phase = schedule.phases[0]
+    return schedule, edges_between(
+        topology, machine.router, members[phase.src], members[phase.dst]
+    )
+
+
+RING_ALGORITHMS = {
+    "all_reduce": ring.all_reduce,
+    "reduce_scatter": ring.reduce_scatter,
+    "all_gather": ring.all_gather,
+}
+
+
+def _usable(machine: Machine, group: Group) -> Mapping[str, Protocol]:
+    """Protocols that this group may use."""
+    size = machine.topology.gpus_per_host
+    first = group[0] // size
+    gpus = [machine.topology.ranks[rank] for rank in group if rank // size == first]
+    nvlink = all(
+        machine.router.path_type(a, b) in NVLINK_PATHS for a, b in zip(gpus, gpus[1:], strict=False)
+    )
+    return {
+        name: protocol
+        for name, protocol in machine.library.protocols.items()
+        if nvlink or not protocol.nvlink_only
+    }
+
+
+def _with_protocol(schedule: Schedule, edges: Edges, name: str, protocol: Protocol) -> Carried:
+    steps = np.array([getattr(protocol.step, hop) for hop in HOPS])
+    rings = int(schedule.phases[0].channel[-1]) + 1 if schedule.phases else 1
+    limit = np.inf if protocol.max_rate is None else protocol.max_rate / rings
+    return Carried(
+        schedule=schedule,
+        edges=edges,
+        protocol=name,
+        launch_s=protocol.launch,
+        latency_s=edges.latency_s + steps[edges.hop],
+        wire_factor=1.0 / protocol.wire_efficiency,
+        cap_Bps=np.minimum(edges.cap_Bps, limit),
+        credits=protocol.credits,
+    )

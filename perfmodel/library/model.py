@@ -1,0 +1,79 @@
+"""What a communication library adds to the wire: protocols, overheads, credits, channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.files import Bandwidth, Seconds, Spec, load
+
+
+class StepLatency(Spec):
+    """Time that one step over one hop costs beyond the wire, by the kind of hop."""
+
+    nvlink: Seconds
+    pcie: Seconds
+    network: Seconds
+    source: str
+
+
+class Protocol(Spec):
+    """One way of moving a chunk.
+
+    `wire_efficiency` is payload over bytes on the wire; `credits` is how many chunks an edge may
+    have under way (1: a step costs alpha + nbytes * beta; more: latency is pipelined);
+    `max_Bps`, if given, caps the algorithm's rate per rank; `nvlink_only` protocols need
+    NVLink between all GPUs of a host.
+    """
+
+    launch: Seconds
+    launch_source: str
+    step: StepLatency
+    wire_efficiency: float = Field(gt=0, le=1)
+    wire_source: str
+    credits: int = Field(ge=1)
+    credits_source: str
+    max_rate: Bandwidth | None = None
+    max_source: str = ""
+    nvlink_only: bool = False
+
+
+class Library(Spec):
+    """A communication library as the simulator sees it."""
+
+    perfmodel: int
+    name: str
+    description: str
+    workers: int = Field(ge=1)
+    workers_source: str
+    host_staged: bool = False
+    protocols: dict[str, Protocol]
+    sources: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm and a protocol, as picked for one collective."""
+
+    algorithm: str
+    protocol: str
+
+
+@cache
+def load_library(name: str) -> Library:
+    """Return a library model by name.
+
+    Raises
+    ------
+    InputError
+        No such library; the message lists those that there are.
+    """
+    folder = Path(__file__).parent
+    names = {path.stem for path in folder.glob("*.yaml")}
+    if name not in names:
+        raise InputError(Fault("library", repr(name), one_of(names, name)))
+    return load(Library, folder / f"{name}.yaml")

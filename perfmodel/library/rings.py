@@ -1,0 +1,192 @@
+"""Rings over real hardware: in which order each parallel ring visits the GPUs, and by which NICs.
+
+The rules follow NVIDIA/nccl 2.30.7 ``src/graph/search.cc`` and ``connect.cc``: behind an NVSwitch any
+order serves; on a mesh of direct NVLinks, rings are edge-disjoint Hamiltonian cycles; between
+hosts each ring uses one NIC to enter a host and one to leave it, starting at the GPU nearest the first
+and ending at the GPU nearest the second, so that traffic stays on its rail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routes import Router
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRing:
+    """One ring's way through a host.
+
+    Parameters
+    ----------
+    order : tuple of int
+        Local GPU numbers, first to last.
+    nic_in, nic_out : int or None
+        Local NIC numbers by which the ring enters and leaves; None when it stays in the host.
+    """
+
+    order: Order
+    nic_in: int | None = None
+    nic_out: int | None = None
+
+    def turned(self) -> HostRing:
+        """The same way from its end to its beginning."""
+        return HostRing(self.order[::-1], self.nic_out, self.nic_in)
+
+
+def local_rings(router: Router, gpus: Sequence[str]) -> tuple[Order, ...]:
+    """Rings inside one host, as positions into `gpus`."""
+    lanes = direct_nvlinks(router.topology, gpus)
+    if len(gpus) > 2 and lanes is not None:
+        cycles = hamiltonian_cycles(len(gpus), lanes)
+        if cycles:
+            return cycles
+    return (tuple(range(len(gpus))),)
+
+
+def direct_nvlinks(topology: Topology, gpus: Sequence[str]) -> dict[tuple[int, int], int] | None:
+    """NVLink lanes between GPUs, as positions into `gpus`; None behind an NVSwitch or without."""
+    lanes: dict[tuple[int, int], int] = {}
+    place = {gpu: position for position, gpu in enumerate(gpus)}
+    for gpu in gpus:
+        for peer, arcs in topology.graph.adj[gpu].items():
+            for arc in arcs.values():
+                if arc["kind"] != "nvlink":
+                    continue
+                if topology.graph.nodes[peer]["kind"] != "gpu":
+                    return None
+                if peer in place:
+                    lanes[place[gpu], place[peer]] = int(arc["lanes"])
+    return lanes or None
+
+
+def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tuple[Order, ...]:
+    """Pack as many directed rings as the lanes carry; each takes one lane of each of its links.
+
+    A cycle and its reverse use the two directions of the same links, so cycles are packed on
+    undirected lanes and each is run both ways.
+    """
+    best: list[Order] = []
+    degree = sum(number for (src, _), number in lanes.items() if src == 0)
+
+    def pack(left: dict[tuple[int, int], int], chosen: list[Order]) -> bool:
+        if len(chosen) > len(best):
+            best[:] = chosen
+        if len(best) * 2 >= degree:
+            return True
+        floor = chosen[-1] if chosen else ()
+        for cycle in _paths(count, left, start=0, end=None, closed=True):
+            if cycle < floor or cycle[1] > cycle[-1]:  # each set of cycles once, each cycle one way
+                continue
+            for src, dst in _links(cycle):
+                left[src, dst] -= 1
+                left[dst, src] -= 1
+            done = pack(left, [*chosen, cycle])
+            for src, dst in _links(cycle):
+                left[src, dst] += 1
+                left[dst, src] += 1
+            if done:
+                return True
+        return False
+
+    pack(dict(lanes), [])
+    return tuple(ring for cycle in best for ring in (cycle, (cycle[0], *cycle[:0:-1])))
+
+
+def _links(cycle: Order) -> Iterator[tuple[int, int]]:
+    return zip(cycle, (*cycle[1:], cycle[0]), strict=True)
+
+
+def _paths(
+    count: int, lanes: Mapping[tuple[int, int], int], *, start: int, end: int | None, closed: bool
+) -> Iterator[Order]:
+    """Hamiltonian paths over links with lanes left, widest link first."""
+
+    def extend(path: list[int]) -> Iterator[Order]:
+        if len(path) == count:
+            if not closed or lanes.get((path[-1], start), 0) > 0:
+                yield tuple(path)
+            return
+        here = path[-1]
+        options = [
+            node
+            for node in range(count)
+            if node not in path
+            and lanes.get((here, node), 0) > 0
+            and (node != end or len(path) == count - 1)
+        ]
+        for node in sorted(options, key=lambda node: (-lanes[here, node], node)):
+            yield from extend([*path, node])
+
+    return extend([start])
+
+
+def rail_rings(
+    router: Router, gpus: Sequence[str], nics: Sequence[str]
+) -> tuple[tuple[HostRing, HostRing], ...]:
+    """Ways through an even and an odd host, one pair per ring, one ring per NIC.
+
+    Where two GPUs share a NIC's PCIe switch the ring enters and leaves by that NIC. Where each GPU
+    has a NIC of its own, two rings swap a pair of NICs, and odd hosts run them the other way
+    round, so that both ends of every cable are on the same rail.
+    """
+    lanes = direct_nvlinks(router.topology, gpus)
+    free = dict(lanes) if lanes else {}
+    if len(gpus) == 1:
+        rings = [HostRing((0,), nic, nic) for nic in range(len(nics))]
+        return tuple((ring, ring) for ring in rings)
+    near = [_by_distance(router, nic, gpus) for nic in nics]
+    result: list[tuple[HostRing, HostRing]] = []
+    for nic, (first, last, out) in enumerate(_ends(router, gpus, nics, near)):
+        order = _through(len(gpus), free, first, last)
+        ring = HostRing(order, nic, out)
+        result.append((ring, ring if out == nic else ring.turned()))
+    return tuple(result)
+
+
+def _by_distance(router: Router, nic: str, gpus: Sequence[str]) -> list[int]:
+    """GPUs from near to far; a GPU whose own nearest NIC this is comes before its equals."""
+    rank = {"LOC": 0, "NVL": 1, "NVB": 2, "C2C": 3, "PIX": 4, "PXB": 5, "PHB": 8, "SYS": 9}
+
+    def distance(position: int) -> tuple[int, int, int]:
+        own = router.nearest_nics(gpus[position])[0] == nic
+        return (rank.get(router.path_type(gpus[position], nic), 10), 0 if own else 1, position)
+
+    return sorted(range(len(gpus)), key=distance)
+
+
+def _ends(
+    router: Router, gpus: Sequence[str], nics: Sequence[str], near: list[list[int]]
+) -> Iterator[tuple[int, int, int]]:
+    """For each NIC: the first GPU, the last GPU and the NIC by which the ring leaves."""
+    for nic, order in enumerate(near):
+        siblings = [g for g in order if router.path_type(gpus[g], nics[nic]) in GDR_PATHS]
+        partner = nic ^ 1
+        if len(siblings) >= 2 or partner >= len(nics):
+            pool = siblings if len(siblings) >= 2 else order
+            yield pool[0], pool[1], nic
+            continue
+        last = near[partner][0] if near[partner][0] != order[0] else near[partner][1]
+        yield order[0], last, partner
+
+
+def _through(count: int, free: dict[tuple[int, int], int], first: int, last: int) -> Order:
+    """A path from the first to the last GPU, over free NVLink lanes where that can be done."""
+    if free and count > 2:
+        for path in _paths(count, free, start=first, end=last, closed=False):
+            for src, dst in zip(path, path[1:], strict=False):
+                free[src, dst] -= 1
+            return path
+    middle = [gpu for gpu in range(count) if gpu not in (first, last)]
+    return (first, *middle, last)
+
+
+def all_nvlink(router: Router, gpus: Sequence[str]) -> bool:
+    """Whether every pair of neighbours in rank order talks over NVLink."""
+    pairs = zip(gpus, (*gpus[1:], gpus[0]), strict=True)
+    return len(gpus) > 1 and all(router.path_type(a, b) in NVLINK_PATHS for a, b in pairs)

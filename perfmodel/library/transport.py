@@ -1,0 +1,64 @@
+"""How bytes get from one GPU to another: peer to peer, through host memory, or through NICs.
+
+Source of the rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` (ncclTopoCheckP2p, ncclTopoCheckGdr):
+peers talk directly over NVLink, or over PCIe where the platform allows it; a NIC reads and writes GPU
+memory when no host bridge stands between them (PXB or better), else the bytes pass host memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routes import Router
+
+Hop = Literal["nvlink", "pcie", "network"]
+
+GDR_PATHS = frozenset({"LOC", "PIX", "PXB"})
+"""Path types over which NCCL lets a NIC reach GPU memory (ncclTopoCheckGdr, default PXB)."""
+
+NVLINK_PATHS = frozenset({"NVL", "NVB", "C2C"})
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One way through the machine.
+
+    Parameters
+    ----------
+    arcs : tuple of int
+        Directed links crossed (an arc crossed twice stands twice).
+    hop : {"nvlink", "pcie", "network"}
+        Decides the library's step latency.
+    cap_Bps : float
+        Most that this path can carry whatever its links allow.
+    staged : bool
+        Whether the bytes rest in host memory on the way.
+    """
+
+    arcs: tuple[int, ...]
+    hop: Hop
+    cap_Bps: float = float("inf")
+    staged: bool = False
+
+
+def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
+    """Path between two GPUs of one host."""
+    if router.path_type(src, dst) in NVLINK_PATHS:
+        return Path(router.route(src, dst), "nvlink")
+    if topology.gpu_p2p:
+        return Path(router.route(src, dst), "pcie")
+    up = router.route(src, router.nearest_cpu(src))
+    across = router.route(router.nearest_cpu(src), dst)
+    cap = topology.staging_Bps or float("inf")
+    return Path(up + across, "pcie", cap, staged=True)
+
+
+def nic_path(topology: Topology, router: Router, gpu: str, nic: str, *, outward: bool) -> Path:
+    """Path between a GPU and a NIC of the same host."""
+    ends = (gpu, nic) if outward else (nic, gpu)
+    if topology.gpudirect_rdma and router.path_type(gpu, nic) in GDR_PATHS:
+        return Path(router.route(*ends), "network")
+    cpu = router.nearest_cpu(gpu)
+    return Path(router.route(ends[0], cpu) + router.route(cpu, ends[1]), "network", staged=True)

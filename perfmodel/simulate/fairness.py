@@ -1,0 +1,91 @@
+"""Max-min fair sharing of directed links: progressive filling on flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def max_min_rates(
+    capacity_Bps: Floats, pointers: Ints, arcs: Ints, caps_Bps: Floats | None = None
+) -> Floats:
+    """Share link capacities among flows, max-min fairly.
+
+    Parameters
+    ----------
+    capacity_Bps : ndarray of float, shape (links,)
+    pointers : ndarray of int, shape (flows + 1,)
+        Flow f crosses ``arcs[pointers[f]:pointers[f + 1]]``.
+    arcs : ndarray of int
+    caps_Bps : ndarray of float, shape (flows,), optional
+        Most that each flow can take whatever the links allow.
+
+    Returns
+    -------
+    ndarray of float, shape (flows,)
+        Rates in bytes per second; infinite for a flow without links and without a cap.
+
+    Notes
+    -----
+    A flow's level is the least fair share over its links and its cap. A link whose own share is
+    the level of every flow on it is a bottleneck: its flows are frozen at that share. Every pass
+    freezes all present bottlenecks at once (they are independent of each other). Source:
+    Bertsekas and Gallager, Data Networks, section 6.5.2.
+    """
+    flows = len(pointers) - 1
+    rates = np.full(flows, np.inf)
+    owner = np.repeat(np.arange(flows), np.diff(pointers))
+    used, local = np.unique(arcs, return_inverse=True)
+    left = capacity_Bps[used].astype(float)
+    caps = np.full(flows, np.inf) if caps_Bps is None else caps_Bps
+    open_flow = np.ones(flows, dtype=np.bool_)
+    while open_flow.any():
+        live = open_flow[owner]
+        flow_of, link_of = owner[live], local[live]
+        count = np.bincount(link_of, minlength=len(used))
+        share = np.divide(left, count, out=np.full(len(used), np.inf), where=count > 0)
+        level = np.where(open_flow, caps, np.inf)
+        np.minimum.at(level, flow_of, share[link_of])
+        lowest = np.full(len(used), np.inf)
+        np.minimum.at(lowest, link_of, level[flow_of])
+        frozen = open_flow & (level >= caps)
+        frozen[flow_of[(lowest >= share)[link_of]]] = True
+        if not frozen.any():  # flows without links and without caps
+            break
+        rates[frozen] = level[frozen]
+        gone = frozen[flow_of]
+        np.subtract.at(left, link_of[gone], level[flow_of[gone]])
+        np.maximum(left, 0.0, out=left)
+        open_flow &= ~frozen
+    return rates
+
+
+def max_min_few(
+    capacity_Bps: Sequence[float], routes: Sequence[Sequence[int]], caps_Bps: Sequence[float]
+) -> list[float]:
+    """Share links among a handful of flows; as `max_min_rates`, quicker below some ten flows."""
+    rates = [float("inf")] * len(routes)
+    left: dict[int, float] = {arc: capacity_Bps[arc] for route in routes for arc in route}
+    open_flows = set(range(len(routes)))
+    while open_flows:
+        count: dict[int, int] = {}
+        for flow in open_flows:
+            for arc in routes[flow]:
+                count[arc] = count.get(arc, 0) + 1
+        level = {
+            flow: min((left[arc] / count[arc] for arc in routes[flow]), default=float("inf"))
+            for flow in open_flows
+        }
+        level = {flow: min(value, caps_Bps[flow]) for flow, value in level.items()}
+        lowest = min(level.values())
+        for flow in sorted(flow for flow in open_flows if level[flow] <= lowest):
+            rates[flow] = lowest
+            open_flows.discard(flow)
+            for arc in routes[flow]:
+                left[arc] = max(0.0, left[arc] - lowest)
+    return rates

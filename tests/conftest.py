@@ -1,0 +1,63 @@
+"""Small machines made by hand, so that theory can say what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import networkx as nx
+import pytest
+
+from perfmodel.topology.model import Gpu, Topology
+
+PLAIN_GPU = Gpu(
+    name="test-gpu",
+    memory_bytes=80e9,
+    memory_Bps=2e12,
+    peak_flops={"fp32": 20e12, "fp16": 300e12, "bf16": 300e12},
+    matmul_efficiency={"fp32": 0.8, "fp16": 0.8, "bf16": 0.8},
+    memory_efficiency=0.8,
+    kernel_overhead_s=2e-6,
+    launch_s=5e-6,
+    streaming_multiprocessors=100,
+    overlap_slowdown=1.0,
+    generation="test",
+)
+
+
+def switched(
+    bandwidth_Bps: Sequence[float], latency_s: Sequence[float], *, shared_Bps: float | None = None
+) -> Topology:
+    """GPUs on one NVSwitch; GPU g sends at bandwidth_Bps[g] with latency_s[g].
+
+    With `shared_Bps` all traffic crosses one trunk between two switches' halves instead.
+    """
+    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+    count = len(bandwidth_Bps)
+    gpus = [f"n0/gpu{number}" for number in range(count)]
+    for name in gpus:
+        graph.add_node(name, kind="gpu", host=0, local=name[3:])
+    for name in ("n0/cpu0", "n0/nvs", *(["n0/nvs2"] if shared_Bps else [])):
+        kind = "cpu" if "cpu" in name else "nvswitch"
+        graph.add_node(name, kind=kind, host=0, local=name[3:])
+    arcs: list[tuple[str, str, str, float, float]] = []
+    down = "n0/nvs2" if shared_Bps else "n0/nvs"
+    for name, bandwidth, latency in zip(gpus, bandwidth_Bps, latency_s, strict=True):
+        arcs.append((name, "n0/nvs", "nvlink", bandwidth, latency))
+        arcs.append((down, name, "nvlink", 1e15, 0.0))
+    if shared_Bps:
+        arcs.append(("n0/nvs", "n0/nvs2", "nvlink", shared_Bps, 0.0))
+    for index, (src, dst, kind, bandwidth, latency) in enumerate(arcs):
+        graph.add_edge(
+            src, dst, index=index, kind=kind, bandwidth_Bps=bandwidth, latency_s=latency, lanes=1
+        )
+    return Topology(
+        name="hand-made", graph=graph, ranks=tuple(gpus), gpu=PLAIN_GPU, hosts=1,
+        host_arcs=len(arcs), gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None, sources={},
+        template="hand-made", fabric="none",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def switched_topology() -> Callable[..., Topology]:
+    """Maker of GPUs on one switch (see `switched`)."""
+    return switched
