@@ -84,7 +84,7 @@ def _rings(phases: Sequence[Phase]) -> int | None:
     if edges % rings or any((p.active != p.repeat).any() for p in phases):
         return None
     src, dst = first.src.reshape(rings, -1), first.dst.reshape(rings, -1)
-    return rings if bool((np.roll(src, -1, axis=1) == dst).all()) else None
+    return rings if (np.roll(src, -1, axis=1) == dst).all() else None
 
 
 def _distinct(rings: int, busy: Sequence[Floats], latency_s: Floats) -> list[Floats]:
@@ -94,20 +94,19 @@ def _distinct(rings: int, busy: Sequence[Floats], latency_s: Floats) -> list[Flo
     host, and so do their times; and rings on like rails are alike.
     """
     table = np.stack([*busy, latency_s]).reshape(len(busy) + 1, rings, -1)
-    found: list[Floats] = []
-    for ring in range(rings):
-        rows = table[:, ring]
-        short = rows[:, : _period(rows)]
-        if not any(short.shape == f.shape and np.allclose(short, f, 1e-12, 0) for f in found):
-            found.append(short)
-    return found
+    rows = [table[:, ring] for ring in range(rings)]
+    unlike = [row for i, row in enumerate(rows) if not any(_close(row, r) for r in rows[:i])]
+    return [row[:, : _period(row)] for row in unlike]
+
+
+def _close(one: Floats, other: Floats) -> bool:
+    return bool((np.abs(one - other) <= 1e-12 * np.abs(other)).all())
 
 
 def _period(rows: Floats) -> int:
     length = rows.shape[1]
-    for period in (p for p in range(1, length // 2 + 1) if length % p == 0):
-        folded = rows.reshape(len(rows), -1, period)
-        if np.allclose(folded, folded[:, :1], 1e-12, 0):
+    for period in range(1, length // 2 + 1):
+        if length % period == 0 and _close(rows[:, period:], rows[:, :-period]):
             return period
     return length
 

@@ -61,10 +61,19 @@ class Carried:
 
 @dataclass(frozen=True)
 class Machine:
-    """What executors see: hardware and the library that drives it."""
+    """What executors see: hardware and the library that drives it.
+
+    Parameters
+    ----------
+    topology : Topology
+    library : Library
+    channels : int, optional
+        Use no more than this many parallel rings.
+    """
 
     topology: Topology
     library: Library
+    channels: int | None = None
     router: Router = field(init=False)
     _rings: dict[Group, Rings] = field(default_factory=dict, init=False, repr=False)
 
@@ -74,7 +83,9 @@ class Machine:
     def rings(self, group: Group) -> Rings:
         """Rings over a group of ranks; laid once."""
         if group not in self._rings:
-            self._rings[group] = rings_over(self.topology, self.router, group)
+            self._rings[group] = rings_over(
+                self.topology, self.router, group, at_most=self.channels
+            )
         return self._rings[group]
 
 
@@ -122,7 +133,9 @@ def _on_edges(
     if op in RING_ALGORITHMS:
         rings = machine.rings(group)
         orders = np.array([[place[rank] for rank in order] for order in rings.orders.tolist()])
-        return RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders), rings.edges
+        return RING_ALGORITHMS[op](
+            ranks, nbytes, itemsize=ITEM_BYTES, orders=orders.tolist()
+        ), rings.edges
     at = place.get(root, 0)
     if op in {"broadcast", "reduce"}:
         order = [place[rank] for rank in machine.rings(group).orders[0].tolist()]
@@ -136,9 +149,7 @@ def _on_edges(
         raise ScheduleError(f"no algorithm for {op!r}; allowed: {', '.join(known)}")
     members = np.asarray(group, dtype=np.int64)
     phase = schedule.phases[0]
-    return schedule, edges_between(
-        topology, machine.router, members[phase.src], members[phase.dst]
-    )
+    return schedule, edges_between(topology, machine.router, members[phase.src], members[phase.dst])
 
 
 RING_ALGORITHMS = {

@@ -77,14 +77,20 @@ class Rings:
     edges: Edges
 
 
-def rings_over(topology: Topology, router: Router, ranks: range | tuple[int, ...]) -> Rings:
-    """Lay rings over a group of ranks.
+def rings_over(
+    topology: Topology,
+    router: Router,
+    ranks: range | tuple[int, ...],
+    *,
+    at_most: int | None = None,
+) -> Rings:
+    """Lay rings over a group of ranks, `at_most` so many.
 
     Every host must contribute the same local GPUs for several rings (rails) to be used; an
     irregular group gets a single ring in rank order.
     """
     groups = _by_host(topology, ranks)
-    rings = _rings(topology, router, groups)
+    rings = _rings(topology, router, groups)[:at_most]
     finder = PathFinder(topology, router)
     paths = [
         finder.find(stop.rank, after.rank, stop.nic_out, after.nic_in, number)

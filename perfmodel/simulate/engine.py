@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.carry import Group, Machine
 from perfmodel.simulate.device import Device
+from perfmodel.simulate.estimate import Estimator
 from perfmodel.simulate.flow import FlowNetwork
 from perfmodel.simulate.message import MessageNetwork
 from perfmodel.simulate.network import Network
@@ -59,6 +60,7 @@ def simulate(
     steps: int = 1,
     fidelity: Fidelity = "flow",
     overlap_slowdown: float | None = None,
+    estimator: Estimator | None = None,
 ) -> Run:
     """Run a plan for some steps, one after the other as the plan links them.
 
@@ -71,6 +73,8 @@ def simulate(
         "flow": a few events per collective. "message": every send is an event.
     overlap_slowdown : float, optional
         Factor by which compute is slower while its class communicates; default: the GPU's.
+    estimator : Estimator, optional
+        Of the same machine, so that several runs share what it has worked out.
 
     Raises
     ------
@@ -78,10 +82,11 @@ def simulate(
         The plan cannot finish; the message names the tasks that wait.
     """
     env = simpy.Environment()
-    network: Network = (
-        FlowNetwork(env, machine) if fidelity == "flow" else MessageNetwork(env, machine)
+    known = estimator or Estimator(machine)
+    network: Network = (FlowNetwork if fidelity == "flow" else MessageNetwork)(env, known)
+    slowdown = (
+        machine.topology.gpu.overlap_slowdown if overlap_slowdown is None else overlap_slowdown
     )
-    slowdown = machine.topology.gpu.overlap_slowdown if overlap_slowdown is None else overlap_slowdown
     return _Engine(env, network, plan, steps, slowdown).run()
 
 
@@ -94,9 +99,7 @@ class _Engine:
         self._env, self._network, self._plan, self._steps = env, network, plan, steps
         self._devices = {c.name: Device(env, slowdown) for c in plan.classes}
         self._groups = {c.name: c.groups for c in plan.communicators}
-        self._members = {
-            c.name: _classes_in(c.groups, plan.classes) for c in plan.communicators
-        }
+        self._members = {c.name: _classes_in(c.groups, plan.classes) for c in plan.communicators}
         self._ended = [[env.event() for _ in plan.tasks] for _ in range(steps)]
         self._arrived: dict[tuple[int, str], int] = {}
         self._meeting: dict[tuple[int, str], simpy.Event] = {}
@@ -121,7 +124,10 @@ class _Engine:
             raise SimulationError(self._stuck()) from error
         host = {stream.name for stream in self._plan.streams if stream.kind == "host"}
         ends = [
-            max((s.end_s for s in self._spans if s.step == step and s.stream not in host), default=0.0)
+            max(
+                (s.end_s for s in self._spans if s.step == step and s.stream not in host),
+                default=0.0,
+            )
             for step in range(self._steps)
         ]
         spans = tuple(sorted(self._spans, key=lambda span: (span.start_s, span.end_s)))
@@ -143,12 +149,11 @@ class _Engine:
         env = self._env
         for step, index in queue:
             task = self._plan.tasks[index]
+            ready_s = 0.0
             for event in self._waits(task, step):
                 if not event.processed:
                     yield event
-            ready_s = max(
-                (e.value for e in self._waits(task, step)), default=0.0
-            )
+                ready_s = max(ready_s, float(event.value or 0.0))
             if task.acquires:
                 yield self._free[task.rank_class, task.acquires].get(1)
             start_s = env.now
@@ -158,16 +163,26 @@ class _Engine:
                     yield device.compute(task.work.duration_s)
                 else:
                     yield env.timeout(task.work.duration_s)
-                nbytes = 0
+                nbytes, work_s = 0, task.work.duration_s
             else:
-                nbytes = task.work.nbytes
+                nbytes, work_s = task.work.nbytes, 0.0
                 start_s = yield self._meet(task, step)
             if task.releases:
                 yield self._free[task.rank_class, task.releases].put(1)
             self._spans.append(
                 Span(
-                    task.name, task.kind, task.rank_class, task.stream, step, start_s, env.now,
-                    ready_s, nbytes, task.bucket, task.micro_batch,
+                    task.name,
+                    task.kind,
+                    task.rank_class,
+                    task.stream,
+                    step,
+                    start_s,
+                    env.now,
+                    ready_s,
+                    nbytes,
+                    task.bucket,
+                    task.micro_batch,
+                    work_s,
                 )  # fmt: skip
             )
             self._ended[step][index].succeed(env.now)
@@ -230,9 +245,7 @@ class _Engine:
 def _classes_in(groups: tuple[Group, ...], classes: tuple[RankClass, ...]) -> tuple[str, ...]:
     """Classes with members in any of the groups."""
     members = [_as_set(group) for group in groups]
-    return tuple(
-        c.name for c in classes if any(_meets(c.ranks, group) for group in members)
-    )
+    return tuple(c.name for c in classes if any(_meets(c.ranks, group) for group in members))
 
 
 def _as_set(group: Group) -> range | frozenset[int]:

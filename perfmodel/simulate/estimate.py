@@ -22,20 +22,29 @@ class Estimator:
     machine: Machine
     _best: dict[tuple[object, ...], tuple[Carried, float]] = field(default_factory=dict)
     _rates: dict[int, tuple[Edges, Floats]] = field(default_factory=dict)
+    _alone_s: dict[int, tuple[Carried, float]] = field(default_factory=dict)
 
     def best(self, op: str, nbytes: int, group: Group, root: int = 0) -> tuple[Carried, float]:
         """Return the library's quickest way to carry a collective, and its time in seconds."""
         key = (op, nbytes, group, root)
         if key not in self._best:
             ways = carry(self.machine, op, nbytes, group, root=root).values()
-            timed = [(way, way.launch_s + takes_s(way, self.rates(way))) for way in ways]
+            timed = [(way, way.launch_s + self.alone_s(way)) for way in ways]
             self._best[key] = min(timed, key=lambda pair: pair[1])
         return self._best[key]
+
+    def alone_s(self, way: Carried) -> float:
+        """Return the time from the first byte to the last delivery when nothing else moves."""
+        if id(way) not in self._alone_s:  # the entry keeps the way alive, so its id stays its own
+            self._alone_s[id(way)] = (way, takes_s(way, self.rates(way)))
+        return self._alone_s[id(way)][1]
 
     def rates(self, way: Carried) -> Floats:
         """Return the rate of each edge when nothing else moves; wire bytes per second."""
         unlimited = bool(np.isinf(way.cap_Bps).all())
-        known = self._rates.get(id(way.edges))  # the entry keeps the edges alive, so ids stay theirs
+        known = self._rates.get(
+            id(way.edges)
+        )  # the entry keeps the edges alive, so ids stay theirs
         if unlimited and known is not None:
             return known[1]
         edges, capacity = way.edges, self.machine.topology.arcs.bandwidth_Bps

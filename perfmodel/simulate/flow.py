@@ -41,18 +41,16 @@ class FlowNetwork:
     """The network at fidelity "flow" (see the module)."""
 
     env: simpy.Environment
-    machine: Machine
-    estimator: Estimator = field(init=False)
+    estimator: Estimator
+    machine: Machine = field(init=False)
     bytes_on_arc: Floats = field(init=False)
     _active: list[_Job] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self.estimator = Estimator(self.machine)
+        self.machine = self.estimator.machine
         self.bytes_on_arc = np.zeros(len(self.machine.topology.arcs))
 
-    def collective(
-        self, op: str, nbytes: int, groups: tuple[Group, ...], root: int
-    ) -> simpy.Event:
+    def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         real = [group for group in groups if len(group) > 1]
         return self._launch(
@@ -87,7 +85,7 @@ class FlowNetwork:
         if not touched:
             return
         if len(touched) == 1 and len(touched[0].parts) == 1:
-            self._set(touched[0], self.estimator.rates(touched[0].parts[0]))
+            self._set(touched[0], self.estimator.alone_s(touched[0].parts[0]))
             return
         edges = joined([job.edges for job in touched])
         caps = np.concatenate([job.caps_Bps for job in touched])
@@ -95,7 +93,7 @@ class FlowNetwork:
         rates = max_min_rates(capacity, edges.pointers, edges.arcs, caps)
         ends = np.cumsum([len(job.edges) for job in touched])
         for job, part in zip(touched, np.split(rates, ends[:-1]), strict=True):
-            self._set(job, part)
+            self._set(job, _takes_s(job, part))
 
     def _touched(self, changed: _Job) -> list[_Job]:
         """Jobs connected to one through shared links, itself included while it is active."""
@@ -109,14 +107,12 @@ class FlowNetwork:
             links.update(*(_links(job) for job in near))
         return [job for job in found if job in self._active]
 
-    def _set(self, job: _Job, rates: Floats) -> None:
-        """Give a job its new rates and its new end."""
+    def _set(self, job: _Job, takes: float) -> None:
+        """Give a job its new duration, and with it its new end."""
         now = self.env.now
         if job.takes_s > 0:
             job.left = max(0.0, job.left - (now - job.since_s) / job.takes_s)
-        ends = np.cumsum([len(part.edges) for part in job.parts])
-        pieces = np.split(rates, ends[:-1])
-        job.takes_s = max(takes_s(part, r) for part, r in zip(job.parts, pieces, strict=True))
+        job.takes_s = takes
         job.since_s, job.version = now, job.version + 1
         version = job.version
         end = self.env.timeout(job.left * job.takes_s)
@@ -129,6 +125,13 @@ class FlowNetwork:
         if self._active:
             self._resolve(job)
         job.done.succeed()
+
+
+def _takes_s(job: _Job, rates: Floats) -> float:
+    """Time of a whole job at given rates: that of its slowest group; seconds."""
+    ends = np.cumsum([len(part.edges) for part in job.parts])
+    pieces = np.split(rates, ends[:-1])
+    return max(takes_s(part, rate) for part, rate in zip(job.parts, pieces, strict=True))
 
 
 def _links(job: _Job) -> frozenset[int]:

@@ -27,21 +27,19 @@ class MessageNetwork:
     """The network at fidelity "message" (see the module)."""
 
     env: simpy.Environment
-    machine: Machine
-    estimator: Estimator = field(init=False)
+    estimator: Estimator
+    machine: Machine = field(init=False)
     bytes_on_arc: NDArray[np.float64] = field(init=False)
     _wires: Wires = field(init=False)
     _sends: dict[int, tuple[Carried, Sends]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        self.machine = self.estimator.machine
         arcs = self.machine.topology.arcs
-        self.estimator = Estimator(self.machine)
         self.bytes_on_arc = np.zeros(len(arcs))
         self._wires = Wires(self.env, arcs.bandwidth_Bps.tolist())
 
-    def collective(
-        self, op: str, nbytes: int, groups: tuple[Group, ...], root: int
-    ) -> simpy.Event:
+    def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         real = [group for group in groups if len(group) > 1]
         return self._launch([self.estimator.best(op, nbytes, group, root)[0] for group in real])
@@ -64,8 +62,7 @@ class MessageNetwork:
         for part in parts:
             add_traffic(self.bytes_on_arc, part)
             run = _Run(self.env, self._wires, part, self._unrolled(part), ended)
-            launch = self.env.timeout(part.launch_s)
-            launch.callbacks.append(lambda _, run=run: run.begin())
+            self.env.timeout(part.launch_s).callbacks.append(run.begin)
         return done
 
     def _unrolled(self, part: Carried) -> Sends:
@@ -109,7 +106,8 @@ class _Run:
         self._under_way = [0] * len(self._routes)
         self._left = len(sends)
 
-    def begin(self) -> None:
+    def begin(self, _: simpy.Event) -> None:
+        """Start every edge that can."""
         if not self._left:
             self._ended()
         for edge in range(len(self._queue)):

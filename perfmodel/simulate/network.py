@@ -19,9 +19,7 @@ class Network(Protocol):
 
     bytes_on_arc: NDArray[np.float64]
 
-    def collective(
-        self, op: str, nbytes: int, groups: tuple[Group, ...], root: int
-    ) -> simpy.Event:
+    def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         ...
 

@@ -55,7 +55,7 @@ class Wires:
             event = self.env.event()
             event._ok, event._value = True, None  # noqa: SLF001  (SimPy: a triggered event)
             event.callbacks.append(lambda _: self._resolve())
-            self.env.schedule(event, priority=LAST_IN_INSTANT)
+            self.env.schedule(event, priority=LAST_IN_INSTANT)  # type: ignore[arg-type]
         self._touched.append(transfer)
 
     def _resolve(self) -> None:
@@ -71,9 +71,7 @@ class Wires:
             for arc in transfer.route:
                 stack.extend(self._on_arc.get(arc, ()))
         live = [t for t in seen.values() if t.route and t in self._on_arc.get(t.route[0], ())]
-        rates = max_min_few(
-            self.bandwidth_Bps, [t.route for t in live], [t.cap_Bps for t in live]
-        )
+        rates = max_min_few(self.bandwidth_Bps, [t.route for t in live], [t.cap_Bps for t in live])
         for transfer, rate in zip(live, rates, strict=True):
             if rate != transfer.rate_Bps:
                 self._set(transfer, rate)

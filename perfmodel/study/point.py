@@ -1,0 +1,183 @@
+"""From a simulated run to the figures of one cluster size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.result import BucketTime, LinkUse, Memory, Point
+from perfmodel.simulate.engine import Run
+from perfmodel.timeline import Span, Timeline, covered_s, exposed_s
+from perfmodel.topology.model import Topology
+from perfmodel.training.buckets import Bucket
+from perfmodel.training.plan import StepPlan
+from perfmodel.workload.model import Workload
+
+SHOWN_HOSTS = 2
+"""Hosts whose links a result lists one by one; all hosts are alike."""
+
+PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed communication", "idle")
+
+_PART_OF_KIND = {"copy": "copies"}
+
+COMPUTE_BOUND = 0.02
+"""Below this share of exposed communication the step's bottleneck is called compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that one simulated size gave."""
+
+    topology: Topology
+    workload: Workload
+    plan: StepPlan
+    run: Run
+    first_step_time_s: float
+    steps: int
+    nodes: int
+    batch: int
+    memory: Memory
+    buckets: tuple[Bucket, ...]
+    mode: str
+
+
+def to_point(seen: Observed) -> Point:
+    """Work out the figures of the last step. Efficiency is filled in when all sizes are known."""
+    end_s = seen.run.step_ends_s[-1]
+    start_s = end_s - seen.run.step_time_s
+    spans = _within(seen.run.timeline.step(seen.steps - 1).spans, start_s)
+    kinds = {stream.name: stream.kind for stream in seen.plan.streams}
+    busiest = _busiest(spans, kinds)
+    compute = _intervals(
+        s for s in spans if s.rank_class == busiest and kinds[s.stream] == "compute"
+    )
+    comm = _intervals(s for s in spans if kinds[s.stream] == "comm")
+    step_s = seen.run.step_time_s
+    exposed = exposed_s(comm, compute)
+    mine = [s for s in spans if s.rank_class == busiest and kinds[s.stream] == "compute"]
+    links = link_uses(seen.topology, seen.run.bytes_on_arc / seen.steps, step_s)
+    return Point(
+        gpus=len(seen.topology.ranks),
+        nodes=seen.nodes,
+        step_time_s=step_s,
+        first_step_time_s=seen.first_step_time_s,
+        compute_s=covered_s(compute),
+        comm_s=covered_s(comm),
+        exposed_comm_s=exposed,
+        breakdown_s=breakdown(mine, exposed, step_s),
+        samples_per_s=seen.plan.samples / step_s,
+        scaling_efficiency=1.0,
+        bottleneck=bottleneck(seen, covered_s(comm), exposed),
+        global_batch=seen.plan.samples,
+        batch_per_gpu=seen.batch,
+        memory=seen.memory,
+        interval_s=None,
+        buckets=_bucket_times(spans, seen.buckets, seen.workload),
+        links=links,
+        timeline=Timeline(tuple(spans)),
+        mode=seen.mode,
+    )
+
+
+def _within(spans: tuple[Span, ...], start_s: float) -> list[Span]:
+    """Spans of a step with times from its start; the host may have run ahead of it."""
+    return [
+        Span(
+            s.name,
+            s.kind,
+            s.rank_class,
+            s.stream,
+            0,
+            s.start_s - start_s,
+            s.end_s - start_s,
+            s.ready_s - start_s,
+            s.nbytes,
+            s.bucket,
+            s.micro_batch,
+            s.work_s,
+        )  # fmt: skip
+        for s in spans
+    ]
+
+
+def _intervals(spans: object) -> list[tuple[float, float]]:
+    return [(span.start_s, span.end_s) for span in spans]  # type: ignore[attr-defined]
+
+
+def _busiest(spans: list[Span], kinds: Mapping[str, str]) -> str:
+    """Class that computes longest (nn.DataParallel's device 0 does more than the others)."""
+    total: dict[str, float] = {}
+    for span in spans:
+        if kinds[span.stream] == "compute":
+            total[span.rank_class] = total.get(span.rank_class, 0.0) + span.end_s - span.start_s
+    return max(total, key=lambda name: total[name]) if total else spans[0].rank_class
+
+
+def breakdown(compute: list[Span], exposed: float, step_s: float) -> dict[str, float]:
+    """Parts of a step that add up to it: what one compute stream does, waits for, or neither.
+
+    Parameters
+    ----------
+    compute : list of Span
+        Of one compute stream, which runs one task at a time.
+    exposed, step_s : float
+        Exposed communication and the whole step; seconds.
+    """
+    parts = dict.fromkeys(PARTS, 0.0)
+    for span in compute:
+        part = _PART_OF_KIND.get(span.kind, span.kind)
+        parts[part if part in parts else "idle"] += span.work_s
+        parts["slowdown"] += max(0.0, span.end_s - span.start_s - span.work_s)
+    parts["exposed communication"] = exposed
+    parts["idle"] += max(0.0, step_s - sum(parts.values()))
+    return parts
+
+
+def _bucket_times(
+    spans: list[Span], buckets: tuple[Bucket, ...], workload: Workload
+) -> tuple[BucketTime, ...]:
+    reduced = {s.bucket: s for s in spans if s.kind == "communication" and s.bucket is not None}
+    return tuple(
+        BucketTime(
+            index=bucket.index,
+            nbytes=bucket.nbytes,
+            ready_s=reduced[bucket.index].ready_s,
+            start_s=reduced[bucket.index].start_s,
+            end_s=reduced[bucket.index].end_s,
+            parameters=tuple(workload.tensors[index].name for index in bucket.tensors),
+        )
+        for bucket in buckets
+        if bucket.index in reduced
+    )
+
+
+def link_uses(
+    topology: Topology, nbytes: np.ndarray[tuple[int], np.dtype[np.float64]], step_s: float
+) -> tuple[LinkUse, ...]:
+    """Traffic per step on the links of the first hosts and on the fabric's."""
+    arcs = topology.arcs
+    fabric_from = topology.hosts * topology.host_arcs
+    shown = np.flatnonzero(nbytes > 0)
+    shown = shown[(shown < SHOWN_HOSTS * topology.host_arcs) | (shown >= fabric_from)]
+    use = nbytes / (arcs.bandwidth_Bps * step_s)
+    return tuple(
+        LinkUse(*arcs.names[i], arcs.kinds[i], float(nbytes[i]), float(use[i]))
+        for i in shown.tolist()
+    )
+
+
+def bottleneck(seen: Observed, comm_s: float, exposed: float) -> str:
+    """Name what limits the step: compute, a link, or the latency of the collectives' steps.
+
+    Compute when hardly any communication is exposed. Otherwise the link that needs longest for its
+    bytes; if even that is busy less than half of the time that communication takes, latency.
+    """
+    if exposed <= COMPUTE_BOUND * seen.run.step_time_s:
+        return "compute"
+    arcs = seen.topology.arcs
+    busy_s = seen.run.bytes_on_arc / seen.steps / arcs.bandwidth_Bps
+    worst = int(np.argmax(busy_s))
+    label = arcs.label(worst)
+    return label if busy_s[worst] >= 0.5 * comm_s else f"latency of the ring's steps, over {label}"

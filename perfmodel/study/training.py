@@ -1,0 +1,165 @@
+"""From the model, compute and strategy sections of a scenario to plans and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfmodel.errors import InputError
+from perfmodel.library.model import Library
+from perfmodel.result import Memory
+from perfmodel.scenario import DdpStrategy, Scenario
+from perfmodel.study.hardware import relocated
+from perfmodel.topology.model import Gpu
+from perfmodel.training import memory as memory_of
+from perfmodel.training.buckets import Bucket, Iteration, ddp_buckets
+from perfmodel.training.data_parallel import data_parallel_plan
+from perfmodel.training.ddp import ddp_plan
+from perfmodel.training.options import DdpOptions
+from perfmodel.training.plan import StepPlan
+from perfmodel.workload import load, times_from_file
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
+from perfmodel.workload.roofline import layer_times
+
+STRATEGY_NAMES: Mapping[str, str] = {
+    "ddp": "DistributedDataParallel",
+    "data_parallel": "nn.DataParallel",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained and how, before its size is known."""
+
+    scenario: Scenario
+    workload: Workload
+    gpu: Gpu
+    library: Library
+    options: DdpOptions
+    hook: str
+
+    @property
+    def is_ddp(self) -> bool:
+        """Whether the strategy is DistributedDataParallel."""
+        return isinstance(self.scenario.strategy, DdpStrategy)
+
+
+def load_job(scenario: Scenario, gpu: Gpu, library: Library) -> Job:
+    """Resolve the model and the strategy's options.
+
+    Raises
+    ------
+    InputError
+        Names file, line and field.
+    """
+    strategy = scenario.strategy
+    options, hook = DdpOptions(broadcast_buffers=False), "none"
+    if isinstance(strategy, DdpStrategy):
+        hook = strategy.hook
+        options = DdpOptions(
+            bucket_cap_bytes=strategy.bucket_cap,
+            first_bucket_bytes=strategy.first_bucket,
+            caps_list_bytes=strategy.bucket_caps,
+            find_unused_parameters=strategy.find_unused_parameters,
+            static_graph=strategy.static_graph,
+            gradient_as_bucket_view=strategy.gradient_as_bucket_view,
+            broadcast_buffers=strategy.broadcast_buffers,
+            accumulate=strategy.accumulate,
+        )
+    return Job(scenario, _workload(scenario), gpu, library, options, hook)
+
+
+def _workload(scenario: Scenario) -> Workload:
+    section = scenario.model
+    name = section.name or str(_beside(scenario, section.file or ""))
+    try:
+        return load(
+            name,
+            dtype=section.dtype,
+            image_size=section.image_size,
+            sequence_length=section.sequence_length,
+        )
+    except InputError as error:
+        raise relocated(scenario, error, "model") from None
+
+
+def _beside(scenario: Scenario, file: str) -> Path:
+    """A path written in a scenario is relative to the scenario's folder."""
+    origin, _ = scenario.locate("model")
+    path = Path(file).expanduser()
+    return path if path.is_absolute() or origin is None else Path(origin).parent / path
+
+
+def times(job: Job, batch: int) -> LayerTimes:
+    """Time of each layer for one micro-batch."""
+    compute = job.scenario.compute
+    try:
+        if compute.source == "file":
+            return times_from_file(_beside(job.scenario, compute.times or ""), job.workload)
+        return layer_times(
+            job.workload,
+            job.gpu,
+            batch=batch,
+            precision=compute.precision,
+            optimizer=compute.optimizer,
+        )
+    except InputError as error:
+        raise relocated(job.scenario, error, "compute") from None
+
+
+def plan(
+    job: Job, layer_times_: LayerTimes, ranks: int, batch: int, iteration: Iteration
+) -> StepPlan:
+    """One step of the strategy at one size."""
+    if not job.is_ddp:
+        return data_parallel_plan(
+            job.workload,
+            layer_times_,
+            ranks=ranks,
+            batch_per_gpu=batch,
+            item_bytes=ITEM_BYTES[job.scenario.compute.precision],
+            kernel_s=job.gpu.kernel_overhead_s,
+        )
+    return ddp_plan(
+        job.workload,
+        layer_times_,
+        ranks=ranks,
+        batch_per_gpu=batch,
+        options=job.options,
+        iteration=iteration,
+        hook=job.hook,  # type: ignore[arg-type]
+        comm_workers=job.library.workers,
+        blocking_wait=job.library.host_staged,
+        kernel_s=job.gpu.kernel_overhead_s,
+    )
+
+
+def buckets(job: Job) -> tuple[Bucket, ...]:
+    """Gradient buckets of the steady state; none without DDP."""
+    return ddp_buckets(job.workload, job.options, iteration="steady") if job.is_ddp else ()
+
+
+def memory(job: Job, ranks: int, batch: int) -> Memory:
+    """Bytes on the fullest GPU and what would make them fit."""
+    compute = job.scenario.compute
+    setup = memory_of.Setup(
+        workload=job.workload,
+        precision=compute.precision,
+        optimizer=compute.optimizer,
+        ranks=ranks,
+        batch_per_gpu=batch,
+        strategy="ddp" if job.is_ddp else "data_parallel",
+        options=job.options,
+        hook=job.hook,  # type: ignore[arg-type]
+    )
+    use = memory_of.memory(setup)
+    return Memory(
+        parameters_bytes=use.parameters_bytes,
+        gradients_bytes=use.gradients_bytes,
+        optimizer_bytes=use.optimizer_bytes,
+        buckets_bytes=use.buckets_bytes,
+        activations_bytes=use.activations_bytes,
+        capacity_bytes=job.gpu.memory_bytes,
+        advice=memory_of.advice(setup, job.gpu.memory_bytes),
+    )
