@@ -29,6 +29,8 @@ class Span:
         Bytes that a communication moves; 0 for compute.
     bucket : int, optional
     micro_batch : int
+    work_s : float
+        What a compute task takes when nothing slows it down; 0 for communication.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Span:
     nbytes: int = 0
     bucket: int | None = None
     micro_batch: int = 0
+    work_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +80,55 @@ def exposed_s(busy: Iterable[tuple[float, float]], cover: Iterable[tuple[float, 
     """Length of what `busy` covers and `cover` does not (exposed communication); seconds."""
     cover = list(cover)
     return covered_s([*busy, *cover]) - covered_s(cover)
+
+
+def exposed(
+    busy: Iterable[tuple[float, float]], cover: Iterable[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Intervals that `busy` covers and `cover` does not, in order of time; seconds.
+
+    Examples
+    --------
+    >>> exposed([(0.0, 5.0)], [(1.0, 2.0), (4.0, 9.0)])
+    [(0.0, 1.0), (2.0, 4.0)]
+    """
+    free: list[tuple[float, float]] = []
+    shields = _union(cover)
+    for start, stop in _union(busy):
+        position = start
+        for low, high in shields:
+            if high <= position or low >= stop:
+                continue
+            if low > position:
+                free.append((position, low))
+            position = max(position, high)
+        if position < stop:
+            free.append((position, stop))
+    return free
+
+
+def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def lanes(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spread spans over as few lanes as needed so that none overlap within a lane.
+
+    A stream with one worker needs one lane; concurrent transfers get lanes of their own. Ends
+    and starts that differ by less than a picosecond (rounding of sums) count as equal.
+    """
+    spread: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):
+        for lane in spread:
+            if lane[-1].end_s <= span.start_s + 1e-12:
+                lane.append(span)
+                break
+        else:
+            spread.append([span])
+    return spread

@@ -57,7 +57,7 @@ def switched(
     )  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def switched_topology() -> Callable[..., Topology]:
     """Maker of GPUs on one switch (see `switched`)."""
     return switched

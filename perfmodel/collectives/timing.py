@@ -54,27 +54,25 @@ def schedule_s(
     busy = [phase.nbytes / rate_Bps for phase in phases]
     if not phases:
         return 0.0
-    if _uniform(phases, busy, latency_s):
-        return sum(
-            float(phase.repeat * (hold[0] + latency_s[0]))
-            for phase, hold in zip(phases, busy, strict=True)
-        )
+    rings = _rings(phases)
+    if (rings or credits == 1) and _uniform(busy, latency_s):
+        # Every send waits for a whole step of the one before it: around a ring for its data, at
+        # the head of a chain for its only credit.
+        steps = zip(phases, busy, strict=True)
+        return sum(float(phase.repeat * (hold[0] + latency_s[0])) for phase, hold in steps)
     if credits == 1 and all((p.active == p.repeat).all() for p in phases):
         # Staying on the slowest edge costs its whole step each time, and no path through the
         # recurrence can cost more than the largest step at every repeat.
         total = sum(p.repeat * (b + latency_s) for p, b in zip(phases, busy, strict=True))
         return float(np.max(total))
-    rings = _rings(phases)
     if rings is None:
         return _recurrence(phases, busy, latency_s, _edge_before(phases[0]), credits)
     repeats = [phase.repeat for phase in phases]
     return max(_ring_s(repeats, one, credits) for one in _distinct(rings, busy, latency_s))
 
 
-def _uniform(phases: Sequence[Phase], busy: Sequence[Floats], latency_s: Floats) -> bool:
-    return bool((latency_s == latency_s[0]).all()) and all(
-        bool((hold == hold[0]).all()) for hold in busy
-    )
+def _uniform(busy: Sequence[Floats], latency_s: Floats) -> bool:
+    return all(bool((values == values[0]).all()) for values in (latency_s, *busy))
 
 
 def _rings(phases: Sequence[Phase]) -> int | None:

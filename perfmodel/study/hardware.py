@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from perfmodel.errors import InputError
+from perfmodel.files import validate
 from perfmodel.library.carry import Machine
 from perfmodel.library.model import Library, load_library
 from perfmodel.scenario import LibrarySection, Scenario, Size
 from perfmodel.topology.build import build
 from perfmodel.topology.spec import FabricSpec, NodeSpec
+
+_FIELDS = {
+    "topology": "cluster.node",
+    "hosts": "cluster.nodes",
+    "gpus_per_host": "cluster.gpus_per_node",
+    "fabric": "cluster.fabric",
+    "library": "library.name",
+    "precision": "compute.precision",
+    "batch": "training.batch_per_gpu",
+    "fidelity": "fidelity",
+}
+"""Fields of the scenario behind the parameters of the functions that read them."""
 
 
 def machine(scenario: Scenario, node: NodeSpec, size: Size) -> Machine:
@@ -21,7 +34,10 @@ def machine(scenario: Scenario, node: NodeSpec, size: Size) -> Machine:
     section = scenario.cluster.fabric
     fabric = None
     if section is not None:
-        fabric = FabricSpec.model_validate(section.model_dump(exclude_none=True))
+        try:
+            fabric = validate(FabricSpec, section.model_dump(exclude_none=True))
+        except InputError as error:
+            raise relocated(scenario, error, "cluster.fabric") from None
     try:
         topology = build(node, hosts=size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node)
     except InputError as error:
@@ -41,17 +57,14 @@ def library(section: LibrarySection) -> Library:
 
 
 def relocated(scenario: Scenario, error: InputError, section: str) -> InputError:
-    """Return an error from a lower layer that names the section of the scenario it is about."""
-    file, line = scenario.locate(section)
+    """Return an error from a lower layer that names the field of the scenario it is about.
+
+    Faults of a file of its own (a node template, a model file) keep their place.
+    """
+    fields = _FIELDS | {"model": "model.name" if scenario.model.file is None else "model.file"}
     return InputError(
-        [
-            type(f)(
-                field=f.field if f.file else f"{section}.{f.field}",
-                found=f.found,
-                allowed=f.allowed,
-                file=f.file or file,
-                line=f.line if f.file else line,
-            )
-            for f in error.faults
-        ]
+        f
+        if f.file
+        else scenario.origin.fault(fields.get(f.field, f"{section}.{f.field}"), f.found, f.allowed)
+        for f in error.faults
     )

@@ -98,7 +98,7 @@ def _fidelity(name: str) -> Fidelity:
 
 def _node(scenario: Scenario) -> NodeSpec:
     try:
-        return load_node(scenario.cluster.node)
+        return load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
     except InputError as error:
         raise relocated(scenario, error, "cluster.node") from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from perfmodel.errors import InputError
 from perfmodel.library.model import Library
@@ -72,7 +71,7 @@ def load_job(scenario: Scenario, gpu: Gpu, library: Library) -> Job:
 
 def _workload(scenario: Scenario) -> Workload:
     section = scenario.model
-    name = section.name or str(_beside(scenario, section.file or ""))
+    name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
     try:
         return load(
             name,
@@ -84,19 +83,20 @@ def _workload(scenario: Scenario) -> Workload:
         raise relocated(scenario, error, "model") from None
 
 
-def _beside(scenario: Scenario, file: str) -> Path:
-    """A path written in a scenario is relative to the scenario's folder."""
-    origin, _ = scenario.locate("model")
-    path = Path(file).expanduser()
-    return path if path.is_absolute() or origin is None else Path(origin).parent / path
-
-
 def times(job: Job, batch: int) -> LayerTimes:
     """Time of each layer for one micro-batch."""
     compute = job.scenario.compute
     try:
         if compute.source == "file":
-            return times_from_file(_beside(job.scenario, compute.times or ""), job.workload)
+            path = job.scenario.origin.resolve("compute.times", compute.times or "")
+            return times_from_file(
+                path,
+                job.workload,
+                gpu=job.gpu,
+                batch=batch,
+                precision=compute.precision,
+                optimizer=compute.optimizer,
+            )
         return layer_times(
             job.workload,
             job.gpu,

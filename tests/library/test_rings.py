@@ -1,0 +1,153 @@
+"""Rings over real machines: edge-disjoint on NVLink meshes, on their rails between hosts."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.library.carry import Machine
+from perfmodel.library.model import load_library
+from perfmodel.library.rings import direct_nvlinks, hamiltonian_cycles
+from perfmodel.simulate.estimate import Estimator, add_traffic
+from perfmodel.topology.build import build
+from perfmodel.topology.model import Topology
+
+
+def machine(template: str, hosts: int = 1, fabric: str = "rail-optimised", **kwargs: int) -> Machine:
+    topology = build(template, hosts=hosts, fabric=fabric if hosts > 1 else None, **kwargs)
+    return Machine(topology, load_library("nccl"))
+
+
+def ranks_of(topology: Topology) -> range:
+    return range(len(topology.ranks))
+
+
+def test_dgx1_has_six_rings_that_use_every_nvlink_once() -> None:
+    """8 V100 with 6 lanes each carry 6 directed rings (NCCL logs of DGX-1 show as many)."""
+    here = machine("dgx1-v100")
+    rings = here.rings(range(8))
+    assert rings.orders.shape == (6, 8)
+    used: dict[tuple[int, int], int] = {}
+    for order in rings.orders.tolist():
+        assert sorted(order) == list(range(8))
+        for pair in zip(order, [*order[1:], order[0]], strict=True):
+            used[pair] = used.get(pair, 0) + 1
+    assert used == direct_nvlinks(here.topology, here.topology.ranks)
+
+
+def test_rings_of_part_of_a_mesh_stay_on_nvlink_where_they_can() -> None:
+    here = machine("dgx1-v100", gpus_per_host=4)
+    rings = here.rings(range(4))
+    kinds = {here.topology.arcs.kinds[arc] for arc in rings.edges.arcs.tolist()}
+    assert kinds == {"nvlink"}
+
+
+def test_no_cycle_no_ring() -> None:
+    line = {(0, 1): 1, (1, 0): 1, (1, 2): 1, (2, 1): 1}
+    assert hamiltonian_cycles(3, line) == ()
+
+
+def test_behind_a_switch_one_order_serves() -> None:
+    assert machine("dgx-a100").rings(range(8)).orders.tolist() == [list(range(8))]
+
+
+@pytest.mark.parametrize(
+    ("template", "hosts", "rings"),
+    [("dgx-a100", 4, 8), ("dgx-h100", 4, 8), ("dgx1-v100", 2, 4), ("aws-p4d", 2, 4),
+     ("v100-x8-25g", 3, 1), ("ethernet-10g", 4, 1)],
+)  # fmt: skip
+def test_between_hosts_every_nic_carries_a_ring_on_its_own_rail(
+    template: str, hosts: int, rings: int
+) -> None:
+    here = machine(template, hosts)
+    topology = here.topology
+    found = here.rings(ranks_of(topology))
+    assert found.orders.shape[0] == rings
+    for order in found.orders.tolist():
+        assert sorted(order) == list(ranks_of(topology))
+    nodes, arcs = topology.graph.nodes, topology.arcs
+    crossing: dict[str, int] = {}
+    for edge in range(len(found.edges)):
+        path = found.edges.arcs[found.edges.pointers[edge] : found.edges.pointers[edge + 1]]
+        nics = [n for i in path for n in arcs.names[i] if nodes[n]["kind"] == "nic"]
+        if nics:
+            out, into = nics[0], nics[-1]
+            assert nodes[out]["local"] == nodes[into]["local"]  # same rail at both ends
+            crossing[out] = crossing.get(out, 0) + 1
+    assert set(crossing.values()) == {1}  # each NIC sends for exactly one ring
+    assert len(crossing) == rings * hosts
+
+
+@pytest.mark.parametrize(("hosts", "nics"), [(2, 8), (4, 8)])
+def test_each_nic_carries_its_share_of_an_all_reduce(hosts: int, nics: int) -> None:
+    """2 (n-1)/n S / #NICs per NIC and host: every ring crosses each host boundary once."""
+    here = machine("dgx-a100", hosts)
+    ranks, nbytes = len(here.topology.ranks), 64 << 20
+    way, _ = Estimator(here).best("all_reduce", nbytes, range(ranks))
+    traffic = np.zeros(len(here.topology.arcs))
+    add_traffic(traffic, way)
+    names = here.topology.arcs.names
+    out = [
+        traffic[i] / way.wire_factor
+        for i in range(len(names))
+        if "/nic" in names[i][0] and names[i][1].startswith("fabric/")
+    ]
+    assert len(out) == hosts * nics
+    assert out == pytest.approx([2 * (ranks - 1) / ranks * nbytes / nics] * len(out), rel=1e-3)
+
+
+def test_routes_obey_the_wires() -> None:
+    """Every edge's arcs join up from its source to its destination."""
+    for template, hosts in (("dgx-h100", 3), ("dgx1-v100", 2), ("rtx4090-x8", 1), ("aws-p3dn", 2)):
+        here = machine(template, hosts)
+        edges, names = here.rings(ranks_of(here.topology)).edges, here.topology.arcs.names
+        for edge in range(len(edges)):
+            path = edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist()
+            assert names[path[0]][0] == here.topology.ranks[edges.src[edge]]
+            assert names[path[-1]][1] == here.topology.ranks[edges.dst[edge]]
+            assert all(names[a][1] == names[b][0] for a, b in itertools.pairwise(path))
+
+
+def test_without_p2p_bytes_pass_host_memory_at_its_measured_rate() -> None:
+    staged, direct = machine("rtx4090-x4"), machine("rtx4090-x4-p2p")
+    assert staged.rings(range(4)).edges.staged
+    assert not direct.rings(range(4)).edges.staged
+    assert (staged.rings(range(4)).edges.cap_Bps == staged.topology.staging_Bps).all()
+    slow, fast = (Estimator(m).best("all_reduce", 1 << 28, range(4))[1] for m in (staged, direct))
+    assert slow > fast
+
+
+def test_without_gpudirect_the_nic_is_reached_through_the_cpu() -> None:
+    here = machine("v100-x8-25g", 2)
+    edges, names = here.rings(range(16)).edges, here.topology.arcs.names
+    assert not here.topology.gpudirect_rdma
+    for edge in range(len(edges)):
+        path = edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist()
+        visited = [names[arc][1] for arc in path]
+        if any("/nic" in name for name in visited):
+            assert sum("/cpu" in name for name in visited) >= 2
+
+
+def test_irregular_groups_get_one_ring_in_rank_order() -> None:
+    here = machine("dgx-a100", 2)
+    assert here.rings((0, 1, 2, 9)).orders.tolist() == [[0, 1, 2, 9]]
+
+
+def test_fewer_channels_can_be_asked_for() -> None:
+    limited = Machine(build("dgx1-v100"), load_library("nccl"), channels=2)
+    assert limited.rings(range(8)).orders.shape == (2, 8)
+
+
+def test_protocol_follows_size() -> None:
+    """Small messages go by the protocol of low latency, large ones by that of full bandwidth."""
+    estimator = Estimator(machine("dgx-a100"))
+    assert estimator.best("all_reduce", 1 << 10, range(8))[0].protocol == "ll"
+    assert estimator.best("all_reduce", 1 << 30, range(8))[0].protocol == "simple"
+
+
+def test_unknown_library_names_those_that_exist() -> None:
+    with pytest.raises(InputError, match=r"one of .*'nccl', 'plain'.*did you mean 'nccl'"):
+        load_library("ncl")
