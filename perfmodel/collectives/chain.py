@@ -1,12 +1,16 @@
-"""Pipelined chains: broadcast from, and reduce to, one rank in pieces (NCCL's ring broadcast)."""
+"""Pipelined chains: broadcast from, and reduce to, one rank in pieces (NCCL's ring broadcast).
+
+Data goes around each ring the way that the ring goes, so that chains use the links of the rings.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
+from perfmodel.collectives.ring import Orders, checked_orders
 from perfmodel.collectives.schedule import (
     Ints,
     Phase,
@@ -16,6 +20,9 @@ from perfmodel.collectives.schedule import (
     split_elements,
 )
 
+PIECE_BYTES = 1 << 20
+"""Default size of a piece; 1 MiB, NCCL's slice of a Simple chunk (``src/include/device.h``)."""
+
 
 def broadcast(
     ranks: int,
@@ -23,8 +30,8 @@ def broadcast(
     *,
     root: int = 0,
     itemsize: int = 4,
-    piece_bytes: int = 1 << 20,
-    order: Sequence[int] | None = None,
+    piece_bytes: int = PIECE_BYTES,
+    orders: Orders | None = None,
 ) -> Schedule:
     """Copy the root's buffer to everyone, down a chain, in P pieces.
 
@@ -36,12 +43,14 @@ def broadcast(
     ranks, nbytes, root, itemsize : int
         As everywhere.
     piece_bytes : int
-        Largest piece; the buffer is cut into equal pieces no larger than this.
-    order : sequence of int, optional
-        Order of the chain; it is rotated so that the root comes first.
+        Largest piece; each ring's share is cut into equal pieces no larger than this.
+    orders : sequence of sequences of int, optional
+        One order of all ranks for each parallel ring, as for `perfmodel.collectives.ring`; each
+        chain starts at the root.
     """
-    chain = _from_root(ranks, root, order)
-    return _pipeline("broadcast", chain, nbytes, root, itemsize, piece_bytes, reduces=False)
+    checked_ranks(ranks, root)
+    chains = _turned(checked_orders(ranks, orders), root, first=0)
+    return _pipeline("broadcast", chains, nbytes, root, itemsize, piece_bytes)
 
 
 def reduce(
@@ -50,59 +59,57 @@ def reduce(
     *,
     root: int = 0,
     itemsize: int = 4,
-    piece_bytes: int = 1 << 20,
-    order: Sequence[int] | None = None,
+    piece_bytes: int = PIECE_BYTES,
+    orders: Orders | None = None,
 ) -> Schedule:
-    """Sum everyone's buffer into the root's, up a chain, in P pieces.
+    """Sum everyone's buffer into the root's, down a chain that ends there, in P pieces.
 
     Steps, bytes, latency and parameters as in `broadcast`. The other ranks' buffers hold
     partial sums afterwards.
     """
-    chain = _from_root(ranks, root, order)[::-1]
-    return _pipeline("reduce", chain, nbytes, root, itemsize, piece_bytes, reduces=True)
-
-
-def _from_root(ranks: int, root: int, order: Sequence[int] | None) -> Ints:
     checked_ranks(ranks, root)
-    ring = np.arange(ranks) if order is None else np.asarray(order, dtype=np.int64)
-    return np.roll(ring, -int(np.flatnonzero(ring == root)[0]))
+    chains = _turned(checked_orders(ranks, orders), root, first=1)
+    return _pipeline("reduce", chains, nbytes, root, itemsize, piece_bytes)
+
+
+def _turned(orders: Ints, root: int, first: int) -> Ints:
+    """Each ring as a chain that begins `first` places after the root."""
+    at = np.argmax(orders == root, axis=1) + first
+    places = (at[:, None] + np.arange(orders.shape[1])) % orders.shape[1]
+    return np.take_along_axis(orders, places, axis=1)
 
 
 def _pipeline(
-    collective: str,
-    chain: Ints,
-    nbytes: int,
-    root: int,
-    itemsize: int,
-    piece_bytes: int,
-    *,
-    reduces: bool,
+    collective: str, chains: Ints, nbytes: int, root: int, itemsize: int, piece_bytes: int
 ) -> Schedule:
-    ranks, hops = len(chain), len(chain) - 1
-    pieces = max(1, math.ceil(nbytes / max(piece_bytes, itemsize)))
-    sizes = split_elements(nbytes, pieces, itemsize)
+    rings, ranks = chains.shape
+    hops = ranks - 1
+    pieces = max(1, math.ceil(nbytes / rings / max(piece_bytes, itemsize)))
+    sizes = split_elements(nbytes, rings * pieces, itemsize)
+    share = sizes.reshape(rings, pieces).mean(axis=1)
     phase = Phase(
         name=collective,
-        src=chain[:-1],
-        dst=chain[1:],
-        channel=np.zeros(hops, dtype=np.int64),
-        nbytes=np.full(hops, nbytes / pieces),
+        src=chains[:, :-1].ravel(),
+        dst=chains[:, 1:].ravel(),
+        channel=np.repeat(np.arange(rings), hops),
+        nbytes=np.repeat(share, hops),
         repeat=hops - 1 + pieces,
-        first=np.arange(hops),
-        active=np.full(hops, pieces),
+        first=np.tile(np.arange(hops), rings),
+        active=np.full(rings * hops, pieces),
     )
 
     def rounds() -> Iterator[Round]:
         for step in range(phase.repeat if hops else 0):
             hop = np.arange(max(0, step - pieces + 1), min(hops, step + 1))
+            chunk = (np.arange(rings)[:, None] * pieces + step - hop).ravel()
             yield Round(
-                src=chain[hop],
-                dst=chain[hop + 1],
-                src_chunk=step - hop,
-                dst_chunk=step - hop,
-                nbytes=sizes[step - hop],
-                channel=np.zeros(len(hop), dtype=np.int64),
-                reduce=np.full(len(hop), reduces),
+                src=chains[:, hop].ravel(),
+                dst=chains[:, hop + 1].ravel(),
+                src_chunk=chunk,
+                dst_chunk=chunk,
+                nbytes=sizes[chunk],
+                channel=np.repeat(np.arange(rings), len(hop)),
+                reduce=np.full(len(chunk), collective == "reduce"),
             )
 
     return Schedule(
@@ -112,7 +119,7 @@ def _pipeline(
         nbytes=nbytes,
         itemsize=itemsize,
         chunk_bytes=sizes,
-        owner=np.full(pieces, -1),
+        owner=np.full(len(sizes), -1),
         root=root,
         phases=(phase,) if hops else (),
         unroll=rounds,

@@ -88,7 +88,7 @@ def _ring(
     gather_only: bool,
 ) -> Schedule:
     checked_ranks(ranks)
-    table = _checked_orders(ranks, orders)
+    table = checked_orders(ranks, orders)
     sizes = split_elements(nbytes, ranks * len(table), itemsize).reshape(len(table), ranks)
     # Position p of a ring ends up with chunk p + 1 after N - 1 steps of reducing, so the rank that
     # owns chunk i of a ring stands at position i - 1; gathering starts from the same place.
@@ -124,8 +124,14 @@ def _ring(
     )
 
 
-def _checked_orders(ranks: int, orders: Orders | None) -> Ints:
-    """Orders as an array of shape (rings, ranks)."""
+def checked_orders(ranks: int, orders: Orders | None) -> Ints:
+    """Orders of parallel rings as an array of shape (rings, ranks); one in rank order if None.
+
+    Raises
+    ------
+    ScheduleError
+        An order that does not hold each rank once.
+    """
     if orders is None:
         return np.arange(ranks, dtype=np.int64)[None, :]
     table = np.asarray(orders, dtype=np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 from perfmodel.collectives import chain, ring, star
 from perfmodel.collectives.schedule import Floats, Schedule
 from perfmodel.errors import ScheduleError
-from perfmodel.library.edges import HOPS, Edges, Rings, edges_between, rings_over
+from perfmodel.library.edges import HOPS, Edges, Rings, chosen, edges_between, rings_over
 from perfmodel.library.model import Library, Protocol
 from perfmodel.library.transport import NVLINK_PATHS
 from perfmodel.topology.model import Topology
@@ -128,28 +128,37 @@ def carry_message(machine: Machine, src: int, dst: int, nbytes: int) -> Carried:
 def _on_edges(
     machine: Machine, op: str, nbytes: int, group: Group, root: int
 ) -> tuple[Schedule, Edges]:
-    ranks, topology = len(group), machine.topology
+    ranks = len(group)
     place = {rank: position for position, rank in enumerate(group)}
-    if op in RING_ALGORITHMS:
-        rings = machine.rings(group)
-        orders = np.array([[place[rank] for rank in order] for order in rings.orders.tolist()])
-        return RING_ALGORITHMS[op](
-            ranks, nbytes, itemsize=ITEM_BYTES, orders=orders.tolist()
-        ), rings.edges
     at = place.get(root, 0)
-    if op in {"broadcast", "reduce"}:
-        order = [place[rank] for rank in machine.rings(group).orders[0].tolist()]
-        make = chain.broadcast if op == "broadcast" else chain.reduce
-        schedule = make(ranks, nbytes, root=at, itemsize=ITEM_BYTES, order=order)
-    elif op in {"scatter", "gather"}:
-        make_star = star.scatter if op == "scatter" else star.gather
-        schedule = make_star(ranks, nbytes, root=at, itemsize=ITEM_BYTES)
-    else:
-        known = [*RING_ALGORITHMS, "broadcast", "reduce", "scatter", "gather"]
+    if op in {"scatter", "gather"}:
+        make = star.scatter if op == "scatter" else star.gather
+        schedule = make(ranks, nbytes, root=at, itemsize=ITEM_BYTES)
+        members, phase = np.asarray(group, dtype=np.int64), schedule.phases[0]
+        ends = members[phase.src], members[phase.dst]
+        return schedule, edges_between(machine.topology, machine.router, *ends)
+    rings = machine.rings(group)
+    orders = [[place[rank] for rank in order] for order in rings.orders.tolist()]
+    if op in RING_ALGORITHMS:
+        ring_schedule = RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders)
+        return ring_schedule, rings.edges
+    if op not in CHAIN_ALGORITHMS:
+        known = [*RING_ALGORITHMS, *CHAIN_ALGORITHMS, "scatter", "gather"]
         raise ScheduleError(f"no algorithm for {op!r}; allowed: {', '.join(known)}")
-    members = np.asarray(group, dtype=np.int64)
-    phase = schedule.phases[0]
-    return schedule, edges_between(topology, machine.router, members[phase.src], members[phase.dst])
+    chained = CHAIN_ALGORITHMS[op](ranks, nbytes, root=at, itemsize=ITEM_BYTES, orders=orders)
+    return chained, _along(rings, orders, chained)
+
+
+def _along(rings: Rings, orders: list[list[int]], chained: Schedule) -> Edges:
+    """The rings' own edges that a chain's phase goes over, in the phase's order."""
+    phase, ranks = chained.phases[0], len(orders[0])
+    number = {
+        (ring, rank): ring * ranks + at
+        for ring, order in enumerate(orders)
+        for at, rank in enumerate(order)
+    }
+    pairs = zip(phase.channel.tolist(), phase.src.tolist(), strict=True)
+    return chosen(rings.edges, [number[pair] for pair in pairs])
 
 
 RING_ALGORITHMS = {
@@ -157,6 +166,7 @@ RING_ALGORITHMS = {
     "reduce_scatter": ring.reduce_scatter,
     "all_gather": ring.all_gather,
 }
+CHAIN_ALGORITHMS = {"broadcast": chain.broadcast, "reduce": chain.reduce}
 
 
 def _usable(machine: Machine, group: Group) -> Mapping[str, Protocol]:

@@ -111,6 +111,22 @@ def edges_between(topology: Topology, router: Router, src: Ints, dst: Ints) -> E
     return pack(topology, src, dst, paths)
 
 
+def chosen(edges: Edges, which: list[int]) -> Edges:
+    """Some of the edges, in a given order."""
+    lengths = np.diff(edges.pointers)[which]
+    arcs = [edges.arcs[edges.pointers[i] : edges.pointers[i + 1]] for i in which]
+    return Edges(
+        src=edges.src[which],
+        dst=edges.dst[which],
+        pointers=np.concatenate([[0], np.cumsum(lengths)]),
+        arcs=np.concatenate(arcs) if arcs else edges.arcs[:0],
+        latency_s=edges.latency_s[which],
+        cap_Bps=edges.cap_Bps[which],
+        hop=edges.hop[which],
+        staged=edges.staged,
+    )
+
+
 def joined(parts: list[Edges]) -> Edges:
     """Several sets of edges as one, in order."""
     sizes = np.cumsum([0, *(len(part.arcs) for part in parts)])

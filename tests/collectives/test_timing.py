@@ -43,9 +43,7 @@ def test_ring_recurrence_equals_stepping(
     length = period if period and ranks % period == 0 else ranks
     rate = np.tile(rng.uniform(1e9, 9e9, length), ranks // length)
     latency = np.tile(rng.uniform(0, 1e-4, length), ranks // length)
-    schedule = ring.all_reduce(
-        ranks, rings * ranks * 4000, orders=[list(range(ranks))] * rings
-    )
+    schedule = ring.all_reduce(ranks, rings * ranks * 4000, orders=[list(range(ranks))] * rings)
     found = schedule_s(
         schedule.phases, np.tile(rate, rings), np.tile(latency, rings), credits=credits
     )
@@ -81,9 +79,7 @@ def test_one_slow_edge_blocking_and_pipelined(credits: int, wanted_us: float) ->
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=80, deadline=None)
-def test_chain_recurrence_equals_stepping(
-    ranks: int, pieces: int, credits: int, seed: int
-) -> None:
+def test_chain_recurrence_equals_stepping(ranks: int, pieces: int, credits: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rate, latency = rng.uniform(1e9, 9e9, ranks - 1), rng.uniform(0, 1e-4, ranks - 1)
     schedule = chain.broadcast(ranks, pieces * 400, piece_bytes=400)

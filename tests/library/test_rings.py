@@ -16,7 +16,9 @@ from perfmodel.topology.build import build
 from perfmodel.topology.model import Topology
 
 
-def machine(template: str, hosts: int = 1, fabric: str = "rail-optimised", **kwargs: int) -> Machine:
+def machine(
+    template: str, hosts: int = 1, fabric: str = "rail-optimised", **kwargs: int
+) -> Machine:
     topology = build(template, hosts=hosts, fabric=fabric if hosts > 1 else None, **kwargs)
     return Machine(topology, load_library("nccl"))
 

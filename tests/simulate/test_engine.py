@@ -51,9 +51,7 @@ def reduce_(name: str, *, after: tuple[int, ...] = (), where: str = "all") -> Ta
 
 def plan(*tasks: Task, streams: tuple[Stream, ...] = STREAMS, **extra: object) -> StepPlan:
     classes = extra.pop("classes", (RankClass("all", range(4)),))
-    return StepPlan(
-        "test", classes, streams, (Communicator("dp", (range(4),)),), tasks, 4, **extra
-    )  # type: ignore[arg-type]
+    return StepPlan("test", classes, streams, (Communicator("dp", (range(4),)),), tasks, 4, **extra)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -93,7 +91,9 @@ def test_streams_are_queues_and_overlap(machine: Machine) -> None:
 
 def test_a_queue_keeps_plan_order_even_when_a_later_task_is_ready(machine: Machine) -> None:
     run = simulate(
-        plan(work("slow", 5e-3, where=("all", "host")), work("x", 1e-3, after=(0,)), work("y", 1e-3)),
+        plan(
+            work("slow", 5e-3, where=("all", "host")), work("x", 1e-3, after=(0,)), work("y", 1e-3)
+        ),
         machine,
     )
     assert spans(run)["y", 0] == (6, 7)

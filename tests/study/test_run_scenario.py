@@ -1,0 +1,229 @@
+"""Scenario to result: the parts add up, scaling is defined as stated, physics bounds everything."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from pathlib import Path
+
+import pytest
+
+from perfmodel.collectives import cost
+from perfmodel.errors import InputError
+from perfmodel.files import shipped
+from perfmodel.result import Result
+from perfmodel.scenario import load_scenario
+from perfmodel.study import collective_rows, run_scenario
+from perfmodel.topology.build import build
+
+TEXT = """# How long is a step?
+perfmodel: 1
+model: {name: resnet50}
+compute: {precision: fp16}
+cluster: {node: dgx-a100, nodes: 2, fabric: one-switch}
+training: {batch_per_gpu: 64}
+scale: {gpus: [1, 8, 16]}
+"""
+
+
+def answered(tmp_path: Path, *overrides: str, text: str = TEXT) -> Result:
+    path = tmp_path / "question.yaml"
+    path.write_text(text)
+    return run_scenario(load_scenario(str(path), overrides))
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return answered(tmp_path_factory.mktemp("study"))
+
+
+def test_the_parts_of_a_step_add_up(result: Result) -> None:
+    for point in result.points:
+        assert sum(point.breakdown_s.values()) == pytest.approx(point.step_time_s, rel=1e-9)
+        assert min(point.breakdown_s.values()) >= 0
+        assert point.exposed_comm_s <= point.comm_s
+        assert point.compute_s + point.exposed_comm_s <= point.step_time_s * (1 + 1e-9)
+
+
+def test_throughput_and_efficiency_are_what_they_say(result: Result) -> None:
+    base = result.points[0]
+    for point in result.points:
+        assert point.global_batch == 64 * point.gpus
+        assert point.samples_per_s == pytest.approx(point.global_batch / point.step_time_s)
+        ratio = point.samples_per_s / (base.samples_per_s * point.gpus / base.gpus)
+        assert point.scaling_efficiency == pytest.approx(ratio)
+        assert 0 < point.scaling_efficiency <= 1
+    assert result.efficiency_base == 1
+    assert base.scaling_efficiency == 1.0
+
+
+def test_one_gpu_neither_copies_nor_communicates(result: Result) -> None:
+    alone = result.points[0]
+    assert alone.comm_s == alone.exposed_comm_s == alone.breakdown_s["copies"] == 0
+    assert alone.buckets == ()
+
+
+def test_no_step_beats_its_bounds(result: Result) -> None:
+    alone = result.points[0].breakdown_s
+    compute = alone["forward"] + alone["backward"] + alone["optimizer"]
+    egress = {8: 240e9, 16: 240e9}  # NVLink of one GPU: no ring can send faster than that
+    for point in result.points[1:]:
+        wire = cost.bandwidth_bound_s("all_reduce", point.gpus, 4 * 25557032, egress[point.gpus])
+        assert point.step_time_s >= compute
+        assert point.comm_s >= wire
+        for bucket in point.buckets:
+            assert bucket.end_s - bucket.start_s >= cost.bandwidth_bound_s(
+                "all_reduce", point.gpus, bucket.nbytes, egress[point.gpus]
+            )
+
+
+def test_buckets_are_launched_in_order_on_one_stream(result: Result) -> None:
+    buckets = result.main.buckets
+    assert [bucket.nbytes // 4 for bucket in buckets] == [
+        2049000, 7875584, 6563840, 6637568, 2431040,
+    ]  # the real trace, see tests/training  # fmt: skip
+    for earlier, later in zip(buckets, buckets[1:], strict=False):
+        assert later.start_s >= earlier.end_s - 1e-12
+    for bucket in buckets:
+        assert bucket.ready_s <= bucket.start_s < bucket.end_s <= result.main.step_time_s
+
+
+def test_the_first_iteration_does_not_overlap(result: Result) -> None:
+    """All gradients in one bucket: reduced only after the whole backward pass."""
+    assert result.main.first_step_time_s > result.main.step_time_s
+
+
+def test_links_are_never_overfull(result: Result) -> None:
+    assert result.main.links
+    assert all(0 < link.utilisation <= 1 for link in result.main.links)
+
+
+def test_strong_scaling_splits_one_batch(tmp_path: Path) -> None:
+    text = TEXT.replace("{batch_per_gpu: 64}", "{global_batch: 512}")
+    strong = answered(tmp_path, text=text)
+    assert strong.scaling == "strong"
+    assert [point.global_batch for point in strong.points] == [512] * 3
+    assert [point.batch_per_gpu for point in strong.points] == [512, 64, 32]
+    assert strong.main.step_time_s < strong.points[0].step_time_s
+
+
+def test_gradient_accumulation_communicates_once_per_step(tmp_path: Path, result: Result) -> None:
+    four = answered(tmp_path, "strategy.accumulate=4")
+    assert four.main.global_batch == 4 * result.main.global_batch
+    reduced = [span for span in four.timeline.spans if span.bucket is not None and span.nbytes]
+    assert sum(span.nbytes for span in reduced) == 4 * 25557032
+    assert four.main.scaling_efficiency > result.main.scaling_efficiency
+
+
+def test_half_the_gradient_bytes_with_a_compression_hook(tmp_path: Path, result: Result) -> None:
+    slow = "cluster.node=v100-x8-25g"
+    plain, half = (
+        answered(tmp_path, slow, hook) for hook in ("strategy.hook=none", "strategy.hook=fp16")
+    )
+    assert half.main.comm_s < 0.55 * plain.main.comm_s + 0.01
+    assert half.main.step_time_s < plain.main.step_time_s
+
+
+def test_a_faster_network_is_never_slower(tmp_path: Path) -> None:
+    steps = [
+        answered(tmp_path, f"cluster.node=ethernet-{rate}g", "scale.gpus=[2]", "cluster.gpus_per_node=1",
+                 "training.batch_per_gpu=32").main.step_time_s
+        for rate in (10, 25, 100)
+    ]  # fmt: skip
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_data_parallel_is_slower_than_ddp(tmp_path: Path) -> None:
+    """One process, no overlap, device 0 as the server: PyTorch itself recommends DDP."""
+    one = ("cluster.nodes=1", "scale.gpus=[1, 8]")
+    ddp = answered(tmp_path, *one)
+    server = answered(tmp_path, *one, "strategy={kind: data_parallel}")
+    assert server.main.step_time_s > ddp.main.step_time_s
+    assert server.main.exposed_comm_s > ddp.main.exposed_comm_s
+    assert server.main.mode == "flow, 2 rank classes"
+
+
+def test_both_fidelities_answer_alike(tmp_path: Path) -> None:
+    """Within 1 % of the step on two hosts of eight GPUs."""
+    small = ("training.batch_per_gpu=16", "scale.gpus=[16]")
+    flow, message = (answered(tmp_path, *small, f"fidelity={f}") for f in ("flow", "message"))
+    assert flow.main.step_time_s == pytest.approx(message.main.step_time_s, rel=0.01)
+
+
+def test_overlap_slowdown_costs_time(tmp_path: Path) -> None:
+    times = [
+        answered(tmp_path, f"compute.overlap_slowdown={x}", "cluster.node=v100-x8-25g").main
+        for x in (1.0, 1.4)
+    ]
+    none, some = (point.breakdown_s["slowdown"] for point in times)
+    assert none == pytest.approx(0, abs=1e-12)
+    assert some > 1e-3
+
+
+def test_the_same_question_gives_the_same_bits(tmp_path: Path, result: Result) -> None:
+    again = answered(tmp_path)
+    assert again.points == result.points
+    assert again.provenance["scenario_sha256"] == result.provenance["scenario_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("cluster.node=dgx-a10", r"cluster\.node.*did you mean 'dgx-a100'"),
+        ("model.name=resnet5", r"model.*did you mean 'resnet50'"),
+        ("cluster.fabric=rail-optimized", r"fabric.*did you mean 'rail-optimised'"),
+        ("scale.gpus=[1, 8, 64]", r"scale\.gpus.*found 64"),
+        ("cluster.gpus_per_node=9", r"gpus_per_node.*at most 8"),
+        ("compute.precision=fp64", r"compute\.precision"),
+        ("fidelity=mesage", r"fidelity.*'message'"),
+    ],
+)
+def test_names_that_do_not_resolve(tmp_path: Path, override: str, wanted: str) -> None:
+    with pytest.raises(InputError, match=wanted):
+        answered(tmp_path, override)
+
+
+def test_message_fidelity_refuses_what_would_take_minutes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"fidelity.*sends.*use 'flow'"):
+        answered(tmp_path, "fidelity=message", "cluster.nodes=64", "scale.gpus=[512]")
+
+
+@pytest.mark.parametrize("name", shipped("scenarios"))
+def test_every_shipped_scenario_answers(name: str) -> None:
+    answer = run_scenario(load_scenario(name))
+    assert answer.question.endswith("?")
+    assert all(point.step_time_s > 0 for point in answer.points)
+    assert all(0 < point.scaling_efficiency <= 1.001 for point in answer.points)
+    assert answer.main.memory.fits
+
+
+def test_all_reduce_times_beside_published_ones() -> None:
+    """14 published nccl-tests runs, 1 MiB to 1 GiB, nothing fitted to any of them.
+
+    The bounds only catch a relapse; rings and NCCL's own constants explain no more than this yet.
+    """
+    table = Path(__file__).with_name("published_all_reduce.csv")
+    errors = []
+    for row in csv.DictReader(table.read_text().splitlines()):
+        hosts = int(row["nodes"])
+        fabric = "rail-optimised" if hosts > 1 else None
+        machine = build(
+            row["node"], hosts=hosts, fabric=fabric, gpus_per_host=int(row["gpus_per_node"])
+        )
+        (found,) = collective_rows(machine, sizes=[int(row["nbytes"])])
+        errors.append(abs(found["time_s"] * 1e6 / float(row["time_us"]) - 1))
+    assert statistics.median(errors) < 0.20
+    assert statistics.quantiles(errors, n=10)[-1] < 0.50
+
+
+def test_collective_rows_are_what_nccl_tests_prints() -> None:
+    seen: list[tuple[int, int]] = []
+    rows = collective_rows(
+        build("dgx-a100"), sizes=[1 << 20, 1 << 30], progress=lambda *at: seen.append(at)
+    )
+    assert seen == [(1, 2), (2, 2)]
+    for row in rows:
+        assert row["algbw_Bps"] == pytest.approx(row["nbytes"] / row["time_s"])
+        assert row["busbw_Bps"] == pytest.approx(row["algbw_Bps"] * 2 * 7 / 8)
+        assert row["busbw_Bps"] <= 240e9  # NVLink of an A100 as NCCL counts it
+    assert rows[1]["busbw_Bps"] > rows[0]["busbw_Bps"]
