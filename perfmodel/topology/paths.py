@@ -1,0 +1,137 @@
+"""Best paths inside one host, in the order in which NCCL prefers them.
+
+Source of the rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` (ncclTopoSetPaths) and
+``src/graph/topo.h``: a better path type wins, then more bandwidth (that of the narrowest link),
+then fewer hops. Traffic passes through a NIC never, and through another GPU only over NVLink, at
+most once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+PATH_TYPES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PHB", "SYS", "NET")
+"""Path types from best to worst, named as in NCCL.
+
+LOC same device; NVL NVLink, direct or switched; NVB NVLink through one other GPU; C2C chip to chip;
+PIX at most one PCIe switch; PXB several; P2C chip to chip and then PCIe; PHB through a CPU's host
+bridge; SYS between CPUs; NET between hosts.
+"""
+
+_RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
+
+
+@dataclass(frozen=True, slots=True)
+class HostArc:
+    """One directed link inside a host."""
+
+    index: int
+    dst: str
+    kind: str
+    bandwidth_Bps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One way through a host.
+
+    Parameters
+    ----------
+    type : str
+        One of `PATH_TYPES`.
+    bandwidth_Bps : float
+        Of the narrowest link.
+    arcs : tuple of int
+        Indices of the links, in order.
+    """
+
+    type: str
+    bandwidth_Bps: float
+    arcs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trail:
+    """What decides the type of a path that is being extended."""
+
+    nvlinks: int = 0
+    c2c: int = 0
+    pcie: int = 0
+    relays: int = 0
+    switches: int = 0
+    cpu: bool = False
+    between_cpus: bool = False
+
+    def crossing(self, kind: str, src_kind: str, dst_kind: str) -> _Trail:
+        return _Trail(
+            nvlinks=self.nvlinks + (kind == "nvlink"),
+            c2c=self.c2c + (kind == "c2c"),
+            pcie=self.pcie + (kind == "pcie"),
+            relays=self.relays + (src_kind == "gpu" and self.length > 0),
+            switches=self.switches + (dst_kind == "pcie_switch"),
+            cpu=self.cpu or (kind == "pcie" and "cpu" in {src_kind, dst_kind}),
+            between_cpus=self.between_cpus or src_kind == dst_kind == "cpu",
+        )
+
+    @property
+    def length(self) -> int:
+        return self.nvlinks + self.c2c + self.pcie + self.between_cpus
+
+    @property
+    def type(self) -> str:
+        cases = (
+            (self.length == 0, "LOC"),
+            (self.between_cpus, "SYS"),
+            (self.nvlinks == self.length, "NVB" if self.relays else "NVL"),
+            (self.c2c == self.length, "C2C"),
+            (self.c2c > 0, "P2C"),
+            (self.cpu, "PHB"),
+            (self.switches <= 1, "PIX"),
+        )
+        return next((name for applies, name in cases if applies), "PXB")
+
+
+def best_paths(
+    src: str, kinds: Mapping[str, str], arcs: Mapping[str, Sequence[HostArc]]
+) -> dict[str, Path]:
+    """Best path from one device to every other that it reaches.
+
+    Parameters
+    ----------
+    src : str
+    kinds : mapping of str to str
+        Kind of each device of the host.
+    arcs : mapping of str to sequence of HostArc
+        Links that leave each device.
+    """
+    done: dict[str, Path] = {}
+    start = (_RANK["LOC"], -float("inf"), 0, (), src, _Trail())
+    queue: list[tuple[int, float, int, tuple[int, ...], str, _Trail]] = [start]
+    while queue:
+        rank, negative_Bps, hops, taken, here, trail = heapq.heappop(queue)
+        if here in done:
+            continue
+        done[here] = Path(PATH_TYPES[rank], -negative_Bps, taken)
+        for arc in arcs.get(here, ()):
+            if arc.dst in done or not _may_pass(here == src, kinds[here], arc, kinds, trail):
+                continue
+            longer = trail.crossing(arc.kind, kinds[here], kinds[arc.dst])
+            narrowest = max(negative_Bps, -arc.bandwidth_Bps)
+            heapq.heappush(queue, (_RANK[longer.type], narrowest, hops + 1, (*taken, arc.index),
+                                   arc.dst, longer))  # fmt: skip
+    return done
+
+
+def _may_pass(
+    at_start: bool, kind: str, arc: HostArc, kinds: Mapping[str, str], trail: _Trail
+) -> bool:
+    if at_start:
+        return True
+    if kind == "nic":
+        return False
+    if kind == "gpu":  # a relay: over NVLink alone, to another GPU, once
+        relayed = trail.nvlinks == trail.length and trail.relays == 0
+        return relayed and arc.kind == "nvlink" and kinds[arc.dst] in {"gpu", "nvswitch"}
+    return True

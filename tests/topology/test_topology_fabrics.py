@@ -1,0 +1,209 @@
+"""Fabrics: bisection by theory (max-flow), structure, the block order of arcs, refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import InputError
+from perfmodel.topology.build import build, load_node
+from perfmodel.topology.check import check
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routes import Router
+from perfmodel.topology.spec import FABRIC_KINDS, FabricSpec
+
+TEMPLATES = {name: load_node(name) for name in ("ethernet-10g", "l40s-x8", "dgx1-v100", "aws-p4d")}
+
+
+def max_flow_Bps(topology: Topology, hosts: set[int]) -> float:
+    """Most that these hosts can send to all others, over the fabric alone."""
+    simple = nx.DiGraph()
+    for index in range(topology.hosts * topology.host_arcs, len(topology.arcs)):
+        src, dst = topology.arcs.names[index]
+        before = simple.get_edge_data(src, dst, {"capacity": 0.0})["capacity"]
+        simple.add_edge(src, dst, capacity=before + float(topology.arcs.bandwidth_Bps[index]))
+    for name, data in topology.graph.nodes(data=True):
+        if data["kind"] == "nic":
+            ends = ("source", name) if data["host"] in hosts else (name, "sink")
+            simple.add_edge(*ends, capacity=1e15)
+    return float(nx.maximum_flow_value(simple, "source", "sink"))
+
+
+def nic_rate_Bps(topology: Topology) -> float:
+    return float(topology.arcs.bandwidth_Bps[topology.hosts * topology.host_arcs])
+
+
+def most_ports_used(topology: Topology) -> int:
+    graph = topology.graph
+    return max(graph.out_degree(n) for n, d in graph.nodes(data=True) if d["kind"] == "switch")
+
+
+def test_fat_tree_has_full_bisection() -> None:
+    """Al-Fares et al. 2008: k = 4 holds 16 ports on 20 switches, 8 across the middle."""
+    topology = build("ethernet-10g", hosts=16, fabric=FabricSpec(kind="fat-tree", k=4))
+    switches = [n for n, d in topology.graph.nodes(data=True) if d["kind"] == "switch"]
+    assert len(switches) == 20
+    assert most_ports_used(topology) == 4
+    assert max_flow_Bps(topology, set(range(8))) == pytest.approx(8 * nic_rate_Bps(topology))
+    odd = set(range(1, 16, 2))
+    assert max_flow_Bps(topology, odd) == pytest.approx(8 * nic_rate_Bps(topology))
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4])
+def test_leaf_spine_is_oversubscribed_as_asked(ratio: int) -> None:
+    fabric = FabricSpec(kind="leaf-spine", oversubscription=ratio, hosts_per_leaf=8)
+    topology = build("ethernet-10g", hosts=16, fabric=fabric)
+    rate = nic_rate_Bps(topology)
+    assert max_flow_Bps(topology, set(range(8))) == pytest.approx(8 * rate / ratio)
+    assert max_flow_Bps(topology, {0}) == pytest.approx(rate), "one host is never held back"
+
+
+def test_leaf_ports_follow_from_radix_and_ratio() -> None:
+    """A leaf of 40 ports at 4 : 1 has 32 ports for hosts and 8 uplinks."""
+    fabric = FabricSpec(kind="leaf-spine", oversubscription=4, radix=40)
+    topology = build("ethernet-10g", hosts=64, fabric=fabric)
+    leaf = "fabric/leaf0"
+    down = sum(topology.graph.nodes[n]["kind"] == "nic" for _, n in topology.graph.out_edges(leaf))
+    assert (down, topology.graph.out_degree(leaf) - down) == (32, 8)
+
+
+def test_parallel_cables_are_parallel_arcs() -> None:
+    topology = build(
+        "ethernet-10g", hosts=8, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4)
+    )
+    cables = topology.graph.get_edge_data("fabric/leaf0", "fabric/spine0")
+    assert len(cables) == 4
+    assert {data["lanes"] for data in cables.values()} == {1}
+
+
+def test_uplink_bandwidth_can_be_set() -> None:
+    fabric = FabricSpec(kind="leaf-spine", hosts_per_leaf=2, uplink_bandwidth="40 Gbit/s")
+    topology = build("ethernet-10g", hosts=4, fabric=fabric)
+    rates = sorted(set(topology.arcs.bandwidth_Bps[4 * topology.host_arcs :]))
+    assert rates[1] == pytest.approx(4 * rates[0])
+
+
+def test_one_switch_never_blocks() -> None:
+    topology = build("aws-p4d", hosts=6, fabric="one-switch")
+    assert max_flow_Bps(topology, {0, 1, 2}) == pytest.approx(12 * nic_rate_Bps(topology))
+
+
+def test_rails_share_a_leaf_per_group_of_hosts() -> None:
+    fabric = FabricSpec(kind="rail-optimised", hosts_per_leaf=2)
+    topology = build("dgx1-v100", hosts=4, fabric=fabric)
+    leaf: dict[str, str] = {}
+    for name, data in topology.graph.nodes(data=True):
+        if data["kind"] == "nic":
+            (leaf[name],) = (n for n in topology.graph.successors(name) if n.startswith("fabric/"))
+    assert len(set(leaf.values())) == 2 * 4
+    assert leaf["n0/nic2"] == leaf["n1/nic2"] != leaf["n2/nic2"] == leaf["n3/nic2"]
+    assert leaf["n0/nic0"] != leaf["n0/nic1"]
+    router = Router(topology)
+    assert len(router.route("n0/nic2", "n1/nic2")) == 2, "same rail, same group: one leaf"
+    assert len(router.route("n0/nic2", "n1/nic3")) == 4, "other rail: over a spine"
+    assert len(router.route("n0/nic2", "n3/nic2")) == 4, "other group: over a spine"
+
+
+def test_nvl72_has_four_rails() -> None:
+    topology = build("gb200-nvl72", hosts=2, fabric="rail-optimised")
+    leaves = {n for n in topology.graph if n.startswith("fabric/leaf")}
+    per_leaf = Counter(
+        sum(topology.graph.nodes[n]["kind"] == "nic" for n in topology.graph.successors(leaf))
+        for leaf in leaves
+    )
+    assert per_leaf == {18: 8}, "18 adapters of a rail per domain, one group per domain"
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from(sorted(TEMPLATES)),
+    kind=st.sampled_from(FABRIC_KINDS),
+    hosts=st.integers(2, 9),
+    radix=st.integers(4, 24).map(lambda n: 2 * n),
+    ratio=st.sampled_from([1.0, 1.5, 2.0, 3.0, 7.0]),
+    data=st.data(),
+)
+def test_any_fabric_joins_all_and_keeps_the_block_order(
+    name: str, kind: str, hosts: int, radix: int, ratio: float, data: st.DataObject
+) -> None:
+    fabric = FabricSpec(kind=kind, radix=radix, oversubscription=ratio)
+    topology = build(TEMPLATES[name], hosts=hosts, fabric=fabric)
+    assert check(topology) == ()
+    assert nx.is_strongly_connected(topology.graph)
+    folded = any("modular spine" in text for text in topology.assumptions)
+    assert folded or kind == "one-switch" or most_ports_used(topology) <= radix
+    arcs, block = topology.arcs, topology.host_arcs
+    read_back = Topology.arcs.func(topology)  # type: ignore[attr-defined]
+    assert read_back.names == arcs.names
+    assert read_back.kinds == arcs.kinds
+    np.testing.assert_array_equal(read_back.bandwidth_Bps, arcs.bandwidth_Bps)
+    np.testing.assert_array_equal(read_back.latency_s, arcs.latency_s)
+    for index, (src, dst) in enumerate(arcs.names[: hosts * block]):
+        assert src.startswith(f"n{index // block}/")
+        assert dst.startswith(f"n{index // block}/")
+        assert arcs.names[index % block] == (_in_host_0(src), _in_host_0(dst))
+    router = Router(topology)
+    host = data.draw(st.integers(1, hosts - 1))
+    src, dst = data.draw(
+        st.tuples(*[st.sampled_from(topology.ranks[: topology.gpus_per_host])] * 2)
+    )
+    shifted = tuple(arc + host * block for arc in router.route(src, dst))
+    assert (
+        router.route(src.replace("n0", f"n{host}", 1), dst.replace("n0", f"n{host}", 1)) == shifted
+    )
+
+
+def _in_host_0(name: str) -> str:
+    return "n0/" + name.partition("/")[2]
+
+
+def test_gpus_per_host_takes_the_first_and_keeps_all_hardware() -> None:
+    topology = build("dgx-a100", hosts=2, fabric="one-switch", gpus_per_host=3)
+    assert topology.ranks == tuple(f"n{h}/gpu{g}" for h in (0, 1) for g in (0, 1, 2))
+    assert topology.gpus_per_host == 3
+    assert "n1/gpu7" in topology.graph
+
+
+def test_a_thousand_gpus_have_the_counts_of_a_superpod() -> None:
+    """NVIDIA DGX SuperPOD (DGX A100): 20 hosts per scalable unit, 8 leaves each."""
+    topology = build("dgx-a100", hosts=128, fabric="rail-optimised")
+    assert len(topology.ranks) == 1024
+    assert sum(n.startswith("fabric/leaf") for n in topology.graph) == 7 * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"hosts": 0}, "hosts: found 0"),
+        ({"hosts": 2}, "fabric: found nothing for 2 hosts"),
+        ({"gpus_per_host": 9}, "found 9; allowed: 1 to 8"),
+        ({"gpus_per_host": 0}, "found 0; allowed: 1 to 8"),
+        ({"hosts": 2, "fabric": "leaf-spin"}, "did you mean 'leaf-spine'"),
+        ({"hosts": 2, "fabric": FabricSpec(kind="fat-tree", k=2)}, "16 NICs; allowed: at most 2"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build("dgx-a100", **arguments)  # type: ignore[arg-type]
+    assert said in str(caught.value)
+
+
+def test_several_hosts_need_nics_and_all_faults_come_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        build("rtx4090-x4", hosts=2, gpus_per_host=5)
+    assert len(caught.value.faults) == 3
+    assert "no NIC" in str(caught.value)
+
+
+def test_folded_third_level_and_rounded_ratio_are_said() -> None:
+    many = build("dgx-a100", hosts=128, fabric=FabricSpec(kind="rail-optimised", radix=16))
+    assert any("modular spine" in text for text in many.assumptions)
+    rounded = FabricSpec(kind="leaf-spine", hosts_per_leaf=4, oversubscription=3)
+    odd = build("ethernet-10g", hosts=8, fabric=rounded)
+    assert any("oversubscription 4 (asked: 3)" in text for text in odd.assumptions)
+    assert odd.sources["fabric oversubscription"] == "given in the scenario"
