@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ ITEM_BYTES: Mapping[str, int] = {
     "int8": 1, "uint8": 1,
 }  # fmt: skip
 """Bytes per element of each dtype (tf32 is stored as fp32)."""
+
+LayerKind = Literal["linear", "conv", "attention"]
+"""Families of matrix kernels that differ in what they reach and copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,14 @@ class Layer:
         Activation elements kept for backward, per sample.
     kernels : int
         Kernels launched by forward.
+    kind : {"linear", "conv", "attention"}
+        Of its matrix kernels: they differ in what they reach and copy.
+    score_elements : float
+        Elements of the attention scores (heads x s x s), per sample: memory traffic and saved
+        activations where attention is not fused into one kernel.
+    causal : bool
+        Whether half of the scores are masked, which a fused attention kernel skips.
+        (`matmul_flops` counts all of them, as published formulas and FLOP counters do.)
     """
 
     name: str
@@ -72,6 +84,9 @@ class Layer:
     weight_elements: float = 0.0
     saved_elements: float = 0.0
     kernels: int = 1
+    kind: LayerKind = "linear"
+    score_elements: float = 0.0
+    causal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,11 @@ class Workload:
     output_elements: float = 0.0
     input_elements: float = 0.0
     source: str = ""
+
+    @property
+    def ready_order(self) -> tuple[int, ...]:
+        """Trained tensors (indices) in the order in which backward completes their gradients."""
+        return tuple(index for layer in reversed(self.layers) for index in layer.tensors)
 
     @property
     def parameters(self) -> int:

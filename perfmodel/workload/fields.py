@@ -1,0 +1,114 @@
+"""Words of a parameter file: shapes, data types, truth values, times."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from perfmodel.errors import one_of
+from perfmodel.units import TIMES, parse_time
+from perfmodel.workload.model import ITEM_BYTES
+
+TRAINABLE = frozenset({"fp64", "fp32", "bf16", "fp16", "fp8"})
+"""Data types that can have a gradient."""
+
+DTYPES: Mapping[str, str] = {
+    **{name: name for name in ITEM_BYTES if name != "tf32"},
+    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32",
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "long": "int64", "int": "int32",
+}  # fmt: skip
+"""Accepted names, NumPy's and PyTorch's among them."""
+
+_TRUTH: Mapping[str, bool] = {
+    "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False,
+}  # fmt: skip
+
+
+def parse_shape(value: object) -> tuple[int, ...]:
+    """Read a shape: a list, or text such as "64x3x7x7", "(64, 3)" or "torch.Size([64])".
+
+    Raises
+    ------
+    ValueError
+        What is allowed.
+
+    Examples
+    --------
+    >>> parse_shape("64x3x7x7")
+    (64, 3, 7, 7)
+    """
+    allowed = "whole numbers above zero, such as 64x3x7x7 or [64, 3, 7, 7]"
+    if isinstance(value, list | tuple):
+        sizes = list(value)
+    else:
+        text = str(value).strip().removeprefix("torch.Size(").strip("()[] ,")
+        words = re.split(r"\s*[x*,]\s*|\s+", text) if text else []
+        sizes = [int(word) if re.fullmatch(r"\d{1,18}", word) else word for word in words]
+    if any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
+        raise ValueError(allowed)
+    if isinstance(value, str) and not value.strip():
+        raise ValueError(allowed)
+    return tuple(sizes)
+
+
+def parse_numel(text: str) -> int:
+    """Read a number of elements.
+
+    Raises
+    ------
+    ValueError
+        What is allowed.
+    """
+    if not re.fullmatch(r"\d{1,18}", text.strip()) or int(text) < 1:
+        raise ValueError("a whole number above zero")
+    return int(text)
+
+
+def parse_dtype(value: object) -> str:
+    """Read a data type: "fp32", "float32", "torch.bfloat16" ...
+
+    Raises
+    ------
+    ValueError
+        What is allowed.
+    """
+    word = str(value).strip().removeprefix("torch.")
+    if word not in DTYPES:
+        raise ValueError(one_of(DTYPES, word))
+    return DTYPES[word]
+
+
+def parse_truth(text: str) -> bool:
+    """Read true or false.
+
+    Raises
+    ------
+    ValueError
+        What is allowed.
+    """
+    word = text.strip().lower()
+    if word not in _TRUTH:
+        raise ValueError("true or false")
+    return _TRUTH[word]
+
+
+def parse_duration(text: str, unit: str | None) -> float:
+    """Read a time of zero or more: with its unit, or a number in the column's unit; seconds.
+
+    Raises
+    ------
+    ValueError
+        What is allowed.
+    """
+    if unit is None:
+        value = parse_time(text.strip() or None)
+    else:
+        try:
+            value = float(text) * TIMES[unit]
+        except ValueError:
+            raise ValueError(f"a number ({unit})") from None
+    if not math.isfinite(value) or value < 0:
+        raise ValueError("a finite time of zero or more")
+    return value

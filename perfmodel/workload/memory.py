@@ -1,0 +1,95 @@
+"""Bytes on the device besides parameters and gradients: activations and optimizer state.
+
+And the memory traffic of an optimizer step, which follows from its state.
+"""
+
+from __future__ import annotations
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.workload.kernels import kernel_constants
+from perfmodel.workload.model import ITEM_BYTES, Tensor, Workload
+
+STATE_BYTES = 4
+"""Optimizer state and master weights are fp32."""
+
+
+def activation_bytes(
+    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True
+) -> float:
+    """Memory that forward keeps for backward: activations, and weights cast by autocast.
+
+    Parameters
+    ----------
+    workload : Workload
+    batch : int
+        Samples of one micro-batch.
+    precision : str
+        Of the compute; "fp16" and "bf16" keep 2 bytes per element.
+    fused_attention : bool
+        Otherwise softmax and dropout of all attention scores are kept too.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    if precision not in ITEM_BYTES:
+        raise InputError(Fault("precision", repr(precision), one_of(ITEM_BYTES, str(precision))))
+    item = ITEM_BYTES[precision]
+    saved = sum(layer.saved_elements for layer in workload.layers)
+    if not fused_attention:
+        scores = sum(layer.score_elements for layer in workload.layers)
+        saved += kernel_constants().unfused_saved * scores
+    weights = 0.0
+    if cast_weights(workload, precision):
+        weights = sum(layer.weight_elements for layer in workload.layers if layer.matmul_flops)
+    return item * (batch * saved + weights)
+
+
+def cast_weights(workload: Workload, precision: str) -> bool:
+    """Whether compute in this precision works on cast copies of the weights (autocast)."""
+    widest = max((ITEM_BYTES[tensor.dtype] for tensor in workload.tensors), default=0)
+    return widest > ITEM_BYTES[precision]
+
+
+def optimizer_state_bytes(workload: Workload, optimizer: str) -> int:
+    """Memory of the optimizer's state over all trained parameters.
+
+    fp32 states per element (momentum 1, Adam 2), and fp32 master weights where parameters are
+    narrower (Rajbhandari et al. 2019, arXiv 1910.02054, section 3.1: K = 12 for Adam).
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    states = kernel_constants().optimizer(optimizer).state_tensors
+    return sum(
+        tensor.numel * STATE_BYTES * (states + _has_master(tensor)) for tensor in _trained(workload)
+    )
+
+
+def optimizer_bytes(workload: Workload, optimizer: str) -> int:
+    """Memory traffic of one optimizer step with fused kernels; bytes.
+
+    Per fp32 element: gradient read, weight read and written, each state read and written; so 12
+    bytes for SGD, 20 with momentum, 28 for Adam. Narrow parameters are only written, and their
+    master weights read and written.
+    """
+    states = kernel_constants().optimizer(optimizer).state_tensors
+    return sum(tensor.numel * _step_bytes(tensor, states) for tensor in _trained(workload))
+
+
+def _step_bytes(tensor: Tensor, states: int) -> int:
+    """Bytes that a step moves per element of one tensor."""
+    own = ITEM_BYTES[tensor.dtype]
+    weight = 2 * STATE_BYTES + own if _has_master(tensor) else 2 * own
+    return own + weight + 2 * STATE_BYTES * states
+
+
+def _trained(workload: Workload) -> list[Tensor]:
+    return [workload.tensors[index] for index in workload.ready_order]
+
+
+def _has_master(tensor: Tensor) -> bool:
+    return ITEM_BYTES[tensor.dtype] < STATE_BYTES

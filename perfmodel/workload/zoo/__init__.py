@@ -1,0 +1,113 @@
+"""Well-known models, built from their architecture's formulas.
+
+`zoo_names` lists them and `build` makes one. Tensors and their order are those of torchvision
+and Hugging Face; a test holds the digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo import bert, gpt, inception, llama, resnet, vgg, vit
+
+TRAINED_DTYPES = ("fp32", "bf16", "fp16")
+
+_IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
+    **{f"resnet{depth}": (partial(resnet.resnet, depth), 224) for depth in resnet.BLOCKS},
+    **{f"vgg{depth}": (partial(vgg.vgg, depth), 224) for depth in vgg.STAGES},
+    "alexnet": (vgg.alexnet, 224),
+    "inception-v3": (inception.inception_v3, 299),
+    "vit-b-16": (vit.vit_b_16, 224),
+}
+"""Image models: how to build them, and the image size that their authors trained with."""
+
+_SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
+    **{name: (partial(bert.bert, name), bert.POSITIONS) for name in bert.SHAPES},
+    **{name: (partial(gpt.gpt, name), shape.positions) for name, shape in gpt.SHAPES.items()},
+    **{name: (partial(llama.llama, name), s.positions) for name, s in llama.SHAPES.items()},
+}
+"""Sequence models: how to build them, and the longest sequence of the published model."""
+
+
+def zoo_names() -> tuple[str, ...]:
+    """Names that `build` knows."""
+    return (*_IMAGES, *_SEQUENCES)
+
+
+def build(
+    name: str,
+    *,
+    dtype: str = "fp32",
+    image_size: int | None = None,
+    sequence_length: int | None = None,
+) -> Workload:
+    """Build a model of the zoo.
+
+    Parameters
+    ----------
+    name : str
+        One of `zoo_names`.
+    dtype : str
+        Of the parameters: "fp32" (also under autocast), "bf16" or "fp16".
+    image_size : int, optional
+        Height and width; 224 (Inception: 299) if not given. Image models only.
+    sequence_length : int, optional
+        Tokens of one sample; the model's longest if not given (BERT 512, GPT-2 1024, GPT-3 2048,
+        Llama 2 4096, Llama 3 8192). Sequence models only.
+
+    Returns
+    -------
+    Workload
+
+    Raises
+    ------
+    InputError
+        Unknown name, dtype or size, or a size of the other kind of model.
+
+    Examples
+    --------
+    >>> build("resnet50").parameters
+    25557032
+    """
+    if name not in _IMAGES and name not in _SEQUENCES:
+        raise InputError(Fault("model", repr(name), one_of(zoo_names(), name)))
+    faults = list(_dtype_faults(dtype))
+    if name in _IMAGES:
+        faults += _misplaced("sequence_length", sequence_length, name, "an image model")
+        faults += _size_faults("image_size", image_size, None)
+        make, default = _IMAGES[name]
+        size: dict[str, Any] = {"image_size": image_size or default}
+    else:
+        make, default = _SEQUENCES[name]
+        faults += _misplaced("image_size", image_size, name, "a sequence model")
+        # rotary positions have no table that could run out
+        longest = None if name in llama.SHAPES else default
+        faults += _size_faults("sequence_length", sequence_length, longest)
+        size = {"sequence_length": sequence_length or default}
+    if faults:
+        raise InputError(faults)
+    return make(dtype=dtype, **size)
+
+
+def _dtype_faults(dtype: str) -> list[Fault]:
+    if dtype in TRAINED_DTYPES:
+        return []
+    return [Fault("dtype", repr(dtype), one_of(TRAINED_DTYPES, str(dtype)))]
+
+
+def _misplaced(field: str, value: int | None, name: str, kind: str) -> list[Fault]:
+    if value is None:
+        return []
+    return [Fault(field, str(value), f"nothing: {name} is {kind}")]
+
+
+def _size_faults(field: str, value: int | None, longest: int | None) -> list[Fault]:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is None or (whole and 1 <= value <= (longest or value)):
+        return []
+    limit = f" up to {longest}, the model's table of positions" if longest else ""
+    return [Fault(field, repr(value), f"a whole number above zero{limit}")]

@@ -1,0 +1,122 @@
+"""BERT with Hugging Face's tensors: the encoder and its pooler, without pre-training heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.parts import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    DROPOUT_PASSES,
+    MASK_ELEMENTS,
+    NORM_PASSES,
+    Parameter,
+    Part,
+    assemble,
+    linear,
+    names,
+    names_reversed,
+    norm_parameters,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.transformer import attention, embedding
+
+VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
+
+
+@dataclass(frozen=True, slots=True)
+class BertShape:
+    """Layers, width and heads; the inner width of the feed-forward part is four times the width."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+SHAPES = {"bert-base": BertShape(12, 768, 12), "bert-large": BertShape(24, 1024, 16)}
+"""Devlin et al. 2018 (arXiv 1810.04805), section 3; uncased vocabulary."""
+
+
+def bert(name: str, *, dtype: str, sequence_length: int) -> Workload:
+    """Bidirectional encoder; the loss reads the pooled first token."""
+    shape, s = SHAPES[name], sequence_length
+    h = shape.width
+    parts = [_embeddings(s, h)]
+    for number in range(shape.layers):
+        parts += _block(f"encoder.layer.{number}", s, h, shape.heads)
+    pooler = weight_and_bias("pooler.dense", h, h)
+    parts.append(
+        linear(
+            "pooler.dense", 1, h, h, parameters=pooler, vector_elements=ACTIVATION_PASSES * h,
+            saved_elements=2.0 * h, kernels=2,
+        )
+    )  # fmt: skip
+    return assemble(
+        name,
+        parts,
+        dtype=dtype,
+        sample=f"sequence of {s} tokens",
+        source="Hugging Face BertModel; Devlin et al. 2018, arXiv 1810.04805",
+        input_elements=s,
+        output_elements=h,
+        buffer_bytes=2 * 8 * POSITIONS,  # position_ids and token_type_ids, int64
+    )
+
+
+def _embeddings(s: int, h: int) -> Part:
+    prefix = "embeddings"
+    tables: tuple[Parameter, ...] = (
+        (f"{prefix}.word_embeddings.weight", (VOCABULARY, h)),
+        (f"{prefix}.position_embeddings.weight", (POSITIONS, h)),
+        (f"{prefix}.token_type_embeddings.weight", (SEGMENTS, h)),
+    )
+    norm = norm_parameters(f"{prefix}.LayerNorm", h)
+    word, position, segment = names(tables)
+    # three gathers, two additions, normalised and dropped out
+    passes = 3 * ACTIVATION_PASSES + 2 * ADD_PASSES + NORM_PASSES + DROPOUT_PASSES
+    return embedding(
+        prefix, tables + norm, (*names(norm), position, segment, word),
+        vector_elements=passes * s * h, saved_elements=(1 + MASK_ELEMENTS) * s * h, kernels=7,
+    )  # fmt: skip
+
+
+def _block(prefix: str, s: int, h: int, heads: int) -> list[Part]:
+    """Attend, add, normalise; widen, GELU, narrow, add, normalise."""
+    wide = 4 * h
+    query, key, value = (
+        linear(
+            f"{prefix}.attention.self.{which}", s, h, h,
+            parameters=weight_and_bias(f"{prefix}.attention.self.{which}", h, h),
+            saved_elements=float(s * h) * (which == "query"),  # one input for all three
+        )
+        for which in ("query", "key", "value")
+    )  # fmt: skip
+    widen = linear(
+        f"{prefix}.intermediate.dense", s, h, wide,
+        parameters=weight_and_bias(f"{prefix}.intermediate.dense", wide, h),
+        vector_elements=float(ACTIVATION_PASSES * s * wide),
+        saved_elements=float(s * h + s * wide), kernels=2,
+    )  # fmt: skip
+    return [
+        query,
+        key,
+        value,
+        attention(f"{prefix}.attention.self", s, h, heads=heads, causal=False),
+        _to_stream(f"{prefix}.attention.output", s, h, h),
+        widen,
+        _to_stream(f"{prefix}.output", s, wide, h),
+    ]
+
+
+def _to_stream(prefix: str, s: int, inputs: int, h: int) -> Part:
+    """Linear map back to the residual stream: dropout, addition, normalisation."""
+    dense = weight_and_bias(f"{prefix}.dense", h, inputs)
+    norm = norm_parameters(f"{prefix}.LayerNorm", h)
+    input_kept = s * inputs * (inputs != h)  # attention keeps its own output
+    return linear(
+        f"{prefix}.dense", s, inputs, h, parameters=dense + norm,
+        ready=names(norm) + names_reversed(dense),
+        vector_elements=(DROPOUT_PASSES + ADD_PASSES + NORM_PASSES) * s * h,
+        saved_elements=(1 + MASK_ELEMENTS) * s * h + input_kept, kernels=4,
+    )  # fmt: skip

@@ -1,0 +1,261 @@
+"""What the families of the zoo are made of: one `Part` per layer, and how parts become a model.
+
+The order inside a part is the order in which PyTorch's autograd completes gradients, which is
+not simply the reverse of registration: convolutions and normalisations hand out their weight's
+gradient before their bias's, linear maps their bias's first (the weight sits behind a transpose).
+Seen with post-accumulate-grad hooks on PyTorch 2.13; the tests repeat that where torch is there.
+
+Memory traffic counts passes over a tensor: a pass reads or writes each element once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.model import Layer, LayerKind, Tensor, Workload
+
+ELEMENT_BYTES = 4
+"""Layers state their traffic at 4 bytes per element (see `Layer`)."""
+
+NORM_PASSES = 2
+"""Layer normalisation, forward: read and write (a row fits on chip)."""
+BATCH_NORM_PASSES = 3
+"""Batch normalisation in training, forward: read for the statistics, read and write to apply."""
+ACTIVATION_PASSES = 2
+"""ReLU, GELU, tanh, softmax as one kernel: read and write."""
+ADD_PASSES = 3
+"""A residual addition: two reads and a write."""
+DROPOUT_PASSES = 2.25
+"""Read, write, and a mask of one byte for each element of four."""
+MASK_ELEMENTS = 0.25
+"""That mask, saved for backward."""
+
+Parameter = tuple[str, tuple[int, ...]]
+"""Name and shape of a tensor that a module registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A layer, the parameters that it registers, and which gradients its backward completes.
+
+    Parameters
+    ----------
+    layer : Layer
+        With no tensor indices yet.
+    parameters : tuple of (str, tuple of int)
+        Name and shape, in registration order.
+    ready : tuple of str
+        Names in the order in which their gradients are complete.
+    buffer_bytes : int
+        Of the buffers that it registers.
+    """
+
+    layer: Layer
+    parameters: tuple[Parameter, ...] = ()
+    ready: tuple[str, ...] = ()
+    buffer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A feature map of one sample."""
+
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of the feature map."""
+        return self.channels * self.height * self.width
+
+
+def weight_and_bias(prefix: str, *weight: int, bias: bool = True) -> tuple[Parameter, ...]:
+    """Parameters of a linear map or convolution whose first dimension is its output."""
+    parameters = ((f"{prefix}.weight", weight), (f"{prefix}.bias", weight[:1]))
+    return parameters if bias else parameters[:1]
+
+
+def norm_parameters(prefix: str, width: int) -> tuple[Parameter, ...]:
+    """Parameters of a normalisation."""
+    return weight_and_bias(prefix, width)
+
+
+def names(parameters: Iterable[Parameter]) -> tuple[str, ...]:
+    """Return the names alone: the ready order of convolutions and normalisations."""
+    return tuple(name for name, _ in parameters)
+
+
+def names_reversed(parameters: Sequence[Parameter]) -> tuple[str, ...]:
+    """Return the names from the last to the first: the ready order of linear maps."""
+    return names(reversed(parameters))
+
+
+def window(
+    image: Image, kernel: tuple[int, int], stride: int, padding: tuple[int, int], layer: str
+) -> tuple[int, int]:
+    """Height and width after a sliding window.
+
+    Raises
+    ------
+    InputError
+        The image is too small for this layer.
+    """
+    height = (image.height + 2 * padding[0] - kernel[0]) // stride + 1
+    width = (image.width + 2 * padding[1] - kernel[1]) // stride + 1
+    if height < 1 or width < 1:
+        found = f"an image that is down to {image.height} x {image.width} before {layer!r}"
+        raise InputError(Fault("image_size", found, "a larger image"))
+    return height, width
+
+
+def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) of a size that may be given once for both."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def convolution(
+    name: str,
+    image: Image,
+    channels: int,
+    kernel: int | tuple[int, int],
+    *,
+    stride: int = 1,
+    padding: int | tuple[int, int] = 0,
+    norm: str | None = None,
+    relu: bool = True,
+    residual: bool = False,
+) -> tuple[Part, Image]:
+    """One convolution with what follows it: batch normalisation, residual addition, ReLU.
+
+    Without `norm` the convolution has a bias. Multiply-accumulates: one per output element,
+    input channel and kernel position. Kept for backward: the convolution's output where batch
+    normalisation needs it, and the activation (the next layer's input).
+    """
+    kernel = pair(kernel)
+    height, width = window(image, kernel, stride, pair(padding), name)
+    out = Image(channels, height, width)
+    parameters = weight_and_bias(name, channels, image.channels, *kernel, bias=norm is None)
+    passes = (BATCH_NORM_PASSES if norm else 0) + relu * ACTIVATION_PASSES + residual * ADD_PASSES
+    normed = norm_parameters(norm, channels) if norm else ()
+    layer = Layer(
+        name=name,
+        matmul_flops=2.0 * out.elements * image.channels * kernel[0] * kernel[1],
+        matmul_bytes=float(ELEMENT_BYTES * (image.elements + out.elements)),
+        vector_bytes=float(ELEMENT_BYTES * passes * out.elements),
+        weight_elements=float(channels * image.channels * kernel[0] * kernel[1]),
+        saved_elements=float(out.elements * ((norm is not None) + relu)),
+        # batch normalisation also counts its batches, a kernel of its own
+        kernels=1 + 2 * (norm is not None) + relu + residual,
+        kind="conv",
+    )
+    buffers = (8 * channels + 8) if norm else 0  # mean and variance, and an int64 counter
+    return Part(layer, parameters + normed, names(normed) + names(parameters), buffers), out
+
+
+def pooling(
+    name: str,
+    image: Image,
+    kernel: int,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    indices: bool = True,
+) -> tuple[Part, Image]:
+    """Max pooling (keeps int64 indices for backward) or, without `indices`, average pooling."""
+    out = Image(image.channels, *window(image, pair(kernel), stride, pair(padding), name))
+    kept = 2.0 * out.elements * indices  # 8 bytes each
+    moved = image.elements + out.elements + kept
+    layer = Layer(name, vector_bytes=ELEMENT_BYTES * moved, saved_elements=out.elements + kept)
+    return Part(layer), out
+
+
+def resampled(name: str, image: Image, size: int) -> tuple[Part, Image]:
+    """Adaptive average pooling to `size` x `size`."""
+    out = Image(image.channels, size, size)
+    moved = float(image.elements + out.elements)
+    return Part(Layer(name, vector_bytes=ELEMENT_BYTES * moved, saved_elements=out.elements)), out
+
+
+def linear(
+    name: str,
+    tokens: int,
+    inputs: int,
+    outputs: int,
+    *,
+    parameters: tuple[Parameter, ...],
+    ready: tuple[str, ...] | None = None,
+    vector_elements: float = 0.0,
+    saved_elements: float = 0.0,
+    kernels: int = 1,
+    kind: LayerKind = "linear",
+) -> Part:
+    """One matrix product of every token with a weight, and the element-wise work around it.
+
+    Parameters
+    ----------
+    name : str
+    tokens, inputs, outputs : int
+        Of one sample: rows, columns before and after.
+    parameters : tuple of (str, tuple of int)
+        In registration order.
+    ready : tuple of str, optional
+        Ready order; the reverse of `parameters` if not given.
+    vector_elements : float
+        Element passes of the other kernels, per sample.
+    saved_elements : float
+    kernels : int
+        With the matrix product.
+    kind : LayerKind
+    """
+    layer = Layer(
+        name=name,
+        matmul_flops=2.0 * tokens * inputs * outputs,
+        matmul_bytes=float(ELEMENT_BYTES * tokens * (inputs + outputs)),
+        vector_bytes=ELEMENT_BYTES * vector_elements,
+        weight_elements=float(inputs * outputs),
+        saved_elements=saved_elements,
+        kernels=kernels,
+        kind=kind,
+    )
+    return Part(layer, parameters, names_reversed(parameters) if ready is None else ready)
+
+
+def assemble(
+    name: str,
+    parts: Sequence[Part],
+    *,
+    dtype: str,
+    sample: str,
+    source: str,
+    input_elements: float,
+    output_elements: float,
+    registered: Sequence[Parameter] | None = None,
+    buffer_bytes: int = 0,
+) -> Workload:
+    """Turn parts in execution order into a workload.
+
+    Parameters
+    ----------
+    registered : sequence of (str, tuple of int), optional
+        All parameters in registration order, where that is not the order of the parts.
+    buffer_bytes : int
+        Of buffers that belong to no part.
+    """
+    order = registered or [parameter for part in parts for parameter in part.parameters]
+    index = {parameter: position for position, (parameter, _) in enumerate(order)}
+    return Workload(
+        name=name,
+        tensors=tuple(Tensor(parameter, shape, dtype) for parameter, shape in order),
+        layers=tuple(
+            replace(part.layer, tensors=tuple(index[parameter] for parameter in part.ready))
+            for part in parts
+        ),
+        sample=sample,
+        buffer_bytes=buffer_bytes + sum(part.buffer_bytes for part in parts),
+        output_elements=output_elements,
+        input_elements=input_elements,
+        source=source,
+    )

@@ -1,0 +1,86 @@
+"""ResNet as torchvision builds it (v1.5: the stride sits in the 3x3 convolution)."""
+
+from __future__ import annotations
+
+from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.parts import (
+    Image,
+    Part,
+    assemble,
+    convolution,
+    linear,
+    pooling,
+    resampled,
+    weight_and_bias,
+)
+
+CLASSES = 1000
+BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3),
+          152: (3, 8, 36, 3)}  # fmt: skip
+"""Residual blocks per stage by depth: He et al. 2015, table 1."""
+
+
+def resnet(depth: int, *, dtype: str, image_size: int) -> Workload:
+    """Residual network of He et al. 2015 (arXiv 1512.03385), torchvision's variant."""
+    image = Image(3, image_size, image_size)
+    stem, image = convolution("conv1", image, 64, 7, stride=2, padding=3, norm="bn1")
+    pool, image = pooling("maxpool", image, 3, stride=2, padding=1)
+    parts = [stem, pool]
+    for stage, blocks in enumerate(BLOCKS[depth], start=1):
+        for block in range(blocks):
+            added, image = _block(
+                f"layer{stage}.{block}",
+                image,
+                width=32 * 2**stage,
+                stride=2 if stage > 1 and block == 0 else 1,
+                bottleneck=depth >= 50,
+            )
+            parts += added
+    pool, pooled = resampled("avgpool", image, 1)
+    head = weight_and_bias("fc", CLASSES, pooled.channels)
+    parts += [pool, linear("fc", 1, pooled.channels, CLASSES, parameters=head)]
+    return assemble(
+        f"resnet{depth}",
+        parts,
+        dtype=dtype,
+        sample="image",
+        source="torchvision resnet (v1.5); He et al. 2015, arXiv 1512.03385",
+        input_elements=3.0 * image_size**2,
+        output_elements=CLASSES,
+    )
+
+
+def _block(
+    name: str, image: Image, *, width: int, stride: int, bottleneck: bool
+) -> tuple[list[Part], Image]:
+    """Convolutions of one residual block; the shortcut runs (and is registered) after them."""
+    out_channels = 4 * width if bottleneck else width
+    # (kernel, channels, stride) of the convolutions on the main path
+    plain = ((3, width, stride), (3, width, 1))
+    narrow = ((1, width, 1), (3, width, stride), (1, out_channels, 1))
+    steps = narrow if bottleneck else plain
+    parts, x = [], image
+    for number, (kernel, channels, step) in enumerate(steps, start=1):
+        part, x = convolution(
+            f"{name}.conv{number}",
+            x,
+            channels,
+            kernel,
+            stride=step,
+            padding=kernel // 2,
+            norm=f"{name}.bn{number}",
+            residual=number == len(steps),
+        )
+        parts.append(part)
+    if stride > 1 or image.channels != out_channels:
+        part, x = convolution(
+            f"{name}.downsample.0",
+            image,
+            out_channels,
+            1,
+            stride=stride,
+            norm=f"{name}.downsample.1",
+            relu=False,
+        )
+        parts.append(part)
+    return parts, x

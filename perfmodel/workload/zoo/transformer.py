@@ -1,0 +1,129 @@
+"""Parts that transformers share: attention, and the pre-normalised block of GPT and ViT.
+
+Assumption: normalisations and activations run as one kernel each, as PyTorch's own modules do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perfmodel.workload.model import Layer
+from perfmodel.workload.zoo.parts import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    DROPOUT_PASSES,
+    ELEMENT_BYTES,
+    MASK_ELEMENTS,
+    NORM_PASSES,
+    Parameter,
+    Part,
+    linear,
+    names,
+    names_reversed,
+)
+
+
+def attention(
+    name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool
+) -> Part:
+    """Scores, softmax and weighted sum; it has no parameters.
+
+    Multiply-accumulates: tokens^2 x width for the scores and as many for the sum, so
+    4 x tokens^2 x width operations forward, causal or not. Kept for backward: query, key, value
+    and the output.
+    """
+    kv_width = kv_width or width
+    moved = tokens * (2 * width + 2 * kv_width)
+    layer = Layer(
+        name=name,
+        matmul_flops=4.0 * tokens**2 * width,
+        matmul_bytes=float(ELEMENT_BYTES * moved),
+        saved_elements=float(moved),
+        kind="attention",
+        score_elements=float(heads * tokens**2),
+        causal=causal,
+    )
+    return Part(layer)
+
+
+def embedding(
+    name: str,
+    parameters: tuple[Parameter, ...],
+    ready: tuple[str, ...],
+    *,
+    vector_elements: float,
+    saved_elements: float,
+    kernels: int,
+) -> Part:
+    """Gather rows of tables; backward writes a dense gradient of each table."""
+    layer = Layer(
+        name=name,
+        vector_bytes=ELEMENT_BYTES * vector_elements,
+        weight_elements=float(sum(shape[0] * shape[-1] for _, shape in parameters)),
+        saved_elements=saved_elements,
+        kernels=kernels,
+    )
+    return Part(layer, parameters, ready)
+
+
+Parameters = tuple[Parameter, ...]
+
+
+class BlockParameters(NamedTuple):
+    """Parameters of a pre-normalised block, each in registration order."""
+
+    first_norm: tuple[Parameter, ...]
+    qkv: tuple[Parameter, ...]
+    projection: tuple[Parameter, ...]
+    second_norm: tuple[Parameter, ...]
+    widen: tuple[Parameter, ...]
+    narrow: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """Sizes of a pre-normalised block: tokens of one sample, model width, heads."""
+
+    tokens: int
+    width: int
+    heads: int
+    mlp_width: int
+    causal: bool
+    dropout: bool
+
+
+def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) -> list[Part]:
+    """Normalise, attend, add; normalise, widen, GELU, narrow, add (GPT-2, ViT).
+
+    Kept for backward, in elements per token of width h with mlp_width 4h and dropout: 16 h and
+    two masks, which is the 34 s b h bytes of Korthikanti et al. 2022 (arXiv 2205.05198) in half
+    precision, without the scores that fused attention does not keep.
+    """
+    s, h, wide = shape.tokens, shape.width, shape.mlp_width
+    drop_passes = shape.dropout * DROPOUT_PASSES
+    after = (drop_passes + ADD_PASSES) * s * h
+    mask = shape.dropout * MASK_ELEMENTS * s * h
+    tail_kernels = 2 + shape.dropout
+
+    def normed(part: str, outputs: int, norm: Parameters, own: Parameters) -> Part:
+        return linear(
+            f"{name}.{part}", s, h, outputs, parameters=norm + own,
+            ready=names_reversed(own) + names(norm),
+            vector_elements=NORM_PASSES * s * h, saved_elements=2.0 * s * h, kernels=2,
+        )  # fmt: skip
+
+    return [
+        normed("qkv", 3 * h, parameters.first_norm, parameters.qkv),
+        attention(f"{name}.attention", s, h, heads=shape.heads, causal=shape.causal),
+        linear(
+            f"{name}.projection", s, h, h, parameters=parameters.projection,
+            vector_elements=after, saved_elements=mask, kernels=tail_kernels,
+        ),
+        normed("widen", wide, parameters.second_norm, parameters.widen),
+        linear(
+            f"{name}.narrow", s, wide, h, parameters=parameters.narrow,
+            vector_elements=ACTIVATION_PASSES * s * wide + after,
+            saved_elements=2.0 * s * wide + mask, kernels=tail_kernels + 1,
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,75 @@
+"""Bytes of activations and optimizer state, and the traffic of a step."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.errors import InputError
+from perfmodel.workload import Layer, Tensor, Workload, build
+from perfmodel.workload.memory import activation_bytes, optimizer_bytes, optimizer_state_bytes
+
+
+def workload(numel=100, dtype="fp32", *, trained=True):
+    tensor = Tensor("w", (numel,), dtype)
+    return Workload("one", (tensor,), (Layer("l", (0,) if trained else (), 1.0),))
+
+
+# fp32 bytes per parameter: SGD reads weight and gradient and writes the weight; each state is read
+# and written. The common count for Adam is 28 (read 4 tensors, write 3).
+@pytest.mark.parametrize(
+    ("optimizer", "moved", "state"),
+    [("sgd", 12, 0), ("sgd-momentum", 20, 4), ("adam", 28, 8), ("adamw", 28, 8)],
+)
+def test_bytes_per_fp32_parameter(optimizer, moved, state):
+    assert optimizer_bytes(workload(), optimizer) == 100 * moved
+    assert optimizer_state_bytes(workload(), optimizer) == 100 * state
+
+
+def test_half_precision_parameters_have_master_weights():
+    # ZeRO (arXiv 1910.02054), section 3.1: 12 bytes of Adam state per half-precision parameter
+    assert optimizer_state_bytes(workload(dtype="fp16"), "adam") == 1200
+    # gradient 2, weight written 2, master weight and two states read and written 24
+    assert optimizer_bytes(workload(dtype="fp16"), "adam") == 2800
+
+
+def test_frozen_parameters_have_no_state():
+    assert optimizer_state_bytes(workload(trained=False), "adam") == 0
+    assert optimizer_bytes(workload(trained=False), "adam") == 0
+
+
+def test_gpt2_xl_state_is_eight_bytes_per_parameter():
+    assert optimizer_state_bytes(build("gpt2-xl"), "adamw") == 8 * 1557611200
+
+
+@given(batch=st.integers(1, 4096))
+def test_activations_grow_with_the_batch(batch):
+    model = build("resnet18")
+    one = activation_bytes(model, 1, "fp32")
+    assert activation_bytes(model, batch, "fp32") == pytest.approx(batch * one)
+
+
+def test_autocast_halves_activations_and_keeps_cast_weights():
+    model = build("resnet18")
+    half = activation_bytes(model, 64, "fp16") - activation_bytes(model, 64, "fp32") / 2
+    assert half == pytest.approx(2 * model.parameters, rel=0.002)  # all but norms and biases
+
+
+def test_scores_are_kept_where_attention_is_not_fused():
+    # Korthikanti et al. 2022: 5 a s^2 b bytes per layer in half precision
+    model = build("gpt3-175b", dtype="bf16")
+    extra = activation_bytes(model, 2, "bf16", fused_attention=False)
+    extra -= activation_bytes(model, 2, "bf16")
+    assert extra == 96 * 5 * 96 * 2048**2 * 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: optimizer_bytes(workload(), "adm"),
+        lambda: optimizer_state_bytes(workload(), "adm"),
+        lambda: activation_bytes(workload(), 1, "fp31"),
+    ],
+)
+def test_unknown_names(call):
+    with pytest.raises(InputError, match=r"did you mean '(adam|fp32)'"):
+        call()

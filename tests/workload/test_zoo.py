@@ -1,0 +1,219 @@
+"""The zoo against counts and tensors that others published."""
+
+import hashlib
+import math
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.workload import build, zoo_names
+
+# Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
+# ResNet, VGG, AlexNet, Inception, ViT: torchvision 0.29. BERT, GPT-2, Llama: Hugging Face
+# transformers (GPT-2 under GPT2Model's names). GPT-3: GPT-2's tensors at the sizes of the paper.
+TENSORS = {
+    "resnet18": (11689512, 62, "6c9cb31ea43c9ab2"),
+    "resnet34": (21797672, 110, "94e75af38bd1ae91"),
+    "resnet50": (25557032, 161, "5de1ac4f3babf0fd"),
+    "resnet101": (44549160, 314, "f26416f3656d041b"),
+    "resnet152": (60192808, 467, "b078b491ae6e43da"),
+    "vgg16": (138357544, 32, "4d615dd49d91104c"),
+    "vgg19": (143667240, 38, "585b374cdbe73920"),
+    "alexnet": (61100840, 16, "4a1b2d0eb1a63187"),
+    "bert-base": (109482240, 199, "94969d839ad3ee8c"),
+    "bert-large": (335141888, 391, "375ff620e0fa8d35"),
+    "gpt2": (124439808, 148, "74848a3d25477191"),
+    "gpt2-medium": (354823168, 292, "bcde4eea88d834c5"),
+    "gpt2-large": (774030080, 436, "1354e52a76254ae0"),
+    "gpt2-xl": (1557611200, 580, "e903ec46f3daa3ee"),
+    "gpt3-1.3b": (1315723264, 292, "069c857100ddeab2"),
+    "gpt3-6.7b": (6658404352, 388, "3cf4ebb9ab8283d9"),
+    "gpt3-13b": (12853386240, 484, "94c04f10481d6b36"),
+    "gpt3-175b": (174604259328, 1156, "8b93f8d4b3171bfa"),
+    "llama2-7b": (6738415616, 291, "1629f9120b24e62a"),
+    "llama2-13b": (13015864320, 363, "26b6ff44ccff8148"),
+    "llama2-70b": (68976648192, 723, "763ebd934ffa80c4"),
+    "llama3-8b": (8030261248, 291, "0d86526b86b138c1"),
+    "inception-v3": (27161264, 292, "803bcea2c49f24e2"),
+    "vit-b-16": (86567656, 152, "3de094db091f770a"),
+}
+
+# The start of the SHA-256 of the names in the order in which post-accumulate-grad hooks of the
+# real torchvision 0.29 or transformers 5.23 model fired (PyTorch 2.13).
+READY = {
+    "resnet18": "7ebb8325694d8c2c",
+    "resnet50": "1cc2dc97bb107b44",
+    "vgg16": "0bb5f3dc45312009",
+    "inception-v3": "0e758eeb9ab1ee4d",
+    "vit-b-16": "2ce5982a7033893d",
+    "bert-base": "82dcf40bbb2082a2",
+    "gpt2": "72d88fde0c32106a",
+}
+
+# Multiply-accumulates of one sample, in 1e9: torchvision's table of weights (GFLOPS column).
+# Inception's auxiliary classifier is not in the published 5.713.
+GMACS = {
+    "resnet18": 1.814,
+    "resnet34": 3.664,
+    "resnet50": 4.089,
+    "resnet101": 7.801,
+    "resnet152": 11.514,
+    "vgg16": 15.47,
+    "vgg19": 19.632,
+    "alexnet": 0.714,
+    "inception-v3": 5.713,
+    "vit-b-16": 17.564,
+}
+
+# Bytes of buffers of the real modules.
+BUFFERS = {"resnet18": 38560, "resnet50": 212904, "inception-v3": 145664, "vgg16": 0,
+           "bert-base": 8192, "gpt2": 0, "llama2-7b": 512}  # fmt: skip
+
+
+def digest(lines):
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def gmacs(workload):
+    return sum(layer.matmul_flops for layer in workload.layers) / 2e9
+
+
+def test_every_model_has_a_golden():
+    assert set(TENSORS) == set(zoo_names())
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_are_those_of_the_published_model(name):
+    workload = build(name)
+    lines = [f"{t.name}:{'x'.join(map(str, t.shape))}" for t in workload.tensors]
+    assert (workload.parameters, len(lines), digest(lines)) == TENSORS[name]
+    assert workload.nbytes == 4 * workload.parameters
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_stands_in_exactly_one_layer(name):
+    workload = build(name)
+    assert sorted(workload.ready_order) == list(range(len(workload.tensors)))
+
+
+@pytest.mark.parametrize("name", READY)
+def test_gradients_get_ready_in_the_order_of_the_real_model(name):
+    workload = build(name)
+    assert digest(workload.tensors[i].name for i in workload.ready_order) == READY[name]
+
+
+def test_resnet50_fills_the_buckets_of_a_recorded_run():
+    # 2-GPU DDP trace of torchvision's ResNet-50, caps 1 MiB then 25 MiB; elements per bucket
+    workload, buckets, caps = build("resnet50"), [0], [2**20, 25 * 2**20]
+    for index in workload.ready_order:
+        buckets[-1] += workload.tensors[index].numel
+        if 4 * buckets[-1] >= caps[min(len(buckets) - 1, 1)]:
+            buckets.append(0)
+    assert buckets == [2049000, 7875584, 6563840, 6637568, 2431040]
+
+
+@pytest.mark.parametrize("name", GMACS)
+def test_work_of_image_models(name):
+    assert gmacs(build(name)) == pytest.approx(GMACS[name], rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "gpt3-175b", "llama2-7b"])
+def test_work_of_decoders_is_two_per_parameter_and_token_plus_attention(name):
+    # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, with the scores of all token pairs
+    workload = build(name)
+    tokens = int(workload.sample.split()[2])
+    blocks = [layer for layer in workload.layers if layer.kind == "attention"]
+    width = next(t.shape[-1] for t in workload.tensors)
+    tables = [t for t in workload.tensors if t.name.endswith(("wpe.weight", "embed_tokens.weight"))]
+    in_products = sum(t.numel for t in workload.tensors if len(t.shape) == 2)
+    in_products -= sum(t.numel for t in tables)
+    expected = 2 * in_products * tokens + len(blocks) * 4 * tokens**2 * width
+    assert sum(layer.matmul_flops for layer in workload.layers) == pytest.approx(expected, rel=1e-9)
+
+
+def test_activations_of_a_gpt3_layer():
+    # Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1: 34 s b h bytes in half precision
+    # and 5 a s^2 b for the scores. Masks are a quarter of an element here, which is half of their
+    # byte in half precision
+    layers = [layer for layer in build("gpt3-175b").layers if layer.name.startswith("h.0.")]
+    s, h, heads = 2048, 12288, 96
+    assert 2 * sum(layer.saved_elements for layer in layers) == pytest.approx(34 * s * h, rel=0.04)
+    assert sum(layer.score_elements for layer in layers) == heads * s**2
+
+
+def test_activations_of_a_language_model_head():
+    # kept: input of the last norm, input of the head, log-softmax of the logits
+    head = build("gpt2", sequence_length=10).layers[-1]
+    assert head.saved_elements == 10 * (768 + 768 + 50257)
+
+
+def test_activations_of_resnet50():
+    # 11.1 M convolution outputs, published by He et al. as "activations"; each is kept before and
+    # after its normalisation and ReLU
+    saved = sum(layer.saved_elements for layer in build("resnet50").layers)
+    assert 1.8 * 11.1e6 < saved < 2.1 * 11.1e6
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_buffers(name):
+    assert build(name).buffer_bytes == BUFFERS[name]
+
+
+def test_sizes_scale_the_work():
+    small, large = build("resnet50", image_size=112), build("resnet50", image_size=224)
+    assert gmacs(large) / gmacs(small) == pytest.approx(4, rel=0.06)
+    assert small.tensors == large.tensors
+    short = build("bert-base", sequence_length=128)
+    # Jiao et al. 2019 (TinyBERT, arXiv 1909.10351), table 1: 22.5 GFLOPs
+    assert 2 * gmacs(short) == pytest.approx(22.5, rel=0.01)
+    assert short.sample == "sequence of 128 tokens"
+
+
+def test_dtype_of_the_parameters():
+    assert build("resnet18", dtype="bf16").nbytes == 2 * 11689512
+
+
+def test_image_size_sets_the_positions_of_vit():
+    positions = {t.name: t.shape for t in build("vit-b-16", image_size=384).tensors}
+    assert positions["encoder.pos_embedding"] == (1, 24**2 + 1, 768)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("resnet-50", "resnet50"), ("bert_base", "bert-base"), ("GPT2-XL", "gpt2-xl")],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(name, nearest):
+    with pytest.raises(InputError, match=rf"did you mean '{nearest}'\?"):
+        build(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        ({"name": "resnet50", "sequence_length": 5, "dtype": "fp31"}, ["dtype", "sequence_length"]),
+        ({"name": "resnet50", "image_size": 0}, ["image_size"]),
+        ({"name": "resnet50", "image_size": True}, ["image_size"]),
+        ({"name": "inception-v3", "image_size": 64}, ["image_size"]),
+        ({"name": "vit-b-16", "image_size": 225}, ["image_size"]),
+        ({"name": "gpt2", "image_size": 224}, ["image_size"]),
+        ({"name": "gpt2", "sequence_length": 1025}, ["sequence_length"]),
+        ({"name": "bert-base", "sequence_length": 1.5}, ["sequence_length"]),
+    ],
+)
+def test_wrong_arguments(arguments, fields):
+    with pytest.raises(InputError) as raised:
+        build(**arguments)
+    assert [fault.field for fault in raised.value.faults] == fields
+
+
+def test_llama_runs_beyond_its_published_context():
+    assert build("llama2-7b", sequence_length=8192).sample == "sequence of 8192 tokens"
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_work_is_finite_and_no_layer_is_empty(name):
+    for layer in build(name).layers:
+        work = (layer.matmul_flops, layer.vector_bytes, layer.matmul_bytes, layer.saved_elements)
+        assert all(math.isfinite(value) and value >= 0 for value in work)
+        assert layer.matmul_flops + layer.vector_bytes > 0
+        assert layer.kernels >= 1

@@ -1,0 +1,142 @@
+"""The parts of the zoo against small PyTorch modules: ready order and operations."""
+
+import pytest
+
+from perfmodel.workload.zoo.parts import (
+    Image,
+    assemble,
+    convolution,
+    linear,
+    names,
+    norm_parameters,
+    resampled,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.transformer import (
+    BlockParameters,
+    BlockShape,
+    embedding,
+    pre_norm_block,
+)
+
+torch = pytest.importorskip("torch", reason="compares with the extra 'torch'")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TOKENS, WIDTH, HEADS, VOCABULARY, BATCH, SIDE = 6, 16, 2, 11, 3, 8
+
+
+class TinyResidual(torch.nn.Module):
+    """Convolutions with and without bias, a shortcut, a linear head."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(3, 4, 3, padding=1)
+        self.conv2 = torch.nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False)
+        self.bn2 = torch.nn.BatchNorm2d(6)
+        self.short = torch.nn.Conv2d(4, 6, 1, stride=2, bias=False)
+        self.bn3 = torch.nn.BatchNorm2d(6)
+        self.fc = torch.nn.Linear(6, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.conv1(x))
+        y = self.bn2(self.conv2(x))
+        y = torch.relu(y + self.bn3(self.short(x)))
+        return self.fc(y.mean((2, 3)))
+
+
+def tiny_residual():
+    image = Image(3, SIDE, SIDE)
+    first, image = convolution("conv1", image, 4, 3, padding=1)
+    second, out = convolution("conv2", image, 6, 3, stride=2, padding=1, norm="bn2", residual=True)
+    short, _ = convolution("short", image, 6, 1, stride=2, norm="bn3", relu=False)
+    pool, _ = resampled("pool", out, 1)
+    head = linear("fc", 1, 6, 5, parameters=weight_and_bias("fc", 5, 6))
+    return assembled([first, second, short, pool, head])
+
+
+class TinyGpt(torch.nn.Module):
+    """One pre-normalised block between an embedding and a head that share their weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.wte = torch.nn.Embedding(VOCABULARY, WIDTH)
+        self.wpe = torch.nn.Embedding(TOKENS, WIDTH)
+        self.norm1 = torch.nn.LayerNorm(WIDTH)
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = torch.nn.Linear(WIDTH, WIDTH)
+        self.norm2 = torch.nn.LayerNorm(WIDTH)
+        self.widen = torch.nn.Linear(WIDTH, 4 * WIDTH)
+        self.narrow = torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.last = torch.nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(TOKENS))
+        q, k, v = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
+        attended = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        x = x + self.narrow(torch.nn.functional.gelu(self.widen(self.norm2(x))))
+        return self.last(x) @ self.wte.weight.t()
+
+
+def tiny_gpt():
+    tables = (("wte.weight", (VOCABULARY, WIDTH)), ("wpe.weight", (TOKENS, WIDTH)))
+    first = embedding("embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=0.0,
+                      saved_elements=0.0, kernels=2)  # fmt: skip
+    parameters = BlockParameters(
+        norm_parameters("norm1", WIDTH),
+        weight_and_bias("qkv", 3 * WIDTH, WIDTH),
+        weight_and_bias("out", WIDTH, WIDTH),
+        norm_parameters("norm2", WIDTH),
+        weight_and_bias("widen", 4 * WIDTH, WIDTH),
+        weight_and_bias("narrow", WIDTH, 4 * WIDTH),
+    )
+    shape = BlockShape(TOKENS, WIDTH, HEADS, 4 * WIDTH, causal=True, dropout=False)
+    last = norm_parameters("last", WIDTH)
+    head = linear("head", TOKENS, WIDTH, VOCABULARY, parameters=last, ready=names(last))
+    return assembled([first, *pre_norm_block("block", shape, parameters), head])
+
+
+def assembled(parts):
+    return assemble("tiny", parts, dtype="fp32", sample="sample", source="", input_elements=1,
+                    output_elements=1)  # fmt: skip
+
+
+CASES = {
+    "residual": (TinyResidual, tiny_residual, lambda: torch.randn(BATCH, 3, SIDE, SIDE)),
+    "gpt": (TinyGpt, tiny_gpt, lambda: torch.randint(VOCABULARY, (BATCH, TOKENS))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_registration_and_ready_order(case):
+    module_class, model, data = CASES[case]
+    torch.manual_seed(0)
+    module, workload = module_class(), model()
+    assert [(t.name, t.shape) for t in workload.tensors] == [
+        (name, tuple(p.shape)) for name, p in module.named_parameters()
+    ]
+    fired, by_parameter = [], {p: name for name, p in module.named_parameters()}
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: fired.append(by_parameter[p]))
+    module(data()).square().sum().backward()
+    assert [workload.tensors[i].name for i in workload.ready_order] == fired
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operations_are_those_that_torch_counts(case):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module_class, model, data = CASES[case]
+    module, workload = module_class(), model()
+    with FlopCounterMode(display=False) as counter:
+        output = module(data())
+    forward = counter.get_total_flops()
+    assert BATCH * sum(layer.matmul_flops for layer in workload.layers) == forward
+    if case == "residual":  # backward of fused attention is counted with its recomputed scores
+        with FlopCounterMode(display=False) as counter:
+            output.square().sum().backward()
+        first = BATCH * workload.layers[0].matmul_flops
+        assert counter.get_total_flops() == 2 * forward - first
