@@ -1,0 +1,94 @@
+"""Writing a StepPlan task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfmodel.training.plan import Collective, Compute, Op, Stream, Task
+
+HOST = Stream("host", "host")
+COMPUTE = Stream("compute", "compute")
+
+
+@dataclass(slots=True)
+class TaskList:
+    """Tasks of a plan in the order in which the host issues them.
+
+    Parameters
+    ----------
+    launch_s : float
+        Host time to issue one kernel; seconds. Zero leaves the host out of the plan.
+    kernel_s : float
+        Least device time of one copy kernel, added per kernel; seconds.
+    copy_Bps : float
+        Rate of device copies, each byte read and written once; bytes per second.
+    """
+
+    launch_s: float
+    kernel_s: float
+    copy_Bps: float
+    tasks: list[Task] = field(default_factory=list)
+
+    def add(self, task: Task) -> int:
+        """Append a task and return its index."""
+        self.tasks.append(task)
+        return len(self.tasks) - 1
+
+    def issue(
+        self, what: str, kernels: int, rank_class: str, *, after: Iterable[int] = (), **marks: Any
+    ) -> tuple[int, ...]:
+        """Let the host launch kernels; returns what device work has to wait for."""
+        if self.launch_s <= 0 or kernels <= 0:
+            return tuple(after)
+        work = Compute(kernels * self.launch_s)
+        task = Task(f"issue {what}", "issue", rank_class, HOST.name, work, tuple(after), **marks)
+        return (self.add(task),)
+
+    def compute(
+        self,
+        name: str,
+        kind: str,
+        duration_s: float,
+        rank_class: str,
+        *,
+        after: Iterable[int] = (),
+        stream: str = COMPUTE.name,
+        **marks: Any,
+    ) -> int:
+        """Run kernels on the device."""
+        work = Compute(duration_s)
+        return self.add(Task(name, kind, rank_class, stream, work, tuple(after), **marks))
+
+    def copy(
+        self,
+        name: str,
+        nbytes: float,
+        kernels: int,
+        rank_class: str,
+        *,
+        after: Iterable[int] = (),
+        **marks: Any,
+    ) -> int:
+        """Copy `nbytes` within a device, in `kernels` kernels."""
+        duration_s = nbytes / self.copy_Bps + kernels * self.kernel_s
+        return self.compute(name, "copy", duration_s, rank_class, after=after, **marks)
+
+    def collective(
+        self,
+        name: str,
+        op: Op,
+        nbytes: int,
+        rank_class: str,
+        *,
+        communicator: str,
+        key: str,
+        after: Iterable[int] = (),
+        stream: str = "comm",
+        **marks: Any,
+    ) -> int:
+        """Take part in a collective (root: rank 0)."""
+        work = Collective(op, nbytes, communicator, key)
+        task = Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
+        return self.add(task)

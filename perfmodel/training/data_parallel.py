@@ -1,0 +1,233 @@
+"""nn.DataParallel: one process drives all GPUs of a host, the first one is the server.
+
+Every forward broadcasts the parameters from GPU 0, scatters the inputs and gathers the outputs;
+the gradients are reduced to GPU 0 only when backward has ended, because to autograd the broadcast
+is a single operation; only GPU 0 runs the optimizer. From torch 2.13: torch/nn/parallel/
+{data_parallel,replicate,_functions,comm}.py, torch/csrc/cuda/comm.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.ddp import ddp_plan
+from perfmodel.training.options import MIB, DdpOptions
+from perfmodel.training.plan import Communicator, Op, RankClass, StepPlan, Stream
+from perfmodel.training.segments import backward_segments, forward_segments
+from perfmodel.workload.model import LayerTimes, Tensor, Workload
+
+COALESCED_BYTES = 10 * MIB
+"""Parameters and gradients travel in pieces of this size (default `buffer_size`, comm.py)."""
+
+FIRST, OTHERS = "gpu 0", "other gpus"
+GROUP = "data parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    workload: Workload
+    times: LayerTimes
+    ranks: int
+    batch: int
+    item_bytes: int
+    segments: int
+    tasks: TaskList
+
+
+def data_parallel_plan(
+    workload: Workload,
+    times: LayerTimes,
+    *,
+    ranks: int,
+    batch_per_gpu: int,
+    item_bytes: int = 4,
+    kernel_s: float = 0.0,
+    segments: int = 128,
+) -> StepPlan:
+    """Return one step of nn.DataParallel training; of plain training for one GPU.
+
+    The threads that run forward share Python's interpreter lock: assumption: all launches of
+    forward happen one after the other (`ranks` times as long). Backward is issued by one C++
+    thread per GPU. The loss is taken as free, the input as already on GPU 0.
+
+    Parameters
+    ----------
+    workload : Workload
+    times : LayerTimes
+        Of `batch_per_gpu` samples on one GPU.
+    ranks : int
+        GPUs of the host.
+    batch_per_gpu : int
+        The batch of the step over the number of GPUs.
+    item_bytes : int
+        Bytes per element of inputs and outputs.
+    kernel_s : float
+        Least device time of a copy kernel; seconds.
+    segments : int
+        Tasks per pass that layers are merged into at most.
+
+    Raises
+    ------
+    InputError
+        Ranks or batch below 1.
+    ScheduleError
+        Times that do not fit the workload.
+    """
+    if ranks == 1:
+        return ddp_plan(
+            workload, times, ranks=1, batch_per_gpu=batch_per_gpu, options=DdpOptions(),
+            kernel_s=kernel_s, segments=segments,
+        )  # fmt: skip
+    faults = [
+        Fault(name, repr(value), "a whole number, 1 or more")
+        for name, value in (("ranks", ranks), ("batch_per_gpu", batch_per_gpu))
+        if value < 1
+    ]
+    if faults:
+        raise InputError(faults)
+    tasks = TaskList(times.launch_s, kernel_s, times.copy_Bps)
+    step = _Step(workload, times, ranks, batch_per_gpu, item_bytes, segments, tasks)
+    _add_forward(step)
+    _add_backward(step)
+    _add_reduction(step)
+    return StepPlan(
+        name=f"nn.DataParallel, {workload.name}",
+        classes=(RankClass(FIRST, range(1)), RankClass(OTHERS, range(1, ranks))),
+        streams=((HOST,) if times.launch_s > 0 else ()) + (COMPUTE, Stream("comm", "comm")),
+        communicators=(Communicator(GROUP, (range(ranks),)),),
+        tasks=tuple(tasks.tasks),
+        samples=ranks * batch_per_gpu,
+    )
+
+
+def broadcast_pieces(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the bytes of each coalesced broadcast of the parameters.
+
+    A piece is closed when one more tensor like its last would fill it (``take_tensors`` in
+    torch/csrc/utils/tensor_flatten.cpp); each dtype has its own.
+    """
+    pieces: list[int] = []
+    filling: dict[str, int] = {}
+    for tensor in tensors:
+        filled = filling.get(tensor.dtype, 0) + tensor.nbytes
+        filling[tensor.dtype] = filled
+        if filled + tensor.nbytes >= COALESCED_BYTES:
+            pieces.append(filled)
+            filling[tensor.dtype] = 0
+    return tuple(nbytes for nbytes in (*pieces, *filling.values()) if nbytes)
+
+
+def reduction_pieces(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the bytes of each coalesced reduction of the gradients.
+
+    A piece is closed before the tensor that would overfill it (``_take_tensors`` in
+    torch/_utils.py, which is not the rule of the broadcast); each dtype has its own.
+    """
+    pieces: list[int] = []
+    filling: dict[str, int] = {}
+    for tensor in tensors:
+        filled = filling.get(tensor.dtype, 0)
+        if filled and filled + tensor.nbytes > COALESCED_BYTES:
+            pieces.append(filled)
+            filled = 0
+        filling[tensor.dtype] = filled + tensor.nbytes
+    return tuple(nbytes for nbytes in (*pieces, *filling.values()) if nbytes)
+
+
+def _together(step: _Step, name: str, op: Op, nbytes: int, ready: dict[str, int]) -> dict[str, int]:
+    """Add a collective for both classes, each after its own task; returns its tasks by class."""
+    return {
+        rank_class: step.tasks.collective(
+            name, op, nbytes, rank_class, communicator=GROUP, key=name,
+            after=(ready[rank_class],) if rank_class in ready else (),
+        )
+        for rank_class in (FIRST, OTHERS)
+    }  # fmt: skip
+
+
+def _add_forward(step: _Step) -> None:
+    inputs = round(step.ranks * step.batch * step.workload.input_elements) * step.item_bytes
+    ready: dict[str, int] = {}
+    if inputs:
+        ready = _together(step, "scatter inputs", "scatter", inputs, {})
+    pieces = [*broadcast_pieces(step.workload.tensors)]
+    if step.workload.buffer_bytes:
+        pieces.append(step.workload.buffer_bytes)
+    for number, nbytes in enumerate(pieces):
+        issued = step.tasks.issue(f"replicate {number}", 1 + step.ranks, FIRST)
+        before = (ready[FIRST],) if ready else ()
+        flat = step.tasks.copy(
+            f"flatten parameters {number}", nbytes, 1, FIRST, after=(*issued, *before)
+        )
+        name = f"broadcast parameters {number}"
+        ready = _together(step, name, "broadcast", nbytes, {FIRST: flat})
+    parts = forward_segments(step.workload, step.times, at_most=step.segments)
+    for rank_class in (FIRST, OTHERS):
+        waits: tuple[int, ...] = (ready[rank_class],)
+        for part in parts:
+            name = f"forward {part.name}"
+            issued = step.tasks.issue(name, part.kernels * step.ranks, rank_class)
+            step.tasks.compute(
+                name, "forward", part.duration_s, rank_class, after=(*issued, *waits)
+            )
+            waits = ()
+
+
+def _add_backward(step: _Step) -> None:
+    outputs = round(step.ranks * step.batch * step.workload.output_elements) * step.item_bytes
+    ready = _newest(step)
+    if outputs:
+        gathered = _together(step, "gather outputs", "gather", outputs, ready)
+        ready = _together(step, "scatter gradient of outputs", "scatter", outputs, gathered)
+    for rank_class in (FIRST, OTHERS):
+        waits: tuple[int, ...] = (ready[rank_class],)
+        for part in backward_segments(step.workload, step.times, at_most=step.segments):
+            name = f"backward {part.name}"
+            issued = step.tasks.issue(name, part.kernels, rank_class)
+            step.tasks.compute(
+                name, "backward", part.duration_s, rank_class, after=(*issued, *waits)
+            )
+            waits = ()
+
+
+def _add_reduction(step: _Step) -> None:
+    """Reduce all gradients to GPU 0 once backward has ended, and let it run the optimizer."""
+    tensors = [step.workload.tensors[index] for index in step.workload.ready_order]
+    ready: dict[str, int] = {}
+    for number, nbytes in enumerate(reduction_pieces(tensors)):
+        flat = {
+            rank_class: step.tasks.copy(
+                f"flatten gradients {number}", nbytes, 1, rank_class,
+                after=(ready[rank_class],) if ready else (),
+            )
+            for rank_class in (FIRST, OTHERS)
+        }  # fmt: skip
+        ready = _together(step, f"reduce gradients {number}", "reduce", nbytes, flat)
+    issued = step.tasks.issue("optimizer", step.times.optimizer_kernels, FIRST)
+    end = step.tasks.compute(
+        "optimizer", "optimizer", step.times.optimizer_s, FIRST, after=(*issued, ready[FIRST])
+    )
+    for index in _firsts(step):
+        task = step.tasks.tasks[index]
+        step.tasks.tasks[index] = replace(task, after_previous=(end,))
+
+
+def _newest(step: _Step) -> dict[str, int]:
+    """Return the newest device task of each class."""
+    return {
+        task.rank_class: index
+        for index, task in enumerate(step.tasks.tasks)
+        if task.stream == COMPUTE.name
+    }
+
+
+def _firsts(step: _Step) -> Iterator[int]:
+    """Return GPU 0's first task on its device streams: what the next step begins with."""
+    seen = {HOST.name}
+    for index, task in enumerate(step.tasks.tasks):
+        if task.rank_class == FIRST and task.stream not in seen:
+            seen.add(task.stream)
+            yield index

@@ -1,0 +1,190 @@
+"""Is a StepPlan well formed? Whoever writes a strategy calls this in a test."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+
+from perfmodel.errors import ScheduleError, one_of
+from perfmodel.training.plan import Collective, Communicator, Compute, StepPlan, Task, Transfer
+
+
+def check_plan(plan: StepPlan) -> None:
+    """Check a plan; says everything that is wrong with it at once.
+
+    Names must be known and unique, ranks in one class each; `after` points to earlier tasks;
+    every class with members in a collective's communicator takes part in it once, and alike;
+    a message has its sender's and its receiver's task; semaphores are given back as often as
+    taken; and the streams' orders do not make tasks wait for each other in a circle.
+
+    Raises
+    ------
+    ScheduleError
+        One line per fault.
+    """
+    faults = [
+        *_declarations(plan), *_ranks(plan), *_tasks(plan), *_collectives(plan), *_transfers(plan)
+    ]  # fmt: skip
+    faults += [] if faults else [*_semaphores(plan), *_circles(plan)]
+    if faults:
+        raise ScheduleError(f"plan {plan.name!r}:\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+def _declarations(plan: StepPlan) -> Iterator[str]:
+    named: dict[str, Iterable[str]] = {
+        "class": (each.name for each in plan.classes),
+        "stream": (each.name for each in plan.streams),
+        "communicator": (each.name for each in plan.communicators),
+        "semaphore": (name for name, _ in plan.semaphores),
+    }
+    for what, names in named.items():
+        yield from (f"{what} {name!r} is declared twice" for name in _twice(names))
+    for stream in plan.streams:
+        if stream.workers < 1:
+            yield f"stream {stream.name!r} has {stream.workers} workers; at least 1"
+    for name, capacity in plan.semaphores:
+        if capacity < 1:
+            yield f"semaphore {name!r} has capacity {capacity}; at least 1"
+    if plan.samples < 1:
+        yield f"{plan.samples} samples; at least 1"
+
+
+def _ranks(plan: StepPlan) -> Iterator[str]:
+    for rank in _twice(rank for each in plan.classes for rank in each.ranks):
+        yield f"rank {rank} is in two classes"
+    yield from (f"class {each.name!r} has no ranks" for each in plan.classes if not each.ranks)
+    known = {rank for each in plan.classes for rank in each.ranks}
+    for communicator in plan.communicators:
+        members = [rank for group in communicator.groups for rank in group]
+        for rank in _twice(members):
+            yield f"communicator {communicator.name!r}: rank {rank} is in two of its groups"
+        for rank in sorted(set(members) - known):
+            yield f"communicator {communicator.name!r}: rank {rank} is in no class"
+
+
+def _tasks(plan: StepPlan) -> Iterator[str]:
+    known = {
+        "stream": [stream.name for stream in plan.streams],
+        "class": [each.name for each in plan.classes],
+        "semaphore": [name for name, _ in plan.semaphores],
+    }
+    for index, task in enumerate(plan.tasks):
+        where = f"task {index} {task.name!r}"
+        said = [
+            ("stream", task.stream), ("class", task.rank_class),
+            ("semaphore", task.acquires), ("semaphore", task.releases),
+        ]  # fmt: skip
+        for what, name in said:
+            if name is not None and name not in known[what]:
+                yield f"{where}: {what} {name!r}; {one_of(known[what], name)}"
+        for other in task.after:
+            if not 0 <= other < index:
+                yield f"{where}: after {other}, which is no earlier task"
+        for other in task.after_previous:
+            if not 0 <= other < len(plan.tasks):
+                yield f"{where}: after_previous {other}; 0 to {len(plan.tasks) - 1}"
+        size = task.work.duration_s if isinstance(task.work, Compute) else task.work.nbytes
+        if not (math.isfinite(size) and size >= 0):
+            yield f"{where}: takes or moves {size}; finite and not negative"
+
+
+def _collectives(plan: StepPlan) -> Iterator[str]:
+    communicators = {each.name: each for each in plan.communicators}
+    parts: defaultdict[str, list[tuple[Task, Collective]]] = defaultdict(list)
+    for task in plan.tasks:
+        if isinstance(task.work, Collective):
+            parts[task.work.key].append((task, task.work))
+    for key, tasks in parts.items():
+        works = {work for _, work in tasks}
+        if len(works) > 1:
+            yield f"collective {key!r}: its tasks differ in operation, size, group or root"
+            continue
+        (work,) = works
+        communicator = communicators.get(work.communicator)
+        if communicator is None:
+            allowed = one_of(communicators, work.communicator)
+            yield f"collective {key!r}: communicator {work.communicator!r}; {allowed}"
+            continue
+        yield from _members(plan, communicator, key, Counter(task.rank_class for task, _ in tasks))
+        rooted = work.op in ("broadcast", "reduce", "scatter", "gather")
+        if rooted and not any(work.root in group for group in communicator.groups):
+            yield f"collective {key!r}: root {work.root} is not in {communicator.name!r}"
+
+
+def _members(
+    plan: StepPlan, communicator: Communicator, key: str, present: Counter[str]
+) -> Iterator[str]:
+    members = {rank for group in communicator.groups for rank in group}
+    for each in plan.classes:
+        wanted = int(not members.isdisjoint(each.ranks))
+        if present[each.name] != wanted:
+            yield (
+                f"collective {key!r}: class {each.name!r} has {present[each.name]} tasks in it; "
+                f"{wanted}, by its ranks in {communicator.name!r}"
+            )
+
+
+def _transfers(plan: StepPlan) -> Iterator[str]:
+    home = {rank: each.name for each in plan.classes for rank in each.ranks}
+    parts: defaultdict[str, list[tuple[Task, Transfer]]] = defaultdict(list)
+    for task in plan.tasks:
+        if isinstance(task.work, Transfer):
+            parts[task.work.key].append((task, task.work))
+    for key, tasks in parts.items():
+        works = {work for _, work in tasks}
+        if len(works) > 1:
+            yield f"message {key!r}: its tasks differ in ends or size"
+            continue
+        (work,) = works
+        ends = [home.get(work.src_rank), home.get(work.dst_rank)]
+        if None in ends or work.src_rank == work.dst_rank:
+            yield f"message {key!r}: from rank {work.src_rank} to rank {work.dst_rank}"
+        elif Counter(task.rank_class for task, _ in tasks) != Counter(ends):
+            found = sorted(task.rank_class for task, _ in tasks)
+            yield f"message {key!r}: tasks in classes {found}; one in each of {ends}"
+
+
+def _semaphores(plan: StepPlan) -> Iterator[str]:
+    balance: Counter[tuple[str, str]] = Counter()
+    for task in plan.tasks:
+        if task.acquires is not None:
+            balance[task.rank_class, task.acquires] += 1
+        if task.releases is not None:
+            balance[task.rank_class, task.releases] -= 1
+    for (rank_class, name), left in balance.items():
+        if left:
+            yield f"semaphore {name!r} in class {rank_class!r}: taken {left} times more than given"
+
+
+def _circles(plan: StepPlan) -> Iterator[str]:
+    """Tasks that wait for each other: a stream starts in order, a collective starts together.
+
+    Each task has a node for its start; all tasks of a collective or a message share their end.
+    """
+    alone = {stream.name: stream.workers == 1 for stream in plan.streams}
+    ends = [
+        f"task {index} {task.name!r}" if isinstance(task.work, Compute) else repr(task.work.key)
+        for index, task in enumerate(plan.tasks)
+    ]
+    graph: TopologicalSorter[str] = TopologicalSorter()
+    newest: dict[tuple[str, str], int] = {}
+    for index, task in enumerate(plan.tasks):
+        start = f"start of task {index} {task.name!r}"
+        graph.add(ends[index], start)
+        graph.add(start, *(ends[other] for other in task.after))
+        before = newest.get((task.rank_class, task.stream))
+        newest[task.rank_class, task.stream] = index
+        if before is not None and alone[task.stream]:
+            graph.add(start, ends[before])
+        elif before is not None:
+            graph.add(start, f"start of task {before} {plan.tasks[before].name!r}")
+    try:
+        graph.prepare()
+    except CycleError as error:
+        yield f"these wait for each other: {' <- '.join(error.args[1][:12])}"
+
+
+def _twice(names: Iterable[object]) -> list[object]:
+    return [name for name, count in Counter(names).items() if count > 1]

@@ -1,0 +1,98 @@
+"""Our buckets against those that DistributedDataParallel reports of itself, in every mode.
+
+Two processes train a small model on gloo (``ddp_on_gloo.py``); one launch serves all modes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.training.buckets import ddp_buckets
+from perfmodel.training.options import DdpOptions, cap_bytes
+from perfmodel.workload.model import Tensor
+
+NAMES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16"}
+
+
+def caps(*caps_mb: float) -> tuple[float, ...]:
+    return tuple(cap_bytes(cap) for cap in caps_mb)
+
+
+MODES = {
+    "default": DdpOptions(),
+    "one cap": DdpOptions(bucket_cap_bytes=cap_bytes(3)),
+    "fractional cap": DdpOptions(bucket_cap_bytes=cap_bytes(0.3)),
+    "find unused": DdpOptions(find_unused_parameters=True),
+    "find unused, one cap": DdpOptions(find_unused_parameters=True, bucket_cap_bytes=cap_bytes(2)),
+    "static graph": DdpOptions(static_graph=True),
+    "static graph, find unused": DdpOptions(static_graph=True, find_unused_parameters=True),
+    "list": DdpOptions(caps_list_bytes=caps(1, 4, 2)),
+    "list, find unused": DdpOptions(caps_list_bytes=caps(2, 1), find_unused_parameters=True),
+    "views": DdpOptions(gradient_as_bucket_view=True),
+    "mixed": DdpOptions(),
+    "mixed, one cap": DdpOptions(bucket_cap_bytes=cap_bytes(1)),
+    "mixed, find unused": DdpOptions(find_unused_parameters=True),
+    "first bucket": DdpOptions(first_bucket_bytes=300_000),
+    "small last": DdpOptions(set_last_bucket_cap=True),
+    "small last, list": DdpOptions(set_last_bucket_cap=True, caps_list_bytes=caps(1, 4, 2)),
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What rank 0 logged; both processes end with the test, whatever happens."""
+    torch = pytest.importorskip("torch", reason="runs the real DistributedDataParallel")
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13):
+        pytest.skip(f"needs torch 2.13 (bucket_cap_mb_list), found {torch.__version__}")
+    folder = tmp_path_factory.mktemp("gloo")
+    script = Path(__file__).with_name("ddp_on_gloo.py")
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(folder)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=90)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    return json.loads((folder / "report.json").read_text())
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.replace(",", " ").split()]
+
+
+def test_every_mode_was_run(report: Any) -> None:
+    assert set(report) == set(MODES)
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_buckets_are_those_of_ddp(report: Any, mode: str) -> None:
+    logged, options = report[mode], MODES[mode]
+    tensors = [Tensor(name, tuple(shape), NAMES[dtype]) for name, shape, dtype in logged["tensors"]]
+    first = ddp_buckets(tensors, options, iteration="first")
+    assert [bucket.nbytes for bucket in first] == numbers(logged["initial"])
+    steady = ddp_buckets(tensors, options, ready_order=numbers(logged["ready"]))
+    assert logged["has_rebuilt"] == options.rebuilds
+    if not options.rebuilds:
+        assert steady == first
+        return
+    assert [bucket.nbytes for bucket in steady] == numbers(logged["rebuilt"])
+    members = [tuple(numbers(part)) for part in logged["rebuilt_indices"].split(",")]
+    assert [bucket.tensors for bucket in steady] == members

@@ -1,0 +1,128 @@
+"""Memory per GPU: published totals, what each option saves, and advice that is true."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.training.memory import Setup, advice, largest_batch, memory
+from perfmodel.training.options import DdpOptions
+from perfmodel.units import format_bytes
+from perfmodel.workload.zoo import build
+
+GB = 1e9
+
+
+def setup_of(model: str = "resnet50", dtype: str = "fp32", **changed: Any) -> Setup:
+    given: dict[str, Any] = {
+        "precision": "fp32", "optimizer": "sgd-momentum", "ranks": 8, "batch_per_gpu": 32,
+    }  # fmt: skip
+    return Setup(workload=build(model, dtype=dtype), **(given | changed))
+
+
+def test_gpt2_needs_24_gb_with_adam_in_half_precision() -> None:
+    """Rajbhandari et al. 2019 (arXiv 1910.02054): 16 bytes per parameter, 24 GB for 1.5 B."""
+    use = memory(setup_of("gpt2-xl", "fp16", precision="fp16", optimizer="adam", batch_per_gpu=1))
+    assert use.states_bytes == pytest.approx(16 * 1.5576e9, rel=1e-3)
+    assert use.parameters_bytes == use.gradients_bytes
+    assert use.optimizer_bytes == 6 * use.parameters_bytes
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("sgd-momentum", 1), ("adamw", 2)])
+def test_optimizer_states(optimizer: str, states: int) -> None:
+    setup = setup_of(optimizer=optimizer)
+    assert memory(setup).optimizer_bytes == states * setup.workload.nbytes
+
+
+def test_parts_add_up() -> None:
+    setup = setup_of()
+    use = memory(setup)
+    parts = (
+        use.parameters_bytes, use.gradients_bytes, use.optimizer_bytes, use.buckets_bytes,
+        use.activations_bytes,
+    )  # fmt: skip
+    assert use.total_bytes == sum(parts)
+    assert use.parameters_bytes == setup.workload.nbytes + setup.workload.buffer_bytes
+
+
+def test_buckets_are_a_copy_of_the_gradients_unless_views() -> None:
+    setup = setup_of()
+    nbytes = setup.workload.nbytes
+    views = DdpOptions(gradient_as_bucket_view=True)
+    assert memory(setup).buckets_bytes == nbytes
+    assert memory(replace(setup, options=views)).buckets_bytes == 0
+    assert memory(replace(setup, hook="bf16")).buckets_bytes == 1.5 * nbytes
+    assert memory(replace(setup, ranks=1)).buckets_bytes == 0
+
+
+def test_gpu_0_of_data_parallel_holds_reduced_gradients_and_all_outputs() -> None:
+    setup = setup_of(strategy="data_parallel")
+    served, alone = memory(setup), memory(replace(setup, ranks=1))
+    assert served.buckets_bytes == setup.workload.nbytes
+    assert served.activations_bytes - alone.activations_bytes == 2 * 8 * 32 * 1000 * 4
+
+
+def test_measured_activations_replace_the_count() -> None:
+    setup = setup_of(activations_bytes=3e9)
+    assert memory(setup).activations_bytes == 3e9
+    fixed = memory(setup).total_bytes - 3e9
+    assert largest_batch(setup, fixed + 6e9) == 64
+
+
+@pytest.mark.parametrize("capacity", [2 * GB, 16 * GB, 80 * GB])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_largest_batch_just_fits(capacity: float, precision: str) -> None:
+    setup = setup_of(precision=precision)
+    batch = largest_batch(setup, capacity)
+    assert memory(replace(setup, batch_per_gpu=batch)).total_bytes <= capacity
+    assert memory(replace(setup, batch_per_gpu=batch + 1)).total_bytes > capacity
+
+
+def test_no_advice_where_it_fits() -> None:
+    assert advice(setup_of(), 80 * GB) == ()
+
+
+def test_advice_is_true() -> None:
+    setup = setup_of(batch_per_gpu=512)
+    capacity = 16 * GB
+    said = advice(setup, capacity)
+    match = re.search(r"at most (\d+) per GPU instead of 512: with (\d+) accumulated", said[0])
+    assert match is not None
+    batch, micro_batches = map(int, match.groups())
+    assert batch == largest_batch(setup, capacity)
+    assert batch * micro_batches >= 512 > batch * (micro_batches - 1)
+    assert [line.split("=")[0].split(" ")[0] for line in said[1:]] == [
+        "gradient_as_bucket_view", "bf16", "FSDP",
+    ]  # fmt: skip
+    assert all(line.endswith("not enough alone") for line in said[1:])
+
+
+def test_sharding_makes_a_large_model_fit() -> None:
+    setup = setup_of("gpt2-xl", optimizer="adam", batch_per_gpu=1, ranks=8, precision="bf16")
+    said = advice(setup, 24 * GB)
+    assert said[0].startswith("no smaller batch")
+    sharded = next(line for line in said if line.startswith("FSDP"))
+    assert "over 8" in sharded
+    use = memory(setup)
+    embeddings = (50257 + 1024) * 1600 * 4  # the largest unit; two may be whole at once
+    wanted = use.states_bytes / 8 + 2 * embeddings + use.activations_bytes
+    assert f": {format_bytes(wanted)} of" in sharded
+    assert sharded.endswith(", fits")
+
+
+def test_advice_does_not_repeat_what_is_done() -> None:
+    options = DdpOptions(gradient_as_bucket_view=True)
+    setup = setup_of(batch_per_gpu=4096, options=options, ranks=1, precision="bf16")
+    assert len(advice(setup, GB)) == 1
+
+
+def test_refuses_unknown_words() -> None:
+    with pytest.raises(InputError) as caught:
+        memory(setup_of(precision="fp33", strategy="zero", ranks=0))
+    assert [fault.field for fault in caught.value.faults] == ["ranks", "strategy", "precision"]
+    with pytest.raises(InputError, match="sgd-momentum"):
+        memory(setup_of(optimizer="sgd-momentun"))

@@ -1,0 +1,133 @@
+"""Each way in which a plan can be malformed is found and named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import ScheduleError
+from perfmodel.training.plan import (
+    Collective,
+    Communicator,
+    Compute,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+    Transfer,
+)
+from perfmodel.training.validate_plan import check_plan
+
+GOOD = StepPlan(
+    name="two classes",
+    classes=(RankClass("a", (0, 1)), RankClass("b", (2,))),
+    streams=(Stream("compute", "compute"), Stream("comm", "comm")),
+    communicators=(Communicator("all", (range(3),)),),
+    tasks=(
+        Task("work a", "forward", "a", "compute", Compute(1.0)),
+        Task("sum", "communication", "a", "comm", Collective("all_reduce", 8, "all", "k"), (0,)),
+        Task("sum", "communication", "b", "comm", Collective("all_reduce", 8, "all", "k")),
+        Task("send", "communication", "a", "comm", Transfer(1, 2, 8, "m"), (1,)),
+        Task("receive", "communication", "b", "comm", Transfer(1, 2, 8, "m"), (2,)),
+        Task("take", "forward", "b", "compute", Compute(1.0), acquires="slot"),
+        Task("give", "forward", "b", "compute", Compute(1.0), (5,), (0,), releases="slot"),
+    ),
+    samples=1,
+    semaphores=(("slot", 1),),
+)
+
+
+def changed(index: int, **fields: Any) -> StepPlan:
+    tasks = list(GOOD.tasks)
+    tasks[index] = replace(tasks[index], **fields)
+    return replace(GOOD, tasks=tuple(tasks))
+
+
+def reduce_of(**fields: Any) -> Collective:
+    return replace(Collective("all_reduce", 8, "all", "k"), **fields)
+
+
+def test_a_good_plan_passes() -> None:
+    check_plan(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (replace(GOOD, samples=0), "0 samples"),
+        (
+            replace(GOOD, classes=(*GOOD.classes, RankClass("b", (9,)))),
+            "class 'b' is declared twice",
+        ),
+        (replace(GOOD, classes=(*GOOD.classes, RankClass("c", (1,)))), "rank 1 is in two classes"),
+        (replace(GOOD, classes=(*GOOD.classes, RankClass("c", ()))), "class 'c' has no ranks"),
+        (replace(GOOD, streams=(*GOOD.streams, Stream("x", "comm", 0))), "has 0 workers"),
+        (replace(GOOD, semaphores=(("slot", 0),)), "capacity 0"),
+        (
+            replace(GOOD, communicators=(Communicator("all", ((0, 1, 2, 7),)),)),
+            "rank 7 is in no class",
+        ),
+        (
+            replace(GOOD, communicators=(Communicator("all", ((0, 1), (1, 2))),)),
+            "rank 1 is in two of its groups",
+        ),
+        (changed(0, stream="compuet"), "did you mean 'compute'"),
+        (changed(0, rank_class="c"), "class 'c'"),
+        (changed(5, acquires="slto"), "did you mean 'slot'"),
+        (changed(0, after=(0,)), "after 0, which is no earlier task"),
+        (changed(0, after=(-1,)), "after -1"),
+        (changed(0, after_previous=(7,)), "after_previous 7; 0 to 6"),
+        (changed(0, work=Compute(-1.0)), "takes or moves -1.0"),
+        (changed(0, work=Compute(float("nan"))), "takes or moves nan"),
+        (changed(2, work=reduce_of(nbytes=9)), "'k': its tasks differ"),
+        (changed(2, work=reduce_of(key="other")), "class 'b' has 0 tasks in it; 1"),
+        (changed(2, rank_class="a"), "class 'a' has 2 tasks in it; 1"),
+        (changed(4, work=Transfer(0, 2, 8, "m")), "'m': its tasks differ"),
+        (changed(4, rank_class="a"), "'m': tasks in classes ['a', 'a']"),
+        (changed(4, work=Transfer(1, 2, 8, "n")), "'n': tasks in classes ['b']"),
+        (changed(6, releases=None), "semaphore 'slot' in class 'b': taken 1 times more"),
+    ],
+)
+def test_each_fault_is_named(plan: StepPlan, words: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        check_plan(plan)
+    assert words in str(caught.value)
+
+
+def test_unknown_communicator_and_root_outside() -> None:
+    work = reduce_of(communicator="al")
+    tasks = (replace(GOOD.tasks[1], after=(), work=work), replace(GOOD.tasks[2], work=work))
+    with pytest.raises(ScheduleError, match="did you mean 'all'"):
+        check_plan(replace(GOOD, tasks=tasks, semaphores=()))
+    work = reduce_of(op="broadcast", root=5)
+    tasks = (replace(GOOD.tasks[1], after=(), work=work), replace(GOOD.tasks[2], work=work))
+    with pytest.raises(ScheduleError, match="root 5 is not in 'all'"):
+        check_plan(replace(GOOD, tasks=tasks, semaphores=()))
+
+
+def test_all_faults_are_told_at_once() -> None:
+    plan = replace(changed(0, stream="x", rank_class="y"), samples=0)
+    with pytest.raises(ScheduleError) as caught:
+        check_plan(plan)
+    assert len(str(caught.value).splitlines()) == 1 + 3
+
+
+def crossed(workers: int) -> StepPlan:
+    """Two classes that reach two collectives in opposite order."""
+    first, second = (Collective("all_reduce", 8, "all", key) for key in "xy")
+    order = {"a": (first, second), "b": (second, first)}
+    tasks = tuple(
+        Task(work.key, "communication", rank_class, "comm", work)
+        for rank_class, works in order.items()
+        for work in works
+    )
+    streams = (Stream("comm", "comm", workers),)
+    return replace(GOOD, tasks=tasks, streams=streams, semaphores=())
+
+
+def test_collectives_in_opposite_order_wait_for_each_other_forever() -> None:
+    with pytest.raises(ScheduleError, match="wait for each other"):
+        check_plan(crossed(workers=1))
+    check_plan(crossed(workers=2))
