@@ -101,7 +101,7 @@ def exposed(
                 continue
             if low > position:
                 free.append((position, low))
-            position = max(position, high)
+            position = high
         if position < stop:
             free.append((position, stop))
     return free

@@ -1,1 +1,1 @@
-"""Results for people: one self-contained page, tables and figures."""
+"""A result as people read it: one HTML page, terminal tables, and the JSON contract."""

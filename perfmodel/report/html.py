@@ -1,0 +1,290 @@
+"""A result as one self-contained HTML page, with its timeline and summary beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+
+from perfmodel.files import write_atomically
+from perfmodel.kineto import write_kineto
+from perfmodel.report import figures, topology_figure, words
+from perfmodel.report.contract import to_json
+from perfmodel.report.page import document, embed, figure_section, table
+from perfmodel.report.timeline_figure import timeline
+from perfmodel.result import BucketTime, Point, Result
+
+_BUCKETS_LISTED = 400
+_URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
+
+
+def write_report(result: Result, folder: Path) -> Path:
+    """Write the page and the data behind it.
+
+    ``report.html``; ``result.json`` (as ``--json`` prints it), ``summary.csv`` (one row per size)
+    and ``timeline.json`` (Kineto-shaped, for Perfetto).
+
+    Returns
+    -------
+    Path
+        The page.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be written to, or a number of the result is not finite.
+    """
+    page = folder / "report.html"
+    write_atomically(page, report_html(result))
+    write_kineto(
+        result.timeline,
+        folder / "timeline.json",
+        world_size=result.main.gpus,
+        backend=result.provenance.get("backend", "nccl"),
+        gpu=result.topology.gpu.name,
+    )
+    data = json.dumps(to_json(result), indent=2, allow_nan=False)
+    write_atomically(folder / "result.json", data + "\n")
+    write_atomically(folder / "summary.csv", result.summary.to_csv(index=False))
+    return page
+
+
+def report_html(result: Result) -> str:
+    """Build the page as one string."""
+    to_json(result)  # refuses numbers that are not finite before anything is drawn
+    sections = [
+        _header(result),
+        _tiles(result),
+        _scaling(result),
+        _breakdown(result),
+        _step(result.main),
+        _buckets(result.main),
+        _topology(result),
+        _memory(result.main),
+        _grounds(result),
+    ]
+    body = "<main>\n" + "\n".join(section for section in sections if section) + "\n</main>"
+    return document(f"{result.workload} on {result.machine}", body)
+
+
+def _header(result: Result) -> str:
+    setting = f"{result.workload} with {result.strategy} on {result.machine}"
+    question = f'<p class="question">{escape(result.question)}</p>' if result.question else ""
+    return (
+        f'<header><p class="setting">{escape(setting)}</p>'
+        f"<h1>{escape(words.headline(result))}</h1>{question}"
+        '<p class="note">A prediction by simulation, not a measurement. '
+        f"Step time: {escape(words.interval(result.main))}.</p></header>"
+    )
+
+
+def _tiles(result: Result) -> str:
+    main = result.main
+    share = main.exposed_comm_s / main.step_time_s
+    used = main.memory.total_bytes / main.memory.capacity_bytes
+    by_compute = main.bottleneck == "compute"
+    limit = "Compute" if by_compute else main.bottleneck
+    below = "the network is not what limits the step" if by_compute else "limits the communication"
+    tiles = [
+        ("Throughput", words.count(main.samples_per_s), f"{words.samples(result)} per second", ""),
+        ("Step time", words.duration(main.step_time_s), f"first step {_first(main)}", ""),
+        (
+            "Scaling efficiency",
+            words.percent(main.scaling_efficiency),
+            words.efficiency_base(result),
+            "",
+        ),
+        (
+            "Waiting for network",
+            words.duration(main.exposed_comm_s),
+            f"{words.percent(share)} of the step",
+            "",
+        ),
+        (
+            "Memory per GPU",
+            words.size(main.memory.total_bytes),
+            f"fits, {words.percent(used)} used"
+            if main.memory.fits
+            else f"does not fit: {words.percent(used)}",
+            "" if main.memory.fits else "bad",
+        ),
+        (
+            "Global batch",
+            f"{main.global_batch:,}",
+            f"{main.batch_per_gpu:,} per GPU",
+            "",
+        ),
+        ("Bottleneck", limit, below, "text"),
+    ]
+    return f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
+
+
+def _first(point: Point) -> str:
+    return words.duration(point.first_step_time_s)
+
+
+def _tile(title: str, value: str, below: str, look: str) -> str:
+    return (
+        f'<div class="tile {look}"><span>{escape(title)}</span>'
+        f"<strong>{escape(value)}</strong><small>{escape(below)}</small></div>"
+    )
+
+
+def _scaling(result: Result) -> str:
+    samples = words.samples_short(result)
+    rows = table(
+        ("GPUs", "Nodes", "Step", f"{samples}/s", "Efficiency", "Exposed", "Bottleneck"),
+        (
+            (
+                f"{point.gpus:,}",
+                f"{point.nodes:,}",
+                words.duration(point.step_time_s),
+                words.count(point.samples_per_s),
+                words.percent_column(point.scaling_efficiency),
+                words.duration(point.exposed_comm_s),
+                point.bottleneck,
+            )
+            for point in result.points
+        ),
+        words_at=(6,),
+    )
+    lead = f"{words.scaling(result)}. Efficiency is {words.efficiency_base(result)}."
+    if len(result.points) < 2:
+        return figure_section("Scaling", f"Only one size was asked for. {lead}", rows)
+    curve = embed(figures.scaling(result), "scaling", "Throughput against number of GPUs")
+    ratio = embed(figures.efficiency(result), "efficiency", "Efficiency against number of GPUs")
+    pair = (
+        f'<div class="pair"><div><h3>Throughput, {escape(samples)} per second</h3>{curve}</div>'
+        f"<div><h3>Efficiency, share of linear scaling</h3>{ratio}</div></div>"
+    )
+    return figure_section("Scaling", lead, pair, rows)
+
+
+def _breakdown(result: Result) -> str:
+    main = result.main
+    part, time = max(main.breakdown_s.items(), key=lambda item: item[1], default=("compute", 0.0))
+    lead = (
+        f"At {words.gpus(main.gpus)} the largest part is {part}: {words.duration(time)}, "
+        f"{words.percent(time / main.step_time_s)} of the step."
+    )
+    drawing = embed(figures.breakdown(result), "breakdown", "Parts of the step at each size")
+    return figure_section("Where the time goes", lead, drawing)
+
+
+def _step(point: Point) -> str:
+    hidden = point.comm_s - point.exposed_comm_s
+    lead = f"Communication takes {words.duration(point.comm_s)}"
+    if point.comm_s > 0:
+        lead += (
+            f": {words.duration(hidden)} hidden behind compute, "
+            f"{words.duration(point.exposed_comm_s)} exposed"
+        )
+    if point.buckets:
+        lead += ". The numbers are gradient buckets"
+    drawing = embed(timeline(point), "timeline", "Timeline of one training step")
+    hint = (
+        '<p class="hint">Drag across the picture to zoom, double-click to go back. Bars too short '
+        "to see are drawn with their neighbours; timeline.json, made for ui.perfetto.dev, holds "
+        "every span.</p>"
+    )
+    return figure_section("One step", f"{lead}.", drawing, hint)
+
+
+def _buckets(point: Point) -> str:
+    if not point.buckets:
+        return ""
+    last = max(point.buckets, key=lambda bucket: bucket.end_s)
+    lead = (
+        f"{len(point.buckets)} buckets; the last one ends {words.duration(last.end_s)} after the "
+        "step began. Wait is the time between ready and start, behind earlier buckets."
+    )
+    if len(point.buckets) > _BUCKETS_LISTED:
+        lead += f" The first {_BUCKETS_LISTED} are listed; result.json holds all of them."
+    rows = table(
+        ("Bucket", "Size", "Ready", "Start", "End", "Wait", "Duration", "Parameters"),
+        (_bucket_row(bucket) for bucket in point.buckets[:_BUCKETS_LISTED]),
+        words_at=(7,),
+    )
+    return figure_section("Gradient buckets", lead, rows)
+
+
+def _bucket_row(bucket: BucketTime) -> tuple[str, ...]:
+    names = bucket.parameters
+    held = ""
+    if names:
+        held = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})"
+    return (
+        f"{bucket.index}",
+        words.size(bucket.nbytes),
+        words.duration(bucket.ready_s),
+        words.duration(bucket.start_s),
+        words.duration(bucket.end_s),
+        words.duration(max(0.0, bucket.start_s - bucket.ready_s)),
+        words.duration(bucket.end_s - bucket.start_s),
+        held,
+    )
+
+
+def _topology(result: Result) -> str:
+    main = result.main
+    lead = topology_figure.caption(result.topology)
+    if main.links:
+        busiest = max(main.links, key=lambda link: link.utilisation)
+        lead += (
+            f". Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), "
+            f"{words.percent(busiest.utilisation)} used over the whole step"
+        )
+    drawn = topology_figure.figure(result.topology, main.links)
+    return figure_section("Machine and links", f"{lead}.", embed(drawn, "topology", lead))
+
+
+def _memory(point: Point) -> str:
+    drawing = embed(figures.memory(point.memory), "memory", words.memory(point.memory))
+    advice = ""
+    if point.memory.advice:
+        items = "".join(f"<li>{escape(line)}</li>" for line in point.memory.advice)
+        title = "Room to save" if point.memory.fits else "What would make it fit"
+        advice = f"<h3>{title}</h3><ul>{items}</ul>"
+    return figure_section("Memory", f"{words.memory(point.memory)}.", drawing, advice)
+
+
+def _grounds(result: Result) -> str:
+    main = result.main
+    assumed = "".join(f"<li>{_linked(line)}</li>" for line in result.assumptions)
+    facts = {
+        "scenario": result.scenario,
+        "simulated as": main.mode,
+        "interval": words.interval(main),
+        **result.provenance,
+    }
+    return figure_section(
+        "What this rests on",
+        "",
+        f"<h3>Assumptions</h3><ul>{assumed}</ul>" if assumed else "",
+        f"<h3>Provenance</h3>{_definitions(facts)}",
+        _folded(f"Sources of {len(result.sources)} numbers", _definitions(result.sources)),
+    )
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+
+
+def _definitions(entries: Mapping[str, str]) -> str:
+    rows = "".join(
+        f"<dt>{escape(name)}</dt><dd>{_linked(str(value))}</dd>" for name, value in entries.items()
+    )
+    return f"<dl>{rows}</dl>"
+
+
+def _linked(text: str) -> str:
+    """Escape text and turn web addresses into links, which load nothing until they are clicked."""
+    parts, position = [], 0
+    for match in _URL.finditer(text):
+        address = escape(match.group())
+        parts.append(escape(text[position : match.start()]))
+        parts.append(f'<a rel="noopener noreferrer" href="{address}">{address}</a>')
+        position = match.end()
+    return "".join([*parts, escape(text[position:])])

@@ -1,0 +1,49 @@
+"""A result in the terminal: one sentence, one table of sizes, and what to know about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfmodel.report import words
+from perfmodel.result import Result
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+
+def print_result(result: Result) -> Group:
+    """Arrange a result for ``rich.print``: the answer, the sizes, memory and certainty."""
+    from rich.console import Group  # noqa: PLC0415  (rich is loaded where something is printed)
+    from rich.text import Text  # noqa: PLC0415
+
+    main = result.main
+    lines = [words.memory(main.memory) + ".", *main.memory.advice]
+    lines.append(f"{words.scaling(result)}. Step time: {words.interval(main)}.")
+    return Group(
+        Text(words.headline(result), style="bold"),
+        sizes_table(result),
+        Text("\n".join(lines), style="dim"),
+    )
+
+
+def sizes_table(result: Result) -> Table:
+    """One row per cluster size."""
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    columns = ("GPUs", "step", f"{words.samples_short(result)}/s", "efficiency", "exposed")
+    for column in columns:
+        table.add_column(escape(column), justify="right", no_wrap=True)
+    table.add_column("bottleneck", overflow="fold")
+    for point in result.points:
+        table.add_row(
+            f"{point.gpus:,}",
+            words.duration(point.step_time_s),
+            words.count(point.samples_per_s),
+            words.percent_column(point.scaling_efficiency),
+            words.duration(point.exposed_comm_s),
+            escape(point.bottleneck),
+        )
+    return table

@@ -1,0 +1,164 @@
+"""The page: self-contained, safe with hostile names, complete, and the same on every run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.report import figures, topology_figure
+from perfmodel.report.html import report_html, write_report
+from perfmodel.report.timeline_figure import timeline
+from perfmodel.result import BucketTime, LinkUse, Result
+from perfmodel.timeline import Timeline
+
+HOSTILE = '<script>alert("1")</script>'
+
+
+class Loads(HTMLParser):
+    """Collects what a browser would fetch, and the tags that stand outside scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            loads = name in {"src", "srcset", "poster", "data"} or (name == "href" and tag != "a")
+            if loads and value and not value.startswith("data:"):
+                self.fetched.append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def parsed(page: str) -> Loads:
+    reader = Loads()
+    reader.feed(page)
+    return reader
+
+
+@pytest.fixture(scope="module")
+def page(result: Result) -> str:
+    return report_html(result)
+
+
+@pytest.fixture(scope="module")
+def hostile(result: Result) -> Result:
+    """Return a result in which every text of a user is an attack."""
+    main = result.main
+    span = replace(main.timeline.spans[0], name=HOSTILE, rank_class=HOSTILE)
+    bad = replace(
+        main,
+        bottleneck=HOSTILE,
+        mode=HOSTILE,
+        memory=replace(main.memory, advice=(HOSTILE,)),
+        breakdown_s={**main.breakdown_s, HOSTILE: 0.01},
+        buckets=(BucketTime(0, 1, 0.0, 0.0, 1.0, (HOSTILE, HOSTILE)),),
+        links=(LinkUse(HOSTILE, HOSTILE, HOSTILE, 1.0, 0.99),),
+        timeline=Timeline((span, *main.timeline.spans[1:])),
+    )
+    return replace(
+        result,
+        points=(*result.points[:-1], bad),
+        scenario=HOSTILE, question=HOSTILE, workload=HOSTILE, strategy=HOSTILE, machine=HOSTILE,
+        samples=HOSTILE, assumptions=(HOSTILE, f"https://example.com/{HOSTILE}"),
+        sources={HOSTILE: HOSTILE}, provenance={HOSTILE: HOSTILE},
+        topology=replace(result.topology, name=HOSTILE),
+    )  # fmt: skip
+
+
+def test_page_fetches_nothing(page: str) -> None:
+    reader = parsed(page)
+    assert reader.fetched == []
+    assert not {"iframe", "img", "link", "object", "embed"} & set(reader.tags)
+    assert "default-src 'none'" in page
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_plotly_is_embedded_once(page: str) -> None:
+    assert page.count("plotly.js v") == 1
+    assert len(page) < 6e6
+
+
+def test_page_shows_every_section_and_figure(page: str) -> None:
+    titles = re.findall(r"<h2>(.*?)</h2>", page)
+    assert titles == [
+        "Scaling", "Where the time goes", "One step", "Gradient buckets", "Machine and links",
+        "Memory", "What this rests on",
+    ]  # fmt: skip
+    names = re.findall(r'<div id="(figure-\w+)"', page)
+    assert names == [
+        "figure-scaling", "figure-efficiency", "figure-breakdown", "figure-timeline",
+        "figure-topology", "figure-memory",
+    ]  # fmt: skip
+
+
+def test_page_says_what_it_rests_on(page: str, result: Result) -> None:
+    text = " ".join(parsed(page).text)
+    assert "Data loading keeps up with training." in text
+    assert "no interval yet: the spread of this machine has not been measured" in text
+    assert "sha256:0123abcd" in text
+    assert '<a rel="noopener noreferrer" href="https://example.com/gpu.pdf">' in page
+    assert "weak scaling" in page
+    assert str(result.main.memory.capacity_bytes) not in text
+
+
+def test_same_result_gives_the_same_bytes(page: str, result: Result) -> None:
+    assert report_html(result) == page
+
+
+def test_hostile_names_are_only_text(hostile: Result, page: str) -> None:
+    attacked = report_html(hostile)
+    assert "<script>alert" not in attacked
+    assert parsed(attacked).tags.count("script") == parsed(page).tags.count("script")
+    assert any("<script>alert" in text for text in parsed(attacked).text)
+
+
+def test_hostile_names_are_only_text_inside_figures(hostile: Result) -> None:
+    drawn = [
+        figures.breakdown(hostile),
+        timeline(hostile.main),
+        topology_figure.figure(hostile.topology, hostile.main.links),
+        figures.scaling(hostile),
+    ]
+    for figure in drawn:
+        shown = figure.to_plotly_json()
+        for trace in shown["data"]:
+            trace.pop("name")  # becomes the legend, which the page writes and escapes
+        assert "<script>" not in json.dumps(shown, default=str)
+
+
+def test_odd_results_are_drawn_too(result: Result, with_main: Callable[..., Result]) -> None:
+    alone = replace(result, points=result.points[:1])
+    assert "Only one size was asked for" in report_html(alone)
+    bare = with_main(buckets=(), links=(), timeline=Timeline(()), comm_s=0.0, exposed_comm_s=0.0)
+    assert "Gradient buckets" not in report_html(bare)
+    strong = replace(result, scaling="strong", efficiency_base=8, points=result.points[1:])
+    assert "relative to 8" in report_html(strong)
+
+
+def test_folder_holds_page_data_and_timeline(result: Result, tmp_path: Path) -> None:
+    page = write_report(result, tmp_path / "new" / "folder")
+    assert page == tmp_path / "new" / "folder" / "report.html"
+    names = sorted(path.name for path in page.parent.iterdir())
+    assert names == ["report.html", "result.json", "summary.csv", "timeline.json"]
+    assert len((page.parent / "summary.csv").read_text().splitlines()) == 7
+    assert json.loads((page.parent / "result.json").read_text())["gpus"] == 256
+    assert json.loads((page.parent / "timeline.json").read_text())["traceEvents"]
+
+
+def test_a_number_that_is_not_finite_stops_the_page(with_main: Callable[..., Result]) -> None:
+    with pytest.raises(InputError, match="step_time_s"):
+        report_html(with_main(step_time_s=float("nan")))

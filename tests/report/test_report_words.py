@@ -1,0 +1,104 @@
+"""Sentences of the report: what they say must follow from the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from perfmodel.report import words
+from perfmodel.report.text import print_result
+from perfmodel.result import Result
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0983, "98.3 ms"), (0.0000012, "1.20 µs"), (12.0, "12.0 s"), (0.9999, "1.00 s"),
+        (0.00099999, "1.00 ms"), (123.4, "123 s"), (0.0, "0 s"), (5e-10, "0.500 ns"),
+    ],
+)  # fmt: skip
+def test_duration(value: float, text: str) -> None:
+    assert plain(words.duration(value)) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(26214400, "25.0 MiB"), (1023.9 * 2**20, "1,024 MiB"), (0, "0 B")]
+)
+def test_size(value: float, text: str) -> None:
+    assert plain(words.size(value)).replace("1.00 GiB", "1,024 MiB") == text
+
+
+def test_counts_keep_three_digits_and_no_exponent() -> None:
+    assert [words.count(n) for n in (1, 999.6, 31234, 1.5e7, 0.01234)] == [
+        "1.00", "1,000", "31,200", "15,000,000", "0.012",
+    ]  # fmt: skip
+
+
+def test_headline_answers(with_main: Callable[..., Result]) -> None:
+    changed = with_main(
+        samples_per_s=31234.0, scaling_efficiency=0.931, step_time_s=0.098, exposed_comm_s=0.006
+    )
+    assert plain(words.headline(changed)) == (
+        "256 GPUs train 31,200 images/s, 93 % of linear scaling; a step takes 98.0 ms, "
+        "of which 6.00 ms is waiting for the network."
+    )
+
+
+def test_headline_of_one_gpu_speaks_of_no_scaling(result: Result) -> None:
+    alone = replace(result, points=result.points[:1])
+    text = plain(words.headline(alone))
+    assert text.startswith("1 GPU trains ")
+    assert "linear" not in text
+    assert text.endswith("without any communication.")
+
+
+def test_headline_says_first_that_it_does_not_fit(with_main: Callable[..., Result]) -> None:
+    memory = replace(with_main().main.memory, activations_bytes=90e9)
+    text = plain(words.headline(with_main(memory=memory)))
+    assert text.startswith("Does not fit in GPU memory. If it did, 256 GPUs would train ")
+    assert words.memory(memory).startswith("Does not fit: needs ")
+
+
+def test_hidden_communication_is_said(with_main: Callable[..., Result]) -> None:
+    assert "all communication hidden" in words.headline(with_main(exposed_comm_s=0.0))
+
+
+def test_samples_of_many_words(result: Result) -> None:
+    tokens = replace(result, samples="sequence of 512 tokens")
+    assert words.samples(tokens) == "sequences of 512 tokens"
+    assert words.samples_short(tokens) == "sequences"
+
+
+def test_missing_interval_is_said_and_a_known_one_shown(with_main: Callable[..., Result]) -> None:
+    assert words.interval(with_main().main) == words.NO_INTERVAL
+    known = plain(words.interval(with_main(interval_s=(0.05, 0.07)).main))
+    assert known == "80 % interval 50.0 ms to 70.0 ms"
+
+
+def test_scaling_names_what_is_fixed(result: Result) -> None:
+    assert "64 images per GPU" in words.scaling(result)
+    strong = words.scaling(replace(result, scaling="strong"))
+    assert strong.startswith("Strong scaling: 16,384 images per step")
+
+
+def test_terminal_view_holds_answer_and_every_size(result: Result) -> None:
+    marked = replace(
+        result,
+        points=tuple(replace(p, bottleneck="[bold]n0/nic[/bold]") for p in result.points),
+    )
+    console = Console(width=100, record=True, file=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(print_result(marked))
+    text = plain(capture.get())
+    assert "256 GPUs train" in text
+    assert words.NO_INTERVAL in " ".join(text.split())
+    assert "[bold]n0/nic[/bold]" in text
+    sizes = [line.split()[0] for line in text.splitlines() if "n0/nic" in line]
+    assert sizes == ["1", "8", "16", "64", "128", "256"]

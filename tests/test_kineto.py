@@ -1,0 +1,178 @@
+"""Kineto-shaped traces: well formed, nothing overlaps on a thread, arrows have two ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.kineto import to_kineto, write_kineto
+from perfmodel.timeline import Span, Timeline
+
+
+def a_step(step: int, origin: float) -> list[Span]:
+    """Two layers, two buckets that run at the same time (as on Gloo), an optimizer, the host."""
+
+    def span(name: str, kind: str, stream: str, start: float, end: float, **more: Any) -> Span:
+        begin = origin + start
+        more = {"ready_s": begin} | more
+        return Span(name, kind, "all", stream, step, begin, origin + end, **more)
+
+    return [
+        span("issue", "issue", "host", -1e-3, 1e-3),
+        span("forward", "forward", "compute", 0.0, 3e-3),
+        span("backward 1", "backward", "compute", 3e-3, 5e-3),
+        span("backward 0", "backward", "compute", 5e-3, 7.0000004e-3),
+        span(
+            "all_reduce bucket 0", "communication", "comm", 5.1e-3, 9e-3,
+            ready_s=origin + 5e-3, nbytes=400, bucket=0,
+        ),
+        span(
+            "all_reduce bucket 1", "communication", "comm", 7.0000004e-3, 8e-3,
+            ready_s=origin + 7.0000004e-3, nbytes=800, bucket=1,
+        ),
+        span("optimizer", "optimizer", "compute", 9e-3, 9.5e-3),
+    ]  # fmt: skip
+
+
+TIMELINE = Timeline(tuple(a_step(0, 1.0) + a_step(1, 1.0095)))
+
+
+def trace(timeline: Timeline = TIMELINE, backend: str = "nccl") -> dict[str, Any]:
+    return to_kineto(timeline, world_size=16, backend=backend, gpu="A100")
+
+
+def complete(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in document["traceEvents"] if event["ph"] == "X"]
+
+
+def assert_threads_do_not_overlap(document: dict[str, Any]) -> None:
+    threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for event in complete(document):
+        start = round(event["ts"] * 1000)
+        threads[event["pid"], event["tid"]].append((start, start + round(event["dur"] * 1000)))
+    for spans in threads.values():
+        for (_, end), (start, _) in pairwise(sorted(spans)):
+            assert end <= start
+
+
+def test_header_names_the_job() -> None:
+    document = trace()
+    assert document["schemaVersion"] == 1
+    assert document["deviceProperties"] == [{"id": 0, "name": "A100"}]
+    assert document["distributedInfo"] == {"backend": "nccl", "rank": 0, "world_size": 16}
+    json.dumps(document, allow_nan=False)
+
+
+def test_every_thread_has_a_name() -> None:
+    document = trace()
+    named = {
+        (event["pid"], event["tid"])
+        for event in document["traceEvents"]
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
+    assert {(event["pid"], event["tid"]) for event in complete(document)} <= named
+
+
+def test_concurrent_transfers_get_their_own_threads() -> None:
+    document = trace()
+    assert_threads_do_not_overlap(document)
+    comm = {event["tid"] for event in complete(document) if "nccl" in event["name"]}
+    assert len(comm) == 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**7), st.integers(0, 10**6), st.sampled_from("ab")), max_size=30
+    )
+)
+def test_no_thread_overlaps_whatever_the_spans(rows: list[tuple[int, int, str]]) -> None:
+    spans = tuple(
+        Span("x", "copy", "all", stream, 0, start * 1e-9, (start + length) * 1e-9, start * 1e-9)
+        for start, length, stream in sorted(rows)
+    )
+    assert_threads_do_not_overlap(trace(Timeline(spans)))
+
+
+def test_times_round_trip_to_a_nanosecond() -> None:
+    kernels = [e for e in complete(trace()) if e["cat"] in {"kernel", "cpu_op"}]
+    found = sorted((e["ts"] * 1e-6, (e["ts"] + e["dur"]) * 1e-6) for e in kernels)
+    wanted = sorted((span.start_s, span.end_s) for span in TIMELINE.spans)
+    assert len(found) == len(wanted)
+    for (start, end), (want_start, want_end) in zip(found, wanted, strict=True):
+        assert start == pytest.approx(want_start, abs=1e-9)
+        assert end == pytest.approx(want_end, abs=1e-9)
+
+
+def test_arrows_lead_from_gradient_ready_to_bucket_start() -> None:
+    document = trace()
+    starts = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "s"}
+    ends = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert len(starts) == 4
+    slices = complete(document)
+    for number, start in starts.items():
+        source = [
+            e
+            for e in slices
+            if (e["pid"], e["tid"]) == (start["pid"], start["tid"])
+            and e["ts"] <= start["ts"] < e["ts"] + e["dur"]
+        ]
+        assert [e["args"]["kind"] for e in source] == ["backward"]
+        target = [
+            e
+            for e in slices
+            if (e["pid"], e["tid"], e["ts"])
+            == (ends[number]["pid"], ends[number]["tid"], ends[number]["ts"])
+        ]
+        assert [e["args"]["kind"] for e in target] == ["communication"]
+        assert start["ts"] <= ends[number]["ts"]
+
+
+def test_steps_are_marked_without_overlap_though_the_host_runs_ahead() -> None:
+    steps = [e for e in complete(trace()) if e["cat"] == "user_annotation"]
+    assert [e["name"] for e in steps] == ["ProfilerStep#0", "ProfilerStep#1"]
+    assert steps[0]["ts"] == pytest.approx(1.0e6)
+    assert steps[1]["ts"] == pytest.approx(1.0095e6)
+    assert steps[1]["dur"] == pytest.approx(9500.0)
+
+
+def test_collectives_carry_their_arguments() -> None:
+    comm = next(e for e in complete(trace()) if e["name"] == "ncclDevKernel_AllReduce")
+    assert comm["args"] | {
+        "Collective name": "allreduce",
+        "In msg nelems": 400,
+        "Group size": 16,
+        "Process Group Name": "0",
+        "bucket": 0,
+    } == comm["args"]  # fmt: skip
+    assert comm["args"]["Process Group Ranks"].startswith("[0, 1, 2,")
+    launches = {e["args"]["correlation"] for e in complete(trace()) if e["cat"] == "cuda_runtime"}
+    kernels = {e["args"]["correlation"] for e in complete(trace()) if e["cat"] == "kernel"}
+    assert launches == kernels
+
+
+def test_gloo_is_not_called_nccl() -> None:
+    names = {e["name"] for e in complete(trace(backend="gloo"))}
+    assert "gloo:all_reduce" in names
+    assert not any("nccl" in name for name in names)
+
+
+def test_written_file_is_the_same_document(tmp_path: Path) -> None:
+    for name in ("timeline.json", "timeline.json.gz"):
+        path = tmp_path / name
+        write_kineto(TIMELINE, path, world_size=16, backend="nccl", gpu="A100")
+        data = path.read_bytes()
+        text = gzip.decompress(data) if name.endswith(".gz") else data
+        assert json.loads(text) == trace()
+
+
+def test_empty_timeline_is_a_valid_trace() -> None:
+    assert complete(trace(Timeline(()))) == []
