@@ -59,10 +59,12 @@ class InputError(PerfmodelError, ValueError):
     """The input is wrong; ``faults`` lists everything that was found at once."""
 
     def __init__(self, faults: Fault | Iterable[Fault]) -> None:
-        self.faults: tuple[Fault, ...] = (
-            (faults,) if isinstance(faults, Fault) else tuple(faults)
-        )
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults))
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[tuple[Fault, ...]]]:
+        """Keep the faults when a worker process sends the error back."""
+        return type(self), (self.faults,)
 
     def located(self, file: str, line: int | None = None) -> InputError:
         """Return the same faults with `file` filled in where it is missing."""
@@ -99,7 +101,7 @@ class ExecutorUnavailable(PerfmodelError, RuntimeError):
 
 
 def one_of(names: Iterable[str], found: str | None = None, *, limit: int = 40) -> str:
-    """Phrase for ``Fault.allowed``: the valid names, the nearest one first.
+    """Phrase for ``Fault.allowed``: the valid names, and the one that was probably meant.
 
     Examples
     --------
@@ -107,8 +109,27 @@ def one_of(names: Iterable[str], found: str | None = None, *, limit: int = 40) -
     "one of 'ring', 'tree' (did you mean 'ring'?)"
     """
     listed = sorted(names)
+    if not listed:
+        return "nothing (there is none)"
     shown = ", ".join(repr(name) for name in listed[:limit])
     more = f", ... ({len(listed) - limit} more)" if len(listed) > limit else ""
-    close = difflib.get_close_matches(found, listed, n=1, cutoff=0.5) if found else []
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    close = nearest(listed, found) if found else None
+    hint = f" (did you mean {close!r}?)" if close else ""
     return f"one of {shown}{more}{hint}"
+
+
+def nearest(names: Iterable[str], found: str) -> str | None:
+    """Return the name closest to what was typed, or None; case and separators matter little.
+
+    Examples
+    --------
+    >>> nearest(["dgx-a100", "dgx-h100"], "DGX_A100")
+    'dgx-a100'
+    """
+    folded = {_folded(name): name for name in names}
+    close = difflib.get_close_matches(_folded(found), list(folded), n=1, cutoff=0.5)
+    return folded[close[0]] if close else None
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "-").replace(" ", "-")

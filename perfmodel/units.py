@@ -18,9 +18,7 @@ from perfmodel.errors import Fault, UnitError, one_of
 _DECIMAL = {"": 1e0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 
-BYTES: Mapping[str, float] = {
-    f"{prefix}B": scale for prefix, scale in (_DECIMAL | _BINARY).items()
-}
+BYTES: Mapping[str, float] = {f"{prefix}B": scale for prefix, scale in (_DECIMAL | _BINARY).items()}
 """Bytes per unit of size."""
 
 _BITS = {f"{prefix}bit": scale / 8 for prefix, scale in _DECIMAL.items()}
@@ -33,8 +31,8 @@ BANDWIDTHS: Mapping[str, float] = (
 """Bytes per second per unit of bandwidth; the ``bps`` family always means bits."""
 
 TIMES: Mapping[str, float] = {
-    "ps": 1e-12, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1e0, "min": 60.0, "h": 3600.0,
-    "d": 86400.0,
+    "ps": 1e-12, "ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1e0, "min": 60.0,
+    "h": 3600.0, "d": 86400.0,
 }  # fmt: skip
 """Seconds per unit of time."""
 
@@ -42,7 +40,8 @@ FLOP_RATES: Mapping[str, float] = {f"{p}FLOP/s": scale for p, scale in _DECIMAL.
 """Floating-point operations per second per unit."""
 
 _QUANTITY = re.compile(
-    r"\s*(?P<number>[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>\S.*?)?\s*"
+    r"\s*(?P<number>[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\d\s_.].*?)?\s*",
+    re.ASCII,
 )
 
 
@@ -84,12 +83,27 @@ def parse_quantity(
     unit = match["unit"]
     if unit is None:
         raise refuse("no unit")
+    unit = unit.replace("\u03bc", "\u00b5")  # keyboards type the Greek letter for the micro sign
     if unit not in units:
-        raise refuse(f"unknown unit {unit!r}", f", unit {one_of(units, unit)}")
+        raise refuse(f"unknown unit {unit!r}", f", unit {_unit_choice(unit, units)}")
     value = float(match["number"].replace("_", "")) * units[unit]
     if not math.isfinite(value):
         raise refuse("not a finite number")
     return value
+
+
+def _unit_choice(unit: str, units: Mapping[str, float]) -> str:
+    """Word the allowed units; a letter b that may mean bits or bytes gets both meanings."""
+    if unit.endswith("T/s"):  # transfers per second: a rate of the pins, whatever the lanes
+        return f"{one_of(units)}: transfers do not say how wide the link is, give bytes or bits"
+    meant = [name for name in units if _spelling(name) == _spelling(unit)]
+    if not meant:
+        return one_of(units, unit)
+    return f"{one_of(units)} (did you mean {' or '.join(repr(name) for name in sorted(meant))}?)"
+
+
+def _spelling(unit: str) -> str:
+    return unit.lower().replace("bits", "b").replace("bit", "b").replace("bps", "b/s")
 
 
 def parse_bytes(text: object, field: str = "value") -> float:
@@ -147,7 +161,7 @@ def _scaled(value: float, units: list[tuple[str, float]]) -> str:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Write a size with a binary prefix.
+    """Write a size with a binary prefix, to four digits.
 
     Examples
     --------

@@ -64,7 +64,7 @@ def latency_bound_s(collective: str, ranks: int, alpha_s: float) -> float:
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """busbw / algbw, as nccl-tests defines it (``doc/PERFORMANCE.md``)."""
+    """Return busbw / algbw, as nccl-tests defines it (``doc/PERFORMANCE.md``)."""
     if ranks < 2:
         return 1.0
     share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "reduce": 1.0}

@@ -53,7 +53,7 @@ def all_reduce(
     ScheduleError
         An order that is not a permutation, or a size that is not whole elements.
     """
-    return _ring("all_reduce", ranks, nbytes, itemsize, orders, gather_only=False)
+    return _ring("all_reduce", ranks, nbytes, itemsize, orders)
 
 
 def reduce_scatter(
@@ -64,7 +64,7 @@ def reduce_scatter(
     Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole buffer.
     Parameters, return value and errors as in `all_reduce`.
     """
-    return _ring("reduce_scatter", ranks, nbytes, itemsize, orders, gather_only=False)
+    return _ring("reduce_scatter", ranks, nbytes, itemsize, orders)
 
 
 def all_gather(
@@ -75,7 +75,7 @@ def all_gather(
     Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole result.
     Parameters, return value and errors as in `all_reduce`.
     """
-    return _ring("all_gather", ranks, nbytes, itemsize, orders, gather_only=True)
+    return _ring("all_gather", ranks, nbytes, itemsize, orders)
 
 
 def _ring(
@@ -84,8 +84,6 @@ def _ring(
     nbytes: int,
     itemsize: int,
     orders: Orders | None,
-    *,
-    gather_only: bool,
 ) -> Schedule:
     checked_ranks(ranks)
     table = checked_orders(ranks, orders)

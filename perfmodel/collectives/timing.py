@@ -82,7 +82,8 @@ def _rings(phases: Sequence[Phase]) -> int | None:
     if edges % rings or any((p.active != p.repeat).any() for p in phases):
         return None
     src, dst = first.src.reshape(rings, -1), first.dst.reshape(rings, -1)
-    return rings if (np.roll(src, -1, axis=1) == dst).all() else None
+    closed = np.array_equal(np.roll(src, -1, axis=1), dst)
+    return rings if closed else None
 
 
 def _distinct(rings: int, busy: Sequence[Floats], latency_s: Floats) -> list[Floats]:
@@ -102,7 +103,7 @@ def _close(one: Floats, other: Floats) -> bool:
 
 
 def _period(rows: Floats) -> int:
-    length = rows.shape[1]
+    length: int = rows.shape[1]
     for period in range(1, length // 2 + 1):
         if length % period == 0 and _close(rows[:, period:], rows[:, :-period]):
             return period

@@ -16,7 +16,8 @@ from perfmodel.collectives.dependencies import Sends, unrolled
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import DataMismatch, ScheduleError
 
-Buffers = list[list[NDArray[np.int64]]]
+Data = NDArray[np.int64]
+Buffers = list[list[Data]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,60 +67,82 @@ def verify(
     return Verified(len(sends), int(sent.max()), orders)
 
 
-def _cut(schedule: Schedule, start: NDArray[np.int64]) -> Buffers:
+def _cut(schedule: Schedule, start: Data) -> Buffers:
     """Each rank's chunks before the collective; what a rank does not hold yet is garbage."""
     ends = np.cumsum(schedule.chunk_bytes) // schedule.itemsize
     buffers = [[part.copy() for part in np.split(row, ends[:-1])] for row in start]
-    held = {
-        "all_gather": lambda rank: schedule.owner == rank,
-        "gather": lambda rank: schedule.owner == rank,
-        "broadcast": lambda rank: np.full(len(ends), rank == schedule.root),
-        "scatter": lambda rank: np.full(len(ends), rank == schedule.root),
-    }.get(schedule.collective)
     for rank, chunks in enumerate(buffers):
         for chunk, data in enumerate(chunks):
-            if held is not None and not held(rank)[chunk]:
+            if not _holds_at_first(schedule, rank, chunk):
                 data[:] = 10**9 + rank
     return buffers
 
 
+def _holds_at_first(schedule: Schedule, rank: int, chunk: int) -> bool:
+    if schedule.collective in {"all_gather", "gather"}:
+        return bool(schedule.owner[chunk] == rank)
+    if schedule.collective in {"broadcast", "scatter"}:
+        return rank == schedule.root
+    return True
+
+
 def _execute(sends: Sends, buffers: Buffers, rng: np.random.Generator) -> None:
     """Run all sends in a random legal order."""
-    count = len(sends)
-    waiting = np.array([len(w) for w in sends.after], dtype=np.int64)
-    holding = np.array([len(w) for w in sends.held_by], dtype=np.int64)
-    followers: list[list[int]] = [[] for _ in range(count)]
-    held: list[list[int]] = [[] for _ in range(count)]
-    for index in range(count):
-        for earlier in sends.after[index]:
-            followers[earlier].append(index)
-        for other in sends.held_by[index]:
-            held[other].append(index)
-    flying: dict[int, NDArray[np.int64]] = {}
-    can_start = [i for i in range(count) if waiting[i] == 0]
-    can_land: list[int] = []
-    landed = 0
-    while can_start or can_land:
-        pick = int(rng.integers(len(can_start) + len(can_land)))
-        if pick < len(can_start):
-            index = _take(can_start, pick)
+    order = _Order(sends)
+    flying: dict[int, Data] = {}
+    while order.can_start or order.can_land:
+        pick = int(rng.integers(len(order.can_start) + len(order.can_land)))
+        if pick < len(order.can_start):
+            index = _take(order.can_start, pick)
             flying[index] = buffers[sends.src[index]][sends.src_chunk[index]].copy()
-            for other in held[index]:
-                holding[other] -= 1
-                if holding[other] == 0 and other in flying:
-                    can_land.append(other)
-            if holding[index] == 0:
-                can_land.append(index)
-            continue
-        index = _take(can_land, pick - len(can_start))
-        _land(sends, index, flying.pop(index), buffers)
-        landed += 1
-        for follower in followers[index]:
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                can_start.append(follower)
-    if landed != count:
-        raise ScheduleError(f"{count - landed} of {count} sends wait for each other")
+            order.started(index)
+        else:
+            index = _take(order.can_land, pick - len(order.can_start))
+            _land(sends, index, flying.pop(index), buffers)
+            order.landed(index)
+    if order.left:
+        raise ScheduleError(f"{order.left} of {len(sends)} sends wait for each other")
+
+
+class _Order:
+    """Which sends may start and which may land, as others start and land."""
+
+    def __init__(self, sends: Sends) -> None:
+        self.left = len(sends)
+        self._waiting = [len(waits) for waits in sends.after]
+        self._holding = [len(holds) for holds in sends.held_by]
+        self._after = _followers(sends.after)
+        self._holds = _followers(sends.held_by)
+        self._flying: set[int] = set()
+        self.can_start = [index for index, count in enumerate(self._waiting) if count == 0]
+        self.can_land: list[int] = []
+
+    def started(self, index: int) -> None:
+        """Let what this send held back land, and itself unless another holds it."""
+        self._flying.add(index)
+        for other in self._holds[index]:
+            self._holding[other] -= 1
+        for other in (index, *self._holds[index]):
+            if self._holding[other] == 0 and other in self._flying:
+                self._flying.discard(other)
+                self.can_land.append(other)
+
+    def landed(self, index: int) -> None:
+        """Let what waited for this send start."""
+        self.left -= 1
+        for follower in self._after[index]:
+            self._waiting[follower] -= 1
+            if self._waiting[follower] == 0:
+                self.can_start.append(follower)
+
+
+def _followers(waits: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+    """For each send, those that name it."""
+    followers: list[list[int]] = [[] for _ in waits]
+    for index, others in enumerate(waits):
+        for other in others:
+            followers[other].append(index)
+    return followers
 
 
 def _take(items: list[int], position: int) -> int:
@@ -127,7 +150,7 @@ def _take(items: list[int], position: int) -> int:
     return items.pop()
 
 
-def _land(sends: Sends, index: int, data: NDArray[np.int64], buffers: Buffers) -> None:
+def _land(sends: Sends, index: int, data: Data, buffers: Buffers) -> None:
     target = buffers[sends.dst[index]][sends.dst_chunk[index]]
     if sends.reduce[index]:
         target += data
@@ -135,9 +158,7 @@ def _land(sends: Sends, index: int, data: NDArray[np.int64], buffers: Buffers) -
         target[:] = data
 
 
-def _check(
-    schedule: Schedule, buffers: Buffers, start: NDArray[np.int64], total: NDArray[np.int64]
-) -> None:
+def _check(schedule: Schedule, buffers: Buffers, start: Data, total: Data) -> None:
     """Compare what each rank must hold at the end."""
     ends = np.cumsum(schedule.chunk_bytes) // schedule.itemsize
     begins = np.concatenate([[0], ends[:-1]])
@@ -164,11 +185,11 @@ def _must_hold(schedule: Schedule, rank: int, chunk: int) -> bool:
     return True
 
 
-def _wanted(
-    schedule: Schedule, start: NDArray[np.int64], total: NDArray[np.int64], chunk: int
-) -> NDArray[np.int64]:
+def _wanted(schedule: Schedule, start: Data, total: Data, chunk: int) -> Data:
     if schedule.collective in {"all_reduce", "reduce_scatter", "reduce"}:
         return total
+    holder = schedule.root
     if schedule.collective in {"all_gather", "gather"}:
-        return start[schedule.owner[chunk]]
-    return start[schedule.root]
+        holder = int(schedule.owner[chunk])
+    row: Data = start[holder]
+    return row

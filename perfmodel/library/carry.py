@@ -7,6 +7,7 @@ times the candidates and takes the quickest, as NCCL's tuner does with its own p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -175,7 +176,7 @@ def _usable(machine: Machine, group: Group) -> Mapping[str, Protocol]:
     first = group[0] // size
     gpus = [machine.topology.ranks[rank] for rank in group if rank // size == first]
     nvlink = all(
-        machine.router.path_type(a, b) in NVLINK_PATHS for a, b in zip(gpus, gpus[1:], strict=False)
+        machine.router.path_type(a, b) in NVLINK_PATHS for a, b in itertools.pairwise(gpus)
     )
     return {
         name: protocol

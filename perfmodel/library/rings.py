@@ -1,18 +1,20 @@
 """Rings over real hardware: in which order each parallel ring visits the GPUs, and by which NICs.
 
-The rules follow NVIDIA/nccl 2.30.7 ``src/graph/search.cc`` and ``connect.cc``: behind an NVSwitch any
-order serves; on a mesh of direct NVLinks, rings are edge-disjoint Hamiltonian cycles; between
-hosts each ring uses one NIC to enter a host and one to leave it, starting at the GPU nearest the first
-and ending at the GPU nearest the second, so that traffic stays on its rail.
+The rules follow NVIDIA/nccl 2.30.7 ``src/graph/search.cc`` and ``connect.cc``: behind an NVSwitch
+any order serves; on a mesh of direct NVLinks, rings are edge-disjoint Hamiltonian cycles; between
+hosts each ring uses one NIC to enter a host and one to leave it, starting at the GPU nearest the
+first and ending at the GPU nearest the second, so that traffic stays on its rail.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS
+from perfmodel.library.transport import GDR_PATHS, way_between
 from perfmodel.topology.model import Topology
+from perfmodel.topology.paths import PATH_TYPES
 from perfmodel.topology.routes import Router
 
 Order = tuple[int, ...]
@@ -151,11 +153,12 @@ def rail_rings(
 
 def _by_distance(router: Router, nic: str, gpus: Sequence[str]) -> list[int]:
     """GPUs from near to far; a GPU whose own nearest NIC this is comes before its equals."""
-    rank = {"LOC": 0, "NVL": 1, "NVB": 2, "C2C": 3, "PIX": 4, "PXB": 5, "PHB": 8, "SYS": 9}
 
     def distance(position: int) -> tuple[int, int, int]:
         own = router.nearest_nics(gpus[position])[0] == nic
-        return (rank.get(router.path_type(gpus[position], nic), 10), 0 if own else 1, position)
+        way = way_between(router, gpus[position], nic)
+        worth = PATH_TYPES.index(way) if way in PATH_TYPES else len(PATH_TYPES)
+        return (worth, 0 if own else 1, position)
 
     return sorted(range(len(gpus)), key=distance)
 
@@ -165,7 +168,7 @@ def _ends(
 ) -> Iterator[tuple[int, int, int]]:
     """For each NIC: the first GPU, the last GPU and the NIC by which the ring leaves."""
     for nic, order in enumerate(near):
-        siblings = [g for g in order if router.path_type(gpus[g], nics[nic]) in GDR_PATHS]
+        siblings = [g for g in order if way_between(router, gpus[g], nics[nic]) in GDR_PATHS]
         partner = nic ^ 1
         if len(siblings) >= 2 or partner >= len(nics):
             pool = siblings if len(siblings) >= 2 else order
@@ -179,14 +182,8 @@ def _through(count: int, free: dict[tuple[int, int], int], first: int, last: int
     """A path from the first to the last GPU, over free NVLink lanes where that can be done."""
     if free and count > 2:
         for path in _paths(count, free, start=first, end=last, closed=False):
-            for src, dst in zip(path, path[1:], strict=False):
+            for src, dst in itertools.pairwise(path):
                 free[src, dst] -= 1
             return path
     middle = [gpu for gpu in range(count) if gpu not in (first, last)]
     return (first, *middle, last)
-
-
-def all_nvlink(router: Router, gpus: Sequence[str]) -> bool:
-    """Whether every pair of neighbours in rank order talks over NVLink."""
-    pairs = zip(gpus, (*gpus[1:], gpus[0]), strict=True)
-    return len(gpus) > 1 and all(router.path_type(a, b) in NVLINK_PATHS for a, b in pairs)

@@ -1,8 +1,8 @@
 """How bytes get from one GPU to another: peer to peer, through host memory, or through NICs.
 
-Source of the rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` (ncclTopoCheckP2p, ncclTopoCheckGdr):
-peers talk directly over NVLink, or over PCIe where the platform allows it; a NIC reads and writes GPU
-memory when no host bridge stands between them (PXB or better), else the bytes pass host memory.
+Source of the rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` (ncclTopoCheckP2p and
+ncclTopoCheckGdr): peers talk directly over NVLink, or over PCIe where the platform allows it; a NIC
+reads and writes GPU memory when no host bridge stands between them, else bytes pass host memory.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from perfmodel.errors import TopologyError
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routes import Router
 
 Hop = Literal["nvlink", "pcie", "network"]
 
-GDR_PATHS = frozenset({"LOC", "PIX", "PXB"})
-"""Path types over which NCCL lets a NIC reach GPU memory (ncclTopoCheckGdr, default PXB)."""
+GDR_PATHS = frozenset({"LOC", "PIX", "PXB", "P2C"})
+"""Path types over which NCCL lets a NIC reach GPU memory (ncclTopoCheckGdr, NCCL_NET_GDR_C2C=1)."""
 
 NVLINK_PATHS = frozenset({"NVL", "NVB", "C2C"})
 
@@ -41,6 +42,14 @@ class Path:
     hop: Hop
     cap_Bps: float = float("inf")
     staged: bool = False
+
+
+def way_between(router: Router, src: str, dst: str) -> str:
+    """Path type between two devices; "DIS" where nothing connects them, as NCCL calls it."""
+    try:
+        return router.path_type(src, dst)
+    except TopologyError:  # a GPU of another tray of an NVLink rack reaches no NIC but its own
+        return "DIS"
 
 
 def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:

@@ -23,9 +23,18 @@ from perfmodel.simulate.flow import FlowNetwork
 from perfmodel.simulate.message import MessageNetwork
 from perfmodel.simulate.network import Network
 from perfmodel.timeline import Span, Timeline
-from perfmodel.training.plan import Collective, Compute, RankClass, StepPlan, Stream, Task
+from perfmodel.training.plan import (
+    Collective,
+    Compute,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+    Transfer,
+)
 
 Fidelity = Literal["flow", "message"]
+Steps = Generator[simpy.Event, Any, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,7 @@ class _Engine:
         self._devices = {c.name: Device(env, slowdown) for c in plan.classes}
         self._groups = {c.name: c.groups for c in plan.communicators}
         self._members = {c.name: _classes_in(c.groups, plan.classes) for c in plan.communicators}
-        self._ended = [[env.event() for _ in plan.tasks] for _ in range(steps)]
+        self._ended: list[list[Any]] = [[env.event() for _ in plan.tasks] for _ in range(steps)]
         self._arrived: dict[tuple[int, str], int] = {}
         self._meeting: dict[tuple[int, str], simpy.Event] = {}
         self._free = {
@@ -111,30 +120,26 @@ class _Engine:
         self._spans: list[Span] = []
 
     def run(self) -> Run:
-        workers = [
-            self._env.process(self._work(stream, queue))
-            for rank_class in self._plan.classes
-            for stream in self._plan.streams
-            for queue in [self._queue(rank_class, stream)]
-            for _ in range(stream.workers)
+        env, plan = self._env, self._plan
+        streams = [
+            env.process(self._serve(stream, self._queue(rank_class, stream)))
+            for rank_class in plan.classes
+            for stream in plan.streams
         ]
         try:
-            self._env.run(until=self._env.all_of(workers))
+            env.run(until=env.all_of(streams))
         except RuntimeError as error:
             raise SimulationError(self._stuck()) from error
-        host = {stream.name for stream in self._plan.streams if stream.kind == "host"}
-        ends = [
-            max(
-                (s.end_s for s in self._spans if s.step == step and s.stream not in host),
-                default=0.0,
-            )
-            for step in range(self._steps)
-        ]
+        host = {stream.name for stream in plan.streams if stream.kind == "host"}
+        ends = [0.0] * self._steps
+        for span in self._spans:
+            if span.stream not in host:
+                ends[span.step] = max(ends[span.step], span.end_s)
         spans = tuple(sorted(self._spans, key=lambda span: (span.start_s, span.end_s)))
         return Run(Timeline(spans), tuple(ends), self._network.bytes_on_arc)
 
     def _queue(self, rank_class: RankClass, stream: Stream) -> Iterator[tuple[int, int]]:
-        """Tasks of one stream, step after step; its workers take turns at it."""
+        """Tasks of one stream, step after step."""
         mine = [
             index
             for index, task in enumerate(self._plan.tasks)
@@ -142,50 +147,56 @@ class _Engine:
         ]
         return ((step, index) for step in range(self._steps) for index in mine)
 
-    def _work(
-        self, stream: Stream, queue: Iterator[tuple[int, int]]
-    ) -> Generator[simpy.Event, Any, None]:
-        """One worker of a stream."""
-        env = self._env
+    def _serve(self, stream: Stream, queue: Iterator[tuple[int, int]]) -> Steps:
+        """Start the tasks of one stream in order, as many at a time as it has workers."""
+        if stream.workers == 1:
+            for step, index in queue:
+                yield from self._do(stream, step, index)
+            return
+        free = simpy.Resource(self._env, stream.workers)
+        started: list[simpy.Event] = []
         for step, index in queue:
-            task = self._plan.tasks[index]
-            ready_s = 0.0
-            for event in self._waits(task, step):
-                if not event.processed:
-                    yield event
-                ready_s = max(ready_s, float(event.value or 0.0))
-            if task.acquires:
-                yield self._free[task.rank_class, task.acquires].get(1)
-            start_s = env.now
-            if isinstance(task.work, Compute):
-                device = self._devices[task.rank_class]
-                if stream.kind == "compute":
-                    yield device.compute(task.work.duration_s)
-                else:
-                    yield env.timeout(task.work.duration_s)
-                nbytes, work_s = 0, task.work.duration_s
-            else:
-                nbytes, work_s = task.work.nbytes, 0.0
-                start_s = yield self._meet(task, step)
-            if task.releases:
-                yield self._free[task.rank_class, task.releases].put(1)
-            self._spans.append(
-                Span(
-                    task.name,
-                    task.kind,
-                    task.rank_class,
-                    task.stream,
-                    step,
-                    start_s,
-                    env.now,
-                    ready_s,
-                    nbytes,
-                    task.bucket,
-                    task.micro_batch,
-                    work_s,
-                )  # fmt: skip
-            )
-            self._ended[step][index].succeed(env.now)
+            worker = free.request()
+            yield worker
+            begun = self._env.event()
+            started.append(self._env.process(self._lend(free, worker, stream, step, index, begun)))
+            yield begun  # nothing overtakes at the head of the queue
+        yield self._env.all_of(started)
+
+    def _lend(
+        self,
+        free: simpy.Resource,
+        worker: simpy.resources.resource.Request,
+        stream: Stream,
+        step: int,
+        index: int,
+        begun: simpy.Event,
+    ) -> Steps:
+        """Do a task with a worker, which is free again afterwards."""
+        yield from self._do(stream, step, index, begun)
+        free.release(worker)
+
+    def _do(self, stream: Stream, step: int, index: int, begun: simpy.Event | None = None) -> Steps:
+        """Wait for what a task depends on, do it, and say that it has ended."""
+        task, ready_s = self._plan.tasks[index], 0.0
+        for event in self._waits(task, step):
+            if not event.processed:
+                yield event
+            ended_s: float = event.value  # type: ignore[assignment]  # succeeded with a time
+            ready_s = max(ready_s, ended_s)
+        if task.acquires:
+            yield self._free[task.rank_class, task.acquires].get(1)
+        if begun:
+            begun.succeed()
+        start_s = self._env.now
+        if isinstance(task.work, Compute):
+            yield self._compute(task, task.work, stream)
+        else:
+            start_s = yield self._meet(task.work, step)
+        if task.releases:
+            yield self._free[task.rank_class, task.releases].put(1)
+        self._spans.append(_span(task, step, start_s, self._env.now, ready_s))
+        self._ended[step][index].succeed(self._env.now)
 
     def _waits(self, task: Task, step: int) -> list[simpy.Event]:
         events = [self._ended[step][index] for index in task.after]
@@ -193,28 +204,34 @@ class _Engine:
             events += [self._ended[step - 1][index] for index in task.after_previous]
         return events
 
-    def _meet(self, task: Task, step: int) -> simpy.Event:
+    def _compute(self, task: Task, work: Compute, stream: Stream) -> simpy.Event:
+        """Start work on the device, or on the host, which communication does not slow down."""
+        if stream.kind == "compute":
+            return self._devices[task.rank_class].compute(work.duration_s)
+        return self._env.timeout(work.duration_s)
+
+    def _meet(self, work: Collective | Transfer, step: int) -> simpy.Event:
         """Wait for the other classes of a collective, then for its end.
 
         The event's value is the time at which the collective started.
         """
-        work = task.work
-        assert not isinstance(work, Compute)
         key = (step, work.key)
         meeting = self._meeting.setdefault(key, self._env.event())
         self._arrived[key] = self._arrived.get(key, 0) + 1
-        expected = 2
         if isinstance(work, Collective):
-            expected = len(self._members[work.communicator])
-        if self._arrived[key] < expected:
-            return meeting
-        if isinstance(work, Collective):
-            groups: tuple[Group, ...] = self._groups[work.communicator]
             classes = self._members[work.communicator]
-            ended = self._network.collective(work.op, work.nbytes, groups, work.root)
+            expected = len(classes)
         else:
             classes = _owners(self._plan.classes, (work.src_rank, work.dst_rank))
-            ended = self._network.message(work.src_rank, work.dst_rank, work.nbytes)
+            expected = 2
+        if self._arrived[key] == expected:
+            self._begin(work, classes, meeting)
+        return meeting
+
+    def _begin(
+        self, work: Collective | Transfer, classes: tuple[str, ...], meeting: simpy.Event
+    ) -> None:
+        """Put a collective or a message on the network; `meeting` fires when it has ended."""
         start_s = self._env.now
         for name in classes:
             self._devices[name].communicate(+1)
@@ -224,11 +241,13 @@ class _Engine:
                 self._devices[name].communicate(-1)
             meeting.succeed(start_s)
 
-        if ended.callbacks is None:
-            finish(ended)
+        if isinstance(work, Collective):
+            groups: tuple[Group, ...] = self._groups[work.communicator]
+            ended = self._network.collective(work.op, work.nbytes, groups, work.root)
         else:
-            ended.callbacks.append(finish)
-        return meeting
+            ended = self._network.message(work.src_rank, work.dst_rank, work.nbytes)
+        assert ended.callbacks is not None  # not processed before this instant is over
+        ended.callbacks.append(finish)
 
     def _stuck(self) -> str:
         """Name what waits for what."""
@@ -240,6 +259,23 @@ class _Engine:
             and all(event.triggered for event in self._waits(task, step))
         ]
         return f"the plan {self._plan.name!r} cannot finish; waiting: {', '.join(waiting[:8])}"
+
+
+def _span(task: Task, step: int, start_s: float, end_s: float, ready_s: float) -> Span:
+    return Span(
+        name=task.name,
+        kind=task.kind,
+        rank_class=task.rank_class,
+        stream=task.stream,
+        step=step,
+        start_s=start_s,
+        end_s=end_s,
+        ready_s=ready_s,
+        nbytes=0 if isinstance(task.work, Compute) else task.work.nbytes,
+        bucket=task.bucket,
+        micro_batch=task.micro_batch,
+        work_s=task.work.duration_s if isinstance(task.work, Compute) else 0.0,
+    )
 
 
 def _classes_in(groups: tuple[Group, ...], classes: tuple[RankClass, ...]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Fidelity "flow": a collective is one fluid job; its rates change when other jobs come or go.
 
 A job's edges share links max-min fairly with all other edges on the move. At given rates the
-job would take `takes_s` from end to end; when the rates change, what is left of it is scaled. So the
-cost is a few events per collective, whatever the number of ranks.
+job would take `takes_s` from end to end; when the rates change, what is left of it is scaled. So
+the cost is a few events per collective, whatever the number of ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fidelity "message": every send of a collective is an event. The oracle, up to some hundred ranks.
 
-A send starts when what it depends on has landed, its edge has sent what came before it, and the edge
-has a credit. It shares links with every other send on the move and lands `latency` after its
+A send starts when what it depends on has landed, its edge has sent what came before it, and the
+edge has a credit. It shares links with every other send on the move and lands `latency` after its
 last byte left.
 """
 

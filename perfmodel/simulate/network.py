@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import simpy
 from numpy.typing import NDArray
-import numpy as np
 
 from perfmodel.library.carry import Group
 

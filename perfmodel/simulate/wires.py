@@ -53,7 +53,7 @@ class Wires:
     def _later(self, transfer: Transfer) -> None:
         if not self._touched:
             event = self.env.event()
-            event._ok, event._value = True, None  # noqa: SLF001  (SimPy: a triggered event)
+            event._ok, event._value = True, None
             event.callbacks.append(lambda _: self._resolve())
             self.env.schedule(event, priority=LAST_IN_INSTANT)  # type: ignore[arg-type]
         self._touched.append(transfer)

@@ -1,4 +1,4 @@
-"""The one place where a scenario becomes a result: names are resolved, plans run, sizes compared."""
+"""The one place where a scenario becomes a result: names resolved, plans run, sizes compared."""
 
 from perfmodel.study.collective import collective_rows
 from perfmodel.study.run import run_scenario

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,21 +84,14 @@ def to_point(seen: Observed) -> Point:
 def _within(spans: tuple[Span, ...], start_s: float) -> list[Span]:
     """Spans of a step with times from its start; the host may have run ahead of it."""
     return [
-        Span(
-            s.name,
-            s.kind,
-            s.rank_class,
-            s.stream,
-            0,
-            s.start_s - start_s,
-            s.end_s - start_s,
-            s.ready_s - start_s,
-            s.nbytes,
-            s.bucket,
-            s.micro_batch,
-            s.work_s,
-        )  # fmt: skip
-        for s in spans
+        replace(
+            span,
+            step=0,
+            start_s=span.start_s - start_s,
+            end_s=span.end_s - start_s,
+            ready_s=span.ready_s - start_s,
+        )
+        for span in spans
     ]
 
 

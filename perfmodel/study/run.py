@@ -163,10 +163,8 @@ def _assumptions(job: Job, here: Machine) -> tuple[str, ...]:
     return (
         f"Compute times come from {times_of}; the input pipeline never holds a GPU up.",
         f"Compute is {slow:g} times slower while a collective runs on the same GPU.",
-        f"Communication: {here.library.description}. Only rings are modelled: NCCL would use "
-        "trees or NVLS where they are quicker (small buckets on many GPUs).",
-        "All GPUs of a class are alike and start together: no stragglers, no jitter, no other jobs.",
-        "Collectives of one communicator run one after the other; at fidelity flow they share links "
-        "max-min fairly as fluids.",
+        f"Communication is {here.library.description}, no trees and no in-switch reduction.",
+        "All GPUs of a class are alike: no stragglers, no jitter, no other jobs.",
+        "A collective starts when its last rank has reached it, and shares links max-min fairly.",
         *here.topology.assumptions,
     )

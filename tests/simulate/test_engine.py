@@ -143,8 +143,8 @@ def test_a_collective_waits_for_every_class(machine: Machine) -> None:
     tasks = (
         work("a", 1e-3, where=("zero", "compute")),
         work("b", 5e-3, where=("rest", "compute")),
-        Task("r", "communication", "zero", "comm", Collective("all_reduce", 4_000_000, "dp", "k"), (0,)),
-        Task("r", "communication", "rest", "comm", Collective("all_reduce", 4_000_000, "dp", "k"), (1,)),
+        reduce_("r", after=(0,), where="zero"),
+        reduce_("r", after=(1,), where="rest"),
     )  # fmt: skip
     run = simulate(plan(*tasks, classes=classes), machine)
     found = [(s.rank_class, s.start_s, s.ready_s) for s in run.timeline.spans if s.name == "r"]
@@ -193,3 +193,11 @@ def test_a_deadlock_names_the_tasks_that_wait(machine: Machine) -> None:
 def test_two_runs_are_the_same_bits(machine: Machine) -> None:
     step = plan(work("a", 2e-3), reduce_("r0", after=(0,)), work("b", 2e-3), reduce_("r1"))
     assert simulate(step, machine).timeline == simulate(step, machine).timeline
+
+
+def test_two_workers_do_not_overtake_at_the_head_of_the_queue(machine: Machine) -> None:
+    """The second all-reduce is ready first, but starts only after the first has started."""
+    two = (STREAMS[0], Stream("comm", "comm", workers=2))
+    tasks = (work("a", 5e-3), reduce_("r0", after=(0,)), reduce_("r1"))
+    run = simulate(plan(*tasks, streams=two), machine)
+    assert spans(run)["r1", 0][0] == 5

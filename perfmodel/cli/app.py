@@ -1,0 +1,73 @@
+"""The command tree: names, groups, and what happens to errors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perfmodel import __version__
+from perfmodel.cli import answers, listing, machines, model
+from perfmodel.cli.guard import Commands
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"perfmodel {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Predict a training step on hardware that you do not own yet: how long, limited by what.
+
+    Exit codes: 0 done, 1 the answer is a failure, 2 the input is wrong.
+    """
+
+
+def _group(text: str) -> typer.Typer:
+    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+
+
+def example(*lines: str) -> str:
+    """Epilog of a command; the mark keeps its lines apart."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _build() -> typer.Typer:
+    root = typer.Typer(
+        cls=Commands,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    root.callback()(_root)
+    for name, command, lines in (
+        ("run", answers.run, answers.RUN_EXAMPLES),
+        ("collective", machines.collective, machines.COLLECTIVE_EXAMPLES),
+        ("buckets", model.buckets, model.BUCKETS_EXAMPLES),
+        ("verify", machines.verify, machines.VERIFY_EXAMPLES),
+        ("scenarios", listing.scenarios, listing.SCENARIOS_EXAMPLES),
+        ("models", model.models, model.MODELS_EXAMPLES),
+        ("schema", listing.schema, listing.SCHEMA_EXAMPLES),
+    ):
+        root.command(name, epilog=example(*lines))(command)
+    topology = _group("List, show and check hardware descriptions.")
+    topology.command("list", epilog=example("perfmodel topology list"))(listing.topologies)
+    topology.command("show", epilog=example(*machines.SHOW_EXAMPLES))(machines.show)
+    topology.command("check", epilog=example(*machines.CHECK_EXAMPLES))(machines.check)
+    root.add_typer(topology, name="topology")
+    return root
+
+
+app = _build()
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="perfmodel")

@@ -1,0 +1,33 @@
+"""Files in and out: find by name, read YAML strictly, report every fault, write atomically.
+
+YAML is version 1.2 (ruamel.yaml): ``1e9`` is a number, ``no`` is a word, a key given twice is
+an error. A file is validated by a pydantic model, and each fault becomes one line that names the
+file, the line, the field, what was found and what is allowed.
+"""
+
+from perfmodel.files.check import finite, load, validate
+from perfmodel.files.find import USER_FOLDER, data_folder, find_file, shipped
+from perfmodel.files.read import line_of, plain, read_text, read_yaml
+from perfmodel.files.spec import Bandwidth, Bytes, Count, FlopRate, Seconds, Spec
+from perfmodel.files.write import write_atomically
+
+__all__ = [
+    "USER_FOLDER",
+    "Bandwidth",
+    "Bytes",
+    "Count",
+    "FlopRate",
+    "Seconds",
+    "Spec",
+    "data_folder",
+    "find_file",
+    "finite",
+    "line_of",
+    "load",
+    "plain",
+    "read_text",
+    "read_yaml",
+    "shipped",
+    "validate",
+    "write_atomically",
+]

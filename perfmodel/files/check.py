@@ -1,0 +1,159 @@
+"""Check a document against its contract and word every fault in the terms of the file."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.files.read import line_of, plain, read_yaml
+
+SpecT = TypeVar("SpecT", bound=BaseModel)
+
+
+def validate(model: type[SpecT], document: Any, file: str | None = None) -> SpecT:
+    """Check a document against its contract.
+
+    Raises
+    ------
+    InputError
+        With every fault at once.
+    """
+    try:
+        return model.model_validate(plain(document))
+    except ValidationError as error:
+        found = [_fault(details, model, document, file) for details in error.errors()]
+        raise InputError(dict.fromkeys(found)) from None
+    except InputError as error:
+        raise error.located(file) if file else error from None
+
+
+def load(model: type[SpecT], path: Path) -> SpecT:
+    """Read a YAML file and check it against its contract."""
+    return validate(model, read_yaml(path), str(path))
+
+
+def _fault(details: ErrorDetails, model: type[BaseModel], document: Any, file: str | None) -> Fault:
+    """Word one of pydantic's findings in the terms of the file."""
+    path = _data_path(document, details["loc"])
+    context = details.get("ctx") or {}
+    cause = context.get("error")
+    found, allowed = _shown(details["input"]), _worded(details)
+    if isinstance(cause, InputError):
+        found, allowed = cause.faults[0].found, cause.faults[0].allowed
+    elif isinstance(cause, ValueError):
+        allowed = str(cause)
+    elif details["type"] == "missing":
+        path.append(details["loc"][-1])
+        found, allowed = "nothing", "a value: this field is required"
+    elif details["type"] == "extra_forbidden":
+        fields = one_of(_siblings(model, details["loc"]), str(path[-1]))
+        found, allowed = f"an unknown field, {found}", f"the fields of this section, {fields}"
+    elif details["type"].startswith("union_tag"):
+        path.append(str(context["discriminator"]).strip("'"))
+        found = repr(context["tag"]) if "tag" in context else "nothing"
+        allowed = one_of(_union_tags(model, details), context.get("tag"))
+    elif details["type"] == "literal_error":
+        names = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+        allowed = one_of(names, str(details["input"])) if names else allowed
+    field = ".".join(str(part) for part in path) or "document"
+    return Fault(field, found, allowed, file, line_of(document, path))
+
+
+def _shown(value: object) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+_WORDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "model_type": "a section of fields",
+    "dict_type": "a section of fields",
+    "tuple_type": "a list",
+    "list_type": "a list",
+}
+
+
+def _worded(details: ErrorDetails) -> str:
+    message = details["msg"].removeprefix("Input should be ")
+    return _WORDS.get(details["type"], message[:1].lower() + message[1:])
+
+
+def _data_path(document: Any, loc: Sequence[str | int]) -> list[str | int]:
+    """Drop the names that pydantic puts into a path for the members of a union."""
+    path: list[str | int] = []
+    here = plain(document)
+    for part in loc:
+        if isinstance(here, Mapping) and str(part) in here:
+            here = here[str(part)]
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        else:
+            continue
+        path.append(part)
+    return path
+
+
+def _union_tags(model: type[BaseModel], details: ErrorDetails) -> list[str]:
+    expected = str((details.get("ctx") or {}).get("expected_tags", ""))
+    if expected:
+        return re.findall(r"'([^']*)'", expected)
+    discriminator = str((details.get("ctx") or {})["discriminator"]).strip("'")
+    members = _models_at(model, details["loc"])
+    return [tag for m in members for tag in _literals(m.model_fields[discriminator].annotation)]
+
+
+def _siblings(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+    """Field names valid at the place where an unknown field stands."""
+    return [
+        info.alias or name
+        for member in _models_at(model, loc[:-1])
+        for name, info in member.model_fields.items()
+    ]
+
+
+def _models_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[type[BaseModel]]:
+    """Models that may stand at a place; more than one where a union leaves it open."""
+    here: list[type[BaseModel]] = [model]
+    for part in loc:
+        inside = [m.model_fields[str(part)] for m in here if str(part) in m.model_fields]
+        if inside:
+            here = [m for info in inside for m in _models_in(info.annotation)]
+        else:  # an index, a key of a mapping, or the name or tag of one member of a union
+            tagged = [m for m in here if part == m.__name__ or part in _tags(m)]
+            here = tagged or here
+    return here
+
+
+def _tags(model: type[BaseModel]) -> list[str]:
+    return [tag for info in model.model_fields.values() for tag in _literals(info.annotation)]
+
+
+def _literals(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return []
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def finite(value: float, field: str) -> float:
+    """Return a number that is neither infinite nor NaN, or raise `InputError`."""
+    if not math.isfinite(value):
+        raise InputError(Fault(field, repr(value), "a finite number"))
+    return value

@@ -1,0 +1,57 @@
+"""Find a shipped file or a user's own by name or by path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError, one_of
+
+USER_FOLDER = Path("~/.config/perfmodel")
+"""Where a user's own topologies and scenarios are looked for, after the working directory."""
+
+
+def data_folder(kind: str) -> Path:
+    """Return the folder of shipped files: `kind` is ``"topologies"`` or ``"scenarios"``.
+
+    An installed wheel holds them inside the package; a checkout holds them beside it.
+    """
+    package = Path(__file__).resolve().parents[1]
+    bundled = package / "_data" / kind
+    return bundled if bundled.is_dir() else package.parent / kind
+
+
+def shipped(kind: str) -> dict[str, Path]:
+    """Return the shipped files of a kind by name (path below the folder, without suffix)."""
+    root = data_folder(kind)
+    return {
+        path.relative_to(root).with_suffix("").as_posix(): path
+        for path in sorted(root.rglob("*.yaml"))
+    }
+
+
+def find_file(name: str, kind: str, *, field: str = "name") -> Path:
+    """Find a file by path or by name.
+
+    Order: an existing path; then ``NAME.yaml`` in the working directory's `kind` folder, the
+    user's folder and the shipped files.
+
+    Raises
+    ------
+    InputError
+        Nothing by that name; the message lists what there is, the nearest name first.
+    """
+    given = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
+    if os.path.isfile(given):  # noqa: PTH113  (never raises, whatever the name)
+        return given
+    for root in (Path(kind), USER_FOLDER.expanduser() / kind, data_folder(kind)):
+        candidate = root / f"{name}.yaml"
+        if name and os.path.isfile(candidate):  # noqa: PTH113
+            return candidate
+    if os.path.isdir(given):  # noqa: PTH112
+        found = f"{name!r}, which is a folder"
+    elif given.suffix in {".yaml", ".yml", ".json"} or os.sep in name:
+        found = f"{name!r}, and there is no such file"
+    else:
+        found = repr(name)
+    raise InputError(Fault(field, found, f"a file's path or {one_of(shipped(kind), given.stem)}"))

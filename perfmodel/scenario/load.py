@@ -1,0 +1,114 @@
+"""Read a scenario: file, ``--set`` overrides, every fault at once."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import find_file, plain, read_text, read_yaml, validate
+from perfmodel.files.read import parse_yaml
+from perfmodel.scenario.model import Scenario
+from perfmodel.scenario.origin import Origin, line_map
+from perfmodel.scenario.rules import broken_rules
+
+_OVERRIDE = re.compile(r"(?P<field>[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)=(?P<value>.*)", re.DOTALL)
+
+
+def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+    """Read a scenario by name or path, with fields replaced by ``a.b=VALUE``.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        A file, or the name of one in ``scenarios/`` here, of the user or shipped.
+    overrides : sequence of str
+        As given to ``--set``: a dotted field, ``=``, and a value by the rules of YAML.
+
+    Raises
+    ------
+    InputError
+        With every fault of the file and of the overrides.
+    """
+    path = find_file(str(name_or_path), "scenarios", field="SCENARIO")
+    document = read_yaml(path)
+    if not isinstance(document, Mapping):
+        found = f"a {'list' if isinstance(document, list) else type(document).__name__}"
+        raise InputError(Fault("document", found, "the fields of a scenario", str(path), 1))
+    faults: list[Fault] = []
+    content = copy.deepcopy(plain(document))
+    flags = tuple(_override(content, text, faults) for text in overrides)
+    origin = Origin(
+        name=path.stem,
+        question=question_of(read_text(path)),
+        file=str(path),
+        lines=line_map(document),
+        flags=tuple(flag for flag in flags if flag),
+    )
+    if not origin.question:
+        faults.append(
+            Fault("question", "no comment", "a first line '# <the question>?'", str(path), 1)
+        )
+    try:
+        scenario = validate(Scenario, content)
+    except InputError as error:
+        faults += [_placed(fault, origin) for fault in error.faults]
+    faults += broken_rules(content, origin)
+    if faults:
+        raise InputError(sorted(dict.fromkeys(faults), key=lambda f: f.line or 0))
+    return scenario.with_origin(origin)
+
+
+def question_of(text: str) -> str:
+    r"""Return the first comment line, or "" if something else comes first.
+
+    Examples
+    --------
+    >>> question_of("# yaml-language-server: $schema=x\n# How fast?\nperfmodel: 1")
+    'How fast?'
+    """
+    for line in text.removeprefix("\ufeff").splitlines():
+        comment = line.strip()
+        if not comment or comment == "---" or "yaml-language-server" in comment:
+            continue
+        return comment.lstrip("#").strip() if comment.startswith("#") else ""
+    return ""
+
+
+def _placed(fault: Fault, origin: Origin) -> Fault:
+    placed = origin.fault(fault.field, fault.found, fault.allowed)
+    return replace(placed, line=placed.line or (1 if placed.file else None))
+
+
+def _override(content: dict[str, Any], text: str, faults: list[Fault]) -> str | None:
+    """Replace one field in place; the field's name, or None after adding a fault."""
+    match = _OVERRIDE.fullmatch(text)
+    if match is None:
+        faults.append(
+            Fault("--set", repr(text), "FIELD=VALUE such as 'strategy.bucket_cap=50 MiB'")
+        )
+        return None
+    try:
+        value = plain(parse_yaml(match["value"]))
+    except InputError as error:
+        flag = f"--set {match['field']}"
+        faults += [replace(fault, field=flag, line=None) for fault in error.faults]
+        return None
+    *sections, last = match["field"].split(".")
+    here: Any = content
+    for depth, section in enumerate(sections):
+        if here.get(section) is None:
+            here[section] = {}
+        here = here[section]
+        if not isinstance(here, dict):
+            inside = ".".join(sections[: depth + 1])
+            faults.append(
+                Fault(f"--set {match['field']}", f"{inside} = {here!r}", "a field of a section")
+            )
+            return None
+    here[last] = value
+    return match["field"]

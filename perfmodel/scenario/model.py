@@ -1,0 +1,166 @@
+"""A scenario as a whole: its sections, its sizes, its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, PrivateAttr
+
+from perfmodel.errors import InputError
+from perfmodel.files import Spec
+from perfmodel.scenario.origin import Origin
+from perfmodel.scenario.sections import (
+    ClusterSection,
+    ComputeSection,
+    DdpStrategy,
+    LibrarySection,
+    ModelSection,
+    ScaleSection,
+    Strategy,
+    TrainingSection,
+)
+
+
+class Scenario(Spec):
+    """One question: this model, this strategy, this hardware. Its shape only; names stay names."""
+
+    perfmodel: Literal[1] = Field(description="version of this file format")
+    model: ModelSection
+    compute: ComputeSection
+    strategy: Strategy = DdpStrategy()
+    cluster: ClusterSection
+    training: TrainingSection
+    scale: ScaleSection | None = None
+    library: LibrarySection = LibrarySection()
+    fidelity: Literal["flow", "message"] = "flow"
+    seed: Annotated[int, Field(strict=True, ge=0)] = 0
+
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    @property
+    def origin(self) -> Origin:
+        """File, lines and flags that it came from."""
+        return self._origin
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return self._origin.name
+
+    @property
+    def question(self) -> str:
+        """First comment line of its file."""
+        return self._origin.question
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-steps per training step."""
+        return self.strategy.accumulate if isinstance(self.strategy, DdpStrategy) else 1
+
+    def locate(self, field: str) -> tuple[str | None, int | None]:
+        """File and line of a dotted field."""
+        return self._origin.locate(field)
+
+    def fault(self, field: str, found: str, allowed: str) -> InputError:
+        """Return an error about a dotted field that names its file and line, or its flag."""
+        return InputError(self._origin.fault(field, found, allowed))
+
+    def with_origin(self, origin: Origin) -> Scenario:
+        """Return the same scenario, said to come from `origin`."""
+        copy = self.model_copy()
+        copy._origin = origin
+        return copy
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One size of the cluster: `gpus` in all, on `nodes` nodes, `gpus_per_node` used in each."""
+
+    gpus: int
+    nodes: int
+    gpus_per_node: int
+
+
+def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[Size, ...]:
+    """Sizes to study by growing number of GPUs; the last one is asked about.
+
+    Parameters
+    ----------
+    gpus_in_node : int
+        GPUs that the node template has.
+
+    Raises
+    ------
+    InputError
+        More GPUs than the node or the cluster has, or a size that leaves a node half used.
+    """
+    cluster, scale, origin = scenario.cluster, scenario.scale, scenario.origin
+    each = cluster.gpus_per_node or gpus_in_node
+    if each > gpus_in_node:
+        raise scenario.fault(
+            "cluster.gpus_per_node", str(each), f"at most {gpus_in_node}, as {cluster.node} has"
+        )
+    if scale is None:
+        return (Size(each * cluster.nodes, cluster.nodes, each),)
+    if scale.nodes is not None:
+        return tuple(Size(each * nodes, nodes, each) for nodes in scale.nodes)
+    wanted = scale.gpus or ()
+    most = each * cluster.nodes
+    faults = [
+        origin.fault(f"scale.gpus.{i}", str(gpus), _allowed_gpus(each, most))
+        for i, gpus in enumerate(wanted)
+        if gpus > most or (gpus > each and gpus % each)
+    ]
+    if faults:
+        raise InputError(faults)
+    return tuple(Size(gpus, max(1, gpus // each), min(gpus, each)) for gpus in wanted)
+
+
+def _allowed_gpus(each: int, most: int) -> str:
+    return f"1 to {each}, or whole nodes of {each} up to the {most} GPUs of this cluster"
+
+
+def batch_per_gpu(scenario: Scenario, gpus: int) -> int:
+    """Return the samples of one forward pass on one GPU when `gpus` of them train.
+
+    Raises
+    ------
+    InputError
+        The global batch does not divide.
+    """
+    training = scenario.training
+    if training.batch_per_gpu is not None:
+        return training.batch_per_gpu
+    total, parts = training.global_batch or 0, gpus * scenario.accumulate
+    if total % parts:
+        raise scenario.fault(
+            "training.global_batch", str(total), divisible_by((gpus,), scenario.accumulate)
+        )
+    return total // parts
+
+
+def divisible_by(sizes: Sequence[int], steps: int) -> str:
+    """Phrase: a multiple of the micro-batches of a step at every size.
+
+    Examples
+    --------
+    >>> divisible_by([2, 4, 6], 1)
+    'a multiple of 12 (to split over 2, 4, 6 GPUs)'
+    """
+    over = ", ".join(str(gpus) for gpus in sizes)
+    micro = f" and {steps} micro-steps" if steps > 1 else ""
+    return f"a multiple of {math.lcm(*sizes) * steps} (to split over {over} GPUs{micro})"
+
+
+def scenario_digest(scenario: Scenario) -> str:
+    """SHA-256 of the canonical JSON of what is asked; comments, order and file do not matter.
+
+    Files that it names are not part of it.
+    """
+    text = json.dumps(scenario.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""Where each field of a scenario was written, so that later faults can point at it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The file a scenario came from.
+
+    Parameters
+    ----------
+    name : str
+        The file's name without folder and suffix.
+    question : str
+        Its first comment line.
+    file : str or None
+        Path as the user would recognise it; None for a scenario made in Python.
+    lines : mapping of str to int
+        One-based line of each dotted field.
+    flags : tuple of str
+        Dotted fields that ``--set`` gave.
+    """
+
+    name: str = "scenario"
+    question: str = ""
+    file: str | None = None
+    lines: Mapping[str, int] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+    def locate(self, path: str) -> tuple[str | None, int | None]:
+        """File and line of a dotted field, or of the nearest section around it that has one.
+
+        A field that a flag gave has neither.
+        """
+        if self.from_flag(path):
+            return None, None
+        parts = path.split(".")
+        lines = (self.lines.get(".".join(parts[:n])) for n in range(len(parts), 0, -1))
+        return self.file, next((line for line in lines if line is not None), None)
+
+    def from_flag(self, path: str) -> bool:
+        """Whether the value of a dotted field came from ``--set``."""
+        return any(path == flag or path.startswith(f"{flag}.") for flag in self.flags)
+
+    def fault(self, path: str, found: str, allowed: str) -> Fault:
+        """Return a fault at a dotted field, naming its line or its flag."""
+        file, line = self.locate(path)
+        return Fault(f"--set {path}" if self.from_flag(path) else path, found, allowed, file, line)
+
+    def resolve(self, path: str, value: str) -> Path:
+        """Return a path written in a field; relative to the file, or to here if a flag gave it."""
+        given = Path(os.path.expanduser(value))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
+        if self.file is None or self.from_flag(path):
+            return given
+        return Path(self.file).parent / given
+
+    def beside(self, path: str, value: str) -> str:
+        """Return a file that a field may name and that stands beside this one, or the name."""
+        near = self.resolve(path, value)
+        return str(near) if os.path.isfile(near) else value  # noqa: PTH113  (never raises)
+
+
+def line_map(document: Any, prefix: str = "") -> dict[str, int]:
+    """One-based line of every field of a document read by `perfmodel.files.read_yaml`."""
+    lines: dict[str, int] = {}
+    marks = getattr(getattr(document, "lc", None), "data", None) or {}
+    keys = document if isinstance(document, Mapping) else range(len(document))
+    for key in keys:
+        if key in marks:
+            lines[f"{prefix}{key}"] = int(marks[key][0]) + 1
+        if isinstance(document[key], Mapping | list):
+            lines |= line_map(document[key], f"{prefix}{key}.")
+    return lines

@@ -1,0 +1,214 @@
+"""The sections of a scenario file: shapes, units and defaults; no unknown keys anywhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+
+from perfmodel.files import Bytes, Count, Spec
+
+Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
+Dtype = Literal["fp32", "fp16", "bf16"]
+Switch = Annotated[bool, Field(strict=True)]
+
+
+class ModelSection(Spec):
+    """What is trained: a model of the zoo by `name`, or a parameter list in `file`.
+
+    `dtype` is that of parameters and gradients (default fp32; a file states its own);
+    `compute.precision` is that of the arithmetic.
+    """
+
+    name: Name | None = Field(
+        default=None, description="a model of the zoo: see `perfmodel models`"
+    )
+    file: Name | None = Field(
+        default=None,
+        description="CSV or YAML of parameter tensors, relative to the scenario's folder",
+    )
+    dtype: Dtype | None = None
+    sequence_length: Count | None = Field(
+        default=None, description="tokens per sample, for transformers"
+    )
+    image_size: Count | None = Field(default=None, description="pixels per side, for vision models")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if (self.name is None) == (self.file is None):
+            raise ValueError("either 'name' (of the zoo) or 'file' (of parameters), exactly one")
+        return self
+
+
+class ComputeSection(Spec):
+    """How long each layer takes: from the GPU's roofline, or from a file of measured times."""
+
+    source: Literal["roofline", "file"] = "roofline"
+    precision: Literal["bf16", "fp16", "tf32", "fp32"] = Field(
+        description="of the matrix products; parameters keep `model.dtype`"
+    )
+    times: Name | None = Field(
+        default=None, description="CSV of seconds per layer, relative to the scenario's folder"
+    )
+    overlap_slowdown: Annotated[float, Field(strict=True, ge=1)] | None = Field(
+        default=None,
+        description="factor on compute while a collective runs on the same GPU; default: the GPU's",
+    )
+    optimizer: Literal["sgd", "sgd-momentum", "adam", "adamw"] = "sgd-momentum"
+
+    @model_validator(mode="after")
+    def _times_with_file(self) -> ComputeSection:
+        if (self.source == "file") != (self.times is not None):
+            raise ValueError("'times' together with 'source: file', and only then")
+        return self
+
+
+class DdpStrategy(Spec):
+    """DistributedDataParallel, with PyTorch's own names and defaults.
+
+    With neither cap nor list the buckets are PyTorch's default (1 MiB first, then 25 MiB). An
+    explicit `bucket_cap` drops the small first bucket unless `first_bucket` is given too, as in
+    torch 2.13.
+    """
+
+    kind: Literal["ddp"] = "ddp"
+    bucket_cap: Bytes | None = None
+    first_bucket: Bytes | None = None
+    bucket_caps: Annotated[tuple[Bytes, ...], Field(min_length=1)] | None = Field(
+        default=None, description="one cap per bucket, the last one repeats (bucket_cap_mb_list)"
+    )
+    find_unused_parameters: Switch = False
+    static_graph: Switch = False
+    gradient_as_bucket_view: Switch = False
+    broadcast_buffers: Switch = True
+    accumulate: Count = Field(
+        default=1, description="micro-steps per step; all but the last under no_sync"
+    )
+    hook: Literal["none", "fp16", "bf16"] = Field(
+        default="none", description="gradient compression hook"
+    )
+
+    @model_validator(mode="after")
+    def _caps_one_way(self) -> DdpStrategy:
+        if self.bucket_caps is not None and (self.bucket_cap or self.first_bucket):
+            raise ValueError("'bucket_caps', or 'bucket_cap' with 'first_bucket', not both")
+        return self
+
+
+class DataParallelStrategy(Spec):
+    """nn.DataParallel: one process drives all GPUs of one node; device 0 is the server."""
+
+    kind: Literal["data_parallel"]
+
+
+def _ddp_unless_named(value: object) -> object:
+    return {"kind": "ddp", **value} if isinstance(value, Mapping) else value
+
+
+Strategy = Annotated[
+    Annotated[DdpStrategy | DataParallelStrategy, Field(discriminator="kind")],
+    BeforeValidator(_ddp_unless_named),
+]
+"""Told apart by `kind`; DDP if there is none."""
+
+
+class FabricSection(Spec):
+    """The network between nodes: a kind, and what differs from that kind's defaults."""
+
+    kind: Name = Field(description="see `perfmodel topology list`")
+    oversubscription: Annotated[float, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="bandwidth into a leaf switch over bandwidth out of it"
+    )
+    hosts_per_leaf: Count | None = None
+    radix: Count | None = Field(default=None, description="ports of one switch")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Say that the kind alone, as a word, will do."""
+        return {"anyOf": [{"type": "string", "minLength": 1}, handler(core_schema)]}
+
+
+def _named(value: object) -> object:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+class ClusterSection(Spec):
+    """The hardware: a node template, how many of them, and the network between them."""
+
+    node: Name = Field(description="a node template by name or file: see `perfmodel topology list`")
+    nodes: Count = 1
+    gpus_per_node: Count | None = Field(
+        default=None, description="how many of a node's GPUs are used"
+    )
+    fabric: Annotated[FabricSection, BeforeValidator(_named)] | None = None
+
+
+class TrainingSection(Spec):
+    """The batch: per GPU and growing with the cluster (weak), or global and fixed (strong).
+
+    `batch_per_gpu` counts the samples of one forward pass; with `strategy.accumulate` a step
+    trains that many times more.
+    """
+
+    scaling: Literal["weak", "strong"] = Field(
+        default="weak", description="default: weak with batch_per_gpu, strong with global_batch"
+    )
+    batch_per_gpu: Count | None = None
+    global_batch: Count | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "scaling" not in data:
+            return {**data, "scaling": "strong" if "global_batch" in data else "weak"}
+        return data
+
+    @model_validator(mode="after")
+    def _batch_of_its_kind(self) -> TrainingSection:
+        weak = self.scaling == "weak"
+        if weak != (self.global_batch is None) or weak == (self.batch_per_gpu is None):
+            wanted, other = ("batch_per_gpu", "global_batch")[:: 1 if weak else -1]
+            raise ValueError(f"{wanted!r} and no {other!r} with scaling: {self.scaling}")
+        return self
+
+
+class ScaleSection(Spec):
+    """Sizes of the scaling curve, growing; the last one is the size that is asked about."""
+
+    gpus: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+    nodes: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _growing(self) -> ScaleSection:
+        if (self.gpus is None) == (self.nodes is None):
+            raise ValueError("either 'gpus' or 'nodes', exactly one list")
+        sizes = self.gpus or self.nodes or ()
+        if any(b <= a for a, b in itertools.pairwise(sizes)):
+            raise ValueError("sizes that grow, such as [1, 2, 4, 8]")
+        return self
+
+
+class LibrarySection(Spec):
+    """The communication library, and what of its own choices to override."""
+
+    name: Literal["nccl", "plain", "gloo"] = "nccl"
+    algorithm: Literal["auto", "ring"] = "auto"
+    protocol: Literal["auto", "simple", "ll", "ll128"] = "auto"
+    channels: Count | None = Field(
+        default=None, description="default: what the library would choose"
+    )
+    credits: Count | None = Field(
+        default=None,
+        description="chunks in flight per edge; 1 makes each step wait for its latency",
+    )

@@ -1,0 +1,90 @@
+"""Speed: ``pytest -m benchmarks``. No test asserts a time; the report quotes what is measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import simpy
+
+from perfmodel.library.carry import Machine
+from perfmodel.library.model import load_library
+from perfmodel.scenario import Scenario, Size, load_scenario
+from perfmodel.simulate.engine import simulate
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.flow import FlowNetwork
+from perfmodel.simulate.message import MessageNetwork
+from perfmodel.study.hardware import machine
+from perfmodel.study.run import STEPS
+from perfmodel.study.training import load_job, plan, times
+from perfmodel.topology.build import build, load_node
+
+pytestmark = pytest.mark.benchmarks
+
+
+@pytest.fixture(scope="module")
+def resnet50() -> Scenario:
+    return load_scenario("resnet50-dgx-a100")
+
+
+@pytest.mark.parametrize("gpus", [8, 64, 256, 1024])
+def test_resnet50_step(benchmark: Callable[..., object], resnet50: Scenario, gpus: int) -> None:
+    """One cluster size of a scaling curve: topology, model, plan and three steps."""
+    node = load_node("dgx-a100")
+
+    def answer() -> float:
+        here = machine(resnet50, node, Size(gpus, gpus // 8, 8))
+        job = load_job(resnet50, here.topology.gpu, here.library)
+        step = plan(job, times(job, 256), gpus, 256, "steady")
+        return simulate(step, here, steps=STEPS).step_time_s
+
+    assert benchmark(answer) > 0
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_message_ring(benchmark: Callable[..., object], ranks: int) -> None:
+    """A 25 MiB ring all-reduce send by send, on one NVSwitch or over eight hosts."""
+    hosts = ranks // 8
+    topology = build("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
+    estimator = Estimator(Machine(topology, load_library("plain")))
+
+    def run() -> float:
+        env = simpy.Environment()
+        network = MessageNetwork(env, estimator)
+        env.run(until=network.collective("all_reduce", 25 << 20, (range(ranks),), 0))
+        return float(env.now)
+
+    assert benchmark(run) > 0
+
+
+@pytest.mark.parametrize("ranks", [8, 1024])
+def test_flow_ring(benchmark: Callable[..., object], ranks: int) -> None:
+    """The same at fidelity flow, from a built machine whose rings are laid anew."""
+    hosts = ranks // 8
+    topology = build("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
+
+    def run() -> float:
+        env = simpy.Environment()
+        network = FlowNetwork(env, Estimator(Machine(topology, load_library("nccl"))))
+        env.run(until=network.collective("all_reduce", 25 << 20, (range(ranks),), 0))
+        return float(env.now)
+
+    assert benchmark(run) > 0
+
+
+def test_help(benchmark: Callable[..., object]) -> None:
+    """CPU seconds of ``perfmodel --help`` in a fresh process (user + system, as extra info)."""
+
+    def call() -> None:
+        command = [sys.executable, "-c", "from perfmodel.cli import main; main()", "--help"]
+        subprocess.run(command, check=True, capture_output=True)
+
+    before = os.times()
+    benchmark.pedantic(call, rounds=5)  # type: ignore[attr-defined]
+    after = os.times()
+    user = after.children_user - before.children_user
+    system = after.children_system - before.children_system
+    benchmark.extra_info["cpu_s"] = (user + system) / 5  # type: ignore[attr-defined]

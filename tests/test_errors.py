@@ -1,0 +1,75 @@
+"""Messages name file, line, field, found, allowed; errors survive a trip between processes."""
+
+import pickle
+
+import pytest
+
+from perfmodel.errors import (
+    DataMismatch,
+    ExecutorUnavailable,
+    Fault,
+    InputError,
+    PerfmodelError,
+    ScheduleError,
+    SimulationError,
+    TopologyError,
+    UnitError,
+    nearest,
+    one_of,
+)
+
+
+def test_a_fault_names_everything():
+    fault = Fault("link.bandwidth", "25", "a bandwidth", "node.yaml", 7)
+    assert str(fault) == "node.yaml:7: link.bandwidth: found 25; allowed: a bandwidth"
+    assert str(Fault("--set", "x", "y")) == "--set: found x; allowed: y"
+    assert str(Fault("f", "x", "y", "a.yaml")) == "a.yaml: f: found x; allowed: y"
+
+
+def test_all_faults_stand_in_one_message_one_per_line():
+    error = InputError([Fault("a", "1", "2"), Fault("b", "3", "4")])
+    assert str(error).splitlines() == ["a: found 1; allowed: 2", "b: found 3; allowed: 4"]
+
+
+def test_located_fills_in_what_is_missing_only():
+    error = InputError([Fault("a", "1", "2"), Fault("b", "1", "2", "other.yaml", 3)])
+    first, second = error.located("mine.yaml", 9).faults
+    assert (first.file, first.line) == ("mine.yaml", 9)
+    assert (second.file, second.line) == ("other.yaml", 3)
+
+
+@pytest.mark.parametrize("kind", [InputError, UnitError])
+def test_faults_survive_pickling(kind):
+    error = kind([Fault("a", "1", "2"), Fault("b", "3", "4")])
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is kind
+    assert back.faults == error.faults
+
+
+def test_exit_codes():
+    wrong_input = (InputError, UnitError, TopologyError, ScheduleError, SimulationError,
+                   ExecutorUnavailable)  # fmt: skip
+    assert {error.exit_code for error in wrong_input} == {2}
+    assert DataMismatch.exit_code == 1
+    assert all(issubclass(error, PerfmodelError) for error in (*wrong_input, DataMismatch))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("dgx-a10", "dgx-a100"),
+        ("DGX_A100", "dgx-a100"),
+        ("resnet-50", "resnet50"),
+        ("zzz", None),
+    ],
+)
+def test_nearest(typed, meant):
+    assert nearest(["dgx-a100", "resnet50", "rail-optimised"], typed) == meant
+
+
+def test_one_of_lists_hints_and_stops():
+    assert one_of(["b", "a"]) == "one of 'a', 'b'"
+    assert one_of([], "x") == "nothing (there is none)"
+    many = one_of([f"name{i:03}" for i in range(50)], "name049")
+    assert "... (10 more)" in many
+    assert many.endswith("(did you mean 'name049'?)")

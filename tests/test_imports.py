@@ -1,0 +1,117 @@
+"""Arrows point down only: a module imports nothing above it, function-level imports included."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import perfmodel
+
+ROOT = Path(perfmodel.__file__).parent
+
+LAYERS = [
+    "cli", "report", "validate", "plan", "tune", "sweep", "study", "result", "calibrate", "measure",
+    "simulate", "library", "training", "workload", "collectives", "topology", "scenario",
+    "kineto", "timeline", "files", "units", "errors",
+]  # fmt: skip
+"""Top to bottom."""
+
+RESULT_MAY_IMPORT = {"timeline", "topology"}
+
+
+def modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imported(path, known):
+    """Modules of the package that a file imports anywhere, typing-only imports included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import hides which layer is meant"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in known else node.module)
+    return {name for name in found if name and name.split(".")[0] == "perfmodel"}
+
+
+def graph():
+    known = dict(modules())
+    return {name: imported(path, known) for name, path in known.items()}
+
+
+def layer(module):
+    return module.split(".")[1] if "." in module else None
+
+
+def climbing(arrows):
+    return [
+        f"{source} imports {target}"
+        for source, targets in arrows.items()
+        for target in targets
+        if layer(source)
+        and layer(target)
+        and LAYERS.index(layer(source)) > LAYERS.index(layer(target))
+    ]
+
+
+def cycle(arrows):
+    """Some cycle of imports, or None."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        path.append(node)
+        for target in sorted(arrows.get(node, ())):
+            found = visit(target)
+            if found:
+                return found
+        path.pop()
+        done.add(node)
+        return None
+
+    return next((found for node in sorted(arrows) if (found := visit(node))), None)
+
+
+def test_every_module_has_a_layer():
+    assert {layer(name) for name in graph()} - {None} <= set(LAYERS)
+
+
+def test_arrows_point_down():
+    assert climbing(graph()) == []
+
+
+def test_no_cycles():
+    assert cycle(graph()) is None
+
+
+def test_a_result_knows_no_engine():
+    assert {layer(name) for name in graph()["perfmodel.result"]} <= RESULT_MAY_IMPORT
+
+
+def test_this_test_can_fail():
+    assert climbing({"perfmodel.units": {"perfmodel.files.read"}})
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+
+
+@pytest.mark.parametrize("heavy", ["pandas", "scipy", "plotly", "torch"])
+def test_heavy_libraries_are_imported_inside_functions(heavy):
+    for _, path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = [
+            name.split(".")[0]
+            for node in tree.body
+            for name in (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import)
+                else [node.module or ""] if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        ]  # fmt: skip
+        assert heavy not in names, path
