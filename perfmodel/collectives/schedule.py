@@ -90,6 +90,10 @@ class Schedule:
         Rank whose chunk it is in the pre- or postcondition of scattering and gathering
         collectives; -1 where all ranks alike hold it.
     root : int
+    switches : int
+        Participants that are no ranks: switches that reduce and copy on the way (NVLS, SHARP).
+        They are numbered ranks, ranks + 1 ... in sends, hold zeros at first and nothing is
+        expected of them at the end.
     phases : tuple of Phase
     unroll : callable
         Makes the rounds; use `rounds()`.
@@ -105,6 +109,7 @@ class Schedule:
     root: int
     phases: tuple[Phase, ...]
     unroll: Callable[[], Iterator[Round]]
+    switches: int = 0
 
     def rounds(self) -> Iterator[Round]:
         """Yield the rounds, one after the other."""

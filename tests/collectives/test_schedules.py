@@ -124,6 +124,18 @@ def test_sends_that_wait_for_each_other_are_refused() -> None:
         verify(schedule, sends=circle)
 
 
+def test_a_chunk_is_not_overwritten_before_it_was_read() -> None:
+    """Round 1 reads chunk 0 of rank 0, round 2 overwrites it: the second waits for the first."""
+    zero, one, four = np.array([0]), np.array([1]), np.array([4])
+    keep = np.array([False])
+    rounds = [
+        Round(zero, one, zero, zero, four, zero, keep),
+        Round(one, zero, one, zero, four, zero, keep),
+    ]
+    schedule = dataclasses.replace(ring.all_gather(2, 8), unroll=lambda: iter(rounds))
+    assert unrolled(schedule).after == ((), (0,))
+
+
 def test_an_exchange_in_one_round_reads_the_state_before_it() -> None:
     """Two ranks that swap and add in one round both end with the sum (recursive doubling)."""
     ids = np.array([0, 1])

@@ -1,0 +1,1 @@
+"""From measurements to a Profile: link costs with intervals and their source."""

@@ -1,0 +1,101 @@
+"""What a measurement writes down: a file with rows, and everything needed to judge them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import Spec, read_text, validate, write_atomically
+
+What = Literal[
+    "schedule",  # our schedule's rounds, executed send by send
+    "library",  # the library's own collective, in the same run
+    "copy", "reduce", "launch", "synchronize", "host_to_device", "device_to_host", "peer_copy",
+    "blocks_copy", "overlap",
+]  # fmt: skip
+"""Kinds of measurement."""
+
+
+class Row(Spec):
+    """One setting, measured many times; times in seconds, sizes in bytes.
+
+    `setting` tells rows of one kind and size apart ("pinned", "gpu0 -> gpu1", "8 blocks").
+    """
+
+    what: What
+    nbytes: int
+    setting: str = ""
+    repeats: int
+    min_s: float
+    p10_s: float
+    p25_s: float
+    median_s: float
+    p75_s: float
+    p90_s: float
+
+
+class Measurement(Spec):
+    """A measurement file.
+
+    `machine` and `versions` are free text by name ("cpu", "cores", "gpu", "load" / "torch",
+    "python", "nccl"); `topology` names the template that describes the machine, if any.
+    """
+
+    perfmodel: Literal[1] = 1
+    kind: Literal["measurement"] = "measurement"
+    backend: Literal["gloo", "nccl", "device"]
+    collective: str
+    algorithm: str
+    ranks: int
+    itemsize: int = 4
+    started: str
+    seconds: float
+    command: str
+    machine: dict[str, str]
+    versions: dict[str, str]
+    topology: str | None = None
+    note: str = ""
+    rows: tuple[Row, ...]
+
+    def times(self, what: What, setting: str = "") -> tuple[tuple[int, float], ...]:
+        """(nbytes, median seconds) of one kind of row, by size."""
+        found = [r for r in self.rows if r.what == what and (not setting or r.setting == setting)]
+        return tuple(sorted((row.nbytes, row.median_s) for row in found))
+
+
+def write_measurement(measurement: Measurement, path: Path) -> None:
+    """Write a measurement file, whole or not at all."""
+    write_atomically(path, json.dumps(measurement.model_dump(), indent=1) + "\n")
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read a measurement file.
+
+    Raises
+    ------
+    InputError
+        Unreadable, not JSON, or not a measurement; every fault at once.
+    """
+    try:
+        document = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        fault = Fault("file", f"no JSON ({error.msg})", "a measurement file", str(path), error.lineno)
+        raise InputError(fault) from None
+    return validate(Measurement, document, str(path))
+
+
+def quantiles(times_s: Sequence[float]) -> dict[str, float]:
+    """The fields of a `Row` that summarise repeated times; seconds."""
+    ordered = sorted(times_s)
+
+    def at(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+    named = {"p10_s": 0.1, "p25_s": 0.25, "median_s": 0.5, "p75_s": 0.75, "p90_s": 0.9}
+    return {"min_s": ordered[0]} | {name: at(share) for name, share in named.items()}
