@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.collectives.schedule import Floats, Ints, Phase
 
@@ -39,7 +38,7 @@ def schedule_s(
     Parameters
     ----------
     phases : sequence of Phase
-        In order, all with the same edges; each rank receives over one edge per channel.
+        In order, all with the same edges.
     rate_Bps : ndarray of float, shape (edges,)
         Rate of each edge while it sends.
     latency_s : ndarray of float, shape (edges,)
@@ -66,7 +65,7 @@ def schedule_s(
         total = sum(p.repeat * (b + latency_s) for p, b in zip(phases, busy, strict=True))
         return float(np.max(total))
     if rings is None:
-        return _recurrence(phases, busy, latency_s, _edge_before(phases[0]), credits)
+        return _recurrence(phases, busy, latency_s, credits)
     repeats = [phase.repeat for phase in phases]
     return max(_ring_s(repeats, one, credits) for one in _distinct(rings, busy, latency_s))
 
@@ -121,53 +120,49 @@ def _ring_s(repeats: Sequence[int], stretch: Floats, credits: int) -> float:
     return float(state.delivered[-1].max())
 
 
-def _edge_before(phase: Phase) -> Ints:
-    """For each edge, the edge of its channel that feeds its source; -1 where none does."""
-    feeds = {
-        (int(channel), int(dst)): edge
-        for edge, (channel, dst) in enumerate(zip(phase.channel, phase.dst, strict=True))
-    }
-    pairs = zip(phase.channel.tolist(), phase.src.tolist(), strict=True)
-    return np.array([feeds.get(pair, -1) for pair in pairs], dtype=np.int64)
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where each edge's data comes from and goes to: (channel, rank), numbered."""
+
+    src: Ints
+    dst: Ints
+    count: int
+
+
+def _places(phase: Phase) -> _Places:
+    ranks = 1 + int(max(phase.src.max(), phase.dst.max()))
+    ends = np.concatenate([phase.channel * ranks + phase.src, phase.channel * ranks + phase.dst])
+    names, numbers = np.unique(ends, return_inverse=True)
+    src, dst = np.split(numbers, 2)
+    return _Places(src, dst, len(names))
 
 
 def _recurrence(
-    phases: Sequence[Phase],
-    busy: Sequence[Floats],
-    latency_s: Floats,
-    before: Ints,
-    credits: int,
+    phases: Sequence[Phase], busy: Sequence[Floats], latency_s: Floats, credits: int
 ) -> float:
     """Time of phases over any edges, some of which may work only for a while; seconds."""
-    zeros = np.zeros(len(latency_s))
-    state = _State(zeros, zeros, deque([zeros] * credits, maxlen=credits))
-    end = 0.0
+    places = _places(phases[0])
+    has_data = np.zeros(places.count)
+    free = np.zeros(len(latency_s))
+    delivered = deque([free] * credits, maxlen=credits)
     for phase, hold in zip(phases, busy, strict=True):
         for step in range(phase.repeat):
-            works = (phase.first <= step) & (step < phase.first + phase.active)
-            _step(state, hold, latency_s, before, works)
-        end = max(end, float(state.delivered[-1].max()))
-    return end
+            on = np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
+            start = np.maximum(np.maximum(has_data[places.src[on]], free[on]), delivered[0][on])
+            free, arrived = free.copy(), delivered[-1].copy()
+            free[on] = start + hold[on]
+            arrived[on] = free[on] + latency_s[on]
+            delivered.append(arrived)
+            np.maximum.at(has_data, places.dst[on], arrived[on])
+    return float(delivered[-1].max())
 
 
-def _step(
-    state: _State,
-    hold: Floats,
-    latency_s: Floats,
-    before: Ints,
-    works: NDArray[np.bool_] | None = None,
-) -> None:
+def _step(state: _State, hold: Floats, latency_s: Floats, before: Ints) -> None:
     start = np.maximum(np.maximum(state.has_data, state.free), state.delivered[0])
-    free = start + hold
-    arrived = free + latency_s
-    if works is not None:
-        free = np.where(works, free, state.free)
-        arrived = np.where(works, arrived, state.delivered[-1])
-    state.free = free
+    state.free = start + hold
+    arrived = state.free + latency_s
     state.delivered.append(arrived)
-    state.has_data = (
-        arrived[before] if works is None else np.where(before < 0, 0.0, arrived[before])
-    )
+    state.has_data = arrived[before]
 
 
 def _run_all(state: _State, repeat: int, hold: Floats, latency_s: Floats, before: Ints) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.collectives import chain, ring, star
-from perfmodel.collectives.schedule import Floats, Schedule
+from perfmodel.collectives.schedule import Floats, Phase, Schedule
 from perfmodel.errors import ScheduleError
 from perfmodel.library.edges import HOPS, Edges, Rings, chosen, edges_between, rings_over
 from perfmodel.library.model import Library, Protocol
@@ -29,6 +29,27 @@ ITEM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive phases of a schedule over the same edges; stages follow one another.
+
+    Parameters
+    ----------
+    phases : tuple of Phase
+    edges : Edges
+        The links of each edge, in the phases' order.
+    latency_s : ndarray of float, shape (edges,)
+        Links' latency and the library's own time per step.
+    cap_Bps : ndarray of float, shape (edges,)
+        Most that an edge may carry (of wire bytes).
+    """
+
+    phases: tuple[Phase, ...]
+    edges: Edges
+    latency_s: Floats
+    cap_Bps: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class Carried:
     """One collective as it travels.
 
@@ -36,27 +57,20 @@ class Carried:
     ----------
     schedule : Schedule
         Over positions 0 ... N-1 of the group.
-    edges : Edges
-        The links of each edge of the schedule's phases (all phases share them), in their order.
+    stages : tuple of Stage
     protocol : str
     launch_s : float
         Time before the first byte moves.
-    latency_s : ndarray of float, shape (edges,)
-        Links' latency and the library's own time per step.
     wire_factor : float
         Bytes on the wire per byte of payload.
-    cap_Bps : ndarray of float, shape (edges,)
-        Most that an edge may carry (of wire bytes).
     credits : int
     """
 
     schedule: Schedule
-    edges: Edges
+    stages: tuple[Stage, ...]
     protocol: str
     launch_s: float
-    latency_s: Floats
     wire_factor: float
-    cap_Bps: Floats
     credits: int
 
 
@@ -91,9 +105,15 @@ class Machine:
 
 
 def carry(
-    machine: Machine, op: str, nbytes: int, group: Group, *, root: int = 0
-) -> dict[str, Carried]:
-    """Return the ways in which the library could carry a collective, by protocol.
+    machine: Machine,
+    op: str,
+    nbytes: int,
+    group: Group,
+    *,
+    root: int = 0,
+    algorithm: str | None = None,
+) -> tuple[Carried, ...]:
+    """Return the ways in which the library could carry a collective, one per protocol.
 
     Parameters
     ----------
@@ -105,49 +125,83 @@ def carry(
         Ranks of the topology, at least two.
     root : int
         Rank of the topology, for rooted operations.
+    algorithm : str, optional
+        Default: the library's own (rings and chains around them).
 
     Raises
     ------
     ScheduleError
-        An operation without an algorithm yet.
+        An operation without such an algorithm.
     """
+    if algorithm not in {None, "auto", "ring"}:
+        raise ScheduleError(f"algorithm {algorithm!r}; allowed: 'auto', 'ring'")
     size = -(-int(nbytes) // ITEM_BYTES) * ITEM_BYTES
-    schedule, edges = _on_edges(machine, op, size, group, root)
-    return {
-        name: _with_protocol(schedule, edges, name, protocol)
+    schedule, laid = _on_edges(machine, op, size, group, root)
+    return tuple(
+        _with_protocol(schedule, laid, name, protocol)
         for name, protocol in _usable(machine, group).items()
-    }
+    )
 
 
 def carry_message(machine: Machine, src: int, dst: int, nbytes: int) -> Carried:
     """Return how the library carries one point-to-point message: by its bulk protocol."""
     edges = edges_between(machine.topology, machine.router, np.array([src]), np.array([dst]))
     name, protocol = list(machine.library.protocols.items())[-1]
-    return _with_protocol(star.send(nbytes), edges, name, protocol)
+    schedule = star.send(nbytes)
+    return _with_protocol(schedule, ((schedule.phases, edges),), name, protocol)
+
+
+Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
+"""Phases and the links of their edges, stage by stage."""
 
 
 def _on_edges(
     machine: Machine, op: str, nbytes: int, group: Group, root: int
-) -> tuple[Schedule, Edges]:
+) -> tuple[Schedule, Laid]:
     ranks = len(group)
     place = {rank: position for position, rank in enumerate(group)}
     at = place.get(root, 0)
     if op in {"scatter", "gather"}:
         make = star.scatter if op == "scatter" else star.gather
-        schedule = make(ranks, nbytes, root=at, itemsize=ITEM_BYTES)
-        members, phase = np.asarray(group, dtype=np.int64), schedule.phases[0]
-        ends = members[phase.src], members[phase.dst]
-        return schedule, edges_between(machine.topology, machine.router, *ends)
+        return _directly(machine, make(ranks, nbytes, root=at, itemsize=ITEM_BYTES), group)
     rings = machine.rings(group)
     orders = [[place[rank] for rank in order] for order in rings.orders.tolist()]
     if op in RING_ALGORITHMS:
-        ring_schedule = RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders)
-        return ring_schedule, rings.edges
+        schedule = RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders)
+        return schedule, ((schedule.phases, rings.edges),)
     if op not in CHAIN_ALGORITHMS:
         known = [*RING_ALGORITHMS, *CHAIN_ALGORITHMS, "scatter", "gather"]
         raise ScheduleError(f"no algorithm for {op!r}; allowed: {', '.join(known)}")
     chained = CHAIN_ALGORITHMS[op](ranks, nbytes, root=at, itemsize=ITEM_BYTES, orders=orders)
-    return chained, _along(rings, orders, chained)
+    return chained, ((chained.phases, _along(rings, orders, chained)),)
+
+
+def _directly(machine: Machine, schedule: Schedule, group: Group) -> tuple[Schedule, Laid]:
+    """Any schedule, each pair of ranks over its nearest links."""
+    members = np.asarray(group, dtype=np.int64)
+    laid = []
+    for phases in stages_of(schedule):
+        ends = members[phases[0].src], members[phases[0].dst]
+        laid.append((phases, edges_between(machine.topology, machine.router, *ends)))
+    return schedule, tuple(laid)
+
+
+def stages_of(schedule: Schedule) -> tuple[tuple[Phase, ...], ...]:
+    """Consecutive phases over the same edges belong together."""
+    stages: list[list[Phase]] = []
+    for phase in schedule.phases:
+        if stages and _same_edges(stages[-1][0], phase):
+            stages[-1].append(phase)
+        else:
+            stages.append([phase])
+    return tuple(tuple(stage) for stage in stages)
+
+
+def _same_edges(one: Phase, other: Phase) -> bool:
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("src", "dst", "channel")
+    )
 
 
 def _along(rings: Rings, orders: list[list[int]], chained: Schedule) -> Edges:
@@ -185,17 +239,23 @@ def _usable(machine: Machine, group: Group) -> Mapping[str, Protocol]:
     }
 
 
-def _with_protocol(schedule: Schedule, edges: Edges, name: str, protocol: Protocol) -> Carried:
+def _with_protocol(schedule: Schedule, laid: Laid, name: str, protocol: Protocol) -> Carried:
     steps = np.array([getattr(protocol.step, hop) for hop in HOPS])
-    rings = int(schedule.phases[0].channel[-1]) + 1 if schedule.phases else 1
-    limit = np.inf if protocol.max_rate is None else protocol.max_rate / rings
+    channels = 1 + max((int(p.channel.max()) for p in schedule.phases), default=0)
+    limit = np.inf if protocol.max_rate is None else protocol.max_rate / channels
     return Carried(
         schedule=schedule,
-        edges=edges,
+        stages=tuple(
+            Stage(
+                phases=phases,
+                edges=edges,
+                latency_s=edges.latency_s + steps[edges.hop],
+                cap_Bps=np.minimum(edges.cap_Bps, limit),
+            )
+            for phases, edges in laid
+        ),
         protocol=name,
         launch_s=protocol.launch,
-        latency_s=edges.latency_s + steps[edges.hop],
         wire_factor=1.0 / protocol.wire_efficiency,
-        cap_Bps=np.minimum(edges.cap_Bps, limit),
         credits=protocol.credits,
     )

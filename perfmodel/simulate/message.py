@@ -7,8 +7,8 @@ last byte left.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,58 +42,49 @@ class MessageNetwork:
     def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         real = [group for group in groups if len(group) > 1]
-        return self._launch([self.estimator.best(op, nbytes, group, root)[0] for group in real])
+        return self.launch([self.estimator.best(op, nbytes, group, root)[0] for group in real])
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""
-        return self._launch([carry_message(self.machine, src, dst, nbytes)])
+        return self.launch([carry_message(self.machine, src, dst, nbytes)])
 
-    def _launch(self, parts: list[Carried]) -> simpy.Event:
-        done = self.env.event()
-        if not parts:
-            return done.succeed()
-        running = [len(parts)]
+    def launch(self, ways: list[Carried]) -> simpy.Event:
+        """Start collectives now, each as it is carried; the event fires when all have ended."""
+        ended = []
+        for way in ways:
+            add_traffic(self.bytes_on_arc, way)
+            run = _Run(self.env, self._wires, way, self._unrolled(way))
+            self.env.timeout(way.launch_s).callbacks.append(run.begin)
+            ended.append(run.ended)
+        return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 
-        def ended() -> None:
-            running[0] -= 1
-            if running[0] == 0:
-                done.succeed()
-
-        for part in parts:
-            add_traffic(self.bytes_on_arc, part)
-            run = _Run(self.env, self._wires, part, self._unrolled(part), ended)
-            self.env.timeout(part.launch_s).callbacks.append(run.begin)
-        return done
-
-    def _unrolled(self, part: Carried) -> Sends:
-        known = self._sends.get(id(part))
+    def _unrolled(self, way: Carried) -> Sends:
+        known = self._sends.get(id(way))
         if known is None:
-            known = self._sends[id(part)] = (part, unrolled(part.schedule))
+            known = self._sends[id(way)] = (way, unrolled(way.schedule))
         return known[1]
 
 
 class _Run:
     """One collective, send by send."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        wires: Wires,
-        way: Carried,
-        sends: Sends,
-        ended: Callable[[], None],
-    ) -> None:
-        self._env, self._wires, self._ended = env, wires, ended
+    def __init__(self, env: simpy.Environment, wires: Wires, way: Carried, sends: Sends) -> None:
+        self._env, self._wires = env, wires
+        self.ended = env.event()
         self._credits = way.credits
-        edges = way.edges
-        self._routes = [
-            tuple(edges.arcs[a:b].tolist())
-            for a, b in zip(edges.pointers[:-1], edges.pointers[1:], strict=True)
-        ]
-        self._caps = way.cap_Bps.tolist()
-        self._latency = way.latency_s.tolist()
+        self._routes: list[tuple[int, ...]] = []
+        self._caps: list[float] = []
+        self._latency: list[float] = []
+        for stage in way.stages:
+            edges, ends = stage.edges, stage.edges.pointers
+            self._routes += [
+                tuple(edges.arcs[a:b].tolist()) for a, b in itertools.pairwise(ends.tolist())
+            ]
+            self._caps += stage.cap_Bps.tolist()
+            self._latency += stage.latency_s.tolist()
         self._nbytes = (sends.nbytes * way.wire_factor).tolist()
-        self._edge = _edge_of_send(way, sends)
+        self._edge, stage_of = _edges_and_stages(way, sends)
+        self._order = StageOrder(sends, stage_of) if len(way.stages) > 1 else None
         self._waiting = [len(after) for after in sends.after]
         self._followers: list[list[int]] = [[] for _ in range(len(sends))]
         for index, after in enumerate(sends.after):
@@ -109,7 +100,7 @@ class _Run:
     def begin(self, _: simpy.Event) -> None:
         """Start every edge that can."""
         if not self._left:
-            self._ended()
+            self.ended.succeed()
         for edge in range(len(self._queue)):
             self._try(edge)
 
@@ -119,7 +110,7 @@ class _Run:
         if not queue or self._sending[edge] or self._under_way[edge] >= self._credits:
             return
         index = queue[0]
-        if self._waiting[index]:
+        if self._waiting[index] or (self._order and not self._order.may_start(index)):
             return
         queue.popleft()
         self._sending[edge] = True
@@ -144,23 +135,63 @@ class _Run:
             if self._waiting[follower] == 0:
                 self._try(self._edge[follower])
         self._try(edge)
+        if self._order:
+            for other in self._order.landed(index):
+                self._try(self._edge[other])
         if not self._left:
-            self._ended()
+            self.ended.succeed()
 
 
-def _edge_of_send(way: Carried, sends: Sends) -> list[int]:
-    """For each send, the edge of the phases that it goes over."""
-    phase = way.schedule.phases[0] if way.schedule.phases else None
-    if phase is None:
-        return []
-    keys = zip(phase.channel.tolist(), phase.src.tolist(), phase.dst.tolist(), strict=True)
-    number = {key: edge for edge, key in enumerate(keys)}
-    try:
-        return [
-            number[key]
-            for key in zip(
-                sends.channel.tolist(), sends.src.tolist(), sends.dst.tolist(), strict=True
+class StageOrder:
+    """A rank begins a stage when its sends and receives of the stage before have landed."""
+
+    def __init__(self, sends: Sends, stage_of: list[int]) -> None:
+        self._stage = stage_of
+        self._ends = list(
+            zip(
+                zip(sends.channel.tolist(), sends.src.tolist(), strict=True),
+                zip(sends.channel.tolist(), sends.dst.tolist(), strict=True),
+                strict=True,
             )
-        ]
+        )
+        self._left: dict[tuple[int, int], dict[int, int]] = {}
+        self._mine: dict[tuple[int, int], list[int]] = {}
+        for index, (src, dst) in enumerate(self._ends):
+            self._mine.setdefault(src, []).append(index)
+            for end in (src, dst):
+                left = self._left.setdefault(end, {})
+                left[stage_of[index]] = left.get(stage_of[index], 0) + 1
+
+    def may_start(self, index: int) -> bool:
+        """Whether the sender has finished all earlier stages."""
+        left = self._left[self._ends[index][0]]
+        return not left or min(left) >= self._stage[index]
+
+    def landed(self, index: int) -> list[int]:
+        """Count a delivery; return the sends that it may have set free."""
+        freed: list[int] = []
+        for end in self._ends[index]:
+            left, stage = self._left[end], self._stage[index]
+            left[stage] -= 1
+            if not left[stage]:
+                del left[stage]
+                freed += self._mine.get(end, [])
+        return freed
+
+
+def _edges_and_stages(way: Carried, sends: Sends) -> tuple[list[int], list[int]]:
+    """For each send, its edge (numbered through all stages) and its stage."""
+    number: dict[tuple[int, int, int, int], int] = {}
+    stage_of_round: list[int] = []
+    for stage, part in enumerate(way.stages):
+        phase = part.phases[0]
+        keys = zip(phase.channel.tolist(), phase.src.tolist(), phase.dst.tolist(), strict=True)
+        for key in keys:
+            number[stage, *key] = len(number)
+        stage_of_round += [stage] * sum(p.repeat for p in part.phases)
+    stages = [stage_of_round[r] for r in sends.round.tolist()]
+    ends = zip(sends.channel.tolist(), sends.src.tolist(), sends.dst.tolist(), strict=True)
+    try:
+        return [number[stage, *key] for stage, key in zip(stages, ends, strict=True)], stages
     except KeyError as missing:
         raise SimulationError(f"a send over {missing} that no phase of the schedule has") from None

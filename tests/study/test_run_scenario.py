@@ -227,3 +227,14 @@ def test_collective_rows_are_what_nccl_tests_prints() -> None:
         assert row["busbw_Bps"] == pytest.approx(row["algbw_Bps"] * 2 * 7 / 8)
         assert row["busbw_Bps"] <= 240e9  # NVLink of an A100 as NCCL counts it
     assert rows[1]["busbw_Bps"] > rows[0]["busbw_Bps"]
+
+
+def test_links_carry_the_bytes_of_one_step(tmp_path: Path) -> None:
+    """Each of the 8 NICs of a host sends 2 (n-1)/n of an eighth of the gradients per step."""
+    simple = ("library.protocol=simple", "strategy.broadcast_buffers=false", "scale.gpus=[16]")
+    point = answered(tmp_path, *simple).main
+    cables = [link for link in point.links if "/nic" in link.src and "fabric" in link.dst]
+    assert len(cables) == 16
+    for link in cables:
+        assert link.nbytes == pytest.approx(2 * 15 / 16 * 4 * 25557032 / 8, rel=1e-3)
+        assert link.utilisation == pytest.approx(link.nbytes / (25e9 * point.step_time_s), rel=0.05)
