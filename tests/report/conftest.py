@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import networkx as nx
@@ -59,23 +59,6 @@ def build_topology(hosts: int = HOSTS) -> Topology:
         host_arcs=40, gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None,
         sources={"nvlink": "datasheet"}, template="example-a100", fabric="single-switch",
     )  # fmt: skip
-
-
-def build_places(topology: Topology, hosts_shown: int = 2) -> dict[str, tuple[float, float]]:
-    """Rows by kind, hosts side by side."""
-    height = {"gpu": 0.0, "nvswitch": 1.0, "pcie_switch": -1.0, "nic": -2.0, "switch": -3.0}
-    places: dict[str, tuple[float, float]] = {}
-    seen: dict[tuple[int, str], int] = {}
-    count = {"gpu": 8, "nvswitch": 1, "pcie_switch": 2, "nic": 2, "switch": 1}
-    for name, data in topology.graph.nodes(data=True):
-        if data["host"] >= hosts_shown:
-            continue
-        at = seen.setdefault((data["host"], data["kind"]), 0)
-        seen[data["host"], data["kind"]] += 1
-        width = 8.0 if data["host"] >= 0 else 9.0 * hosts_shown - 1
-        left = 9.0 * max(0, data["host"])
-        places[name] = (left + (at + 0.5) * width / count[data["kind"]], height[data["kind"]])
-    return places
 
 
 def build_spans(bytes_per_s: float) -> tuple[Span, ...]:
@@ -184,16 +167,6 @@ def build_result() -> Result:
 def result() -> Result:
     """Return the realistic result."""
     return build_result()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def hand_made_layout() -> Iterator[None]:
-    """Place devices by hand, so that these tests do not depend on the layout's author."""
-    from perfmodel.report import topology_figure
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topology_figure, "default_places", build_places)
-        yield
 
 
 @pytest.fixture
