@@ -64,6 +64,12 @@ class ComputeSection(Spec):
         description="factor on compute while a collective runs on the same GPU; default: the GPU's",
     )
     optimizer: Literal["sgd", "sgd-momentum", "adam", "adamw"] = "sgd-momentum"
+    channels_last: Switch = Field(
+        default=False, description="convolutions in NHWC, which spares tensor cores a transposition"
+    )
+    fused_attention: Switch = Field(
+        default=True, description="attention as one kernel (scaled_dot_product_attention)"
+    )
 
     @model_validator(mode="after")
     def _times_with_file(self) -> ComputeSection:

@@ -57,7 +57,7 @@ def collective_rows(
     machine = Machine(topology, load_library(library))
     wanted = list(sizes)
     if fidelity == "message":
-        check_message_size(len(topology.ranks), len(wanted))
+        check_message_size(machine, len(wanted))
     rows = []
     for done, nbytes in enumerate(wanted):
         rows.append(_row(machine, op, nbytes, fidelity))

@@ -7,6 +7,7 @@ from perfmodel.files import validate
 from perfmodel.library.carry import Machine
 from perfmodel.library.model import Library, load_library
 from perfmodel.scenario import LibrarySection, Scenario, Size
+from perfmodel.study.limits import check_cluster_size
 from perfmodel.topology.build import build
 from perfmodel.topology.spec import FabricSpec, NodeSpec
 
@@ -31,6 +32,10 @@ def machine(scenario: Scenario, node: NodeSpec, size: Size) -> Machine:
     InputError
         Names file, line and field of the scenario.
     """
+    try:
+        check_cluster_size(size.gpus, "cluster.nodes")
+    except InputError as error:
+        raise relocated(scenario, error, "cluster.nodes") from None
     section = scenario.cluster.fabric
     fabric = None
     if section is not None:

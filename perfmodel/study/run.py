@@ -28,6 +28,7 @@ from perfmodel.study.training import (
 )
 from perfmodel.topology.build import load_node
 from perfmodel.topology.spec import NodeSpec
+from perfmodel.training.plan import Collective, StepPlan
 
 STEPS = 3
 """Steps simulated: the pipeline of host, device and network has settled by the third."""
@@ -115,7 +116,7 @@ def _point(job: Job, here: Machine, size: Size, fidelity: Fidelity) -> Point:
     layers = times(job, batch)
     steady = plan(job, layers, size.gpus, batch, "steady")
     if fidelity == "message":
-        _check_messages(job.scenario, steady, size.gpus)
+        _check_messages(job.scenario, steady, here)
     slowdown = job.scenario.compute.overlap_slowdown
     known = Estimator(here)
     run = simulate(
@@ -141,10 +142,10 @@ def _point(job: Job, here: Machine, size: Size, fidelity: Fidelity) -> Point:
     )
 
 
-def _check_messages(scenario: Scenario, steady: object, gpus: int) -> None:
-    collectives = sum(task.kind == "communication" for task in steady.tasks)  # type: ignore[attr-defined]
+def _check_messages(scenario: Scenario, steady: StepPlan, here: Machine) -> None:
+    collectives = sum(isinstance(task.work, Collective) for task in steady.tasks)
     try:
-        check_message_size(gpus, collectives * STEPS)
+        check_message_size(here, collectives * STEPS)
     except InputError as error:
         raise relocated(scenario, error, "fidelity") from None
 

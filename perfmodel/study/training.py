@@ -103,6 +103,8 @@ def times(job: Job, batch: int) -> LayerTimes:
             batch=batch,
             precision=compute.precision,
             optimizer=compute.optimizer,
+            channels_last=compute.channels_last,
+            fused_attention=compute.fused_attention,
         )
     except InputError as error:
         raise relocated(job.scenario, error, "compute") from None
@@ -152,6 +154,7 @@ def memory(job: Job, ranks: int, batch: int) -> Memory:
         strategy="ddp" if job.is_ddp else "data_parallel",
         options=job.options,
         hook=job.hook,  # type: ignore[arg-type]
+        fused_attention=compute.fused_attention,
     )
     use = memory_of.memory(setup)
     return Memory(

@@ -198,7 +198,7 @@ def test_every_shipped_scenario_answers(name: str) -> None:
 
 
 def test_all_reduce_times_beside_published_ones() -> None:
-    """14 published nccl-tests runs, 1 MiB to 1 GiB, nothing fitted to any of them.
+    """11 published nccl-tests runs, 1 MiB to 1 GiB, nothing fitted to any of them.
 
     The bounds only catch a relapse; rings and NCCL's own constants explain no more than this yet.
     """
@@ -213,7 +213,7 @@ def test_all_reduce_times_beside_published_ones() -> None:
         (found,) = collective_rows(machine, sizes=[int(row["nbytes"])])
         errors.append(abs(found["time_s"] * 1e6 / float(row["time_us"]) - 1))
     assert statistics.median(errors) < 0.20
-    assert statistics.quantiles(errors, n=10)[-1] < 0.50
+    assert statistics.quantiles(errors, n=10)[-1] < 0.40
 
 
 def test_collective_rows_are_what_nccl_tests_prints() -> None:

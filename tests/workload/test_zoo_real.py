@@ -7,11 +7,6 @@ from perfmodel.workload.zoo import bert, gpt, llama
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
-TORCHVISION = {
-    "resnet18": "resnet18", "resnet152": "resnet152", "vgg16": "vgg16", "alexnet": "alexnet",
-    "inception-v3": "inception_v3", "vit-b-16": "vit_b_16",
-}  # fmt: skip
-
 
 def transformers():
     pytest.importorskip("torch", reason="the real modules need the extra 'torch'")
@@ -97,17 +92,3 @@ def test_ready_order_of_hugging_face(monkeypatch, name, shapes, tiny):
     workload = build(name, sequence_length=5)
     names = [workload.tensors[index].name for index in workload.ready_order]
     assert names == ready_order(make(), loss)
-
-
-@pytest.mark.parametrize("name", TORCHVISION)
-def test_tensors_and_buffers_of_torchvision(name):
-    torch = pytest.importorskip("torch", reason="the real modules need the extra 'torch'")
-    vision = pytest.importorskip(
-        "torchvision", reason="torchvision is not a dependency, even of the tests"
-    )
-    arguments = {"init_weights": False} if name == "inception-v3" else {}
-    with torch.device("meta"):
-        module = getattr(vision.models, TORCHVISION[name])(**arguments)
-    workload = build(name)
-    assert [(t.name, t.shape) for t in workload.tensors] == described(module)
-    assert workload.buffer_bytes == buffer_bytes(module)
