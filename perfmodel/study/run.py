@@ -21,14 +21,15 @@ from perfmodel.study.training import (
     STRATEGY_NAMES,
     Job,
     buckets,
-    load_job,
+    load_workload,
     memory,
     plan,
     times,
 )
-from perfmodel.topology.build import load_node
+from perfmodel.topology.build import build, load_node
 from perfmodel.topology.spec import NodeSpec
 from perfmodel.training.plan import Collective, StepPlan
+from perfmodel.workload.model import Workload
 
 STEPS = 3
 """Steps simulated: the pipeline of host, device and network has settled by the third."""
@@ -56,13 +57,13 @@ def run_scenario(
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
     chosen: Fidelity = _fidelity(fidelity or scenario.fidelity)
-    node = _node(scenario)
-    wanted = sizes(scenario, _gpus_in(node))
-    machines = [machine(scenario, node, wanted[-1])]
-    job = load_job(scenario, machines[0].topology.gpu, machines[0].library)
+    node, workload = resolved(scenario)
+    wanted = sizes(scenario, len(build(node).ranks))
+    largest = machine(scenario, node, wanted[-1])
+    job = Job(scenario, workload, largest.topology.gpu, largest.library)
     points: list[Point] = []
     for done, size in enumerate(wanted):
-        here = machines[0] if size == wanted[-1] else machine(scenario, node, size)
+        here = largest if size == wanted[-1] else machine(scenario, node, size)
         points.append(_point(job, here, size, chosen))
         if progress is not None:
             progress(done + 1, len(wanted))
@@ -72,14 +73,14 @@ def run_scenario(
         question=scenario.question,
         workload=job.workload.name,
         strategy=STRATEGY_NAMES[scenario.strategy.kind],
-        machine=machines[0].topology.name,
+        machine=largest.topology.name,
         scaling=scenario.training.scaling,
         points=tuple(_with_efficiency(point, base) for point in points),
         efficiency_base=base.gpus,
         samples=job.workload.sample,
-        topology=machines[0].topology,
-        assumptions=_assumptions(job, machines[0]),
-        sources=machines[0].topology.sources,
+        topology=largest.topology,
+        assumptions=_assumptions(job, largest),
+        sources=largest.topology.sources,
         provenance={
             "perfmodel": __version__,
             "scenario_sha256": scenario_digest(scenario),
@@ -97,17 +98,27 @@ def _fidelity(name: str) -> Fidelity:
     raise InputError(Fault("fidelity", repr(name), one_of(get_args(Fidelity), name)))
 
 
-def _node(scenario: Scenario) -> NodeSpec:
+def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload]:
+    """What the names of a scenario stand for.
+
+    Raises
+    ------
+    InputError
+        With the faults of all names at once.
+    """
+    faults: list[Fault] = []
+    node, workload = None, None
     try:
-        return load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
+        node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
     except InputError as error:
-        raise relocated(scenario, error, "cluster.node") from None
-
-
-def _gpus_in(node: NodeSpec) -> int:
-    from perfmodel.topology.build import build  # noqa: PLC0415
-
-    return len(build(node).ranks)
+        faults += relocated(scenario, error, "cluster.node").faults
+    try:
+        workload = load_workload(scenario)
+    except InputError as error:
+        faults += error.faults
+    if node is None or workload is None:
+        raise InputError(faults)
+    return node, workload
 
 
 def _point(job: Job, here: Machine, size: Size, fidelity: Fidelity) -> Point:

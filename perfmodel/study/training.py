@@ -14,7 +14,7 @@ from perfmodel.topology.model import Gpu
 from perfmodel.training import memory as memory_of
 from perfmodel.training.buckets import Bucket, Iteration, ddp_buckets
 from perfmodel.training.data_parallel import data_parallel_plan
-from perfmodel.training.ddp import ddp_plan
+from perfmodel.training.ddp import Hook, ddp_plan
 from perfmodel.training.options import DdpOptions
 from perfmodel.training.plan import StepPlan
 from perfmodel.workload import load, times_from_file
@@ -35,28 +35,25 @@ class Job:
     workload: Workload
     gpu: Gpu
     library: Library
-    options: DdpOptions
-    hook: str
 
     @property
     def is_ddp(self) -> bool:
         """Whether the strategy is DistributedDataParallel."""
         return isinstance(self.scenario.strategy, DdpStrategy)
 
+    @property
+    def hook(self) -> Hook:
+        """The communication hook."""
+        strategy = self.scenario.strategy
+        return strategy.hook if isinstance(strategy, DdpStrategy) else "none"
 
-def load_job(scenario: Scenario, gpu: Gpu, library: Library) -> Job:
-    """Resolve the model and the strategy's options.
-
-    Raises
-    ------
-    InputError
-        Names file, line and field.
-    """
-    strategy = scenario.strategy
-    options, hook = DdpOptions(broadcast_buffers=False), "none"
-    if isinstance(strategy, DdpStrategy):
-        hook = strategy.hook
-        options = DdpOptions(
+    @property
+    def options(self) -> DdpOptions:
+        """What DistributedDataParallel is called with."""
+        strategy = self.scenario.strategy
+        if not isinstance(strategy, DdpStrategy):
+            return DdpOptions(broadcast_buffers=False)
+        return DdpOptions(
             bucket_cap_bytes=strategy.bucket_cap,
             first_bucket_bytes=strategy.first_bucket,
             caps_list_bytes=strategy.bucket_caps,
@@ -66,10 +63,16 @@ def load_job(scenario: Scenario, gpu: Gpu, library: Library) -> Job:
             broadcast_buffers=strategy.broadcast_buffers,
             accumulate=strategy.accumulate,
         )
-    return Job(scenario, _workload(scenario), gpu, library, options, hook)
 
 
-def _workload(scenario: Scenario) -> Workload:
+def load_workload(scenario: Scenario) -> Workload:
+    """The model of a scenario.
+
+    Raises
+    ------
+    InputError
+        Names file, line and field.
+    """
     section = scenario.model
     name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
     try:
@@ -130,7 +133,7 @@ def plan(
         batch_per_gpu=batch,
         options=job.options,
         iteration=iteration,
-        hook=job.hook,  # type: ignore[arg-type]
+        hook=job.hook,
         comm_workers=job.library.workers,
         blocking_wait=job.library.host_staged,
         kernel_s=job.gpu.kernel_overhead_s,
@@ -153,7 +156,7 @@ def memory(job: Job, ranks: int, batch: int) -> Memory:
         batch_per_gpu=batch,
         strategy="ddp" if job.is_ddp else "data_parallel",
         options=job.options,
-        hook=job.hook,  # type: ignore[arg-type]
+        hook=job.hook,
         fused_attention=compute.fused_attention,
     )
     use = memory_of.memory(setup)

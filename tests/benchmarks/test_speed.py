@@ -19,7 +19,7 @@ from perfmodel.simulate.flow import FlowNetwork
 from perfmodel.simulate.message import MessageNetwork
 from perfmodel.study.hardware import machine
 from perfmodel.study.run import STEPS
-from perfmodel.study.training import load_job, plan, times
+from perfmodel.study.training import Job, load_workload, plan, times
 from perfmodel.topology.build import build, load_node
 
 pytestmark = pytest.mark.benchmarks
@@ -37,7 +37,7 @@ def test_resnet50_step(benchmark: Callable[..., object], resnet50: Scenario, gpu
 
     def answer() -> float:
         here = machine(resnet50, node, Size(gpus, gpus // 8, 8))
-        job = load_job(resnet50, here.topology.gpu, here.library)
+        job = Job(resnet50, load_workload(resnet50), here.topology.gpu, here.library)
         step = plan(job, times(job, 256), gpus, 256, "steady")
         return simulate(step, here, steps=STEPS).step_time_s
 

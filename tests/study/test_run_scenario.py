@@ -183,6 +183,15 @@ def test_names_that_do_not_resolve(tmp_path: Path, override: str, wanted: str) -
         answered(tmp_path, override)
 
 
+def test_two_misspelt_names_are_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        answered(tmp_path, text=TEXT.replace("resnet50", "resnet5").replace("dgx-a100", "dgx-a10"))
+    assert [(f.field, f.line) for f in caught.value.faults] == [
+        ("cluster.node", 5),
+        ("model.name", 3),
+    ]
+
+
 def test_message_fidelity_refuses_what_would_take_minutes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"fidelity.*sends.*use 'flow'"):
         answered(tmp_path, "fidelity=message", "cluster.nodes=64", "scale.gpus=[512]")
