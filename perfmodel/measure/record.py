@@ -82,7 +82,9 @@ def read_measurement(path: Path) -> Measurement:
     try:
         document = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        fault = Fault("file", f"no JSON ({error.msg})", "a measurement file", str(path), error.lineno)
+        fault = Fault(
+            "file", f"no JSON ({error.msg})", "a measurement file", str(path), error.lineno
+        )
         raise InputError(fault) from None
     return validate(Measurement, document, str(path))
 
