@@ -61,18 +61,20 @@ class Wires:
     def _resolve(self) -> None:
         """Solve the connected components of what changed in this instant."""
         touched, self._touched = self._touched, []
-        seen: dict[int, Transfer] = {}
-        stack = list(touched)
-        while stack:
-            transfer = stack.pop()
-            if id(transfer) in seen:
-                continue
-            seen[id(transfer)] = transfer
-            for arc in transfer.route:
-                stack.extend(self._on_arc.get(arc, ()))
-        live = [t for t in seen.values() if t.route and t in self._on_arc.get(t.route[0], ())]
-        rates = max_min_few(self.bandwidth_Bps, [t.route for t in live], [t.cap_Bps for t in live])
-        for transfer, rate in zip(live, rates, strict=True):
+        live: dict[int, Transfer] = {}
+        arcs = [arc for transfer in touched for arc in transfer.route]
+        seen = set(arcs)
+        while arcs:
+            for transfer in self._on_arc[arcs.pop()]:
+                if id(transfer) not in live:
+                    live[id(transfer)] = transfer
+                    fresh = [arc for arc in transfer.route if arc not in seen]
+                    seen.update(fresh)
+                    arcs += fresh
+        moving = list(live.values())
+        routes, caps = [t.route for t in moving], [t.cap_Bps for t in moving]
+        rates = max_min_few(self.bandwidth_Bps, routes, caps)
+        for transfer, rate in zip(moving, rates, strict=True):
             if rate != transfer.rate_Bps:
                 self._set(transfer, rate)
 
