@@ -8,6 +8,7 @@
     ``DataMismatch``          a collective that leaves wrong data behind (exit code 1)
     ``SimulationError``       the simulated program cannot finish (a deadlock)
     ``ExecutorUnavailable``   an optional dependency or device is missing
+    ``MeasurementError``      a rank of a real run died or hung (exit code 1)
 
 A message names the file, the line, the field, what was found and what is allowed.
 """
@@ -98,6 +99,12 @@ class SimulationError(PerfmodelError, RuntimeError):
 
 class ExecutorUnavailable(PerfmodelError, RuntimeError):
     """An optional dependency or a device is missing: says how to get it."""
+
+
+class MeasurementError(PerfmodelError, RuntimeError):
+    """A rank of a real run died or hung: names the rank and what it was doing."""
+
+    exit_code = 1
 
 
 def one_of(names: Iterable[str], found: str | None = None, *, limit: int = 40) -> str:

@@ -25,9 +25,15 @@ PLAIN_GPU = Gpu(
 
 
 def switched(
-    bandwidth_Bps: Sequence[float], latency_s: Sequence[float], *, shared_Bps: float | None = None
+    bandwidth_Bps: Sequence[float],
+    latency_s: Sequence[float],
+    *,
+    shared_Bps: float | None = None,
+    down_Bps: float = 1e15,
 ) -> Topology:
     """GPUs on one NVSwitch; GPU g sends at bandwidth_Bps[g] with latency_s[g].
+
+    Each receives at `down_Bps`, by default as good as at once.
 
     With `shared_Bps` all traffic crosses one trunk between two switches' halves instead.
     """
@@ -43,7 +49,7 @@ def switched(
     down = "n0/nvs2" if shared_Bps else "n0/nvs"
     for name, bandwidth, latency in zip(gpus, bandwidth_Bps, latency_s, strict=True):
         arcs.append((name, "n0/nvs", "nvlink", bandwidth, latency))
-        arcs.append((down, name, "nvlink", 1e15, 0.0))
+        arcs.append((down, name, "nvlink", down_Bps, 0.0))
     if shared_Bps:
         arcs.append(("n0/nvs", "n0/nvs2", "nvlink", shared_Bps, 0.0))
     for index, (src, dst, kind, bandwidth, latency) in enumerate(arcs):

@@ -240,7 +240,7 @@ def test_a_failed_answer_is_exit_code_1(monkeypatch):
     def broken(*_, **__):
         raise DataMismatch("rank 1, chunk 0: found 3, wanted 4")
 
-    monkeypatch.setattr("perfmodel.collectives.verify.verify", broken)
+    monkeypatch.setattr("perfmodel.collectives.verify_table.verify", broken)
     result = perf("verify", "ring", "--ranks", "2")
     assert result.exit_code == 1
     assert "rank 1, chunk 0" in result.stderr
@@ -348,7 +348,7 @@ def test_schemas_are_schemas(kind):
 
 def test_verify():
     answer = document("verify", "ring", "--ranks", "2..4")
-    ring = {r["ranks"]: r for r in answer["verified"] if r["collective"] == "all_reduce"}
+    ring = {r["ranks"]: r for r in answer["verified"] if r["op"] == "all_reduce"}
     assert {n: r["sends"] for n, r in ring.items()} == {n: 2 * (n - 1) * n for n in (2, 3, 4)}
 
 

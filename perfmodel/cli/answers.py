@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.output import note, print_json, print_rich, progress_bar
-from perfmodel.cli.words import Fidelity, Json
+from perfmodel.cli.words import Fidelity, Json, ProfileName
 
 RUN_EXAMPLES = (
     "perfmodel run resnet50-dgx-a100 -o out",
@@ -32,6 +32,7 @@ def run(
         typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
     ] = None,
     fidelity: Fidelity = None,
+    profile: ProfileName = None,
     json: Json = False,
 ) -> None:
     """Simulate a scenario: step time, what limits it, scaling.
@@ -43,11 +44,13 @@ def run(
 
     question = load_scenario(scenario, set_ or ())
 
+    from perfmodel.calibrate import read_profile  # noqa: PLC0415
     from perfmodel.report.contract import to_json  # noqa: PLC0415
     from perfmodel.study import run_scenario  # noqa: PLC0415
 
+    measured = None if profile is None else read_profile(profile)
     with progress_bar("simulating") as progress:
-        result = run_scenario(question, fidelity=fidelity, progress=progress)
+        result = run_scenario(question, fidelity=fidelity, profile=measured, progress=progress)
     if json:
         print_json(to_json(result))
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perfmodel import __version__
-from perfmodel.cli import answers, listing, machines, model
+from perfmodel.cli import answers, calibrating, listing, machines, measuring, model
 from perfmodel.cli.guard import Commands
 
 
@@ -52,6 +52,8 @@ def _build() -> typer.Typer:
         ("collective", machines.collective, machines.COLLECTIVE_EXAMPLES),
         ("buckets", model.buckets, model.BUCKETS_EXAMPLES),
         ("verify", machines.verify, machines.VERIFY_EXAMPLES),
+        ("measure", measuring.measure, measuring.MEASURE_EXAMPLES),
+        ("calibrate", calibrating.calibrate, calibrating.CALIBRATE_EXAMPLES),
         ("scenarios", listing.scenarios, listing.SCENARIOS_EXAMPLES),
         ("models", model.models, model.MODELS_EXAMPLES),
         ("schema", listing.schema, listing.SCHEMA_EXAMPLES),

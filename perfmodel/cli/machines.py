@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from perfmodel.cli.output import note, print_json, print_table, progress_bar
-from perfmodel.cli.words import Fabric, Fidelity, GpusPerNode, Json, Nodes, quantities, renamed
+from perfmodel.cli.words import (
+    Fabric,
+    Fidelity,
+    GpusPerNode,
+    Json,
+    Nodes,
+    ProfileName,
+    quantities,
+    renamed,
+)
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -23,13 +32,19 @@ SHOW_EXAMPLES = (
     "perfmodel topology show dgx-a100 --nodes 4 --fabric rail-optimised -o cluster.html",
 )
 CHECK_EXAMPLES = ("perfmodel topology check my-node.yaml",)
-VERIFY_EXAMPLES = ("perfmodel verify ring --ranks 2..17",)
+VERIFY_EXAMPLES = (
+    "perfmodel verify ring --ranks 2..17",
+    "perfmodel verify tree --ranks 64",
+)
 
 _FLAGS = {
     "topology": "TOPOLOGY",
     "hosts": "--nodes",
     "gpus_per_host": "--gpus-per-node",
     "fabric": "--fabric",
+    "algorithm": "--algorithm",
+    "op": "--op",
+    "profile": "--profile",
     "fidelity": "--fidelity",
     "kind": "--fabric",
 }
@@ -107,16 +122,19 @@ def collective(
         typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file."),
     ],
     op: Annotated[
-        Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"],
+        Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"],
         typer.Option(help="Which collective."),
     ] = "all_reduce",
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = None,
     fabric: Fabric = None,
-    algorithm: Annotated[Literal["auto", "ring"], typer.Option()] = "auto",
+    algorithm: Annotated[
+        str, typer.Option(metavar="NAME", help="auto (the library's own), ring, tree, ...")
+    ] = "auto",
     library: Annotated[
         Literal["nccl", "gloo", "plain"], typer.Option(help="Communication library.")
     ] = "nccl",
+    profile: ProfileName = None,
     smallest: Annotated[
         str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")
     ] = "8 B",
@@ -135,8 +153,10 @@ def collective(
     sizes = sizes_between(smallest, largest, factor)
     machine = _built(topology, nodes, gpus_per_node, fabric)
 
-    from perfmodel.study import collective_rows  # noqa: PLC0415  (imports stay out of --help)
+    from perfmodel.calibrate import read_profile  # noqa: PLC0415  (imports stay out of --help)
+    from perfmodel.study import collective_rows  # noqa: PLC0415
 
+    measured = None if profile is None else read_profile(profile)
     with progress_bar("simulating") as progress:
         try:
             rows = collective_rows(
@@ -145,6 +165,7 @@ def collective(
                 sizes=sizes,
                 algorithm=algorithm,
                 library=library,
+                profile=measured,
                 fidelity=fidelity or "flow",
                 progress=progress,
             )
@@ -156,7 +177,7 @@ def collective(
     from perfmodel.units import format_bandwidth, format_time  # noqa: PLC0415
 
     print_table(
-        (">bytes", ">time", ">algbw", ">busbw", "algorithm", "protocol"),
+        (">bytes", ">time", ">algbw", ">busbw", "algorithm", "protocol", ">80 % interval"),
         [
             (
                 f"{row['nbytes']:,}",
@@ -165,6 +186,9 @@ def collective(
                 format_bandwidth(row["busbw_Bps"]),
                 str(row["algorithm"]),
                 str(row["protocol"]),
+                "not measured"
+                if row["interval_s"] is None
+                else " to ".join(format_time(end) for end in row["interval_s"]),
             )
             for row in rows
         ],
@@ -200,7 +224,9 @@ def sizes_between(smallest: str, largest: str, factor: float) -> list[int]:
 
 
 def verify(
-    algorithm: Annotated[Literal["ring"], typer.Argument(metavar="ALGORITHM", help="ring")],
+    algorithm: Annotated[
+        str, typer.Argument(metavar="ALGORITHM", help="ring, tree, halving_doubling, ...")
+    ],
     ranks: Annotated[
         str, typer.Option(metavar="N or N..M", help="Numbers of ranks to check.")
     ] = "2..17",
@@ -215,26 +241,34 @@ def verify(
     """
     counts = ranks_between(ranks)
 
-    from perfmodel.collectives import ring  # noqa: PLC0415  (imports stay out of --help)
-    from perfmodel.collectives.verify import verify as execute  # noqa: PLC0415
+    from dataclasses import asdict  # noqa: PLC0415  (imports stay out of --help)
 
-    rows = []
+    from perfmodel.collectives.verify_table import verify_table  # noqa: PLC0415
+
     with progress_bar(f"verifying {algorithm}") as progress:
-        for done, count in enumerate(counts, 1):
-            for make in (ring.all_reduce, ring.reduce_scatter, ring.all_gather):
-                # 3 elements a chunk and one more, so that chunks are not all alike
-                schedule = make(count, 4 * (3 * count + 1))
-                checked = execute(schedule, orders=orders, seed=seed)
-                rows.append((schedule.collective, count, checked.sends, checked.max_bytes_sent))
-            if progress is not None:
-                progress(done, len(counts))
-    keys = ("collective", "ranks", "sends", "max_bytes_sent")
+        try:
+            rows = verify_table(algorithm, counts, orders=orders, seed=seed, progress=progress)
+        except InputError as error:
+            raise renamed(error, {"algorithm": "ALGORITHM"}) from None
     if json:
-        print_json({"verified": [dict(zip(keys, row, strict=True)) for row in rows]})
-    else:
-        headers = ("collective", ">ranks", ">sends", ">bytes sent by the busiest rank")
-        print_table(headers, [tuple(str(cell) for cell in row) for row in rows])
-        typer.echo(f"{algorithm}: data right on {ranks} ranks, {orders} random orders each")
+        print_json({"verified": [asdict(row) for row in rows]})
+        return
+    headers = ("collective", ">ranks", ">steps", ">sends", ">bytes per rank / S", ">sizes tried")
+    print_table(
+        headers,
+        [
+            (
+                row.op,
+                str(row.ranks),
+                str(row.steps),
+                str(row.sends),
+                f"{row.bytes_per_rank_over_nbytes:.4g}",
+                str(len(row.sizes)),
+            )
+            for row in rows
+        ],
+    )
+    typer.echo(f"{algorithm}: data right on {ranks} ranks, {orders} random orders each")
 
 
 def ranks_between(text: str) -> range:

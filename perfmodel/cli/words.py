@@ -25,6 +25,13 @@ Fabric = Annotated[
     str | None, typer.Option("--fabric", metavar="F", help="Network between them, by name.")
 ]
 
+ProfileName = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", metavar="P", help="Measured numbers, by name or file (perfmodel calibrate)."
+    ),
+]
+
 
 def quantities(
     parse: Callable[[object, str], float], flags: Mapping[str, str | None]

@@ -20,8 +20,9 @@ from perfmodel.collectives.schedule import (
     split_elements,
 )
 
-PIECE_BYTES = 1 << 20
-"""Default size of a piece; 1 MiB, NCCL's slice of a Simple chunk (``src/include/device.h``)."""
+PIECE_BYTES = 1 << 19
+"""Default size of a piece; 512 KiB, one step of NCCL's Simple protocol: BROADCAST_SLICESTEPS and
+REDUCE_SLICESTEPS are 1 (NVIDIA/nccl 2.30.7 ``src/include/device.h``)."""
 
 
 def broadcast(
@@ -64,8 +65,8 @@ def reduce(
 ) -> Schedule:
     """Sum everyone's buffer into the root's, down a chain that ends there, in P pieces.
 
-    Steps, bytes, latency and parameters as in `broadcast`. The other ranks' buffers hold
-    partial sums afterwards.
+    Steps: N - 2 + P. Bytes sent per rank: S (the root sends none). Latency term: (N - 2 + P)
+    alpha. Parameters as in `broadcast`. The other ranks' buffers hold partial sums afterwards.
     """
     checked_ranks(ranks, root)
     chains = _turned(checked_orders(ranks, orders), root, first=1)

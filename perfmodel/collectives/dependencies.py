@@ -5,6 +5,8 @@ lands. For each (rank, chunk) a read waits for the last write before it (read af
 write for the last write and for the reads since (write after write, write after read). Sends of
 one round read the state from before it, so they never wait for each other to land; but one that
 overwrites what another of the same round reads may land only after that other has started.
+Several sends of one round may add to the same chunk, in any order (a parent adds its children's);
+two that write to it otherwise would race, which is an error.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.collectives.schedule import Ints, Round, Schedule
+from perfmodel.errors import ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +60,104 @@ def unrolled(schedule: Schedule) -> Sends:
 
 
 Waits = tuple[tuple[int, ...], ...]
+"""For each send, the numbers of those that it waits for."""
+Place = tuple[int, int]
+"""A rank and the number of one of its chunks."""
 
 
 def _derive(rounds: list[Round]) -> tuple[Waits, Waits]:
-    """Walk the rounds once, remembering the last writer and the readers of each (rank, chunk)."""
+    """Walk the rounds once, remembering last writers and readers of each (rank, chunk)."""
     after: list[tuple[int, ...]] = []
     held_by: list[tuple[int, ...]] = []
-    written: dict[tuple[int, int], int] = {}
-    read: dict[tuple[int, int], list[int]] = {}
+    written: dict[Place, list[int]] = {}
+    read: dict[Place, list[int]] = {}
     for part in rounds:
         start = len(after)
         sources = list(zip(part.src.tolist(), part.src_chunk.tolist(), strict=True))
         targets = list(zip(part.dst.tolist(), part.dst_chunk.tolist(), strict=True))
-        reading: dict[tuple[int, int], list[int]] = {}
-        for index, source in enumerate(sources, start):
-            reading.setdefault(source, []).append(index)
+        reading, writing = _by_place(sources, start), _by_place(targets, start)
+        _refuse_races(part, writing, start)
         for index, (source, target) in enumerate(zip(sources, targets, strict=True), start):
-            waits = {written[place] for place in (source, target) if place in written}
-            waits.update(read.get(target, ()))
+            waits = {*written.get(source, ()), *written.get(target, ()), *read.get(target, ())}
             after.append(tuple(sorted(waits)))
             held_by.append(tuple(other for other in reading.get(target, ()) if other != index))
         for source, readers in reading.items():
             read.setdefault(source, []).extend(readers)
-        for index, target in enumerate(targets, start):
-            written[target] = index
+        for target, writers in writing.items():
+            written[target] = writers
             read.pop(target, None)
     return tuple(after), tuple(held_by)
+
+
+def _by_place(places: list[Place], start: int) -> dict[Place, list[int]]:
+    """The sends, numbered from `start`, at each place."""
+    found: dict[Place, list[int]] = {}
+    for index, place in enumerate(places, start):
+        found.setdefault(place, []).append(index)
+    return found
+
+
+def _refuse_races(part: Round, writing: dict[Place, list[int]], start: int) -> None:
+    if len(writing) == len(part.src):
+        return
+    for (rank, chunk), writers in writing.items():
+        if len(writers) > 1 and not part.reduce[[w - start for w in writers]].all():
+            raise ScheduleError(
+                f"{len(writers)} sends of one round write chunk {chunk} of rank {rank}; "
+                "allowed: one, or several that all add"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """What travels: all chunks that one rank sends to another in one round are one message.
+
+    `members[i]`: the sends of message i. `after[i]`: messages of earlier rounds that must have
+    landed before it starts. Arrays have shape (messages,).
+    """
+
+    src: Ints
+    dst: Ints
+    nbytes: Ints
+    channel: Ints
+    round: Ints
+    members: Waits
+    after: Waits
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+
+def messages(sends: Sends) -> Messages:
+    """Join the sends of a round that go over the same edge."""
+    columns = (sends.round, sends.channel, sends.src, sends.dst)
+    keys = zip(*(column.tolist() for column in columns), strict=True)
+    number: dict[tuple[int, ...], int] = {}
+    of_send = [number.setdefault(key, len(number)) for key in keys]
+    members: list[list[int]] = [[] for _ in number]
+    for send, message in enumerate(of_send):
+        members[message].append(send)
+    first = np.array([group[0] for group in members], dtype=np.int64)
+    nbytes = np.zeros(len(members), dtype=np.int64)
+    np.add.at(nbytes, of_send, sends.nbytes)
+    return Messages(
+        src=sends.src[first],
+        dst=sends.dst[first],
+        nbytes=nbytes,
+        channel=sends.channel[first],
+        round=sends.round[first],
+        members=tuple(tuple(group) for group in members),
+        after=tuple(
+            tuple(sorted({of_send[wait] for send in group for wait in sends.after[send]}))
+            for group in members
+        ),
+    )
+
+
+def followers(waits: Waits) -> list[list[int]]:
+    """For each send (or message), those that wait for it."""
+    found: list[list[int]] = [[] for _ in waits]
+    for index, others in enumerate(waits):
+        for other in others:
+            found[other].append(index)
+    return found

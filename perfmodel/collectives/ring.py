@@ -61,8 +61,8 @@ def reduce_scatter(
 ) -> Schedule:
     """Sum a buffer over all ranks and leave each rank its own part.
 
-    Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole buffer.
-    Parameters, return value and errors as in `all_reduce`.
+    Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole buffer. Latency term: (N-1) alpha.
+    Right for large buffers. Parameters, return value and errors as in `all_reduce`.
     """
     return _ring("reduce_scatter", ranks, nbytes, itemsize, orders)
 
@@ -72,10 +72,42 @@ def all_gather(
 ) -> Schedule:
     """Give every rank the parts of all.
 
-    Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole result.
-    Parameters, return value and errors as in `all_reduce`.
+    Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole result. Latency term: (N-1) alpha.
+    Right for large buffers. Parameters, return value and errors as in `all_reduce`.
     """
     return _ring("all_gather", ranks, nbytes, itemsize, orders)
+
+
+def both_ways(ranks: int) -> Orders:
+    """Orders of two rings in opposite directions, so that a link works in both of its own."""
+    checked_ranks(ranks)
+    order = list(range(ranks))
+    return [order, order[::-1]]
+
+
+def bidirectional_all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Sum a buffer over all ranks on two rings in opposite directions, half of it on each.
+
+    Steps: 2(N-1). Bytes sent per rank: 2(N-1)/N S, half of them to either neighbour. Latency
+    term: 2(N-1) alpha. Right on neighbour-to-neighbour links that carry both directions at once.
+    """
+    return _ring("all_reduce", ranks, nbytes, itemsize, both_ways(ranks), "bidirectional_ring")
+
+
+def bidirectional_reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """As `reduce_scatter`, on two rings in opposite directions, half of the buffer on each.
+
+    Steps: N-1. Bytes sent per rank: (N-1)/N S. Latency term: (N-1) alpha.
+    """
+    return _ring("reduce_scatter", ranks, nbytes, itemsize, both_ways(ranks), "bidirectional_ring")
+
+
+def bidirectional_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """As `all_gather`, on two rings in opposite directions, half of the buffer on each.
+
+    Steps: N-1. Bytes sent per rank: (N-1)/N S. Latency term: (N-1) alpha.
+    """
+    return _ring("all_gather", ranks, nbytes, itemsize, both_ways(ranks), "bidirectional_ring")
 
 
 def _ring(
@@ -84,6 +116,7 @@ def _ring(
     nbytes: int,
     itemsize: int,
     orders: Orders | None,
+    algorithm: str = "ring",
 ) -> Schedule:
     checked_ranks(ranks)
     table = checked_orders(ranks, orders)
@@ -110,7 +143,7 @@ def _ring(
 
     return Schedule(
         collective=collective,
-        algorithm="ring",
+        algorithm=algorithm,
         ranks=ranks,
         nbytes=nbytes,
         itemsize=itemsize,

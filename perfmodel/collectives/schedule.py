@@ -58,7 +58,9 @@ class Round:
     """Sends that may happen at once; each reads the state from before the round.
 
     All arrays have shape (sends,). Chunk numbers index `Schedule.chunk_bytes`. With `reduce` the
-    chunk is added to what the receiver has; otherwise it replaces it.
+    chunk is added to what the receiver has; otherwise it replaces it. Several chunks that one
+    rank sends to another on one channel in the same round travel as one message
+    (`perfmodel.collectives.dependencies.messages`).
     """
 
     src: Ints
@@ -77,7 +79,8 @@ class Schedule:
     Parameters
     ----------
     collective : str
-        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter", "gather".
+        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter", "gather",
+        "all_to_all".
     algorithm : str
     ranks : int
     nbytes : int

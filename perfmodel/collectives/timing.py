@@ -20,7 +20,7 @@ from perfmodel.collectives.schedule import Floats, Ints, Phase
 
 @dataclass(slots=True)
 class _State:
-    """Where the recurrence stands; all in seconds since the start, each of shape (edges,)."""
+    """Where the recurrence stands; seconds since the start, each of shape (rings, edges)."""
 
     has_data: Floats
     free: Floats
@@ -67,7 +67,7 @@ def schedule_s(
     if rings is None:
         return _recurrence(phases, busy, latency_s, credits)
     repeats = [phase.repeat for phase in phases]
-    return max(_ring_s(repeats, one, credits) for one in _distinct(rings, busy, latency_s))
+    return max(_rings_s(repeats, alike, credits) for alike in _distinct(rings, busy, latency_s))
 
 
 def _uniform(busy: Sequence[Floats], latency_s: Floats) -> bool:
@@ -86,15 +86,20 @@ def _rings(phases: Sequence[Phase]) -> int | None:
 
 
 def _distinct(rings: int, busy: Sequence[Floats], latency_s: Floats) -> list[Floats]:
-    """The shortest repeating stretch of each ring, as rows (busy per phase ..., latency); once.
+    """What repeats around each ring, unlike ones only: arrays (busy per phase ..., latency).
 
     Like hosts make a ring periodic: its edges inside a host and out of it come back host after
-    host, and so do their times; and rings on like rails are alike.
+    host, and so do their times; and rings on like rails are alike. Each array has shape
+    (phases + 1, rings, period).
     """
     table = np.stack([*busy, latency_s]).reshape(len(busy) + 1, rings, -1)
     rows = [table[:, ring] for ring in range(rings)]
     unlike = [row for i, row in enumerate(rows) if not any(_close(row, r) for r in rows[:i])]
-    return [row[:, : _period(row)] for row in unlike]
+    by_period: dict[int, list[Floats]] = {}
+    for row in unlike:
+        period = _period(row)
+        by_period.setdefault(period, []).append(row[:, :period])
+    return [np.stack(same, axis=1) for same in by_period.values()]
 
 
 def _close(one: Floats, other: Floats) -> bool:
@@ -109,81 +114,97 @@ def _period(rows: Floats) -> int:
     return length
 
 
-def _ring_s(repeats: Sequence[int], stretch: Floats, credits: int) -> float:
-    """Time of one ring, given the stretch of edges that repeats around it; seconds."""
+def _rings_s(repeats: Sequence[int], stretch: Floats, credits: int) -> float:
+    """Time of the slowest of some rings, given the edges that repeat around each; seconds."""
     *busy, latency_s = stretch
-    zeros = np.zeros(len(latency_s))
-    before = np.roll(np.arange(len(latency_s)), 1)
+    zeros = np.zeros(latency_s.shape)
     state = _State(zeros, zeros, deque([zeros] * credits, maxlen=credits))
     for repeat, hold in zip(repeats, busy, strict=True):
-        _run_all(state, repeat, hold, latency_s, before)
+        _run_all(state, repeat, hold, latency_s)
     return float(state.delivered[-1].max())
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
-    """Where each edge's data comes from and goes to: (channel, rank), numbered."""
+class _Feeds:
+    """Which edge brings what another sends on: `by[i]` feeds `to[i]`, `lag[i]` repeats earlier."""
 
-    src: Ints
-    dst: Ints
-    count: int
+    to: Ints
+    by: Ints
+    lag: Ints
 
 
-def _places(phase: Phase) -> _Places:
-    ranks = 1 + int(max(phase.src.max(), phase.dst.max()))
-    ends = np.concatenate([phase.channel * ranks + phase.src, phase.channel * ranks + phase.dst])
-    names, numbers = np.unique(ends, return_inverse=True)
-    src, dst = np.split(numbers, 2)
-    return _Places(src, dst, len(names))
+def _feeds(phase: Phase) -> _Feeds:
+    """Find the feeders of each edge: those that end where it starts, on its channel.
+
+    In a pipeline an edge that starts working later sends on what came over those that started
+    before it, piece by piece. Where all start together, each repeat sends what the one before
+    brought.
+    """
+    into: dict[tuple[int, int], list[int]] = {}
+    for edge, end in enumerate(zip(phase.channel.tolist(), phase.dst.tolist(), strict=True)):
+        into.setdefault(end, []).append(edge)
+    first = phase.first.tolist()
+    staggered = max(first) > 0
+    rows = [
+        (edge, feeder, first[edge] - first[feeder] if staggered else 1)
+        for edge, start in enumerate(zip(phase.channel.tolist(), phase.src.tolist(), strict=True))
+        for feeder in into.get(start, ())
+        if not staggered or first[feeder] < first[edge]
+    ]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return _Feeds(table[:, 0], table[:, 1], table[:, 2])
 
 
 def _recurrence(
     phases: Sequence[Phase], busy: Sequence[Floats], latency_s: Floats, credits: int
 ) -> float:
     """Time of phases over any edges, some of which may work only for a while; seconds."""
-    places = _places(phases[0])
-    has_data = np.zeros(places.count)
+    feeds = _feeds(phases[0])
+    lags = np.unique(feeds.lag).tolist()
+    chosen = {lag: np.flatnonzero(feeds.lag == lag) for lag in lags}
     free = np.zeros(len(latency_s))
-    delivered = deque([free] * credits, maxlen=credits)
+    delivered = deque([free] * max(credits, *lags, 1), maxlen=max(credits, *lags, 1))
     for phase, hold in zip(phases, busy, strict=True):
         for step in range(phase.repeat):
             on = np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
-            start = np.maximum(np.maximum(has_data[places.src[on]], free[on]), delivered[0][on])
+            ready = np.zeros(len(latency_s))
+            for lag, rows in chosen.items():
+                np.maximum.at(ready, feeds.to[rows], delivered[-lag][feeds.by[rows]])
+            start = np.maximum(np.maximum(ready[on], free[on]), delivered[-credits][on])
             free, arrived = free.copy(), delivered[-1].copy()
             free[on] = start + hold[on]
             arrived[on] = free[on] + latency_s[on]
             delivered.append(arrived)
-            np.maximum.at(has_data, places.dst[on], arrived[on])
     return float(delivered[-1].max())
 
 
-def _step(state: _State, hold: Floats, latency_s: Floats, before: Ints) -> None:
+def _step(state: _State, hold: Floats, latency_s: Floats) -> None:
     start = np.maximum(np.maximum(state.has_data, state.free), state.delivered[0])
     state.free = start + hold
     arrived = state.free + latency_s
     state.delivered.append(arrived)
-    state.has_data = arrived[before]
+    state.has_data = np.concatenate([arrived[:, -1:], arrived[:, :-1]], axis=1)
 
 
-def _run_all(state: _State, repeat: int, hold: Floats, latency_s: Floats, before: Ints) -> None:
+def _run_all(state: _State, repeat: int, hold: Floats, latency_s: Floats) -> None:
     """Repeat a step in which every edge works.
 
     A max-plus recurrence settles into a cycle: after some steps each further `stride` steps add
-    the same amount to everything. Once that is seen, the rest is one multiplication.
+    the same amount to everything on a ring. Once that is seen, the rest is one multiplication.
     """
-    stride, done = len(hold), 0
+    stride, done = hold.shape[1], 0
     while done < repeat:
         if stride * 2 > repeat - done:
-            _step(state, hold, latency_s, before)
+            _step(state, hold, latency_s)
             done += 1
             continue
         old = state.arrays()
         for _ in range(stride):
-            _step(state, hold, latency_s, before)
+            _step(state, hold, latency_s)
         done += stride
         gains = np.stack(state.arrays()) - np.stack(old)
-        gain = float(gains.max())
-        if gain - gains.min() <= 1e-13 * gain:
+        gain = gains.max(axis=(0, 2), keepdims=True)[0]
+        if (gain - gains.min(axis=(0, 2), keepdims=True)[0] <= 1e-13 * gain).all():
             leap = (repeat - done) // stride
             state.has_data = state.has_data + leap * gain
             state.free = state.free + leap * gain

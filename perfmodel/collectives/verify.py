@@ -8,21 +8,23 @@ allow it may start, any send in flight may land.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from perfmodel.collectives.dependencies import Sends, unrolled
+from perfmodel.collectives.conditions import PADDED, holds_at_first, must_hold, wanted_part
+from perfmodel.collectives.dependencies import Sends, followers, unrolled
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import DataMismatch, ScheduleError
 
-Data = NDArray[np.int64]
+Data = NDArray[Any]
 Buffers = list[list[Data]]
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was checked: sends executed, busiest rank's bytes, orders tried."""
+    """What was checked: sends executed, bytes sent by the busiest rank, orders tried."""
 
     sends: int
     max_bytes_sent: int
@@ -30,7 +32,12 @@ class Verified:
 
 
 def verify(
-    schedule: Schedule, *, orders: int = 3, seed: int = 0, sends: Sends | None = None
+    schedule: Schedule,
+    *,
+    orders: int = 3,
+    seed: int = 0,
+    sends: Sends | None = None,
+    dtype: DTypeLike = np.int64,
 ) -> Verified:
     """Execute a schedule on real arrays and check every rank's result.
 
@@ -42,6 +49,9 @@ def verify(
     seed : int
     sends : Sends, optional
         The unrolled schedule, when the caller has it (tests pass one with a dependency removed).
+    dtype : numpy dtype
+        Type of the elements. Values are whole numbers so small that floats add up exactly in any
+        order; unsigned integers wrap around, which is exact too.
 
     Returns
     -------
@@ -52,19 +62,42 @@ def verify(
     DataMismatch
         Names the rank, the chunk, what was found and what was wanted.
     ScheduleError
-        The dependencies form a cycle.
+        The dependencies form a cycle, or the chunks are not the whole buffer.
     """
+    _check_chunks(schedule)
     sends = unrolled(schedule) if sends is None else sends
     rng = np.random.default_rng(seed)
-    # Whole numbers add exactly in any order, so a sum can be compared with ==.
-    start = rng.integers(-1000, 1000, size=(schedule.ranks, schedule.nbytes // schedule.itemsize))
-    wanted = start.sum(axis=0)
+    start = _values(schedule, np.dtype(dtype), rng)
+    total = start.sum(axis=0, dtype=start.dtype)
     for _ in range(orders):
         buffers = _cut(schedule, start)
         _execute(sends, buffers, rng)
-        _check(schedule, buffers, start, wanted)
-    sent = np.bincount(sends.src, weights=sends.nbytes, minlength=schedule.ranks)
+        _check(schedule, buffers, start, total)
+    places = schedule.ranks + schedule.switches
+    sent = np.bincount(sends.src, weights=sends.nbytes, minlength=places)[: schedule.ranks]
     return Verified(len(sends), int(sent.max()), orders)
+
+
+def _check_chunks(schedule: Schedule) -> None:
+    total = int(schedule.chunk_bytes.sum())
+    right = total >= schedule.nbytes if schedule.collective in PADDED else total == schedule.nbytes
+    if not right or (schedule.chunk_bytes % schedule.itemsize).any():
+        raise ScheduleError(
+            f"chunks of {total} bytes; allowed: the {schedule.nbytes} bytes of the buffer, "
+            f"cut at {schedule.itemsize}-byte elements"
+        )
+
+
+def _values(schedule: Schedule, dtype: np.dtype[Any], rng: np.random.Generator) -> Data:
+    """Elements of every rank, shape (ranks, elements of all chunks)."""
+    shape = (schedule.ranks, int(schedule.chunk_bytes.sum()) // schedule.itemsize)
+    if dtype.kind == "u":
+        return rng.integers(0, np.iinfo(dtype).max, size=shape, dtype=dtype, endpoint=True)
+    most = 1000
+    if dtype.kind == "f":
+        # Whole numbers up to 2^(mantissa bits) are exact, and no partial sum may exceed that.
+        most = min(most, 2 ** (np.finfo(dtype).nmant + 1) // schedule.ranks)
+    return rng.integers(-most, most + 1, size=shape).astype(dtype)
 
 
 def _cut(schedule: Schedule, start: Data) -> Buffers:
@@ -73,17 +106,19 @@ def _cut(schedule: Schedule, start: Data) -> Buffers:
     buffers = [[part.copy() for part in np.split(row, ends[:-1])] for row in start]
     for rank, chunks in enumerate(buffers):
         for chunk, data in enumerate(chunks):
-            if not _holds_at_first(schedule, rank, chunk):
-                data[:] = 10**9 + rank
-    return buffers
+            if not holds_at_first(schedule, rank, chunk):
+                data[:] = _garbage(data.dtype, rank)
+    zeros = np.zeros_like(start[0])
+    return buffers + [
+        [part.copy() for part in np.split(zeros, ends[:-1])] for _ in range(schedule.switches)
+    ]
 
 
-def _holds_at_first(schedule: Schedule, rank: int, chunk: int) -> bool:
-    if schedule.collective in {"all_gather", "gather"}:
-        return bool(schedule.owner[chunk] == rank)
-    if schedule.collective in {"broadcast", "scatter"}:
-        return rank == schedule.root
-    return True
+def _garbage(dtype: np.dtype[Any], rank: int) -> float:
+    if dtype.kind == "f":
+        return float("nan")
+    most = int(np.iinfo(dtype).max)
+    return (most // 2 + rank) % most
 
 
 def _execute(sends: Sends, buffers: Buffers, rng: np.random.Generator) -> None:
@@ -91,14 +126,18 @@ def _execute(sends: Sends, buffers: Buffers, rng: np.random.Generator) -> None:
     order = _Order(sends)
     flying: dict[int, Data] = {}
     while order.can_start or order.can_land:
-        pick = int(rng.integers(len(order.can_start) + len(order.can_land)))
+        pick = int(rng.random() * (len(order.can_start) + len(order.can_land)))
         if pick < len(order.can_start):
             index = _take(order.can_start, pick)
-            flying[index] = buffers[sends.src[index]][sends.src_chunk[index]].copy()
+            flying[index] = buffers[order.src[index]][order.src_chunk[index]].copy()
             order.started(index)
         else:
             index = _take(order.can_land, pick - len(order.can_start))
-            _land(sends, index, flying.pop(index), buffers)
+            target = buffers[order.dst[index]][order.dst_chunk[index]]
+            if order.reduce[index]:
+                target += flying.pop(index)
+            else:
+                target[:] = flying.pop(index)
             order.landed(index)
     if order.left:
         raise ScheduleError(f"{order.left} of {len(sends)} sends wait for each other")
@@ -109,10 +148,13 @@ class _Order:
 
     def __init__(self, sends: Sends) -> None:
         self.left = len(sends)
+        self.src, self.dst = sends.src.tolist(), sends.dst.tolist()
+        self.src_chunk, self.dst_chunk = sends.src_chunk.tolist(), sends.dst_chunk.tolist()
+        self.reduce = sends.reduce.tolist()
         self._waiting = [len(waits) for waits in sends.after]
         self._holding = [len(holds) for holds in sends.held_by]
-        self._after = _followers(sends.after)
-        self._holds = _followers(sends.held_by)
+        self._after = followers(sends.after)
+        self._holds = followers(sends.held_by)
         self._flying: set[int] = set()
         self.can_start = [index for index, count in enumerate(self._waiting) if count == 0]
         self.can_land: list[int] = []
@@ -136,38 +178,22 @@ class _Order:
                 self.can_start.append(follower)
 
 
-def _followers(waits: tuple[tuple[int, ...], ...]) -> list[list[int]]:
-    """For each send, those that name it."""
-    followers: list[list[int]] = [[] for _ in waits]
-    for index, others in enumerate(waits):
-        for other in others:
-            followers[other].append(index)
-    return followers
-
-
 def _take(items: list[int], position: int) -> int:
     items[position], items[-1] = items[-1], items[position]
     return items.pop()
 
 
-def _land(sends: Sends, index: int, data: Data, buffers: Buffers) -> None:
-    target = buffers[sends.dst[index]][sends.dst_chunk[index]]
-    if sends.reduce[index]:
-        target += data
-    else:
-        target[:] = data
-
-
 def _check(schedule: Schedule, buffers: Buffers, start: Data, total: Data) -> None:
     """Compare what each rank must hold at the end."""
-    ends = np.cumsum(schedule.chunk_bytes) // schedule.itemsize
-    begins = np.concatenate([[0], ends[:-1]])
-    for rank, chunks in enumerate(buffers):
+    ends = (np.cumsum(schedule.chunk_bytes) // schedule.itemsize).tolist()
+    begins = [0, *ends[:-1]]
+    for rank, chunks in enumerate(buffers[: schedule.ranks]):
         for chunk, data in enumerate(chunks):
-            if not _must_hold(schedule, rank, chunk):
+            if not must_hold(schedule, rank, chunk):
                 continue
-            part = slice(int(begins[chunk]), int(ends[chunk]))
-            wanted = _wanted(schedule, start, total, chunk)[part]
+            holder, part = wanted_part(schedule, rank, chunk)
+            row = total if holder is None else start[holder]
+            wanted = row[begins[part] : ends[part]]
             if not np.array_equal(data, wanted):
                 at = int(np.flatnonzero(data != wanted)[0])
                 raise DataMismatch(
@@ -175,21 +201,3 @@ def _check(schedule: Schedule, buffers: Buffers, start: Data, total: Data) -> No
                     f"rank {rank}, chunk {chunk}, element {at}: found {data[at]}, "
                     f"wanted {wanted[at]}"
                 )
-
-
-def _must_hold(schedule: Schedule, rank: int, chunk: int) -> bool:
-    if schedule.collective in {"reduce_scatter", "scatter"}:
-        return bool(schedule.owner[chunk] == rank)
-    if schedule.collective in {"reduce", "gather"}:
-        return rank == schedule.root
-    return True
-
-
-def _wanted(schedule: Schedule, start: Data, total: Data, chunk: int) -> Data:
-    if schedule.collective in {"all_reduce", "reduce_scatter", "reduce"}:
-        return total
-    holder = schedule.root
-    if schedule.collective in {"all_gather", "gather"}:
-        holder = int(schedule.owner[chunk])
-    row: Data = start[holder]
-    return row

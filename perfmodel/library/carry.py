@@ -10,15 +10,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from perfmodel.collectives import chain, ring, star
-from perfmodel.collectives.schedule import Floats, Phase, Schedule
-from perfmodel.errors import ScheduleError
-from perfmodel.library.edges import HOPS, Edges, Rings, chosen, edges_between, rings_over
+from perfmodel.collectives.catalog import ROOTED, make
+from perfmodel.collectives.schedule import Floats, Ints, Phase, Schedule
+from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.library.costs import chunk_bytes, step_latency_s, wire_factor
+from perfmodel.library.edges import Edges, Rings, chosen, edges_between, edges_of_names, rings_over
 from perfmodel.library.model import Library, Protocol
-from perfmodel.library.transport import NVLINK_PATHS
+from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routes import Router
 
@@ -126,17 +129,20 @@ def carry(
     root : int
         Rank of the topology, for rooted operations.
     algorithm : str, optional
-        Default: the library's own (rings and chains around them).
+        Name in `perfmodel.collectives.catalog`. Default: the library's own, which is rings and
+        chains around them, laid over the machine's channels.
 
     Raises
     ------
-    ScheduleError
-        An operation without such an algorithm.
+    InputError
+        An operation without such an algorithm, or one that these ranks do not allow.
     """
-    if algorithm not in {None, "auto", "ring"}:
-        raise ScheduleError(f"algorithm {algorithm!r}; allowed: 'auto', 'ring'")
     size = -(-int(nbytes) // ITEM_BYTES) * ITEM_BYTES
-    schedule, laid = _on_edges(machine, op, size, group, root)
+    own = OWN_ALGORITHM.get(op, "")
+    if algorithm in {None, own} and own in LAID:
+        schedule, laid = _on_edges(machine, op, size, group, root)
+    else:
+        schedule, laid = _other(machine, op, algorithm or own, size, group, root)
     return tuple(
         _with_protocol(schedule, laid, name, protocol)
         for name, protocol in _usable(machine, group).items()
@@ -176,14 +182,63 @@ def _on_edges(
     return chained, ((chained.phases, _along(rings, orders, chained)),)
 
 
+def _other(
+    machine: Machine, op: str, algorithm: str, nbytes: int, group: Group, root: int
+) -> tuple[Schedule, Laid]:
+    """An algorithm by name, with what it needs to know of the machine."""
+    place = {rank: position for position, rank in enumerate(group)}
+    own: dict[str, Any] = {"root": place.get(root, 0)} if op in ROOTED else {}
+    if algorithm == "hierarchical":
+        hosts: dict[int, list[int]] = {}
+        for rank in group:
+            hosts.setdefault(rank // machine.topology.gpus_per_host, []).append(place[rank])
+        own["groups"] = list(hosts.values())
+    schedule = make(op, algorithm, len(group), nbytes, itemsize=ITEM_BYTES, **own)
+    return _directly(machine, schedule, group)
+
+
 def _directly(machine: Machine, schedule: Schedule, group: Group) -> tuple[Schedule, Laid]:
     """Any schedule, each pair of ranks over its nearest links."""
     members = np.asarray(group, dtype=np.int64)
     laid = []
     for phases in stages_of(schedule):
-        ends = members[phases[0].src], members[phases[0].dst]
-        laid.append((phases, edges_between(machine.topology, machine.router, *ends)))
+        src, dst = phases[0].src, phases[0].dst
+        if schedule.switches:
+            names = _names(machine, group, src, dst)
+            edges = edges_of_names(machine.topology, machine.router, *names)
+        else:
+            edges = edges_between(machine.topology, machine.router, members[src], members[dst])
+        laid.append((phases, edges))
     return schedule, tuple(laid)
+
+
+def _names(machine: Machine, group: Group, src: Ints, dst: Ints) -> tuple[list[str], list[str]]:
+    """Devices by name, of ranks and of the switch that reduces for them."""
+    topology = machine.topology
+    hosts = {rank // topology.gpus_per_host for rank in group}
+    kinds = topology.graph.nodes
+    switches = [
+        node
+        for node in topology.graph.adj[topology.ranks[group[0]]]
+        if kinds[node]["kind"] == "nvswitch"
+    ]
+    if len(hosts) > 1 or not switches:
+        found = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"
+        raise InputError(
+            Fault("algorithm", f"'switch' for {found}", "ranks that share an NVSwitch")
+        )
+    names = [*(topology.ranks[rank] for rank in group), switches[0]]
+    return [names[at] for at in src.tolist()], [names[at] for at in dst.tolist()]
+
+
+OWN_ALGORITHM: Mapping[str, str] = {
+    "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain",
+    "reduce": "chain", "scatter": "star", "gather": "star", "all_to_all": "pairwise",
+}  # fmt: skip
+"""What the library runs unless told otherwise."""
+
+LAID = frozenset({"ring", "chain", "star"})
+"""Algorithms laid over the machine's own rings and channels; others go by the nearest links."""
 
 
 def stages_of(schedule: Schedule) -> tuple[tuple[Phase, ...], ...]:
@@ -225,22 +280,39 @@ CHAIN_ALGORITHMS = {"broadcast": chain.broadcast, "reduce": chain.reduce}
 
 
 def _usable(machine: Machine, group: Group) -> Mapping[str, Protocol]:
-    """Protocols that this group may use."""
-    size = machine.topology.gpus_per_host
-    first = group[0] // size
-    gpus = [machine.topology.ranks[rank] for rank in group if rank // size == first]
-    nvlink = all(
-        machine.router.path_type(a, b) in NVLINK_PATHS for a, b in itertools.pairwise(gpus)
-    )
-    return {
-        name: protocol
-        for name, protocol in machine.library.protocols.items()
-        if nvlink or not protocol.nvlink_only
-    }
+    """Protocols that this group may use.
+
+    Raises
+    ------
+    InputError
+        None of those that the library is left with.
+    """
+    protocols = machine.library.protocols
+    fast = _ordered_writes(machine, group)
+    usable = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
+    if not usable:
+        found = ", ".join(repr(name) for name in protocols)
+        allowed = "'simple' or 'll': between these GPUs not every path is NVLink or GPUDirect"
+        raise InputError(Fault("protocol", found, allowed))
+    return usable
+
+
+def _ordered_writes(machine: Machine, group: Group) -> bool:
+    """Whether all paths keep 128-byte writes whole: NVLink inside hosts, GPUDirect between them.
+
+    Source: NVIDIA/nccl 2.30.7 ``src/graph/tuning.cc``, where LL128 is enabled.
+    """
+    router, size = machine.router, machine.topology.gpus_per_host
+    hosts = {rank // size for rank in group}
+    gpus = [machine.topology.ranks[rank] for rank in group if rank // size == min(hosts)]
+    inside = all(router.path_type(a, b) in NVLINK_PATHS for a, b in itertools.pairwise(gpus))
+    if len(hosts) == 1 or not inside:
+        return inside
+    reach = all(router.path_type(gpu, router.nearest_nics(gpu)[0]) in GDR_PATHS for gpu in gpus)
+    return machine.topology.gpudirect_rdma and reach
 
 
 def _with_protocol(schedule: Schedule, laid: Laid, name: str, protocol: Protocol) -> Carried:
-    steps = np.array([getattr(protocol.step, hop) for hop in HOPS])
     channels = 1 + max((int(p.channel.max()) for p in schedule.phases), default=0)
     limit = np.inf if protocol.max_rate is None else protocol.max_rate / channels
     return Carried(
@@ -249,13 +321,13 @@ def _with_protocol(schedule: Schedule, laid: Laid, name: str, protocol: Protocol
             Stage(
                 phases=phases,
                 edges=edges,
-                latency_s=edges.latency_s + steps[edges.hop],
+                latency_s=step_latency_s(protocol, edges, schedule),
                 cap_Bps=np.minimum(edges.cap_Bps, limit),
             )
             for phases, edges in laid
         ),
         protocol=name,
         launch_s=protocol.launch,
-        wire_factor=1.0 / protocol.wire_efficiency,
+        wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
         credits=protocol.credits,
     )

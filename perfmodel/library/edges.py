@@ -15,7 +15,7 @@ from perfmodel.topology.routes import Router
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-HOPS = ("nvlink", "pcie", "network")
+HOPS = ("nvlink", "pcie", "network", "memory")
 """Kinds of hop; `Edges.hop` holds positions in this tuple."""
 
 
@@ -109,6 +109,14 @@ def edges_between(topology: Topology, router: Router, src: Ints, dst: Ints) -> E
         for number, (a, b) in enumerate(zip(src, dst, strict=True))
     ]
     return pack(topology, src, dst, paths)
+
+
+def edges_of_names(topology: Topology, router: Router, src: list[str], dst: list[str]) -> Edges:
+    """Edges between devices of one host by name, a reducing NVSwitch among them."""
+    paths = [Path(router.route(a, b), "nvlink") for a, b in zip(src, dst, strict=True)]
+    number = {name: rank for rank, name in enumerate(topology.ranks)}
+    ends = [np.array([number.get(name, -1) for name in names]) for names in (src, dst)]
+    return pack(topology, ends[0], ends[1], paths)
 
 
 def chosen(edges: Edges, which: list[int]) -> Edges:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from pydantic import Field
 
 from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.files import Bandwidth, Seconds, Spec, load
+from perfmodel.files import Bandwidth, Bytes, Seconds, Spec, load
 
 
 class StepLatency(Spec):
@@ -18,7 +17,16 @@ class StepLatency(Spec):
     nvlink: Seconds
     pcie: Seconds
     network: Seconds
+    memory: Seconds = 0.0
+    """Between processes of one machine, through its memory."""
     source: str
+
+
+class WireSegment(Spec):
+    """How well long chunks travel: what lies `beyond` this size does so at `efficiency`."""
+
+    beyond: Bytes
+    efficiency: float = Field(gt=0, le=1)
 
 
 class Protocol(Spec):
@@ -27,7 +35,11 @@ class Protocol(Spec):
     `wire_efficiency` is payload over bytes on the wire; `credits` is how many chunks an edge may
     have under way (1: a step costs alpha + nbytes * beta; more: latency is pipelined);
     `max_Bps`, if given, caps the algorithm's rate per rank; `nvlink_only` protocols need
-    NVLink between all GPUs of a host.
+    NVLink between all GPUs of a host. `latencies_per_step` is how often a step waits for the links'
+    latency: twice where a receiver says that it is ready before each send. `reduce_rate` is how
+    fast a rank adds what it received, where that is not hidden behind the wire. `wire_segments`,
+    by rising `beyond`, say which parts of a chunk travel at another efficiency than its first
+    bytes, so that the time of a step is piecewise linear in the size of its chunk.
     """
 
     launch: Seconds
@@ -40,6 +52,11 @@ class Protocol(Spec):
     max_rate: Bandwidth | None = None
     max_source: str = ""
     nvlink_only: bool = False
+    latencies_per_step: float = Field(1.0, ge=1)
+    latencies_source: str = ""
+    reduce_rate: Bandwidth | None = None
+    reduce_source: str = ""
+    wire_segments: tuple[WireSegment, ...] = ()
 
 
 class Library(Spec):
@@ -53,14 +70,6 @@ class Library(Spec):
     host_staged: bool = False
     protocols: dict[str, Protocol]
     sources: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """An algorithm and a protocol, as picked for one collective."""
-
-    algorithm: str
-    protocol: str
 
 
 @cache

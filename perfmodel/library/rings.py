@@ -9,10 +9,11 @@ first and ending at the GPU nearest the second, so that traffic stays on its rai
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.library.transport import GDR_PATHS, way_between
+from perfmodel.library.transport import GDR_PATHS, nic_path, way_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.paths import PATH_TYPES
 from perfmodel.topology.routes import Router
@@ -167,7 +168,11 @@ def _ends(
     router: Router, gpus: Sequence[str], nics: Sequence[str], near: list[list[int]]
 ) -> Iterator[tuple[int, int, int]]:
     """For each NIC: the first GPU, the last GPU and the NIC by which the ring leaves."""
+    load: Counter[int] = Counter()
     for nic, order in enumerate(near):
+        if nic_path(router.topology, router, gpus[order[0]], nics[nic], outward=True).staged:
+            yield *_staged_ends(router, gpus, nics[nic], order, load), nic
+            continue
         siblings = [g for g in order if way_between(router, gpus[g], nics[nic]) in GDR_PATHS]
         partner = nic ^ 1
         if len(siblings) >= 2 or partner >= len(nics):
@@ -176,6 +181,33 @@ def _ends(
             continue
         last = near[partner][0] if near[partner][0] != order[0] else near[partner][1]
         yield order[0], last, partner
+
+
+def _staged_ends(
+    router: Router, gpus: Sequence[str], nic: str, order: list[int], load: Counter[int]
+) -> tuple[int, int]:
+    """First and last GPU whose ways through host memory crowd each other least.
+
+    Staged traffic crosses PCIe on its way to and from the host: a GPU behind the NIC's own switch
+    would send up the very link over which the NIC's arrivals go up. `load` counts the flows that
+    earlier rings put on each arc, and grows.
+    """
+    topology = router.topology
+    capacity = topology.arcs.bandwidth_Bps
+
+    def arcs(first: int, last: int) -> Counter[int]:
+        into = nic_path(topology, router, gpus[first], nic, outward=False).arcs
+        out = nic_path(topology, router, gpus[last], nic, outward=True).arcs
+        return Counter(into + out)
+
+    def crowding(ends: tuple[int, int]) -> tuple[float, int]:
+        mine = arcs(*ends)
+        rate = min(float(capacity[arc]) / (load[arc] + count) for arc, count in mine.items())
+        return -rate, order.index(ends[0]) + order.index(ends[1])
+
+    best = min(itertools.permutations(order, 2), key=crowding)
+    load.update(arcs(*best))
+    return best
 
 
 def _through(count: int, free: dict[tuple[int, int], int], first: int, last: int) -> Order:

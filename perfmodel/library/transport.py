@@ -14,7 +14,7 @@ from perfmodel.errors import TopologyError
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routes import Router
 
-Hop = Literal["nvlink", "pcie", "network"]
+Hop = Literal["nvlink", "pcie", "network", "memory"]
 
 GDR_PATHS = frozenset({"LOC", "PIX", "PXB", "P2C"})
 """Path types over which NCCL lets a NIC reach GPU memory (ncclTopoCheckGdr, NCCL_NET_GDR_C2C=1)."""
@@ -30,7 +30,7 @@ class Path:
     ----------
     arcs : tuple of int
         Directed links crossed (an arc crossed twice stands twice).
-    hop : {"nvlink", "pcie", "network"}
+    hop : {"nvlink", "pcie", "network", "memory"}
         Decides the library's step latency.
     cap_Bps : float
         Most that this path can carry whatever its links allow.
@@ -61,7 +61,8 @@ def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     up = router.route(src, router.nearest_cpu(src))
     across = router.route(router.nearest_cpu(src), dst)
     cap = topology.staging_Bps or float("inf")
-    return Path(up + across, "pcie", cap, staged=True)
+    kinds = {topology.arcs.kinds[arc] for arc in up + across}
+    return Path(up + across, "memory" if kinds == {"memory"} else "pcie", cap, staged=True)
 
 
 def nic_path(topology: Topology, router: Router, gpu: str, nic: str, *, outward: bool) -> Path:

@@ -101,3 +101,9 @@ def quantiles(times_s: Sequence[float]) -> dict[str, float]:
 
     named = {"p10_s": 0.1, "p25_s": 0.25, "median_s": 0.5, "p75_s": 0.75, "p90_s": 0.9}
     return {"min_s": ordered[0]} | {name: at(share) for name, share in named.items()}
+
+
+def row_of(what: What, nbytes: int, times_s: Sequence[float], setting: str = "") -> Row:
+    """One setting's repeated times, summarised; seconds."""
+    known = {"what": what, "nbytes": nbytes, "setting": setting, "repeats": len(times_s)}
+    return Row.model_validate(known | quantiles(times_s))

@@ -47,6 +47,7 @@ LINKS: Mapping[str, tuple[str, str]] = {
     "c2c": ("#56b4e9", "C2C"),
     "pcie": ("#8a94a0", "PCIe"),
     "upi": ("#cc79a7", "CPU to CPU"),
+    "memory": ("#e69f00", "host memory"),
     "ethernet": ("#0072b2", "Ethernet"),
     "infiniband": ("#d55e00", "InfiniBand"),
 }
@@ -57,6 +58,7 @@ NODES: Mapping[str, tuple[str, str, int, str]] = {
     "nvswitch": ("#00795a", "diamond", 20, "NVSwitch"),
     "pcie_switch": ("#66717d", "diamond", 20, "PCIe switch"),
     "cpu": ("#66717d", "square", 18, "CPU"),
+    "memory": ("#b4520a", "circle", 18, "host memory"),
     "nic": ("#0072b2", "circle", 17, "NIC"),
     "switch": ("#004a75", "hexagon", 20, "network switch"),
 }

@@ -19,6 +19,8 @@ def print_result(result: Result) -> Group:
 
     main = result.main
     lines = [words.memory(main.memory) + ".", *main.memory.advice]
+    if not_fitting := [f"{p.gpus:,}" for p in result.points[:-1] if not p.memory.fits]:
+        lines.append(f"Does not fit on {', '.join(not_fitting)} GPUs: those rows are hypothetical.")
     lines.append(f"{words.scaling(result)}. Step time: {words.interval(main)}.")
     return Group(
         Text(words.headline(result), style="bold"),

@@ -20,6 +20,7 @@ from perfmodel.scenario.sections import (
     DdpStrategy,
     LibrarySection,
     ModelSection,
+    Name,
     ScaleSection,
     Strategy,
     TrainingSection,
@@ -37,6 +38,9 @@ class Scenario(Spec):
     training: TrainingSection
     scale: ScaleSection | None = None
     library: LibrarySection = LibrarySection()
+    profile: Name | None = Field(
+        default=None, description="measured numbers, by name or file: see `perfmodel calibrate`"
+    )
     fidelity: Literal["flow", "message"] = "flow"
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
 

@@ -7,7 +7,7 @@ communicator has reached it. Two things that happen at the same time happen in p
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from perfmodel.library.carry import Group, Machine
 from perfmodel.simulate.device import Device
 from perfmodel.simulate.estimate import Estimator
 from perfmodel.simulate.flow import FlowNetwork
+from perfmodel.simulate.free import FreeNetwork
 from perfmodel.simulate.message import MessageNetwork
 from perfmodel.simulate.network import Network
 from perfmodel.timeline import Span, Timeline
@@ -34,6 +35,11 @@ from perfmodel.training.plan import (
 )
 
 Fidelity = Literal["flow", "message"]
+NETWORKS: Mapping[str, Callable[[simpy.Environment, Estimator], Network]] = {
+    "flow": FlowNetwork,
+    "message": MessageNetwork,
+    "free": FreeNetwork,
+}
 Steps = Generator[simpy.Event, Any, None]
 
 
@@ -67,7 +73,7 @@ def simulate(
     machine: Machine,
     *,
     steps: int = 1,
-    fidelity: Fidelity = "flow",
+    fidelity: Fidelity | Literal["free"] = "flow",
     overlap_slowdown: float | None = None,
     estimator: Estimator | None = None,
 ) -> Run:
@@ -78,8 +84,9 @@ def simulate(
     plan : StepPlan
     machine : Machine
     steps : int
-    fidelity : {"flow", "message"}
-        "flow": a few events per collective. "message": every send is an event.
+    fidelity : {"flow", "message", "free"}
+        "flow": a few events per collective. "message": every send is an event. "free":
+        communication takes no time.
     overlap_slowdown : float, optional
         Factor by which compute is slower while its class communicates; default: the GPU's.
     estimator : Estimator, optional
@@ -92,7 +99,7 @@ def simulate(
     """
     env = simpy.Environment()
     known = estimator or Estimator(machine)
-    network: Network = (FlowNetwork if fidelity == "flow" else MessageNetwork)(env, known)
+    network: Network = NETWORKS[fidelity](env, known)
     slowdown = (
         machine.topology.gpu.overlap_slowdown if overlap_slowdown is None else overlap_slowdown
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from perfmodel.collectives.timing import schedule_s
 from perfmodel.library.carry import Carried, Group, Machine, Stage, carry
 from perfmodel.library.edges import Edges
-from perfmodel.simulate.fairness import max_min_rates
+from perfmodel.simulate.fairness import max_min_rates, staggered_rates
 
 Floats = NDArray[np.float64]
 
@@ -55,10 +55,19 @@ class Estimator:
         if unlimited and known is not None:
             return known[1]
         edges, capacity = stage.edges, self.machine.topology.arcs.bandwidth_Bps
+        duty = _duty(stage)
+        if (duty < 1).any():
+            return staggered_rates(capacity, edges.pointers, edges.arcs, stage.cap_Bps, duty)
         rates = max_min_rates(capacity, edges.pointers, edges.arcs, stage.cap_Bps)
         if unlimited:
             self._rates[id(edges)] = (edges, rates)
         return rates
+
+
+def _duty(stage: Stage) -> Floats:
+    """Share of the stage's repeats in which each edge works; 1 but for pipelines and trees."""
+    works = sum((phase.active for phase in stage.phases), np.zeros(len(stage.edges)))
+    return works / sum(phase.repeat for phase in stage.phases)
 
 
 def stage_s(way: Carried, stage: Stage, rates_Bps: Floats) -> float:

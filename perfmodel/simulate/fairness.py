@@ -65,6 +65,33 @@ def max_min_rates(
     return rates
 
 
+def staggered_rates(
+    capacity_Bps: Floats, pointers: Ints, arcs: Ints, caps_Bps: Floats, duty: Floats
+) -> Floats:
+    """Rates of flows that send by turns: flow f is at work for a share `duty[f]` of the time.
+
+    While a flow sends, it meets on average the sum of the others' duties on each of its links, so
+    its share is capacity / (1 + that sum). With all duties 1 and like flows this is max-min fair
+    sharing; it is a mean-field estimate otherwise.
+
+    Parameters
+    ----------
+    capacity_Bps, pointers, arcs, caps_Bps
+        As in `max_min_rates`.
+    duty : ndarray of float, shape (flows,)
+
+    Returns
+    -------
+    ndarray of float, shape (flows,)
+    """
+    owner = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
+    load = np.bincount(arcs, weights=duty[owner], minlength=len(capacity_Bps))
+    share = capacity_Bps[arcs] / (1.0 + np.maximum(0.0, load[arcs] - duty[owner]))
+    rates = caps_Bps.astype(float).copy()
+    np.minimum.at(rates, owner, share)
+    return rates
+
+
 def max_min_few(
     capacity_Bps: Sequence[float], routes: Sequence[Sequence[int]], caps_Bps: Sequence[float]
 ) -> list[float]:

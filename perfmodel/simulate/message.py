@@ -15,7 +15,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfmodel.collectives.dependencies import Sends, unrolled
+from perfmodel.collectives.dependencies import Messages, followers, messages, unrolled
 from perfmodel.errors import SimulationError
 from perfmodel.library.carry import Carried, Group, Machine, carry_message
 from perfmodel.simulate.estimate import Estimator, add_traffic
@@ -31,7 +31,7 @@ class MessageNetwork:
     machine: Machine = field(init=False)
     bytes_on_arc: NDArray[np.float64] = field(init=False)
     _wires: Wires = field(init=False)
-    _sends: dict[int, tuple[Carried, Sends]] = field(default_factory=dict, init=False)
+    _sends: dict[int, tuple[Carried, Messages]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.machine = self.estimator.machine
@@ -58,17 +58,17 @@ class MessageNetwork:
             ended.append(run.ended)
         return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 
-    def _unrolled(self, way: Carried) -> Sends:
+    def _unrolled(self, way: Carried) -> Messages:
         known = self._sends.get(id(way))
         if known is None:
-            known = self._sends[id(way)] = (way, unrolled(way.schedule))
+            known = self._sends[id(way)] = (way, messages(unrolled(way.schedule)))
         return known[1]
 
 
 class _Run:
     """One collective, send by send."""
 
-    def __init__(self, env: simpy.Environment, wires: Wires, way: Carried, sends: Sends) -> None:
+    def __init__(self, env: simpy.Environment, wires: Wires, way: Carried, sends: Messages) -> None:
         self._env, self._wires = env, wires
         self.ended = env.event()
         self._credits = way.credits
@@ -86,10 +86,7 @@ class _Run:
         self._edge, stage_of = _edges_and_stages(way, sends)
         self._order = StageOrder(sends, stage_of) if len(way.stages) > 1 else None
         self._waiting = [len(after) for after in sends.after]
-        self._followers: list[list[int]] = [[] for _ in range(len(sends))]
-        for index, after in enumerate(sends.after):
-            for earlier in after:
-                self._followers[earlier].append(index)
+        self._followers = followers(sends.after)
         self._queue: list[deque[int]] = [deque() for _ in self._routes]
         for index, edge in enumerate(self._edge):
             self._queue[edge].append(index)
@@ -145,7 +142,7 @@ class _Run:
 class StageOrder:
     """A rank begins a stage when its sends and receives of the stage before have landed."""
 
-    def __init__(self, sends: Sends, stage_of: list[int]) -> None:
+    def __init__(self, sends: Messages, stage_of: list[int]) -> None:
         self._stage = stage_of
         self._ends = list(
             zip(
@@ -179,7 +176,7 @@ class StageOrder:
         return freed
 
 
-def _edges_and_stages(way: Carried, sends: Sends) -> tuple[list[int], list[int]]:
+def _edges_and_stages(way: Carried, sends: Messages) -> tuple[list[int], list[int]]:
     """For each send, its edge (numbered through all stages) and its stage."""
     number: dict[tuple[int, int, int, int], int] = {}
     stage_of_round: list[int] = []

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import simpy
 
+from perfmodel.calibrate import Profile, apply, draws
 from perfmodel.collectives.cost import bus_factor
 from perfmodel.library.carry import Machine
 from perfmodel.library.model import load_library
@@ -17,6 +19,9 @@ from perfmodel.simulate.message import MessageNetwork
 from perfmodel.study.limits import check_message_size
 from perfmodel.topology.model import Topology
 
+DRAWS = 40
+"""Draws of a profile that an interval rests on."""
+
 
 def collective_rows(
     topology: Topology,
@@ -25,6 +30,7 @@ def collective_rows(
     sizes: Iterable[int],
     algorithm: str = "auto",
     library: str = "nccl",
+    profile: Profile | None = None,
     fidelity: Fidelity = "flow",
     progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -36,8 +42,11 @@ def collective_rows(
     op : str
     sizes : iterable of int
         As nccl-tests counts them; bytes.
-    algorithm : {"auto", "ring"}
+    algorithm : str
+        "auto" for the library's own, or a name of `perfmodel.collectives.catalog`.
     library : str
+    profile : Profile, optional
+        Measured numbers instead of datasheets'; they bring an interval with them.
     fidelity : {"flow", "message"}
     progress : callable, optional
         Called with (done, total).
@@ -52,28 +61,33 @@ def collective_rows(
     InputError
         Too many ranks for fidelity "message".
     """
-    if algorithm not in {"auto", "ring"}:  # the command line allows no other
-        raise ValueError(algorithm)
-    machine = Machine(topology, load_library(library))
+    plain = Machine(topology, load_library(library))
+    machine = plain if profile is None else apply(profile, plain)
+    drawn = [] if profile is None else [apply(p, plain) for p in draws(profile, DRAWS, seed=0)]
+    known, alternatives = Estimator(machine), [Estimator(other) for other in drawn]
+    named = None if algorithm == "auto" else algorithm.replace("-", "_")
     wanted = list(sizes)
     if fidelity == "message":
         check_message_size(machine, len(wanted))
     rows = []
     for done, nbytes in enumerate(wanted):
-        rows.append(_row(machine, op, nbytes, fidelity))
+        row = _row(known, op, nbytes, named, fidelity)
+        rows.append(row | {"interval_s": _interval(alternatives, op, nbytes, named, row)})
         if progress is not None:
             progress(done + 1, len(wanted))
     return rows
 
 
-def _row(machine: Machine, op: str, nbytes: int, fidelity: Fidelity) -> dict[str, Any]:
+def _row(
+    known: Estimator, op: str, nbytes: int, algorithm: str | None, fidelity: Fidelity
+) -> dict[str, Any]:
     env = simpy.Environment()
-    network = (FlowNetwork if fidelity == "flow" else MessageNetwork)(env, Estimator(machine))
-    ranks = range(len(machine.topology.ranks))
+    network = (FlowNetwork if fidelity == "flow" else MessageNetwork)(env, known)
+    ranks = range(len(known.machine.topology.ranks))
     way = None
     if len(ranks) > 1:
-        env.run(until=network.collective(op, nbytes, (ranks,), 0))
-        way = network.estimator.best(op, nbytes, ranks, 0)[0]
+        way = known.best(op, nbytes, ranks, 0, algorithm)[0]
+        env.run(until=network.launch([way]))
     time_s = float(env.now)
     algbw_Bps = nbytes / time_s if time_s > 0 else 0.0
     return {
@@ -83,5 +97,23 @@ def _row(machine: Machine, op: str, nbytes: int, fidelity: Fidelity) -> dict[str
         "busbw_Bps": algbw_Bps * bus_factor(op, len(ranks)),
         "algorithm": way.schedule.algorithm if way else "none",
         "protocol": way.protocol if way else "none",
-        "interval_s": None,
     }
+
+
+def _interval(
+    alternatives: list[Estimator],
+    op: str,
+    nbytes: int,
+    algorithm: str | None,
+    row: dict[str, Any],
+) -> list[float] | None:
+    """80 % interval of the time, from draws of the profile's numbers; None without a profile.
+
+    It is widened to hold the prediction itself, which stands on the most likely numbers.
+    """
+    ranks = range(len(alternatives[0].machine.topology.ranks)) if alternatives else range(0)
+    if len(ranks) < 2:
+        return None
+    times = [other.best(op, nbytes, ranks, 0, algorithm)[1] for other in alternatives]
+    low, high = np.quantile(times, [0.1, 0.9])
+    return [min(float(low), row["time_s"]), max(float(high), row["time_s"])]

@@ -17,6 +17,8 @@ _FIELDS = {
     "gpus_per_host": "cluster.gpus_per_node",
     "fabric": "cluster.fabric",
     "library": "library.name",
+    "protocol": "library.protocol",
+    "profile": "profile",
     "precision": "compute.precision",
     "batch": "training.batch_per_gpu",
     "fidelity": "fidelity",

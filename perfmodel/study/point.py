@@ -22,9 +22,6 @@ PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed comm
 
 _PART_OF_KIND = {"copy": "copies"}
 
-COMPUTE_BOUND = 0.02
-"""Below this share of exposed communication the step's bottleneck is called compute."""
-
 
 @dataclass(frozen=True, slots=True)
 class Observed:
@@ -44,19 +41,17 @@ class Observed:
 
 
 def to_point(seen: Observed) -> Point:
-    """Work out the figures of the last step. Efficiency is filled in when all sizes are known."""
+    """Work out the figures of the last step. Efficiency and bottleneck are filled in later."""
     end_s = seen.run.step_ends_s[-1]
     start_s = end_s - seen.run.step_time_s
     spans = _within(seen.run.timeline.step(seen.steps - 1).spans, start_s)
     kinds = {stream.name: stream.kind for stream in seen.plan.streams}
     busiest = _busiest(spans, kinds)
-    compute = _intervals(
-        s for s in spans if s.rank_class == busiest and kinds[s.stream] == "compute"
-    )
-    comm = _intervals(s for s in spans if kinds[s.stream] == "comm")
+    mine = [s for s in spans if s.rank_class == busiest and kinds[s.stream] == "compute"]
+    compute = [(span.start_s, span.end_s) for span in mine]
+    comm = [(span.start_s, span.end_s) for span in spans if kinds[span.stream] == "comm"]
     step_s = seen.run.step_time_s
     exposed = exposed_s(comm, compute)
-    mine = [s for s in spans if s.rank_class == busiest and kinds[s.stream] == "compute"]
     links = link_uses(seen.topology, seen.run.bytes_on_arc / seen.steps, step_s)
     return Point(
         gpus=len(seen.topology.ranks),
@@ -69,7 +64,7 @@ def to_point(seen: Observed) -> Point:
         breakdown_s=breakdown(mine, exposed, step_s),
         samples_per_s=seen.plan.samples / step_s,
         scaling_efficiency=1.0,
-        bottleneck=bottleneck(seen, covered_s(comm), exposed),
+        bottleneck="",
         global_batch=seen.plan.samples,
         batch_per_gpu=seen.batch,
         memory=seen.memory,
@@ -93,10 +88,6 @@ def _within(spans: tuple[Span, ...], start_s: float) -> list[Span]:
         )
         for span in spans
     ]
-
-
-def _intervals(spans: object) -> list[tuple[float, float]]:
-    return [(span.start_s, span.end_s) for span in spans]  # type: ignore[attr-defined]
 
 
 def _busiest(spans: list[Span], kinds: Mapping[str, str]) -> str:
@@ -159,18 +150,3 @@ def link_uses(
         LinkUse(*arcs.names[i], arcs.kinds[i], float(nbytes[i]), float(use[i]))
         for i in shown.tolist()
     )
-
-
-def bottleneck(seen: Observed, comm_s: float, exposed: float) -> str:
-    """Name what limits the step: compute, a link, or the latency of the collectives' steps.
-
-    Compute when hardly any communication is exposed. Otherwise the link that needs longest for its
-    bytes; if even that is busy less than half of the time that communication takes, latency.
-    """
-    if exposed <= COMPUTE_BOUND * seen.run.step_time_s:
-        return "compute"
-    arcs = seen.topology.arcs
-    busy_s = seen.run.bytes_on_arc / seen.steps / arcs.bandwidth_Bps
-    worst = int(np.argmax(busy_s))
-    label = arcs.label(worst)
-    return label if busy_s[worst] >= 0.5 * comm_s else f"latency of the ring's steps, over {label}"

@@ -22,7 +22,7 @@ from perfmodel.topology.model import Topology
 from perfmodel.topology.references import reference_faults
 from perfmodel.topology.spec import FabricSpec, NodeSpec, resolve_source
 
-_NOT_TEMPLATES = ("gpus", "fabrics/")
+_NOT_TEMPLATES = ("gpus", "fabrics/", "profiles/")
 
 
 def template_names() -> tuple[str, ...]:

@@ -11,8 +11,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "nic", "switch"]
-LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "ethernet", "infiniband"]
+NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic", "switch"]
+LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "memory", "ethernet", "infiniband"]
 
 
 @dataclass(frozen=True, slots=True)

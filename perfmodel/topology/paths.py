@@ -17,7 +17,7 @@ PATH_TYPES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PHB", "SYS", "NE
 
 LOC same device; NVL NVLink, direct or switched; NVB NVLink through one other GPU; C2C chip to chip;
 PIX at most one PCIe switch; PXB several; P2C chip to chip and then PCIe; PHB through a CPU's host
-bridge; SYS between CPUs; NET between hosts.
+bridge, or its memory; SYS between CPUs; NET between hosts.
 """
 
 _RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
@@ -68,10 +68,10 @@ class _Trail:
         return _Trail(
             nvlinks=self.nvlinks + (kind == "nvlink"),
             c2c=self.c2c + (kind == "c2c"),
-            pcie=self.pcie + (kind == "pcie"),
+            pcie=self.pcie + (kind in {"pcie", "memory"}),
             relays=self.relays + (src_kind == "gpu" and self.length > 0),
             switches=self.switches + (dst_kind == "pcie_switch"),
-            cpu=self.cpu or (kind == "pcie" and "cpu" in {src_kind, dst_kind}),
+            cpu=self.cpu or kind == "memory" or (kind == "pcie" and "cpu" in {src_kind, dst_kind}),
             between_cpus=self.between_cpus or src_kind == dst_kind == "cpu",
         )
 

@@ -19,7 +19,7 @@ from perfmodel.errors import one_of
 from perfmodel.files import Bandwidth, Bytes, FlopRate, Seconds, Spec
 from perfmodel.topology.model import LinkKind
 
-HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "nic"]
+HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
 FabricKind = Literal["one-switch", "rail-optimised", "leaf-spine", "fat-tree"]
 
 HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)

@@ -129,19 +129,27 @@ def _reduced_step(step: Step, ready_order: Sequence[int] | None) -> None:
 
 
 def _broadcast_buffers(step: Step) -> tuple[int, ...]:
-    """Rank 0's running statistics go to all before forward, which waits for them."""
-    after: tuple[int, ...] = ()
-    left = step.workload.buffer_bytes
-    for piece in range(-(-left // COALESCED_BYTES)):
-        nbytes = min(left - piece * COALESCED_BYTES, COALESCED_BYTES)
-        issued = step.tasks.issue("broadcast of buffers", 3, RANKS)
-        flat = step.tasks.copy("flatten buffers", nbytes, 1, RANKS, after=issued)
-        sent = step.tasks.collective(
-            "broadcast buffers", "broadcast", nbytes, RANKS,
-            communicator=GROUP, key=f"buffers {piece}", after=(flat,),
-        )  # fmt: skip
-        after = (step.tasks.copy("copy buffers back", nbytes, 1, RANKS, after=(sent,)),)
-    return after
+    """Rank 0's running statistics go to all before forward, which waits for them.
+
+    One broadcast per dtype, and a kernel per buffer to copy it back
+    (``broadcast_coalesced`` in torch/csrc/distributed/c10d/comm.cpp).
+    """
+    under_way: list[tuple[int, int, int]] = []  # collective, bytes, kernels to copy back
+    for group in step.workload.buffers:
+        for piece in range(-(-group.nbytes // COALESCED_BYTES)):
+            nbytes = min(group.nbytes - piece * COALESCED_BYTES, COALESCED_BYTES)
+            kernels = group.tensors if piece == 0 else 1
+            issued = step.tasks.issue("broadcast of buffers", 2 + kernels, RANKS)
+            flat = step.tasks.copy("flatten buffers", nbytes, 1, RANKS, after=issued)
+            sent = step.tasks.collective(
+                f"broadcast buffers ({group.dtype})", "broadcast", nbytes, RANKS,
+                communicator=GROUP, key=f"buffers {group.dtype} {piece}", after=(flat,),
+            )  # fmt: skip
+            under_way.append((sent, nbytes, kernels))
+    return tuple(
+        step.tasks.copy("copy buffers back", nbytes, kernels, RANKS, after=(sent,))
+        for sent, nbytes, kernels in under_way
+    )
 
 
 def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:

@@ -90,6 +90,24 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Buffers:
+    """Buffers of one dtype (running statistics ...), which DDP broadcasts together.
+
+    Parameters
+    ----------
+    dtype : str
+    tensors : int
+        How many there are; each is copied back by a kernel of its own.
+    nbytes : int
+        Of all of them.
+    """
+
+    dtype: str
+    tensors: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """A model: its parameter tensors in registration order and its layers in forward order.
 
@@ -100,8 +118,8 @@ class Workload:
     layers : tuple of Layer
     sample : str
         What one sample is ("image", "sequence of 512 tokens").
-    buffer_bytes : int
-        Bytes of buffers (running statistics) that DDP broadcasts from rank 0 before forward.
+    buffers : tuple of Buffers
+        Running statistics and the like, by dtype, that DDP broadcasts from rank 0 before forward.
     output_elements : float
         Elements of the model's output per sample (gathered by nn.DataParallel).
     input_elements : float
@@ -114,7 +132,7 @@ class Workload:
     tensors: tuple[Tensor, ...]
     layers: tuple[Layer, ...]
     sample: str = "sample"
-    buffer_bytes: int = 0
+    buffers: tuple[Buffers, ...] = ()
     output_elements: float = 0.0
     input_elements: float = 0.0
     source: str = ""
@@ -123,6 +141,11 @@ class Workload:
     def ready_order(self) -> tuple[int, ...]:
         """Trained tensors (indices) in the order in which backward completes their gradients."""
         return tuple(index for layer in reversed(self.layers) for index in layer.tensors)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(group.nbytes for group in self.buffers)
 
     @property
     def parameters(self) -> int:

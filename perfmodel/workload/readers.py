@@ -15,7 +15,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.files import line_of, read_yaml, validate
-from perfmodel.workload.model import Layer, Tensor, Workload
+from perfmodel.workload.model import Buffers, Layer, Tensor, Workload
 from perfmodel.workload.spec import LayerSpec, ModelSpec
 from perfmodel.workload.tables import read_rows
 from perfmodel.workload.zoo import build, zoo_names
@@ -147,7 +147,7 @@ def _from_yaml(path: Path) -> Workload:
         tensors=tensors,
         layers=layers,
         sample=spec.sample,
-        buffer_bytes=int(spec.buffers or 0),
+        buffers=(Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else (),
         source=str(path),
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.library.carry import Machine
+from perfmodel.library.carry import Machine, carry
 from perfmodel.library.model import load_library
 from perfmodel.library.rings import direct_nvlinks, hamiltonian_cycles
 from perfmodel.simulate.estimate import Estimator, add_traffic
@@ -148,6 +148,41 @@ def test_protocol_follows_size() -> None:
     estimator = Estimator(machine("dgx-a100"))
     assert estimator.best("all_reduce", 1 << 10, range(8))[0].protocol == "ll"
     assert estimator.best("all_reduce", 1 << 30, range(8))[0].protocol == "simple"
+
+
+@pytest.mark.parametrize(
+    ("template", "hosts", "usable"),
+    [
+        ("dgx-a100", 2, True),
+        ("dgx-a100", 1, True),
+        ("aws-p3dn", 2, False),
+        ("ethernet-10g", 2, False),
+        ("rtx4090-x4-p2p", 1, False),
+    ],
+)
+def test_ll128_needs_nvlink_inside_and_gpudirect_between(
+    template: str, hosts: int, usable: bool
+) -> None:
+    here = machine(template, hosts)
+    ways = carry(here, "all_reduce", 1 << 20, ranks_of(here.topology))
+    assert ("ll128" in {way.protocol for way in ways}) == usable
+
+
+def test_a_protocol_that_cannot_be_used_is_refused() -> None:
+    only = load_library("nccl").model_copy(
+        update={"protocols": {"ll128": load_library("nccl").protocols["ll128"]}}
+    )
+    with pytest.raises(InputError, match=r"protocol: found 'll128'; allowed: 'simple' or 'll'"):
+        carry(Machine(build("rtx4090-x4"), only), "all_reduce", 1 << 20, range(4))
+
+
+def test_staged_rings_do_not_crowd_one_switch() -> None:
+    """The way out and the way in of a NIC share no PCIe link where they need not."""
+    here = machine("v100-x8-100g", 2)
+    edges = here.rings(range(16)).edges
+    count = np.bincount(edges.arcs, minlength=len(here.topology.arcs))
+    kinds = here.topology.arcs.kinds
+    assert max(int(count[a]) for a in range(len(kinds)) if kinds[a] == "pcie") == 1
 
 
 def test_unknown_library_names_those_that_exist() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.calibrate import read_profile
 from perfmodel.collectives import cost
 from perfmodel.errors import InputError
 from perfmodel.files import shipped
@@ -89,9 +90,38 @@ def test_buckets_are_launched_in_order_on_one_stream(result: Result) -> None:
         assert bucket.ready_s <= bucket.start_s < bucket.end_s <= result.main.step_time_s
 
 
-def test_the_first_iteration_does_not_overlap(result: Result) -> None:
-    """All gradients in one bucket: reduced only after the whole backward pass."""
-    assert result.main.first_step_time_s > result.main.step_time_s
+def test_the_first_iteration_does_not_overlap(tmp_path: Path) -> None:
+    """All gradients in one bucket: the whole all-reduce comes after the whole backward pass."""
+    slow = ("cluster.node=v100-x8-25g", "library.protocol=simple", "compute.overlap_slowdown=1.0")
+    point = answered(tmp_path, *slow).main
+    passes = point.breakdown_s["forward"] + point.breakdown_s["backward"]
+    wire_s = 2 * 15 / 16 * 4 * 25557032 / (0.926 * 25e9 / 8)
+    assert point.first_step_time_s > passes + wire_s > point.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (("training.batch_per_gpu=1",), "host (launching kernels)"),
+        (("training.batch_per_gpu=256",), "compute"),
+        (("cluster.node=v100-x8-25g",), "n0/nic0 -> fabric/switch0 (ethernet)"),
+        (
+            ("cluster.node=rtx4090-x4", "cluster.nodes=1", "scale.gpus=[4]", "model.name=vgg16",
+             "training.batch_per_gpu=8"),
+            "staging in host memory, over n0/gpu0 -> n0/cpu0 (pcie)",
+        ),
+        (
+            ("cluster.nodes=16", "scale.gpus=[128]", "training.batch_per_gpu=16",
+             "strategy.bucket_cap=100 KiB", "compute.overlap_slowdown=1.0",
+             "library.protocol=simple"),
+            "latency of the ring's steps",
+        ),
+    ],
+)  # fmt: skip
+def test_what_limits_a_step_is_named(
+    tmp_path: Path, overrides: tuple[str, ...], wanted: str
+) -> None:
+    assert answered(tmp_path, *overrides).main.bottleneck.startswith(wanted)
 
 
 def test_links_are_never_overfull(result: Result) -> None:
@@ -207,9 +237,10 @@ def test_every_shipped_scenario_answers(name: str) -> None:
 
 
 def test_all_reduce_times_beside_published_ones() -> None:
-    """11 published nccl-tests runs, 1 MiB to 1 GiB, nothing fitted to any of them.
+    """23 published nccl-tests runs, 1 MiB to 1 GiB, on the nearest template; nothing fitted.
 
-    The bounds only catch a relapse; rings and NCCL's own constants explain no more than this yet.
+    All recorded runs whose machine a shipped template describes, except those that a template's
+    own numbers come from. The bounds only catch a relapse: rings explain no more than this.
     """
     table = Path(__file__).with_name("published_all_reduce.csv")
     errors = []
@@ -222,7 +253,7 @@ def test_all_reduce_times_beside_published_ones() -> None:
         (found,) = collective_rows(machine, sizes=[int(row["nbytes"])])
         errors.append(abs(found["time_s"] * 1e6 / float(row["time_us"]) - 1))
     assert statistics.median(errors) < 0.20
-    assert statistics.quantiles(errors, n=10)[-1] < 0.40
+    assert statistics.quantiles(errors, n=10)[-1] < 0.70
 
 
 def test_collective_rows_are_what_nccl_tests_prints() -> None:
@@ -236,6 +267,32 @@ def test_collective_rows_are_what_nccl_tests_prints() -> None:
         assert row["busbw_Bps"] == pytest.approx(row["algbw_Bps"] * 2 * 7 / 8)
         assert row["busbw_Bps"] <= 240e9  # NVLink of an A100 as NCCL counts it
     assert rows[1]["busbw_Bps"] > rows[0]["busbw_Bps"]
+
+
+def test_a_profile_brings_an_interval_and_says_what_was_measured() -> None:
+    answer = run_scenario(load_scenario("resnet18-loopback-gloo"))
+    assert answer.provenance["profile"] == "epyc-2-cores-gloo"
+    for point in answer.points[1:]:
+        assert point.interval_s is not None
+        low, high = point.interval_s
+        assert low < point.step_time_s < high
+    assert any("Measured by profile" in line for line in answer.assumptions)
+    plain = run_scenario(load_scenario("resnet18-loopback-gloo", ["profile=null"]))
+    assert plain.main.interval_s is None
+    assert plain.main.comm_s != pytest.approx(answer.main.comm_s, rel=0.01)
+
+
+def test_collectives_of_a_measured_machine_have_intervals() -> None:
+    machine = build("cpu-loopback", gpus_per_host=4)
+    profile = read_profile("epyc-2-cores-gloo")
+    (row,) = collective_rows(machine, sizes=[1 << 24], library="gloo", profile=profile)
+    low, high = row["interval_s"]
+    assert low < row["time_s"] < high
+
+
+def test_a_profile_of_another_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"profile.*cpu-loopback"):
+        answered(tmp_path, "profile=epyc-2-cores-gloo")
 
 
 def test_links_carry_the_bytes_of_one_step(tmp_path: Path) -> None:

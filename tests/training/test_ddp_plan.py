@@ -252,10 +252,14 @@ def test_forward_waits_for_the_buffers_of_rank_0(times_of: Times) -> None:
         t for t in plan.tasks if isinstance(t.work, Collective) and t.work.op == "broadcast"
     ]
     assert sum(task.work.nbytes for task in broadcasts) == workload.buffer_bytes > 0
+    assert len(broadcasts) == 2  # once per step, not once per micro-batch
     first = next(task for task in plan.tasks if task.kind == "forward")
-    assert [plan.tasks[i].name for i in first.after] == ["copy buffers back"]
-    back = plan.tasks[first.after[0]]
-    assert [plan.tasks[i].name for i in back.after] == ["broadcast buffers"]
+    # Batch normalisation has statistics in fp32 and a counter in int64: two broadcasts, and a
+    # kernel for each of its 3 x 53 buffers to copy it back.
+    assert [plan.tasks[i].name for i in first.after] == ["copy buffers back"] * 2
+    awaited = [plan.tasks[j].name for i in first.after for j in plan.tasks[i].after]
+    assert awaited == ["broadcast buffers (fp32)", "broadcast buffers (int64)"]
+    assert [(g.tensors, g.nbytes) for g in workload.buffers] == [(106, 212480), (53, 424)]
     without = plan_of(workload, times_of(workload), options=DdpOptions(broadcast_buffers=False))
     assert not any("buffers" in task.name for task in without.tasks)
     transformer = build("gpt2-xl")

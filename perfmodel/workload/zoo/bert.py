@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import Buffers, Workload
 from perfmodel.workload.zoo.parts import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -60,7 +60,7 @@ def bert(name: str, *, dtype: str, sequence_length: int) -> Workload:
         source="Hugging Face BertModel; Devlin et al. 2018, arXiv 1810.04805",
         input_elements=s,
         output_elements=h,
-        buffer_bytes=2 * 8 * POSITIONS,  # position_ids and token_type_ids, int64
+        buffers=(Buffers("int64", 2, 2 * 8 * POSITIONS),),  # position_ids and token_type_ids
     )
 
 

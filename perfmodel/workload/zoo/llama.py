@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import Buffers, Workload
 from perfmodel.workload.zoo.parts import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -79,7 +79,7 @@ def llama(name: str, *, dtype: str, sequence_length: int) -> Workload:
         input_elements=s,
         output_elements=logits,
         registered=registered,
-        buffer_bytes=2 * 4 * (h // shape.heads // 2),  # rotary frequencies, kept twice in fp32
+        buffers=(Buffers("fp32", 2, 2 * 4 * (h // shape.heads // 2)),),  # rotary frequencies, twice
     )
 
 

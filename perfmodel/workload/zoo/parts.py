@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.workload.model import Layer, LayerKind, Tensor, Workload
+from perfmodel.workload.model import Buffers, Layer, LayerKind, Tensor, Workload
 
 ELEMENT_BYTES = 4
 """Layers state their traffic at 4 bytes per element (see `Layer`)."""
@@ -48,14 +48,14 @@ class Part:
         Name and shape, in registration order.
     ready : tuple of str
         Names in the order in which their gradients are complete.
-    buffer_bytes : int
-        Of the buffers that it registers.
+    buffers : tuple of Buffers
+        That it registers.
     """
 
     layer: Layer
     parameters: tuple[Parameter, ...] = ()
     ready: tuple[str, ...] = ()
-    buffer_bytes: int = 0
+    buffers: tuple[Buffers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,8 @@ def convolution(
         kernels=1 + 2 * (norm is not None) + relu + residual,
         kind="conv",
     )
-    buffers = (8 * channels + 8) if norm else 0  # mean and variance, and an int64 counter
+    statistics = Buffers("fp32", 2, 2 * 4 * channels)  # mean and variance
+    buffers = (statistics, Buffers("int64", 1, 8)) if norm else ()  # and a counter of batches
     return Part(layer, parameters + normed, names(normed) + names(parameters), buffers), out
 
 
@@ -233,7 +234,7 @@ def assemble(
     input_elements: float,
     output_elements: float,
     registered: Sequence[Parameter] | None = None,
-    buffer_bytes: int = 0,
+    buffers: tuple[Buffers, ...] = (),
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
@@ -241,8 +242,8 @@ def assemble(
     ----------
     registered : sequence of (str, tuple of int), optional
         All parameters in registration order, where that is not the order of the parts.
-    buffer_bytes : int
-        Of buffers that belong to no part.
+    buffers : tuple of Buffers
+        That belong to no part.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
@@ -254,8 +255,20 @@ def assemble(
             for part in parts
         ),
         sample=sample,
-        buffer_bytes=buffer_bytes + sum(part.buffer_bytes for part in parts),
+        buffers=_by_dtype([*buffers, *(group for part in parts for group in part.buffers)]),
         output_elements=output_elements,
         input_elements=input_elements,
         source=source,
+    )
+
+
+def _by_dtype(groups: Sequence[Buffers]) -> tuple[Buffers, ...]:
+    dtypes = dict.fromkeys(group.dtype for group in groups)
+    return tuple(
+        Buffers(
+            dtype,
+            sum(group.tensors for group in groups if group.dtype == dtype),
+            sum(group.nbytes for group in groups if group.dtype == dtype),
+        )
+        for dtype in dtypes
     )

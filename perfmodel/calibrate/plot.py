@@ -1,0 +1,44 @@
+"""How far a fit is from what was measured, size by size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfmodel.calibrate.profile import Fit, Profile
+from perfmodel.files import write_atomically
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's set, which colour-blind people can tell apart."""
+
+
+def write_residuals(profile: Profile, path: Path) -> Path:
+    """Write a self-contained page: relative error over size, a line per number of ranks."""
+    import plotly.graph_objects as go  # noqa: PLC0415  (slow to import)
+
+    figure = go.Figure()
+    groups = [(fit, key) for fit in profile.fits for key in _groups(fit)]
+    for number, (fit, (collective, ranks)) in enumerate(groups):
+        sizes = [
+            size
+            for size in fit.residuals.sizes
+            if (size.collective, size.ranks) == (collective, ranks)
+        ]
+        figure.add_scatter(
+            x=[size.nbytes for size in sizes],
+            y=[100 * size.error for size in sizes],
+            mode="lines+markers",
+            name=f"{fit.rows}: {collective}, {ranks} ranks",
+            marker={"color": COLOURS[number % len(COLOURS)]},
+        )
+    figure.update_layout(
+        title=f"Profile {profile.name}: fitted against measured",
+        template="plotly_white",
+        xaxis={"title": "size (bytes)", "type": "log"},
+        yaxis={"title": "fitted / measured - 1 (%)", "zeroline": True},
+    )
+    write_atomically(path, figure.to_html(include_plotlyjs=True, full_html=True))
+    return path
+
+
+def _groups(fit: Fit) -> list[tuple[str, int]]:
+    return list(dict.fromkeys((size.collective, size.ranks) for size in fit.residuals.sizes))

@@ -1,0 +1,230 @@
+"""Profile: what measurements say about a machine, as a file.
+
+Every value carries an interval that holds the truth with a probability of 80 %, the covariance of
+all of them is kept (of their natural logarithms, which is what was fitted), and what the data
+could not tell is listed with the reason.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field, model_validator
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import Spec, find_file, load, write_atomically
+from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
+
+ParameterName = Literal["launch", "step", "reduce", "bandwidth"]
+Rows = Literal["library", "schedule"]
+
+PROBABILITY = 0.8
+"""That the truth lies inside an interval."""
+
+
+class Parameter(NamedTuple):
+    """What a value is about.
+
+    Parameters
+    ----------
+    name : {"launch", "step", "reduce", "bandwidth"}
+        Time of a collective before its first step; time of a step beyond its bytes (alpha); rate
+        at which a rank adds what it received (1 / gamma); rate of the link (1 / beta).
+    where : str
+        A protocol ("ring"), a protocol and a kind of hop ("ring/memory"), or a kind of link.
+    beyond_bytes : float
+        For a bandwidth: it is that of a chunk's bytes beyond this many.
+    """
+
+    name: ParameterName
+    where: str
+    beyond_bytes: float = 0.0
+
+    def parse(self, text: object) -> float:
+        """Read a value of this parameter; seconds, or bytes per second."""
+        is_rate = self.name in {"bandwidth", "reduce"}
+        return parse_bandwidth(text) if is_rate else parse_time(text)
+
+    def format(self, value: float) -> str:
+        """Write a value of this parameter, to seven digits."""
+        rate = self.name in {"bandwidth", "reduce"}
+        return f"{value * 1e-9:.7g} GB/s" if rate else f"{value * 1e6:.7g} us"
+
+    def __str__(self) -> str:
+        beyond = f" beyond {self.beyond_bytes:.0f} B of a chunk" if self.beyond_bytes else ""
+        return f"{self.name} of {self.where}{beyond}"
+
+
+def _size(text: str) -> str:
+    parse_bytes(text)
+    return text
+
+
+SizeText = Annotated[str, AfterValidator(_size)]
+
+
+class Value(Spec):
+    """One measured number with its 80 % interval, both with units."""
+
+    parameter: ParameterName
+    where: str
+    beyond: SizeText = "0 B"
+    value: str
+    interval: tuple[str, str]
+
+    @model_validator(mode="after")
+    def _units_fit(self) -> Value:
+        for text in (self.value, *self.interval):
+            if self.key.parse(text) <= 0:
+                raise ValueError(f"more than zero, not {text!r}")
+        if not self.low <= self.si <= self.high:
+            raise ValueError(f"an interval around {self.value!r}, from low to high")
+        return self
+
+    @property
+    def key(self) -> Parameter:
+        """What the value is about."""
+        return Parameter(self.parameter, self.where, parse_bytes(self.beyond))
+
+    @property
+    def si(self) -> float:
+        """The value in seconds or bytes per second."""
+        return self.key.parse(self.value)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return self.key.parse(self.interval[0])
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return self.key.parse(self.interval[1])
+
+
+class Undetermined(Spec):
+    """A number that the measurements cannot tell, what is used instead, and why."""
+
+    parameter: ParameterName
+    where: str
+    kept: str
+    reason: str
+
+
+class Residual(Spec):
+    """Measured against fitted, one size."""
+
+    collective: str
+    ranks: int
+    nbytes: int
+    measured_s: float
+    fitted_s: float
+
+    @property
+    def error(self) -> float:
+        """Fitted over measured, minus one."""
+        return self.fitted_s / self.measured_s - 1.0
+
+
+class Residuals(Spec):
+    """How well the fit meets its own data: absolute relative errors, and each size."""
+
+    median_abs: float
+    p90_abs: float
+    sizes: tuple[Residual, ...]
+
+
+class Fit(Spec):
+    """Numbers from one kind of row: the library's own collective, or our schedule."""
+
+    rows: Rows
+    ranks: tuple[int, ...]
+    """Numbers of ranks that were measured."""
+    method: str
+    values: tuple[Value, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    """Of the natural logarithms of the values, in their order."""
+    scatter: float = Field(ge=0)
+    """Standard deviation of the logarithm of a measured time about the fit, outliers set aside."""
+    residuals: Residuals
+    undetermined: tuple[Undetermined, ...] = ()
+
+    @model_validator(mode="after")
+    def _square(self) -> Fit:
+        sides = {len(row) for row in self.covariance} | {len(self.covariance)}
+        if sides != {len(self.values)}:
+            raise ValueError(f"covariance with {len(self.values)} rows and columns, as values")
+        return self
+
+
+class Source(Spec):
+    """A measurement file that went into a profile."""
+
+    file: str
+    sha256: str
+    backend: str
+    collective: str
+    algorithm: str
+    ranks: int
+    started: str
+    machine: dict[str, str]
+    versions: dict[str, str]
+
+
+class Profile(Spec):
+    """Measured numbers of one machine with one library.
+
+    `topology` is the template that the numbers belong to, `library` the library model.
+    """
+
+    perfmodel: Literal[1] = 1
+    kind: Literal["profile"] = "profile"
+    name: str
+    topology: str
+    library: str
+    date: str
+    source: tuple[Source, ...]
+    fits: Annotated[tuple[Fit, ...], Field(min_length=1)]
+
+    def fit_of(self, rows: Rows | None = None) -> Fit:
+        """The numbers from one kind of row; default: the library's own collective if there.
+
+        Raises
+        ------
+        InputError
+            There are none from such rows.
+        """
+        if rows is None:
+            return min(self.fits, key=lambda fit: fit.rows != "library")
+        for fit in self.fits:
+            if fit.rows == rows:
+                return fit
+        there = " and ".join(repr(fit.rows) for fit in self.fits)
+        raise InputError(Fault("rows", repr(rows), f"what profile {self.name!r} has: {there}"))
+
+
+def read_profile(name_or_path: str | Path) -> Profile:
+    """Read a profile by path, or by name from the folder ``profiles``.
+
+    Raises
+    ------
+    InputError
+        No such file, or everything that is wrong in it, with lines.
+    """
+    return load(Profile, find_file(str(name_or_path), "topologies/profiles", field="profile"))
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile as YAML, whole or not at all."""
+    import io  # noqa: PLC0415  (with ruamel, only for writing)
+
+    from ruamel.yaml import YAML  # noqa: PLC0415  (0.1 s of import)
+
+    yaml = YAML()
+    yaml.width = 120
+    yaml.default_flow_style = None  # a list of numbers stands on one line
+    text = io.StringIO()
+    text.write("# Made by `perfmodel calibrate`; intervals hold the truth with 80 % probability.\n")
+    yaml.dump(profile.model_dump(mode="json"), text)
+    write_atomically(path, text.getvalue())

@@ -1,0 +1,160 @@
+"""``perfmodel calibrate``: from measurement files to a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from perfmodel.cli.output import note, print_json, print_table
+from perfmodel.cli.words import Fabric, GpusPerNode, Json, Nodes, renamed
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+    from perfmodel.calibrate.profile import Fit
+    from perfmodel.measure.record import Measurement
+
+CALIBRATE_EXAMPLES = (
+    "perfmodel calibrate m.json --topology cpu-loopback -o mine.yaml",
+    "perfmodel calibrate n2.json n4.json --topology cpu-loopback -o mine.yaml --plot fit.html",
+)
+
+
+_FLAGS = {
+    "topology": "--topology",
+    "hosts": "--nodes",
+    "gpus_per_host": "--gpus-per-node",
+    "fabric": "--fabric",
+    "kind": "--fabric",
+}
+
+
+def calibrate(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="What 'perfmodel measure' wrote.")
+    ],
+    topology: Annotated[
+        str, typer.Option("--topology", metavar="T", help="Machine that was measured.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="PROFILE", help="Write the profile here.")
+    ],
+    nodes: Nodes = 1,
+    gpus_per_node: GpusPerNode = None,
+    fabric: Fabric = None,
+    library: Annotated[
+        Literal["nccl", "gloo", "plain"] | None,
+        typer.Option(help="Communication library; default: the one that was measured."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the profile; default: that of its file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.html", help="Draw the residuals here.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find the numbers of a machine from what was measured on it.
+
+    Prints every number with its 80 % interval, how far the fit is from each measured time, and what
+    these measurements cannot tell. 'perfmodel collective --profile' and 'perfmodel run --profile'
+    then predict with it.
+    """
+    measurements = _read(files)
+
+    from perfmodel.calibrate import fit, source_of, write_profile  # noqa: PLC0415  (not for --help)
+    from perfmodel.library.model import load_library  # noqa: PLC0415
+    from perfmodel.topology.build import build  # noqa: PLC0415
+
+    try:
+        profile = fit(
+            measurements,
+            build(topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node),
+            load_library(library or measurements[0].backend),
+            name=name or output.stem,
+            sources=[source_of(m, path) for m, path in zip(measurements, files, strict=True)],
+        )
+    except InputError as error:
+        raise renamed(error, _FLAGS | _places(files)) from None
+    write_profile(profile, output)
+    if json:
+        print_json(profile.model_dump(mode="json"))
+    else:
+        _print(profile)
+    note(f"wrote {output}")
+    if plot is not None:
+        from perfmodel.calibrate.plot import write_residuals  # noqa: PLC0415
+
+        note(f"wrote {write_residuals(profile, plot)}")
+
+
+def _read(files: list[Path]) -> list[Measurement]:
+    from perfmodel.measure.record import read_measurement  # noqa: PLC0415  (not for --help)
+
+    found: list[Measurement] = []
+    faults: list[Fault] = []
+    for path in files:
+        try:
+            found.append(read_measurement(path))
+        except InputError as error:
+            faults += error.faults
+    for path, made in zip(files, found, strict=False):
+        if made.backend == "device" and not faults:
+            allowed = "backend 'gloo' or 'nccl': collectives between ranks"
+            faults.append(Fault("backend", "'device'", allowed, str(path)))
+    if faults:
+        raise InputError(faults)
+    return found
+
+
+def _places(files: list[Path]) -> dict[str, str]:
+    """Files instead of numbers of measurements."""
+    fields = ("topology", "backend", "ranks", "rows")
+    return {
+        f"measurement {number}: {field}": f"{path}: {field}"
+        for number, path in enumerate(files, 1)
+        for field in fields
+    }
+
+
+# ---------------------------------------------------------------- on the terminal
+
+
+def _print(profile: Profile) -> None:
+    for fit in profile.fits:
+        ranks = ", ".join(str(count) for count in fit.ranks)
+        whose = {"library": f"{profile.library}'s own collective", "schedule": "our schedule"}
+        typer.echo(f"{whose[fit.rows]}, measured on {ranks} ranks")
+        print_table(
+            ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
+            [(v.parameter, v.where, v.beyond, v.value, *v.interval) for v in fit.values],
+        )
+        _print_residuals(fit)
+        for lost in fit.undetermined:
+            typer.echo(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
+                       f"kept: {lost.kept}")  # fmt: skip
+        typer.echo("")
+
+
+def _print_residuals(fit: Fit) -> None:
+    from perfmodel.units import format_bytes, format_time  # noqa: PLC0415  (not for --help)
+
+    typer.echo("")
+    print_table(
+        ("collective", ">ranks", ">size", ">measured", ">fitted", ">error"),
+        [
+            (
+                size.collective,
+                str(size.ranks),
+                format_bytes(size.nbytes),
+                format_time(size.measured_s),
+                format_time(size.fitted_s),
+                f"{100 * size.error:+.1f} %",
+            )
+            for size in fit.residuals.sizes
+        ],
+    )
+    median, p90 = fit.residuals.median_abs, fit.residuals.p90_abs
+    typer.echo(f"absolute error: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %")

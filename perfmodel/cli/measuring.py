@@ -1,0 +1,132 @@
+"""``perfmodel measure``: run a schedule for real and write down how long it took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.cli.words import Json, quantities, renamed
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.measure.record import Measurement
+
+MEASURE_EXAMPLES = (
+    "perfmodel measure ring --backend gloo --ranks 4 -b '1 KiB' -e '64 MiB' -o gloo.json",
+    "perfmodel measure ring --backend device --ranks 4 -b '64 KiB' -e '256 MiB' -o gpu.json",
+    "torchrun --nproc-per-node 8 --no-python perfmodel measure ring --backend nccl --ranks 8",
+)
+
+
+def measure(
+    algorithm: Annotated[str, typer.Argument(metavar="ALGORITHM", help="Such as ring.")],
+    backend: Annotated[
+        Literal["gloo", "nccl", "device"],
+        typer.Option(help="gloo: processes; nccl: GPUs; device: streams and probes on one GPU."),
+    ] = "gloo",
+    ranks: Annotated[int, typer.Option(min=2, max=512, metavar="N", help="How many ranks.")] = 4,
+    collective: Annotated[str, typer.Option(metavar="OP", help="Which collective.")] = "all_reduce",
+    smallest: Annotated[
+        str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")
+    ] = "1 KiB",
+    largest: Annotated[
+        str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")
+    ] = "64 MiB",
+    factor: Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")] = 4,
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Data type.")] = "float32",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Time for repeats, all sizes together.")
+    ] = "30 s",
+    repeats: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Of each size, instead of a budget.")
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="End a run in which no rank advances for so long.")
+    ] = "60 s",
+    topology: Annotated[
+        str | None, typer.Option(metavar="T", help="Template that describes this machine.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it here (JSON).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run an algorithm's rounds for real, beside the library's own collective.
+
+    Between processes over gloo or GPUs over NCCL, started here or by torchrun; the data are
+    checked first. Backend device runs virtual ranks on one GPU and asks it for the speed of
+    copies, sums, launches and host transfers. Needs PyTorch: pip install 'perfmodel[torch]'.
+    """
+    from perfmodel.cli.machines import sizes_between  # noqa: PLC0415  (imports stay out of --help)
+    from perfmodel.measure.job import Job  # noqa: PLC0415
+    from perfmodel.measure.run import measure as execute  # noqa: PLC0415
+    from perfmodel.units import parse_time  # noqa: PLC0415
+
+    times = quantities(parse_time, {"--budget": budget, "--timeout": timeout})
+    _check_places(topology, output)
+    job = Job(
+        backend,
+        algorithm.replace("-", "_"),
+        collective.replace("-", "_"),
+        ranks,
+        tuple(sizes_between(smallest, largest, factor)),
+        dtype=dtype,
+        budget_s=times["--budget"],
+        repeats=repeats,
+        timeout_s=times["--timeout"],
+        topology=topology,
+    )
+    with progress_bar(f"measuring {algorithm} on {backend}") as progress:
+        try:
+            found = execute(job, progress)
+        except InputError as error:
+            raise renamed(error, {"op": "--collective", "algorithm": "ALGORITHM"}) from None
+    if found is None:  # another rank of torchrun's group speaks
+        return
+    if output is not None:
+        from perfmodel.measure.record import write_measurement  # noqa: PLC0415
+
+        write_measurement(found, output)
+        note(f"wrote {output}")
+    if json:
+        print_json(found.model_dump())
+    else:
+        _print_rows(found)
+
+
+def _check_places(topology: str | None, output: Path | None) -> None:
+    """Find out before the run, not after it, that a name or a place is wrong."""
+    if topology is not None:
+        from perfmodel.files import find_file  # noqa: PLC0415  (imports stay out of --help)
+
+        find_file(topology, "topologies", field="--topology")
+    if output is not None and output.is_dir():
+        raise InputError(Fault("-o", f"{str(output)!r} (a folder)", "a file"))
+
+
+def _print_rows(found: Measurement) -> None:
+    from perfmodel.units import format_bandwidth, format_time  # noqa: PLC0415
+
+    named = any(row.setting for row in found.rows)
+    rows = [
+        (
+            row.what,
+            *([row.setting] if named else []),
+            f"{row.nbytes:,}",
+            f"{row.repeats}",
+            format_time(row.median_s),
+            f"{format_time(row.p25_s)} ... {format_time(row.p75_s)}",
+            format_bandwidth(row.nbytes / row.median_s) if row.nbytes else "",
+        )
+        for row in found.rows
+    ]
+    names = ["setting"] if named else []
+    print_table(("what", *names, ">bytes", ">repeats", ">median", ">middle half", ">algbw"), rows)
+    said = found.machine.get("other_work", "0 %")
+    if int(said.split()[0]) >= 5:
+        note(f"Other work kept {said} busy meanwhile; on a quiet machine times are shorter.")
+    if found.note:
+        note(found.note)

@@ -1,0 +1,204 @@
+"""Building blocks of schedules: traffic patterns that follow one another.
+
+A pattern tells both views of its traffic at once: its `Phase`, and the `Round` of each repeat.
+Several chunks that one rank sends to another in the same round travel as one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfmodel.collectives.schedule import Ints, Phase, Round, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A phase and a function from repeat (0 ... phase.repeat - 1) to its round."""
+
+    phase: Phase
+    step: Callable[[int], Round]
+
+
+def assembled(patterns: Sequence[Pattern], *, owner: Ints | None = None, **told: Any) -> Schedule:
+    """Return the schedule of patterns one after the other; those without edges are left out.
+
+    Parameters
+    ----------
+    patterns : sequence of Pattern
+    owner : ndarray of int, shape (chunks,), optional
+        Default: every chunk is everyone's.
+    **told
+        The other fields of `Schedule`; ``root`` is 0 if left out.
+    """
+    kept = [pattern for pattern in patterns if len(pattern.phase.src) and pattern.phase.repeat]
+
+    def rounds() -> Iterator[Round]:
+        for pattern in kept:
+            for repeat in range(pattern.phase.repeat):
+                yield pattern.step(repeat)
+
+    return Schedule(
+        owner=np.full(len(told["chunk_bytes"]), -1) if owner is None else owner,
+        phases=tuple(pattern.phase for pattern in kept),
+        unroll=rounds,
+        **{"root": 0, **told},
+    )
+
+
+def exchange(
+    name: str,
+    src: Ints,
+    dst: Ints,
+    begin: Ints,
+    count: Ints | int,
+    sizes: Ints,
+    *,
+    reduces: bool,
+) -> Pattern:
+    """One step: each edge carries `count` chunks from `begin` on, past the last to the first.
+
+    Parameters
+    ----------
+    name : str
+    src, dst, begin : ndarray of int, shape (edges,)
+    count : int or ndarray of int, shape (edges,)
+    sizes : ndarray of int, shape (chunks,)
+        Bytes of the chunks that take part (a prefix of the schedule's chunks).
+    reduces : bool
+        Chunks are added to the receiver's.
+    """
+    counts = np.broadcast_to(np.asarray(count, dtype=np.int64), src.shape)
+    nbytes = _range_bytes(sizes, begin, counts)
+    edges = len(src)
+    zeros, ones = np.zeros(edges, dtype=np.int64), np.ones(edges, dtype=np.int64)
+
+    def step(_: int) -> Round:
+        return ranges(src, dst, zeros, begin, counts, sizes, reduces=reduces)
+
+    return Pattern(Phase(name, src, dst, zeros, nbytes.astype(float), 1, zeros, ones), step)
+
+
+def around(
+    name: str, table: Ints, begin: Ints, count: int, sizes: Ints, *, reduces: bool
+) -> Pattern:
+    """Rings side by side: reduce-scatter (`reduces`) or all-gather on each row of ranks.
+
+    Parameters
+    ----------
+    name : str
+    table : ndarray of int, shape (teams, n)
+        Ranks of each ring in order; after reduce-scatter position p has block p + 1.
+    begin : ndarray of int, shape (teams, n)
+        First chunk of each block of each ring.
+    count : int
+        Chunks of a block.
+    sizes : ndarray of int, shape (chunks,)
+    reduces : bool
+    """
+    ranks = table.shape[1]
+    edges, offset = table.size, 0 if reduces else ranks - 1
+    src, dst = table.ravel(), np.roll(table, -1, axis=1).ravel()
+    zeros = np.zeros(edges, dtype=np.int64)
+    position = np.arange(ranks)
+    block = _range_bytes(sizes, begin, np.full(begin.shape, count))
+    # Over the repeats position p sends blocks p - offset, p - offset - 1 ...: all but one.
+    left_out = block[:, (position - offset + 1) % ranks]
+    mean = (block.sum(axis=1, keepdims=True) - left_out) / max(ranks - 1, 1)
+
+    def step(repeat: int) -> Round:
+        first = begin[:, (position - repeat - offset) % ranks].ravel()
+        counts = np.full(edges, count)
+        return ranges(src, dst, zeros, first, counts, sizes, reduces=reduces)
+
+    active = np.full(edges, ranks - 1)
+    return Pattern(Phase(name, src, dst, zeros, mean.ravel(), ranks - 1, zeros, active), step)
+
+
+def ranges(
+    src: Ints,
+    dst: Ints,
+    channel: Ints,
+    begin: Ints,
+    counts: Ints,
+    sizes: Ints,
+    *,
+    reduces: bool,
+) -> Round:
+    """Return a round in which each edge carries a range of chunks, which may wrap around."""
+    edge = np.repeat(np.arange(len(src)), counts)
+    place = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
+    chunk = (begin[edge] + place) % len(sizes)
+    return Round(
+        src=src[edge],
+        dst=dst[edge],
+        src_chunk=chunk,
+        dst_chunk=chunk,
+        nbytes=sizes[chunk],
+        channel=channel[edge],
+        reduce=np.full(len(edge), reduces),
+    )
+
+
+def _range_bytes(sizes: Ints, begin: Ints, counts: Ints) -> Ints:
+    """Bytes of ranges of chunks, which may wrap around once."""
+    ends = np.concatenate([[0], np.cumsum(np.concatenate([sizes, sizes]))])
+    total: Ints = ends[begin + counts] - ends[begin]
+    return total
+
+
+def pipeline(
+    name: str,
+    src: Ints,
+    dst: Ints,
+    channel: Ints,
+    first: Ints,
+    sizes: Ints,
+    *,
+    reduces: Ints,
+) -> Pattern:
+    """Pieces that follow each other over every edge, one per repeat, from repeat `first` on.
+
+    Parameters
+    ----------
+    name : str
+    src, dst, channel, first : ndarray of int, shape (edges,)
+        Edges of channel c carry the pieces of c, one after the other.
+    sizes : ndarray of int, shape (channels, pieces)
+        Bytes; chunks are numbered row by row.
+    reduces : ndarray of bool, shape (edges,)
+    """
+    pieces = sizes.shape[1]
+    phase = Phase(
+        name=name,
+        src=src,
+        dst=dst,
+        channel=channel,
+        nbytes=sizes.mean(axis=1)[channel],
+        repeat=int(first.max(initial=0)) + pieces,
+        first=first,
+        active=np.full(len(src), pieces),
+    )
+
+    def step(repeat: int) -> Round:
+        works = np.flatnonzero((first <= repeat) & (repeat < first + pieces))
+        chunk = channel[works] * pieces + repeat - first[works]
+        return Round(
+            src=src[works],
+            dst=dst[works],
+            src_chunk=chunk,
+            dst_chunk=chunk,
+            nbytes=sizes.ravel()[chunk],
+            channel=channel[works],
+            reduce=np.asarray(reduces, dtype=np.bool_)[works],
+        )
+
+    return Pattern(phase, step)
+
+
+def pieces_of(nbytes: int, shares: int, piece_bytes: int, itemsize: int) -> int:
+    """Count pieces so that each of equal shares is cut into pieces of `piece_bytes` or less."""
+    return max(1, -(-nbytes // (shares * max(piece_bytes, itemsize))))

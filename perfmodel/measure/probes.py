@@ -1,0 +1,186 @@
+"""What can be asked of one GPU: copies, sums, launches, host copies, blocks, overlap, peers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.measure.blocks import COUNTS, copy_kernel
+from perfmodel.measure.job import Job
+from perfmodel.measure.record import What
+
+MATRIX = 4096
+"""Rows and columns of the matrices multiplied beside copies: large enough to fill a GPU."""
+
+CHAIN = 100
+"""Tiny kernels enqueued in a row, to divide their time by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One thing to time.
+
+    Parameters
+    ----------
+    what, nbytes, setting
+        As in `Row`.
+    run : callable
+        Does it `inner` times; does not wait.
+    inner : int
+    clock : str
+        "device": time between two events around it; "enqueue": the host's time until `run`
+        returns; "host": the host's time until the device has finished.
+    """
+
+    what: What
+    nbytes: int
+    run: Callable[[], object]
+    setting: str = ""
+    inner: int = 1
+    clock: str = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Bed:
+    """Where probes run: torch, a device, and two buffers of random elements on it."""
+
+    torch: Any
+    device: Any
+    one: Any
+    two: Any
+
+    @property
+    def cuda(self) -> bool:
+        """A real GPU; the processor stands in for it in tests."""
+        return bool(self.device.type == "cuda")
+
+
+def make_bed(job: Job, torch: Any, device: str) -> Bed:
+    """Buffers as large as the largest size; random, since zeros would draw less power."""
+    count = max(1, max(job.sizes) // job.itemsize)
+    where = torch.device(device)
+
+    def filled() -> Any:
+        numbers = torch.randint(-99, 100, (count,), device=where)
+        return numbers.to(getattr(torch, job.dtype))
+
+    return Bed(torch, where, filled(), filled())
+
+
+def probes(job: Job, bed: Bed) -> Iterator[Probe]:
+    """Everything that this device can be asked, one after the other."""
+    sizes = sorted({max(1, nbytes // job.itemsize) * job.itemsize for nbytes in job.sizes})
+    for nbytes in sizes:
+        one, two = bed.one[: nbytes // job.itemsize], bed.two[: nbytes // job.itemsize]
+        yield Probe("copy", nbytes, lambda a=one, b=two: a.copy_(b))  # type: ignore[misc]
+        yield Probe("reduce", nbytes, lambda a=one, b=two: a.add_(b))  # type: ignore[misc]
+    yield from _latencies(bed)
+    yield from _host_copies(job, bed, sizes)
+    yield from _blocks(bed, sizes[-1])
+    yield from _overlap(bed, sizes[-1])
+    yield from _peers(bed, sizes)
+
+
+def _latencies(bed: Bed) -> Iterator[Probe]:
+    tiny = bed.one[:1]
+
+    def chain() -> None:
+        for _ in range(CHAIN):
+            tiny.add_(1)
+
+    yield Probe("launch", 0, chain, "enqueue", CHAIN, "enqueue")
+    yield Probe("launch", 0, chain, "back to back", CHAIN)
+    yield Probe("synchronize", 0, lambda: tiny.add_(1), "launch and wait", clock="host")
+    yield Probe("synchronize", 0, lambda: None, "idle", clock="host")
+    if bed.cuda:
+        streams = [bed.torch.cuda.Stream() for _ in range(2)]
+
+        def hops() -> None:
+            here = bed.torch.cuda.current_stream()
+            for index in range(CHAIN):
+                streams[index % 2].wait_event(
+                    (streams[index % 2 - 1] if index else here).record_event()
+                )
+                with bed.torch.cuda.stream(streams[index % 2]):
+                    tiny.add_(1)
+            here.wait_stream(streams[(CHAIN - 1) % 2])
+
+        yield Probe("synchronize", 0, hops, "kernel after event of another stream", CHAIN)
+
+
+def _host_copies(job: Job, bed: Bed, sizes: list[int]) -> Iterator[Probe]:
+    """Copies to and from the host: what staging costs where GPUs cannot reach each other."""
+    if not bed.cuda:
+        return
+    for pinned in (True, False):
+        host = bed.torch.empty(len(bed.one), dtype=bed.one.dtype, pin_memory=pinned)
+        host.copy_(bed.one)
+        setting = "pinned" if pinned else "pageable"
+        clock = "device" if pinned else "host"  # a pageable copy keeps the host busy
+        for nbytes in sizes:
+            there, here = bed.two[: nbytes // job.itemsize], host[: nbytes // job.itemsize]
+            yield Probe(
+                "host_to_device", nbytes, _copier(there, here, pinned), setting, clock=clock
+            )
+            yield Probe(
+                "device_to_host", nbytes, _copier(here, there, pinned), setting, clock=clock
+            )
+
+
+def _copier(target: Any, source: Any, non_blocking: bool) -> Callable[[], object]:
+    return lambda: target.copy_(source, non_blocking=non_blocking)
+
+
+def _blocks(bed: Bed, nbytes: int) -> Iterator[Probe]:
+    """Copy bandwidth by number of thread blocks; nothing without Triton."""
+    kernel = copy_kernel() if bed.cuda else None
+    if kernel is None:
+        return
+    for blocks in COUNTS:
+
+        def run(blocks: int = blocks) -> object:
+            return kernel[(blocks,)](bed.two, bed.one, len(bed.one))
+
+        yield Probe("blocks_copy", nbytes, run, f"{blocks} blocks")
+
+
+def _overlap(bed: Bed, nbytes: int) -> Iterator[Probe]:
+    """A matrix product alone, and while copies run on another stream."""
+    side = MATRIX if bed.cuda else 64
+    dtype = bed.torch.bfloat16 if bed.cuda else bed.torch.float32
+    left = bed.torch.randn(side, side, device=bed.device).to(dtype)
+    right = bed.torch.randn(side, side, device=bed.device).to(dtype)
+    out = bed.torch.empty_like(left)
+
+    def multiply() -> object:
+        return bed.torch.mm(left, right, out=out)
+
+    yield Probe("overlap", 0, multiply, "matrix product alone")
+    if not bed.cuda:
+        return
+    other = bed.torch.cuda.Stream()
+    pinned = bed.torch.empty(len(bed.one), dtype=bed.one.dtype, pin_memory=True)
+    # Enough device copies to last as long as the product; one to the host is longer anyway.
+    for target, many, name in ((bed.two, 8, "device copies"), (pinned, 1, "copies to the host")):
+
+        def beside(target: Any = target, many: int = many) -> object:
+            with bed.torch.cuda.stream(other):
+                for _ in range(many):
+                    target.copy_(bed.one, non_blocking=True)
+            return multiply()
+
+        yield Probe("overlap", nbytes, beside, f"matrix product beside {name}")
+
+
+def _peers(bed: Bed, sizes: list[int]) -> Iterator[Probe]:
+    """Copies between every pair of devices, both ways."""
+    if not bed.cuda:
+        return
+    for src, dst in itertools.permutations(range(bed.torch.cuda.device_count()), 2):
+        source, target = bed.one.to(f"cuda:{src}"), bed.two.to(f"cuda:{dst}")
+        for nbytes in sizes:
+            count = nbytes // bed.one.element_size()
+            run = _copier(target[:count], source[:count], True)
+            yield Probe("peer_copy", nbytes, run, f"gpu{src} -> gpu{dst}", clock="host")

@@ -1,0 +1,282 @@
+"""Fits of measurements whose truth is known, because they were made from a closed form.
+
+The closed form stands here on its own: on `cpu-loopback` all N senders of a ring share one link of
+bandwidth B, so a step of chunk c takes alpha + N c / B, plus gamma c where it reduces.
+"""
+
+import numpy as np
+import pytest
+
+from perfmodel.calibrate import apply, draws, fit, read_profile, write_profile
+from perfmodel.calibrate.apply import with_values
+from perfmodel.calibrate.cases import Forward, cases_of
+from perfmodel.calibrate.profile import Parameter
+from perfmodel.calibrate.solve import solve
+from perfmodel.collectives.cost import ring_all_reduce_s
+from perfmodel.errors import InputError
+from perfmodel.library.carry import Machine
+from perfmodel.library.model import load_library
+from perfmodel.measure.record import Measurement
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.topology.build import build
+
+LAUNCH_S, ALPHA_S, RATE_BPS, GAMMA_BPS = 40e-6, 120e-6, 3.3e9, 9e9
+SIZES = [2**k for k in range(10, 27)]
+BANDWIDTH = Parameter("bandwidth", "memory")
+STEP, LAUNCH, REDUCE = (
+    Parameter("step", "ring/memory"), Parameter("launch", "ring"), Parameter("reduce", "ring"),
+)  # fmt: skip
+
+
+def step_s(chunk, ranks, *, alpha_s=ALPHA_S, rate_Bps=RATE_BPS):
+    return alpha_s + ranks * chunk / rate_Bps
+
+
+def time_s(op, ranks, nbytes, *, launch_s=LAUNCH_S, gamma_Bps=GAMMA_BPS, step=step_s):
+    """Closed form; all sizes here cut into whole elements."""
+    chunk = nbytes / ranks
+    rounds = (ranks - 1) * (2 if op == "all_reduce" else 1)
+    reduced = 0.0 if op == "all_gather" else (ranks - 1) * chunk / gamma_Bps
+    return launch_s + rounds * step(chunk, ranks) + reduced
+
+
+def measurement(times, *, ranks=4, op="all_reduce", what="library", **fields):
+    def row(nbytes, t):
+        names = ("min_s", "p10_s", "p25_s", "median_s", "p75_s", "p90_s")
+        return {"what": what, "nbytes": nbytes, "repeats": 20} | dict.fromkeys(names, t)
+
+    known = {
+        "backend": "gloo", "collective": op, "algorithm": "ring", "ranks": ranks,
+        "started": "2026-01-02T03:04:05+00:00", "seconds": 1.0, "command": "made up",
+        "machine": {"cpu": "none"}, "versions": {"torch": "0"},
+        "rows": [row(nbytes, t) for nbytes, t in times.items()],
+    }  # fmt: skip
+    return Measurement.model_validate(known | fields)
+
+
+def exact(ranks=4, op="all_reduce", sizes=SIZES, **how):
+    times = {nbytes: time_s(op, ranks, nbytes, **how) for nbytes in sizes}
+    return measurement(times, ranks=ranks, op=op)
+
+
+BARE = {"launch_s": 0.0, "gamma_Bps": np.inf}
+
+
+@pytest.fixture(scope="module")
+def topology():
+    return build("cpu-loopback")
+
+
+@pytest.fixture(scope="module")
+def library():
+    return load_library("gloo")
+
+
+@pytest.fixture(scope="module")
+def machine(topology, library):
+    return Machine(topology, library)
+
+
+def found(profile):
+    return {value.key: value.si for value in profile.fits[0].values}
+
+
+def predicted(machine, op, nbytes, ranks):
+    return Estimator(machine).best(op, nbytes, range(ranks))[1]
+
+
+# ---------------------------------------------------------------- recovery
+
+
+def test_exact_times_give_back_every_number(topology, library):
+    measured = [exact(4), exact(4, "all_gather"), exact(2)]
+    values = found(fit(measured, topology, library))
+    assert values == pytest.approx(
+        {BANDWIDTH: RATE_BPS, STEP: ALPHA_S, LAUNCH: LAUNCH_S, REDUCE: GAMMA_BPS}, rel=1e-4
+    )
+
+
+def test_four_ranks_tell_two_and_eight(topology, library, machine):
+    profile = fit([exact(4), exact(4, "all_gather")], topology, library)
+    here = apply(profile, machine)
+    for ranks in (2, 4, 8):
+        for op in ("all_reduce", "all_gather", "reduce_scatter"):
+            for nbytes in (3 * 2**13, 3 * 2**20):
+                wanted = time_s(op, ranks, nbytes)
+                assert predicted(here, op, nbytes, ranks) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_four_ranks_alone_meet_the_textbook_form(topology, library, machine):
+    here = apply(fit([exact(4, **BARE)], topology, library), machine)
+    for ranks in (2, 8):
+        wanted = ring_all_reduce_s(ranks, 2**22, alpha_s=ALPHA_S, beta_s_per_B=ranks / RATE_BPS)
+        assert predicted(here, "all_reduce", 2**22, ranks) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_outliers_do_not_move_the_fit(topology, library):
+    times = {nbytes: time_s("all_reduce", 4, nbytes, **BARE) for nbytes in SIZES}
+    times[2**14] *= 5
+    times[2**24] *= 3
+    values = found(fit([measurement(times)], topology, library))
+    assert values == pytest.approx({BANDWIDTH: RATE_BPS, STEP: ALPHA_S}, rel=1e-2)
+
+
+def test_intervals_hold_the_truth_four_times_out_of_five(machine):
+    clean = [exact(4, **BARE), exact(2, **BARE)]
+    cases = cases_of(clean, machine, "library")
+    truth = {BANDWIDTH: RATE_BPS, STEP: ALPHA_S}
+    runs, held = 40, dict.fromkeys(truth, 0)
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        noise = np.exp(0.05 * rng.standard_normal(len(cases)))
+        noise[rng.random(len(cases)) < 0.05] *= 2.0
+        forward = Forward(machine, cases)
+        forward.measured_s = forward.measured_s * noise
+        solution = solve(forward, truth)
+        for key, value in truth.items():
+            factor = solution.spread[key]
+            held[key] += 1 / factor <= solution.values[key] / value <= factor
+    # 80 % of 40 with a standard deviation of 6 %: about two of them to each side.
+    assert all(0.67 <= count / runs <= 0.93 for count in held.values()), held
+
+
+@pytest.mark.parametrize(
+    ("template", "library_name", "ranks"), [("cpu-loopback", "gloo", 5), ("dgx-a100", "nccl", 8)]
+)
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "broadcast", "reduce", "gather"])
+def test_a_fit_sees_the_times_that_predictions_will_have(template, library_name, ranks, op):
+    machine = Machine(build(template), load_library(library_name))
+    times = dict.fromkeys((2**10, 2**20 + 4, 2**25), 1.0)
+    made = measurement(times, ranks=ranks, op=op, backend=library_name)
+    forward = Forward(machine, cases_of([made], machine, "library"))
+    values = {key: value * 1.3 for key, value in forward.parameters().items()}
+    wanted = [
+        predicted(with_values(machine, values), op, n, ranks) for n, _ in made.times("library")
+    ]
+    assert forward.times_s(values) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_number_that_shrinks_to_nothing_is_not_told(topology, library):
+    profile = fit([exact(4, **BARE), exact(2, **BARE)], topology, library)
+    assert found(profile) == pytest.approx({BANDWIDTH: RATE_BPS, STEP: ALPHA_S}, rel=1e-3)
+    assert "no sign" in reasons(profile)["launch", "ring"].reason
+    assert "no sign" in reasons(profile)["reduce", "ring"].reason
+
+
+# ---------------------------------------------------------------- pieces
+
+
+def two_rates(chunk, ranks):
+    slow = max(chunk - 2**20, 0.0)
+    return ALPHA_S + ranks * ((chunk - slow) / 6e9 + slow / 1.5e9)
+
+
+def test_two_rates_give_a_breakpoint(topology, library, machine):
+    profile = fit([exact(4, step=two_rates, **BARE)], topology, library)
+    rates = [value for value in profile.fits[0].values if value.parameter == "bandwidth"]
+    assert len(rates) >= 2
+    assert any(2**19 < value.key.beyond_bytes < 2**21 for value in rates)
+    assert rates[0].si == pytest.approx(6e9, rel=0.05)
+    assert min(value.si for value in rates) == pytest.approx(1.5e9, rel=0.1)
+    assert profile.fits[0].residuals.p90_abs < 0.03
+    here = apply(profile, machine)
+    for nbytes in (2**17, 48 * 2**20):
+        wanted = time_s("all_reduce", 4, nbytes, step=two_rates, **BARE)
+        assert predicted(here, "all_reduce", nbytes, 4) == pytest.approx(wanted, rel=0.05)
+
+
+def test_one_rate_with_noise_gives_no_breakpoint(topology, library):
+    for seed in range(2):
+        noise = np.exp(0.04 * np.random.default_rng(seed).standard_normal(len(SIZES)))
+        times = {
+            nbytes: time_s("all_reduce", 4, nbytes, **BARE) * factor
+            for nbytes, factor in zip(SIZES, noise, strict=True)
+        }
+        assert set(found(fit([measurement(times)], topology, library))) == {BANDWIDTH, STEP}
+
+
+# ---------------------------------------------------------------- what cannot be told
+
+
+def reasons(profile):
+    return {(lost.parameter, lost.where): lost for lost in profile.fits[0].undetermined}
+
+
+def test_one_number_of_ranks_and_one_collective_leave_launch_and_reduce_open(topology, library):
+    lost = reasons(fit([exact(4)], topology, library))
+    assert set(lost) == {("launch", "ring"), ("reduce", "ring")}
+    assert "step of ring/memory" in lost["launch", "ring"].reason
+    assert "bandwidth of memory" in lost["reduce", "ring"].reason
+    assert lost["launch", "ring"].kept.startswith("0 us")
+
+
+def test_small_sizes_do_not_tell_a_bandwidth(topology, library):
+    sizes = [64, 128, 256, 512, 1024]
+    noise = np.exp(0.05 * np.random.default_rng(1).standard_normal(len(sizes)))
+    times = {
+        nbytes: time_s("all_reduce", 4, nbytes, **BARE) * factor
+        for nbytes, factor in zip(sizes, noise, strict=True)
+    }
+    profile = fit([measurement(times)], topology, library)
+    assert set(found(profile)) == {STEP}
+    lost = reasons(profile)["bandwidth", "memory"]
+    assert lost.kept.startswith("5.964 GB/s")
+    assert "factor" in lost.reason or "no measured time" in lost.reason
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 0), (2, 0), (3, 1)])
+def test_too_few_sizes_are_said_to_be(topology, library, count, most):
+    profile = fit([exact(4, sizes=SIZES[-count:])], topology, library)
+    assert len(profile.fits[0].values) <= most
+    assert any("too few" in lost.reason for lost in profile.fits[0].undetermined)
+
+
+def test_the_network_is_told_and_pcie_is_not(library):
+    cluster = build("ethernet-10g", hosts=4, fabric="one-switch")
+    before = Machine(cluster, library)
+    rate_Bps, wire_s = 0.8e9, before.rings(range(4)).edges.latency_s[0]
+    times = {n: 6 * (300e-6 + 2 * wire_s + n / 4 / rate_Bps) for n in SIZES}
+    profile = fit([measurement(times)], cluster, library)
+    assert found(profile) == pytest.approx(
+        {Parameter("bandwidth", "ethernet"): rate_Bps, Parameter("step", "ring/network"): 300e-6},
+        rel=1e-3,
+    )
+    assert "no measured time" in reasons(profile)["bandwidth", "pcie"].reason
+
+
+# ---------------------------------------------------------------- two kinds of rows
+
+
+def test_rows_of_the_library_and_of_our_schedule_are_fitted_apart(topology, library, machine):
+    twice = measurement({n: 2 * time_s("all_reduce", 4, n) for n in SIZES}, what="schedule")
+    profile = fit([exact(4), twice], topology, library)
+    assert [one.rows for one in profile.fits] == ["library", "schedule"]
+    default, ours = apply(profile, machine), apply(profile, machine, rows="schedule")
+    one, two = (predicted(here, "all_reduce", 2**20, 4) for here in (default, ours))
+    assert two == pytest.approx(2 * one, rel=1e-3)
+    with pytest.raises(InputError, match="'schedule'; allowed: what profile 'measured' has: 'lib"):
+        apply(fit([exact(4)], topology, library), machine, rows="schedule")
+
+
+# ---------------------------------------------------------------- draws
+
+
+def test_draws_scatter_as_the_covariance_says(topology, library):
+    noise = np.exp(0.05 * np.random.default_rng(0).standard_normal(len(SIZES)))
+    times = {n: time_s("all_reduce", 4, n, **BARE) * f for n, f in zip(SIZES, noise, strict=True)}
+    profile = fit([measurement(times)], topology, library)
+    logs = np.log(
+        [[v.si for v in p.fits[0].values] for p in draws(profile, 2000, 1, scatter=False)]
+    )
+    covariance = np.array(profile.fits[0].covariance)
+    assert np.cov(logs.T) == pytest.approx(covariance, rel=0.15, abs=1e-5)
+    assert draws(profile, 3, 7) == draws(profile, 3, 7)
+    assert draws(profile, 3, 7) != draws(profile, 3, 8)
+    wider = np.log([[v.si for v in p.fits[0].values] for p in draws(profile, 2000, 1)])
+    assert (np.var(wider, axis=0) > np.var(logs, axis=0)).all()
+
+
+def test_a_profile_survives_its_file(topology, library, tmp_path):
+    profile = fit([exact(4, step=two_rates), exact(2)], topology, library, name="there-and-back")
+    write_profile(profile, tmp_path / "p.yaml")
+    assert read_profile(tmp_path / "p.yaml") == profile

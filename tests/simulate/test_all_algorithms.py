@@ -1,0 +1,120 @@
+"""Every algorithm at both fidelities: equal on a crossbar, bounded, exact under scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import simpy
+
+from perfmodel.collectives import cost
+from perfmodel.collectives.catalog import ALGORITHMS
+from perfmodel.errors import InputError
+from perfmodel.library.carry import Carried, Machine
+from perfmodel.library.model import load_library
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.flow import FlowNetwork
+from perfmodel.simulate.message import MessageNetwork
+from perfmodel.topology.build import build
+from perfmodel.topology.model import Topology
+
+Maker = Callable[..., Topology]
+PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if op != "send"]
+RANKS = 8
+
+STAGGERED = {("all_reduce", "tree")}
+"""Edges that share links send by turns here, which a fluid only knows on average: within 10 %."""
+
+
+def ways(topology: Topology, op: str, name: str, nbytes: int) -> tuple[Estimator, Carried]:
+    estimator = Estimator(Machine(topology, load_library("plain")))
+    return estimator, estimator.best(op, nbytes, range(len(topology.ranks)), 0, name)[0]
+
+
+def timed(network: type, estimator: Estimator, way: Carried) -> float:
+    env = simpy.Environment()
+    env.run(until=network(env, estimator).launch([way]))
+    return float(env.now)
+
+
+@pytest.mark.parametrize(("op", "name"), PAIRS)
+@pytest.mark.parametrize("elements", [64 * RANKS, 6400 * RANKS])
+def test_flow_equals_message_on_a_crossbar(
+    switched_topology: Maker, op: str, name: str, elements: int
+) -> None:
+    topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS)
+    estimator, way = ways(topology, op, name, 4 * elements)
+    flow, message = (timed(n, estimator, way) for n in (FlowNetwork, MessageNetwork))
+    assert flow == pytest.approx(message, rel=0.1 if (op, name) in STAGGERED else 1e-6)
+
+
+@pytest.mark.parametrize(("op", "name"), PAIRS)
+def test_message_is_the_closed_form_on_uniform_ports(
+    switched_topology: Maker, op: str, name: str
+) -> None:
+    """Ports of 50 GB/s each way and 1 us. A tree's form counts its busiest port all the time."""
+    topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS, down_Bps=50e9)
+    nbytes = 6400 * RANKS * 4
+    estimator, way = ways(topology, op, name, nbytes)
+    uniform = {"alpha_s": 1e-6, "beta_s_per_B": 1 / 50e9}
+    # One host is one group of the hierarchical algorithm, which is then a ring.
+    form = "ring" if name == "hierarchical" else name
+    wanted = cost.closed_form_s(op, form, RANKS, nbytes, **uniform)
+    found = timed(MessageNetwork, estimator, way)
+    assert found >= cost.lower_bound_s(op, form, RANKS, nbytes, **uniform) * (1 - 1e-9)
+    if name == "tree":
+        assert 0.3 * wanted <= found <= wanted
+    elif name == "switch":  # its latency lies on the way up only
+        assert found == pytest.approx(wanted - 1e-6, rel=1e-9)
+    else:
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize(("op", "name"), PAIRS)
+def test_twice_the_bandwidth_and_half_the_latency_is_half_the_time(
+    switched_topology: Maker, op: str, name: str
+) -> None:
+    slow = switched_topology([10e9, 20e9, 30e9, 40e9] * 2, [1e-6, 2e-6] * 4)
+    fast = switched_topology([20e9, 40e9, 60e9, 80e9] * 2, [5e-7, 1e-6] * 4)
+    for network in (FlowNetwork, MessageNetwork):
+        times = [timed(network, *ways(machine, op, name, 25600)) for machine in (slow, fast)]
+        # The switch's own ports are the same in both machines, and all but infinitely fast.
+        assert times[1] == pytest.approx(times[0] / 2, rel=1e-9 if name != "switch" else 1e-4)
+
+
+@pytest.mark.parametrize(("op", "name"), PAIRS)
+def test_no_algorithm_beats_the_bounds(switched_topology: Maker, op: str, name: str) -> None:
+    topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS)
+    estimator, way = ways(topology, op, name, 64000 * RANKS)
+    # A reducing switch sends a rank nothing that it has to send itself: half of the bytes.
+    share = 0.5 if way.schedule.switches else 1.0
+    wire = cost.bandwidth_bound_s(op, RANKS, 64000 * RANKS, 50e9)
+    rooted = {"gather", "scatter"}
+    for network in (FlowNetwork, MessageNetwork):
+        found = timed(network, estimator, way)
+        assert found >= cost.latency_bound_s(op, 2 if way.schedule.switches else RANKS, 1e-6)
+        if op not in rooted and op != "all_gather":
+            assert found >= share * wire * (1 - 1e-9)
+
+
+def test_hierarchical_follows_the_hosts() -> None:
+    """Inside a host over NVLink only; between hosts each GPU talks to its like, on its rail."""
+    topology = build("dgx-a100", hosts=2, fabric="rail-optimised")
+    _, way = ways(topology, "all_reduce", "hierarchical", 1 << 20)
+    kinds = [{topology.arcs.kinds[a] for a in stage.edges.arcs.tolist()} for stage in way.stages]
+    assert kinds[0] == kinds[-1] == {"nvlink"}
+    between = way.stages[1].edges
+    assert (between.src % 8 == between.dst % 8).all()
+
+
+def test_a_reducing_switch_needs_an_nvswitch() -> None:
+    _, way = ways(build("dgx-h100"), "all_reduce", "switch", 1 << 20)
+    assert way.schedule.switches == 1
+    for machine in (build("rtx4090-x4"), build("dgx-h100", hosts=2, fabric="one-switch")):
+        with pytest.raises(InputError, match="ranks that share an NVSwitch"):
+            ways(machine, "all_reduce", "switch", 1 << 20)
+
+
+def test_unknown_algorithms_name_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'torus'"):
+        ways(build("dgx-a100"), "all_reduce", "tours", 1 << 20)
