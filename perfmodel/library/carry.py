@@ -166,7 +166,7 @@ def _on_edges(
 ) -> tuple[Schedule, Laid]:
     ranks = len(group)
     place = {rank: position for position, rank in enumerate(group)}
-    at = place.get(root, 0)
+    at = _root(place, root) if op in ROOTED else 0
     if op in {"scatter", "gather"}:
         make = star.scatter if op == "scatter" else star.gather
         return _directly(machine, make(ranks, nbytes, root=at, itemsize=ITEM_BYTES), group)
@@ -187,7 +187,7 @@ def _other(
 ) -> tuple[Schedule, Laid]:
     """An algorithm by name, with what it needs to know of the machine."""
     place = {rank: position for position, rank in enumerate(group)}
-    own: dict[str, Any] = {"root": place.get(root, 0)} if op in ROOTED else {}
+    own: dict[str, Any] = {"root": _root(place, root)} if op in ROOTED else {}
     if algorithm == "hierarchical":
         hosts: dict[int, list[int]] = {}
         for rank in group:
@@ -195,6 +195,13 @@ def _other(
         own["groups"] = list(hosts.values())
     schedule = make(op, algorithm, len(group), nbytes, itemsize=ITEM_BYTES, **own)
     return _directly(machine, schedule, group)
+
+
+def _root(place: Mapping[int, int], root: int) -> int:
+    """Position of the root in its group."""
+    if root not in place:
+        raise ScheduleError(f"root {root}; allowed: a rank of the group, which it is not in")
+    return place[root]
 
 
 def _directly(machine: Machine, schedule: Schedule, group: Group) -> tuple[Schedule, Laid]:

@@ -246,6 +246,11 @@ def _assumptions(job: Job, here: Machine) -> tuple[str, ...]:
         else "Compute is as quick beside a collective as alone.",
         f"Communication is {here.library.description}, no trees and no in-switch reduction.",
         *_staging(here),
+        *(
+            ()
+            if job.is_ddp
+            else ("Cloning Python modules per replica costs nothing here: a lower bound.",)
+        ),
         "All GPUs of a class are alike: no stragglers, no jitter, no other jobs.",
         "A collective starts when its last rank has reached it, and shares links max-min fairly.",
         *here.topology.assumptions,

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.errors import InputError, ScheduleError
 from perfmodel.library.carry import Machine, carry
 from perfmodel.library.model import load_library
 from perfmodel.library.rings import direct_nvlinks, hamiltonian_cycles
@@ -183,6 +183,11 @@ def test_staged_rings_do_not_crowd_one_switch() -> None:
     count = np.bincount(edges.arcs, minlength=len(here.topology.arcs))
     kinds = here.topology.arcs.kinds
     assert max(int(count[a]) for a in range(len(kinds)) if kinds[a] == "pcie") == 1
+
+
+def test_a_root_outside_its_group_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="root 0; allowed: a rank of the group"):
+        carry(machine("dgx-a100"), "broadcast", 1 << 20, range(2, 6), root=0)
 
 
 def test_unknown_library_names_those_that_exist() -> None:
