@@ -1,8 +1,17 @@
 """From measurements to a Profile: link costs with intervals and their source."""
 
 from perfmodel.calibrate.apply import apply
-from perfmodel.calibrate.draw import draws
+from perfmodel.calibrate.draw import draws, measured_at
 from perfmodel.calibrate.fit import fit, source_of
 from perfmodel.calibrate.profile import Profile, read_profile, write_profile
 
-__all__ = ["Profile", "apply", "draws", "fit", "read_profile", "source_of", "write_profile"]
+__all__ = [
+    "Profile",
+    "apply",
+    "draws",
+    "fit",
+    "measured_at",
+    "read_profile",
+    "source_of",
+    "write_profile",
+]

@@ -7,6 +7,15 @@ import numpy as np
 from perfmodel.calibrate.profile import Fit, Parameter, Profile
 
 
+def measured_at(profile: Profile, ranks: int) -> bool:
+    """Whether any of a profile's fits rests on measurements of this number of ranks.
+
+    On an oversubscribed machine a step costs more the more ranks there are, so an interval means
+    nothing elsewhere.
+    """
+    return any(ranks in fit.ranks for fit in profile.fits)
+
+
 def draws(profile: Profile, count: int, seed: int, *, scatter: bool = True) -> list[Profile]:
     """Draw profiles from the covariance of a profile's values.
 

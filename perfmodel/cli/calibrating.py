@@ -78,6 +78,10 @@ def calibrate(
         )
     except InputError as error:
         raise renamed(error, _FLAGS | _places(files)) from None
+    if not any(found.values for found in profile.fits):
+        sizes = len({row.nbytes for made in measurements for row in made.rows})
+        allowed = "measurements at more sizes: these determine no number at all"
+        raise InputError(Fault("FILE", f"{sizes} sizes in all", allowed))
     write_profile(profile, output)
     if json:
         print_json(profile.model_dump(mode="json"))
@@ -104,6 +108,9 @@ def _read(files: list[Path]) -> list[Measurement]:
         if made.backend == "device" and not faults:
             allowed = "backend 'gloo' or 'nccl': collectives between ranks"
             faults.append(Fault("backend", "'device'", allowed, str(path)))
+    if not faults:
+        again = [path for i, path in enumerate(files) if found[i] in found[:i]]
+        faults += [Fault("FILE", "a measurement given before", "each once", str(p)) for p in again]
     if faults:
         raise InputError(faults)
     return found

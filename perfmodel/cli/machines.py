@@ -280,7 +280,9 @@ def ranks_between(text: str) -> range:
         Not whole numbers, below 2, or the wrong way round.
     """
     first, _, last = text.partition("..")
-    if (first.isdecimal() and (last.isdecimal() or ".." not in text)) and len(text) <= 12:
+    if (text.isascii() and first.isdecimal() and (last.isdecimal() or ".." not in text)) and len(
+        text
+    ) <= 12:
         found = range(int(first), int(last or first) + 1)
         if found and found[0] >= 2 and found[-1] <= 512:
             return found

@@ -66,7 +66,7 @@ def measure(
     from perfmodel.units import parse_time  # noqa: PLC0415
 
     times = quantities(parse_time, {"--budget": budget, "--timeout": timeout})
-    _check_places(topology, output)
+    template = _checked_places(topology, output)
     job = Job(
         backend,
         algorithm.replace("-", "_"),
@@ -77,7 +77,7 @@ def measure(
         budget_s=times["--budget"],
         repeats=repeats,
         timeout_s=times["--timeout"],
-        topology=topology,
+        topology=template,
     )
     with progress_bar(f"measuring {algorithm} on {backend}") as progress:
         try:
@@ -97,14 +97,24 @@ def measure(
         _print_rows(found)
 
 
-def _check_places(topology: str | None, output: Path | None) -> None:
-    """Find out before the run, not after it, that a name or a place is wrong."""
-    if topology is not None:
-        from perfmodel.files import find_file  # noqa: PLC0415  (imports stay out of --help)
+def _checked_places(topology: str | None, output: Path | None) -> str | None:
+    """Find out before the run, not after it, that a name or a place is wrong.
 
-        find_file(topology, "topologies", field="--topology")
-    if output is not None and output.is_dir():
-        raise InputError(Fault("-o", f"{str(output)!r} (a folder)", "a file"))
+    Returns the name of the template, whatever file it was asked for by.
+    """
+    if output is not None:
+        if output.is_dir():
+            raise InputError(Fault("-o", f"{str(output)!r} (a folder)", "a file"))
+        if not output.parent.is_dir():
+            raise InputError(Fault("-o", f"{str(output)!r}", "a file in a folder that exists"))
+    if topology is None:
+        return None
+    from perfmodel.topology.build import load_node  # noqa: PLC0415  (imports stay out of --help)
+
+    try:
+        return load_node(topology).name
+    except InputError as error:
+        raise renamed(error, {"topology": "--topology"}) from None
 
 
 def _print_rows(found: Measurement) -> None:

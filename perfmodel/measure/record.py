@@ -86,6 +86,9 @@ def read_measurement(path: Path) -> Measurement:
             "file", f"no JSON ({error.msg})", "a measurement file", str(path), error.lineno
         )
         raise InputError(fault) from None
+    except RecursionError:
+        fault = Fault("file", "JSON nested too deeply", "a measurement file", str(path))
+        raise InputError(fault) from None
     return validate(Measurement, document, str(path))
 
 

@@ -75,7 +75,9 @@ def _largest(suspects: Suspects) -> tuple[str, bool]:
     work = max((work for work in works if work.op == most), key=lambda work: work.nbytes)
     group = max(groups[work.communicator], key=len)
     way, _ = suspects.estimator.best(work.op, work.nbytes, group, work.root)
-    stage = way.stages[0]
-    rates = suspects.estimator.rates(stage)
-    slowest = int(np.argmin(rates))
-    return way.schedule.algorithm, bool(rates[slowest] >= stage.cap_Bps[slowest] * (1 - 1e-9))
+    staged = False
+    for stage in way.stages:
+        rates = suspects.estimator.rates(stage)
+        slowest = int(np.argmin(rates))
+        staged = staged or bool(rates[slowest] >= stage.cap_Bps[slowest] * (1 - 1e-9))
+    return way.schedule.algorithm, staged

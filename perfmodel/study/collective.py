@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import simpy
 
-from perfmodel.calibrate import Profile, apply, draws
+from perfmodel.calibrate import Profile, apply, draws, measured_at
+from perfmodel.collectives.catalog import maker
 from perfmodel.collectives.cost import bus_factor
 from perfmodel.library.carry import Machine
 from perfmodel.library.model import load_library
@@ -63,9 +64,13 @@ def collective_rows(
     """
     plain = Machine(topology, load_library(library))
     machine = plain if profile is None else apply(profile, plain)
-    drawn = [] if profile is None else [apply(p, plain) for p in draws(profile, DRAWS, seed=0)]
+    drawn: list[Machine] = []
+    if profile is not None and measured_at(profile, len(topology.ranks)):
+        drawn = [apply(p, plain) for p in draws(profile, DRAWS, seed=0)]
     known, alternatives = Estimator(machine), [Estimator(other) for other in drawn]
     named = None if algorithm == "auto" else algorithm.replace("-", "_")
+    if named is not None:
+        maker(op, named)  # says which names there are, whatever the number of ranks
     wanted = list(sizes)
     if fidelity == "message":
         check_message_size(machine, len(wanted))

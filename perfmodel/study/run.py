@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from perfmodel import __version__
-from perfmodel.calibrate import Profile, apply, draws, read_profile
+from perfmodel.calibrate import Profile, apply, draws, measured_at, read_profile
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.library.carry import Machine
 from perfmodel.result import Point, Result
@@ -92,7 +92,7 @@ def run_scenario(
         efficiency_base=base.gpus,
         samples=job.workload.sample,
         topology=final.topology,
-        assumptions=_assumptions(job, final),
+        assumptions=(*_assumptions(job, final), *_of_profile(profile)),
         sources=final.topology.sources,
         provenance={
             "perfmodel": __version__,
@@ -154,6 +154,8 @@ def _measured(plain: Machine, profile: Profile | None, seed: int) -> Measured:
     """Put a profile's numbers into a machine; without one it keeps its datasheets'."""
     if profile is None:
         return Measured(plain)
+    if not measured_at(profile, len(plain.topology.ranks)):
+        return Measured(apply(profile, plain))
     drawn = draws(profile, DRAWS, seed=seed)
     return Measured(apply(profile, plain), tuple(apply(one, plain) for one in drawn))
 
@@ -223,6 +225,17 @@ def _point(job: Job, measured: Measured, size: Size, fidelity: Fidelity) -> Poin
 def _with_efficiency(point: Point, base: Point) -> Point:
     ideal = base.samples_per_s / base.gpus * point.gpus
     return replace(point, scaling_efficiency=point.samples_per_s / ideal)
+
+
+def _of_profile(profile: Profile | None) -> tuple[str, ...]:
+    """What a profile's interval holds, and where there is none."""
+    if profile is None:
+        return ()
+    ranks = ", ".join(str(n) for n in sorted({n for fit in profile.fits for n in fit.ranks}))
+    return (
+        "The interval is that of the measured link costs (fidelity flow); compute times have none.",
+        f"The profile was measured on {ranks} ranks; elsewhere there is no interval.",
+    )
 
 
 def _staging(here: Machine) -> tuple[str, ...]:

@@ -271,11 +271,11 @@ def test_collective_rows_are_what_nccl_tests_prints() -> None:
 
 def test_a_profile_brings_an_interval_and_says_what_was_measured() -> None:
     answer = run_scenario(load_scenario("resnet18-loopback-gloo"))
-    assert answer.provenance["profile"] == "epyc-2-cores-gloo"
-    for point in answer.points[1:]:
-        assert point.interval_s is not None
-        low, high = point.interval_s
-        assert low < point.step_time_s < high
+    assert answer.provenance["profile"] == "epyc-2-cores-gloo-2-ranks"
+    assert answer.points[0].interval_s is None  # one rank communicates nothing
+    assert answer.main.interval_s is not None
+    low, high = answer.main.interval_s
+    assert low < answer.main.step_time_s < high
     assert any("Measured by profile" in line for line in answer.assumptions)
     plain = run_scenario(load_scenario("resnet18-loopback-gloo", ["profile=null"]))
     assert plain.main.interval_s is None
@@ -288,6 +288,9 @@ def test_collectives_of_a_measured_machine_have_intervals() -> None:
     (row,) = collective_rows(machine, sizes=[1 << 24], library="gloo", profile=profile)
     low, high = row["interval_s"]
     assert low < row["time_s"] < high
+    two = build("cpu-loopback", gpus_per_host=2)  # not what the profile was measured on
+    (row,) = collective_rows(two, sizes=[1 << 24], library="gloo", profile=profile)
+    assert row["interval_s"] is None
 
 
 def test_a_profile_of_another_machine_is_refused(tmp_path: Path) -> None:
