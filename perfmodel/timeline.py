@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One task as it ran.
+class Span(NamedTuple):
+    """One task as it ran (a named tuple: a run makes thousands).
 
     Parameters
     ----------
@@ -61,7 +60,7 @@ class Timeline:
         """One row per span."""
         import pandas as pd  # noqa: PLC0415  (1 s of import that most commands do not need)
 
-        columns = list(Span.__slots__)
+        columns = list(Span._fields)
         return pd.DataFrame(
             [[getattr(span, name) for name in columns] for span in self.spans], columns=columns
         )

@@ -10,7 +10,7 @@ With one credit a step costs alpha + nbytes beta (Hockney) and a ring with one s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,58 +124,66 @@ def _rings_s(repeats: Sequence[int], stretch: Floats, credits: int) -> float:
     return float(state.delivered[-1].max())
 
 
-@dataclass(frozen=True, slots=True)
-class _Feeds:
-    """Which edge brings what another sends on: `by[i]` feeds `to[i]`, `lag[i]` repeats earlier."""
+def _feeders(phase: Phase) -> Ints:
+    """Edges that bring what each edge sends on, shape (edges, most feeders); padded with `edges`.
 
-    to: Ints
-    by: Ints
-    lag: Ints
-
-
-def _feeds(phase: Phase) -> _Feeds:
-    """Find the feeders of each edge: those that end where it starts, on its channel.
-
-    In a pipeline an edge that starts working later sends on what came over those that started
-    before it, piece by piece. Where all start together, each repeat sends what the one before
-    brought.
+    They end where it starts, on its channel. In a pipeline an edge that starts working later
+    sends on what came over those that started before it; where all start together, each repeat
+    sends what the one before brought.
     """
-    into: dict[tuple[int, int], list[int]] = {}
-    for edge, end in enumerate(zip(phase.channel.tolist(), phase.dst.tolist(), strict=True)):
-        into.setdefault(end, []).append(edge)
-    first = phase.first.tolist()
-    staggered = max(first) > 0
-    rows = [
-        (edge, feeder, first[edge] - first[feeder] if staggered else 1)
-        for edge, start in enumerate(zip(phase.channel.tolist(), phase.src.tolist(), strict=True))
-        for feeder in into.get(start, ())
-        if not staggered or first[feeder] < first[edge]
-    ]
-    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    return _Feeds(table[:, 0], table[:, 1], table[:, 2])
+    edges, ranks = len(phase.src), 1 + int(max(phase.src.max(), phase.dst.max()))
+    ends, starts = phase.channel * ranks + phase.dst, phase.channel * ranks + phase.src
+    by_end = np.argsort(ends, kind="stable")
+    low = np.searchsorted(ends[by_end], starts, side="left")
+    high = np.searchsorted(ends[by_end], starts, side="right")
+    place = low[:, None] + np.arange(max(1, int((high - low).max())))
+    found = np.where(place < high[:, None], by_end[np.minimum(place, edges - 1)], edges)
+    if phase.first.max() > 0:
+        begun = np.append(phase.first, edges + 1)[found] < phase.first[:, None]
+        found = np.where(begun, found, edges)
+    return found.astype(np.int64)
 
 
 def _recurrence(
     phases: Sequence[Phase], busy: Sequence[Floats], latency_s: Floats, credits: int
 ) -> float:
-    """Time of phases over any edges, some of which may work only for a while; seconds."""
-    feeds = _feeds(phases[0])
-    lags = np.unique(feeds.lag).tolist()
-    chosen = {lag: np.flatnonzero(feeds.lag == lag) for lag in lags}
-    free = np.zeros(len(latency_s))
-    delivered = deque([free] * max(credits, *lags, 1), maxlen=max(credits, *lags, 1))
+    """Time of phases over any edges, some of which may work only for a while; seconds.
+
+    `delivered[n % depth]` holds when the n-th send of each edge arrived; the last column stays 0
+    and stands for edges without feeders. Each step looks only at the edges that work in it.
+    """
+    feeders, first = _feeders(phases[0]), phases[0].first
+    edges = len(latency_s)
+    ahead = int(np.max(first[:, None] - np.append(first, first.max())[feeders]))
+    depth = credits + max(1, ahead) + 1
+    delivered, free = np.zeros((depth, edges + 1)), np.zeros(edges)
+    done, end = np.zeros(edges, dtype=np.int64), 0.0
+    pipelined = bool(first.max() > 0)
     for phase, hold in zip(phases, busy, strict=True):
+        for step, on in enumerate(_working(phase)):
+            number = done[on] + step - phase.first[on]
+            feed = (number if pipelined else number - 1) % depth
+            ready = delivered[feed[:, None], feeders[on]].max(axis=1)
+            credit = delivered[(number - credits) % depth, on]
+            free[on] = np.maximum(np.maximum(ready, free[on]), credit) + hold[on]
+            arrived = free[on] + latency_s[on]
+            delivered[number % depth, on] = arrived
+            end = max(end, float(arrived.max())) if len(on) else end
+        done += phase.active
+    return end
+
+
+def _working(phase: Phase) -> Iterator[Ints]:
+    """Edges that work in each repeat of a phase."""
+    begins = np.argsort(phase.first, kind="stable")
+    first = phase.first[begins]
+    if (phase.active == phase.active[0]).all():
         for step in range(phase.repeat):
-            on = np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
-            ready = np.zeros(len(latency_s))
-            for lag, rows in chosen.items():
-                np.maximum.at(ready, feeds.to[rows], delivered[-lag][feeds.by[rows]])
-            start = np.maximum(np.maximum(ready[on], free[on]), delivered[-credits][on])
-            free, arrived = free.copy(), delivered[-1].copy()
-            free[on] = start + hold[on]
-            arrived[on] = free[on] + latency_s[on]
-            delivered.append(arrived)
-    return float(delivered[-1].max())
+            low, high = np.searchsorted(first, [step - phase.active[0] + 1, step + 1])
+            yield begins[low:high]
+        return
+    for step in range(phase.repeat):
+        yield np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
 
 
 def _step(state: _State, hold: Floats, latency_s: Floats) -> None:

@@ -49,8 +49,8 @@ def measure(job: Job, progress: Progress | None = None) -> Measurement | None:
     MeasurementError
         A rank died or hung.
     """
+    schedules(job)  # a wrong request is said before a missing library
     torch_or_say()
-    schedules(job)
     started = dt.datetime.now(dt.UTC)
     began_s = time.monotonic()
     machine, versions = describe_machine(), describe_versions()

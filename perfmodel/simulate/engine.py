@@ -269,20 +269,12 @@ class _Engine:
 
 
 def _span(task: Task, step: int, start_s: float, end_s: float, ready_s: float) -> Span:
+    work = task.work
+    nbytes, work_s = (0, work.duration_s) if isinstance(work, Compute) else (work.nbytes, 0.0)
     return Span(
-        name=task.name,
-        kind=task.kind,
-        rank_class=task.rank_class,
-        stream=task.stream,
-        step=step,
-        start_s=start_s,
-        end_s=end_s,
-        ready_s=ready_s,
-        nbytes=0 if isinstance(task.work, Compute) else task.work.nbytes,
-        bucket=task.bucket,
-        micro_batch=task.micro_batch,
-        work_s=task.work.duration_s if isinstance(task.work, Compute) else 0.0,
-    )
+        task.name, task.kind, task.rank_class, task.stream, step, start_s, end_s, ready_s,
+        nbytes, task.bucket, task.micro_batch, work_s,
+    )  # fmt: skip
 
 
 def _classes_in(groups: tuple[Group, ...], classes: tuple[RankClass, ...]) -> tuple[str, ...]:

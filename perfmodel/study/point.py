@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -79,8 +79,7 @@ def to_point(seen: Observed) -> Point:
 def _within(spans: tuple[Span, ...], start_s: float) -> list[Span]:
     """Spans of a step with times from its start; the host may have run ahead of it."""
     return [
-        replace(
-            span,
+        span._replace(
             step=0,
             start_s=span.start_s - start_s,
             end_s=span.end_s - start_s,

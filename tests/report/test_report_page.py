@@ -56,7 +56,7 @@ def page(result: Result) -> str:
 def hostile(result: Result) -> Result:
     """Return a result in which every text of a user is an attack."""
     main = result.main
-    span = replace(main.timeline.spans[0], name=HOSTILE, rank_class=HOSTILE)
+    span = main.timeline.spans[0]._replace(name=HOSTILE, rank_class=HOSTILE)
     bad = replace(
         main,
         bottleneck=HOSTILE,
