@@ -1,7 +1,7 @@
 """From measurements to a Profile: link costs with intervals and their source."""
 
 from perfmodel.calibrate.apply import apply
-from perfmodel.calibrate.draw import draws, measured_at
+from perfmodel.calibrate.draw import draws, interval_s, measured_at
 from perfmodel.calibrate.fit import fit, source_of
 from perfmodel.calibrate.profile import Profile, read_profile, write_profile
 
@@ -10,6 +10,7 @@ __all__ = [
     "apply",
     "draws",
     "fit",
+    "interval_s",
     "measured_at",
     "read_profile",
     "source_of",

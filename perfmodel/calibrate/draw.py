@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from perfmodel.calibrate.profile import Fit, Parameter, Profile
@@ -14,6 +16,17 @@ def measured_at(profile: Profile, ranks: int) -> bool:
     nothing elsewhere.
     """
     return any(ranks in fit.ranks for fit in profile.fits)
+
+
+def interval_s(times_s: Sequence[float], likely_s: float) -> tuple[float, float] | None:
+    """80 % interval of drawn times, wide enough to hold the most likely one; seconds.
+
+    None without draws.
+    """
+    if not times_s:
+        return None
+    low, high = np.quantile(times_s, [0.1, 0.9])
+    return min(float(low), likely_s), max(float(high), likely_s)
 
 
 def draws(profile: Profile, count: int, seed: int, *, scatter: bool = True) -> list[Profile]:

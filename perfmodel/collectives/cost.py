@@ -85,11 +85,6 @@ def ring_all_reduce_s(ranks: int, nbytes: float, *, alpha_s: float, beta_s_per_B
     return 2 * (ranks - 1) * (alpha_s + nbytes * beta_s_per_B / ranks)
 
 
-def ring_half_s(ranks: int, nbytes: float, *, alpha_s: float, beta_s_per_B: float) -> float:
-    """Time of a ring reduce-scatter or all-gather: (N-1)(alpha + S beta / N); seconds."""
-    return (ranks - 1) * (alpha_s + nbytes * beta_s_per_B / ranks)
-
-
 def chain_s(
     ranks: int, nbytes: float, *, piece_bytes: float, alpha_s: float, beta_s_per_B: float
 ) -> float:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import simpy
 
-from perfmodel.calibrate import Profile, apply, draws, measured_at
+from perfmodel.calibrate import Profile, apply, draws, interval_s, measured_at
 from perfmodel.collectives.catalog import maker
 from perfmodel.collectives.cost import bus_factor
 from perfmodel.library.carry import Machine
@@ -112,13 +111,10 @@ def _interval(
     algorithm: str | None,
     row: dict[str, Any],
 ) -> list[float] | None:
-    """80 % interval of the time, from draws of the profile's numbers; None without a profile.
-
-    It is widened to hold the prediction itself, which stands on the most likely numbers.
-    """
+    """80 % interval of the time, from draws of the profile's numbers; None without them."""
     ranks = range(len(alternatives[0].machine.topology.ranks)) if alternatives else range(0)
     if len(ranks) < 2:
         return None
     times = [other.best(op, nbytes, ranks, 0, algorithm)[1] for other in alternatives]
-    low, high = np.quantile(times, [0.1, 0.9])
-    return [min(float(low), row["time_s"]), max(float(high), row["time_s"])]
+    found = interval_s(times, row["time_s"])
+    return None if found is None else list(found)

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-import numpy as np
-
 from perfmodel import __version__
-from perfmodel.calibrate import Profile, apply, draws, measured_at, read_profile
+from perfmodel.calibrate import Profile, apply, draws, interval_s, measured_at, read_profile
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.library.carry import Machine
 from perfmodel.result import Point, Result
@@ -160,14 +158,6 @@ def _measured(plain: Machine, profile: Profile | None, seed: int) -> Measured:
     return Measured(apply(profile, plain), tuple(apply(one, plain) for one in drawn))
 
 
-def _interval(times_s: list[float], likely_s: float) -> tuple[float, float] | None:
-    """80 % interval, wide enough to hold the most likely time; None without draws."""
-    if not times_s:
-        return None
-    low, high = np.quantile(times_s, [0.1, 0.9])
-    return min(float(low), likely_s), max(float(high), likely_s)
-
-
 def _point(job: Job, measured: Measured, size: Size, fidelity: Fidelity) -> Point:
     """Simulate one size."""
     here = measured.likely
@@ -218,8 +208,8 @@ def _point(job: Job, measured: Measured, size: Size, fidelity: Fidelity) -> Poin
         for other in measured.drawn
     ]
     limit = bottleneck(point, Suspects(steady, settled, STEPS, known, without))
-    interval = _interval(spread, point.step_time_s)
-    return replace(point, bottleneck=limit, interval_s=interval)
+    spread_s = interval_s(spread, point.step_time_s)
+    return replace(point, bottleneck=limit, interval_s=spread_s)
 
 
 def _with_efficiency(point: Point, base: Point) -> Point:
