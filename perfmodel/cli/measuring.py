@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +15,7 @@ from perfmodel.cli.words import Json, quantities, renamed
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
+    from perfmodel.measure.job import Job
     from perfmodel.measure.record import Measurement
 
 MEASURE_EXAMPLES = (
@@ -49,6 +53,9 @@ def measure(
     topology: Annotated[
         str | None, typer.Option(metavar="T", help="Template that describes this machine.")
     ] = None,
+    runs: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="K", help="Start anew so often; a file each.")
+    ] = 1,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it here (JSON).")
     ] = None,
@@ -62,11 +69,11 @@ def measure(
     """
     from perfmodel.cli.machines import sizes_between  # noqa: PLC0415  (imports stay out of --help)
     from perfmodel.measure.job import Job  # noqa: PLC0415
-    from perfmodel.measure.run import measure as execute  # noqa: PLC0415
     from perfmodel.units import parse_time  # noqa: PLC0415
 
     times = quantities(parse_time, {"--budget": budget, "--timeout": timeout})
-    template = _checked_places(topology, output)
+    name = None if topology is None else _template(topology)
+    outputs = _outputs(output, runs)
     job = Job(
         backend,
         algorithm.replace("-", "_"),
@@ -77,38 +84,93 @@ def measure(
         budget_s=times["--budget"],
         repeats=repeats,
         timeout_s=times["--timeout"],
-        topology=template,
+        topology=name,
     )
-    with progress_bar(f"measuring {algorithm} on {backend}") as progress:
+    spent = ["--budget", budget] if repeats is None else ["--repeats", str(repeats)]
+    place = [] if topology is None else ["--topology", _portable(topology)]
+    words = [
+        "perfmodel", "measure", job.algorithm, "--backend", backend, "--ranks", str(ranks),
+        "--collective", job.collective, "--dtype", dtype, "-b", smallest, "-e", largest,
+        "-f", _shortest(factor), *spent, "--timeout", timeout, *place,
+    ]  # fmt: skip
+    job = replace(job, command=shlex.join(words))
+    documents = [
+        found.model_dump()
+        for number in range(1, runs + 1)
+        if (found := _run(job, number, runs, outputs, quiet=json)) is not None
+    ]
+    if json and documents:
+        print_json(documents[0] if runs == 1 else {"runs": documents})
+
+
+def _shortest(factor: float) -> str:
+    return f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor)
+
+
+def _portable(topology: str) -> str:
+    """A name or path without folders that exist on this machine only."""
+    return Path(topology).name if Path(topology).is_absolute() else topology
+
+
+def _run(
+    job: Job, number: int, runs: int, outputs: Sequence[Path], *, quiet: bool
+) -> Measurement | None:
+    """One start; its file is written before the next one. None: another rank of torchrun's."""
+    from perfmodel.measure.run import measure as execute  # noqa: PLC0415  (stays out of --help)
+
+    label = f"measuring {job.algorithm} on {job.backend}"
+    with progress_bar(label if runs == 1 else f"{label}, run {number} of {runs}") as progress:
         try:
             found = execute(job, progress)
         except InputError as error:
-            raise renamed(error, {"op": "--collective", "algorithm": "ALGORITHM"}) from None
-    if found is None:  # another rank of torchrun's group speaks
-        return
-    if output is not None:
+            flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
+            raise renamed(error, flags) from None
+    if found is None:
+        return None
+    if not quiet:
+        _print_rows(found)
+    if outputs:
         from perfmodel.measure.record import write_measurement  # noqa: PLC0415
 
-        write_measurement(found, output)
-        note(f"wrote {output}")
-    if json:
-        print_json(found.model_dump())
-    else:
-        _print_rows(found)
+        write_measurement(found, outputs[number - 1])
+        note(f"wrote {outputs[number - 1]}")
+    return found
 
 
-def _checked_places(topology: str | None, output: Path | None) -> str | None:
-    """Find out before the run, not after it, that a name or a place is wrong.
+def _outputs(output: Path | None, runs: int) -> list[Path]:
+    """The file of each run: the one asked for, or one for each, numbered before the suffix.
 
-    Returns the name of the template, whatever file it was asked for by.
+    Finds out before the run, not after it, that a place cannot be written.
     """
-    if output is not None:
-        if output.is_dir():
-            raise InputError(Fault("-o", f"{str(output)!r} (a folder)", "a file"))
-        if not output.parent.is_dir():
-            raise InputError(Fault("-o", f"{str(output)!r}", "a file in a folder that exists"))
-    if topology is None:
-        return None
+    from perfmodel.measure.run import under_torchrun  # noqa: PLC0415  (stays out of --help)
+
+    if runs > 1 and under_torchrun():
+        allowed = "1 under torchrun, whose processes cannot start anew: start it again instead"
+        raise InputError(Fault("--runs", str(runs), allowed))
+    if output is None:
+        return []
+    digits = len(str(runs))
+    paths = [output]
+    if runs > 1:
+        numbers = range(1, runs + 1)
+        paths = [output.with_stem(f"{output.stem}-{number:0{digits}}") for number in numbers]
+    for path in paths:
+        _writable(path)
+    return paths
+
+
+def _writable(path: Path) -> None:
+    from perfmodel.cli.places import place_fault  # noqa: PLC0415  (not for --help)
+
+    fault = place_fault("-o", path)
+    if fault is None and not path.parent.is_dir():
+        fault = Fault("-o", f"{str(path)!r}", "a file in a folder that exists")
+    if fault is not None:
+        raise InputError(fault)
+
+
+def _template(topology: str) -> str | None:
+    """Name of the template, whatever file it was asked for by."""
     from perfmodel.topology.build import load_node  # noqa: PLC0415  (imports stay out of --help)
 
     try:
@@ -129,7 +191,9 @@ def _print_rows(found: Measurement) -> None:
             f"{row.repeats}",
             format_time(row.median_s),
             f"{format_time(row.p25_s)} ... {format_time(row.p75_s)}",
-            format_bandwidth(row.nbytes / row.median_s) if row.nbytes else "",
+            format_bandwidth(row.nbytes / row.median_s)
+            if row.nbytes and row.what != "overlap"
+            else "",
         )
         for row in found.rows
     ]

@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.measure import status as at
-from perfmodel.measure.job import Job
-from perfmodel.measure.moves import Array, Move, compare, execute, held, starting_data
+from perfmodel.measure.job import SUMS, Job
+from perfmodel.measure.moves import Array, compare, elements, expected, held, numbers_at, places
+
+_PIECE = 1 << 20
+"""Elements that are made or compared at once, so that nobody holds a second whole buffer."""
+
+
+def fill(buffer: Any, job: Job, rank: int) -> None:
+    """Fill a buffer with a rank's random whole numbers: those that the check expects of it.
+
+    Also what is timed: zeros would draw less power and run faster on a GPU.
+    """
+    import torch  # noqa: PLC0415  (optional, and slow to import)
+
+    for begin in range(0, len(buffer), _PIECE):
+        place = slice(begin, min(begin + _PIECE, len(buffer)))
+        buffer[place].copy_(torch.from_numpy(numbers_at(job.dtype, job.ranks, rank, place)))
 
 
 def check_data(
     job: Job,
     status: at.Status,
     schedule: Schedule,
-    rounds: Sequence[Sequence[Move]],
+    start: Any,
     work: Any,
     call: Callable[[], Any],
 ) -> None:
     """Run a schedule once on known whole numbers; compare this rank's result bit by bit.
 
     Every chunk must be what NumPy makes of the same rounds; and where sums are wanted, what this
-    rank must hold is also what the library's all_reduce says.
+    rank must hold is also what the library's all_reduce says. Large buffers are compared in
+    samples (`moves.windows`).
 
     Parameters
     ----------
     job : Job
     status : Status
     schedule : Schedule
-    rounds : sequence of sequences of Move
+    start : torch.Tensor
+        This rank's numbers, as `fill` makes them; at least as long as the schedule's.
     work : torch.Tensor
-        The buffer that `call` works on; at least as long as the schedule's.
+        The buffer that `call` works on; as long.
     call : callable
         Executes the schedule.
 
@@ -40,32 +57,35 @@ def check_data(
     DataMismatch
         Names rank, chunk, found and wanted.
     """
-    import torch  # noqa: PLC0415  (optional, and slow to import)
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415  (optional, and slow to import)
 
-    rank, count = status.rank, int(schedule.chunk_bytes.sum()) // schedule.itemsize
-    wanted = starting_data(job.dtype, job.ranks, count, seed=0)
-    mine = torch.from_numpy(wanted[rank].copy()).to(work)
-    execute(rounds, wanted)
-    work[:count] = mine
+    rank, count = status.rank, elements(schedule)
+    work[:count].copy_(start[:count])
     status.item(schedule.nbytes, 0, 0)
     call()
-    if status.breaks == ("corrupt", at.CHECK):
-        work[count - 1] += 1
-    found = whole_numbers(work[:count], wanted[rank])
-    compare(schedule, rank, found, wanted[rank])
-    if schedule.collective not in {"all_reduce", "reduce", "reduce_scatter"}:
-        return
-    status.item(schedule.nbytes, 1, 0)
-    status.step(at.LIBRARY)
-    dist.all_reduce(mine)
-    total = whole_numbers(mine, wanted[rank])
+    total = None
+    if schedule.collective in SUMS:
+        total = start[:count].clone()
+        status.item(schedule.nbytes, 1, 0)
+        status.step(at.LIBRARY)
+        dist.all_reduce(total)
     chunks = held(schedule, rank)
-    compare(schedule, rank, found, total, chunks=chunks, by="the library's all_reduce")
+    for window, wanted in expected(schedule, job.dtype):
+        status.step(at.PREPARE)  # comparing takes its time too
+        like, part = wanted[rank], places(schedule, window)
+        found = whole_numbers(work, part, like)
+        compare(schedule, rank, found, like, window=window)
+        if total is not None:
+            said = whole_numbers(total, part, like)
+            by = "the library's all_reduce"
+            compare(schedule, rank, found, said, window=window, chunks=chunks, by=by)
 
 
-def whole_numbers(tensor: Any, like: Array) -> Array:
-    """A tensor's whole numbers as an array of the type that NumPy computed with."""
-    numbers = tensor.double() if tensor.is_floating_point() else tensor
+def whole_numbers(tensor: Any, part: list[slice], like: Array) -> Array:
+    """A tensor's whole numbers at some places, as an array of the type that NumPy computed with."""
+    import torch  # noqa: PLC0415  (optional, and slow to import)
+
+    taken = torch.cat([tensor[place] for place in part])
+    numbers = taken.double() if taken.is_floating_point() else taken
     array: Array = numbers.cpu().numpy().astype(like.dtype)
     return array

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from perfmodel.collectives.schedule import Schedule
 from perfmodel.measure.blocks import copy_kernel
-from perfmodel.measure.checks import whole_numbers
-from perfmodel.measure.exchange import scratch_elements
+from perfmodel.measure.checks import fill, whole_numbers
+from perfmodel.measure.exchange import most_scratch
 from perfmodel.measure.job import Job, schedules
-from perfmodel.measure.moves import compare, elements, execute, moves, starting_data
+from perfmodel.measure.moves import compare, elements, expected, moves, places, sampling_note
 from perfmodel.measure.probes import Bed, Probe, make_bed, probes
 from perfmodel.measure.record import Row, row_of
 from perfmodel.measure.virtual import CudaLanes, HostLanes, Lanes, run_virtual
@@ -21,6 +22,9 @@ MOST_REPEATS, LEAST_REPEATS = 200, 8
 SHORTEST_S = 200e-6
 """A sample lasts at least so long; shorter work is repeated within it. Events tell 0.5 us apart
 (CUDA runtime API, cudaEventElapsedTime)."""
+
+STREAMS = 32
+"""torch hands out so many streams in turn (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
 
 Progress = Callable[[int, int], None]
 
@@ -69,40 +73,64 @@ def measure_device(
         rows.append(row_of(probe.what, probe.nbytes, took, probe.setting))
         if progress is not None:
             progress(done, len(asked))
-    return rows, " ".join(_notes(bed))
+    return rows, " ".join(_notes(job, bed))
 
 
-def _notes(bed: Bed) -> Iterator[str]:
+def _notes(job: Job, bed: Bed) -> Iterator[str]:
     yield "copy reads and writes nbytes; reduce reads twice and writes nbytes."
     yield "launch and synchronize: per kernel."
+    yield "Small sizes of schedule: as fast as the host can enqueue copies and waits."
+    sampled = sampling_note(list(schedules(job).values()))
+    if sampled:
+        yield sampled
+    if job.ranks > STREAMS:
+        yield f"torch has {STREAMS} streams, which {job.ranks} virtual ranks share."
     if copy_kernel() is None or not bed.cuda:
         yield "No blocks_copy rows: a copy by few thread blocks needs Triton and a GPU."
 
 
 def _virtual(job: Job, bed: Bed) -> Iterator[Probe]:
     """One execution of the schedule per size, checked before it is offered for timing."""
+    made = schedules(job)
     lanes: Lanes = CudaLanes(bed.torch, job.ranks) if bed.cuda else HostLanes()
-    for nbytes, schedule in schedules(job).items():
-        rounds = moves(schedule)
-        data = starting_data(job.dtype, job.ranks, elements(schedule), seed=0)
-        dtype = getattr(bed.torch, job.dtype)
-        buffers = [bed.torch.from_numpy(row.copy()).to(bed.device, dtype) for row in data]
-        scratch = [
-            bed.torch.zeros(max(1, scratch_elements(rounds, rank)), dtype=dtype, device=bed.device)
-            for rank in range(job.ranks)
-        ]
+    start, work, scratch = _buffers(job, bed, list(made.values()))
+    for nbytes, schedule in made.items():
+        rounds, count = moves(schedule), elements(schedule)
 
-        def once(rounds: Any = rounds, buffers: Any = buffers, scratch: Any = scratch) -> None:
+        def reset(count: int = count) -> None:
+            for before, after in zip(start, work, strict=True):
+                after[:count].copy_(before[:count])
+
+        def once(rounds: Any = rounds) -> None:
             _fork(bed, lanes)
-            run_virtual(rounds, buffers, scratch, lanes)
+            run_virtual(rounds, work, scratch, lanes)
             _meet(bed, lanes)
 
+        reset()
         once()
-        _wait(bed)
-        execute(rounds, data)
-        for rank, (buffer, wanted) in enumerate(zip(buffers, data, strict=True)):
-            compare(schedule, rank, whole_numbers(buffer, wanted), wanted)
-        yield Probe("schedule", nbytes, once, f"{job.ranks} virtual ranks")
+        _wait(bed, (0,))
+        for window, wanted in expected(schedule, job.dtype):
+            part = places(schedule, window)
+            for rank, (buffer, like) in enumerate(zip(work, wanted, strict=True)):
+                found = whole_numbers(buffer, part, like)
+                compare(schedule, rank, found, like, window=window)
+        yield Probe("schedule", nbytes, once, f"{job.ranks} virtual ranks", before=reset)
+
+
+def _buffers(job: Job, bed: Bed, made: Sequence[Schedule]) -> tuple[list[Any], ...]:
+    """Data, the buffer worked on and scratch of each rank, for the largest of the schedules."""
+    dtype, count = getattr(bed.torch, job.dtype), max(elements(schedule) for schedule in made)
+    room = max(most_scratch(moves(schedule)) for schedule in made)
+
+    def empty(count: int) -> list[Any]:
+        return [
+            bed.torch.zeros(max(1, count), dtype=dtype, device=bed.device) for _ in range(job.ranks)
+        ]
+
+    start, work, scratch = empty(count), empty(count), empty(room)
+    for rank, buffer in enumerate(start):
+        fill(buffer, job, rank)
+    return start, work, scratch
 
 
 def _fork(bed: Bed, lanes: Lanes) -> None:
@@ -127,7 +155,7 @@ def _sampled(probe: Probe, bed: Bed, share_s: float, repeats: int | None) -> lis
     for _ in range(3):
         rough_s = _sample(probe, bed, 1)
     again = max(1, round(SHORTEST_S / max(rough_s * probe.inner, 1e-9)))
-    again = min(again, 1000) if probe.clock == "device" else 1
+    again = min(again, 1000) if probe.clock == "device" and not probe.once else 1
     took: list[float] = []
     until = time.monotonic() + share_s
     most = repeats or MOST_REPEATS
@@ -138,7 +166,9 @@ def _sampled(probe: Probe, bed: Bed, share_s: float, repeats: int | None) -> lis
 
 def _sample(probe: Probe, bed: Bed, again: int) -> float:
     """One sample: the mean time of `again` runs in a row, each `probe.inner` executions."""
-    _wait(bed)
+    _wait(bed, probe.devices)
+    if probe.before is not None:
+        probe.before()
     if probe.clock == "device" and bed.cuda:
         begin, end = (bed.torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -151,11 +181,12 @@ def _sample(probe: Probe, bed: Bed, again: int) -> float:
     for _ in range(again):
         probe.run()
     if probe.clock != "enqueue":
-        _wait(bed)
+        _wait(bed, probe.devices)
     return (time.perf_counter() - began_s) / (again * probe.inner)
 
 
-def _wait(bed: Bed) -> None:
+def _wait(bed: Bed, devices: Sequence[int]) -> None:
+    """Wait for all streams of these devices."""
     if bed.cuda:
-        for number in range(bed.torch.cuda.device_count()):
+        for number in devices:
             bed.torch.cuda.synchronize(number)

@@ -30,6 +30,22 @@ def scratch_elements(rounds: Sequence[Sequence[Move]], rank: int) -> int:
     return max((sum(m.count for m in staged_moves(part, rank)) for part in rounds), default=0)
 
 
+def most_scratch(rounds: Sequence[Sequence[Move]]) -> int:
+    """Elements of scratch that the rank needs which needs most."""
+    return max((_scratch_of_round(part) for part in rounds), default=0)
+
+
+def _scratch_of_round(part: Sequence[Move]) -> int:
+    concerned: dict[int, list[Move]] = {}
+    for move in part:
+        for rank in {move.src, move.dst}:
+            concerned.setdefault(rank, []).append(move)
+    return max(
+        (sum(m.count for m in staged_moves(mine, rank)) for rank, mine in concerned.items()),
+        default=0,
+    )
+
+
 def staged_moves(part: Sequence[Move], rank: int) -> list[Move]:
     """Arrivals that cannot go straight into the buffer.
 

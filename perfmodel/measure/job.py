@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError, ScheduleError, one_of
+from perfmodel.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from perfmodel.collectives.schedule import Schedule
@@ -19,8 +21,18 @@ ITEM_BYTES = {
 }  # fmt: skip
 """Data types that both NumPy's check and the libraries can add, and their bytes per element."""
 
+SUMS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+"""Collectives whose result the library's all_reduce knows too."""
+
 PARTED = frozenset({"reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"})
 """Collectives that deal in one part per rank; the library wants those parts alike."""
+
+
+TIMEOUTS_S = (0.1, 7 * 86400.0)
+"""Shortest and longest time-out: a stalled scheduler is no hang, and nobody waits for weeks."""
+
+LARGEST_BYTES = 1 << 50
+"""Far beyond any memory, and far below where whole numbers of 64 bits would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,8 @@ class Job:
         A run in which no rank advances for this long is ended; seconds.
     topology : str, optional
         Name of the template that describes this machine.
+    command : str
+        The command line that asks for this job, to be recorded; empty: asked from Python.
     """
 
     backend: Backend
@@ -57,6 +71,7 @@ class Job:
     repeats: int | None = None
     timeout_s: float = 60.0
     topology: str | None = None
+    command: str = ""
 
     @property
     def itemsize(self) -> int:
@@ -83,24 +98,36 @@ def schedules(job: Job) -> dict[int, Schedule]:
     ScheduleError
         An algorithm that needs switches that reduce.
     """
-    faults = []
-    if job.dtype not in ITEM_BYTES:
-        faults.append(Fault("--dtype", repr(job.dtype), one_of(ITEM_BYTES, job.dtype)))
-    if job.ranks < 2:
-        faults.append(Fault("--ranks", str(job.ranks), "2 or more"))
-    if not job.sizes:
-        faults.append(Fault("sizes", "none", "at least one"))
+    faults = list(_faults(job))
     if faults:
         raise InputError(faults)
     sizes = sorted({size_measured(job, nbytes) for nbytes in job.sizes})
     made = {nbytes: make_schedule(job, nbytes) for nbytes in sizes}
-    switches = max(schedule.switches for schedule in made.values())
-    if switches > 0:
+    if any(schedule.switches for schedule in made.values()):
         raise ScheduleError(
-            f"{job.algorithm} needs {switches} switches that reduce, which no process can stand "
-            "in for: it can be simulated, but not measured"
+            f"{job.algorithm} needs a switch that reduces, which no process can stand in for: "
+            "it can be simulated, but not measured"
         )
     return made
+
+
+def _faults(job: Job) -> Iterator[Fault]:
+    if job.dtype not in ITEM_BYTES:
+        yield Fault("--dtype", repr(job.dtype), one_of(ITEM_BYTES, job.dtype))
+    if job.ranks < 2:
+        yield Fault("--ranks", str(job.ranks), "2 or more")
+    if not job.sizes:
+        yield Fault("sizes", "none", "at least one")
+    elif max(job.sizes) > LARGEST_BYTES:
+        yield Fault("sizes", format_bytes(max(job.sizes)), f"up to {format_bytes(LARGEST_BYTES)}")
+    low, high = TIMEOUTS_S
+    if not low <= job.timeout_s <= high:
+        allowed = f"from {format_time(low)} to {format_time(high)}"
+        yield Fault("--timeout", f"{job.timeout_s:g} s", allowed)
+    if not 0 < job.budget_s <= high:
+        yield Fault("--budget", f"{job.budget_s:g} s", f"above zero, up to {format_time(high)}")
+    if job.repeats is not None and job.repeats < 1:
+        yield Fault("--repeats", str(job.repeats), "1 or more")
 
 
 def make_schedule(job: Job, nbytes: int) -> Schedule:

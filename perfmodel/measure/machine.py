@@ -13,13 +13,26 @@ from perfmodel.units import format_bytes
 
 
 def describe_machine() -> dict[str, str]:
-    """The machine by name: cpu, cores, memory, os, load (1, 5 and 15 minutes, before the run)."""
+    """The machine by name: cpu, cores, memory, os, load (1, 5 and 15 minutes, before the run).
+
+    And the priority, `nice`, where it is not the usual one.
+    """
     found = {"cpu": _cpu(), "cores": str(_cores()), "os": f"{platform.system()} {_release()}"}
     memory = _memory_bytes()
     if memory is not None:
         found["memory"] = format_bytes(memory)
+    nice = _nice()
+    if nice:
+        found["nice"] = str(nice)
     load = load_now()
     return found | ({"load": load} if load else {})
+
+
+def _nice() -> int:
+    try:
+        return os.nice(0)
+    except (AttributeError, OSError):
+        return 0
 
 
 def load_now() -> str:

@@ -10,12 +10,21 @@ from typing import Any
 from perfmodel.measure.blocks import COUNTS, copy_kernel
 from perfmodel.measure.job import Job
 from perfmodel.measure.record import What
+from perfmodel.measure.room import SIDE_BYTES
 
 MATRIX = 4096
 """Rows and columns of the matrices multiplied beside copies: large enough to fill a GPU."""
 
 CHAIN = 100
 """Tiny kernels enqueued in a row, to divide their time by."""
+
+SIDE_COPIES = 8
+"""Copies of `SIDE_BYTES` that run beside a matrix product, and last longer: together they read and
+write 2 GiB, 0.64 ms of an H100's memory (3.35 TB/s); the product's 0.137 TFLOP take it 0.14 ms at
+its peak (990 TFLOP/s, both from its datasheet) and longer in truth."""
+
+MOST_BLOCKED = 1 << 30
+"""Elements that the copy by thread blocks counts to: it counts in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,14 @@ class Probe:
     inner : int
     clock : str
         "device": time between two events around it; "enqueue": the host's time until `run`
-        returns; "host": the host's time until the device has finished.
+        returns; "host": the host's time until the devices have finished.
+    before : callable, optional
+        Called before each sample, on its stream, and not timed; what it enqueued on other streams
+        may still be running then.
+    once : bool
+        A sample is a single run, however short.
+    devices : tuple of int
+        Which devices work, to wait for.
     """
 
     what: What
@@ -40,6 +56,9 @@ class Probe:
     setting: str = ""
     inner: int = 1
     clock: str = "device"
+    before: Callable[[], object] | None = None
+    once: bool = False
+    devices: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +79,10 @@ class Bed:
 def make_bed(job: Job, torch: Any, device: str) -> Bed:
     """Buffers as large as the largest size; random, since zeros would draw less power."""
     count = max(1, max(job.sizes) // job.itemsize)
-    where = torch.device(device)
+    where, dtype = torch.device(device), getattr(torch, job.dtype)
 
     def filled() -> Any:
-        numbers = torch.randint(-99, 100, (count,), device=where)
-        return numbers.to(getattr(torch, job.dtype))
+        return torch.randint(-99, 100, (count,), dtype=dtype, device=where)
 
     return Bed(torch, where, filled(), filled())
 
@@ -79,7 +97,7 @@ def probes(job: Job, bed: Bed) -> Iterator[Probe]:
     yield from _latencies(bed)
     yield from _host_copies(job, bed, sizes)
     yield from _blocks(bed, sizes[-1])
-    yield from _overlap(bed, sizes[-1])
+    yield from _overlap(bed)
     yield from _peers(bed, sizes)
 
 
@@ -138,49 +156,58 @@ def _blocks(bed: Bed, nbytes: int) -> Iterator[Probe]:
     kernel = copy_kernel() if bed.cuda else None
     if kernel is None:
         return
+    count = min(nbytes // bed.one.element_size(), MOST_BLOCKED)
     for blocks in COUNTS:
 
         def run(blocks: int = blocks) -> object:
-            return kernel[(blocks,)](bed.two, bed.one, len(bed.one))
+            return kernel[(blocks,)](bed.two, bed.one, count)
 
-        yield Probe("blocks_copy", nbytes, run, f"{blocks} blocks")
+        yield Probe("blocks_copy", count * bed.one.element_size(), run, f"{blocks} blocks")
 
 
-def _overlap(bed: Bed, nbytes: int) -> Iterator[Probe]:
+def _overlap(bed: Bed) -> Iterator[Probe]:
     """A matrix product alone, and while copies run on another stream."""
-    side = MATRIX if bed.cuda else 64
-    dtype = bed.torch.bfloat16 if bed.cuda else bed.torch.float32
-    left = bed.torch.randn(side, side, device=bed.device).to(dtype)
-    right = bed.torch.randn(side, side, device=bed.device).to(dtype)
-    out = bed.torch.empty_like(left)
+    torch = bed.torch
+    side, dtype = (MATRIX, torch.float16) if bed.cuda else (64, torch.float32)
+    left, right = (torch.randn(side, side, device=bed.device).to(dtype) for _ in range(2))
+    out = torch.empty_like(left)
 
     def multiply() -> object:
-        return bed.torch.mm(left, right, out=out)
+        return torch.mm(left, right, out=out)
 
-    yield Probe("overlap", 0, multiply, "matrix product alone")
+    yield Probe("overlap", 0, multiply, "matrix product alone", once=True)
     if not bed.cuda:
         return
-    other = bed.torch.cuda.Stream()
-    pinned = bed.torch.empty(len(bed.one), dtype=bed.one.dtype, pin_memory=True)
-    # Enough device copies to last as long as the product; one to the host is longer anyway.
-    for target, many, name in ((bed.two, 8, "device copies"), (pinned, 1, "copies to the host")):
+    other = torch.cuda.Stream()
+    source = torch.randint(-128, 128, (SIDE_BYTES,), dtype=torch.int8, device=bed.device)
+    pinned = torch.empty(SIDE_BYTES, dtype=torch.int8, pin_memory=True)
+    torch.cuda.synchronize()  # the other stream must not copy what is still being made
+    # One copy to the host lasts longer than many within the device.
+    for target, many, name in (
+        (torch.empty_like(source), SIDE_COPIES, "device copies"),
+        (pinned, 1, "copies to the host"),
+    ):
 
-        def beside(target: Any = target, many: int = many) -> object:
-            with bed.torch.cuda.stream(other):
+        def copies(target: Any = target, many: int = many) -> None:
+            with torch.cuda.stream(other):
                 for _ in range(many):
-                    target.copy_(bed.one, non_blocking=True)
-            return multiply()
+                    target.copy_(source, non_blocking=True)
 
-        yield Probe("overlap", nbytes, beside, f"matrix product beside {name}")
+        setting = f"matrix product beside {name}"
+        yield Probe("overlap", SIDE_BYTES, multiply, setting, before=copies, once=True)
 
 
 def _peers(bed: Bed, sizes: list[int]) -> Iterator[Probe]:
     """Copies between every pair of devices, both ways."""
-    if not bed.cuda:
+    count = bed.torch.cuda.device_count() if bed.cuda else 0
+    if count < 2:
         return
-    for src, dst in itertools.permutations(range(bed.torch.cuda.device_count()), 2):
-        source, target = bed.one.to(f"cuda:{src}"), bed.two.to(f"cuda:{dst}")
+    sources = [bed.one.to(f"cuda:{device}") for device in range(count)]
+    targets = [bed.torch.empty_like(source) for source in sources]
+    for src, dst in itertools.permutations(range(count), 2):
+        reach = bed.torch.cuda.can_device_access_peer(dst, src)
+        setting = f"gpu{src} -> gpu{dst}" + ("" if reach else ", through the host")
         for nbytes in sizes:
-            count = nbytes // bed.one.element_size()
-            run = _copier(target[:count], source[:count], True)
-            yield Probe("peer_copy", nbytes, run, f"gpu{src} -> gpu{dst}", clock="host")
+            many = nbytes // bed.one.element_size()
+            run = _copier(targets[dst][:many], sources[src][:many], True)
+            yield Probe("peer_copy", nbytes, run, setting, clock="host", devices=(src, dst))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.collectives.schedule import Schedule
 from perfmodel.measure import status as at
-from perfmodel.measure.checks import check_data
+from perfmodel.measure.checks import check_data, fill
 from perfmodel.measure.exchange import library_call, program, run, scratch_elements
 from perfmodel.measure.job import PARTED, Job, schedules
-from perfmodel.measure.moves import Move, elements, moves
+from perfmodel.measure.moves import Move, elements, moves, sampling_note
 from perfmodel.measure.record import Row, row_of
 
 MOST_REPEATS, LEAST_REPEATS = 400, 8
@@ -24,9 +24,6 @@ MOST_REPEATS, LEAST_REPEATS = 400, 8
 
 PASSES = 4
 """The sizes are gone through so often, so that a slow minute of the machine meets all of them."""
-
-CHECKED_BYTES = 1 << 28
-"""Largest total of all ranks' buffers whose data are checked: NumPy holds them all at once."""
 
 Times = list[tuple[float, float]]
 
@@ -70,22 +67,19 @@ def measure_rank(job: Job, status: at.Status, *, shared_clock: bool) -> tuple[li
     rounds = {nbytes: moves(schedule) for nbytes, schedule in made.items()}
     bench = _bench(job, status, made, rounds)
     status.stage(at.CHECK)
-    checked = [n for n in made if n * job.ranks <= CHECKED_BYTES]
-    for nbytes in checked:
-        check_data(job, status, made[nbytes], rounds[nbytes], bench.work, bench.calls[nbytes, 0])
+    for nbytes, schedule in made.items():
+        check_data(job, status, schedule, bench.start, bench.work, bench.calls[nbytes, 0])
     status.stage(at.WARM)
     repeats = _rehearse(job, status, bench)
     status.stage(at.TIME)
     times = _time_all(status, bench, repeats)
     status.stage(at.COLLECT)
     rows = _rows(_gathered(times), shared_clock)
-    unchecked = [n for n in made if n not in checked]
-    note = f"data checked up to {max(checked, default=0)} bytes only" if unchecked else ""
-    return rows, note
+    return rows, sampling_note(list(made.values()))
 
 
 def _bench(
-    job: Job, status: at.Status, made: dict[int, Any], rounds: dict[int, list[list[Move]]]
+    job: Job, status: at.Status, made: dict[int, Schedule], rounds: dict[int, list[list[Move]]]
 ) -> Bench:
     import torch  # noqa: PLC0415  (optional, and slow to import)
 
@@ -98,7 +92,7 @@ def _bench(
         return torch.zeros(max(count, 1), dtype=getattr(torch, job.dtype), device=device)
 
     start, work, scratch = empty(max(counts.values())), empty(max(counts.values())), empty(room)
-    start.copy_(_random(torch, job.dtype, len(start), seed=status.rank))
+    fill(start, job, status.rank)
     # Scratch serves one call at a time; only collectives in parts need a second whole buffer.
     spare = empty(max(counts.values())) if job.collective in PARTED else scratch
     calls: dict[tuple[int, int], Callable[[], Any]] = {}
@@ -117,12 +111,6 @@ def _bench(
 
 def _nothing() -> None:
     """The processor has finished when the call returns."""
-
-
-def _random(torch: Any, dtype: str, count: int, seed: int) -> Any:
-    """Random numbers to time with: zeros would draw less power and run faster on a GPU."""
-    rng = np.random.default_rng([seed, 1])
-    return torch.from_numpy(rng.integers(-99, 100, count, dtype=np.int32)).to(getattr(torch, dtype))
 
 
 def _schedule_call(exchanges: Sequence[Any], status: at.Status) -> Callable[[], None]:
@@ -240,8 +228,3 @@ def collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
     took = ends.max(axis=0) - begins.max(axis=0) if shared_clock else (ends - begins).max(axis=0)
     found: list[float] = took.tolist()
     return found
-
-
-def one_machine() -> bool:
-    """Whether all ranks that torchrun started are on this machine."""
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import Spec, read_text, validate, write_atomically
@@ -19,6 +22,17 @@ What = Literal[
 """Kinds of measurement."""
 
 
+Time = Annotated[float, Field(gt=0)]
+
+
+def _iso(text: str) -> str:
+    try:
+        dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("a date and time such as '2026-01-31T12:00:00+00:00'") from None
+    return text
+
+
 class Row(Spec):
     """One setting, measured many times; times in seconds, sizes in bytes.
 
@@ -26,22 +40,31 @@ class Row(Spec):
     """
 
     what: What
-    nbytes: int
+    nbytes: Annotated[int, Field(ge=0)]
     setting: str = ""
-    repeats: int
-    min_s: float
-    p10_s: float
-    p25_s: float
-    median_s: float
-    p75_s: float
-    p90_s: float
+    repeats: Annotated[int, Field(ge=1)]
+    min_s: Time
+    p10_s: Time
+    p25_s: Time
+    median_s: Time
+    p75_s: Time
+    p90_s: Time
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Row:
+        times = (self.min_s, self.p10_s, self.p25_s, self.median_s, self.p75_s, self.p90_s)
+        if list(times) != sorted(times):
+            raise ValueError("times that do not fall from min_s to p90_s")
+        return self
 
 
 class Measurement(Spec):
     """A measurement file.
 
     `machine` and `versions` are free text by name ("cpu", "cores", "gpu", "load" / "torch",
-    "python", "nccl"); `topology` names the template that describes the machine, if any.
+    "python", "nccl"). `topology` names the template that describes the machine, null where nobody
+    said; `hosts` counts the machines that the ranks were on, null in files from before it was
+    recorded. `command` makes the same run again; empty where Python asked for it.
     """
 
     perfmodel: Literal[1] = 1
@@ -49,14 +72,15 @@ class Measurement(Spec):
     backend: Literal["gloo", "nccl", "device"]
     collective: str
     algorithm: str
-    ranks: int
-    itemsize: int = 4
-    started: str
-    seconds: float
+    ranks: Annotated[int, Field(ge=1)]
+    itemsize: Annotated[int, Field(ge=1)] = 4
+    started: Annotated[str, AfterValidator(_iso)]
+    seconds: Annotated[float, Field(ge=0)]
     command: str
     machine: dict[str, str]
     versions: dict[str, str]
     topology: str | None = None
+    hosts: Annotated[int, Field(ge=1)] | None = None
     note: str = ""
     rows: tuple[Row, ...]
 

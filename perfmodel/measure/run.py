@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import Fault, InputError, MeasurementError, PerfmodelError
 from perfmodel.measure import status as at
 from perfmodel.measure.job import Job, devices_or_say, schedules, torch_or_say
@@ -19,7 +19,7 @@ from perfmodel.measure.machine import (
     other_work,
 )
 from perfmodel.measure.record import Measurement, Row
-from perfmodel.units import format_bytes, parse_bytes
+from perfmodel.measure.room import room_or_say
 
 Progress = Callable[[int, int], None]
 
@@ -49,13 +49,13 @@ def measure(job: Job, progress: Progress | None = None) -> Measurement | None:
     MeasurementError
         A rank died or hung.
     """
-    schedules(job)  # a wrong request is said before a missing library
+    made = list(schedules(job).values())  # a wrong request is said before a missing library
     torch_or_say()
     started = dt.datetime.now(dt.UTC)
     began_s = time.monotonic()
     machine, versions = describe_machine(), describe_versions()
     before = busy_now()
-    found = _execute(job, progress, machine, versions)
+    found = _execute(job, made, progress, machine, versions)
     if found is None:
         return None
     rows, note = found
@@ -69,30 +69,41 @@ def measure(job: Job, progress: Progress | None = None) -> Measurement | None:
         itemsize=job.itemsize,
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - began_s, 1),
-        command=command_of(job),
+        command=_launcher() + job.command if job.command else "",
         machine=machine,
         versions=versions,
         topology=job.topology,
+        hosts=hosts(),
         note=note,
         rows=tuple(rows),
     )
 
 
 def _execute(
-    job: Job, progress: Progress | None, machine: dict[str, str], versions: dict[str, str]
+    job: Job,
+    made: Sequence[Schedule],
+    progress: Progress | None,
+    machine: dict[str, str],
+    versions: dict[str, str],
 ) -> tuple[list[Row], str] | None:
     if job.backend == "device":
-        from perfmodel.measure.device import describe_gpu, measure_device  # noqa: PLC0415
+        from perfmodel.measure.device import describe_gpu, measure_device  # noqa: PLC0415  (triton)
 
         torch = devices_or_say(job.backend, 1)
+        room_or_say(job, made, torch)
         machine |= describe_gpu(torch)
         versions |= {"cuda": str(torch.version.cuda)}
         return measure_device(job, torch, "cuda", progress)
     if job.backend == "nccl":
+        from perfmodel.measure.device import describe_gpu  # noqa: PLC0415  (triton)
+
         local = int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
         torch = devices_or_say(job.backend, local)
+        room_or_say(job, made, torch)
         versions |= {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-        machine |= {"gpu": torch.cuda.get_device_name(0), "gpus": str(torch.cuda.device_count())}
+        machine |= describe_gpu(torch)
+    else:
+        room_or_say(job, made)
     if under_torchrun():
         return _in_group(job, progress)
     from perfmodel.measure.team import measure_with_processes  # noqa: PLC0415  (multiprocessing)
@@ -105,11 +116,27 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
+def hosts() -> int | None:
+    """How many machines the ranks are on; None where who started them does not say."""
+    if not under_torchrun():
+        return 1
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    return -(-int(os.environ["WORLD_SIZE"]) // here) if here > 0 else None
+
+
+def _launcher() -> str:
+    """What stands before the command where torchrun starts the ranks."""
+    if not under_torchrun() or hosts() is None:
+        return ""
+    here = os.environ["LOCAL_WORLD_SIZE"]
+    return f"torchrun --nnodes {hosts()} --nproc-per-node {here} --no-python "
+
+
 def _in_group(job: Job, progress: Progress | None) -> tuple[list[Row], str] | None:
     """Be one rank of a group that somebody else has started."""
     import torch.distributed as dist  # noqa: PLC0415  (optional, and slow to import)
 
-    from perfmodel.measure.rank import measure_rank, one_machine  # noqa: PLC0415
+    from perfmodel.measure.rank import measure_rank  # noqa: PLC0415
     from perfmodel.measure.team import join  # noqa: PLC0415  (multiprocessing)
 
     size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
@@ -120,7 +147,7 @@ def _in_group(job: Job, progress: Progress | None) -> tuple[list[Row], str] | No
         status.listener = progress
     try:
         join(job, status, None)
-        found = measure_rank(job, status, shared_clock=one_machine())
+        found = measure_rank(job, status, shared_clock=hosts() == 1)
         dist.destroy_process_group()
     except PerfmodelError:
         raise
@@ -128,20 +155,3 @@ def _in_group(job: Job, progress: Progress | None) -> tuple[list[Row], str] | No
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise MeasurementError(f"rank {rank} failed while {status}: {lines[0]}") from None
     return found if rank == 0 else None
-
-
-def command_of(job: Job) -> str:
-    """The command that would make this measurement again."""
-    words = ["perfmodel", "measure", job.algorithm, "--backend", job.backend]
-    words += ["--ranks", str(job.ranks), "--collective", job.collective, "--dtype", job.dtype]
-    sizes = sorted(job.sizes)
-    words += ["-b", _exactly(sizes[0]), "-e", _exactly(sizes[-1])]
-    if len(sizes) > 1:
-        words += ["-f", f"{sizes[1] / sizes[0]:.9g}"]
-    words += ["--repeats", str(job.repeats)] if job.repeats else ["--budget", f"{job.budget_s:g} s"]
-    return shlex.join(words)
-
-
-def _exactly(nbytes: int) -> str:
-    short = format_bytes(nbytes)
-    return short if parse_bytes(short) == nbytes else f"{nbytes} B"

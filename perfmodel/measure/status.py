@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable, MutableSequence
 from typing import Any
 
@@ -26,12 +23,6 @@ PREPARE, BARRIER, BEFORE, POSTED, LIBRARY, DONE = range(len(STEPS))
 _TICKS, _STAGE, _NBYTES, _KIND, _REPEAT, _STEP, _ROUND, _PROGRESS, _TOTAL = range(9)
 FIELDS = 9
 
-FAULT_VARIABLE = "PERFMODEL_MEASURE_FAULT"
-"""``crash|hang|corrupt:RANK:STAGE`` breaks that rank at its first round of that stage.
-
-For the tests of what happens then; nobody sets it otherwise.
-"""
-
 
 class Status:
     """One rank's place in the run: a slice of shared memory, written often and cheaply.
@@ -43,7 +34,6 @@ class Status:
         self._memory = memory
         self._base = rank * FIELDS
         self.rank = rank
-        self.breaks = _planned_fault(rank)
         self.listener: Callable[[int, int], None] | None = None
 
     def stage(self, stage: int) -> None:
@@ -64,8 +54,6 @@ class Status:
         memory[base + _STEP] = step
         memory[base + _ROUND] = round_
         memory[base + _TICKS] += 1
-        if self.breaks is not None and step == BEFORE:
-            self._break()
 
     def progress(self, done: int, total: int) -> None:
         """Say how far the whole run is."""
@@ -77,23 +65,8 @@ class Status:
     def _set(self, field: int, value: int) -> None:
         self._memory[self._base + field] = value
 
-    def _break(self) -> None:
-        how, stage = self.breaks or ("", -1)
-        if self._memory[self._base + _STAGE] != stage:
-            return
-        if how == "crash":
-            os.kill(os.getpid(), signal.SIGKILL)
-        while how == "hang":
-            time.sleep(60)
-
     def __str__(self) -> str:
         return describe(self._memory, self.rank)
-
-
-def _planned_fault(rank: int) -> tuple[str, int] | None:
-    how, _, rest = os.environ.get(FAULT_VARIABLE, "").partition(":")
-    who, _, stage = rest.partition(":")
-    return (how, STAGES.index(stage)) if how and int(who) == rank else None
 
 
 def describe(memory: Any, rank: int) -> str:

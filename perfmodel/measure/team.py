@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import multiprocessing as mp
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -196,7 +197,10 @@ def _last_line(log: Path) -> str:
 def _hanging(team: _Team) -> str:
     ticks = at.ticks(team.memory, team.job.ranks)
     behind = [rank for rank, done in enumerate(ticks) if done == min(ticks)]
-    said = [f"rank {rank} ({at.describe(team.memory, rank)})" for rank in behind]
+    said = [
+        f"rank {rank} ({at.describe(team.memory, rank)}{_stopped(team.processes[rank])})"
+        for rank in behind
+    ]
     others = [rank for rank in range(team.job.ranks) if rank not in behind]
     message = f"no rank advanced for {team.job.timeout_s:g} s; furthest behind: {', '.join(said)}"
     if others:
@@ -205,13 +209,22 @@ def _hanging(team: _Team) -> str:
     return message
 
 
+def _stopped(process: Any) -> str:
+    """What tells a process that somebody has stopped from one that waits; empty without /proc."""
+    try:
+        said = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return ", stopped by a signal" if said.rpartition(")")[2].split()[0] in "Tt" else ""
+    except (OSError, IndexError):
+        return ""
+
+
 # ---------------------------------------------------------------- in the new process
 
 
 def _work(job: Job, rank: int, folder: str, memory: Any, pipe: Any) -> None:
     """One rank: what it finds, or why it failed, goes into the pipe."""
     _quiet(Path(folder) / f"rank{rank}.log")
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(folder,), daemon=True).start()
     status = at.Status(memory, rank)
     try:
         join(job, status, Path(folder))
@@ -241,11 +254,12 @@ def _quiet(log: Path) -> None:
     os.dup2(handle, 2)
 
 
-def _die_with_parent() -> None:
-    """End when the parent does, even when it was killed and could not end us."""
+def _die_with_parent(folder: str) -> None:
+    """End when the parent does, even when it was killed and could neither end us nor clean up."""
     parent = mp.parent_process()
     if parent is not None:
         parent.join()
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
 
@@ -257,9 +271,10 @@ def join(job: Job, status: at.Status, folder: Path | None) -> None:
     status.stage(at.JOIN)
     status.step(at.PREPARE)
     torch.set_num_threads(1)
+    device = None
     if job.backend == "nccl":
-        local = int(os.environ.get("LOCAL_RANK", status.rank))
-        torch.cuda.set_device(local)
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", status.rank)))
+        torch.cuda.set_device(device)
     store = None
     if folder is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # names of hosts may not resolve
@@ -270,6 +285,9 @@ def join(job: Job, status: at.Status, folder: Path | None) -> None:
         store=store,
         rank=status.rank,
         world_size=job.ranks,
+        # With a device NCCL connects all ranks here and now: a first exchange among a few of them
+        # would wait for the others (torch 2.13, batch_isend_irecv).
+        device_id=device,
         # Longer than ours: the parent, which sees all ranks, names the one that hangs.
         timeout=dt.timedelta(seconds=job.timeout_s * (3 if folder is not None else 1)),
     )

@@ -8,9 +8,12 @@ from perfmodel.cli import app
 from perfmodel.collectives import catalog
 from perfmodel.errors import DataMismatch, ExecutorUnavailable
 from perfmodel.measure import device as device_module
+from perfmodel.measure import probes as probes_module
+from perfmodel.measure import status as at
 from perfmodel.measure.device import measure_device
 from perfmodel.measure.job import ITEM_BYTES, Job, devices_or_say
-from perfmodel.measure.moves import elements, execute, moves, starting_data
+from perfmodel.measure.moves import Window, elements, execute, moves, starting_data
+from perfmodel.measure.team import join
 from perfmodel.measure.virtual import HostLanes, run_virtual
 
 torch = pytest.importorskip("torch", reason="virtual ranks are torch tensors")
@@ -55,7 +58,7 @@ class Recorder(HostLanes):
 def test_virtual_ranks_agree_with_numpy(op, algorithm, ranks):
     schedule = catalog.make(op, algorithm, ranks, 8 * 12 * 5, itemsize=8)
     rounds = moves(schedule)
-    data = starting_data("int64", ranks, elements(schedule), seed=1)
+    data = starting_data(schedule, "int64", Window(0, elements(schedule)))
     buffers = [torch.from_numpy(row.copy()) for row in data]
     scratch = [torch.full((1000,), 99, dtype=torch.int64) for _ in range(ranks)]
     run_virtual(rounds, buffers, scratch, HostLanes())
@@ -122,3 +125,147 @@ def test_nccl_wants_a_gpu_for_each_rank(monkeypatch):
     with pytest.raises(ExecutorUnavailable, match="a CUDA device for each of 2 ranks, found 1"):
         devices_or_say("nccl", 2)
     assert devices_or_say("device", 1) is torch
+
+
+# ---------------------------------------------------------------- the order of calls on a GPU
+
+
+class FakeCuda:
+    """As much of torch with a few devices as probes and samples call; notes what is called."""
+
+    def __init__(self, devices=1):
+        self.cuda, self.devices, self.log = self, devices, []
+
+    def device_count(self):
+        return self.devices
+
+    def can_device_access_peer(self, one, other):
+        return {one, other} != {0, 2}
+
+    def empty_like(self, tensor):
+        return FakeTensor(tensor.name.replace("source", "target"), self.log)
+
+    def synchronize(self, device):
+        self.log.append(f"wait for {device}")
+
+    def Event(self, enable_timing):
+        assert enable_timing
+        return FakeEvent(self.log)
+
+
+class FakeEvent:
+    def __init__(self, log):
+        self.log = log
+
+    def record(self):
+        self.log.append("record")
+
+    def synchronize(self):
+        self.log.append("wait for the event")
+
+    def elapsed_time(self, end):
+        assert isinstance(end, FakeEvent)
+        return 3.0  # milliseconds
+
+
+class FakeTensor:
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def to(self, device):
+        return FakeTensor(f"source on {device}", self.log)
+
+    def element_size(self):
+        return 4
+
+    def __getitem__(self, part):
+        return FakeTensor(f"{self.name}[:{part.stop}]", self.log)
+
+    def copy_(self, source, non_blocking):
+        assert non_blocking
+        self.log.append(f"{source.name} to {self.name}".replace(" on cuda:", " "))
+
+
+def fake_bed(fake):
+    device = type("Device", (), {"type": "cuda"})
+    one, two = FakeTensor("one", fake.log), FakeTensor("two", fake.log)
+    return probes_module.Bed(fake, device, one, two)
+
+
+def test_events_stand_around_what_is_timed_and_nothing_else():
+    fake = FakeCuda()
+    probe = probes_module.Probe(
+        "overlap", 0, lambda: fake.log.append("run"), inner=5,
+        before=lambda: fake.log.append("copies beside"),
+    )  # fmt: skip
+    took_s = device_module._sample(probe, fake_bed(fake), 2)
+    assert fake.log == [
+        "wait for 0", "copies beside", "record", "run", "run", "record", "wait for the event"
+    ]  # fmt: skip
+    assert took_s == pytest.approx(3e-3 / (2 * 5))
+
+
+def test_what_runs_beside_other_work_is_timed_once_per_sample(monkeypatch):
+    def runs(**options):
+        asked = []
+        monkeypatch.setattr(
+            device_module, "_sample", lambda probe, bed, again: asked.append(again) or 1e-6
+        )
+        probe = probes_module.Probe("copy", 4, lambda: None, **options)
+        device_module._sampled(probe, None, 0.0, 4)
+        return set(asked[3:])
+
+    assert runs() == {round(device_module.SHORTEST_S / 1e-6)}
+    assert runs(once=True) == runs(clock="host") == {1}
+
+
+def test_every_pair_of_devices_is_copied_between_and_waited_for():
+    fake = FakeCuda(3)
+    bed = fake_bed(fake)
+    found = {probe.setting: probe for probe in probes_module._peers(bed, [64])}
+    assert set(found) == {
+        "gpu0 -> gpu1", "gpu1 -> gpu0", "gpu1 -> gpu2", "gpu2 -> gpu1",
+        "gpu0 -> gpu2, through the host", "gpu2 -> gpu0, through the host",
+    }  # fmt: skip
+    device_module._sample(found["gpu2 -> gpu1"], bed, 1)
+    copied = "source 2[:16] to target 1[:16]"
+    assert fake.log == ["wait for 2", "wait for 1", copied, "wait for 2", "wait for 1"]
+    assert list(probes_module._peers(fake_bed(FakeCuda(1)), [64])) == []
+
+
+def test_timed_repeats_begin_with_the_same_data():
+    bed = probes_module.make_bed(job(), torch, "cpu")
+    for probe in device_module._virtual(job(dtype="float16", algorithm="tree"), bed):
+        probe.before()
+        probe.run()
+        once = [buffer.clone() for buffer in work_of(probe)]
+        for _ in range(3):
+            probe.before()
+            probe.run()
+        assert all(torch.equal(a, b) for a, b in zip(once, work_of(probe), strict=True))
+
+
+def work_of(probe):
+    """The buffers that a virtual schedule works on."""
+    cells = dict(zip(probe.run.__code__.co_freevars, probe.run.__closure__, strict=True))
+    return cells["work"].cell_contents
+
+
+@pytest.mark.parametrize(("local", "index"), [(None, 3), ("1", 1)])
+def test_nccl_binds_each_rank_to_its_device(local, index, monkeypatch):
+    asked = {}
+    if local is not None:
+        monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(current=device))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, **rest: asked.update(rest)
+    )
+    join(job(backend="nccl", ranks=4), at.new_status(3, 4), None)
+    # without a device_id the communicator would start with the first exchange, among a few ranks
+    assert asked["current"] == asked["device_id"] == torch.device("cuda", index)
+    assert (asked["rank"], asked["world_size"]) == (3, 4)
+    asked.clear()
+    join(job(backend="gloo", ranks=4), at.new_status(3, 4), None)
+    assert asked["device_id"] is None
+    assert "current" not in asked

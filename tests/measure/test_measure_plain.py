@@ -1,25 +1,14 @@
-"""Measuring without torch: moves, data, repeats, messages, files."""
+"""Times, messages and files of measurements; no torch needed."""
 
-import builtins
 import json
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-import perfmodel
-from perfmodel.cli import app
-from perfmodel.collectives import catalog, ring
-from perfmodel.errors import DataMismatch, ExecutorUnavailable, InputError, ScheduleError
+from perfmodel.errors import InputError
 from perfmodel.measure import status as at
-from perfmodel.measure.exchange import scratch_elements, staged_moves
-from perfmodel.measure.job import Job, schedules, size_measured
-from perfmodel.measure.machine import Busy, describe_machine, describe_versions, other_work
-from perfmodel.measure.moves import Move, compare, elements, execute, moves, starting_data
+from perfmodel.measure.job import Job
 from perfmodel.measure.rank import MOST_REPEATS, PASSES, collective_times, repeats_within
 from perfmodel.measure.record import (
     Measurement,
@@ -28,7 +17,6 @@ from perfmodel.measure.record import (
     row_of,
     write_measurement,
 )
-from perfmodel.measure.run import command_of, measure, under_torchrun
 
 SIZES = (1024, 4096)
 
@@ -36,64 +24,6 @@ SIZES = (1024, 4096)
 def job(**changes):
     known = {"backend": "gloo", "algorithm": "ring", "collective": "all_reduce", "ranks": 4}
     return Job(**(known | {"sizes": SIZES} | changes))
-
-
-# ---------------------------------------------------------------- moves and data
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("algorithm", sorted(set(catalog.ALGORITHMS["all_reduce"]) - {"switch"}))
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_rounds_sum_on_numpy(algorithm, ranks, dtype):
-    if catalog.allows("all_reduce", algorithm, ranks):
-        pytest.skip("the algorithm does not allow this number of ranks")
-    schedule = catalog.make(
-        "all_reduce", algorithm, ranks, 8 * 37, itemsize=np.dtype(dtype).itemsize
-    )
-    buffers = starting_data(dtype, ranks, elements(schedule), seed=3)
-    wanted = np.sum(buffers, axis=0, dtype=dtype)  # wraps around as the libraries do
-    execute(moves(schedule), buffers)
-    for buffer in buffers:
-        assert buffer.dtype == wanted.dtype
-        assert (buffer == wanted).all()
-
-
-def test_sends_read_the_state_from_before_the_round():
-    swap = [
-        [Move(0, 1, slice(0, 1), slice(0, 1), False), Move(1, 0, slice(0, 1), slice(0, 1), False)]
-    ]
-    buffers = [np.array([1]), np.array([2])]
-    execute(swap, buffers)
-    assert [b.tolist() for b in buffers] == [[2], [1]]
-    # what arrives overwrites what is being sent: it has to be kept aside
-    assert [len(staged_moves(swap[0], rank)) for rank in range(2)] == [1, 1]
-
-
-def test_arrivals_go_straight_into_the_buffer_where_nothing_reads():
-    gather = moves(ring.all_gather(4, 4 * 16))
-    assert scratch_elements(gather, 0) == 0
-    assert scratch_elements(moves(ring.reduce_scatter(4, 4 * 16)), 0) == 4
-
-
-@pytest.mark.parametrize(
-    ("dtype", "exact"), [("float16", 2**11), ("bfloat16", 2**8), ("float32", 2**24)]
-)
-def test_numbers_for_floats_add_exactly(dtype, exact):
-    data = starting_data(dtype, 7, 1000, seed=0)
-    assert np.abs(data).sum(axis=0).max() <= exact
-    assert np.abs(data).max() > exact // 8
-    assert not (data[0] == data[1]).all()
-
-
-def test_a_mismatch_names_rank_chunk_found_and_wanted():
-    schedule = ring.all_reduce(4, 64)
-    wanted = np.arange(16)
-    found = wanted.copy()
-    found[9] = 77
-    compare(schedule, 2, wanted, wanted)
-    with pytest.raises(DataMismatch, match=r"rank 2, chunk 2, element 1: found 77, wanted 9"):
-        compare(schedule, 2, found, wanted)
-    compare(schedule, 2, found, wanted, chunks=[0, 1, 3])
 
 
 # ---------------------------------------------------------------- times
@@ -113,60 +43,6 @@ def test_repeats_keep_to_the_budget():
     assert all(count % PASSES == 0 for count in counts)
     assert repeats_within(job(budget_s=1e9), costs) == [MOST_REPEATS] * 4
     assert repeats_within(job(repeats=3), costs) == [3] * 4
-
-
-# ---------------------------------------------------------------- what is asked
-
-
-def test_sizes_are_whole_elements_and_like_parts():
-    assert size_measured(job(), 1023) == 1020
-    assert size_measured(job(), 1) == 4
-    assert size_measured(job(collective="all_gather", ranks=3, dtype="float64"), 100) == 96
-    assert list(schedules(job(sizes=(1, 2, 7, 4096)))) == [4, 4096]
-
-
-def test_wrong_jobs_say_what_is_allowed():
-    with pytest.raises(
-        InputError, match=r"(?s)--dtype.*did you mean 'float32'.*--ranks.*2 or more"
-    ):
-        schedules(job(dtype="float23", ranks=1))
-    with pytest.raises(InputError, match="did you mean 'ring'"):
-        schedules(job(algorithm="rnig"))
-    with pytest.raises(ScheduleError, match="switch needs 1 switches that reduce"):
-        schedules(job(algorithm="switch"))
-
-
-def test_the_command_says_the_same_again():
-    assert command_of(job()) == (
-        "perfmodel measure ring --backend gloo --ranks 4 --collective all_reduce --dtype float32 "
-        "-b '1 KiB' -e '4 KiB' -f 4 --budget '30 s'"
-    )
-
-
-def test_odd_sizes_are_said_exactly():
-    assert "-b '1449 B' -e '2898 B' -f 2 " in command_of(job(sizes=(1449, 2898)))
-
-
-def test_torchrun_is_recognised(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        assert not under_torchrun()
-        monkeypatch.setenv(name, "1")
-    assert under_torchrun()
-
-
-def test_the_machine_is_described_without_names():
-    said = describe_machine() | describe_versions()
-    assert {"cpu", "cores", "os", "python", "numpy"} <= set(said)
-    assert platform.node() not in " ".join(said.values()).split()
-    assert "/" not in said["os"]
-
-
-def test_other_work_is_what_neither_we_nor_our_children_did(monkeypatch):
-    later = Busy(all_s=130.0, ours_s=7.0, at_s=20.0)
-    monkeypatch.setattr("perfmodel.measure.machine.busy_now", lambda: later)
-    # 30 s of processor time in 10 s on 4 cores, 5 s of them ours
-    assert other_work(Busy(100.0, 2.0, 10.0), 4) == "62 % of the cores"
-    assert other_work(None, 4) == ""
 
 
 # ---------------------------------------------------------------- what a rank is doing
@@ -192,64 +68,6 @@ def test_progress_is_read_from_rank_0():
     memory = [0] * (2 * at.FIELDS)
     at.Status(memory, 0).progress(3, 10)
     assert at.progress_of(memory) == (3, 10)
-
-
-# ---------------------------------------------------------------- without torch
-
-
-@pytest.fixture
-def no_torch(monkeypatch):
-    """Torch cannot be found, and importing it fails."""
-    find = __import__("importlib.util").util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name, *a: None if name == "torch" else find(name, *a)
-    )
-    real = builtins.__import__
-
-    def refuse(name, *arguments, **options):
-        if name.split(".")[0] == "torch":
-            raise ModuleNotFoundError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-
-
-@pytest.mark.parametrize("backend", ["gloo", "nccl", "device"])
-def test_without_torch_it_says_how_to_get_it(no_torch, backend):
-    with pytest.raises(ExecutorUnavailable, match=r"pip install 'perfmodel\[torch\]'"):
-        measure(job(backend=backend))
-    result = CliRunner().invoke(app, ["measure", "ring", "--backend", backend])
-    assert result.exit_code == 2
-    assert "pip install 'perfmodel[torch]'" in result.stderr
-    assert result.stdout == ""
-
-
-def test_importing_measure_does_not_import_torch():
-    names = [path.stem for path in (Path(perfmodel.__file__).parent / "measure").glob("*.py")]
-    assert "team" in names
-    code = "".join(f"import perfmodel.measure.{name}\n" for name in names if name != "__init__")
-    code += "import sys; assert 'torch' not in sys.modules"
-    root = Path(perfmodel.__file__).parents[1]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["rnig"], "ALGORITHM: found 'rnig'"),
-        (["ring", "--collective", "allreduce"], "--collective: found 'allreduce'"),
-        (["ring", "--topology", "dgx-a1000"], "dgx-a100"),
-        (["ring", "--budget", "30"], "--budget: found '30' (no unit)"),
-        (["ring", "-b", "2 MiB", "-e", "1 MiB"], "-e: found '1 MiB'"),
-        (["ring", "-o", "."], "(a folder)"),
-        (["switch"], "switches that reduce"),
-    ],
-)
-def test_wrong_flags_exit_with_2(arguments, said):
-    result = CliRunner().invoke(app, ["measure", *arguments])
-    assert result.exit_code == 2, result.output
-    assert said in result.stderr
-    assert result.stdout == ""
 
 
 # ---------------------------------------------------------------- the file
@@ -292,6 +110,31 @@ def test_broken_files_are_refused(tmp_path):
     path.write_text(json.dumps(measurement().model_dump() | {"ranks": "many"}))
     with pytest.raises(InputError, match="ranks"):
         read_measurement(path)
+
+
+def test_every_fault_of_a_file_is_said_at_once(tmp_path):
+    path = tmp_path / "m.json"
+    document = measurement().model_dump()
+    rows = [dict(document["rows"][0]) for _ in range(5)]
+    rows[0]["median_s"] = 0.0
+    rows[1]["p90_s"] = rows[1]["min_s"] / 2
+    rows[2]["min_s"] = float("inf")
+    rows[3]["nbytes"] = -1
+    document |= {"rows": rows, "started": "yesterday", "ranks": 0, "seconds": -1.0}
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError) as caught:
+        read_measurement(path)
+    assert {fault.file for fault in caught.value.faults} == {str(path)}
+    assert {fault.field for fault in caught.value.faults} == {
+        "started", "ranks", "seconds", "rows.0.median_s", "rows.1", "rows.2.min_s", "rows.3.nbytes",
+    }  # fmt: skip
+
+
+def test_recorded_files_can_be_read():
+    folder = Path(__file__).parents[2] / "reports" / "measured"
+    found = [read_measurement(path) for path in sorted(folder.glob("*.json"))]
+    assert found
+    assert all(made.times("schedule") for made in found if made.backend != "device")
 
 
 def test_quantiles_are_numpys():

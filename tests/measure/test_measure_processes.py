@@ -14,7 +14,6 @@ import pytest
 
 import perfmodel
 from perfmodel.measure.record import read_measurement
-from perfmodel.measure.status import FAULT_VARIABLE
 
 pytest.importorskip("torch", reason="runs real processes on gloo")
 
@@ -23,15 +22,21 @@ COMMAND = [sys.executable, "-W", "error", "-c", "from perfmodel.cli import main;
 SMALL = ["ring", "-b", "4 B", "-e", "4 KiB", "-f", "32", "--repeats", "8"]
 
 
-def start(*arguments, **environment):
+def start(*arguments, command=COMMAND, **environment):
     return subprocess.Popen(
-        [*COMMAND, *arguments],
+        [*command, *arguments],
         env=os.environ | {"PYTHONPATH": ROOT} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def start_broken(fault, *arguments):
+    """The same, with a rank that breaks: ``how:rank:stage``."""
+    script = str(Path(__file__).with_name("measure_with_fault.py"))
+    return start(*fault.split(":"), *arguments, command=[sys.executable, "-W", "error", script])
 
 
 def finish(process, timeout=90):
@@ -64,30 +69,35 @@ def session_members(session):
     return found
 
 
-def test_a_run_writes_a_whole_file(tmp_path):
-    path = tmp_path / "m.json"
-    process = start(*SMALL, "--ranks", "2", "--topology", "dgx-a100", "-o", str(path), "--json")
-    code, out, err = finish(process)
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """What the command prints, and the folder it writes to."""
+    folder = tmp_path_factory.mktemp("runs")
+    where = ("--topology", "dgx-a100", "-o", str(folder / "m.json"))
+    code, out, err = finish(start(*SMALL, "--ranks", "2", "--runs", "2", *where, "--json"))
     assert code == 0, err
+    return out, folder
+
+
+def test_a_run_writes_a_whole_file(two_runs):
+    _, folder = two_runs
+    path = folder / "m-1.json"
     found = read_measurement(path)
-    assert json.loads(out) == json.loads(path.read_text())
     assert (found.backend, found.algorithm, found.ranks) == ("gloo", "ring", 2)
     assert found.topology == "dgx-a100"
+    assert found.hosts == 1
     for what in ("schedule", "library"):
         assert [nbytes for nbytes, _ in found.times(what)] == [4, 128, 4096]
     assert {row.repeats for row in found.rows} == {8}
     assert found.versions["torch"]
     text = path.read_text()
     assert platform.node() not in text.split('"')
-    assert str(tmp_path) not in text
-    assert [entry.name for entry in tmp_path.iterdir()] == ["m.json"]
+    assert str(folder) not in text
 
 
 def test_a_rank_that_dies_is_named(tmp_path):
     path = tmp_path / "m.json"
-    process = start(
-        *SMALL, "--ranks", "2", "-o", str(path), **{FAULT_VARIABLE: "crash:1:warming up"}
-    )
+    process = start_broken("crash:1:warming up", *SMALL, "--ranks", "2", "-o", str(path))
     code, out, err = finish(process)
     assert code == 1
     assert err.startswith("rank 1 died (killed by SIGKILL) while warming up, schedule of 4 B")
@@ -97,7 +107,7 @@ def test_a_rank_that_dies_is_named(tmp_path):
 
 
 def test_a_rank_that_hangs_is_named():
-    process = start(*SMALL, "--ranks", "2", "--timeout", "4 s", **{FAULT_VARIABLE: "hang:1:timing"})
+    process = start_broken("hang:1:timing", *SMALL, "--ranks", "2", "--timeout", "4 s")
     code, out, err = finish(process)
     assert code == 1
     assert err.startswith(
@@ -108,7 +118,7 @@ def test_a_rank_that_hangs_is_named():
 
 
 def test_wrong_data_end_the_run():
-    process = start(*SMALL, "--ranks", "2", **{FAULT_VARIABLE: "corrupt:1:checking the data"})
+    process = start_broken("corrupt:1:checking the data", *SMALL, "--ranks", "2")
     code, out, err = finish(process)
     assert code == 1
     assert "ring all_reduce of 4 bytes on 2 ranks: rank 1, chunk 1, element 0: found" in err
@@ -129,18 +139,21 @@ def test_ctrl_c_ends_everything(tmp_path):
     assert not path.exists()
 
 
-def test_children_do_not_outlive_a_killed_parent():
-    process = start("ring", "--ranks", "2", "--budget", "1 h")
+def test_children_do_not_outlive_a_killed_parent(tmp_path):
+    """And clean up in its place."""
+    process = start("ring", "--ranks", "2", "--budget", "1 h", TMPDIR=str(tmp_path))
     until = time.monotonic() + 30
     while len(session_members(process.pid)) < 4 and time.monotonic() < until:
         time.sleep(0.05)
     time.sleep(1.0)
+    assert len(list(tmp_path.iterdir())) == 1
     process.kill()
     process.communicate(timeout=30)
     until = time.monotonic() + 20
     while session_members(process.pid) and time.monotonic() < until:
         time.sleep(0.05)
     assert session_members(process.pid) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_under_torchrun_rank_0_writes(tmp_path):
@@ -159,3 +172,17 @@ def test_under_torchrun_rank_0_writes(tmp_path):
     assert "schedule" in out0
     assert out1 == ""
     assert [entry.name for entry in tmp_path.iterdir()] == ["m0.json"]
+    found = read_measurement(tmp_path / "m0.json")
+    assert found.hosts == 1
+    launcher = "torchrun --nnodes 1 --nproc-per-node 2 --no-python perfmodel measure ring "
+    assert found.command.startswith(launcher)
+
+
+def test_each_run_starts_anew_and_has_its_own_file(two_runs):
+    out, folder = two_runs
+    assert sorted(entry.name for entry in folder.iterdir()) == ["m-1.json", "m-2.json"]
+    written = [json.loads((folder / f"m-{number}.json").read_text()) for number in (1, 2)]
+    assert json.loads(out) == {"runs": written}
+    first, second = (document["rows"] for document in written)
+    assert first != second
+    assert "--runs" not in written[0]["command"]  # each file says how to repeat its own run

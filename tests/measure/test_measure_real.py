@@ -43,7 +43,7 @@ def launch(ranks, folder):
     assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[3, 4], ids="{} ranks".format)
 def group(request, tmp_path_factory):
     """(rank, name -> array) of every rank, and the rows by name."""
     pytest.importorskip("torch", reason="runs real processes on gloo")
@@ -91,7 +91,7 @@ def check_all_to_all(start, after, rank):
 def test_every_size_is_timed_beside_the_library(group, name):
     data, rows = group
     collective, _ = name.split("-")
-    sizes = [4, 4096, 100_000]
+    sizes = [4, 100_000]
     if collective not in LARGEST:
         unit = data[0][f"{name}-start"].itemsize * len(data)
         sizes = [max(1, nbytes // unit) * unit for nbytes in sizes]
@@ -100,7 +100,7 @@ def test_every_size_is_timed_beside_the_library(group, name):
     for what in ("schedule", "library"):
         found = [row for row in rows[name] if row["what"] == what]
         assert [row["nbytes"] for row in found] == sizes
-        assert all(row["repeats"] == 4 and 0 < row["min_s"] <= row["median_s"] for row in found)
+        assert all(row["repeats"] == 2 and 0 < row["min_s"] <= row["median_s"] for row in found)
 
 
 def test_names_are_those_of_the_catalog():

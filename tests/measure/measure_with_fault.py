@@ -1,0 +1,73 @@
+"""``perfmodel measure`` with one rank that breaks; run by ``test_measure_processes.py``.
+
+``python measure_with_fault.py crash|hang|corrupt RANK STAGE ARGUMENTS...`` breaks that rank at its
+first round of that stage. The ranks that the command starts run `broken_work` instead of the
+package's own: the package itself knows nothing of faults.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from perfmodel.measure import status as at
+from perfmodel.measure import team
+
+FAULT = "BROKEN_RANK"
+"""Environment variable that tells the started processes which of them breaks, how and when."""
+
+work = team._work
+
+
+def broken_work(job, rank, *rest):
+    """What a started process runs: breaks itself if it is the one, then works as usual."""
+    how, who, stage = os.environ[FAULT].split(":")
+    if int(who) == rank:
+        if how == "corrupt":
+            corrupt_results(at.STAGES.index(stage))
+        else:
+            at.Status.step = breaking_step(at.Status.step, how, at.STAGES.index(stage))
+    work(job, rank, *rest)
+
+
+def breaking_step(step, how, stage):
+    def breaks(status, number, round_=0):
+        step(status, number, round_)
+        if number == at.BEFORE and status._memory[status._base + at._STAGE] == stage:
+            if how == "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            while True:
+                time.sleep(60)
+
+    return breaks
+
+
+def corrupt_results(stage):
+    """Add one to the last element of what a schedule leaves behind."""
+    from perfmodel.measure import rank
+
+    program, run, buffers = rank.program, rank.run, {}
+
+    def remembering(rounds, number, buffer, scratch):
+        made = program(rounds, number, buffer, scratch)
+        buffers[id(made)] = buffer
+        return made
+
+    def corrupting(exchanges, status):
+        run(exchanges, status)
+        if status._memory[status._base + at._STAGE] == stage:
+            buffers[id(exchanges)][-1] += 1
+
+    rank.program, rank.run = remembering, corrupting
+
+
+if __name__ == "__main__":
+    from perfmodel.cli import main
+
+    how, who, stage, *arguments = sys.argv[1:]
+    os.environ[FAULT] = f"{how}:{who}:{stage}"
+    team._work = broken_work
+    sys.argv = ["perfmodel", "measure", *arguments]
+    main()
