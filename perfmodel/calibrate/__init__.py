@@ -4,10 +4,12 @@ from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.draw import draws, interval_s, measured_at
 from perfmodel.calibrate.fit import fit, source_of
 from perfmodel.calibrate.profile import Profile, read_profile, write_profile
+from perfmodel.calibrate.suits import doubts
 
 __all__ = [
     "Profile",
     "apply",
+    "doubts",
     "draws",
     "fit",
     "interval_s",

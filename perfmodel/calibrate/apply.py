@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.calibrate.profile import Fit, Parameter, Profile, Rows
+from perfmodel.calibrate.profile import Fit, Parameter, ParameterName, Profile, Rows
 from perfmodel.collectives.schedule import Floats
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.library.carry import Machine
@@ -95,23 +95,22 @@ def _rates(values: Values) -> dict[str, dict[float, float]]:
     return found
 
 
+FIELDS: Mapping[ParameterName, str] = {
+    "launch": "launch", "reduce": "reduce_rate", "rank_rate": "max_rate", "host_step": "host_step",
+}  # fmt: skip
+"""Where a protocol keeps what is one number for all kinds of hop."""
+
+
 def with_times(library: Library, values: Values) -> Library:
-    """Replace launch times, step times, reduce rates and wire segments of protocols."""
+    """Replace times, rates and wire segments of protocols."""
     segmented = [rates for rates in _rates(values).values() if len(rates) > 1]
     protocols = {}
     for name, protocol in library.protocols.items():
-        update: dict[str, object] = {}
-        step: dict[str, float] = {}
-        for key, value in values.items():
-            owner, _, hop = key.where.partition("/")
-            if owner != name:
-                continue
-            if key.name == "launch":
-                update["launch"] = value
-            elif key.name == "reduce":
-                update["reduce_rate"] = value
-            elif key.name == "step":
-                step[hop] = value
+        own = {key: si for key, si in values.items() if key.where.partition("/")[0] == name}
+        update: dict[str, object] = {
+            FIELDS[key.name]: si for key, si in own.items() if key.name in FIELDS
+        }
+        step = {key.where.partition("/")[2]: si for key, si in own.items() if key.name == "step"}
         if step:
             update["step"] = protocol.step.model_copy(update=step)
         for rates in segmented:
@@ -153,6 +152,7 @@ def _unknown(profile: Profile, values: Values, machine: Machine) -> list[Fault]:
     steps = {f"{protocol}/{hop}" for protocol in protocols for hop in hops}
     places = {
         "launch": set(protocols), "reduce": set(protocols), "step": steps,
+        "rank_rate": set(protocols), "host_step": set(protocols),
         "bandwidth": set(machine.topology.arcs.kinds),
     }  # fmt: skip
     return [

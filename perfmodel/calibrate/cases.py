@@ -7,21 +7,29 @@ ranks says something about 2 or 8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfmodel.calibrate.apply import Values, with_bandwidths, with_times
 from perfmodel.calibrate.profile import Parameter, Rows
+from perfmodel.calibrate.suits import faults_of
 from perfmodel.collectives.schedule import Floats, Ints
+from perfmodel.collectives.timing import legs_ends
 from perfmodel.errors import Fault, InputError, ScheduleError
-from perfmodel.library.carry import Carried, Machine, carry
-from perfmodel.library.costs import REDUCED_SHARE, chunk_bytes, step_latency_s, wire_factor
-from perfmodel.library.edges import HOPS
+from perfmodel.library.carry import Carried, Machine, Stage, carry
+from perfmodel.library.costs import (
+    chunk_bytes,
+    rate_limit_Bps,
+    reduced_bytes,
+    step_latency_s,
+    wire_factor,
+)
+from perfmodel.library.edges import HOPS, Edges
 from perfmodel.library.model import Library
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.estimate import Estimator, stage_s
+from perfmodel.simulate.estimate import Estimator, joined_stages, leg_of, ranks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,7 @@ class Case:
     nbytes: int
     measured_s: float
     ways: tuple[Carried, ...]
+    run: int = 0
 
     @property
     def chunk_bytes(self) -> float:
@@ -40,32 +49,50 @@ class Case:
         return chunk_bytes(self.ways[0].schedule)
 
 
-def cases_of(measurements: Sequence[Measurement], machine: Machine, rows: Rows) -> list[Case]:
-    """The rows of one kind, by collective, ranks and size.
+def cases_of(
+    measurements: Sequence[Measurement],
+    machine: Machine,
+    rows: Rows,
+    files: Sequence[str] = (),
+) -> list[Case]:
+    """The rows of one kind, by collective, ranks, size and run.
+
+    Parameters
+    ----------
+    measurements : sequence of Measurement
+        Each from processes that were started afresh: each is a run.
+    machine : Machine
+    rows : {"library", "schedule"}
+    files : sequence of str
+        Names of the measurements in messages; default: their numbers.
 
     Raises
     ------
     InputError
         Measurements that this machine cannot have made; every fault at once.
     """
-    faults = [f for number, m in enumerate(measurements) for f in _faults(m, number, machine)]
+    names = list(files) or [f"measurement {number + 1}" for number in range(len(measurements))]
+    named = list(zip(names, measurements, strict=True))
+    faults = [fault for name, made in named for fault in faults_of(made, machine, name)]
     if faults:
         raise InputError(faults)
     found: list[Case] = []
-    for number, measurement in enumerate(measurements):
-        for nbytes, time_s in measurement.times(rows):
-            try:
-                ways = _ways(machine, measurement, nbytes, rows)
-            except ScheduleError as error:
-                faults.append(Fault(f"measurement {number + 1}", str(error), "another file"))
-                break
-            except InputError as error:
-                faults += error.faults
-                break
-            found.append(Case(measurement.collective, measurement.ranks, nbytes, time_s, ways))
+    for run, (name, made) in enumerate(named):
+        try:
+            found += [
+                Case(
+                    made.collective, made.ranks, nbytes, t, _ways(machine, made, nbytes, rows), run
+                )
+                for nbytes, t in made.times(rows)
+            ]
+        except ScheduleError as error:
+            allowed = "an algorithm and a collective that these ranks can run"
+            faults.append(Fault("algorithm", f"{made.algorithm!r} ({error})", allowed, name))
+        except InputError as error:
+            faults += error.located(name).faults
     if faults:
         raise InputError(faults)
-    return sorted(found, key=lambda case: (case.collective, case.ranks, case.nbytes))
+    return sorted(found, key=lambda case: (case.collective, case.ranks, case.nbytes, case.run))
 
 
 def _ways(machine: Machine, made: Measurement, nbytes: int, rows: Rows) -> tuple[Carried, ...]:
@@ -73,23 +100,6 @@ def _ways(machine: Machine, made: Measurement, nbytes: int, rows: Rows) -> tuple
     if (made.algorithm, made.collective) in {("ring", "broadcast"), ("ring", "reduce")}:
         algorithm = None  # chains around the library's rings
     return carry(machine, made.collective, nbytes, range(made.ranks), algorithm=algorithm)
-
-
-def _faults(made: Measurement, number: int, machine: Machine) -> Iterator[Fault]:
-    topology, where = machine.topology, f"measurement {number + 1}"
-    if made.topology is not None and made.topology != topology.template:
-        yield Fault(f"{where}: topology", repr(made.topology), f"{topology.template!r}, as asked")
-    if made.backend == "device":
-        yield Fault(f"{where}: backend", "'device'", "'gloo' or 'nccl': collectives of ranks")
-    elif machine.library.name not in {made.backend, "plain"}:
-        yield Fault(f"{where}: backend", repr(made.backend), f"{machine.library.name!r}, as asked")
-    if not 2 <= made.ranks <= len(topology.ranks):
-        allowed = f"2 to {len(topology.ranks)} ranks, as {topology.name} has"
-        yield Fault(f"{where}: ranks", str(made.ranks), allowed)
-    bad = [row for row in made.rows if row.median_s <= 0 or row.nbytes <= 0]
-    if bad:
-        found = f"{len(bad)} rows with a size or a median time of zero or less"
-        yield Fault(f"{where}: rows", found, "sizes and times above zero")
 
 
 class Forward:
@@ -106,14 +116,24 @@ class Forward:
         self.machine = machine
         self.cases = tuple(cases)
         self.measured_s = np.array([case.measured_s for case in cases])
-        self._ways = [[_prepared(way) for way in case.ways] for case in cases]
+        # Several runs measured the same: their time is worked out once.
+        keys = [(case.collective, case.ranks, case.nbytes) for case in cases]
+        place = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        self._of = np.array([place[key] for key in keys], dtype=np.int64)
+        firsts = dict(zip(reversed(keys), reversed(cases), strict=True))
+        laid: dict[tuple[bytes, bytes], Edges] = {}
+        self._ways = [[_Way.of(way, laid) for way in firsts[key].ways] for key in place]
 
     def times_s(self, values: Values) -> Floats:
         """Time of each case; seconds, shape (cases,)."""
         machine = self.machine
         library = with_times(machine.library, values)
         known = Estimator(replace(machine, topology=with_bandwidths(machine.topology, values)))
-        return np.array([min(way.time_s(library, known) for way in ways) for ways in self._ways])
+        rates: dict[tuple[int, str], Floats] = {}
+        times = np.array(
+            [min(way.time_s(library, known, rates) for way in ways) for ways in self._ways]
+        )
+        return times[self._of]
 
     def parameters(self) -> dict[Parameter, float]:
         """Everything that these cases may tell, most telling first, with a value to start from."""
@@ -130,9 +150,37 @@ class Forward:
                 found[Parameter("step", f"{name}/{hop}")] = 0.5 * quickest_s / max(steps, 1)
         for name in names:
             found[Parameter("launch", name)] = 0.2 * quickest_s
-        if any(case.collective in REDUCED_SHARE for case in self.cases):
+        if any(way.reduced > 0 for ways in self._ways for way in ways):
             found |= {Parameter("reduce", name): 2 * min(rates.values()) for name in names}
         return found
+
+    def sums_differ(self) -> bool:
+        """Whether some of the cases add a larger share of what they send than others do.
+
+        Where they do not, a rank's adding cannot be told from what else it does to each byte.
+        """
+        ways = [way for ways in self._ways for way in ways if way.chunk_bytes > 0]
+        return len({round(way.reduced / way.chunk_bytes, 1) for way in ways}) > 1
+
+    def shared(self, values: Values) -> list[dict[Parameter, float]]:
+        """Numbers that tell what a rank can do alone from what all ranks of a host can, to start.
+
+        Each more than the one before; none where the ranks of one host were always as many, or
+        where they do not meet in its memory.
+        """
+        memory = [v for k, v in values.items() if k == Parameter("bandwidth", "memory")]
+        counts = sorted({case.ranks for case in self.cases})
+        protocols = {way.protocol for case in self.cases for way in case.ways}
+        if len(counts) < 2 or len(protocols) != 1 or not memory:
+            return []
+        (name,) = protocols
+        step = values.get(Parameter("step", f"{name}/memory"))
+        # Between the fewest ranks and the next, and between the most and the next.
+        rate = {Parameter("rank_rate", name): memory[0] / (counts[0] * counts[1]) ** 0.5}
+        if step is None:
+            return [rate]
+        host = {Parameter("host_step", name): step / (counts[-1] * counts[-2]) ** 0.5}
+        return [rate, host, rate | host]
 
     def _narrowest(self, used: Ints) -> dict[str, float]:
         """Bandwidth of the narrowest link of each kind that the cases use; bytes per second."""
@@ -151,41 +199,49 @@ class _Way:
     Parameters
     ----------
     carried : Carried
+    legs : tuple of Stage
+        Its stages as they are timed; like edges are one object in all ways.
+    steady : tuple of bool
+        Whether all edges of a leg work all the time.
     chunk_bytes : float
-    steps : ndarray of float, shape (stages,) or None
-        Repeats of each stage if all its edges send alike, one after the other; else None.
-    sent_bytes : ndarray of float, shape (stages,)
-        What an edge of such a stage sends.
+        Size of one send.
+    reduced : float
+        Bytes of it that the receiver adds.
     """
 
     carried: Carried
+    legs: tuple[Stage, ...]
+    steady: tuple[bool, ...]
     chunk_bytes: float
-    steps: tuple[int, ...] | None
-    sent_bytes: tuple[float, ...]
+    reduced: float
 
-    def time_s(self, library: Library, known: Estimator) -> float:
-        """Time of the way with a library and links; seconds."""
-        protocol, way = library.protocols[self.carried.protocol], self.carried
-        wire = wire_factor(protocol, self.chunk_bytes)
-        total = protocol.launch
-        for number, stage in enumerate(way.stages):
-            rate_Bps = known.rates(stage)
-            latency_s = step_latency_s(protocol, stage.edges, way.schedule)
-            if self.steps and np.ptp(rate_Bps) == 0 and np.ptp(latency_s) == 0:
-                sent = self.sent_bytes[number] * wire / float(rate_Bps[0])
-                total += sent + self.steps[number] * float(latency_s[0])
-            else:
-                priced = replace(way, wire_factor=wire)
-                total += stage_s(priced, replace(stage, latency_s=latency_s), rate_Bps)
-        return total
+    @staticmethod
+    def of(way: Carried, laid: dict[tuple[bytes, bytes], Edges]) -> _Way:
+        legs = tuple(
+            replace(leg, edges=laid.setdefault(
+                (leg.edges.arcs.tobytes(), leg.edges.pointers.tobytes()), leg.edges))
+            for leg in joined_stages(way.stages)
+        )  # fmt: skip
+        steady = tuple(
+            all(bool((phase.active == phase.repeat).all()) for phase in leg.phases) for leg in legs
+        )
+        chunk, reduced = chunk_bytes(way.schedule), reduced_bytes(way.schedule)
+        return _Way(way, legs, steady, chunk, reduced)
 
-
-def _prepared(way: Carried) -> _Way:
-    alike = way.credits == 1 and all(
-        np.ptp(phase.nbytes) == 0 for stage in way.stages for phase in stage.phases
-    )
-    steps = tuple(sum(phase.repeat for phase in stage.phases) for stage in way.stages)
-    sent = tuple(
-        sum(phase.repeat * float(phase.nbytes[0]) for phase in stage.phases) for stage in way.stages
-    )
-    return _Way(way, chunk_bytes(way.schedule), steps if alike else None, sent)
+    def time_s(
+        self, library: Library, known: Estimator, rates: dict[tuple[int, str], Floats]
+    ) -> float:
+        """Time of the way with a library and links; seconds. `rates` are kept for other ways."""
+        protocol = library.protocols[self.carried.protocol]
+        way = replace(self.carried, wire_factor=wire_factor(protocol, self.chunk_bytes))
+        parts = []
+        for leg, steady in zip(self.legs, self.steady, strict=True):
+            latency_s = step_latency_s(protocol, leg.edges, way.schedule, reduced=self.reduced)
+            cap_Bps = rate_limit_Bps(protocol, leg.edges, way.schedule)
+            priced = replace(leg, latency_s=latency_s, cap_Bps=cap_Bps)
+            key = (id(leg.edges), way.protocol)
+            if not steady or key not in rates:
+                rates[key] = known.rates(priced)
+            parts.append(leg_of(way, priced, rates[key]))
+        ends = legs_ends(parts, ranks_of(way), credits=way.credits)
+        return protocol.launch + max((end.last_s for _, end in ends), default=0.0)

@@ -6,16 +6,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.calibrate.profile import Fit, Parameter, Profile
+from perfmodel.calibrate.profile import Fit, Profile, Rows, Value
 
 
-def measured_at(profile: Profile, ranks: int) -> bool:
-    """Whether any of a profile's fits rests on measurements of this number of ranks.
+def measured_at(
+    profile: Profile,
+    ranks: int,
+    op: str,
+    *,
+    rows: Rows | None = None,
+    algorithm: str | None = None,
+) -> bool:
+    """Whether a profile's numbers rest on measurements of this collective among so many ranks.
 
-    On an oversubscribed machine a step costs more the more ranks there are, so an interval means
-    nothing elsewhere.
+    On an oversubscribed machine a step costs more the more ranks there are, and how much more is
+    a model: an interval from other numbers of ranks, from another collective or (for rows of
+    "schedule") from another schedule would promise what nobody has tried.
     """
-    return any(ranks in fit.ranks for fit in profile.fits)
+    fit = profile.fit_of(rows)
+    alike = [source for source in profile.source if source.collective == op]
+    if fit.rows == "schedule":
+        alike = [source for source in alike if source.algorithm == algorithm]
+    return ranks in fit.ranks and ranks in {source.ranks for source in alike}
 
 
 def interval_s(times_s: Sequence[float], likely_s: float) -> tuple[float, float] | None:
@@ -38,8 +50,9 @@ def draws(profile: Profile, count: int, seed: int, *, scatter: bool = True) -> l
     count : int
     seed : int
     scatter : bool
-        Also make the whole machine faster or slower by what measured times scatter about the fit,
-        so that an interval covers a time that is measured, and not only its long-run median.
+        Also make the whole machine faster or slower by what runs differ from each other and by
+        what measured times scatter about the fit, so that an interval covers a time that is
+        measured in a new run, and not only the long-run median.
 
     Returns
     -------
@@ -60,14 +73,25 @@ def _drawn(fit: Fit, rng: np.random.Generator, scatter: bool) -> Fit:
     # Roots by eigenvalues: rounding in the file may have pushed one just below zero.
     sizes, axes = np.linalg.eigh(covariance)
     logs = axes @ (np.sqrt(np.maximum(sizes, 0.0)) * rng.standard_normal(len(sizes)))
-    slower = fit.scatter * rng.standard_normal() if scatter else 0.0
+    longer, slower = _run(fit, rng) if scatter else (0.0, 0.0)
     values = tuple(
-        value.model_copy(update={"value": _moved(value.key, value.si, log, slower)})
+        value.model_copy(
+            update={"value": _moved(value, log - slower if value.is_rate else log + longer)}
+        )
         for value, log in zip(fit.values, logs.tolist(), strict=True)
     )
     return fit.model_copy(update={"values": values})
 
 
-def _moved(key: Parameter, value: float, log: float, slower: float) -> str:
-    is_rate = key.name in {"bandwidth", "reduce"}
-    return key.format(value * float(np.exp(log - slower if is_rate else log + slower)))
+def _run(fit: Fit, rng: np.random.Generator) -> tuple[float, float]:
+    """Logarithms of how much longer all times of a new run are, and how much lower its rates."""
+    off = fit.scatter * rng.standard_normal()
+    if fit.run_spread is None:  # a profile from before the spread was kept
+        return off, off
+    spread = fit.run_spread
+    both = rng.standard_t(spread.freedom, 2)
+    return off + spread.times * float(both[0]), off + spread.rates * float(both[1])
+
+
+def _moved(value: Value, log: float) -> str:
+    return value.key.format(value.si * float(np.exp(log)))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
-from perfmodel.calibrate.cases import Case, Forward, cases_of
+from perfmodel.calibrate.cases import Forward, cases_of
+from perfmodel.calibrate.grow import in_pieces, shared
 from perfmodel.calibrate.profile import (
     Fit,
     Parameter,
@@ -22,31 +22,20 @@ from perfmodel.calibrate.profile import (
     Undetermined,
     Value,
 )
-from perfmodel.calibrate.solve import WIDEST, Solution, solve, tell_apart
+from perfmodel.calibrate.runs import between_runs, widened
+from perfmodel.calibrate.solve import WIDEST, Solution, solve, spread_of, tell_apart
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.carry import Machine
 from perfmodel.library.model import Library
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
 
-MOST_PIECES = 4
-"""Different rates by size of chunk that a fit may use."""
-
-GOOD_ENOUGH = 0.005
-"""Scatter of the logarithm of times below which no further piece is looked for."""
-
-FEWEST_PER_PIECE = 3
-"""Sizes of chunk that every piece must hold."""
-
-BIC_GAIN = 10.0
-"""Very strong evidence for one more piece; Kass and Raftery, JASA 90(430), 1995."""
-
-GIVEN_UP = ("reduce", "launch", "step", "bandwidth")
+GIVEN_UP = ("host_step", "rank_rate", "reduce", "launch", "step", "bandwidth")
 """Which numbers to do without first where the data cannot tell all."""
 
 METHOD = (
     "least squares of soft L1 on the logarithm of median times; covariance of an M-estimator; "
-    "80 % intervals from Student's t"
+    "80 % intervals from Student's t, with the spread between runs"
 )
 
 
@@ -57,6 +46,7 @@ def fit(
     *,
     name: str = "measured",
     sources: Sequence[Source] = (),
+    files: Sequence[str] = (),
 ) -> Profile:
     """Find the numbers of a machine from measured collectives.
 
@@ -65,6 +55,7 @@ def fit(
     Parameters
     ----------
     measurements : sequence of Measurement
+        Each is a run of its own: how much they differ shows how much the next one will.
     topology : Topology
         Of at least as many ranks as were measured.
     library : Library
@@ -72,6 +63,8 @@ def fit(
         Of the profile.
     sources : sequence of Source
         Where the measurements come from; default: from memory, without a file.
+    files : sequence of str
+        What to call the measurements in messages; default: their numbers.
 
     Returns
     -------
@@ -87,7 +80,7 @@ def fit(
     machine = Machine(topology, library)
     fits = []
     for rows in get_args(Rows):
-        cases = cases_of(measurements, machine, rows)
+        cases = cases_of(measurements, machine, rows, files)
         if cases:
             fits.append(_fit(Forward(machine, cases), rows))
     if not fits:
@@ -121,18 +114,29 @@ def source_of(made: Measurement, path: Path | None) -> Source:
 
 def _fit(forward: Forward, rows: Rows) -> Fit:
     kept, lost = tell_apart(forward, forward.parameters())
-    solution = solve(forward, kept)
-    solution = _in_pieces(forward, solution)
+    if not forward.sums_differ():
+        for gamma in [key for key in kept if key.name == "reduce"]:
+            del kept[gamma]
+            lost[gamma] = "the same share of the bytes is added in all of these data"
+    solution = in_pieces(forward, shared(forward, solve(forward, kept)))
     while (key := _vaguest(solution)) is not None:
         lost[key] = _why_vague(solution.spread[key])
         solution = solve(forward, {k: v for k, v in solution.values.items() if k != key})
+    runs = len({case.run for case in forward.cases})
+    between, scatter = between_runs(forward, solution)
+    covariance = widened(solution, between, runs)
+    spread = spread_of(solution.values, covariance, solution.factor)
     return Fit(
         rows=rows,
         ranks=tuple(sorted({case.ranks for case in forward.cases})),
         method=METHOD,
-        values=tuple(_value(key, solution) for key in solution.values),
-        covariance=tuple(tuple(_round(x) for x in row) for row in solution.covariance.tolist()),
-        scatter=_round(solution.scatter),
+        values=tuple(_value(key, si, spread[key]) for key, si in solution.values.items()),
+        covariance=tuple(tuple(_round(x) for x in row) for row in covariance.tolist()),
+        scatter=_round(scatter),
+        runs=runs,
+        run_spread=between.model_copy(
+            update={"times": _round(between.times), "rates": _round(between.rates)}
+        ),
         residuals=_residuals(forward, solution.values),
         undetermined=tuple(
             Undetermined(parameter=key.name, where=key.where, reason=why,
@@ -156,67 +160,10 @@ def _why_vague(factor: float) -> str:
     return f"these data leave a factor of {factor:.2g} up and down open"
 
 
-# ---------------------------------------------------------------- pieces
-
-
-def _in_pieces(forward: Forward, solution: Solution) -> Solution:
-    """Give chunks of different sizes different rates, as long as that explains much more."""
-    rates = [key for key in solution.values if key.name == "bandwidth"]
-    protocols = {way.protocol for case in forward.cases for way in case.ways}
-    if len(rates) != 1 or len(protocols) != 1:
-        return solution
-    kind = rates[0].where
-    for _ in range(MOST_PIECES - 1):
-        if solution.scatter < GOOD_ENOUGH:
-            break
-        longer = [
-            solve(forward, _split(solution.values, kind, at), passes=1)
-            for at in _breaks(forward.cases, solution.values)
-        ]
-        if not longer:
-            break
-        best = solve(forward, min(longer, key=lambda one: one.cost).values)
-        if _bic(solution, forward) - _bic(best, forward) < BIC_GAIN:
-            break
-        solution = best
-    return solution
-
-
-def _bic(solution: Solution, forward: Forward) -> float:
-    """Bayesian information criterion; a breakpoint counts as a number beside its rate."""
-    count = len(forward.cases)
-    breaks = sum(key.beyond_bytes > 0 for key in solution.values)
-    return float(
-        count * np.log(max(solution.cost, 1e-18)) + (len(solution.values) + breaks) * np.log(count)
-    )
-
-
-def _breaks(cases: Sequence[Case], values: Mapping[Parameter, float]) -> list[float]:
-    """Sizes of measured chunks from which a rate may change; bytes."""
-    sizes = sorted({round(case.chunk_bytes) for case in cases})
-    known = sorted(key.beyond_bytes for key in values if key.name == "bandwidth")
-    found = []
-    for at in map(float, sizes):
-        edges = [edge for edge in (*known, at) if edge > 0]
-        ends = [0.0, *sorted(edges), float("inf")]
-        counts = [sum(a < size <= b for size in sizes) for a, b in itertools.pairwise(ends)]
-        if min(counts) >= FEWEST_PER_PIECE:
-            found.append(at)
-    return found
-
-
-def _split(values: Mapping[Parameter, float], kind: str, at: float) -> dict[Parameter, float]:
-    """Values with one more piece, which starts from the rate that it had."""
-    below = max(k.beyond_bytes for k in values if k.name == "bandwidth" and k.beyond_bytes < at)
-    rate = values[Parameter("bandwidth", kind, below)]
-    return {**values, Parameter("bandwidth", kind, at): rate}
-
-
 # ---------------------------------------------------------------- what is written down
 
 
-def _value(key: Parameter, solution: Solution) -> Value:
-    value, factor = solution.values[key], solution.spread[key]
+def _value(key: Parameter, value: float, factor: float) -> Value:
     return Value(
         parameter=key.name,
         where=key.where,
@@ -236,23 +183,29 @@ def _present(machine: Machine, key: Parameter) -> str:
     if key.name == "reduce":
         rate = held.reduce_rate
         return "no time of its own" if rate is None else key.format(rate)
+    if key.name in {"rank_rate", "host_step"}:
+        return "no limit of its own"
     now = held.launch if key.name == "launch" else getattr(held.step, hop)
     return key.format(now) + ", as the library says"
 
 
 def _residuals(forward: Forward, values: Mapping[Parameter, float]) -> Residuals:
     times = forward.times_s(values)
+    groups: dict[tuple[str, int, int], list[int]] = {}
+    for at, case in enumerate(forward.cases):
+        groups.setdefault((case.collective, case.ranks, case.nbytes), []).append(at)
     sizes = tuple(
         Residual(
-            collective=case.collective,
-            ranks=case.ranks,
-            nbytes=case.nbytes,
-            measured_s=_round(case.measured_s),
-            fitted_s=_round(time_s),
+            collective=collective,
+            ranks=ranks,
+            nbytes=nbytes,
+            runs=len(which),
+            measured_s=_round(np.exp(np.log(forward.measured_s[which]).mean())),
+            fitted_s=_round(times[which[0]]),
         )
-        for case, time_s in zip(forward.cases, times.tolist(), strict=True)
+        for (collective, ranks, nbytes), which in groups.items()
     )
-    off = np.abs([size.error for size in sizes])
+    off = np.abs(times / forward.measured_s - 1.0)
     return Residuals(
         median_abs=_round(np.median(off)), p90_abs=_round(np.quantile(off, 0.9)), sizes=sizes
     )

@@ -16,7 +16,10 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import Spec, find_file, load, write_atomically
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
 
-ParameterName = Literal["launch", "step", "reduce", "bandwidth"]
+ParameterName = Literal["launch", "step", "host_step", "reduce", "bandwidth", "rank_rate"]
+RATES = frozenset({"reduce", "bandwidth", "rank_rate"})
+"""What is in bytes per second; the others are times."""
+
 Rows = Literal["library", "schedule"]
 
 PROBABILITY = 0.8
@@ -28,9 +31,11 @@ class Parameter(NamedTuple):
 
     Parameters
     ----------
-    name : {"launch", "step", "reduce", "bandwidth"}
-        Time of a collective before its first step; time of a step beyond its bytes (alpha); rate
-        at which a rank adds what it received (1 / gamma); rate of the link (1 / beta).
+    name : {"launch", "step", "host_step", "reduce", "bandwidth", "rank_rate"}
+        Time of a collective before its first step; time of a step beyond its bytes (alpha); what
+        each rank's step costs the cores of a host that all its ranks share; rate at which a rank
+        adds what it received (1 / gamma); rate of the link, which ranks share (1 / beta); most that
+        a rank sends when it has the link to itself.
     where : str
         A protocol ("ring"), a protocol and a kind of hop ("ring/memory"), or a kind of link.
     beyond_bytes : float
@@ -43,13 +48,13 @@ class Parameter(NamedTuple):
 
     def parse(self, text: object) -> float:
         """Read a value of this parameter; seconds, or bytes per second."""
-        is_rate = self.name in {"bandwidth", "reduce"}
-        return parse_bandwidth(text) if is_rate else parse_time(text)
+        return parse_bandwidth(text) if self.name in RATES else parse_time(text)
 
     def format(self, value: float) -> str:
         """Write a value of this parameter, to seven digits."""
-        rate = self.name in {"bandwidth", "reduce"}
-        return f"{value * 1e-9:.7g} GB/s" if rate else f"{value * 1e6:.7g} us"
+        if self.name in RATES:
+            return f"{value * 1e-9:.7g} GB/s"
+        return f"{value * 1e6:.7g} us"
 
     def __str__(self) -> str:
         beyond = f" beyond {self.beyond_bytes:.0f} B of a chunk" if self.beyond_bytes else ""
@@ -88,6 +93,11 @@ class Value(Spec):
         return Parameter(self.parameter, self.where, parse_bytes(self.beyond))
 
     @property
+    def is_rate(self) -> bool:
+        """Whether the value is a rate; otherwise it is a time."""
+        return self.parameter in RATES
+
+    @property
     def si(self) -> float:
         """The value in seconds or bytes per second."""
         return self.key.parse(self.value)
@@ -112,12 +122,26 @@ class Undetermined(Spec):
     reason: str
 
 
+class RunSpread(Spec):
+    """How much a machine differs from itself when its processes are started afresh.
+
+    Standard deviations of the logarithm of all `times` together and of all `rates` together from
+    one run to another; `freedom` is how many degrees of freedom stand behind them.
+    """
+
+    times: float = Field(ge=0)
+    rates: float = Field(ge=0)
+    freedom: float = Field(gt=0)
+    source: str
+
+
 class Residual(Spec):
-    """Measured against fitted, one size."""
+    """Measured against fitted, one size; measured: geometric mean of the runs."""
 
     collective: str
     ranks: int
     nbytes: int
+    runs: int = 1
     measured_s: float
     fitted_s: float
 
@@ -128,7 +152,7 @@ class Residual(Spec):
 
 
 class Residuals(Spec):
-    """How well the fit meets its own data: absolute relative errors, and each size."""
+    """How well the fit meets its own data: absolute relative errors of all runs, and each size."""
 
     median_abs: float
     p90_abs: float
@@ -146,7 +170,10 @@ class Fit(Spec):
     covariance: tuple[tuple[float, ...], ...]
     """Of the natural logarithms of the values, in their order."""
     scatter: float = Field(ge=0)
-    """Standard deviation of the logarithm of a measured time about the fit, outliers set aside."""
+    """Standard deviation of the logarithm of a time about the fit within a run, outliers aside."""
+    runs: int = Field(1, ge=1)
+    """Files, each from processes that were started afresh."""
+    run_spread: RunSpread | None = None
     residuals: Residuals
     undetermined: tuple[Undetermined, ...] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,10 @@ PIECES_APART = 3.0
 
 FARTHEST = 20.0
 """Logarithm of how far a value may go from where it starts: anything physical, no overflow."""
+
+MOST_STEPS = 25
+"""Of one pass. Smooth problems take 3 to 10; what takes more hops to and fro across a kink, where
+another way of carrying or another limit takes over, and gains nothing any more."""
 
 QUIETEST = 1e-6
 """Scatter that is taken for rounding: the loss is quadratic below it."""
@@ -64,11 +68,16 @@ class Solution:
     @property
     def spread(self) -> dict[Parameter, float]:
         """Factor between each value and the ends of its interval."""
-        deviations = np.sqrt(np.diag(self.covariance))
-        # Beyond e^50 an interval is as good as everything; larger powers would overflow.
-        return dict(
-            zip(self.values, np.exp(np.minimum(deviations * self.factor, 50.0)), strict=True)
-        )
+        return spread_of(self.values, self.covariance, self.factor)
+
+
+def spread_of(
+    values: Iterable[Parameter], covariance: Floats, factor: float
+) -> dict[Parameter, float]:
+    """Factor between each value and the ends of its interval, `factor` deviations away."""
+    deviations = np.sqrt(np.diag(covariance))
+    # Beyond e^50 an interval is as good as everything; larger powers would overflow.
+    return dict(zip(values, np.exp(np.minimum(deviations * factor, 50.0)).tolist(), strict=True))
 
 
 def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3) -> Solution:
@@ -93,7 +102,6 @@ def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3
     freedom = max(len(measured) - len(keys), 1)
     logs, scale = np.log(list(start.values())), FIRST_SCALE
     first = logs
-    tight = 1e-12 if passes > 1 else 1e-4
 
     def off(logs: Floats) -> Floats:
         off_by: Floats = np.log(forward.times_s(_named(keys, logs))) - measured
@@ -102,18 +110,19 @@ def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3
     def off_and_apart(logs: Floats) -> Floats:
         return np.concatenate([off(logs), scale * (ties @ logs)])
 
-    for _ in range(passes if keys else 0):
+    for number in range(passes if keys else 0):
+        tight = 1e-10 if number == passes - 1 > 0 else 1e-4  # early passes only set the scale
         found = optimize.least_squares(
-            off_and_apart, logs, loss="soft_l1", f_scale=scale, x_scale="jac", max_nfev=100,
+            off_and_apart, logs, loss="soft_l1", f_scale=scale, x_scale="jac", max_nfev=MOST_STEPS,
             bounds=(first - FARTHEST, first + FARTHEST), xtol=tight, ftol=tight, gtol=tight,
         )  # fmt: skip
         logs = found.x
-        scale = max(1.5 * _deviation(off(logs), freedom), QUIETEST)
+        scale = max(1.5 * deviation(off(logs), freedom), QUIETEST)
     left = off(logs)
     return Solution(
         values=_named(keys, logs),
         covariance=_covariance(slopes(forward, _named(keys, logs)), ties, left, scale, freedom),
-        scatter=_deviation(left, freedom),
+        scatter=deviation(left, freedom),
         cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (left / scale) ** 2) - 1.0))),
         factor=float(stats.t.ppf(0.5 + PROBABILITY / 2, freedom)),
     )
@@ -147,16 +156,20 @@ def _covariance(jacobian: Floats, ties: Floats, left: Floats, scale: float, free
     return covariance
 
 
-def _deviation(left: Floats, freedom: int) -> float:
+def deviation(left: Floats, freedom: int) -> float:
     """Standard deviation from the median of absolute values (1.4826 of it for a normal one)."""
     return 1.4826 * float(np.median(np.abs(left))) * math.sqrt(len(left) / freedom)
 
 
-def slopes(forward: Forward, values: Mapping[Parameter, float]) -> Floats:
+def slopes(
+    forward: Forward, values: Mapping[Parameter, float], *, only: Parameter | None = None
+) -> Floats:
     """Relative change of each time per relative change of each value; shape (cases, values)."""
     step = 1e-4
     columns = []
     for key, value in values.items():
+        if only not in {None, key}:
+            continue
         up = forward.times_s({**values, key: value * np.exp(step)})
         down = forward.times_s({**values, key: value * np.exp(-step)})
         columns.append((np.log(up) - np.log(down)) / (2 * step))

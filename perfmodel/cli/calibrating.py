@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CALIBRATE_EXAMPLES = (
     "perfmodel calibrate m.json --topology cpu-loopback -o mine.yaml",
-    "perfmodel calibrate n2.json n4.json --topology cpu-loopback -o mine.yaml --plot fit.html",
+    "perfmodel calibrate m-1.json m-2.json --topology cpu-loopback -o mine.yaml --plot fit.html",
 )
 
 
@@ -59,29 +59,36 @@ def calibrate(
     """Find the numbers of a machine from what was measured on it.
 
     Prints every number with its 80 % interval, how far the fit is from each measured time, and what
-    these measurements cannot tell. 'perfmodel collective --profile' and 'perfmodel run --profile'
-    then predict with it.
+    these measurements cannot tell. Several files of the same measurement, each from processes
+    started afresh, also show how much one run differs from the next. 'perfmodel collective
+    --profile' and 'perfmodel run --profile' then predict with it.
     """
+    _check_places({"-o": output, "--plot": plot}, files)
     measurements = _read(files)
 
-    from perfmodel.calibrate import fit, source_of, write_profile  # noqa: PLC0415  (not for --help)
+    from perfmodel.calibrate import doubts, fit, source_of, write_profile  # noqa: PLC0415
     from perfmodel.library.model import load_library  # noqa: PLC0415
     from perfmodel.topology.build import build  # noqa: PLC0415
 
+    names = [str(path) for path in files]
     try:
-        profile = fit(
-            measurements,
-            build(topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node),
-            load_library(library or measurements[0].backend),
-            name=name or output.stem,
-            sources=[source_of(m, path) for m, path in zip(measurements, files, strict=True)],
-        )
+        machine = build(topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
     except InputError as error:
-        raise renamed(error, _FLAGS | _places(files)) from None
+        raise renamed(error, _FLAGS) from None
+    profile = fit(
+        measurements,
+        machine,
+        load_library(library or measurements[0].backend),
+        name=name or output.stem,
+        sources=[source_of(m, path) for m, path in zip(measurements, files, strict=True)],
+        files=names,
+    )
     if not any(found.values for found in profile.fits):
         sizes = len({row.nbytes for made in measurements for row in made.rows})
         allowed = "measurements at more sizes: these determine no number at all"
         raise InputError(Fault("FILE", f"{sizes} sizes in all", allowed))
+    for doubt in doubts(measurements, machine, names):
+        note(f"Mind: {doubt}.")
     write_profile(profile, output)
     if json:
         print_json(profile.model_dump(mode="json"))
@@ -92,6 +99,24 @@ def calibrate(
         from perfmodel.calibrate.plot import write_residuals  # noqa: PLC0415
 
         note(f"wrote {write_residuals(profile, plot)}")
+
+
+def _check_places(places: dict[str, Path | None], files: list[Path]) -> None:
+    """Every place can be written, and is not that of a measurement or of the other place."""
+    from perfmodel.cli.places import place_fault  # noqa: PLC0415  (not for --help)
+
+    taken = {path.resolve() for path in files}
+    faults = []
+    for flag, path in places.items():
+        if path is None:
+            continue
+        if (fault := place_fault(flag, path)) is not None:
+            faults.append(fault)
+        elif path.resolve() in taken:
+            faults.append(Fault(flag, f"{str(path)!r}, named before", "a file of its own"))
+        taken.add(path.resolve())
+    if faults:
+        raise InputError(faults)
 
 
 def _read(files: list[Path]) -> list[Measurement]:
@@ -116,16 +141,6 @@ def _read(files: list[Path]) -> list[Measurement]:
     return found
 
 
-def _places(files: list[Path]) -> dict[str, str]:
-    """Files instead of numbers of measurements."""
-    fields = ("topology", "backend", "ranks", "rows")
-    return {
-        f"measurement {number}: {field}": f"{path}: {field}"
-        for number, path in enumerate(files, 1)
-        for field in fields
-    }
-
-
 # ---------------------------------------------------------------- on the terminal
 
 
@@ -133,12 +148,20 @@ def _print(profile: Profile) -> None:
     for fit in profile.fits:
         ranks = ", ".join(str(count) for count in fit.ranks)
         whose = {"library": f"{profile.library}'s own collective", "schedule": "our schedule"}
-        typer.echo(f"{whose[fit.rows]}, measured on {ranks} ranks")
+        runs = "1 run" if fit.runs == 1 else f"{fit.runs} runs"
+        typer.echo(f"{whose[fit.rows]}, measured on {ranks} ranks, {runs}")
         print_table(
             ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
             [(v.parameter, v.where, v.beyond, v.value, *v.interval) for v in fit.values],
         )
         _print_residuals(fit)
+        if fit.run_spread is not None:
+            spread, source = fit.run_spread, fit.run_spread.source.partition(":")[0]
+            typer.echo(
+                f"another run: times {100 * spread.times:.0f} %, rates {100 * spread.rates:.0f} % "
+                f"up or down (one standard deviation; {source}); within a run single sizes "
+                f"scatter by {100 * fit.scatter:.0f} %"
+            )
         for lost in fit.undetermined:
             typer.echo(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
                        f"kept: {lost.kept}")  # fmt: skip

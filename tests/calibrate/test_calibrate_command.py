@@ -13,7 +13,7 @@ from perfmodel.errors import InputError
 def written(folder, **fields):
     names = ("min_s", "p10_s", "p25_s", "median_s", "p75_s", "p90_s")
     rows = [
-        {"what": "library", "nbytes": n, "repeats": 9} | dict.fromkeys(names, 6 * (1e-4 + n / 3e9))
+        {"what": "schedule", "nbytes": n, "repeats": 9} | dict.fromkeys(names, 6 * (1e-4 + n / 3e9))
         for n in (2**10, 2**14, 2**18, 2**20, 2**22, 2**24)
     ]
     known = {
@@ -34,7 +34,7 @@ def test_a_profile_is_printed_and_written(tmp_path):
     out, plot = tmp_path / "mine.yaml", tmp_path / "fit.html"
     done = run(written(tmp_path), "--topology", "cpu-loopback", "-o", out, "--plot", plot)
     assert done.exit_code == 0, done.output
-    assert "gloo's own collective, measured on 4 ranks" in done.stdout
+    assert "our schedule, measured on 4 ranks, 1 run" in done.stdout
     assert "absolute error: median 0.0 %" in done.stdout
     assert "cannot tell launch of ring" in done.stdout
     profile = read_profile(out)

@@ -1,7 +1,8 @@
 """Fits of measurements whose truth is known, because they were made from a closed form.
 
 The closed form stands here on its own: on `cpu-loopback` all N senders of a ring share one link of
-bandwidth B, so a step of chunk c takes alpha + N c / B, plus gamma c where it reduces.
+bandwidth B, so a step of chunk c takes alpha + N c / B, plus gamma c where it reduces. It is that
+of a plain ring, so the library here is Gloo without its segments.
 """
 
 import numpy as np
@@ -12,7 +13,6 @@ from perfmodel.calibrate.apply import with_values
 from perfmodel.calibrate.cases import Forward, cases_of
 from perfmodel.calibrate.profile import Parameter
 from perfmodel.calibrate.solve import solve
-from perfmodel.collectives.cost import ring_all_reduce_s
 from perfmodel.errors import InputError
 from perfmodel.library.carry import Machine
 from perfmodel.library.model import load_library
@@ -69,7 +69,10 @@ def topology():
 
 @pytest.fixture(scope="module")
 def library():
-    return load_library("gloo")
+    """Gloo as it would be with plain rings, one blocking send at a time."""
+    gloo = load_library("gloo")
+    ring = gloo.protocols["ring"].model_copy(update={"credits": 1, "two_in_turn": False})
+    return gloo.model_copy(update={"algorithms": {}, "protocols": {"ring": ring}})
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +112,7 @@ def test_four_ranks_tell_two_and_eight(topology, library, machine):
 def test_four_ranks_alone_meet_the_textbook_form(topology, library, machine):
     here = apply(fit([exact(4, **BARE)], topology, library), machine)
     for ranks in (2, 8):
-        wanted = ring_all_reduce_s(ranks, 2**22, alpha_s=ALPHA_S, beta_s_per_B=ranks / RATE_BPS)
+        wanted = 2 * (ranks - 1) * (ALPHA_S + 2**22 / RATE_BPS)  # 2(N-1)(alpha + S beta / N)
         assert predicted(here, "all_reduce", 2**22, ranks) == pytest.approx(wanted, rel=1e-5)
 
 
@@ -157,7 +160,8 @@ def test_a_fit_sees_the_times_that_predictions_will_have(template, library_name,
 
 
 def test_a_number_that_shrinks_to_nothing_is_not_told(topology, library):
-    profile = fit([exact(4, **BARE), exact(2, **BARE)], topology, library)
+    measured = [exact(4, **BARE), exact(2, **BARE), exact(4, "all_gather", **BARE)]
+    profile = fit(measured, topology, library)
     assert found(profile) == pytest.approx({BANDWIDTH: RATE_BPS, STEP: ALPHA_S}, rel=1e-3)
     assert "no sign" in reasons(profile)["launch", "ring"].reason
     assert "no sign" in reasons(profile)["reduce", "ring"].reason
@@ -183,6 +187,18 @@ def test_two_rates_give_a_breakpoint(topology, library, machine):
     for nbytes in (2**17, 48 * 2**20):
         wanted = time_s("all_reduce", 4, nbytes, step=two_rates, **BARE)
         assert predicted(here, "all_reduce", nbytes, 4) == pytest.approx(wanted, rel=0.05)
+
+
+def test_outliers_beside_a_knee_hide_neither_rate(topology, library):
+    times = {n: time_s("all_reduce", 4, n, step=two_rates, **BARE) for n in SIZES}
+    times[2**13] *= 4
+    times[2**21] *= 3
+    profile = fit([measurement(times), exact(4, step=two_rates, **BARE)], topology, library)
+    rates = [value for value in profile.fits[0].values if value.parameter == "bandwidth"]
+    assert rates[0].si == pytest.approx(6e9, rel=0.1)
+    assert min(value.si for value in rates) == pytest.approx(1.5e9, rel=0.1)
+    shown = {(size.nbytes, size.runs): size.error for size in profile.fits[0].residuals.sizes}
+    assert shown[2**13, 2] < -0.4, "the residual of an outlier is shown, not hidden"
 
 
 def test_one_rate_with_noise_gives_no_breakpoint(topology, library):
@@ -244,6 +260,11 @@ def test_the_network_is_told_and_pcie_is_not(library):
     assert "no measured time" in reasons(profile)["bandwidth", "pcie"].reason
 
 
+def test_one_collective_of_several_numbers_of_ranks_leaves_gamma_open(topology, library):
+    lost = reasons(fit([exact(4), exact(2)], topology, library))
+    assert "same share of the bytes is added" in lost["reduce", "ring"].reason
+
+
 # ---------------------------------------------------------------- two kinds of rows
 
 
@@ -269,7 +290,10 @@ def test_draws_scatter_as_the_covariance_says(topology, library):
         [[v.si for v in p.fits[0].values] for p in draws(profile, 2000, 1, scatter=False)]
     )
     covariance = np.array(profile.fits[0].covariance)
-    assert np.cov(logs.T) == pytest.approx(covariance, rel=0.15, abs=1e-5)
+    off = np.cov(logs.T) - covariance
+    deviations = np.sqrt(np.diag(covariance))
+    # A correlation from 2000 draws is known to about 0.02.
+    assert np.abs(off / np.outer(deviations, deviations)).max() < 0.1
     assert draws(profile, 3, 7) == draws(profile, 3, 7)
     assert draws(profile, 3, 7) != draws(profile, 3, 8)
     wider = np.log([[v.si for v in p.fits[0].values] for p in draws(profile, 2000, 1)])
