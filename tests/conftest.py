@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 
 import networkx as nx
 import pytest
@@ -67,3 +70,14 @@ def switched(
 def switched_topology() -> Callable[..., Topology]:
     """Maker of GPUs on one switch (see `switched`)."""
     return switched
+
+
+@pytest.fixture(scope="session")
+def theory() -> ModuleType:
+    """Formulas from textbooks (``theory.py``)."""
+    spec = importlib.util.spec_from_file_location("theory", Path(__file__).parent / "theory.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

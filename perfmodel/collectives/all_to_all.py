@@ -10,6 +10,8 @@ Sources: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005 (pairwise); Bruck et
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from perfmodel.collectives.patterns import Pattern, assembled
@@ -87,7 +89,10 @@ def _digit(ranks: int, distance: int, block: int) -> Pattern:
         dst_chunk = np.where(ends, ranks + (src - gone) % ranks, 2 * ranks + way)
         return _round(src, (src + distance) % ranks, src_chunk, dst_chunk, block)
 
-    return Pattern(_phase(f"distance {distance}", here, (here + distance) % ranks, nbytes), step)
+    phase = _phase(f"distance {distance}", here, (here + distance) % ranks, nbytes)
+    # A block that goes these distances last but one, last and next waits where one has waited.
+    again = distance // 2 + distance + 2 * distance < ranks
+    return Pattern(replace(phase, overwrites=again and distance > 1), step)
 
 
 def _phase(name: str, src: Ints, dst: Ints, nbytes: Floats) -> Phase:

@@ -37,7 +37,8 @@ def broadcast(
     """Copy the root's buffer to everyone, down a chain, in P pieces.
 
     Steps: N - 2 + P. Bytes sent per rank: S (the last rank sends none).
-    Latency term: (N - 2 + P) alpha. Right for large buffers on a ring of equal links.
+    Latency term: (N - 2 + P) alpha. Right for large buffers on a ring of equal links. Source:
+    NVIDIA/nccl 2.30.7 ``src/device/broadcast.h``.
 
     Parameters
     ----------
@@ -66,7 +67,8 @@ def reduce(
     """Sum everyone's buffer into the root's, down a chain that ends there, in P pieces.
 
     Steps: N - 2 + P. Bytes sent per rank: S (the root sends none). Latency term: (N - 2 + P)
-    alpha. Parameters as in `broadcast`. The other ranks' buffers hold partial sums afterwards.
+    alpha. Right, and source, as for `broadcast`; parameters too. The other ranks' buffers hold
+    partial sums afterwards.
     """
     checked_ranks(ranks, root)
     chains = _turned(checked_orders(ranks, orders), root, first=1)
@@ -97,6 +99,7 @@ def _pipeline(
         repeat=hops - 1 + pieces,
         first=np.tile(np.arange(hops), rings),
         active=np.full(rings * hops, pieces),
+        adds=collective == "reduce",
     )
 
     def rounds() -> Iterator[Round]:

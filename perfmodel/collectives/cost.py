@@ -80,55 +80,6 @@ def lower_bound_s(
     return max(least * alpha_s, share * nbytes * beta_s_per_B)
 
 
-def ring_all_reduce_s(ranks: int, nbytes: float, *, alpha_s: float, beta_s_per_B: float) -> float:
-    """Time of a ring all-reduce: 2(N-1)(alpha + S beta / N); seconds."""
-    return 2 * (ranks - 1) * (alpha_s + nbytes * beta_s_per_B / ranks)
-
-
-def chain_s(
-    ranks: int, nbytes: float, *, piece_bytes: float, alpha_s: float, beta_s_per_B: float
-) -> float:
-    """Time of a pipelined broadcast or reduce: (N-2+P)(alpha + S beta / P); seconds."""
-    if ranks < 2:
-        return 0.0
-    pieces = max(1, math.ceil(nbytes / piece_bytes))
-    return (ranks - 2 + pieces) * (alpha_s + nbytes * beta_s_per_B / pieces)
-
-
-def bytes_sent_per_rank(collective: str, ranks: int, nbytes: float) -> float:
-    """Bytes that the busiest rank sends in a bandwidth-optimal algorithm of point-to-point sends.
-
-    2(N-1)/N S for all-reduce, (N-1)/N S for reduce-scatter, all-gather, scatter and gather, S for
-    broadcast and reduce.
-    """
-    share = {
-        "all_reduce": 2.0,
-        "broadcast": ranks / max(ranks - 1, 1),
-        "reduce": ranks / max(ranks - 1, 1),
-    }
-    return share.get(collective, 1.0) * (ranks - 1) / ranks * nbytes
-
-
-def bandwidth_bound_s(collective: str, ranks: int, nbytes: float, cut_Bps: float) -> float:
-    """Time below which no algorithm without in-network reduction can end; seconds.
-
-    Every rank must send its share over its own narrowest cut of `cut_Bps` (its egress).
-    """
-    if ranks < 2:
-        return 0.0
-    share = {"all_reduce": 2.0 * (ranks - 1) / ranks, "reduce_scatter": (ranks - 1) / ranks}
-    share |= {"all_gather": 1.0 / ranks, "broadcast": 1.0, "reduce": 1.0}
-    return share.get(collective, (ranks - 1) / ranks) * nbytes / cut_Bps
-
-
-def latency_bound_s(collective: str, ranks: int, alpha_s: float) -> float:
-    """Latency chain that no schedule can avoid: ceil(log2 N) steps; seconds."""
-    if ranks < 2:
-        return 0.0
-    steps = 1 if collective in {"scatter", "gather"} else math.ceil(math.log2(ranks))
-    return steps * alpha_s
-
-
 def bus_factor(collective: str, ranks: int) -> float:
     """Return busbw / algbw, as nccl-tests defines it (``doc/PERFORMANCE.md``)."""
     if ranks < 2:

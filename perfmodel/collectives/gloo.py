@@ -39,9 +39,11 @@ def ring_all_reduce(
     """Sum a buffer around a ring in k segments per rank: reduce-scatter, then all-gather.
 
     Rank r sends to r - 1. What comes in is sent on k transfers later, so that adding overlaps
-    with transfers. Steps: 2(N-1)k, with k >= 2 (`segments` / N). Bytes sent per rank: 2(N-1)/N S
-    (exact when segments divide evenly). Latency term: 2(N-1)k alpha. Right for large buffers
-    whose sums are made by CPUs. Source: Gloo (see the module).
+    with transfers; the all-gather begins when all of the reduce-scatter is in.
+    Steps: 2(N-1)k, with k >= 2 (`segments` / N). Bytes sent per rank: 2(N-1)/N S (exact when
+    segments divide evenly). Latency term: 2(N-1)k alpha one by one, 2(N-1) alpha for k = 2 with
+    two in flight. Right for large buffers whose sums are made by CPUs. Source: Gloo (see the
+    module).
 
     Parameters
     ----------
@@ -77,15 +79,22 @@ def ring_all_reduce(
 
 
 def _down(name: str, ranks: int, sizes: Ints, *, ahead: int, reduces: bool) -> Pattern:
-    """Rank r sends to r - 1 all segments but one rank's, beginning with those of r + `ahead`."""
+    """Rank r sends to r - 1 all segments but one rank's, beginning with those of r + `ahead`.
+
+    The edges stand in the order of the ring: 0 to N - 1, N - 1 to N - 2 ...
+    """
     each = len(sizes) // ranks
-    src, ones, zeros = np.arange(ranks), np.ones(ranks, np.int64), np.zeros(ranks, np.int64)
+    ones, zeros = np.ones(ranks, np.int64), np.zeros(ranks, np.int64)
+    src = -np.arange(ranks) % ranks
     dst, begin = (src - 1) % ranks, (src + ahead) % ranks * each
     left_out = sizes.reshape(ranks, each).sum(axis=1)[(src + ahead - 1) % ranks]
     repeat = (ranks - 1) * each
     mean = (sizes.sum() - left_out) / max(repeat, 1)
     active = np.full(ranks, repeat)
-    phase = Phase(name, src, dst, zeros, mean, repeat, zeros, active)
+    phase = Phase(
+        name, src, dst, zeros, mean, repeat, zeros, active,
+        lag=each, drained=not reduces, adds=reduces,
+    )  # fmt: skip
     return Pattern(
         phase,
         lambda step: ranges(src, dst, zeros, begin + step, ones, sizes, reduces=reduces),

@@ -79,7 +79,8 @@ def exchange(
     def step(_: int) -> Round:
         return ranges(src, dst, zeros, begin, counts, sizes, reduces=reduces)
 
-    return Pattern(Phase(name, src, dst, zeros, nbytes.astype(float), 1, zeros, ones), step)
+    phase = Phase(name, src, dst, zeros, nbytes.astype(float), 1, zeros, ones, adds=reduces)
+    return Pattern(phase, step)
 
 
 def around(
@@ -115,7 +116,8 @@ def around(
         return ranges(src, dst, zeros, first, counts, sizes, reduces=reduces)
 
     active = np.full(edges, ranks - 1)
-    return Pattern(Phase(name, src, dst, zeros, mean.ravel(), ranks - 1, zeros, active), step)
+    phase = Phase(name, src, dst, zeros, mean.ravel(), ranks - 1, zeros, active, adds=reduces)
+    return Pattern(phase, step)
 
 
 def ranges(
@@ -181,6 +183,7 @@ def pipeline(
         repeat=int(first.max(initial=0)) + pieces,
         first=first,
         active=np.full(len(src), pieces),
+        adds=np.asarray(reduces, dtype=np.bool_),
     )
 
     def step(repeat: int) -> Round:

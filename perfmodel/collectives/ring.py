@@ -21,7 +21,7 @@ from perfmodel.collectives.schedule import (
 )
 from perfmodel.errors import ScheduleError
 
-Orders = Sequence[Sequence[int]]
+Orders = Sequence[Sequence[int]] | Ints
 
 
 def all_reduce(
@@ -31,6 +31,7 @@ def all_reduce(
 
     Steps: 2(N-1). Bytes sent per rank: 2(N-1)/N S (exact when chunks divide evenly).
     Latency term: 2(N-1) alpha. Right for large buffers: no algorithm sends fewer bytes.
+    Source: Patarasuk and Yuan, JPDC 69(2), 2009.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def reduce_scatter(
     """Sum a buffer over all ranks and leave each rank its own part.
 
     Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole buffer. Latency term: (N-1) alpha.
-    Right for large buffers. Parameters, return value and errors as in `all_reduce`.
+    Right for large buffers. Parameters, return value, errors and source as in `all_reduce`.
     """
     return _ring("reduce_scatter", ranks, nbytes, itemsize, orders)
 
@@ -73,7 +74,7 @@ def all_gather(
     """Give every rank the parts of all.
 
     Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole result. Latency term: (N-1) alpha.
-    Right for large buffers. Parameters, return value and errors as in `all_reduce`.
+    Right for large buffers. Parameters, return value, errors and source as in `all_reduce`.
     """
     return _ring("all_gather", ranks, nbytes, itemsize, orders)
 
@@ -90,6 +91,7 @@ def bidirectional_all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> S
 
     Steps: 2(N-1). Bytes sent per rank: 2(N-1)/N S, half of them to either neighbour. Latency
     term: 2(N-1) alpha. Right on neighbour-to-neighbour links that carry both directions at once.
+    Source: as for `all_reduce`, twice.
     """
     return _ring("all_reduce", ranks, nbytes, itemsize, both_ways(ranks), "bidirectional_ring")
 
@@ -97,7 +99,8 @@ def bidirectional_all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> S
 def bidirectional_reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     """As `reduce_scatter`, on two rings in opposite directions, half of the buffer on each.
 
-    Steps: N-1. Bytes sent per rank: (N-1)/N S. Latency term: (N-1) alpha.
+    Steps: N-1. Bytes sent per rank: (N-1)/N S. Latency term: (N-1) alpha. Right, and source, as
+    for `bidirectional_all_reduce`.
     """
     return _ring("reduce_scatter", ranks, nbytes, itemsize, both_ways(ranks), "bidirectional_ring")
 
@@ -105,7 +108,8 @@ def bidirectional_reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) 
 def bidirectional_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     """As `all_gather`, on two rings in opposite directions, half of the buffer on each.
 
-    Steps: N-1. Bytes sent per rank: (N-1)/N S. Latency term: (N-1) alpha.
+    Steps: N-1. Bytes sent per rank: (N-1)/N S. Latency term: (N-1) alpha. Right, and source, as
+    for `bidirectional_all_reduce`.
     """
     return _ring("all_gather", ranks, nbytes, itemsize, both_ways(ranks), "bidirectional_ring")
 
@@ -125,16 +129,7 @@ def _ring(
     # owns chunk i of a ring stands at position i - 1; gathering starts from the same place.
     owner = np.roll(table, 1, axis=1).ravel()
     kinds = {"all_reduce": (True, False), "reduce_scatter": (True,), "all_gather": (False,)}
-    phases = tuple(
-        _phase(
-            "reduce-scatter" if reduces else "all-gather",
-            table,
-            sizes,
-            offset=0 if reduces else ranks - 1,
-        )
-        for reduces in kinds[collective]
-        if ranks > 1
-    )
+    phases = _phases(table, sizes, kinds[collective]) if ranks > 1 else ()
 
     def rounds() -> Iterator[Round]:
         for reduces in kinds[collective]:
@@ -173,23 +168,38 @@ def checked_orders(ranks: int, orders: Orders | None) -> Ints:
     return table
 
 
-def _phase(name: str, orders: Ints, sizes: Ints, offset: int) -> Phase:
+def _phases(orders: Ints, sizes: Ints, kinds: Sequence[bool]) -> tuple[Phase, ...]:
     """All edges of all rings; each sends every chunk but one in `ranks - 1` steps."""
     rings, ranks = orders.shape
-    # Over steps offset ... offset + N - 2 position p sends chunks p - step: all but p - offset + 1.
-    left_out = np.take_along_axis(sizes, (np.arange(ranks)[None, :] - offset + 1) % ranks, axis=1)
-    mean: Floats = (sizes.sum(axis=1, keepdims=True) - left_out) / (ranks - 1)
     edges = rings * ranks
-    return Phase(
-        name=name,
-        src=orders.ravel(),
-        dst=np.roll(orders, -1, axis=1).ravel(),
-        channel=np.repeat(np.arange(rings), ranks),
-        nbytes=mean.ravel(),
-        repeat=ranks - 1,
-        first=np.zeros(edges, dtype=np.int64),
-        active=np.full(edges, ranks - 1),
+    src, dst = orders.ravel(), np.roll(orders, -1, axis=1).ravel()
+    channel = np.repeat(np.arange(rings), ranks)
+    first, active = np.zeros(edges, dtype=np.int64), np.full(edges, ranks - 1)
+    return tuple(
+        Phase(
+            name="reduce-scatter" if reduces else "all-gather",
+            src=src,
+            dst=dst,
+            channel=channel,
+            nbytes=_mean_bytes(sizes, 0 if reduces else ranks - 1),
+            repeat=ranks - 1,
+            first=first,
+            active=active,
+            adds=reduces,
+        )
+        for reduces in kinds
     )
+
+
+def _mean_bytes(sizes: Ints, offset: int) -> Floats:
+    """Bytes of a send, edge by edge, on average over steps offset ... offset + N - 2.
+
+    Position p sends chunks p - step: all but p - offset + 1.
+    """
+    ranks = sizes.shape[1]
+    left_out = np.take(sizes, (np.arange(ranks) - offset + 1) % ranks, axis=1)
+    mean: Floats = (sizes.sum(axis=1, keepdims=True) - left_out) / (ranks - 1)
+    return mean.ravel()
 
 
 def _round(orders: Ints, sizes: Ints, step: int, reduces: bool) -> Round:

@@ -37,10 +37,16 @@ class Phase:
         How often the pattern repeats.
     first, active : ndarray of int, shape (edges,)
         The edge works in repeats first ... first + active - 1 (a pipeline fills and drains).
-
-    Notes
-    -----
-    In repeat k a rank sends what had reached it by the end of repeat k - 1.
+    lag : int
+        In repeat k a rank sends what had reached it by the end of repeat k - lag, counted on
+        through the phases over the same edges.
+    drained : bool
+        A rank begins the phase when all that it sent and was sent in the phase before has landed.
+    adds : bool or ndarray of bool, shape (edges,)
+        Whether the receiver adds what it is sent to its own.
+    overwrites : bool
+        Whether what the receiver is sent replaces what it was sent in phases before. It is sent
+        nothing to add to such data, or to replace it, before they have landed.
     """
 
     name: str
@@ -51,6 +57,10 @@ class Phase:
     repeat: int
     first: Ints
     active: Ints
+    lag: int = 1
+    drained: bool = False
+    adds: bool | NDArray[np.bool_] = False
+    overwrites: bool = False
 
 
 @dataclass(frozen=True, slots=True)

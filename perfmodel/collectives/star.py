@@ -1,4 +1,8 @@
-"""Direct sends: scatter and gather (what nn.DataParallel does), and a single message."""
+"""Direct sends: scatter and gather (what nn.DataParallel does), and a single message.
+
+Source: the flat tree of Chan and others, Concurrency and Computation 19(13), 2007; pytorch 2.13
+``torch/csrc/cuda/comm.cpp`` copies to and from one GPU alike.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ def scatter(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Sch
     """Send each rank its part of the root's buffer, all at once.
 
     Steps: 1. Bytes sent by the root: (N-1)/N S; by the others none. Latency term: alpha.
+    Right for few ranks or one strong port at the root. Source: see the module.
     """
     return _star("scatter", ranks, nbytes, root, itemsize)
 
@@ -20,7 +25,8 @@ def scatter(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Sch
 def gather(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:
     """Collect each rank's part in the root's buffer, all at once.
 
-    Steps: 1. Bytes received by the root: (N-1)/N S. Latency term: alpha.
+    Steps: 1. Bytes received by the root: (N-1)/N S. Latency term: alpha. Right, and source, as
+    for `scatter`.
     """
     return _star("gather", ranks, nbytes, root, itemsize)
 
@@ -54,7 +60,11 @@ def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) ->
 
 
 def send(nbytes: int) -> Schedule:
-    """One message from rank 0 to rank 1. Steps: 1. Bytes sent: S. Latency term: alpha."""
+    """One message from rank 0 to rank 1.
+
+    Steps: 1. Bytes sent: S. Latency term: alpha. Right between two ranks: there is no other way.
+    Source: Hockney, Parallel Computing 20(3), 1994.
+    """
     zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     size = np.array([nbytes], dtype=np.int64)
 

@@ -62,12 +62,13 @@ def verify(
     DataMismatch
         Names the rank, the chunk, what was found and what was wanted.
     ScheduleError
-        The dependencies form a cycle, or the chunks are not the whole buffer.
+        The dependencies form a cycle, the chunks are not the whole buffer, or the type is too
+        narrow to tell a right sum of so many ranks from a wrong one.
     """
     _check_chunks(schedule)
-    sends = unrolled(schedule) if sends is None else sends
     rng = np.random.default_rng(seed)
     start = _values(schedule, np.dtype(dtype), rng)
+    sends = unrolled(schedule) if sends is None else sends
     total = start.sum(axis=0, dtype=start.dtype)
     for _ in range(orders):
         buffers = _cut(schedule, start)
@@ -94,10 +95,25 @@ def _values(schedule: Schedule, dtype: np.dtype[Any], rng: np.random.Generator) 
     if dtype.kind == "u":
         return rng.integers(0, np.iinfo(dtype).max, size=shape, dtype=dtype, endpoint=True)
     most = 1000
-    if dtype.kind == "f":
-        # Whole numbers up to 2^(mantissa bits) are exact, and no partial sum may exceed that.
-        most = min(most, 2 ** (np.finfo(dtype).nmant + 1) // schedule.ranks)
+    if dtype.kind != "i":
+        # No partial sum may exceed the whole numbers that are exact.
+        most = min(most, exact_up_to(dtype) // schedule.ranks)
+    if most < 1:
+        limit = f"{exact_up_to(dtype):,}"
+        raise ScheduleError(
+            f"{schedule.ranks} ranks with {dtype.name}, whose sums are exact up to {limit}; "
+            f"allowed: at most {limit} ranks, or a wider type"
+        )
     return rng.integers(-most, most + 1, size=shape).astype(dtype)
+
+
+def exact_up_to(dtype: np.dtype[Any]) -> int:
+    """Largest number up to which a type holds all whole numbers: 2 to the bits of its mantissa."""
+    if dtype.name == "bfloat16":  # ml_dtypes adds it to NumPy, without a kind of its own
+        return 1 << 8
+    if dtype.kind != "f":
+        raise ScheduleError(f"elements of type {dtype.name}; allowed: integers and floats")
+    return int(1 << (np.finfo(dtype).nmant + 1))
 
 
 def _cut(schedule: Schedule, start: Data) -> Buffers:
@@ -115,7 +131,7 @@ def _cut(schedule: Schedule, start: Data) -> Buffers:
 
 
 def _garbage(dtype: np.dtype[Any], rank: int) -> float:
-    if dtype.kind == "f":
+    if dtype.kind not in "iu":
         return float("nan")
     most = int(np.iinfo(dtype).max)
     return (most // 2 + rank) % most

@@ -9,9 +9,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from perfmodel.collectives.catalog import allows, make, operations
+from perfmodel.collectives.counts import sends_in
 from perfmodel.collectives.verify import verify
+from perfmodel.errors import Fault, InputError
 
 ITEM_BYTES = 4
+
+MOST_SENDS = 5_000_000
+"""Sends that one table may execute: two minutes or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +73,48 @@ def verify_table(
     Raises
     ------
     InputError
-        No such algorithm.
+        No such algorithm, or more than `MOST_SENDS` to execute, which is found out before any is.
     DataMismatch
         Wrong data; names operation, rank and chunk.
     """
-    ops, counts = operations(algorithm), list(ranks)
+    counts = list(ranks)
+    _check_work(algorithm, counts, elements, orders)
     rows: list[VerifiedRow] = []
     for done, count in enumerate(counts, 1):
-        sizes = sorted({0, 1, 7, 3 * count + 1, 4 * count} if elements is None else {*elements})
-        allowed = [op for op in ops if allows(op, algorithm, count) is None]
+        sizes = _sizes(count, elements)
+        allowed = _allowed(algorithm, count)
         rows += [_row(op, algorithm, count, sizes, orders, seed, dtype) for op in allowed]
         if progress is not None:
             progress(done, len(counts))
     return rows
+
+
+def _sizes(ranks: int, elements: Sequence[int] | None) -> list[int]:
+    return sorted({0, 1, 7, 3 * ranks + 1, 4 * ranks} if elements is None else {*elements})
+
+
+def _allowed(algorithm: str, ranks: int) -> list[str]:
+    return [op for op in operations(algorithm) if allows(op, algorithm, ranks) is None]
+
+
+def _check_work(
+    algorithm: str, counts: Sequence[int], elements: Sequence[int] | None, orders: int
+) -> None:
+    """Refuse a table that would take hours; the largest size stands for all sizes."""
+    sends = 0
+    for count in counts:
+        sizes = _sizes(count, elements)
+        times = orders * len(sizes)
+        for op in _allowed(algorithm, count):
+            largest = make(op, algorithm, count, sizes[-1] * ITEM_BYTES, itemsize=ITEM_BYTES)
+            sends += times * sends_in(largest, most=(MOST_SENDS - sends) // times)
+            if sends > MOST_SENDS:
+                found = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{count}"
+                allowed = (
+                    f"what executes {MOST_SENDS:,} sends at most; {algorithm} reaches that at "
+                    f"{count} ranks with {orders} orders of {len(sizes)} sizes each"
+                )
+                raise InputError(Fault("ranks", found, allowed))
 
 
 def _row(

@@ -104,6 +104,7 @@ def _assert_views_agree(schedule: Schedule) -> None:
         assert (phase.first + phase.active).max() == phase.repeat
         assert (phase.src != phase.dst).all()
         moved: dict[tuple[int, int, int], int] = defaultdict(int)
+        added = 0
         for repeat in range(phase.repeat):
             part = next(rounds)
             works = {
@@ -117,10 +118,13 @@ def _assert_views_agree(schedule: Schedule) -> None:
                 zip(part.channel.tolist(), part.src.tolist(), part.dst.tolist(), strict=True)
             )
             assert set(keys) == works
+            added += int(part.nbytes[part.reduce].sum())
             for key, nbytes in zip(keys, part.nbytes.tolist(), strict=True):
                 moved[key] += nbytes
         for edge, nbytes in zip(edges, (phase.nbytes * phase.active).tolist(), strict=True):
             assert moved[edge] == pytest.approx(nbytes, rel=1e-12)
+        wanted = float((phase.nbytes * phase.active * phase.adds).sum())
+        assert added == pytest.approx(wanted, rel=1e-12)
     assert next(rounds, None) is None
 
 

@@ -1,0 +1,74 @@
+"""All messages at once: the same as derived send by send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.collectives.catalog import ALGORITHMS, make
+from perfmodel.collectives.dependencies import messages, unrolled
+from perfmodel.collectives.flat import flat_messages
+from perfmodel.collectives.schedule import Round, Schedule
+from perfmodel.errors import ScheduleError
+
+PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if op != "send"]
+
+
+def same(schedule: Schedule) -> None:
+    wanted, found = messages(unrolled(schedule)), flat_messages(schedule)
+    for name in ("src", "dst", "nbytes", "channel", "round"):
+        assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
+    pairs = [(message, other) for message, after in enumerate(wanted.after) for other in after]
+    assert list(zip(found.waits.tolist(), found.awaited.tolist(), strict=True)) == pairs
+
+
+@pytest.mark.parametrize(("op", "name"), PAIRS)
+@pytest.mark.parametrize("ranks", [2, 4, 5, 8])
+def test_every_algorithm(op: str, name: str, ranks: int) -> None:
+    try:
+        schedule = make(op, name, ranks, ranks * 4096, itemsize=4)
+    except ScheduleError:
+        pytest.skip("not for so many ranks")
+    same(schedule)
+
+
+@st.composite
+def random_rounds(draw: st.DrawFn) -> list[Round]:
+    """Any sends at all: only two that replace the same chunk in one round are left out."""
+    number = st.integers(0, 3)
+    rounds = []
+    for _ in range(draw(st.integers(0, 6))):
+        sends = draw(
+            st.lists(st.tuples(number, number, number, number, st.integers(0, 1)), max_size=6)
+        )
+        adds = draw(st.booleans())
+        if not adds:
+            sends = list({(send[1], send[3]): send for send in sends}.values())
+        columns = np.array(sends, dtype=np.int64).reshape(-1, 5).T
+        count = columns.shape[1]
+        rounds.append(
+            Round(
+                columns[0], columns[1], columns[2], columns[3], np.full(count, 8), columns[4],
+                np.full(count, adds),
+            )
+        )  # fmt: skip
+    return rounds
+
+
+@given(random_rounds())
+@settings(max_examples=300, deadline=None)
+def test_random_rounds(rounds: list[Round]) -> None:
+    schedule = make("all_reduce", "ring", 4, 64, itemsize=4)
+    same(replace(schedule, unroll=lambda: iter(rounds)))
+
+
+def test_a_race_is_refused() -> None:
+    one = np.zeros(2, np.int64)
+    part = Round(one, one + 1, np.arange(2), one, one + 8, one, np.zeros(2, np.bool_))
+    schedule = make("all_reduce", "ring", 4, 64, itemsize=4)
+    with pytest.raises(ScheduleError, match="2 sends of one round write chunk 0 of rank 1"):
+        flat_messages(replace(schedule, unroll=lambda: iter([part])))
