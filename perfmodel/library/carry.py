@@ -18,8 +18,16 @@ from perfmodel.collectives import chain, ring, star
 from perfmodel.collectives.catalog import ROOTED, make
 from perfmodel.collectives.schedule import Floats, Ints, Phase, Schedule
 from perfmodel.errors import Fault, InputError, ScheduleError
-from perfmodel.library.costs import chunk_bytes, step_latency_s, wire_factor
-from perfmodel.library.edges import Edges, Rings, chosen, edges_between, edges_of_names, rings_over
+from perfmodel.library.channels import Rings, rings_over
+from perfmodel.library.costs import (
+    chunk_bytes,
+    credits_of,
+    rate_limit_Bps,
+    step_latency_s,
+    wire_factor,
+)
+from perfmodel.library.edges import Edges, chosen
+from perfmodel.library.laying import edges_between, edges_of_names
 from perfmodel.library.model import Library, Protocol
 from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS
 from perfmodel.topology.model import Topology
@@ -34,6 +42,8 @@ ITEM_BYTES = 4
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Consecutive phases of a schedule over the same edges; stages follow one another.
+
+    A rank begins a stage when its sends and receives of the stage before have landed.
 
     Parameters
     ----------
@@ -129,8 +139,8 @@ def carry(
     root : int
         Rank of the topology, for rooted operations.
     algorithm : str, optional
-        Name in `perfmodel.collectives.catalog`. Default: the library's own, which is rings and
-        chains around them, laid over the machine's channels.
+        Name in `perfmodel.collectives.catalog`. Default: the library's own. Rings, and chains
+        around them, are laid over the machine's channels.
 
     Raises
     ------
@@ -138,11 +148,12 @@ def carry(
         An operation without such an algorithm, or one that these ranks do not allow.
     """
     size = -(-int(nbytes) // ITEM_BYTES) * ITEM_BYTES
-    own = OWN_ALGORITHM.get(op, "")
-    if algorithm in {None, own} and own in LAID:
+    usual = OWN_ALGORITHM.get(op, "")
+    name = algorithm or machine.library.algorithms.get(op, usual)
+    if name == usual and name in LAID:
         schedule, laid = _on_edges(machine, op, size, group, root)
     else:
-        schedule, laid = _other(machine, op, algorithm or own, size, group, root)
+        schedule, laid = _other(machine, op, name, size, group, root)
     return tuple(
         _with_protocol(schedule, laid, name, protocol)
         for name, protocol in _usable(machine, group).items()
@@ -157,6 +168,13 @@ def carry_message(machine: Machine, src: int, dst: int, nbytes: int) -> Carried:
     return _with_protocol(schedule, ((schedule.phases, edges),), name, protocol)
 
 
+def members(group: Group) -> Ints:
+    """Ranks of a group as an array."""
+    if isinstance(group, range):
+        return np.arange(group.start, group.stop, group.step, dtype=np.int64)
+    return np.asarray(group, dtype=np.int64)
+
+
 Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
 """Phases and the links of their edges, stage by stage."""
 
@@ -165,13 +183,12 @@ def _on_edges(
     machine: Machine, op: str, nbytes: int, group: Group, root: int
 ) -> tuple[Schedule, Laid]:
     ranks = len(group)
-    place = {rank: position for position, rank in enumerate(group)}
-    at = _root(place, root) if op in ROOTED else 0
+    at = _root(group, root) if op in ROOTED else 0
     if op in {"scatter", "gather"}:
         make = star.scatter if op == "scatter" else star.gather
         return _directly(machine, make(ranks, nbytes, root=at, itemsize=ITEM_BYTES), group)
     rings = machine.rings(group)
-    orders = [[place[rank] for rank in order] for order in rings.orders.tolist()]
+    orders = _places(group)[rings.orders]
     if op in RING_ALGORITHMS:
         schedule = RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders)
         return schedule, ((schedule.phases, rings.edges),)
@@ -186,35 +203,50 @@ def _other(
     machine: Machine, op: str, algorithm: str, nbytes: int, group: Group, root: int
 ) -> tuple[Schedule, Laid]:
     """An algorithm by name, with what it needs to know of the machine."""
-    place = {rank: position for position, rank in enumerate(group)}
-    own: dict[str, Any] = {"root": _root(place, root)} if op in ROOTED else {}
+    own: dict[str, Any] = {"root": _root(group, root)} if op in ROOTED else {}
     if algorithm == "hierarchical":
-        hosts: dict[int, list[int]] = {}
-        for rank in group:
-            hosts.setdefault(rank // machine.topology.gpus_per_host, []).append(place[rank])
-        own["groups"] = list(hosts.values())
+        own["groups"] = _by_host(members(group) // machine.topology.gpus_per_host)
     schedule = make(op, algorithm, len(group), nbytes, itemsize=ITEM_BYTES, **own)
     return _directly(machine, schedule, group)
 
 
-def _root(place: Mapping[int, int], root: int) -> int:
+def _root(group: Group, root: int) -> int:
     """Position of the root in its group."""
-    if root not in place:
+    if root not in group:
         raise ScheduleError(f"root {root}; allowed: a rank of the group, which it is not in")
-    return place[root]
+    return group.index(root)
+
+
+def _places(group: Group) -> Ints:
+    """Position in its group of each rank of the topology; -1 for those that are not in it."""
+    ranks = members(group)
+    places = np.full(int(ranks.max()) + 1, -1)
+    places[ranks] = np.arange(len(ranks))
+    return places
+
+
+def _by_host(hosts: Ints) -> list[Ints]:
+    """Positions of the ranks of each host, in the order in which the hosts come."""
+    order = np.argsort(hosts, kind="stable")
+    begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
+    groups = np.split(order, begins[1:])
+    return sorted(groups, key=lambda group: int(group[0]))
 
 
 def _directly(machine: Machine, schedule: Schedule, group: Group) -> tuple[Schedule, Laid]:
     """Any schedule, each pair of ranks over its nearest links."""
-    members = np.asarray(group, dtype=np.int64)
-    laid = []
+    ranks = members(group)
+    laid: list[tuple[tuple[Phase, ...], Edges]] = []
     for phases in stages_of(schedule):
+        if phases[0].drained:  # over the edges of the stage before
+            laid.append((phases, laid[-1][1]))
+            continue
         src, dst = phases[0].src, phases[0].dst
         if schedule.switches:
             names = _names(machine, group, src, dst)
             edges = edges_of_names(machine.topology, machine.router, *names)
         else:
-            edges = edges_between(machine.topology, machine.router, members[src], members[dst])
+            edges = edges_between(machine.topology, machine.router, ranks[src], ranks[dst])
         laid.append((phases, edges))
     return schedule, tuple(laid)
 
@@ -242,17 +274,17 @@ OWN_ALGORITHM: Mapping[str, str] = {
     "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain",
     "reduce": "chain", "scatter": "star", "gather": "star", "all_to_all": "pairwise",
 }  # fmt: skip
-"""What the library runs unless told otherwise."""
+"""What a library runs unless it (`Library.algorithms`) or the user says otherwise."""
 
 LAID = frozenset({"ring", "chain", "star"})
 """Algorithms laid over the machine's own rings and channels; others go by the nearest links."""
 
 
 def stages_of(schedule: Schedule) -> tuple[tuple[Phase, ...], ...]:
-    """Consecutive phases over the same edges belong together."""
+    """Consecutive phases over the same edges belong together, up to one that begins drained."""
     stages: list[list[Phase]] = []
     for phase in schedule.phases:
-        if stages and _same_edges(stages[-1][0], phase):
+        if stages and not phase.drained and _same_edges(stages[-1][0], phase):
             stages[-1].append(phase)
         else:
             stages.append([phase])
@@ -266,16 +298,12 @@ def _same_edges(one: Phase, other: Phase) -> bool:
     )
 
 
-def _along(rings: Rings, orders: list[list[int]], chained: Schedule) -> Edges:
+def _along(rings: Rings, orders: Ints, chained: Schedule) -> Edges:
     """The rings' own edges that a chain's phase goes over, in the phase's order."""
-    phase, ranks = chained.phases[0], len(orders[0])
-    number = {
-        (ring, rank): ring * ranks + at
-        for ring, order in enumerate(orders)
-        for at, rank in enumerate(order)
-    }
-    pairs = zip(phase.channel.tolist(), phase.src.tolist(), strict=True)
-    return chosen(rings.edges, [number[pair] for pair in pairs])
+    phase, ranks = chained.phases[0], orders.shape[1]
+    at = np.empty_like(orders)
+    np.put_along_axis(at, orders, np.arange(ranks)[None, :], axis=1)
+    return chosen(rings.edges, phase.channel * ranks + at[phase.channel, phase.src])
 
 
 RING_ALGORITHMS = {
@@ -310,18 +338,18 @@ def _ordered_writes(machine: Machine, group: Group) -> bool:
     Source: NVIDIA/nccl 2.30.7 ``src/graph/tuning.cc``, where LL128 is enabled.
     """
     router, size = machine.router, machine.topology.gpus_per_host
-    hosts = {rank // size for rank in group}
-    gpus = [machine.topology.ranks[rank] for rank in group if rank // size == min(hosts)]
+    ranks = members(group)
+    hosts = ranks // size
+    first, last = int(hosts.min()), int(hosts.max())
+    gpus = [machine.topology.ranks[rank] for rank in ranks[hosts == first].tolist()]
     inside = all(router.path_type(a, b) in NVLINK_PATHS for a, b in itertools.pairwise(gpus))
-    if len(hosts) == 1 or not inside:
+    if first == last or not inside:
         return inside
     reach = all(router.path_type(gpu, router.nearest_nics(gpu)[0]) in GDR_PATHS for gpu in gpus)
     return machine.topology.gpudirect_rdma and reach
 
 
 def _with_protocol(schedule: Schedule, laid: Laid, name: str, protocol: Protocol) -> Carried:
-    channels = 1 + max((int(p.channel.max()) for p in schedule.phases), default=0)
-    limit = np.inf if protocol.max_rate is None else protocol.max_rate / channels
     return Carried(
         schedule=schedule,
         stages=tuple(
@@ -329,12 +357,12 @@ def _with_protocol(schedule: Schedule, laid: Laid, name: str, protocol: Protocol
                 phases=phases,
                 edges=edges,
                 latency_s=step_latency_s(protocol, edges, schedule),
-                cap_Bps=np.minimum(edges.cap_Bps, limit),
+                cap_Bps=rate_limit_Bps(protocol, edges, schedule),
             )
             for phases, edges in laid
         ),
         protocol=name,
         launch_s=protocol.launch,
         wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
-        credits=protocol.credits,
+        credits=credits_of(protocol, schedule),
     )

@@ -8,12 +8,6 @@ from perfmodel.collectives.schedule import Floats, Schedule
 from perfmodel.library.edges import HOPS, Edges
 from perfmodel.library.model import Protocol
 
-REDUCED_SHARE = {"all_reduce": 0.5, "reduce_scatter": 1.0, "reduce": 1.0}
-"""Share of the bytes sent by a collective that their receiver adds to its own; others: none.
-
-Half of what a bandwidth-optimal all-reduce sends is partial sums on their way, half is results.
-"""
-
 
 def chunk_bytes(schedule: Schedule) -> float:
     """Size of the sends of a schedule, weighted by their bytes (where all are alike: that size)."""
@@ -32,11 +26,71 @@ def wire_factor(protocol: Protocol, chunk: float) -> float:
     return float((parts / efficiency).sum() / chunk)
 
 
-def step_latency_s(protocol: Protocol, edges: Edges, schedule: Schedule) -> Floats:
-    """Time of a step on each edge beyond its bytes on the wire; seconds, shape (edges,)."""
+def reduced_bytes(schedule: Schedule) -> float:
+    """Bytes of a send that its receiver adds to its own, averaged over the schedule's bytes.
+
+    Half of what a bandwidth-optimal all-reduce sends is partial sums on their way, half is results;
+    in recursive doubling all of it is added.
+    """
+    sent = added = 0.0
+    for phase in schedule.phases:
+        nbytes = phase.nbytes * phase.active
+        sent += float(nbytes.sum())
+        added += float((nbytes * phase.adds).sum())
+    return chunk_bytes(schedule) * added / (sent or 1.0)
+
+
+def step_latency_s(
+    protocol: Protocol, edges: Edges, schedule: Schedule, *, reduced: float | None = None
+) -> Floats:
+    """Time of a step on each edge beyond its bytes on the wire; seconds, shape (edges,).
+
+    Parameters
+    ----------
+    protocol : Protocol
+    edges : Edges
+    schedule : Schedule
+    reduced : float, optional
+        `reduced_bytes` of the schedule, if known already.
+    """
     library_s = np.array([getattr(protocol.step, hop) for hop in HOPS])[edges.hop]
+    if protocol.host_step > 0:
+        library_s = np.maximum(library_s, protocol.host_step * _sharing(edges))
     waits_s: Floats = edges.latency_s * protocol.latencies_per_step + library_s
+    if _in_turn(protocol, schedule):
+        waits_s = waits_s / 2
     if protocol.reduce_rate is None:
         return waits_s
-    reduced = REDUCED_SHARE.get(schedule.collective, 0.0) * chunk_bytes(schedule)
-    return waits_s + reduced / protocol.reduce_rate
+    added = reduced_bytes(schedule) if reduced is None else reduced
+    return waits_s + added / protocol.reduce_rate
+
+
+def credits_of(protocol: Protocol, schedule: Schedule) -> int:
+    """Sends that an edge of a schedule may have under way."""
+    return 1 if _in_turn(protocol, schedule) else protocol.credits
+
+
+def _in_turn(protocol: Protocol, schedule: Schedule) -> bool:
+    """Whether segments that could be in flight together go one at a time (`two_in_turn`).
+
+    k segments of b seconds then take k (b + L): the first ready message travels alone, and each of
+    the others follows the segment before it the other way.
+    """
+    pipelined = any(phase.lag > 1 for phase in schedule.phases)
+    return protocol.two_in_turn and schedule.ranks == 2 and pipelined
+
+
+def rate_limit_Bps(protocol: Protocol, edges: Edges, schedule: Schedule) -> Floats:
+    """Most that each edge may carry; bytes on the wire per second, shape (edges,)."""
+    if protocol.max_rate is None:
+        return edges.cap_Bps
+    channels = 1 + max((int(phase.channel.max()) for phase in schedule.phases), default=0)
+    return np.minimum(edges.cap_Bps, protocol.max_rate / channels)
+
+
+def _sharing(edges: Edges) -> Floats:
+    """How many of the edges use the busiest link of each edge through host memory; 0 elsewhere."""
+    users = np.bincount(edges.arcs)[edges.arcs].astype(float)
+    busiest = np.maximum.reduceat(users, edges.pointers[:-1]) if len(edges) else users
+    shared: Floats = np.where(edges.hop == HOPS.index("memory"), busiest, 0.0)
+    return shared

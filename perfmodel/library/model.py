@@ -39,7 +39,12 @@ class Protocol(Spec):
     latency: twice where a receiver says that it is ready before each send. `reduce_rate` is how
     fast a rank adds what it received, where that is not hidden behind the wire. `wire_segments`,
     by rising `beyond`, say which parts of a chunk travel at another efficiency than its first
-    bytes, so that the time of a step is piecewise linear in the size of its chunk.
+    bytes, so that the time of a step is piecewise linear in the size of its chunk. `host_step` is
+    what a step costs the cores of a host, all together: where ranks are processes of one machine
+    with fewer cores, a step through its memory takes at least that for each rank that sends there.
+    `two_in_turn`: between two ranks, which have one connection both ways, a ready message waits
+    behind the data written before it; segments in flight then go one at a time, each half a step's
+    latency after the one before.
     """
 
     launch: Seconds
@@ -54,13 +59,22 @@ class Protocol(Spec):
     nvlink_only: bool = False
     latencies_per_step: float = Field(1.0, ge=1)
     latencies_source: str = ""
+    two_in_turn: bool = False
+    two_in_turn_source: str = ""
     reduce_rate: Bandwidth | None = None
     reduce_source: str = ""
     wire_segments: tuple[WireSegment, ...] = ()
+    host_step: Seconds = 0.0
+    host_source: str = ""
 
 
 class Library(Spec):
-    """A communication library as the simulator sees it."""
+    """A communication library as the simulator sees it.
+
+    `algorithms`: what it runs for an operation, where that is not what
+    `perfmodel.library.carry.OWN_ALGORITHM` says. `in_order`: between two ranks there is one
+    connection, on which the messages of all collectives follow one another.
+    """
 
     perfmodel: int
     name: str
@@ -68,6 +82,10 @@ class Library(Spec):
     workers: int = Field(ge=1)
     workers_source: str
     host_staged: bool = False
+    algorithms: dict[str, str] = {}
+    algorithms_source: str = ""
+    in_order: bool = False
+    in_order_source: str = ""
     protocols: dict[str, Protocol]
     sources: dict[str, str]
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.library.transport import GDR_PATHS, nic_path, way_between
+from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS, nic_path, way_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.paths import PATH_TYPES
 from perfmodel.topology.routes import Router
@@ -46,7 +46,7 @@ def local_rings(router: Router, gpus: Sequence[str]) -> tuple[Order, ...]:
     """Rings inside one host, as positions into `gpus`."""
     lanes = direct_nvlinks(router.topology, gpus)
     if len(gpus) > 2 and lanes is not None:
-        cycles = hamiltonian_cycles(len(gpus), lanes)
+        cycles = hamiltonian_cycles(len(gpus), lanes) or relayed_cycles(router, gpus, lanes)
         if cycles:
             return cycles
     return (tuple(range(len(gpus))),)
@@ -99,6 +99,43 @@ def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tupl
 
     pack(dict(lanes), [])
     return tuple(ring for cycle in best for ring in (cycle, (cycle[0], *cycle[:0:-1])))
+
+
+def relayed_cycles(
+    router: Router, gpus: Sequence[str], lanes: Mapping[tuple[int, int], int]
+) -> tuple[Order, ...]:
+    """Rings where not every hop has a link: some pass through a third GPU of the group (NVB).
+
+    Both ways round at once; rings that cross the fewest links come first, and each takes one lane
+    of every link that it crosses.
+    """
+    count, place = len(gpus), {gpu: position for position, gpu in enumerate(gpus)}
+    if count > _MOST_RELAYED:
+        return ()
+    names = router.topology.arcs.names
+    crossed = {
+        (a, b): [(place.get(names[arc][0], -1), place.get(names[arc][1], -1))
+                 for arc in router.route(gpus[a], gpus[b])]
+        for a, b in itertools.permutations(range(count), 2)
+        if router.path_type(gpus[a], gpus[b]) in NVLINK_PATHS
+    }  # fmt: skip
+    use: dict[Order, Counter[tuple[int, int]]] = {}
+    for middle in itertools.permutations(range(1, count)):
+        ring = (0, *middle)
+        back = (0, *middle[::-1])
+        hops = [*_links(ring), *_links(back)]
+        if middle[0] < middle[-1] and all(hop in crossed for hop in hops):
+            use[ring] = Counter(link for hop in hops for link in crossed[hop])
+    left, found = Counter(lanes), list[Order]()
+    for ring, links in sorted(use.items(), key=lambda item: (item[1].total(), item[0])):
+        while all(left[link] >= number for link, number in links.items()):
+            left.subtract(links)
+            found += [ring, (0, *ring[:0:-1])]
+    return tuple(found)
+
+
+_MOST_RELAYED = 8
+"""GPUs on a mesh whose rings are tried one by one."""
 
 
 def _links(cycle: Order) -> Iterator[tuple[int, int]]:
@@ -176,11 +213,16 @@ def _ends(
         siblings = [g for g in order if way_between(router, gpus[g], nics[nic]) in GDR_PATHS]
         partner = nic ^ 1
         if len(siblings) >= 2 or partner >= len(nics):
-            pool = siblings if len(siblings) >= 2 else order
-            yield pool[0], pool[1], nic
+            first, last = (siblings if len(siblings) >= 2 else order)[:2]
+            reached = way_between(router, gpus[last], nics[nic]) != "DIS"
+            yield first, last, nic if reached else _own(router, gpus[last], nics)
             continue
         last = near[partner][0] if near[partner][0] != order[0] else near[partner][1]
         yield order[0], last, partner
+
+
+def _own(router: Router, gpu: str, nics: Sequence[str]) -> int:
+    return list(nics).index(router.nearest_nics(gpu)[0])
 
 
 def _staged_ends(

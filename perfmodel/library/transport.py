@@ -2,7 +2,8 @@
 
 Source of the rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` (ncclTopoCheckP2p and
 ncclTopoCheckGdr): peers talk directly over NVLink, or over PCIe where the platform allows it; a NIC
-reads and writes GPU memory when no host bridge stands between them, else bytes pass host memory.
+reads and writes GPU memory when no host bridge stands between them, else bytes pass host memory,
+which they cross twice, written and read.
 """
 
 from __future__ import annotations
@@ -58,17 +59,52 @@ def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
         return Path(router.route(src, dst), "nvlink")
     if topology.gpu_p2p:
         return Path(router.route(src, dst), "pcie")
-    up = router.route(src, router.nearest_cpu(src))
-    across = router.route(router.nearest_cpu(src), dst)
+    cpu = router.nearest_cpu(src)
+    up, across = router.route(src, cpu), router.route(cpu, dst)
     cap = topology.staging_Bps or float("inf")
     kinds = {topology.arcs.kinds[arc] for arc in up + across}
-    return Path(up + across, "memory" if kinds == {"memory"} else "pcie", cap, staged=True)
+    if kinds == {"memory"}:  # processes of one machine: the copy is the link
+        return Path(up + across, "memory", cap, staged=True)
+    return Path(up + _rest(router, cpu) + across, "pcie", cap, staged=True)
 
 
 def nic_path(topology: Topology, router: Router, gpu: str, nic: str, *, outward: bool) -> Path:
-    """Path between a GPU and a NIC of the same host."""
+    """Path between a GPU and a NIC of the same host.
+
+    Where the fabric is routed by rails, a GPU hands its bytes over NVLink to the one beside the
+    NIC (NCCL's PXN, 2.12 and later), on the way out.
+    """
     ends = (gpu, nic) if outward else (nic, gpu)
-    if topology.gpudirect_rdma and router.path_type(gpu, nic) in GDR_PATHS:
+    way = way_between(router, gpu, nic)
+    if topology.gpudirect_rdma and way in GDR_PATHS:
         return Path(router.route(*ends), "network")
+    if outward and router.by_rails and topology.gpudirect_rdma:
+        beside = _beside(topology, router, gpu, nic)
+        if beside is not None:
+            return Path(router.route(gpu, beside) + router.route(beside, nic), "network")
     cpu = router.nearest_cpu(gpu)
-    return Path(router.route(ends[0], cpu) + router.route(cpu, ends[1]), "network", staged=True)
+    arcs = router.route(ends[0], cpu) + _rest(router, cpu) + router.route(cpu, ends[1])
+    return Path(arcs, "network", staged=True)
+
+
+def _rest(router: Router, cpu: str) -> tuple[int, ...]:
+    """Into the memory beside a CPU and out of it: bytes that rest there are written and read."""
+    memory = router.memory_of(cpu)
+    if memory is None:
+        return ()
+    return router.route(cpu, memory) + router.route(memory, cpu)
+
+
+def _beside(topology: Topology, router: Router, gpu: str, nic: str) -> str | None:
+    """GPU from which a NIC reads directly and which this one reaches over NVLink."""
+    first = int(topology.graph.nodes[gpu]["host"]) * topology.gpus_per_host
+    return next(
+        (
+            peer
+            for peer in topology.ranks[first : first + topology.gpus_per_host]
+            if way_between(router, gpu, peer) in NVLINK_PATHS
+            and way_between(router, peer, nic) in GDR_PATHS
+            and router.nearest_nics(peer)[0] == nic
+        ),
+        None,
+    )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import TypeVar
 
 import networkx as nx
 import numpy as np
 
-from perfmodel.topology.bulk import collector_off
-from perfmodel.topology.fabrics import Fabric, Wiring, wire
+from perfmodel.topology.bulk import add_arcs, add_devices
+from perfmodel.topology.fabrics import Fabric
 from perfmodel.topology.model import Arcs
 from perfmodel.topology.spec import LinkSpec, NodeSpec, expand, pairs
+from perfmodel.topology.tiers import Tiers, places
+from perfmodel.topology.wiring import Wiring, wire
 
 Arc = tuple[str, str, str, float, float, int]
 """Source, destination, kind, usable bytes per second, seconds, lanes."""
@@ -73,6 +76,8 @@ def _host_arcs(spec: NodeSpec) -> Iterator[Arc]:
 
 # ---------------------------------------------------------------- the network
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -82,40 +87,81 @@ class Network:
     ----------
     fabric : Fabric
     wiring : Wiring
-    arcs : tuple of Arc
-        Of the cables: each NIC and its leaf, both ways, then the trunks, both ways.
+    nics : int
+        Ports of one host.
+    arcs : Arcs
+        The cables: each NIC and its leaf, both ways, then the trunks, both ways.
+    lanes : tuple of int
+        Cables bonded in each arc.
+    keys : tuple of int
+        Number of each arc among those of the same two ends.
     """
 
     fabric: Fabric
     wiring: Wiring
-    arcs: tuple[Arc, ...]
+    nics: int
+    arcs: Arcs
+    lanes: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    def tiers(self, first: int) -> Tiers:
+        """The structure by which routes are found; `first` is the number of the first arc."""
+        wiring = self.wiring
+        return Tiers(
+            leaf_of=wiring.leaf_of,
+            place_of=places(wiring.leaf_of),
+            nics=self.nics,
+            first=first,
+            leaves=wiring.leaves,
+            pod=wiring.pod,
+            above=wiring.above,
+            cables=wiring.cables,
+            cores=wiring.cores,
+            by_place=self.fabric.routing == "rail",
+        )
 
 
 def network_of(host: Host, hosts: int, fabric: Fabric) -> Network:
     """Plug all hosts into a fabric."""
     wiring = wire(fabric, host.rails, hosts)
-    arcs: list[Arc] = []
-    leaves = iter(wiring.leaves)
-    plugs = [(nic, *_plug(port, fabric)) for nic, port in zip(host.nics, host.ports, strict=True)]
-    for h in range(hosts):
-        for nic, kind, rate_Bps, into_s, out_s in plugs:
-            name, leaf = f"n{h}/{nic}", next(leaves)
-            arcs.append((name, leaf, kind, rate_Bps, into_s, 1))
-            arcs.append((leaf, name, kind, rate_Bps, out_s, 1))
+    nics = [f"n{h}/{nic}" for h in range(hosts) for nic in host.nics]
+    leaves = [wiring.switches[leaf] for leaf in wiring.leaf_of.tolist()]
+    plugs = list(zip(nics, leaves, strict=True))
+    trunks = [(t.lower, t.upper, cable) for t in wiring.trunks for cable in range(t.cables)]
+    lanes = [t.lanes for t in wiring.trunks for _ in range(t.cables)]
     port = max(host.ports, key=lambda link: link.usable_Bps)
     rate_Bps = (fabric.uplink_Bps or port.bandwidth) * port.efficiency
     hop_s = fabric.switch_latency_s + fabric.cable_latency_s
-    for lower, upper, cables in wiring.trunks:
-        for _ in range(cables):
-            arcs.append((lower, upper, port.kind, rate_Bps, hop_s, 1))
-            arcs.append((upper, lower, port.kind, rate_Bps, hop_s, 1))
-    return Network(fabric, wiring, tuple(arcs))
+    into_s = [link.latency + fabric.cable_latency_s for link in host.ports]
+    out_s = [delay_s + fabric.switch_latency_s for delay_s in into_s]  # a switch delays what leaves
+    both = len(trunks) * 2
+    arcs = Arcs(
+        names=(*_both_ways(plugs), *_both_ways([(low, high) for low, high, _ in trunks])),
+        kinds=(*_doubled([link.kind for link in host.ports]) * hosts, *(port.kind,) * both),
+        bandwidth_Bps=np.concatenate([
+            np.tile(np.repeat([link.usable_Bps for link in host.ports], 2), hosts),
+            rate_Bps * np.repeat(np.array(lanes, dtype=float), 2),
+        ]),
+        latency_s=np.concatenate([
+            np.tile(np.stack([into_s, out_s], axis=1).ravel(), hosts), np.full(both, hop_s)
+        ]),
+    )  # fmt: skip
+    return Network(
+        fabric=fabric,
+        wiring=wiring,
+        nics=len(host.nics),
+        arcs=arcs,
+        lanes=((1,) * (2 * len(plugs)) + _doubled(lanes)),
+        keys=((0,) * (2 * len(plugs)) + _doubled([cable for _, _, cable in trunks])),
+    )
 
 
-def _plug(port: LinkSpec, fabric: Fabric) -> tuple[str, float, float, float]:
-    """Kind, rate, seconds from NIC to leaf and back: a switch delays what leaves it."""
-    into_s = port.latency + fabric.cable_latency_s
-    return port.kind, port.usable_Bps, into_s, into_s + fabric.switch_latency_s
+def _both_ways(ends: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    return chain.from_iterable((pair, (pair[1], pair[0])) for pair in ends)
+
+
+def _doubled(items: Sequence[_T]) -> tuple[_T, ...]:
+    return tuple(item for item in items for _ in range(2))
 
 
 # ---------------------------------------------------------------- the graph
@@ -128,23 +174,29 @@ def names_of(host: Host, hosts: int) -> list[list[str]]:
 
 def arrays_of(host: Host, names: list[list[str]], network: Network | None) -> Arcs:
     """All arcs as arrays: each host's block in turn, then the fabric's."""
-    cables = network.arcs if network else ()
     hosts = len(names)
-    place = {local: at for at, (local, _) in enumerate(host.devices)}
-    ends = [(place[arc[0]], place[arc[1]]) for arc in host.arcs]
+    ends = _places(host)
     inside = [(own[a], own[b]) for own in names for a, b in ends]
-    kinds = tuple(arc[2] for arc in host.arcs) * hosts
-
-    def column(at: int) -> Any:
-        own = np.array([arc[at] for arc in host.arcs], dtype=float)
-        return np.concatenate([np.tile(own, hosts), np.array([c[at] for c in cables], dtype=float)])
-
-    return Arcs(
-        names=(*inside, *((arc[0], arc[1]) for arc in cables)),
-        kinds=(*kinds, *(arc[2] for arc in cables)),
-        bandwidth_Bps=column(3),
-        latency_s=column(4),
+    own = Arcs(
+        names=tuple(inside),
+        kinds=tuple(arc[2] for arc in host.arcs) * hosts,
+        bandwidth_Bps=np.tile(np.array([arc[3] for arc in host.arcs], dtype=float), hosts),
+        latency_s=np.tile(np.array([arc[4] for arc in host.arcs], dtype=float), hosts),
     )
+    if network is None:
+        return own
+    return Arcs(
+        names=own.names + network.arcs.names,
+        kinds=own.kinds + network.arcs.kinds,
+        bandwidth_Bps=np.concatenate([own.bandwidth_Bps, network.arcs.bandwidth_Bps]),
+        latency_s=np.concatenate([own.latency_s, network.arcs.latency_s]),
+    )
+
+
+def _places(host: Host) -> list[tuple[int, int]]:
+    """Ends of a host's arcs as positions among its devices."""
+    place = {local: at for at, (local, _) in enumerate(host.devices)}
+    return [(place[arc[0]], place[arc[1]]) for arc in host.arcs]
 
 
 def graph_of(
@@ -152,38 +204,38 @@ def graph_of(
 ) -> nx.MultiDiGraph[str]:
     """Make the graph, with the attributes that `Topology` promises."""
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-    template = list(_keyed(host.arcs))
-    with collector_off():
-        graph.add_nodes_from(
-            (name, {"kind": kind, "host": h, "local": local})
-            for h, own in enumerate(names)
-            for name, (local, kind) in zip(own, host.devices, strict=True)
+    keys = list(_keys(host.arcs))
+    template = [
+        {"kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s, "lanes": lanes}
+        for _, _, kind, rate_Bps, latency_s, lanes in host.arcs
+    ]
+    hosts = (
+        (name, {"kind": kind, "host": h, "local": local})
+        for h, own in enumerate(names)
+        for name, (local, kind) in zip(own, host.devices, strict=True)
+    )
+    add_devices(graph, hosts)
+    add_arcs(graph, arcs.names, keys * len(names), template * len(names), first=0)
+    if network is not None:
+        names_above = network.wiring.switches
+        switches = ((n, {"kind": "switch", "host": -1, "local": n}) for n in names_above)
+        add_devices(graph, switches)
+        own = network.arcs
+        rows = zip(
+            own.kinds, own.bandwidth_Bps.tolist(), own.latency_s.tolist(), network.lanes,
+            strict=True,
+        )  # fmt: skip
+        cables = (
+            {"kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s, "lanes": lanes}
+            for kind, rate_Bps, latency_s, lanes in rows
         )
-        graph.add_edges_from(_numbered(template * len(names), arcs, 0))  # type: ignore[arg-type]
-        if network is not None:
-            graph.add_nodes_from(
-                (name, {"kind": "switch", "host": -1, "local": name})
-                for name in network.wiring.switches
-            )
-            cables = _numbered(_keyed(network.arcs), arcs, len(template) * len(names))
-            graph.add_edges_from(cables)  # type: ignore[arg-type]
+        add_arcs(graph, own.names, network.keys, cables, first=len(keys) * len(names))
     return graph
 
 
-def _keyed(arcs: Iterable[Arc]) -> Iterator[tuple[int, Arc]]:
-    """Give parallel arcs between two devices their numbers, so that networkx need not look."""
+def _keys(arcs: Iterable[Arc]) -> Iterator[int]:
+    """Number of each arc among those of the same two ends."""
     seen: Counter[tuple[str, str]] = Counter()
     for arc in arcs:
-        yield seen[arc[0], arc[1]], arc
+        yield seen[arc[0], arc[1]]
         seen[arc[0], arc[1]] += 1
-
-
-def _numbered(
-    keyed: Iterable[tuple[int, Arc]], arcs: Arcs, start: int
-) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
-    for index, (key, (_, _, kind, rate_Bps, latency_s, lanes)) in enumerate(keyed, start):
-        src, dst = arcs.names[index]
-        yield src, dst, key, {
-            "kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s, "lanes": lanes,
-            "index": index,
-        }  # fmt: skip

@@ -16,6 +16,7 @@ from perfmodel.topology.assemble import (
     names_of,
     network_of,
 )
+from perfmodel.topology.bulk import collector_off
 from perfmodel.topology.fabrics import settle
 from perfmodel.topology.gpus import gpu_sources, load_gpu
 from perfmodel.topology.model import Topology
@@ -91,13 +92,16 @@ def build(
     if faults:
         raise InputError(faults)
     gpu = load_gpu(spec.gpu)
-    network = network_of(host, hosts, settle(fabric)) if hosts > 1 and fabric is not None else None
-    names = names_of(host, hosts)
-    arcs = arrays_of(host, names, network)
+    with collector_off():
+        plan = settle(fabric) if hosts > 1 and fabric is not None else None
+        network = network_of(host, hosts, plan) if plan is not None else None
+        names = names_of(host, hosts)
+        arcs = arrays_of(host, names, network)
+        graph = graph_of(host, names, network, arcs)
     sources = _sources(spec, network)
     topology = Topology(
         name=f"{spec.name} x {hosts}" if hosts > 1 else f"{spec.name}",
-        graph=graph_of(host, names, network, arcs),
+        graph=graph,
         ranks=tuple(f"n{h}/{local}" for h in range(hosts) for local in ranks),
         gpu=gpu,
         hosts=hosts,
@@ -108,6 +112,7 @@ def build(
         sources=sources,
         template=spec.name or "",
         fabric=network.fabric.kind if network else "none",
+        tiers=network.tiers(hosts * len(host.arcs)) if network else None,
         assumptions=_assumptions(sources, network),
     )
     vars(topology)["arcs"] = arcs  # the cached property, without reading the graph back

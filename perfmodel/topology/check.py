@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import networkx as nx
+import numpy as np
 
 from perfmodel.errors import Fault, InputError, TopologyError, one_of
 from perfmodel.files import read_yaml, validate
@@ -75,6 +76,7 @@ def _graph_faults(topology: Topology, file: str | None = None) -> Iterator[Fault
 
 def _device_faults(topology: Topology) -> Iterator[Fault]:
     graph = topology.graph
+    linked, leaving = _ends(topology)
     for name, data in graph.nodes(data=True):
         lacking = [key for key in ("kind", "host", "local") if key not in data]
         if lacking:
@@ -87,9 +89,9 @@ def _device_faults(topology: Topology) -> Iterator[Fault]:
             yield Fault(
                 f"nodes.{name}.kind", repr(data["kind"]), one_of(NODE_KINDS, str(data["kind"]))
             )
-        if graph.degree(name) == 0 and len(graph) > 1:
+        if name not in linked and len(graph) > 1:
             yield Fault(f"nodes.{name}", "no link", "a link to every device")
-        if data["kind"] == "nic" and topology.hosts > 1 and not _leaves_host(topology, name):
+        if data["kind"] == "nic" and topology.hosts > 1 and name not in leaving:
             yield Fault(
                 f"nodes.{name}", "a NIC without a cable", "a link to a switch of the fabric"
             )
@@ -97,21 +99,56 @@ def _device_faults(topology: Topology) -> Iterator[Fault]:
         yield Fault("gpu", repr(topology.gpu.name), one_of(gpu_names(), topology.gpu.name))
 
 
-def _leaves_host(topology: Topology, name: str) -> bool:
-    nodes = topology.graph.nodes
-    host = nodes[name]["host"]
-    return any(nodes[other].get("host") != host for other in topology.graph.successors(name))
+def _ends(topology: Topology) -> tuple[set[str], set[str]]:
+    """Devices with any link, and those with a link that leaves their host."""
+    hosts = nx.get_node_attributes(topology.graph, "host")
+    linked, leaving = set[str](), set[str]()
+    for src, beside in topology.graph.adjacency():
+        if beside:
+            linked.add(src)
+            linked.update(beside)
+            own = hosts.get(src)
+            if any(hosts.get(dst) != own for dst in beside):
+                leaving.add(src)
+    return linked, leaving
 
 
 def _arc_faults(topology: Topology) -> Iterator[Fault]:
+    rows = [
+        data
+        for _, beside in topology.graph.adjacency()
+        for cables in beside.values()
+        for data in cables.values()
+    ]
+    if not _all_sound(rows):
+        yield from _each_arc(topology)
+
+
+def _all_sound(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no arc has a fault; a million arcs are looked at in columns."""
+    kinds, types = {row.get("kind") for row in rows}, set[type]()
+    for field in ("bandwidth_Bps", "latency_s", "index"):
+        types |= {type(row.get(field)) for row in rows}
+    if not kinds <= set(LINK_KINDS) or not types <= {int, float}:
+        return False
+    rate_Bps, latency_s = (
+        np.array([row[field] for row in rows], dtype=float)
+        for field in ("bandwidth_Bps", "latency_s")
+    )
+    index = np.sort([row["index"] for row in rows])
+    return bool(
+        (rate_Bps > 0).all()
+        and (latency_s >= 0).all()
+        and np.isfinite(rate_Bps + latency_s).all()
+        and (index == np.arange(len(rows))).all()
+    )
+
+
+def _each_arc(topology: Topology) -> Iterator[Fault]:
     indices = []
     for src, dst, data in topology.graph.edges(data=True):
         field = f"links.{src} -> {dst}"
-        kind, rate_Bps, latency_s = (
-            data.get("kind"),
-            data.get("bandwidth_Bps"),
-            data.get("latency_s"),
-        )
+        kind, rate_Bps, latency_s = map(data.get, ("kind", "bandwidth_Bps", "latency_s"))
         if kind not in LINK_KINDS:
             yield Fault(f"{field}.kind", repr(kind), one_of(LINK_KINDS, str(kind)))
         if not _is_at_least(0, rate_Bps) or rate_Bps == 0:
@@ -149,9 +186,26 @@ def _route_faults(topology: Topology) -> Iterator[Fault]:
     inside = topology.ranks[: topology.gpus_per_host]
     others = topology.ranks[topology.gpus_per_host :: topology.gpus_per_host]
     yield from _unreached(router, [(a, b) for a in inside for b in inside if a != b])
-    yield from _unreached(
-        router, [pair for name in others for pair in ((first, name), (name, first))]
-    )
+    if not _all_reached(topology, router):
+        yield from _unreached(
+            router, [pair for name in others for pair in ((first, name), (name, first))]
+        )
+
+
+def _all_reached(topology: Topology, router: Router) -> bool:
+    """Whether the first GPUs of all hosts reach each other's first, both ways, at once."""
+    nics = router.nearest_nics(topology.ranks[0])
+    if topology.hosts == 1 or not nics or (router.variants >= 0).any():
+        return topology.hosts == 1
+    hosts = np.arange(topology.hosts)
+    ports = router.ports(hosts, np.full_like(hosts, router.nic_number(nics[0])))
+    here = np.full_like(ports[1:], ports[0])
+    try:
+        router.across(here, ports[1:], hosts[1:])
+        router.across(ports[1:], here, hosts[1:])
+    except TopologyError:
+        return False
+    return True
 
 
 def _unreached(router: Router, pairs: Iterable[tuple[str, str]]) -> Iterator[Fault]:

@@ -17,7 +17,7 @@ _Levels = list[dict[str, None]]
 """Switches by their distance from a start; dicts keep a stable order."""
 
 
-class FabricRoutes:
+class SearchedRoutes:
     """Routes from NIC to NIC (or switch) over the fabric of a topology.
 
     Both ends are searched towards each other, level by level, until they meet: in a leaf-spine
@@ -31,12 +31,13 @@ class FabricRoutes:
     """
 
     def __init__(self, topology: Topology) -> None:
-        self._name = topology.name
         self._ends = topology.arcs.names
         self._leaving: _Neighbours = {}
         self._entering: _Neighbours = {}
         with collector_off():
-            for index in range(topology.hosts * topology.host_arcs, len(self._ends)):
+            for index in range(topology.first_cable, len(self._ends)):
+                if index in topology.dead:
+                    continue
                 src, dst = self._ends[index]
                 self._leaving.setdefault(src, {}).setdefault(dst, []).append(index)
                 self._entering.setdefault(dst, {}).setdefault(src, []).append(index)
@@ -90,7 +91,7 @@ class FabricRoutes:
             if meeting:
                 return meeting, ahead, behind
             if not forward[ahead] or not backward[behind]:
-                raise TopologyError(f"{self._name}: no cable leads from {src} to {dst}")
+                raise TopologyError(f"no cable leads from {src} to {dst}")
             if len(forward[ahead]) <= len(backward[behind]):
                 ahead += 1
                 self._extend(forward, ahead, self._leaving)

@@ -11,6 +11,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.topology.tiers import Tiers
+
 NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic", "switch"]
 LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "memory", "ethernet", "infiniband"]
 
@@ -88,6 +90,16 @@ class Topology:
         Name of the node template.
     fabric : str
         Name of the fabric ("none" for one host).
+    dead : frozenset of int
+        Arcs that carry nothing any more (see `perfmodel.topology.change`).
+    lost : tuple of str
+        What was taken away, as names of devices and links, for messages.
+    changed : Arcs or None
+        The arcs as they are since a change; None where they are as the graph says.
+    healthy : Topology or None
+        The machine before any change; None where there was none.
+    tiers : Tiers or None
+        Structure of a regular fabric; ignored where it does not fit the number of arcs.
     """
 
     name: str
@@ -103,10 +115,17 @@ class Topology:
     template: str
     fabric: str
     assumptions: tuple[str, ...] = field(default=())
+    dead: frozenset[int] = frozenset()
+    lost: tuple[str, ...] = ()
+    changed: Arcs | None = None
+    healthy: Topology | None = None
+    tiers: Tiers | None = None
 
     @cached_property
     def arcs(self) -> Arcs:
         """All directed links as arrays, in the order of their ``index``."""
+        if self.changed is not None:
+            return self.changed
         rows = sorted(self.graph.edges(data=True), key=lambda arc: arc[2]["index"])
         return Arcs(
             names=tuple((src, dst) for src, dst, _ in rows),
@@ -114,6 +133,11 @@ class Topology:
             bandwidth_Bps=np.array([data["bandwidth_Bps"] for _, _, data in rows], dtype=float),
             latency_s=np.array([data["latency_s"] for _, _, data in rows], dtype=float),
         )
+
+    @property
+    def first_cable(self) -> int:
+        """Index of the fabric's first arc: those before it lie inside hosts."""
+        return self.hosts * self.host_arcs
 
     @property
     def gpus_per_host(self) -> int:

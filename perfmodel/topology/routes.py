@@ -1,13 +1,17 @@
-"""Routes through a topology: inside a host as NCCL would choose, between hosts by hashed ECMP."""
+"""Routes through a topology: inside a host as NCCL would choose, between hosts by the fabric."""
 
 from __future__ import annotations
 
-from perfmodel.errors import TopologyError, one_of
-from perfmodel.topology.ecmp import FabricRoutes
-from perfmodel.topology.model import Topology
-from perfmodel.topology.paths import PATH_TYPES, HostArc, Path, best_paths
+from functools import cached_property
 
-_RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
+import numpy as np
+
+from perfmodel.errors import TopologyError, one_of
+from perfmodel.topology.between import FabricRoutes
+from perfmodel.topology.hostways import HostWays
+from perfmodel.topology.model import Topology
+from perfmodel.topology.paths import Path
+from perfmodel.topology.tiers import Ints
 
 
 class Router:
@@ -15,7 +19,8 @@ class Router:
 
     A route inside one host is the same in all of them, shifted by ``host_arcs``; it is searched
     once. Between hosts, equal-cost ways and parallel cables are chosen by a stable hash of source,
-    destination and flow number, so that a flow always takes the same way and flows spread.
+    destination and flow number, so that a flow always takes the same way and flows spread. Nothing
+    is routed over what the topology has lost.
 
     Parameters
     ----------
@@ -24,15 +29,15 @@ class Router:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        nodes = topology.graph.nodes
-        self._local_kinds: dict[str, str] = {
-            data["local"]: data["kind"] for _, data in nodes(data=True) if data["host"] == 0
-        }
-        self._local_arcs = self._host_arcs()
-        self._local_paths: dict[str, dict[str, Path]] = {}
-        self._nics: dict[str, tuple[str, ...]] | None = None
+        self._ways = HostWays(topology)
         self._fabric = FabricRoutes(topology)
         self._routes: dict[tuple[str, str, int], tuple[int, ...]] = {}
+
+    @cached_property
+    def healthy(self) -> Router:
+        """Router of the machine before any change; itself where there was none."""
+        before = self.topology.healthy
+        return self if before is None else Router(before)
 
     # ------------------------------------------------------------ questions
 
@@ -49,7 +54,7 @@ class Router:
         Raises
         ------
         TopologyError
-            Nothing connects them, or no such device.
+            Nothing connects them (any more; the message says what was lost), or no such device.
         """
         key = (src, dst, flow)
         known = self._routes.get(key)
@@ -75,15 +80,10 @@ class Router:
         """NICs of the GPU's host, the best path first.
 
         Among equally good ones the first is chosen so that GPUs that share them use all of them.
-        Empty when the host has none that this device reaches.
+        Empty when the host has none (left) that this device reaches.
         """
         host, local = self._place(gpu)
-        if self._nics is None:
-            self._nics = self._spread_nics()
-        ranked = self._nics.get(local)
-        if ranked is None:
-            ranked = tuple(name for group in self._nic_groups(local) for name in group)
-        return tuple(f"n{host}/{name}" for name in ranked)
+        return tuple(f"n{host}/{name}" for name in self._ways.nics(local, host))
 
     def nearest_cpu(self, device: str) -> str:
         """CPU (NUMA domain) of the same host with the best path to a device.
@@ -94,67 +94,63 @@ class Router:
             No CPU is connected to it.
         """
         host, local = self._place(device)
-        reached = self._paths(local)
-        cpus = [
-            name for name, kind in self._local_kinds.items() if kind == "cpu" and name in reached
-        ]
-        if not cpus:
+        cpu = self._ways.nearest_cpu(local, host)
+        if cpu is None:
             raise TopologyError(f"{device}: no CPU is connected to it")
-        return f"n{host}/{min(cpus, key=lambda name: _badness(reached[name]))}"
+        return f"n{host}/{cpu}"
 
-    # ------------------------------------------------------------ inside a host
+    def memory_of(self, cpu: str) -> str | None:
+        """Memory beside a CPU, if the template has it."""
+        host, local = self._place(cpu)
+        memory = self._ways.memory_of(local)
+        return None if memory is None else f"n{host}/{memory}"
 
-    def _host_arcs(self) -> dict[str, list[HostArc]]:
-        arcs = self.topology.arcs
-        leaving: dict[str, list[HostArc]] = {}
-        nodes = self.topology.graph.nodes
-        for index in range(self.topology.host_arcs):
-            src, dst = (nodes[name]["local"] for name in arcs.names[index])
-            arc = HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
-            leaving.setdefault(src, []).append(arc)
-        return leaving
+    # ------------------------------------------------------------ many at once
 
-    def _paths(self, local: str) -> dict[str, Path]:
-        known = self._local_paths.get(local)
-        if known is None:
-            known = best_paths(local, self._local_kinds, self._local_arcs)
-            self._local_paths[local] = known
-        return known
+    @cached_property
+    def variants(self) -> Ints:
+        """Variant of each host: hosts of one have the same ways; -1 for those that lost nothing."""
+        return self._ways.variants(self.topology.hosts)
+
+    @property
+    def by_rails(self) -> bool:
+        """Whether the fabric is routed by rails."""
+        tiers = self.topology.tiers
+        return tiers is not None and tiers.by_place
+
+    def nic_number(self, nic: str) -> int:
+        """Number of a NIC in its host."""
+        return self._fabric.number_of(nic)
+
+    def nic_name(self, host: int, number: int) -> str:
+        """Name of a NIC by its number in its host."""
+        return self._fabric.name_of(int(self.ports(np.array(host), np.array(number))))
+
+    def ports(self, host: Ints, nic: Ints) -> Ints:
+        """Ports of NICs, given by their hosts and their numbers in their hosts."""
+        return self._fabric.ports(host, nic)
+
+    def across(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
+        """Routes of many flows between ports; see `perfmodel.topology.between.FabricRoutes`."""
+        return self._fabric.routes(src, dst, flow)
+
+    def unreachable(self, src: str, dst: str, why: str) -> TopologyError:
+        """What to raise where two devices cannot reach each other; names what was lost."""
+        name, lost = self.topology.name, _nearest_first(self.topology.lost, src, dst)
+        if not lost:
+            return TopologyError(f"{name}: {why}")
+        shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+        gone = f"{shown} {'was' if len(lost) == 1 else 'were'} lost"
+        return TopologyError(f"{name}: {dst} is unreachable from {src} since {gone}: {why}")
+
+    # ------------------------------------------------------------ ways
 
     def _local(self, src: str, dst: str, host: int) -> Path:
-        path = self._paths(src).get(dst)
+        path = self._ways.paths(src, host).get(dst)
         if path is None:
-            raise TopologyError(
-                f"{self.topology.name}: nothing connects n{host}/{src} to n{host}/{dst}"
-            )
+            ends = f"n{host}/{src}", f"n{host}/{dst}"
+            raise self.unreachable(*ends, "nothing connects {} to {}".format(*ends))
         return path
-
-    def _nic_groups(self, local: str) -> list[list[str]]:
-        """NICs that a device reaches, best first, equally good ones together."""
-        reached = self._paths(local)
-        groups: dict[tuple[int, float], list[str]] = {}
-        for name, kind in self._local_kinds.items():
-            if kind == "nic" and name in reached:
-                path = reached[name]
-                groups.setdefault((_RANK[path.type], -path.bandwidth_Bps), []).append(name)
-        return [groups[key] for key in sorted(groups)]
-
-    def _spread_nics(self) -> dict[str, tuple[str, ...]]:
-        gpus = [name for name, kind in self._local_kinds.items() if kind == "gpu"]
-        grouped = {gpu: self._nic_groups(gpu) for gpu in gpus}
-        sharers: dict[tuple[str, ...], list[str]] = {}
-        for gpu, groups in grouped.items():
-            if groups:
-                sharers.setdefault(tuple(groups[0]), []).append(gpu)
-        ranked: dict[str, tuple[str, ...]] = {}
-        for nics, users in sharers.items():
-            for position, gpu in enumerate(users):
-                start = position * max(1, len(nics) // len(users)) % len(nics)
-                rest = [name for group in grouped[gpu][1:] for name in group]
-                ranked[gpu] = (*nics[start:], *nics[:start], *rest)
-        return ranked
-
-    # ------------------------------------------------------------ between hosts
 
     def _find(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
         host, local = self._place(src)
@@ -164,18 +160,22 @@ class Router:
         if host == other_host and host >= 0:
             offset = host * self.topology.host_arcs
             return tuple(offset + arc for arc in self._local(local, other, host).arcs)
-        out, into = self._gate(src), self._gate(dst)
+        out, into = self._gate(src, src, dst), self._gate(dst, src, dst)
         head = self.route(src, out) if out != src else ()
         tail = self.route(into, dst) if into != dst else ()
-        return head + self._fabric.route(out, into, flow) + tail
+        try:
+            across = self._fabric.route(out, into, flow)
+        except TopologyError as error:
+            raise self.unreachable(src, dst, str(error)) from None
+        return head + across + tail
 
-    def _gate(self, name: str) -> str:
+    def _gate(self, name: str, src: str, dst: str) -> str:
         """Where a device meets the fabric: itself, or its nearest NIC."""
         if name in self._fabric:
             return name
         nics = self.nearest_nics(name)
         if not nics:
-            raise TopologyError(f"{self.topology.name}: {name} reaches no NIC")
+            raise self.unreachable(src, dst, f"{name} reaches no NIC")
         return nics[0]
 
     # ------------------------------------------------------------ names
@@ -190,5 +190,7 @@ class Router:
         return data["host"], data["local"]
 
 
-def _badness(path: Path) -> tuple[int, float, int]:
-    return _RANK[path.type], -path.bandwidth_Bps, len(path.arcs)
+def _nearest_first(lost: tuple[str, ...], src: str, dst: str) -> list[str]:
+    """What was lost, that of the two ends' own hosts first."""
+    heads = tuple(f"{name.partition('/')[0]}/" for name in (src, dst))
+    return sorted(lost, key=lambda name: not name.startswith(heads))

@@ -21,10 +21,12 @@ from perfmodel.topology.model import LinkKind
 
 HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
 FabricKind = Literal["one-switch", "rail-optimised", "leaf-spine", "fat-tree"]
+Routing = Literal["ecmp", "rail", "adaptive"]
 
 HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)
 LINK_KINDS: tuple[str, ...] = get_args(LinkKind)
 FABRIC_KINDS: tuple[str, ...] = get_args(FabricKind)
+ROUTINGS: tuple[str, ...] = get_args(Routing)
 PORT_KINDS = ("ethernet", "infiniband")
 """Kinds of link that a NIC's port may be."""
 
@@ -202,6 +204,13 @@ class FabricSpec(Spec):
     """Raw rate of one cable between switches (default: as the NICs' ports)."""
     k: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     """Ports per switch of a fat tree (default: the smallest even number that holds all hosts)."""
+    routing: Annotated[Routing, _named(ROUTINGS)] | None = None
+    """Who takes which of equally short ways.
+
+    `ecmp` (default): a hash of each flow, so that flows may collide. `rail`: a port's place at its
+    leaf, so that flows that keep to their rail never do. `adaptive`: every flow is spread over all
+    ways, so that the switches above the leaves act as one.
+    """
 
 
 class FabricFile(Spec):

@@ -1,0 +1,63 @@
+"""What becomes of a collective under way when the machine changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.library.carry import Carried, Machine, Stage
+from perfmodel.library.costs import rate_limit_Bps, step_latency_s
+from perfmodel.library.edges import Edges
+from perfmodel.library.laying import relaid
+
+
+def moved(way: Carried, machine: Machine) -> Carried:
+    """Return a collective as the changed machine carries it on.
+
+    The schedule, the edges and their order stay, so edge i of the result continues the work of
+    edge i. Edges that cross a dead arc take another route; latencies are those of the links as
+    they are now.
+
+    Parameters
+    ----------
+    way : Carried
+        Laid on a machine of the same ranks and arc numbers.
+    machine : Machine
+        After the change.
+
+    Returns
+    -------
+    Carried
+        `way` itself when nothing changed for it.
+
+    Raises
+    ------
+    TopologyError
+        Two ranks that an edge joins cannot reach each other any more.
+    """
+    stages = tuple(_moved(way, stage, machine) for stage in way.stages)
+    if all(new is old for new, old in zip(stages, way.stages, strict=True)):
+        return way
+    return replace(way, stages=stages)
+
+
+def _moved(way: Carried, stage: Stage, machine: Machine) -> Stage:
+    edges = _now(relaid(machine.topology, machine.router, stage.edges), machine)
+    if edges is stage.edges:
+        return stage
+    protocol = machine.library.protocols[way.protocol]
+    return Stage(
+        phases=stage.phases,
+        edges=edges,
+        latency_s=step_latency_s(protocol, edges, way.schedule),
+        cap_Bps=rate_limit_Bps(protocol, edges, way.schedule),
+    )
+
+
+def _now(edges: Edges, machine: Machine) -> Edges:
+    """Edges with the latencies that their links have now."""
+    latency_s = np.add.reduceat(machine.topology.arcs.latency_s[edges.arcs], edges.pointers[:-1])
+    return (
+        edges if np.array_equal(latency_s, edges.latency_s) else replace(edges, latency_s=latency_s)
+    )
