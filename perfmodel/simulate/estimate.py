@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives.timing import schedule_s
+from perfmodel.collectives.clocks import Ends
+from perfmodel.collectives.timing import Leg, legs_ends, schedule_s
 from perfmodel.library.carry import Carried, Group, Machine, Stage, carry
 from perfmodel.library.edges import Edges
-from perfmodel.simulate.fairness import max_min_rates, staggered_rates
+from perfmodel.simulate.fairness import max_min_rates
+from perfmodel.simulate.turns import share_by_turns
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A leg of a collective when nothing else moves; seconds since its collective's first byte.
+
+    Parameters
+    ----------
+    stage : Stage
+    rates_Bps : ndarray of float, shape (edges,)
+        Wire bytes per second of each edge while it sends.
+    begin_s : ndarray of float, shape (edges,), or None
+        When each edge may send; None: at once.
+    ends : Ends
+    """
+
+    stage: Stage
+    rates_Bps: Floats
+    begin_s: Floats | None
+    ends: Ends
 
 
 @dataclass
@@ -25,7 +47,10 @@ class Estimator:
     machine: Machine
     _best: dict[tuple[object, ...], tuple[Carried, float]] = field(default_factory=dict)
     _rates: dict[int, tuple[Edges, Floats]] = field(default_factory=dict)
-    _alone_s: dict[int, tuple[Stage, float]] = field(default_factory=dict)
+    _cut_s: dict[int, tuple[Carried, float]] = field(default_factory=dict)
+    _by_turns: dict[tuple[int, int], tuple[Stage, Floats]] = field(default_factory=dict)
+    _timed: dict[int, tuple[Carried, tuple[Timed, ...]]] = field(default_factory=dict)
+    _legs: dict[int, tuple[Carried, tuple[Stage, ...]]] = field(default_factory=dict)
 
     def best(
         self, op: str, nbytes: int, group: Group, root: int = 0, algorithm: str | None = None
@@ -36,17 +61,53 @@ class Estimator:
             ways = carry(self.machine, op, nbytes, group, root=root, algorithm=algorithm)
             timed = [(way, self.way_s(way)) for way in ways]
             self._best[key] = min(timed, key=lambda pair: pair[1])
+            for way in ways:
+                if way is not self._best[key][0]:
+                    self._forget(way)
         return self._best[key]
+
+    def _forget(self, way: Carried) -> None:
+        """Let go of what is known of a way that is not taken: large groups have large arrays."""
+        for known in (self._cut_s, self._timed, self._legs):
+            known.pop(id(way), None)
 
     def way_s(self, way: Carried) -> float:
         """Return the time of a whole collective when nothing else moves; seconds."""
-        return way.launch_s + sum(self.alone_s(way, stage) for stage in way.stages)
+        last_s = max((leg.ends.last_s for leg in self.timed(way)), default=0.0)
+        return way.launch_s + max(last_s, self.cut_s(way))
 
-    def alone_s(self, way: Carried, stage: Stage) -> float:
-        """Return the time of one stage when nothing else moves; seconds."""
-        if id(stage) not in self._alone_s:
-            self._alone_s[id(stage)] = (stage, stage_s(way, stage, self.rates(stage)))
-        return self._alone_s[id(stage)][1]
+    def timed(self, way: Carried) -> tuple[Timed, ...]:
+        """Return the legs of a collective when nothing else moves, each begun rank by rank."""
+        if id(way) not in self._timed:
+            stages = self.legs(way)
+            rates = [self.rates(stage) for stage in stages]
+            parts = [leg_of(way, s, r) for s, r in zip(stages, rates, strict=True)]
+            ends = legs_ends(parts, ranks_of(way), credits=way.credits)
+            legs = tuple(Timed(s, r, *e) for s, r, e in zip(stages, rates, ends, strict=True))
+            self._timed[id(way)] = (way, legs)
+        return self._timed[id(way)][1]
+
+    def cut_s(self, way: Carried) -> float:
+        """Return the time that the busiest link of a collective needs at least; seconds.
+
+        Only for collectives whose rates do not see to it: edges that work by turns get an average
+        share, and legs that ranks begin one by one do not see each other.
+        """
+        if id(way) not in self._cut_s:
+            stages = self.legs(way)
+            seen = len(stages) < 2 and all(_is_steady(stage) for stage in stages)
+            least_s = 0.0 if seen else _cut_s(self.machine.topology.arcs.bandwidth_Bps, way)
+            self._cut_s[id(way)] = (way, least_s)
+        return self._cut_s[id(way)][1]
+
+    def legs(self, way: Carried) -> tuple[Stage, ...]:
+        """Return the stages of a collective, those over the very same edges joined into one.
+
+        What separates them is then in their phases (`Phase.drained`), rank by rank.
+        """
+        if id(way) not in self._legs:
+            self._legs[id(way)] = (way, joined_stages(way.stages))
+        return self._legs[id(way)][1]
 
     def rates(self, stage: Stage) -> Floats:
         """Return the rate of each edge when nothing else moves; wire bytes per second."""
@@ -55,19 +116,54 @@ class Estimator:
         if unlimited and known is not None:
             return known[1]
         edges, capacity = stage.edges, self.machine.topology.arcs.bandwidth_Bps
-        duty = _duty(stage)
-        if (duty < 1).any():
-            return staggered_rates(capacity, edges.pointers, edges.arcs, stage.cap_Bps, duty)
+        if not _is_steady(stage):
+            return np.minimum(stage.cap_Bps, self._share_by_turns(stage))
         rates = max_min_rates(capacity, edges.pointers, edges.arcs, stage.cap_Bps)
         if unlimited:
             self._rates[id(edges)] = (edges, rates)
         return rates
 
+    def _share_by_turns(self, stage: Stage) -> Floats:
+        """As `turns.share_by_turns`; the same for all protocols."""
+        key = (id(stage.edges), id(stage.phases))
+        if key not in self._by_turns:
+            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
+            self._by_turns[key] = (stage, share_by_turns(capacity_Bps, stage))
+        return self._by_turns[key][1]
 
-def _duty(stage: Stage) -> Floats:
-    """Share of the stage's repeats in which each edge works; 1 but for pipelines and trees."""
-    works = sum((phase.active for phase in stage.phases), np.zeros(len(stage.edges)))
-    return works / sum(phase.repeat for phase in stage.phases)
+
+def _is_steady(stage: Stage) -> bool:
+    """Whether all edges work all the time."""
+    return all(bool((phase.active == phase.repeat).all()) for phase in stage.phases)
+
+
+def joined_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Stages with those over the very same edges joined."""
+    found: list[Stage] = []
+    for stage in stages:
+        if found and stage.edges is found[-1].edges:
+            found[-1] = replace(found[-1], phases=found[-1].phases + stage.phases)
+        else:
+            found.append(stage)
+    return tuple(found)
+
+
+def _cut_s(capacity_Bps: Floats, way: Carried) -> float:
+    nbytes = np.zeros(len(capacity_Bps))
+    add_traffic(nbytes, way)
+    used = nbytes > 0
+    with np.errstate(divide="ignore"):
+        return float((nbytes[used] / capacity_Bps[used]).max(initial=0.0))
+
+
+def leg_of(way: Carried, stage: Stage, rates_Bps: Floats) -> Leg:
+    """Return a stage with its edges at given wire rates."""
+    return Leg(stage.phases, rates_Bps / way.wire_factor, stage.latency_s)
+
+
+def ranks_of(way: Carried) -> int:
+    """Ranks of a collective, and the switches that take part."""
+    return way.schedule.ranks + way.schedule.switches
 
 
 def stage_s(way: Carried, stage: Stage, rates_Bps: Floats) -> float:
@@ -77,10 +173,15 @@ def stage_s(way: Carried, stage: Stage, rates_Bps: Floats) -> float:
     )
 
 
-def add_traffic(bytes_on_arc: Floats, way: Carried) -> None:
-    """Count the wire bytes that a collective puts on each directed link."""
+def stage_bytes(way: Carried, stage: Stage) -> Floats:
+    """Wire bytes of each edge in a whole stage; shape (edges,)."""
+    payload = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(stage.edges)))
+    return payload * way.wire_factor
+
+
+def add_traffic(bytes_on_arc: Floats, way: Carried, times: int = 1) -> None:
+    """Count the wire bytes that a collective, or so many like it, put on each directed link."""
     for stage in way.stages:
         edges = stage.edges
-        per_edge = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(edges)))
-        spread = np.repeat(per_edge * way.wire_factor, np.diff(edges.pointers))
+        spread = np.repeat(times * stage_bytes(way, stage), np.diff(edges.pointers))
         bytes_on_arc += np.bincount(edges.arcs, weights=spread, minlength=len(bytes_on_arc))

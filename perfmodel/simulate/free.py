@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfmodel.library.carry import Group
+from perfmodel.library.carry import Group, Machine
 from perfmodel.simulate.estimate import Estimator
 
 
@@ -18,6 +19,7 @@ class FreeNetwork:
 
     env: simpy.Environment
     estimator: Estimator
+    changes_left: int | None = None
     bytes_on_arc: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -32,3 +34,10 @@ class FreeNetwork:
     def message(self, _src: int, _dst: int, _nbytes: int) -> simpy.Event:
         """Deliver a message as soon as it was sent."""
         return self.env.timeout(0)
+
+    def stream(self, _route: tuple[int, ...], _cap_Bps: float, nbytes: float) -> simpy.Event:
+        """End a burst at once; a stream without an end never ends."""
+        return self.env.event() if math.isinf(nbytes) else self.env.timeout(0)
+
+    def become(self, _machine: Machine) -> None:
+        """Stay as quick as before."""

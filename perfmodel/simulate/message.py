@@ -1,43 +1,112 @@
-"""Fidelity "message": every send of a collective is an event. The oracle, up to some hundred ranks.
+"""Fidelity "message": every send of a collective is simulated. Up to some hundred ranks.
 
-A send starts when what it depends on has landed, its edge has sent what came before it, and the
-edge has a credit. It shares links with every other send on the move and lands `latency` after its
-last byte left.
+The sends run in a kernel of their own (`kernel.py`); SimPy sees collectives begin and end, streams,
+and changes of the machine. The kernel runs ahead to the next event that SimPy has, or to the end of
+a collective, whichever comes first.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfmodel.collectives.dependencies import Messages, followers, messages, unrolled
+from perfmodel.collectives.flat import flat_messages
 from perfmodel.errors import SimulationError
-from perfmodel.library.carry import Carried, Group, Machine, carry_message
+from perfmodel.library.carry import Carried, Group, Machine
+from perfmodel.library.moved import moved
+from perfmodel.simulate.adapted import Adapted
 from perfmodel.simulate.estimate import Estimator, add_traffic
-from perfmodel.simulate.wires import Wires
+from perfmodel.simulate.sending import Place, Sending
+from perfmodel.simulate.standstill import standing_text, waiting_text
+from perfmodel.simulate.tables import (
+    Columns,
+    Routes,
+    columns_of,
+    routes_of,
+    stream_columns,
+    stream_routes,
+)
+
+LAST_IN_INSTANT = 2
+"""SimPy priority after NORMAL (1): everything that starts at one time shares from the start."""
+COMPILED_PAYS = 100_000
+"""Sends from which on loading numba (about a second) costs less than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Somebody else's bytes."""
+
+    route: tuple[int, ...]
+    cap_Bps: float
+
+
+@dataclass(slots=True)
+class _Run:
+    """A collective, or somebody else's stream, on the move."""
+
+    what: Carried | Stream
+    laid: Carried | Stream  # at first: links that come back are used again
+    place: Place
+    ended: simpy.Event
+    key: Any  # under which its place may be used again; None: not
+    nbytes: float  # of a stream
+    counted_bytes: float = 0.0  # those of a stream that are in `bytes_on_arc`
 
 
 @dataclass
 class MessageNetwork:
-    """The network at fidelity "message" (see the module)."""
+    """The network at fidelity "message" (see the module); one to an environment.
+
+    Parameters
+    ----------
+    env : simpy.Environment
+    estimator : Estimator
+    compiled : bool, optional
+        Whether to run the kernel compiled by numba. Default: where numba is installed and there is
+        enough to do. The results are the same bits.
+    changes_left : int, optional
+        How often the machine will still change, if that is known; then traffic that stands still
+        after the last time is an error at once, and not only when nothing else moves.
+    """
 
     env: simpy.Environment
     estimator: Estimator
+    compiled: bool | None = None
+    changes_left: int | None = None
     machine: Machine = field(init=False)
-    bytes_on_arc: NDArray[np.float64] = field(init=False)
-    _wires: Wires = field(init=False)
-    _sends: dict[int, tuple[Carried, Messages]] = field(default_factory=dict, init=False)
+    _bytes: NDArray[np.float64] = field(init=False)
+    _sending: Sending = field(init=False)
+    _sends: int = field(default=0, init=False)
+    _runs: dict[int, _Run] = field(default_factory=dict, init=False)
+    _spare: dict[Any, tuple[Any, list[Place]]] = field(default_factory=dict, init=False)
+    _adapted: Adapted = field(init=False)
+    _wake: simpy.Event | None = field(default=None, init=False)
+    _wake_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.machine = self.estimator.machine
+        self._adapted = Adapted(self.estimator, self.machine)
         arcs = self.machine.topology.arcs
-        self.bytes_on_arc = np.zeros(len(arcs))
-        self._wires = Wires(self.env, arcs.bandwidth_Bps.tolist())
+        self._bytes = np.zeros(len(arcs))
+        self._sending = Sending(arcs.bandwidth_Bps)
+        if self.compiled:
+            self._sending.compile()
+
+    @property
+    def bytes_on_arc(self) -> NDArray[np.float64]:
+        """Wire bytes over each directed link: of collectives begun, and of streams until now."""
+        self._count_streams()
+        return self._bytes
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Sends that have arrived, and rates that were solved for it."""
+        return self._sending.landed, self._sending.solved
 
     def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
@@ -46,149 +115,171 @@ class MessageNetwork:
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""
-        return self.launch([carry_message(self.machine, src, dst, nbytes)])
+        return self.launch([self._adapted.message(src, dst, nbytes)])
 
     def launch(self, ways: list[Carried]) -> simpy.Event:
         """Start collectives now, each as it is carried; the event fires when all have ended."""
         ended = []
         for way in ways:
-            add_traffic(self.bytes_on_arc, way)
-            run = _Run(self.env, self._wires, way, self._unrolled(way))
-            self.env.timeout(way.launch_s).callbacks.append(run.begin)
-            ended.append(run.ended)
+            now = self._adapted.now(way)
+            add_traffic(self._bytes, now)
+            ended.append(self._start(now, id(way), self.env.now + way.launch_s, laid=way))
         return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 
-    def _unrolled(self, way: Carried) -> Messages:
-        known = self._sends.get(id(way))
-        if known is None:
-            known = self._sends[id(way)] = (way, messages(unrolled(way.schedule)))
-        return known[1]
+    def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
+        """Send somebody else's bytes over some arcs from now on, at most at `cap_Bps`.
 
+        They share links max-min fairly with everything else. The event fires when `nbytes` have
+        been sent: never, if they are infinite.
+        """
+        stream = Stream(route, cap_Bps)
+        return self._start(stream, stream, self.env.now, nbytes)
 
-class _Run:
-    """One collective, send by send."""
+    def become(self, machine: Machine) -> None:
+        """From now on the machine is this one: other rates, latencies and dead arcs.
 
-    def __init__(self, env: simpy.Environment, wires: Wires, way: Carried, sends: Messages) -> None:
-        self._env, self._wires = env, wires
-        self.ended = env.event()
-        self._credits = way.credits
-        self._routes: list[tuple[int, ...]] = []
-        self._caps: list[float] = []
-        self._latency: list[float] = []
-        for stage in way.stages:
-            edges, ends = stage.edges, stage.edges.pointers
-            self._routes += [
-                tuple(edges.arcs[a:b].tolist()) for a, b in itertools.pairwise(ends.tolist())
-            ]
-            self._caps += stage.cap_Bps.tolist()
-            self._latency += stage.latency_s.tolist()
-        self._nbytes = (sends.nbytes * way.wire_factor).tolist()
-        self._edge, stage_of = _edges_and_stages(way, sends)
-        self._order = StageOrder(sends, stage_of) if len(way.stages) > 1 else None
-        self._waiting = [len(after) for after in sends.after]
-        self._followers = followers(sends.after)
-        self._queue: list[deque[int]] = [deque() for _ in self._routes]
-        for index, edge in enumerate(self._edge):
-            self._queue[edge].append(index)
-        self._sending = [False] * len(self._routes)
-        self._under_way = [0] * len(self._routes)
-        self._left = len(sends)
+        What is on the move keeps the bytes that it has sent; edges over dead arcs take other
+        routes.
 
-    def begin(self, _: simpy.Event) -> None:
-        """Start every edge that can."""
-        if not self._left:
-            self.ended.succeed()
-        for edge in range(len(self._queue)):
-            self._try(edge)
+        Raises
+        ------
+        TopologyError
+            No route is left between two that have to talk.
+        """
+        self._count_streams()
+        self.machine = machine
+        self._adapted.become(machine)
+        self.changes_left = None if self.changes_left is None else max(0, self.changes_left - 1)
+        self._spare.clear()
+        routes = []
+        for run in self._runs.values():
+            old, run.key = _routes(run.what), None
+            if isinstance(run.laid, Carried):
+                run.what = moved(run.laid, machine)
+                self._recount(run.place, old, _routes(run.what))
+            else:
+                run.what = _around(machine, run.laid)
+            routes.append((run.place, _routes(run.what)))
+        self._sending.become(machine.topology.arcs.bandwidth_Bps, self.env.now, routes)
+        self._stir(self.env.now)
 
-    def _try(self, edge: int) -> None:
-        """Start the next send of an edge if nothing holds it back."""
-        queue = self._queue[edge]
-        if not queue or self._sending[edge] or self._under_way[edge] >= self._credits:
+    def _start(
+        self,
+        what: Carried | Stream,
+        key: Any,
+        at_s: float,
+        nbytes: float | None = None,
+        laid: Carried | None = None,
+    ) -> simpy.Event:
+        """Let a run begin at a time, in a place that a like one has left or in a new one."""
+        known, spare = self._spare.setdefault(key, (laid or what, []))
+        place = spare.pop() if spare else self._sending.place(self._columns(what))
+        run = _Run(what, known, place, self.env.event(), key, nbytes or 0.0)
+        self._runs[place.run] = run
+        self._sending.begin(place, at_s, nbytes)
+        self._sends += len(place.at["sends"])
+        self._stir(self.env.now)
+        return run.ended
+
+    def _columns(self, what: Carried | Stream) -> Columns:
+        capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
+        if isinstance(what, Stream):
+            return stream_columns(what.route, what.cap_Bps, capacity_Bps)
+        columns = columns_of(what, flat_messages(what.schedule), capacity_Bps)
+        if self.machine.library.in_order:
+            columns["edges.line"] = self._sending.lines(columns)
+        return columns
+
+    def _stir(self, at_s: float) -> None:
+        """See to it that the kernel runs on when everything else of an instant has happened."""
+        if self._wake is not None and self._wake_s <= at_s:
             return
-        index = queue[0]
-        if self._waiting[index] or (self._order and not self._order.may_start(index)):
+        wake = self.env.event()
+        wake._ok, wake._value = True, None
+        wake.callbacks.append(self._advance)
+        delay_s = max(0.0, at_s - self.env.now)
+        self.env.schedule(wake, LAST_IN_INSTANT, delay_s)  # type: ignore[arg-type]
+        self._wake, self._wake_s = wake, at_s
+
+    def _advance(self, event: simpy.Event) -> None:
+        """Run on to the next event that SimPy has, or until a collective ends."""
+        if event is not self._wake:
             return
-        queue.popleft()
-        self._sending[edge] = True
-        self._under_way[edge] += 1
-        self._wires.send(
-            self._routes[edge], self._nbytes[index], self._caps[edge], lambda: self._sent(index)
-        )
+        self._wake = None
+        if self.compiled is None and self._sends > COMPILED_PAYS:
+            self.compiled = self._sending.try_compile()
+        self._count_streams()
+        next_s = self.env.peek()
+        ended = self._sending.advance(next_s)
+        for number in ended:
+            self._end(self._runs.pop(number), self._sending.now_s)
+        if self._runs:
+            self._go_on(self._sending.now_s if ended else next_s)
 
-    def _sent(self, index: int) -> None:
-        edge = self._edge[index]
-        self._sending[edge] = False
-        arrival = self._env.timeout(self._latency[edge])
-        arrival.callbacks.append(lambda _: self._landed(index))
-        self._try(edge)
+    def _end(self, run: _Run, at_s: float) -> None:
+        """Let everyone know, at its time, that a run has ended."""
+        if isinstance(run.what, Stream):
+            self._count(run, run.what, run.nbytes)
+        if run.key is not None:
+            self._spare[run.key][1].append(run.place)
+        timer = self.env.timeout(max(0.0, at_s - self.env.now))
+        timer.callbacks.append(lambda _: _succeed(run.ended))
 
-    def _landed(self, index: int) -> None:
-        edge = self._edge[index]
-        self._under_way[edge] -= 1
-        self._left -= 1
-        for follower in self._followers[index]:
-            self._waiting[follower] -= 1
-            if self._waiting[follower] == 0:
-                self._try(self._edge[follower])
-        self._try(edge)
-        if self._order:
-            for other in self._order.landed(index):
-                self._try(self._edge[other])
-        if not self._left:
-            self.ended.succeed()
+    def _go_on(self, at_s: float) -> None:
+        """Come back at a time.
 
+        Raises
+        ------
+        SimulationError
+            Nothing will ever make a collective go on.
+        """
+        for_ever = at_s == np.inf or self.changes_left == 0
+        ways = [
+            (run.what, run.place) for run in self._runs.values() if isinstance(run.what, Carried)
+        ]
+        if for_ever and ways and self._sending.may_stand:
+            found = [(way, self._sending.standing(place)) for way, place in ways]
+            standing = [(way, edges) for way, edges in found if edges]
+            if standing:
+                raise SimulationError(standing_text(self.machine, standing))
+        if at_s < np.inf:
+            self._stir(at_s)
+        elif ways:
+            left = [(way, self._sending.sends_left(place)) for way, place in ways]
+            raise SimulationError(waiting_text(left))
 
-class StageOrder:
-    """A rank begins a stage when its sends and receives of the stage before have landed."""
+    def _count_streams(self) -> None:
+        """Count what streams have sent until now."""
+        for run in self._runs.values():
+            if isinstance(run.what, Stream):
+                self._count(run, run.what, self._sending.sent_bytes(run.place, self.env.now))
 
-    def __init__(self, sends: Messages, stage_of: list[int]) -> None:
-        self._stage = stage_of
-        self._ends = list(
-            zip(
-                zip(sends.channel.tolist(), sends.src.tolist(), strict=True),
-                zip(sends.channel.tolist(), sends.dst.tolist(), strict=True),
-                strict=True,
-            )
-        )
-        self._left: dict[tuple[int, int], dict[int, int]] = {}
-        self._mine: dict[tuple[int, int], list[int]] = {}
-        for index, (src, dst) in enumerate(self._ends):
-            self._mine.setdefault(src, []).append(index)
-            for end in (src, dst):
-                left = self._left.setdefault(end, {})
-                left[stage_of[index]] = left.get(stage_of[index], 0) + 1
+    def _count(self, run: _Run, stream: Stream, sent_bytes: float) -> None:
+        np.add.at(self._bytes, list(stream.route), sent_bytes - run.counted_bytes)
+        run.counted_bytes = sent_bytes
 
-    def may_start(self, index: int) -> bool:
-        """Whether the sender has finished all earlier stages."""
-        left = self._left[self._ends[index][0]]
-        return not left or min(left) >= self._stage[index]
-
-    def landed(self, index: int) -> list[int]:
-        """Count a delivery; return the sends that it may have set free."""
-        freed: list[int] = []
-        for end in self._ends[index]:
-            left, stage = self._left[end], self._stage[index]
-            left[stage] -= 1
-            if not left[stage]:
-                del left[stage]
-                freed += self._mine.get(end, [])
-        return freed
+    def _recount(self, place: Place, old: Routes, new: Routes) -> None:
+        """Count what is still to be sent on the links that will carry it."""
+        if np.array_equal(old.arcs, new.arcs):
+            return
+        left = self._sending.left_bytes(place, self.env.now)
+        for routes, sign in ((old, -1.0), (new, 1.0)):
+            np.add.at(self._bytes, routes.arcs, sign * np.repeat(left, np.diff(routes.pointers)))
 
 
-def _edges_and_stages(way: Carried, sends: Messages) -> tuple[list[int], list[int]]:
-    """For each send, its edge (numbered through all stages) and its stage."""
-    number: dict[tuple[int, int, int, int], int] = {}
-    stage_of_round: list[int] = []
-    for stage, part in enumerate(way.stages):
-        phase = part.phases[0]
-        keys = zip(phase.channel.tolist(), phase.src.tolist(), phase.dst.tolist(), strict=True)
-        for key in keys:
-            number[stage, *key] = len(number)
-        stage_of_round += [stage] * sum(p.repeat for p in part.phases)
-    stages = [stage_of_round[r] for r in sends.round.tolist()]
-    ends = zip(sends.channel.tolist(), sends.src.tolist(), sends.dst.tolist(), strict=True)
-    try:
-        return [number[stage, *key] for stage, key in zip(stages, ends, strict=True)], stages
-    except KeyError as missing:
-        raise SimulationError(f"a send over {missing} that no phase of the schedule has") from None
+def _succeed(event: simpy.Event) -> None:
+    event.succeed()
+
+
+def _routes(what: Carried | Stream) -> Routes:
+    return routes_of(what) if isinstance(what, Carried) else stream_routes(what.route, what.cap_Bps)
+
+
+def _around(machine: Machine, stream: Stream) -> Stream:
+    """Lead a stream around links that are lost."""
+    topology = machine.topology
+    if topology.dead.isdisjoint(stream.route):
+        return stream
+    names = topology.arcs.names
+    route = machine.router.route(names[stream.route[0]][0], names[stream.route[-1]][1])
+    return replace(stream, route=tuple(route))

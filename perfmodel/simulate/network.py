@@ -8,16 +8,22 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfmodel.library.carry import Group
+from perfmodel.library.carry import Group, Machine
 
 
 class Network(Protocol):
     """A network that carries collectives and messages in simulated time.
 
-    `bytes_on_arc` grows by the wire bytes that each directed link has carried.
+    `bytes_on_arc` grows by the wire bytes that each directed link has carried. `changes_left` says
+    how often the machine will still change, if that is known.
     """
 
-    bytes_on_arc: NDArray[np.float64]
+    changes_left: int | None
+
+    @property
+    def bytes_on_arc(self) -> NDArray[np.float64]:
+        """Wire bytes over each directed link until now; shape (arcs,)."""
+        ...
 
     def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
@@ -25,4 +31,25 @@ class Network(Protocol):
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""
+        ...
+
+    def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
+        """Send somebody else's bytes over some arcs from now on, at most at `cap_Bps`.
+
+        They share links max-min fairly with everything else. The event fires when `nbytes` have
+        been sent: never, if they are infinite.
+        """
+        ...
+
+    def become(self, machine: Machine) -> None:
+        """From now on the machine is this one: other rates, latencies and dead arcs.
+
+        What is on the move keeps the bytes that it has sent; edges over dead arcs take other
+        routes.
+
+        Raises
+        ------
+        TopologyError
+            No route is left between two that have to talk.
+        """
         ...

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import simpy
 
 from perfmodel.collectives import cost
-from perfmodel.collectives.catalog import ALGORITHMS
+from perfmodel.collectives.catalog import ALGORITHMS, allows
 from perfmodel.errors import InputError
 from perfmodel.library.carry import Carried, Machine
 from perfmodel.library.model import load_library
@@ -22,12 +23,11 @@ Maker = Callable[..., Topology]
 PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if op != "send"]
 RANKS = 8
 
-STAGGERED = {("all_reduce", "tree")}
-"""Edges that share links send by turns here, which a fluid only knows on average: within 10 %."""
 
-
-def ways(topology: Topology, op: str, name: str, nbytes: int) -> tuple[Estimator, Carried]:
-    estimator = Estimator(Machine(topology, load_library("plain")))
+def ways(
+    topology: Topology, op: str, name: str, nbytes: int, library: str = "plain"
+) -> tuple[Estimator, Carried]:
+    estimator = Estimator(Machine(topology, load_library(library)))
     return estimator, estimator.best(op, nbytes, range(len(topology.ranks)), 0, name)[0]
 
 
@@ -39,13 +39,47 @@ def timed(network: type, estimator: Estimator, way: Carried) -> float:
 
 @pytest.mark.parametrize(("op", "name"), PAIRS)
 @pytest.mark.parametrize("elements", [64 * RANKS, 6400 * RANKS])
+@pytest.mark.parametrize("library", ["plain", "nccl", "gloo"])
 def test_flow_equals_message_on_a_crossbar(
-    switched_topology: Maker, op: str, name: str, elements: int
+    switched_topology: Maker, op: str, name: str, elements: int, library: str
 ) -> None:
+    """Whatever the library: its protocols, credits, ready messages and time per step."""
     topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS)
-    estimator, way = ways(topology, op, name, 4 * elements)
+    estimator, way = ways(topology, op, name, 4 * elements, library)
     flow, message = (timed(n, estimator, way) for n in (FlowNetwork, MessageNetwork))
-    assert flow == pytest.approx(message, rel=0.1 if (op, name) in STAGGERED else 1e-6)
+    assert flow == pytest.approx(message, rel=1e-6)
+
+
+SEVERAL_HOSTS = [
+    (op, name)
+    for op, name in PAIRS
+    if name in {"recursive_doubling", "halving_doubling", "rabenseifner", "recursive_halving"}
+    or name in {"bruck", "tree", "chain", "torus", "pairwise", "ring", "gloo_ring"}
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "template", "hosts"),
+    [
+        (op, name, template, hosts)
+        for op, name in SEVERAL_HOSTS
+        for template, hosts in (("dgx-h100", 2), ("dgx1-v100", 3))
+        if allows(op, name, 8 * hosts) is None
+    ],
+)
+@pytest.mark.parametrize("library", ["plain", "nccl", "gloo"])
+def test_flow_is_near_message_over_several_hosts(
+    op: str, name: str, library: str, template: str, hosts: int
+) -> None:
+    """From 15 % too quick to 35 % too slow, as decision 0002 says; measured: -12.1 to +30.3 %.
+
+    A fluid edge keeps its share of a link while it waits (too slow), and edges of two stages that
+    share a link do not see each other where some ranks are ahead (too quick).
+    """
+    topology = build(template, hosts=hosts, fabric="rail-optimised")
+    estimator, way = ways(topology, op, name, 1 << 20, library)
+    flow, message = (timed(network, estimator, way) for network in (FlowNetwork, MessageNetwork))
+    assert 0.85 * message <= flow <= 1.35 * message
 
 
 @pytest.mark.parametrize(("op", "name"), PAIRS)
@@ -83,16 +117,18 @@ def test_twice_the_bandwidth_and_half_the_latency_is_half_the_time(
 
 
 @pytest.mark.parametrize(("op", "name"), PAIRS)
-def test_no_algorithm_beats_the_bounds(switched_topology: Maker, op: str, name: str) -> None:
+def test_no_algorithm_beats_the_bounds(
+    switched_topology: Maker, op: str, name: str, theory: ModuleType
+) -> None:
     topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS)
     estimator, way = ways(topology, op, name, 64000 * RANKS)
     # A reducing switch sends a rank nothing that it has to send itself: half of the bytes.
     share = 0.5 if way.schedule.switches else 1.0
-    wire = cost.bandwidth_bound_s(op, RANKS, 64000 * RANKS, 50e9)
+    wire = theory.egress_bound_s(op, RANKS, 64000 * RANKS, 50e9)
     rooted = {"gather", "scatter"}
     for network in (FlowNetwork, MessageNetwork):
         found = timed(network, estimator, way)
-        assert found >= cost.latency_bound_s(op, 2 if way.schedule.switches else RANKS, 1e-6)
+        assert found >= theory.latency_bound_s(op, 2 if way.schedule.switches else RANKS, 1e-6)
         if op not in rooted and op != "all_gather":
             assert found >= share * wire * (1 - 1e-9)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import cost
 from perfmodel.library.carry import Machine
 from perfmodel.library.model import Library, load_library
 from perfmodel.simulate.estimate import Estimator
@@ -49,12 +49,12 @@ def timed(
     ],
 )
 def test_uniform_ring_is_the_closed_form(
-    fidelity: str, ranks: int, switched_topology: Maker
+    fidelity: str, ranks: int, switched_topology: Maker, theory: ModuleType
 ) -> None:
     """2(N-1)(alpha + S beta / N), to 1e-9."""
     nbytes = ranks * 4 * 2500
     topology = switched_topology([50e9] * ranks, [1e-6] * ranks)
-    wanted = cost.ring_all_reduce_s(ranks, nbytes, alpha_s=1e-6, beta_s_per_B=1 / 50e9)
+    wanted = theory.ring_all_reduce_s(ranks, nbytes, alpha_s=1e-6, beta_s_per_B=1 / 50e9)
     assert timed(fidelity, topology, nbytes) == pytest.approx(wanted, rel=1e-9)
 
 
@@ -134,13 +134,13 @@ def test_rates_change_when_another_collective_comes_and_goes(switched_topology: 
 
 @pytest.mark.parametrize("fidelity", NETWORKS)
 def test_groups_that_share_nothing_do_not_slow_each_other(
-    fidelity: str, switched_topology: Maker
+    fidelity: str, switched_topology: Maker, theory: ModuleType
 ) -> None:
     topology = switched_topology([50e9] * 8, [1e-6] * 8)
     env = simpy.Environment()
     network = NETWORKS[fidelity](env, Estimator(Machine(topology, load_library("plain"))))
     env.run(until=network.collective("all_reduce", 4096, (range(4), range(4, 8)), 0))
-    wanted = cost.ring_all_reduce_s(4, 4096, alpha_s=1e-6, beta_s_per_B=1 / 50e9)
+    wanted = theory.ring_all_reduce_s(4, 4096, alpha_s=1e-6, beta_s_per_B=1 / 50e9)
     assert env.now == pytest.approx(wanted, rel=1e-9)
 
 
@@ -163,7 +163,7 @@ def test_twice_the_bandwidth_and_half_the_latency_is_half_the_time(
 )
 @settings(max_examples=60, deadline=None)
 def test_no_simulated_time_beats_the_bounds(
-    switched_topology: Maker, ranks: int, op: str, elements: int, seed: int
+    switched_topology: Maker, ranks: int, op: str, elements: int, seed: int, theory: ModuleType
 ) -> None:
     rng = np.random.default_rng(seed)
     bandwidth, latency = rng.uniform(1e9, 9e10, ranks), rng.uniform(0, 1e-5, ranks)
@@ -175,12 +175,12 @@ def test_no_simulated_time_beats_the_bounds(
     bound = (
         whole * share / ends.min()
         if share
-        else cost.bandwidth_bound_s(op, ranks, whole, float(ends.max()))
+        else theory.egress_bound_s(op, ranks, whole, float(ends.max()))
     )
     for fidelity in NETWORKS:
         found = timed(fidelity, topology, whole, op=op, credits=4)
         assert found >= bound * (1 - 1e-9)
-        assert found >= cost.latency_bound_s(op, ranks, float(latency.min())) * (1 - 1e-9)
+        assert found >= theory.latency_bound_s(op, ranks, float(latency.min())) * (1 - 1e-9)
 
 
 def test_a_message_takes_its_latency_and_its_bytes(switched_topology: Maker) -> None:

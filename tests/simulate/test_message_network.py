@@ -1,0 +1,211 @@
+"""Fidelity "message" from outside: faults in mid-transfer, streams, and what can never end."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import simpy
+
+from perfmodel.errors import SimulationError, TopologyError
+from perfmodel.library.carry import Machine, carry, carry_message
+from perfmodel.library.model import load_library
+from perfmodel.simulate import message
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.message import MessageNetwork
+from perfmodel.topology.build import build
+from perfmodel.topology.change import degraded, without
+from perfmodel.topology.model import Topology
+from perfmodel.topology.names import arcs_named
+
+Maker = Callable[..., Topology]
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
+LARGE = 100_000_000
+COMPILED = pytest.mark.parametrize("compiled", [False, True] if HAS_NUMBA else [False])
+
+
+def plain(topology: Topology) -> Machine:
+    return Machine(topology, load_library("plain"))
+
+
+def started(machine: Machine, **how: object) -> tuple[simpy.Environment, MessageNetwork]:
+    env = simpy.Environment()
+    return env, MessageNetwork(env, Estimator(machine), **how)  # type: ignore[arg-type]
+
+
+def later(env: simpy.Environment, at_s: float, do: Callable[[], object]) -> None:
+    env.timeout(at_s).callbacks.append(lambda _: do())
+
+
+@COMPILED
+def test_a_link_at_half_speed_takes_twice_as_long_for_the_rest(
+    switched_topology: Maker, compiled: bool
+) -> None:
+    """100 MB at 1 GB/s; after 40 ms the remaining 60 MB go at 0.5 GB/s: 40 + 120 ms."""
+    machine = plain(switched_topology([1e9, 1e9], [0.0, 0.0]))
+    env, network = started(machine, compiled=compiled)
+    ended = network.message(0, 1, LARGE)
+    slow = plain(degraded(machine.topology, {0: 5e8}))
+    later(env, 0.04, lambda: network.become(slow))
+    env.run(until=ended)
+    assert env.now == pytest.approx(0.16, rel=1e-12)
+
+
+@COMPILED
+def test_a_link_that_is_down_for_a_while_delays_by_that(
+    switched_topology: Maker, compiled: bool
+) -> None:
+    machine = plain(switched_topology([1e9, 1e9], [0.0, 0.0]))
+    env, network = started(machine, compiled=compiled, changes_left=2)
+    ended = network.message(0, 1, LARGE)
+    down = plain(degraded(machine.topology, {0: 0.0}))
+    later(env, 0.04, lambda: network.become(down))
+    later(env, 0.07, lambda: network.become(machine))
+    env.run(until=ended)
+    assert env.now == pytest.approx(0.13, rel=1e-12)
+
+
+@COMPILED
+def test_a_lost_cable_is_driven_around_with_what_was_sent_kept(compiled: bool) -> None:
+    """The rest of a message goes over other cables, and is counted there."""
+    topology = build("dgx-a100", hosts=2, fabric="rail-optimised")
+    machine = plain(topology)
+    env, network = started(machine, compiled=compiled)
+    ended = network.message(0, 8, LARGE)
+    arcs = carry_message(machine, 0, 8, LARGE).stages[0].edges.arcs.tolist()
+    speed = float(topology.arcs.bandwidth_Bps[arcs].min())
+    cable = next(arc for arc in arcs if arc >= topology.first_cable)
+    other = plain(without(topology, arcs=[cable]))
+    later(env, LARGE / speed / 2, lambda: network.become(other))
+    env.run(until=ended)
+    assert env.now >= LARGE / speed
+    assert env.now < 3 * LARGE / speed
+    assert network.bytes_on_arc[cable] == pytest.approx(LARGE / 2, rel=1e-3)
+    cables = range(topology.first_cable, len(topology.arcs))
+    leaving = [arc for arc in cables if topology.arcs.names[arc][0].startswith("n0/")]
+    assert network.bytes_on_arc[leaving].sum() == pytest.approx(LARGE)
+
+
+def test_who_cannot_be_reached_any_more_is_named() -> None:
+    topology = build("dgx-a100", hosts=2, fabric="one-switch")
+    env, network = started(plain(topology))
+    network.message(0, 8, LARGE)
+    cut = plain(without(topology, arcs=arcs_named(topology, "n1/nic*")))
+    later(env, 1e-4, lambda: network.become(cut))
+    with pytest.raises(TopologyError, match=r"n1/.* unreachable|unreachable .*n1/"):
+        env.run()
+
+
+@pytest.mark.parametrize("changes_left", [None, 1])
+def test_a_link_that_stays_down_is_named(
+    switched_topology: Maker, changes_left: int | None
+) -> None:
+    machine = plain(switched_topology([1e9, 1e9, 1e9], [0.0] * 3))
+    env, network = started(machine, changes_left=changes_left)
+    ended = network.collective("all_reduce", 1 << 20, (range(3),), 0)
+    down = plain(degraded(machine.topology, {0: 0.0}))
+    later(env, 1e-5, lambda: network.become(down))
+    wanted = r"all_reduce \(ring, 1,048,576 bytes\): n0/gpu0 -> n0/gpu1, as n0/gpu0 -> n0/nvs"
+    with pytest.raises(SimulationError, match=wanted):
+        env.run(until=ended)
+
+
+def test_a_link_that_stays_down_is_named_though_others_go_on(switched_topology: Maker) -> None:
+    """Bursts that never stop must not hide that a collective stands still."""
+    machine = plain(switched_topology([1e9, 1e9, 1e9], [0.0] * 3))
+    env, network = started(machine, changes_left=1)
+    ended = network.collective("all_reduce", 1 << 20, (range(3),), 0)
+    later(env, 1e-5, lambda: network.become(plain(degraded(machine.topology, {0: 0.0}))))
+
+    def bursts() -> object:
+        while True:
+            yield network.stream((2,), np.inf, 1e5)
+
+    env.process(bursts())  # type: ignore[arg-type]
+    with pytest.raises(SimulationError, match="stands still for ever"):
+        env.run(until=ended)
+
+
+def test_sends_that_wait_for_each_other_are_named(switched_topology: Maker) -> None:
+    machine = plain(switched_topology([1e9] * 3, [0.0] * 3))
+    env, network = started(machine)
+    (way,) = carry(machine, "all_reduce", 1200, range(3))
+    stuck = replace(way, credits=0)
+    with pytest.raises(SimulationError, match=r"all_reduce \(ring, 1,200 bytes\): 12 sends wait"):
+        env.run(until=network.launch([stuck]))
+
+
+@COMPILED
+def test_a_stream_shares_and_is_counted_while_it_runs(
+    switched_topology: Maker, compiled: bool
+) -> None:
+    """An endless stream of 0.25 GB/s leaves 0.75 of 1 GB/s; one without a cap takes half."""
+    for cap_Bps, share in ((2.5e8, 0.75), (np.inf, 0.5)):
+        env, network = started(plain(switched_topology([1e9, 1e9], [0.0] * 2)), compiled=compiled)
+        network.stream((0,), cap_Bps, np.inf)
+        env.run(until=network.message(0, 1, LARGE))
+        took_s = LARGE / (share * 1e9)
+        assert env.now == pytest.approx(took_s, rel=1e-12)
+        env.run(until=env.timeout(1.0))
+        alone = min(cap_Bps, 1e9)
+        wanted = LARGE + (1e9 * (1 - share)) * took_s + alone * 1.0
+        assert network.bytes_on_arc[0] == pytest.approx(wanted, rel=1e-9)
+
+
+@COMPILED
+def test_the_same_again_takes_the_same_time(switched_topology: Maker, compiled: bool) -> None:
+    """A collective that runs in the records of one that has ended is like new."""
+    machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
+    env, network = started(machine, compiled=compiled)
+    took: list[float] = []
+    for op, name in [("all_reduce", "ring"), ("all_reduce", "tree"), ("all_to_all", None)] * 3:
+        way = network.estimator.best(op, 40_000, range(4), 0, name)[0]
+        before = env.now
+        env.run(until=network.launch([way, way]))
+        took.append(env.now - before)
+    assert took[3:] == pytest.approx(took[:3] * 2, rel=1e-12)
+
+
+def test_running_in_pieces_changes_nothing(switched_topology: Maker) -> None:
+    """The kernel stops at every event that SimPy has, and at the end of `env.run`."""
+    machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
+    env, network = started(machine)
+    env.run(until=network.collective("all_reduce", 40_000, (range(4),), 0))
+    whole = env.now
+    env, network = started(machine)
+    ended = network.collective("all_reduce", 40_000, (range(4),), 0)
+    for piece in range(1, 40):
+        env.run(until=piece / 40 * whole)
+        env.timeout(whole / 1000)
+    env.run(until=ended)
+    assert env.now == pytest.approx(whole, rel=1e-14)
+
+
+def test_a_collective_that_begins_as_another_ends_shares_nothing(switched_topology: Maker) -> None:
+    machine = plain(switched_topology([1e9] * 4, [0.0] * 4))
+    env, network = started(machine)
+    ways = [network.estimator.best("all_reduce", 40_000, range(4), 0, None)[0] for _ in range(3)]
+    for way in ways:
+        env.run(until=network.launch([way]))
+    assert env.now == pytest.approx(3 * 6 * 1e4 / 1e9, rel=1e-12)
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="needs numba")
+def test_goes_on_compiled_in_mid_run(
+    switched_topology: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
+    times = []
+    for pays in (10**9, 20):
+        monkeypatch.setattr(message, "COMPILED_PAYS", pays)
+        env, network = started(machine)
+        events = [network.collective("all_reduce", 40_000, (range(4),), 0)]
+        env.run(until=1e-5)
+        events.append(network.collective("all_gather", 40_000, (range(4),), 0))
+        env.run(until=env.all_of(events))
+        times.append(env.now)
+    assert network.compiled
+    assert times[0] == times[1]

@@ -1,0 +1,94 @@
+"""Who meets whom on links, and what each leaves to the others."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.library.carry import Machine
+from perfmodel.library.model import load_library
+from perfmodel.simulate import sharing
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.flow import FlowNetwork
+from perfmodel.simulate.moving import stream_stage
+from perfmodel.simulate.sharing import Meeting, Share, shared_rates
+from perfmodel.topology.model import Topology
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs=st.lists(st.frozensets(st.integers(0, 25), min_size=1, max_size=6), max_size=12),
+    gone=st.sets(st.integers(0, 11)),
+    asked=st.frozensets(st.integers(0, 25), max_size=5),
+    large=st.integers(1, 7),
+)
+def test_those_who_meet_are_connected(
+    jobs: list[frozenset[int]], gone: set[int], asked: frozenset[int], large: int
+) -> None:
+    """Equal to the components of the graph of jobs and links, whatever counts as large."""
+    meeting: Meeting[int] = Meeting()
+    graph: nx.Graph[object] = nx.Graph()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "LARGE", large)
+        for job, links in enumerate(jobs):
+            meeting.enter(job, links)
+        for job, links in enumerate(jobs):
+            if job in gone:
+                assert meeting.leave(job) == links
+                continue
+            graph.add_edges_from((("job", job), ("link", link)) for link in links)
+    wanted = {
+        frozenset(number for kind, number in part if kind == "job")
+        for part in nx.connected_components(graph)
+        if any(kind == "link" and number in asked for kind, number in part)
+    }
+    assert {frozenset(found) for found in meeting.apart(asked)} == wanted
+
+
+def share(route: tuple[int, ...], duty: float, name: object) -> Share:
+    """An edge that sends a gigabyte within `duty` of its job's time when it gets 1 GB/s."""
+    return Share(stream_stage(route, np.inf), np.array([1e9]), lambda _: 1 / duty, name)
+
+
+def test_what_one_leaves_the_other_takes() -> None:
+    """One needs 0.2 GB/s on average of a link of 1 GB/s: the other sends at 0.8, it at 0.5."""
+    slow, quick = (
+        share((0,), 0.2, "slow"),
+        Share(
+            stream_stage((0,), np.inf), np.array([1e9]), lambda rate: 1e9 / float(rate[0]), "quick"
+        ),
+    )
+    for order in ((slow, quick), (quick, slow)):
+        rates = dict(zip((s.together for s in order), shared_rates(np.array([1e9]), order),
+                         strict=True))  # fmt: skip
+        assert rates["slow"] == pytest.approx([0.5e9])
+        assert rates["quick"] == pytest.approx([0.8e9])
+
+
+def test_those_in_step_meet_all_the_time() -> None:
+    alike = [share((0,), 0.2, "both") for _ in range(2)]
+    assert [float(r[0]) for r in shared_rates(np.array([1e9]), alike)] == [0.5e9, 0.5e9]
+
+
+def test_messages_free_their_links_before_they_land(
+    switched_topology: object,
+) -> None:
+    """Latency is no work: of two that meet, the second has the link to itself meanwhile."""
+    topology: Topology = switched_topology([1e9] * 3, [1e-3, 5e-3, 0.0])  # type: ignore[operator]
+    env = simpy.Environment()
+    network = FlowNetwork(env, Estimator(Machine(topology, load_library("plain"))))
+    ends: list[float] = []
+
+    def send(at_s: float, dst: int, nbytes: int) -> object:
+        yield env.timeout(at_s)
+        yield network.message(0, dst, nbytes)
+        ends.append(env.now)
+
+    both = [send(0.0, 1, 1_000_000), send(0.5e-3, 2, 2_000_000)]
+    env.run(until=env.all_of([env.process(one) for one in both]))  # type: ignore[arg-type]
+    # Half a megabyte alone, then half and half until 1.5 ms; then the second alone to 3 ms.
+    assert ends == pytest.approx([1.5e-3 + 1e-3, 3e-3 + 1e-3])
