@@ -75,6 +75,97 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class EventCost:
+    """What one event or other job costs; times in seconds.
+
+    Parameters
+    ----------
+    what : str
+        The event in words.
+    without_s : float
+        Mean step time with everything else that happens, but not this.
+    costs_s : float
+        How much longer a step takes because of it, on average over the counted steps.
+    """
+
+    what: str
+    without_s: float
+    costs_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Who came last to a collective, over the counted steps; times in seconds.
+
+    Parameters
+    ----------
+    collective : str
+    bucket : int, optional
+    last : str
+        The rank or the class of ranks that came last most often.
+    share : float
+        Of the counted steps, those in which it was the last; 0 to 1.
+    waited_s : float
+        How long the other ranks waited, on average.
+    longest_s : float
+        How long the first one waited, at most.
+    """
+
+    collective: str
+    bucket: int | None
+    last: str
+    share: float
+    waited_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another job on the same network; times in seconds.
+
+    `step_time_s` is its mean while the main job's steps were counted; `alone_s` is its step on the
+    same nodes with the network for itself.
+    """
+
+    name: str
+    gpus: int
+    step_time_s: float
+    alone_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What events and other jobs did to a step; times in seconds.
+
+    Parameters
+    ----------
+    steps_s : tuple of float
+        The counted steps, one after the other; `Point.step_time_s` is their mean.
+    undisturbed_s : float
+        A step without any of the events.
+    mean_interval_s : (low, high) or None
+        80 % interval of the mean step under jitter; None where nothing is random.
+    events : tuple of EventCost
+        In the order of the scenario.
+    waits : tuple of Wait
+        In the order of the step.
+    jobs : tuple of Neighbour
+    """
+
+    steps_s: tuple[float, ...]
+    undisturbed_s: float
+    mean_interval_s: tuple[float, float] | None
+    events: tuple[EventCost, ...]
+    waits: tuple[Wait, ...]
+    jobs: tuple[Neighbour, ...] = ()
+
+    @property
+    def costs_s(self) -> float:
+        """How much longer a step takes with everything that happens, on average."""
+        return sum(self.steps_s) / len(self.steps_s) - self.undisturbed_s
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """A training step at one cluster size. Times in seconds, of one step in steady state.
 
@@ -103,6 +194,8 @@ class Point:
         80 % interval of `step_time_s`; None until a spread is known.
     mode : str
         How it was simulated ("flow, 1 rank class").
+    disturbance : Disturbance, optional
+        What events and other jobs did; None where there are none.
     """
 
     gpus: int
@@ -124,6 +217,7 @@ class Point:
     links: tuple[LinkUse, ...]
     timeline: Timeline
     mode: str
+    disturbance: Disturbance | None = None
 
 
 @dataclass(frozen=True, slots=True)

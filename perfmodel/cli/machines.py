@@ -45,6 +45,7 @@ _FLAGS = {
     "algorithm": "--algorithm",
     "op": "--op",
     "profile": "--profile",
+    "rows": "--profile-rows",
     "fidelity": "--fidelity",
     "kind": "--fabric",
 }
@@ -135,6 +136,13 @@ def collective(
         Literal["nccl", "gloo", "plain"], typer.Option(help="Communication library.")
     ] = "nccl",
     profile: ProfileName = None,
+    rows: Annotated[
+        Literal["library", "schedule"] | None,
+        typer.Option(
+            "--profile-rows",
+            help="Whose measured numbers: the library's own collective or perfmodel's schedule.",
+        ),
+    ] = None,
     smallest: Annotated[
         str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")
     ] = "8 B",
@@ -156,23 +164,26 @@ def collective(
     from perfmodel.calibrate import read_profile  # noqa: PLC0415  (imports stay out of --help)
     from perfmodel.study import collective_rows  # noqa: PLC0415
 
-    measured = None if profile is None else read_profile(profile)
+    if profile is None and rows is not None:
+        raise InputError(Fault("--profile-rows", repr(rows), "nothing without --profile"))
     with progress_bar("simulating") as progress:
         try:
-            rows = collective_rows(
+            measured = None if profile is None else read_profile(profile)
+            times = collective_rows(
                 machine,
                 op=op,
                 sizes=sizes,
                 algorithm=algorithm,
                 library=library,
                 profile=measured,
+                profile_rows=rows,
                 fidelity=fidelity or "flow",
                 progress=progress,
             )
         except InputError as error:
             raise renamed(error, _FLAGS) from None
     if json:
-        print_json({"rows": rows})
+        print_json({"rows": times})
         return
     from perfmodel.units import format_bandwidth, format_time  # noqa: PLC0415
 
@@ -190,7 +201,7 @@ def collective(
                 if row["interval_s"] is None
                 else " to ".join(format_time(end) for end in row["interval_s"]),
             )
-            for row in rows
+            for row in times
         ],
     )
 
@@ -249,7 +260,7 @@ def verify(
         try:
             rows = verify_table(algorithm, counts, orders=orders, seed=seed, progress=progress)
         except InputError as error:
-            raise renamed(error, {"algorithm": "ALGORITHM"}) from None
+            raise renamed(error, {"algorithm": "ALGORITHM", "ranks": "--ranks"}) from None
     if json:
         print_json({"verified": [asdict(row) for row in rows]})
         return
@@ -268,7 +279,8 @@ def verify(
             for row in rows
         ],
     )
-    typer.echo(f"{algorithm}: data right on {ranks} ranks, {orders} random orders each")
+    each = "1 random order" if orders == 1 else f"{orders} random orders"
+    typer.echo(f"{algorithm}: data right on {ranks} ranks, {each} each")
 
 
 def ranks_between(text: str) -> range:

@@ -5,10 +5,11 @@ Keys are a contract that other programs rely on: they are added to, never rename
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from perfmodel.files import finite
-from perfmodel.result import BucketTime, Memory, Point, Result
+from perfmodel.result import BucketTime, Disturbance, Memory, Point, Result
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "efficiency_base": result.efficiency_base,
         **point_to_json(main),
         "buckets": [_bucket(bucket) for bucket in main.buckets],
+        **_disturbance(main.disturbance),
         "curve": [point_to_json(point) for point in result.points],
         "assumptions": list(result.assumptions),
         "sources": dict(result.sources),
@@ -63,6 +65,24 @@ def point_to_json(point: Point) -> dict[str, Any]:
         "fits": point.memory.fits,
         "memory": _memory(point.memory),
         "mode": point.mode,
+    }
+
+
+def _disturbance(what: Disturbance | None) -> dict[str, Any]:
+    """Write what events and other jobs did; empty lists and nulls where there are none."""
+    if what is None:
+        return {
+            "undisturbed_s": None, "steps_s": [], "mean_interval_s": None, "events": [],
+            "waits": [], "jobs": [],
+        }  # fmt: skip
+    interval = what.mean_interval_s
+    return {
+        "undisturbed_s": what.undisturbed_s,
+        "steps_s": list(what.steps_s),
+        "mean_interval_s": None if interval is None else list(interval),
+        "events": [asdict(event) for event in what.events],
+        "waits": [asdict(wait) for wait in what.waits],
+        "jobs": [asdict(job) for job in what.jobs],
     }
 
 

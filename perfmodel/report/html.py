@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perfmodel.files import write_atomically
 from perfmodel.kineto import write_kineto
-from perfmodel.report import figures, topology_figure, words
+from perfmodel.report import disturbed, figures, topology_figure, words
 from perfmodel.report.contract import to_json
 from perfmodel.report.page import document, embed, figure_section, table
 from perfmodel.report.timeline_figure import timeline
@@ -57,6 +57,7 @@ def report_html(result: Result) -> str:
     sections = [
         _header(result),
         _tiles(result),
+        disturbed.section(result.main),
         _scaling(result),
         _breakdown(result),
         _step(result.main),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfmodel.report import words
+from perfmodel.report import disturbed, words
 from perfmodel.result import Result
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def print_result(result: Result) -> Group:
     return Group(
         Text(words.headline(result), style="bold"),
         sizes_table(result),
+        *(Text(line) for line in disturbed.lines(main)),
         Text("\n".join(lines), style="dim"),
     )
 

@@ -186,7 +186,7 @@ def caption(topology: Topology, shown_hosts: int = _HOSTS_SHOWN) -> str:
         devices = f"{words.gpus(len(topology.ranks))} ({topology.gpu.name}) in one host"
     some = ""
     if topology.hosts > shown_hosts:
-        some = f"; the first {shown_hosts} hosts are drawn, the others are alike"
+        some = f"; the first {shown_hosts} hosts are drawn, the others are wired alike"
     return f"{topology.name}: {devices}{some}"
 
 

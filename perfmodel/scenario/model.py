@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr
 
 from perfmodel.errors import InputError
 from perfmodel.files import Spec
+from perfmodel.scenario.events import EventSection, OtherJob
 from perfmodel.scenario.origin import Origin
 from perfmodel.scenario.sections import (
     ClusterSection,
@@ -37,6 +38,10 @@ class Scenario(Spec):
     cluster: ClusterSection
     training: TrainingSection
     scale: ScaleSection | None = None
+    events: tuple[EventSection, ...] = Field(
+        default=(), description="what goes wrong, and what else moves"
+    )
+    jobs: tuple[OtherJob, ...] = Field(default=(), description="other jobs on the same network")
     library: LibrarySection = LibrarySection()
     profile: Name | None = Field(
         default=None, description="measured numbers, by name or file: see `perfmodel calibrate`"

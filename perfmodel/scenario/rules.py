@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from perfmodel.errors import Fault
+from perfmodel.scenario.events import EventSection, OtherJob
 from perfmodel.scenario.model import Scenario, divisible_by
 from perfmodel.scenario.origin import Origin
 from perfmodel.scenario.sections import (
@@ -28,6 +29,8 @@ _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     "cluster": TypeAdapter(ClusterSection),
     "training": TypeAdapter(TrainingSection),
     "scale": TypeAdapter(ScaleSection),
+    "events": TypeAdapter(tuple[EventSection, ...]),
+    "jobs": TypeAdapter(tuple[OtherJob, ...]),
 }
 
 
@@ -48,7 +51,7 @@ def broken_rules(content: Mapping[str, Any], origin: Origin) -> list[Fault]:
     if "strategy" not in content:
         parts["strategy"] = Scenario.model_fields["strategy"].default
     faults: list[Fault] = []
-    for rule in (_files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given):
+    for rule in _RULES:
         faults += rule(parts, origin)
     return faults
 
@@ -101,6 +104,62 @@ def _one_node_only(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
 
 def _network_given(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
     cluster = parts.get("cluster")
-    if cluster and cluster.nodes > 1 and cluster.fabric is None:
-        allowed = f"the network between the {cluster.nodes} nodes, such as 'rail-optimised'"
+    if cluster is None or cluster.fabric is not None:
+        return
+    nodes = max(_nodes_needed(parts), cluster.pool or 1)
+    if nodes > 1:
+        allowed = f"the network between the {nodes} nodes, such as 'rail-optimised'"
         yield origin.fault("cluster.fabric", "nothing", allowed)
+
+
+def _nodes_needed(parts: Mapping[str, Any]) -> int:
+    """Nodes of this job and of all jobs beside it."""
+    return int(parts["cluster"].nodes + sum(job.nodes for job in parts.get("jobs", ())))
+
+
+def _jobs_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+    cluster = parts.get("cluster")
+    if cluster is None or cluster.pool is None or cluster.pool >= _nodes_needed(parts):
+        return
+    needed = _nodes_needed(parts)
+    jobs = " and its jobs" if parts.get("jobs") else ""
+    yield origin.fault("cluster.pool", str(cluster.pool), f"at least {needed}, for this job{jobs}")
+
+
+def _jobs_are_told_apart(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+    seen: set[str] = set()
+    for i, job in enumerate(parts.get("jobs", ())):
+        if job.name is not None and job.name in seen:
+            yield origin.fault(f"jobs.{i}.name", repr(job.name), "a name that no other job has")
+        seen.add(job.name)
+
+
+def _events_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+    """Nodes and ranks that events name, as far as the file alone says how many there are."""
+    cluster = parts.get("cluster")
+    if cluster is None:
+        return
+    each = cluster.gpus_per_node
+    limits = {"nodes": cluster.nodes, "ranks": cluster.nodes * each if each else None}
+    taken: set[int] = set()
+    named = [(f"events.{i}.slow", event.slow) for i, event in enumerate(parts.get("events", ()))]
+    named += [(f"cluster.mixed.{i}", mixed) for i, mixed in enumerate(cluster.mixed)]
+    for where, what in named:
+        for field, limit in limits.items():
+            for at, number in enumerate(getattr(what, field, None) or ()):
+                if limit is not None and number >= limit:
+                    allowed = f"0 to {limit - 1}, the {field} of this job"
+                    yield origin.fault(f"{where}.{field}.{at}", str(number), allowed)
+    for i, mixed in enumerate(cluster.mixed):
+        for at, number in enumerate(mixed.nodes):
+            if number in taken:
+                yield origin.fault(
+                    f"cluster.mixed.{i}.nodes.{at}", str(number), "each node once at most"
+                )
+            taken.add(number)
+
+
+_RULES = (
+    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given, _jobs_fit,
+    _jobs_are_told_apart, _events_fit,
+)  # fmt: skip

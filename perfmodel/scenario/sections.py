@@ -20,6 +20,10 @@ from perfmodel.files import Bytes, Count, Spec
 Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 Dtype = Literal["fp32", "fp16", "bf16"]
 Switch = Annotated[bool, Field(strict=True)]
+Index = Annotated[int, Field(strict=True, ge=0)]
+"""A rank, a node or a step, counted from 0."""
+Placement = Literal["packed", "spread", "random"]
+"""Which of the free nodes a job gets: neighbours, evenly spread ones, or any (by `seed`)."""
 
 
 class ModelSection(Spec):
@@ -136,6 +140,9 @@ class FabricSection(Spec):
     )
     hosts_per_leaf: Count | None = None
     radix: Count | None = Field(default=None, description="ports of one switch")
+    routing: Literal["ecmp", "rail", "adaptive"] | None = Field(
+        default=None, description="how flows choose among equal ways; default: the fabric's"
+    )
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -149,15 +156,31 @@ def _named(value: object) -> object:
     return {"kind": value} if isinstance(value, str) else value
 
 
+class MixedSection(Spec):
+    """Nodes of this job whose GPUs are others; links stay those of `cluster.node`."""
+
+    nodes: Annotated[tuple[Index, ...], Field(min_length=1)] = Field(
+        description="nodes of this job, counted from 0"
+    )
+    gpu: Name = Field(description="a GPU of `topologies/gpus.yaml`, such as 'V100-SXM2-32GB'")
+
+
 class ClusterSection(Spec):
     """The hardware: a node template, how many of them, and the network between them."""
 
     node: Name = Field(description="a node template by name or file: see `perfmodel topology list`")
-    nodes: Count = 1
+    nodes: Count = Field(default=1, description="nodes of this job")
     gpus_per_node: Count | None = Field(
         default=None, description="how many of a node's GPUs are used"
     )
     fabric: Annotated[FabricSection, BeforeValidator(_named)] | None = None
+    pool: Count | None = Field(
+        default=None,
+        description="nodes on the network, those of this job among them; default: what `nodes` "
+        "and `jobs` need",
+    )
+    placement: Placement = "packed"
+    mixed: tuple[MixedSection, ...] = ()
 
 
 class TrainingSection(Spec):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.result import Point
 from perfmodel.simulate.engine import Run
@@ -24,12 +25,24 @@ HOST = "host (launching kernels)"
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """What the search needs: the run, its plan, and the step time without each part."""
+    """What the search needs: the run, its plan, and the step time without each part.
+
+    Parameters
+    ----------
+    plan : StepPlan
+    run : Run
+    steps : int
+    estimator : Estimator
+    mine : ndarray of bool, shape (arcs,)
+        Links that this job uses; others may carry bytes of somebody else.
+    without : callable
+    """
 
     plan: StepPlan
     run: Run
     steps: int
     estimator: Estimator
+    mine: NDArray[np.bool_]
     without: Callable[[Part], float]
 
 
@@ -38,7 +51,9 @@ def bottleneck(point: Point, suspects: Suspects) -> str:
 
     The network or the host is the bottleneck if the step would be shorter by more than 2 %
     without it; of the two, the one that would save more. A link is named by the time that its
-    bytes take; where even the busiest is idle most of the time, what keeps it so is named.
+    bytes take; where even the busiest is idle most of the time, what keeps it so is named. An event
+    that costs more than 2 %, and half or more of what the network or the host does, is named
+    instead.
     """
     step_s = point.step_time_s
     saved: dict[Part, float] = {}
@@ -47,6 +62,11 @@ def bottleneck(point: Point, suspects: Suspects) -> str:
     if point.breakdown_s["idle"] > WORTH_NAMING * step_s:
         saved["host"] = step_s - suspects.without("host")
     worst = max(saved, key=lambda part: saved[part], default=None)
+    events = () if point.disturbance is None else point.disturbance.events
+    event = max(events, key=lambda event: event.costs_s, default=None)
+    least_s = max(WORTH_NAMING * step_s, 0.0 if worst is None else 0.5 * saved[worst])
+    if event is not None and event.costs_s > least_s:
+        return event.what
     if worst is None or saved[worst] <= WORTH_NAMING * step_s:
         return "compute"
     return HOST if worst == "host" else _link(point, suspects)
@@ -54,7 +74,9 @@ def bottleneck(point: Point, suspects: Suspects) -> str:
 
 def _link(point: Point, suspects: Suspects) -> str:
     arcs = suspects.estimator.machine.topology.arcs
-    busy_s = suspects.run.bytes_on_arc / suspects.steps / arcs.bandwidth_Bps
+    nbytes = suspects.run.bytes_on_arc / suspects.steps
+    usable = suspects.mine & (arcs.bandwidth_Bps > 0)  # not what is dead
+    busy_s = np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
     label = arcs.label(int(np.argmax(busy_s)))
     algorithm, staged = _largest(suspects)
     if staged:

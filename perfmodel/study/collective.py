@@ -8,6 +8,7 @@ from typing import Any
 import simpy
 
 from perfmodel.calibrate import Profile, apply, draws, interval_s, measured_at
+from perfmodel.calibrate.profile import Rows
 from perfmodel.collectives.catalog import maker
 from perfmodel.collectives.cost import bus_factor
 from perfmodel.library.carry import Machine
@@ -31,6 +32,7 @@ def collective_rows(
     algorithm: str = "auto",
     library: str = "nccl",
     profile: Profile | None = None,
+    profile_rows: Rows | None = None,
     fidelity: Fidelity = "flow",
     progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -47,6 +49,9 @@ def collective_rows(
     library : str
     profile : Profile, optional
         Measured numbers instead of datasheets'; they bring an interval with them.
+    profile_rows : {"library", "schedule"}, optional
+        Whose numbers of the profile: the library's own collective (default, if measured) or our
+        schedule's.
     fidelity : {"flow", "message"}
     progress : callable, optional
         Called with (done, total).
@@ -59,20 +64,22 @@ def collective_rows(
     Raises
     ------
     InputError
-        Too many ranks for fidelity "message".
+        Too many ranks for fidelity "message", or rows that the profile does not have.
     """
     plain = Machine(topology, load_library(library))
-    machine = plain if profile is None else apply(profile, plain)
-    drawn: list[Machine] = []
-    if profile is not None and measured_at(profile, len(topology.ranks)):
-        drawn = [apply(p, plain) for p in draws(profile, DRAWS, seed=0)]
-    known, alternatives = Estimator(machine), [Estimator(other) for other in drawn]
+    machine = plain if profile is None else apply(profile, plain, rows=profile_rows)
     named = None if algorithm == "auto" else algorithm.replace("-", "_")
     if named is not None:
         maker(op, named)  # says which names there are, whatever the number of ranks
+    drawn: list[Machine] = []
+    size = len(topology.ranks)
+    if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=named):
+        drawn = [apply(p, plain, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
+    known, alternatives = Estimator(machine), [Estimator(other) for other in drawn]
     wanted = list(sizes)
     if fidelity == "message":
-        check_message_size(machine, len(wanted))
+        pairs = [(op, nbytes) for nbytes in wanted]
+        check_message_size(machine, pairs, algorithm=named)
     rows = []
     for done, nbytes in enumerate(wanted):
         row = _row(known, op, nbytes, named, fidelity)

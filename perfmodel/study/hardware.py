@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from perfmodel.errors import InputError
 from perfmodel.files import validate
 from perfmodel.library.carry import Machine
@@ -26,8 +29,13 @@ _FIELDS = {
 """Fields of the scenario behind the parameters of the functions that read them."""
 
 
-def machine(scenario: Scenario, node: NodeSpec, size: Size) -> Machine:
+def machine(scenario: Scenario, node: NodeSpec, size: Size, hosts: int | None = None) -> Machine:
     """Build the cluster at one size, with the library that drives it.
+
+    Parameters
+    ----------
+    hosts : int, optional
+        Nodes on the network; default: as many as the job has.
 
     Raises
     ------
@@ -35,7 +43,7 @@ def machine(scenario: Scenario, node: NodeSpec, size: Size) -> Machine:
         Names file, line and field of the scenario.
     """
     try:
-        check_cluster_size(size.gpus, "cluster.nodes")
+        check_cluster_size((hosts or size.nodes) * size.gpus_per_node, "cluster.nodes")
     except InputError as error:
         raise relocated(scenario, error, "cluster.nodes") from None
     section = scenario.cluster.fabric
@@ -46,7 +54,9 @@ def machine(scenario: Scenario, node: NodeSpec, size: Size) -> Machine:
         except InputError as error:
             raise relocated(scenario, error, "cluster.fabric") from None
     try:
-        topology = build(node, hosts=size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node)
+        topology = build(
+            node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
+        )
     except InputError as error:
         raise relocated(scenario, error, "cluster") from None
     return Machine(topology, library(scenario.library), scenario.library.channels)
@@ -63,15 +73,35 @@ def library(section: LibrarySection) -> Library:
     return loaded.model_copy(update={"protocols": protocols or loaded.protocols})
 
 
-def relocated(scenario: Scenario, error: InputError, section: str) -> InputError:
+def relocated(
+    scenario: Scenario,
+    error: InputError,
+    section: str,
+    also: Mapping[str, str] = MappingProxyType({}),
+) -> InputError:
     """Return an error from a lower layer that names the field of the scenario it is about.
 
-    Faults of a file of its own (a node template, a model file) keep their place.
+    Faults of a file of its own (a node template, a model file) keep their place; those that name a
+    field of the scenario already are given its line.
     """
-    fields = _FIELDS | {"model": "model.name" if scenario.model.file is None else "model.file"}
+    fields = (
+        _FIELDS
+        | {"model": "model.name" if scenario.model.file is None else "model.file"}
+        | dict(also)
+    )
     return InputError(
         f
-        if f.file
-        else scenario.origin.fault(fields.get(f.field, f"{section}.{f.field}"), f.found, f.allowed)
+        if f.file or f.field.startswith("--set ")
+        else scenario.origin.fault(
+            f.field if _is_ours(f.field) else fields.get(f.field, f"{section}.{f.field}"),
+            f.found,
+            f.allowed,
+        )
         for f in error.faults
     )
+
+
+def _is_ours(field: str) -> bool:
+    """Whether a dotted field is one of a scenario's, and not of a lower layer's parameters."""
+    section, dot, _ = field.partition(".")
+    return bool(dot) and section in Scenario.model_fields

@@ -33,35 +33,57 @@ class Observed:
     run: Run
     first_step_time_s: float
     steps: int
+    gpus: int
     nodes: int
     batch: int
     memory: Memory
     buckets: tuple[Bucket, ...]
     mode: str
+    counted: int = 1
+
+    @property
+    def steps_s(self) -> tuple[float, ...]:
+        """Durations of the counted steps, which are the last ones; seconds."""
+        return self.run.step_times_s[-self.counted :]
+
+    @property
+    def shown(self) -> int:
+        """The counted step whose timeline is shown: the longest."""
+        longest = max(range(self.counted), key=lambda at: self.steps_s[at])
+        return self.steps - self.counted + longest
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Where one step went; seconds."""
+
+    compute_s: float
+    comm_s: float
+    exposed_s: float
+    breakdown_s: dict[str, float]
 
 
 def to_point(seen: Observed) -> Point:
-    """Work out the figures of the last step. Efficiency and bottleneck are filled in later."""
-    end_s = seen.run.step_ends_s[-1]
-    start_s = end_s - seen.run.step_time_s
-    spans = _within(seen.run.timeline.step(seen.steps - 1).spans, start_s)
+    """Work out the means of the counted steps. Efficiency and bottleneck are filled in later."""
+    by_step: dict[int, list[Span]] = {}
+    for span in seen.run.timeline.spans:
+        by_step.setdefault(span.step, []).append(span)
+    ends = (0.0, *seen.run.step_ends_s)
     kinds = {stream.name: stream.kind for stream in seen.plan.streams}
-    busiest = _busiest(spans, kinds)
-    mine = [s for s in spans if s.rank_class == busiest and kinds[s.stream] == "compute"]
-    compute = [(span.start_s, span.end_s) for span in mine]
-    comm = [(span.start_s, span.end_s) for span in spans if kinds[span.stream] == "comm"]
-    step_s = seen.run.step_time_s
-    exposed = exposed_s(comm, compute)
+    counted = range(seen.steps - seen.counted, seen.steps)
+    parts = [_parts(by_step[at], kinds, ends[at + 1] - ends[at]) for at in counted]
+    spans = _within(tuple(by_step[seen.shown]), ends[seen.shown])
+    step_s = sum(seen.steps_s) / seen.counted
     links = link_uses(seen.topology, seen.run.bytes_on_arc / seen.steps, step_s)
     return Point(
-        gpus=len(seen.topology.ranks),
+        gpus=seen.gpus,
         nodes=seen.nodes,
         step_time_s=step_s,
         first_step_time_s=seen.first_step_time_s,
-        compute_s=covered_s(compute),
-        comm_s=covered_s(comm),
-        exposed_comm_s=exposed,
-        breakdown_s=breakdown(mine, exposed, step_s),
+        compute_s=_mean([part.compute_s for part in parts]),
+        comm_s=_mean([part.comm_s for part in parts]),
+        exposed_comm_s=_mean([part.exposed_s for part in parts]),
+        breakdown_s=_mean_breakdown(parts, step_s),
         samples_per_s=seen.plan.samples / step_s,
         scaling_efficiency=1.0,
         bottleneck="",
@@ -74,6 +96,33 @@ def to_point(seen: Observed) -> Point:
         timeline=Timeline(tuple(spans)),
         mode=seen.mode,
     )
+
+
+def _parts(spans: list[Span], kinds: Mapping[str, str], step_s: float) -> _Parts:
+    busiest = _busiest(spans, kinds)
+    mine = [s for s in spans if s.rank_class == busiest and kinds[s.stream] == "compute"]
+    compute = [(span.start_s, span.end_s) for span in mine]
+    comm = [(span.start_s, span.end_s) for span in spans if kinds[span.stream] == "comm"]
+    exposed = exposed_s(comm, compute)
+    parts = breakdown(mine, exposed, step_s)
+    return _Parts(covered_s(compute), covered_s(comm), exposed, parts)
+
+
+def _mean_breakdown(parts: list[_Parts], step_s: float) -> dict[str, float]:
+    """Mean of each part of a step; what is left over is idle.
+
+    Under jitter a rank may begin a step before the slowest one has ended the last; then single
+    steps have more parts than time, and others less.
+    """
+    found = {name: _mean([p.breakdown_s[name] for p in parts]) for name in parts[0].breakdown_s}
+    if len(parts) > 1:
+        found["idle"] = 0.0
+        found["idle"] = max(0.0, step_s - sum(found.values()))
+    return found
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _within(spans: tuple[Span, ...], start_s: float) -> list[Span]:
@@ -144,7 +193,8 @@ def link_uses(
     fabric_from = topology.hosts * topology.host_arcs
     shown = np.flatnonzero(nbytes > 0)
     shown = shown[(shown < SHOWN_HOSTS * topology.host_arcs) | (shown >= fabric_from)]
-    use = nbytes / (arcs.bandwidth_Bps * step_s)
+    rates = arcs.bandwidth_Bps
+    use = np.divide(nbytes, rates * step_s, out=np.zeros(len(arcs)), where=rates > 0)
     return tuple(
         LinkUse(*arcs.names[i], arcs.kinds[i], float(nbytes[i]), float(use[i]))
         for i in shown.tolist()

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import get_args
 
 from perfmodel import __version__
-from perfmodel.calibrate import Profile, apply, draws, interval_s, measured_at, read_profile
+from perfmodel.calibrate import Profile, apply, draws, measured_at, read_profile
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.library.carry import Machine
 from perfmodel.result import Point, Result
-from perfmodel.scenario import Scenario, Size, batch_per_gpu, scenario_digest, sizes
-from perfmodel.simulate.engine import Fidelity, Run, simulate
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.study.bottleneck import Part, Suspects, bottleneck
+from perfmodel.scenario import Scenario, Size, scenario_digest, sizes
+from perfmodel.simulate.engine import Fidelity
+from perfmodel.study.counting import SETTLED, WARM_UP
 from perfmodel.study.hardware import machine, relocated
-from perfmodel.study.limits import check_message_size
-from perfmodel.study.point import Observed, to_point
-from perfmodel.study.training import (
-    STRATEGY_NAMES,
-    Job,
-    buckets,
-    load_workload,
-    memory,
-    plan,
-    times,
-)
+from perfmodel.study.site import hosts_needed, site, workloads_beside
+from perfmodel.study.sized import Measured, Sized, sized_point
+from perfmodel.study.training import STRATEGY_NAMES, Job, load_workload
 from perfmodel.topology.build import build, load_node
+from perfmodel.topology.gpus import load_gpu
 from perfmodel.topology.spec import NodeSpec
-from perfmodel.training.buckets import Iteration
-from perfmodel.training.plan import Collective, StepPlan
 from perfmodel.workload.model import Workload
 
-STEPS = 3
-"""Steps simulated: the pipeline of host, device and network has settled by the third."""
+STEPS = SETTLED
+"""Steps simulated where all are alike: the last one is reported."""
 
 DRAWS = 20
 """Draws of a profile's numbers that an interval rests on."""
@@ -68,29 +58,36 @@ def run_scenario(
     chosen: Fidelity = _fidelity(fidelity or scenario.fidelity)
     if profile is None and scenario.profile is not None:
         profile = _profile(scenario, scenario.profile)
-    node, workload = resolved(scenario)
+    node, workload, beside = resolved(scenario)
     wanted = sizes(scenario, len(build(node).ranks))
-    largest = machine(scenario, node, wanted[-1])
-    job = Job(scenario, workload, largest.topology.gpu, largest.library)
+
+    def machine_of(size: Size) -> Machine:
+        return machine(scenario, node, size, hosts_needed(scenario, size))
+
+    largest = _measured(machine_of(wanted[-1]), profile, scenario.seed, wanted[-1])
+    final = largest.likely
+    job = Job(scenario, workload, final.topology.gpu, final.library)
     points: list[Point] = []
     for done, size in enumerate(wanted):
-        here = largest if size == wanted[-1] else machine(scenario, node, size)
-        points.append(_point(job, _measured(here, profile, scenario.seed), size, chosen))
+        asked = size == wanted[-1]
+        here = largest if asked else _measured(machine_of(size), profile, scenario.seed, size)
+        where = site(scenario, size)
+        points.append(sized_point(Sized(job, here, size, where, beside, chosen, asked)))
         if progress is not None:
             progress(done + 1, len(wanted))
-    base, final = points[0], _measured(largest, profile, scenario.seed).likely
+    base = points[0]
     return Result(
         scenario=scenario.name,
         question=scenario.question,
         workload=job.workload.name,
         strategy=STRATEGY_NAMES[scenario.strategy.kind],
-        machine=final.topology.name,
+        machine=_named(final, wanted[-1]),
         scaling=scenario.training.scaling,
         points=tuple(_with_efficiency(point, base) for point in points),
         efficiency_base=base.gpus,
         samples=job.workload.sample,
         topology=final.topology,
-        assumptions=(*_assumptions(job, final), *_of_profile(profile)),
+        assumptions=(*_assumptions(job, final), *_of_profile(profile), *_around(points[-1], job)),
         sources=final.topology.sources,
         provenance={
             "perfmodel": __version__,
@@ -117,8 +114,14 @@ def _fidelity(name: str) -> Fidelity:
     raise InputError(Fault("fidelity", repr(name), one_of(get_args(Fidelity), name)))
 
 
-def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload]:
-    """What the names of a scenario stand for.
+def _named(here: Machine, size: Size) -> str:
+    """The machine, and how much of it is the job's."""
+    topology = here.topology
+    return topology.name if topology.hosts == size.nodes else f"{size.nodes} of {topology.name}"
+
+
+def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
+    """What the names of a scenario stand for: node, model, and models of the jobs beside it.
 
     Raises
     ------
@@ -127,6 +130,7 @@ def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload]:
     """
     faults: list[Fault] = []
     node, workload = None, None
+    beside: tuple[Workload, ...] = ()
     try:
         node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
     except InputError as error:
@@ -135,81 +139,29 @@ def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload]:
         workload = load_workload(scenario)
     except InputError as error:
         faults += error.faults
-    if node is None or workload is None:
+    try:
+        beside = workloads_beside(scenario)
+    except InputError as error:
+        faults += error.faults
+    for number, mixed in enumerate(scenario.cluster.mixed):
+        try:
+            load_gpu(mixed.gpu)
+        except InputError as error:
+            field = {"gpu": f"cluster.mixed.{number}.gpu"}
+            faults += relocated(scenario, error, "cluster.mixed", field).faults
+    if node is None or workload is None or faults:
         raise InputError(faults)
-    return node, workload
+    return node, workload, beside
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A machine with its most likely numbers, and others that its measurements allow."""
-
-    likely: Machine
-    drawn: tuple[Machine, ...] = ()
-
-
-def _measured(plain: Machine, profile: Profile | None, seed: int) -> Measured:
+def _measured(plain: Machine, profile: Profile | None, seed: int, size: Size) -> Measured:
     """Put a profile's numbers into a machine; without one it keeps its datasheets'."""
     if profile is None:
         return Measured(plain)
-    if not measured_at(profile, len(plain.topology.ranks)):
+    if not measured_at(profile, size.gpus, "all_reduce"):
         return Measured(apply(profile, plain))
     drawn = draws(profile, DRAWS, seed=seed)
     return Measured(apply(profile, plain), tuple(apply(one, plain) for one in drawn))
-
-
-def _point(job: Job, measured: Measured, size: Size, fidelity: Fidelity) -> Point:
-    """Simulate one size."""
-    here = measured.likely
-    batch = batch_per_gpu(job.scenario, size.gpus)
-    layers = times(job, batch)
-    slowdown = job.scenario.compute.overlap_slowdown
-    known = Estimator(here)
-
-    def run(
-        iteration: Iteration, network: Fidelity | Literal["free"], launch_s: float, steps: int
-    ) -> tuple[StepPlan, Run]:
-        made = plan(job, replace(layers, launch_s=launch_s), size.gpus, batch, iteration)
-        if network == "message":
-            sent = sum(isinstance(task.work, Collective) for task in made.tasks)
-            check_message_size(here, steps * sent)
-        return made, simulate(
-            made, here, steps=steps, fidelity=network, overlap_slowdown=slowdown, estimator=known
-        )
-
-    def without(part: Part) -> float:
-        if part == "network":
-            return run("steady", "free", layers.launch_s, STEPS)[1].step_time_s
-        return run("steady", fidelity, 0.0, STEPS)[1].step_time_s
-
-    try:
-        steady, settled = run("steady", fidelity, layers.launch_s, STEPS)
-        _, begin = run("first", fidelity, layers.launch_s, 1)
-    except InputError as error:
-        raise relocated(job.scenario, error, "library") from None
-    classes = len(steady.classes)
-    point = to_point(
-        Observed(
-            topology=here.topology,
-            workload=job.workload,
-            plan=steady,
-            run=settled,
-            first_step_time_s=begin.step_time_s,
-            steps=STEPS,
-            nodes=size.nodes,
-            batch=batch,
-            memory=memory(job, size.gpus, batch),
-            buckets=buckets(job),
-            mode=f"{fidelity}, {classes} rank class{'es' if classes > 1 else ''}",
-        )
-    )
-    spread = [
-        simulate(steady, other, steps=STEPS, overlap_slowdown=slowdown).step_time_s
-        for other in measured.drawn
-    ]
-    limit = bottleneck(point, Suspects(steady, settled, STEPS, known, without))
-    spread_s = interval_s(spread, point.step_time_s)
-    return replace(point, bottleneck=limit, interval_s=spread_s)
 
 
 def _with_efficiency(point: Point, base: Point) -> Point:
@@ -228,10 +180,49 @@ def _of_profile(profile: Profile | None) -> tuple[str, ...]:
     )
 
 
+def _around(point: Point, job: Job) -> tuple[str, ...]:
+    """What happens around the job, and what does not."""
+    events = job.scenario.events
+    kinds = {event.kind for event in events} | ({"jobs"} if job.scenario.jobs else set())
+    kinds |= {"slow"} if job.scenario.cluster.mixed else set()
+    absent = {
+        "no stragglers": {"slow"}, "no jitter": {"jitter"},
+        "no failing links": {"degrade", "down", "lose"}, "no other traffic": {"traffic"},
+        "no other jobs": {"jobs"},
+    }  # fmt: skip
+    nothing = [words for words, of in absent.items() if not of & kinds]
+    lines = [f"All GPUs of a class are alike; {', '.join(nothing)}."] if nothing else []
+    disturbance = point.disturbance
+    if disturbance is None:
+        return tuple(lines)
+    count = len(disturbance.steps_s)
+    lines.append(
+        f"What happens is simulated for {count} steps after {WARM_UP} that are not counted; the "
+        "figures are means over them."
+        if count > 1
+        else f"What happens does so from the start; the step counted is number {SETTLED}."
+    )
+    if "jitter" in kinds:
+        lines.append(
+            "Jitter varies work on the GPU, not on the host, independently from GPU to GPU; "
+            "timeline and parts of the step are those of the first rank of each class."
+        )
+    if job.scenario.jobs:
+        lines.append("Other jobs repeat their step without a pause, from their start on.")
+    if {"degrade", "down", "lose"} & kinds:
+        lines.append(
+            "The library keeps its algorithm and rings when a link fails while it runs; without "
+            "`at` it has chosen them on the machine as it then is."
+        )
+    return tuple(lines)
+
+
 def _staging(here: Machine) -> tuple[str, ...]:
     """Say so if traffic rests in host memory on its way."""
     ranks = range(len(here.topology.ranks))
-    if len(ranks) < 2 or not here.rings(ranks).edges.staged:
+    if len(ranks) < 2 or "memory" in here.topology.arcs.kinds:
+        return ()
+    if not here.rings(ranks).edges.staged:
         return ()
     return ("Traffic is staged in host memory, whose own bandwidth is taken as no limit.",)
 
@@ -254,7 +245,6 @@ def _assumptions(job: Job, here: Machine) -> tuple[str, ...]:
             if job.is_ddp
             else ("Cloning Python modules per replica costs nothing here: a lower bound.",)
         ),
-        "All GPUs of a class are alike: no stragglers, no jitter, no other jobs.",
         "A collective starts when its last rank has reached it, and shares links max-min fairly.",
         *here.topology.assumptions,
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from perfmodel.errors import InputError
 from perfmodel.library.model import Library
 from perfmodel.result import Memory
-from perfmodel.scenario import DdpStrategy, Scenario
+from perfmodel.scenario import DdpStrategy, ModelSection, Scenario
 from perfmodel.study.hardware import relocated
+from perfmodel.topology.gpus import load_gpu
 from perfmodel.topology.model import Gpu
 from perfmodel.training import memory as memory_of
 from perfmodel.training.buckets import Bucket, Iteration, ddp_buckets
@@ -65,16 +66,26 @@ class Job:
         )
 
 
-def load_workload(scenario: Scenario) -> Workload:
+def load_workload(
+    scenario: Scenario, model: ModelSection | None = None, field: str = "model"
+) -> Workload:
     """The model of a scenario.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    model : ModelSection, optional
+        Of another job of the scenario.
+    field : str
+        Where the model stands.
 
     Raises
     ------
     InputError
         Names file, line and field.
     """
-    section = scenario.model
-    name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
+    section = model or scenario.model
+    name = section.name or str(scenario.origin.resolve(f"{field}.file", section.file or ""))
     try:
         return load(
             name,
@@ -83,7 +94,22 @@ def load_workload(scenario: Scenario) -> Workload:
             sequence_length=section.sequence_length,
         )
     except InputError as error:
-        raise relocated(scenario, error, "model") from None
+        part = "name" if section.file is None else "file"
+        raise relocated(scenario, error, field, {"model": f"{field}.{part}"}) from None
+
+
+def on_gpu(job: Job, name: str) -> Job:
+    """Return the same job on another GPU of the table.
+
+    Raises
+    ------
+    InputError
+        No such GPU, or times that were measured on one GPU only.
+    """
+    if job.scenario.compute.source == "file":
+        allowed = "'roofline' with cluster.mixed: a file has the times of one GPU"
+        raise job.scenario.fault("compute.source", "'file'", allowed)
+    return replace(job, gpu=load_gpu(name))
 
 
 def times(job: Job, batch: int) -> LayerTimes:
@@ -113,10 +139,21 @@ def times(job: Job, batch: int) -> LayerTimes:
         raise relocated(job.scenario, error, "compute") from None
 
 
+MERGED, UNMERGED = 128, 1_000_000
+"""Segments per pass at most: enough for overlap, or so many that each layer stays its own task."""
+
+
 def plan(
-    job: Job, layer_times_: LayerTimes, ranks: int, batch: int, iteration: Iteration
+    job: Job,
+    layer_times_: LayerTimes,
+    ranks: int,
+    batch: int,
+    iteration: Iteration,
+    *,
+    merge: bool = True,
 ) -> StepPlan:
-    """One step of the strategy at one size."""
+    """One step of the strategy at one size; layers merged into fewer tasks, or each its own."""
+    segments = MERGED if merge else UNMERGED
     if not job.is_ddp:
         return data_parallel_plan(
             job.workload,
@@ -125,6 +162,7 @@ def plan(
             batch_per_gpu=batch,
             item_bytes=ITEM_BYTES[job.scenario.compute.precision],
             kernel_s=job.gpu.kernel_overhead_s,
+            segments=segments,
         )
     return ddp_plan(
         job.workload,
@@ -137,6 +175,7 @@ def plan(
         comm_workers=job.library.workers,
         blocking_wait=job.library.host_staged,
         kernel_s=job.gpu.kernel_overhead_s,
+        segments=segments,
     )
 
 
@@ -145,8 +184,14 @@ def buckets(job: Job) -> tuple[Bucket, ...]:
     return ddp_buckets(job.workload, job.options, iteration="steady") if job.is_ddp else ()
 
 
-def memory(job: Job, ranks: int, batch: int) -> Memory:
-    """Bytes on the fullest GPU and what would make them fit."""
+def memory(job: Job, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
+    """Bytes on the fullest GPU and what would make them fit, on the smallest of all GPUs.
+
+    Parameters
+    ----------
+    others : sequence of str
+        GPUs beside the job's own, by name.
+    """
     compute = job.scenario.compute
     setup = memory_of.Setup(
         workload=job.workload,
@@ -160,12 +205,13 @@ def memory(job: Job, ranks: int, batch: int) -> Memory:
         fused_attention=compute.fused_attention,
     )
     use = memory_of.memory(setup)
+    capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     return Memory(
         parameters_bytes=use.parameters_bytes,
         gradients_bytes=use.gradients_bytes,
         optimizer_bytes=use.optimizer_bytes,
         buckets_bytes=use.buckets_bytes,
         activations_bytes=use.activations_bytes,
-        capacity_bytes=job.gpu.memory_bytes,
-        advice=memory_of.advice(setup, job.gpu.memory_bytes),
+        capacity_bytes=capacity_bytes,
+        advice=memory_of.advice(setup, capacity_bytes),
     )

@@ -1,11 +1,17 @@
 """Simulated steps beside real ones: PyTorch 2.13 DDP over gloo and shaped TCP links.
 
-``real_ddp_runs.csv`` holds 84 runs of real DistributedDataParallel between network namespaces of
-one machine: 2 and 4 ranks, 200 to 1000 Mbit/s, two models (``real_ddp_models.csv``: tensors, and
-compute times emulated by sleeping), seven bucket caps; median step times, no added
-latency. What the model takes from elsewhere: the payload rate of the links less the share of the
-acknowledgements that travel the other way (66 bytes per two segments), 0.1 ms of software per
-ring step and 0.35 ms of host time per step, both measured apart from these runs.
+Own measurements. ``real_ddp_runs.csv`` holds 84 runs of real DistributedDataParallel between
+network namespaces of one machine: 2 and 4 ranks, 200 to 1000 Mbit/s, two models
+(``real_ddp_models.csv``: tensors, and compute times emulated by sleeping), seven bucket caps;
+median step times, no added latency. ``real_ddp_latency_runs.csv`` holds 40 more, with 1 ms added
+one way.
+
+What the model takes from elsewhere, all of it measured apart from these runs: of the links, plain
+TCP's payload rate less the share of the acknowledgements that travel the other way (66 bytes per
+two segments), and half of its round trip; 0.35 ms of host time per step; and Gloo as
+``library/gloo.yaml`` has it, whose time per ring step is that of bare all-reduces of two processes.
+What it leaves out, and the errors that remain with latency: the shapers let up to 64 KB through at
+once after a pause, and a ready message of one bucket waits behind the data of another.
 """
 
 from __future__ import annotations
@@ -29,7 +35,8 @@ from perfmodel.workload.model import Layer, LayerTimes, Tensor, Workload
 
 Row = dict[str, str]
 
-STEP_LATENCY_S = 100e-6
+ROUND_TRIP_S = 47e-6
+"""Of 64 bytes over plain TCP on these links without added latency."""
 HOST_S = 0.35e-3
 COPY_BPS = 6e9
 
@@ -73,24 +80,39 @@ def test_buckets_are_those_of_the_real_runs(row: Row) -> None:
     assert found == [int(nbytes) for nbytes in row["bucket_bytes"].split()]
 
 
-def test_step_times_are_within_one_percent_in_the_median(
-    switched_topology: Callable[..., Topology],
-) -> None:
-    """Median error at most 1 %, 90th percentile at most 3 %, over all runs."""
-    errors = []
-    for row in rows("real_ddp_runs.csv"):
+def errors(name: str, switched_topology: Callable[..., Topology]) -> list[float]:
+    """Relative errors of the predicted step times of recorded runs."""
+    found = []
+    library = load_library("gloo")
+    for row in rows(name):
         ranks = int(row["ranks"])
         acknowledged = 1 - 66 / (2 * float(row["mtu"]))
         rate_Bps = float(row["payload_mbit"]) * 1e6 / 8 * acknowledged
-        machine = switched_topology([rate_Bps] * ranks, [STEP_LATENCY_S] * ranks)
+        round_trip_s = float(row.get("round_trip_us", ROUND_TRIP_S * 1e6)) / 1e6
+        machine = switched_topology([rate_Bps] * ranks, [round_trip_s / 2] * ranks)
         plan = ddp_plan(
             *model(row["model"]),
             ranks=ranks,
             batch_per_gpu=1,
             options=options(row["bucket_cap_mb"]),
+            comm_workers=library.workers,
         )
-        run = simulate(plan, Machine(machine, load_library("plain")), steps=3)
-        errors.append(abs((run.step_time_s + HOST_S) * 1e3 / float(row["step_ms"]) - 1))
-    assert len(errors) == 84
-    assert statistics.median(errors) < 0.01
-    assert statistics.quantiles(errors, n=10)[-1] < 0.03
+        run = simulate(plan, Machine(machine, library), steps=3)
+        found.append(abs((run.step_time_s + HOST_S) * 1e3 / float(row["step_ms"]) - 1))
+    return found
+
+
+def test_step_times_are_within_one_percent_in_the_median(
+    switched_topology: Callable[..., Topology],
+) -> None:
+    """Median error at most 1 %, 90th percentile at most 3 %, over all runs; with latency apart.
+
+    Reached: 0.4 and 0.9 % without added latency, 0.9 and 4.5 % with it, 0.4 and 2.0 % of all.
+    """
+    without = errors("real_ddp_runs.csv", switched_topology)
+    latency = errors("real_ddp_latency_runs.csv", switched_topology)
+    assert (len(without), len(latency)) == (84, 40)
+    for found, most in ((without, 0.015), (latency, 0.05), (without + latency, 0.03)):
+        assert statistics.median(found) < 0.01
+        assert statistics.quantiles(found, n=10)[-1] < most
+    assert max(without + latency) < 0.08

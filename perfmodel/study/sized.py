@@ -1,0 +1,299 @@
+"""One cluster size of a scenario, simulated with everything that happens around it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibrate import interval_s
+from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
+from perfmodel.library.carry import Machine
+from perfmodel.result import Disturbance, EventCost, Neighbour, Point
+from perfmodel.scenario import Size, batch_per_gpu
+from perfmodel.simulate.engine import Fidelity, Run, simulate
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.study.bottleneck import Part, Suspects, bottleneck
+from perfmodel.study.counting import SETTLED, WARM_UP, counted_steps, mean_interval_s, waits
+from perfmodel.study.disturbed import Setting, estimator_of, run_disturbed
+from perfmodel.study.events import incidents
+from perfmodel.study.hardware import relocated
+from perfmodel.study.incident import Incident
+from perfmodel.study.limits import check_message_size
+from perfmodel.study.point import Observed, to_point
+from perfmodel.study.site import Site, neighbours
+from perfmodel.study.training import Job, buckets, memory, on_gpu, plan, times
+from perfmodel.training.buckets import Iteration
+from perfmodel.training.placement import placed
+from perfmodel.training.plan import Collective, StepPlan
+from perfmodel.workload.model import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A machine with its most likely numbers, and others that its measurements allow."""
+
+    likely: Machine
+    drawn: tuple[Machine, ...] = ()
+
+
+@dataclass
+class Sized:
+    """A job at one size, ready to be simulated with this or that happening.
+
+    Parameters
+    ----------
+    job : Job
+    measured : Measured
+    size : Size
+    where : Site
+    beside : tuple of Workload
+        Models of the other jobs.
+    fidelity : {"flow", "message"}
+    asked : bool
+        Whether this is the size that the scenario asks about: every event has to make sense, and
+        what each costs is worked out.
+    """
+
+    job: Job
+    measured: Measured
+    size: Size
+    where: Site
+    beside: tuple[Workload, ...]
+    fidelity: Fidelity
+    asked: bool
+    batch: int = field(init=False)
+    happening: tuple[Incident, ...] = field(init=False)
+    _plans: dict[tuple[Iteration, bool, str | None], StepPlan] = field(
+        default_factory=dict, init=False
+    )
+    _estimators: dict[tuple[str, ...], Estimator] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        here, each = self.measured.likely, self.size.gpus_per_node
+        self.batch = batch_per_gpu(self.job.scenario, self.size.gpus)
+        events = incidents(
+            self.job.scenario, here.topology, self.where.mine, each, strict=self.asked
+        )
+        self.happening = (*events, *neighbours(self.job, self.beside, here, self.where))
+
+    # ------------------------------------------------------------ plans and runs
+
+    def plan_for(
+        self, gpu: str | None, iteration: Iteration = "steady", launches: bool = True
+    ) -> StepPlan:
+        """One step on the job's ranks and its own GPU or another; with or without the host."""
+        key = (iteration, launches, gpu)
+        if key not in self._plans:
+            job = self.job if gpu is None else on_gpu(self.job, gpu)
+            layers = times(job, self.batch)
+            layers = layers if launches else replace(layers, launch_s=0.0)
+            pieces = any(one.jitter and one.jitter.per == "layer" for one in self.happening)
+            made = plan(job, layers, self.size.gpus, self.batch, iteration, merge=not pieces)
+            self._plans[key] = placed(made, self.where.mine)
+        return self._plans[key]
+
+    def setting(
+        self, settled_s: float = 0.0, iteration: Iteration = "steady", launches: bool = True
+    ) -> Setting:
+        """What all runs on the likely machine share."""
+        return Setting(
+            self.measured.likely,
+            lambda gpu: self.plan_for(gpu, iteration, launches),
+            self.fidelity,
+            self.job.scenario.compute.overlap_slowdown,
+            settled_s,
+            WARM_UP,
+            self._estimators,
+        )
+
+    def check_size(self, steps: int) -> None:
+        """Refuse more messages than fidelity "message" can take."""
+        if self.fidelity == "message":
+            works = [t.work for t in self.plan_for(None).tasks if isinstance(t.work, Collective)]
+            sent = [(work.op, work.nbytes) for work in works] * steps
+            check_message_size(self.measured.likely, sent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The run that is reported."""
+
+    plan: StepPlan
+    run: Run
+    mode: str
+    setting: Setting
+    steps: int
+    counted: int
+
+    @property
+    def step_s(self) -> float:
+        return fmean(self.run.step_times_s[-self.counted :])
+
+
+def sized_point(sized: Sized) -> Point:
+    """Simulate one size.
+
+    Raises
+    ------
+    InputError
+        Names file, line and field of the scenario.
+    """
+    try:
+        seen, first = _counted_run(sized), _first_step(sized)
+        return _point(sized, seen, first)
+    except InputError as error:
+        raise relocated(sized.job.scenario, error, "library") from None
+    except SimulationError as error:
+        raise _cut_off(sized, error) from error
+
+
+def _cut_off(sized: Sized, error: SimulationError) -> PerfmodelError:
+    """Name the events that left somebody out of reach, if it was they."""
+    guilty = [one for one in sized.happening if any(f.arcs or f.nodes for f in one.faults)]
+    if not guilty or not isinstance(error.__cause__, TopologyError):
+        return error
+    allowed = f"what leaves a way around it; {error}"
+    origin = sized.job.scenario.origin
+    return InputError(origin.fault(one.place, one.what, allowed) for one in guilty)
+
+
+def _point(sized: Sized, seen: _Counted, first: Run) -> Point:
+    """Everything that is said of one size."""
+    words = seen.mode if seen.counted == 1 else f"{seen.mode}, mean of {seen.counted} steps"
+    point = to_point(
+        Observed(
+            topology=estimator_of(seen.setting, sized.happening).machine.topology,
+            workload=sized.job.workload,
+            plan=seen.plan,
+            run=seen.run,
+            first_step_time_s=first.step_time_s,
+            steps=seen.steps,
+            gpus=sized.size.gpus,
+            nodes=sized.size.nodes,
+            batch=sized.batch,
+            memory=memory(sized.job, sized.size.gpus, sized.batch, _gpus(sized)),
+            buckets=buckets(sized.job),
+            mode=f"{sized.fidelity}, {words}",
+            counted=seen.counted,
+        )
+    )
+    disturbance = _disturbance(sized, seen) if sized.happening and sized.asked else None
+    point = replace(point, disturbance=disturbance)
+    return replace(
+        point, bottleneck=_limit(sized, seen, point), interval_s=_interval(sized, seen, point)
+    )
+
+
+def _gpus(sized: Sized) -> tuple[str, ...]:
+    """Other GPUs that have to hold the model too."""
+    return tuple(one.gpu for one in sized.happening if one.gpu is not None)
+
+
+def _quiet(sized: Sized) -> tuple[Incident, ...]:
+    """What happens the same in each step."""
+    return tuple(one for one in sized.happening if not one.varies)
+
+
+def _counted_run(sized: Sized) -> _Counted:
+    """Run until the state has settled, then as many steps as what happens needs."""
+    setting, quiet = sized.setting(), _quiet(sized)
+    sized.check_size(SETTLED)
+    made, run, mode = run_disturbed(setting, quiet, SETTLED)
+    if len(quiet) == len(sized.happening):
+        return _Counted(made, run, mode, setting, SETTLED, 1)
+    counted = counted_steps(sized.happening, run.step_time_s, made)
+    setting = sized.setting(run.step_ends_s[WARM_UP - 1])
+    sized.check_size(WARM_UP + counted)
+    made, run, mode = run_disturbed(setting, sized.happening, WARM_UP + counted)
+    return _Counted(made, run, mode, setting, WARM_UP + counted, counted)
+
+
+def _first_step(sized: Sized) -> Run:
+    return run_disturbed(sized.setting(iteration="first"), _quiet(sized), 1)[1]
+
+
+def _mean_with(seen: _Counted, active: Sequence[Incident]) -> float:
+    """Mean step with some of what happens; the same steps as those that are reported."""
+    if any(one.varies for one in active):
+        _, run, _ = run_disturbed(seen.setting, active, seen.steps)
+        return fmean(run.step_times_s[-seen.counted :])
+    return run_disturbed(seen.setting, active, SETTLED)[1].step_time_s
+
+
+def _disturbance(sized: Sized, seen: _Counted) -> Disturbance:
+    """What each of the incidents costs, and who waits for whom."""
+    alone_s = _mean_with(seen, ())
+    costs = []
+    for one in sized.happening:
+        rest = tuple(other for other in sized.happening if other is not one)
+        without_s = _mean_with(seen, rest) if rest else alone_s
+        costs.append(EventCost(one.what, without_s, seen.step_s - without_s))
+    is_random = any(one.jitter for one in sized.happening)
+    steps_s = seen.run.step_times_s[-seen.counted :]
+    counted = range(seen.steps - seen.counted, seen.steps)
+    topology = sized.measured.likely.topology
+    usual = [each.name for each in sized.plan_for(None).classes]
+    return Disturbance(
+        steps_s=steps_s,
+        undisturbed_s=alone_s,
+        mean_interval_s=mean_interval_s(steps_s) if is_random else None,
+        events=tuple(costs),
+        waits=waits(seen.run.meetings, seen.plan, topology, counted, is_random, usual),
+        jobs=tuple(_neighbour(sized, seen, one) for one in sized.happening if one.beside),
+    )
+
+
+def _neighbour(sized: Sized, seen: _Counted, one: Incident) -> Neighbour:
+    """How another job fared while the main one's steps were counted."""
+    assert one.beside is not None
+    theirs, here = one.beside.plan, sized.measured.likely
+    ends = seen.run.others_step_ends_s[theirs.name]
+    from_s = seen.run.step_ends_s[WARM_UP - 1]
+    times_s = [b - a for a, b in itertools.pairwise(ends) if a >= from_s]
+    alone = simulate(
+        theirs, here, steps=SETTLED, overlap_slowdown=one.beside.overlap_slowdown,
+        estimator=estimator_of(seen.setting, ()),
+    )  # fmt: skip
+    gpus = sum(len(each.ranks) for each in theirs.classes)
+    step_s = fmean(times_s) if times_s else alone.step_time_s
+    return Neighbour(theirs.name, gpus, step_s, alone.step_time_s)
+
+
+def _limit(sized: Sized, seen: _Counted, point: Point) -> str:
+    """What limits the step, found by taking it away."""
+
+    def without(part: Part) -> float:
+        setting = replace(seen.setting, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
+        setting = seen.setting if part == "network" else setting
+        _, run, _ = run_disturbed(setting, sized.happening, seen.steps, free=part == "network")
+        return fmean(run.step_times_s[-seen.counted :])
+
+    known = estimator_of(seen.setting, sized.happening)
+    suspects = Suspects(seen.plan, seen.run, seen.steps, known, _own_links(sized, seen), without)
+    return bottleneck(point, suspects)
+
+
+def _own_links(sized: Sized, seen: _Counted) -> NDArray[np.bool_]:
+    """Links that this job itself uses."""
+    run, others = seen.run, [one for one in sized.happening if one.traffic or one.beside]
+    if others:
+        mine = [one for one in sized.happening if one not in others and not one.jitter]
+        run = run_disturbed(seen.setting, mine, seen.steps if mine else 1)[1]
+    return run.bytes_on_arc > 0
+
+
+def _interval(sized: Sized, seen: _Counted, point: Point) -> tuple[float, float] | None:
+    """80 % interval of the step from what the profile's measurements allow."""
+    if seen.counted > 1:
+        return None
+    setting = replace(seen.setting, fidelity="flow")
+    spread = [
+        run_disturbed(replace(setting, machine=other, estimators={}), sized.happening, SETTLED)
+        for other in sized.measured.drawn
+    ]
+    return interval_s([run.step_time_s for _, run, _ in spread], point.step_time_s)

@@ -1,0 +1,1 @@
+"""How fast perfmodel is, and how its cost grows."""

@@ -1,0 +1,112 @@
+"""What events cost, on the page, in the terminal and in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.report.contract import to_json
+from perfmodel.report.disturbed import lines, section, steps_figure
+from perfmodel.report.html import report_html
+from perfmodel.report.text import print_result
+from perfmodel.result import Disturbance, EventCost, Neighbour, Result, Wait
+
+Changed = Callable[..., Result]
+WHAT = Disturbance(
+    steps_s=(0.09, 0.13, 0.11),
+    undisturbed_s=0.1,
+    mean_interval_s=(0.105, 0.115),
+    events=(
+        EventCost("n5 1.2 times slower", 0.104, 0.006),
+        EventCost("traffic <n0/cpu0> to n1/cpu0: at most 1 GB/s", 0.106, 0.004),
+    ),
+    waits=(
+        Wait("all-reduce bucket 0", 0, "n5", 1.0, 0.003, 0.004),
+        Wait("all-reduce bucket 1", 1, "", 0.0, 0.0, 0.0),
+    ),
+    jobs=(Neighbour("the other", 64, 0.15, 0.12),),
+)
+
+
+@pytest.fixture
+def disturbed(with_main: Changed) -> Result:
+    return with_main(disturbance=WHAT, step_time_s=0.11)
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_the_terminal_says_what_each_event_costs(disturbed: Result) -> None:
+    said = [plain(line) for line in lines(disturbed.main)]
+    assert said == [
+        (
+            "A step takes 110 ms; without any of this it would take 100 ms: 10 % longer. Mean of 3 "
+            "steps, 80 % interval of the mean 105 ms to 115 ms."
+        ),
+        "  n5 1.2 times slower: +6.00 ms a step (+6 %)",
+        "  traffic <n0/cpu0> to n1/cpu0: at most 1 GB/s: +4.00 ms a step (+4 %)",
+        "  the other, 64 GPUs: a step takes 150 ms, alone 120 ms",
+        (
+            "The longest wait is before all-reduce bucket 0: the others wait 3.00 ms on average, "
+            "for n5."
+        ),
+    ]
+    print_result(disturbed)
+
+
+def test_a_rank_that_is_seldom_last_is_not_blamed(disturbed: Result) -> None:
+    seldom = replace(WHAT, waits=(replace(WHAT.waits[0], share=0.04),))
+    said = plain(lines(replace(disturbed.main, disturbance=seldom))[-1])
+    assert "for whoever is last, often another one (n5 in 4 % of steps)" in said
+
+
+def test_the_page_has_a_section_with_every_event_and_wait(disturbed: Result) -> None:
+    page = plain(section(disturbed.main))
+    for words in (
+        "n5 1.2 times slower", "6.00 ms", "traffic &lt;n0/cpu0&gt;", "18.0 ms",
+        "all-reduce bucket 0", "all together", "the other", "25.0 %", 'id="figure-steps"',
+    ):  # fmt: skip
+        assert words in page
+    assert section(disturbed.main) in report_html(disturbed)
+
+
+def test_one_counted_step_needs_no_figure(disturbed: Result) -> None:
+    single = replace(WHAT, steps_s=(0.11,), mean_interval_s=None, jobs=())
+    page = plain(section(replace(disturbed.main, disturbance=single)))
+    assert "figure-steps" not in page
+    assert "Over all steps" not in page
+    assert "Mean of" not in page
+
+
+def test_nothing_is_said_where_nothing_happens(result: Result) -> None:
+    assert section(result.main) == ""
+    assert lines(result.main) == []
+    document = to_json(result)
+    assert document["events"] == document["waits"] == document["jobs"] == []
+    assert document["undisturbed_s"] is document["mean_interval_s"] is None
+
+
+def test_json_holds_all_of_it(disturbed: Result) -> None:
+    document = to_json(disturbed)
+    assert document["undisturbed_s"] == 0.1
+    assert document["steps_s"] == [0.09, 0.13, 0.11]
+    assert document["mean_interval_s"] == [0.105, 0.115]
+    assert document["events"][0] == {
+        "what": "n5 1.2 times slower", "without_s": 0.104, "costs_s": 0.006,
+    }  # fmt: skip
+    assert document["waits"][0] == {
+        "collective": "all-reduce bucket 0", "bucket": 0, "last": "n5", "share": 1.0,
+        "waited_s": 0.003, "longest_s": 0.004,
+    }  # fmt: skip
+    assert document["jobs"] == [
+        {"name": "the other", "gpus": 64, "step_time_s": 0.15, "alone_s": 0.12}
+    ]
+
+
+def test_the_figure_shows_each_step_beside_an_undisturbed_one() -> None:
+    bars, line = steps_figure(WHAT).data
+    assert list(bars.y) == pytest.approx([90, 130, 110])
+    assert list(line.y) == pytest.approx([100, 100])

@@ -1,0 +1,306 @@
+"""From the words of events to what they cost and who waits for whom."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.report.contract import to_json
+from perfmodel.result import Result
+from perfmodel.scenario import load_scenario
+from perfmodel.study import run_scenario
+
+TEXT = """\
+# What does it cost?
+perfmodel: 1
+model: {name: resnet50}
+compute: {precision: fp16, overlap_slowdown: 1.0}
+cluster: {node: v100-x8-25g, nodes: 2, fabric: one-switch}
+training: {batch_per_gpu: 64}
+"""
+
+
+def answered(tmp_path: Path, more: str = "", text: str = TEXT, **kwargs: str) -> Result:
+    path = tmp_path / "question.yaml"
+    path.write_text(text + more)
+    return run_scenario(load_scenario(str(path)), **kwargs)
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return answered(tmp_path_factory.mktemp("quiet"))
+
+
+def test_without_events_nothing_is_said_of_them(quiet: Result) -> None:
+    assert quiet.main.disturbance is None
+    document = to_json(quiet)
+    assert document["events"] == document["waits"] == document["jobs"] == document["steps_s"] == []
+    assert document["undisturbed_s"] is None
+    (line,) = [line for line in quiet.assumptions if line.startswith("All GPUs of a class")]
+    for words in (
+        "no stragglers",
+        "no jitter",
+        "no failing links",
+        "no other traffic",
+        "no other jobs",
+    ):
+        assert words in line
+
+
+def test_a_slow_node_costs_what_its_compute_takes_longer(tmp_path: Path, quiet: Result) -> None:
+    result = answered(tmp_path, "events:\n  - slow: {nodes: [1], by: 1.5}\n")
+    point, what = result.main, result.main.disturbance
+    assert what is not None
+    assert what.undisturbed_s == pytest.approx(quiet.main.step_time_s)
+    (event,) = what.events
+    assert event.what == "n1 1.5 times slower"
+    assert event.costs_s == pytest.approx(point.step_time_s - quiet.main.step_time_s)
+    parts = quiet.main.breakdown_s
+    most_s = 0.5 * (parts["forward"] + parts["backward"] + parts["optimizer"] + parts["copies"])
+    assert 0 < event.costs_s <= most_s * (1 + 1e-9)
+    assert what.waits[0].last == "n1"
+    assert all(wait.share == 1.0 for wait in what.waits if wait.last == "n1")
+    assert point.mode == "flow, 2 rank classes"
+    assert not any("no stragglers" in line for line in result.assumptions)
+
+
+def test_the_slow_steps_are_slow_and_no_others(tmp_path: Path, quiet: Result) -> None:
+    result = answered(tmp_path, "events:\n  - slow: {ranks: [3], by: 3, steps: [1]}\n")
+    what = result.main.disturbance
+    assert what is not None
+    usual_s = quiet.main.step_time_s
+    assert what.steps_s[0] == pytest.approx(usual_s)
+    assert what.steps_s[1] > 1.3 * usual_s
+    assert what.steps_s[3:] == pytest.approx([usual_s] * len(what.steps_s[3:]), rel=0.01)
+    assert result.main.step_time_s == pytest.approx(sum(what.steps_s) / len(what.steps_s))
+
+
+def test_parts_of_a_step_still_add_up_to_the_mean(tmp_path: Path) -> None:
+    result = answered(
+        tmp_path,
+        "events:\n  - jitter: {kind: normal, cv: 0.02}\n  - slow: {nodes: [0], by: 1.1}\n",
+    )
+    point, what = result.main, result.main.disturbance
+    assert what is not None
+    assert sum(point.breakdown_s.values()) == pytest.approx(point.step_time_s, rel=1e-9)
+    assert point.mode.startswith("flow, 16 ranks as vectors, mean of ")
+    assert what.mean_interval_s is not None
+    low, high = what.mean_interval_s
+    assert low < point.step_time_s < high
+    assert (high - low) / 2 < 0.01 * point.step_time_s
+    assert all(event.costs_s > 0 for event in what.events)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) -> None:
+    event = "events:\n  - jitter: {{cv: 0.02, seed: {seed}}}\n"
+    first, again, other = (
+        answered(tmp_path, event.format(seed=seed)).main.step_time_s for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_jitter_per_layer_costs_less_than_per_step(tmp_path: Path) -> None:
+    per = {
+        per: answered(tmp_path, f"events:\n  - jitter: {{cv: 0.02, per: {per}}}\n").main
+        for per in ("layer", "step")
+    }
+    undisturbed = per["step"].disturbance
+    assert undisturbed is not None
+    assert undisturbed.undisturbed_s < per["layer"].step_time_s < per["step"].step_time_s
+
+
+def test_a_degraded_link_counts_from_the_settled_state(tmp_path: Path, quiet: Result) -> None:
+    """While its time lasts, steps take longer; before and after, as long as ever."""
+    usual_s = quiet.main.step_time_s
+    at, until = 1.5 * usual_s, 9.5 * usual_s
+    event = (
+        f'  - degrade: {{link: "n0/nic0 -- fabric/switch0", by: 3, at: "{at} s", '
+        f'until: "{until} s"}}\n'
+    )
+    what = answered(tmp_path, f"events:\n{event}").main.disturbance
+    assert what is not None
+    assert what.steps_s[0] == pytest.approx(usual_s, rel=1e-6)
+    assert max(what.steps_s) > 1.2 * usual_s
+    assert what.steps_s[-1] == pytest.approx(usual_s, rel=0.02)
+    forever = answered(
+        tmp_path, 'events:\n  - degrade: {link: "n0/nic0 -- fabric/switch0", by: 3}\n'
+    ).main
+    assert forever.step_time_s == pytest.approx(max(what.steps_s), rel=0.05)
+    assert forever.disturbance is not None
+    assert len(forever.disturbance.steps_s) == 1
+
+
+def test_a_link_that_goes_down_stalls_the_step_until_it_is_routed_around(tmp_path: Path) -> None:
+    text = TEXT.replace("v100-x8-25g", "dgx-a100").replace("one-switch", "rail-optimised")
+    quiet = answered(tmp_path, text=text).main.step_time_s
+    event = 'events:\n  - lose: {nic: n1/nic3, at: "1 ms", reroute_after: "300 ms"}\n'
+    what = answered(tmp_path, event, text).main.disturbance
+    assert what is not None
+    assert max(what.steps_s) == pytest.approx(300e-3 + quiet, rel=0.35)
+    assert what.steps_s[-1] < 2 * quiet
+    assert what.events[0].what == "n1/nic3 lost from 1 ms on, routed around after 300 ms"
+
+
+def test_background_traffic_on_the_bottleneck(tmp_path: Path, quiet: Result) -> None:
+    event = "events:\n  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 10 Gbit/s}\n"
+    what = answered(tmp_path, event).main.disturbance
+    assert what is not None
+    assert what.events[0].costs_s > 0.05 * quiet.main.step_time_s
+
+
+def test_other_gpus_are_slower_by_their_own_roofline(tmp_path: Path) -> None:
+    text = TEXT.replace("one-switch", "one-switch, mixed: [{nodes: [1], gpu: GPU}]")
+    from perfmodel.topology.gpus import gpu_names
+
+    a100 = next(name for name in gpu_names() if "A100" in name.upper())
+    mixed = answered(tmp_path, text=text.replace("GPU}", f"{a100}}}"))
+    what = mixed.main.disturbance
+    assert what is not None
+    assert what.events[0].what == f"n1 has {a100}"
+    assert what.events[0].costs_s <= 1e-9  # the faster GPUs wait for the slower ones
+    assert {wait.last for wait in what.waits if wait.waited_s > 0} == {"the other 8 GPUs"}
+
+
+def test_two_jobs_share_the_network(tmp_path: Path) -> None:
+    text = TEXT.replace("nodes: 2, fabric: one-switch", PLACED)
+    job = "jobs:\n  - {name: twin, model: resnet50, nodes: 2, batch_per_gpu: 64}\n"
+    spread = answered(tmp_path, job, text).main
+    what = spread.disturbance
+    assert what is not None
+    (neighbour,) = what.jobs
+    assert (neighbour.name, neighbour.gpus) == ("twin", 16)
+    assert what.events[0].what == "job twin on 2 nodes, packed"
+    assert what.events[0].costs_s > 0.05 * what.undisturbed_s
+    assert neighbour.step_time_s > 1.05 * neighbour.alone_s
+    packed = answered(tmp_path, job, text.replace("placement: spread", "placement: packed")).main
+    assert packed.disturbance is not None
+    assert packed.disturbance.events[0].costs_s == pytest.approx(0, abs=1e-9)
+
+
+PLACED = (
+    "nodes: 2, fabric: {kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 2}, "
+    "placement: spread"
+)
+
+
+def test_the_machine_says_how_much_of_it_is_the_jobs(tmp_path: Path) -> None:
+    text = TEXT.replace("nodes: 2, fabric: one-switch", "nodes: 2, pool: 6, fabric: one-switch")
+    result = answered(tmp_path, text=text)
+    assert result.machine == "2 of v100-x8-25g x 6"
+    assert result.main.gpus == 16
+
+
+@pytest.mark.parametrize(
+    ("event", "field", "allowed"),
+    [
+        ("slow: {nodes: [2], by: 2}", "events.0.slow.nodes.0", "0 to 1"),
+        ("slow: {ranks: [16], by: 2}", "events.0.slow.ranks.0", "0 to 15"),
+        ("degrade: {link: n0/nik0, by: 2}", "events.0.degrade.link", "n0/nic0"),
+        ('down: {link: "n0/nic0 -> n0/gpu0"}', "events.0.down.link", "fabric/switch0"),
+        ("lose: {nic: n0/gpu0}", "events.0.lose.nic", "a NIC"),
+        ("lose: {nic: n0/nic7}", "events.0.lose.nic", "n0/nic0"),
+        ("traffic: {from: n0/cpu9, to: n0/gpu0, rate: 1 GB/s}", "events.0.traffic.from", "n0/cpu0"),
+        ('traffic: {from: "n0/gpu*", to: "n*/cpu0", rate: 1 GB/s}', "events.0.traffic.to", "the 8"),
+        ("traffic: {from: n0/gpu0, to: n0/gpu0, rate: 1 GB/s}", "events.0.traffic.to", "another"),
+        ('degrade: {link: n0/nic0, by: 2, at: "1 h"}', "events.0", "within 300 steps"),
+        ("degrade: {link: n0/nic0, to: 25 Gbit/s}", "events.0.degrade.to", "what it carries"),
+        ("degrade: {link: n0/nic0, by: 0.5}", "events.0.degrade.by", "equal to 1"),
+        ("slow: {ranks: [1], by: 0.5}", "events.0.slow.by", "equal to 1"),
+        ("slow: {ranks: [1, 1], by: 2}", "events.0.slow.ranks", "each once, but 1"),
+        ('down: {link: "n0/nic0 -- fabric/switch0"}', "events.0", "n0/gpu0 reaches no NIC"),
+        ('lose: {nic: n0/nic0, at: "1 ms"}', "events.0", "unreachable from n"),
+        ("traffic: {from: n0/cpu0, to: n1/cpu0, nbytes: 1 kB, every: 1 us}",
+         "events.0.traffic.every", "a steady 'rate'"),
+        ("traffic: {from: n0/cpu0, to: n0/gpu0, nbytes: 1 GB, every: 30 min}", "events.0",
+         "without 'every'"),
+    ],
+)  # fmt: skip
+def test_names_that_do_not_resolve_are_told_with_their_line(
+    tmp_path: Path, event: str, field: str, allowed: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        answered(tmp_path, f"events:\n  - {event}\n")
+    (fault,) = caught.value.faults
+    assert fault.field == field
+    assert fault.line == 8
+    assert allowed in fault.allowed
+
+
+def test_other_jobs_are_told_apart_by_name(tmp_path: Path) -> None:
+    other = "  - {%smodel: resnet18, nodes: 1, batch_per_gpu: %d}\n"
+    unnamed = answered(tmp_path, "jobs:\n" + other % ("", 32) + other % ("", 256))
+    assert unnamed.main.disturbance is not None
+    small, large = unnamed.main.disturbance.jobs
+    assert (small.name, large.name) == ("resnet18 (job 0)", "resnet18 (job 1)")
+    # each on a node of its own, where nothing is shared
+    assert small.step_time_s == pytest.approx(small.alone_s, rel=1e-9)
+    assert large.step_time_s == pytest.approx(large.alone_s, rel=1e-9)
+    assert large.alone_s > 2 * small.alone_s
+    with pytest.raises(InputError, match=re.escape("jobs.1.name: found 'a'")):
+        answered(tmp_path, "jobs:\n" + other % ("name: a, ", 32) + other % ("name: a, ", 64))
+
+
+def test_the_bottleneck_is_a_link_of_the_job_itself(tmp_path: Path, quiet: Result) -> None:
+    other = "jobs:\n  - {model: vgg16, nodes: 2, batch_per_gpu: 1}\n"  # beside, with more bytes
+    assert quiet.main.bottleneck == "n0/nic0 -> fabric/switch0 (ethernet)"
+    assert answered(tmp_path, other).main.bottleneck == quiet.main.bottleneck
+
+
+def test_what_is_lost_is_no_bottleneck(tmp_path: Path) -> None:
+    text = TEXT.replace("v100-x8-25g", "dgx-a100").replace("batch_per_gpu: 64", "batch_per_gpu: 1")
+    text = text.replace("{name: resnet50}", "{name: gpt2}").replace("one-switch", "rail-optimised")
+    events = "events:\n  - lose: {nic: n1/nic3}\n  - lose: {nic: n1/nic2}\n"
+    main = answered(tmp_path, events, text).main
+    assert not re.search("n1/nic[23]", main.bottleneck)
+    assert all(0 <= link.utilisation < 1 for link in main.links)
+
+
+def test_a_job_that_starts_late_disturbs_from_then_on(tmp_path: Path, quiet: Result) -> None:
+    text = TEXT.replace("one-switch", "{kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 2}")
+    text = text.replace("nodes: 2", "nodes: 2, placement: spread, pool: 4")
+    job = "jobs:\n  - {model: vgg16, nodes: 2, batch_per_gpu: 1%s}\n"
+    late = answered(tmp_path, job % ', start: "600 ms"', text).main.disturbance
+    early = answered(tmp_path, job % "", text).main.disturbance
+    assert late is not None and early is not None
+    before = int(0.6 / late.undisturbed_s)
+    assert late.steps_s[:before] == pytest.approx([late.undisturbed_s] * before, rel=1e-9)
+    assert late.steps_s[-1] > 1.1 * late.undisturbed_s
+    assert early.steps_s[0] > 1.1 * early.undisturbed_s
+
+
+def test_unknown_models_and_gpus_are_named_at_once(tmp_path: Path) -> None:
+    text = TEXT.replace("one-switch", "one-switch, mixed: [{nodes: [1], gpu: V1000}]")
+    with pytest.raises(InputError) as caught:
+        answered(tmp_path, "jobs:\n  - {model: resnet5, nodes: 1, batch_per_gpu: 8}\n", text)
+    assert {(fault.field, fault.line) for fault in caught.value.faults} == {
+        ("cluster.mixed.0.gpu", 5), ("jobs.0.model.name", 8),
+    }  # fmt: skip
+
+
+def test_jitter_beside_other_traffic_is_refused_for_many_ranks(tmp_path: Path) -> None:
+    text = TEXT.replace("nodes: 2", "nodes: 17")
+    events = (
+        "events:\n  - jitter: {cv: 0.02}\n  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s}\n"
+    )
+    with pytest.raises(InputError, match=re.escape("events.0.jitter: found jitter on 136 ranks")):
+        answered(tmp_path, events, text)
+
+
+def test_jitter_beside_other_traffic_gives_each_rank_a_process(tmp_path: Path) -> None:
+    text = TEXT.replace("nodes: 2", "nodes: 2, gpus_per_node: 1")
+    events = (
+        "events:\n  - jitter: {cv: 0.02}\n  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s}\n"
+    )
+    result = answered(tmp_path, events, text)
+    assert result.main.mode.startswith("flow, 2 rank classes, mean of ")
+
+
+def test_smaller_sizes_leave_out_what_they_do_not_have(tmp_path: Path) -> None:
+    more = "scale: {nodes: [1, 2]}\nevents:\n  - slow: {nodes: [1], by: 2}\n"
+    result = answered(tmp_path, more)
+    assert result.points[0].mode == "flow, 1 rank class"
+    assert result.points[1].mode == "flow, 2 rank classes"
+    assert result.points[0].disturbance is None
