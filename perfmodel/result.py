@@ -196,6 +196,8 @@ class Point:
         How it was simulated ("flow, 1 rank class").
     disturbance : Disturbance, optional
         What events and other jobs did; None where there are none.
+    notes : tuple of str
+        Where the simulation is an approximation, and by how much.
     """
 
     gpus: int
@@ -218,6 +220,7 @@ class Point:
     timeline: Timeline
     mode: str
     disturbance: Disturbance | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

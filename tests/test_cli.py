@@ -427,8 +427,8 @@ def test_a_reader_that_leaves_is_no_traceback():
 
 
 def test_ctrl_c_is_no_traceback():
-    process = start("verify", "ring", "--ranks", "200..512")
-    time.sleep(0.5)  # it would take minutes
+    process = start("verify", "ring", "--ranks", "100..106")
+    time.sleep(0.5)  # it would take longer
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130

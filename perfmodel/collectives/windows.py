@@ -175,7 +175,7 @@ class _Windows:
         whole = (longest - shortest) // turn - 1  # turns that all of the longest have
         low = longest - turn + stride - whole * turn
         start, end, gain = self._best_of(low, low + turn - stride)
-        gain += (whole+1) * turn // self._edges * float(self._sums[-1])
+        gain += whole * turn // self._edges * float(self._sums[-1])
         return short if short[2] > gain else (start, end + whole * turn, gain)
 
     def _best_of(self, low: int, high: int) -> tuple[int, int, float]:

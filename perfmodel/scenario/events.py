@@ -29,9 +29,7 @@ Indices = Annotated[tuple[Index, ...], Field(min_length=1), AfterValidator(_each
 class SlowEvent(Spec):
     """GPUs whose work takes longer: a straggler."""
 
-    ranks: Indices | None = Field(
-        default=None, description="ranks of this job, counted from 0"
-    )
+    ranks: Indices | None = Field(default=None, description="ranks of this job, counted from 0")
     nodes: Indices | None = Field(
         default=None, description="nodes of this job, counted from 0: all of their GPUs"
     )

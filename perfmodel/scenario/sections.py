@@ -162,7 +162,7 @@ class MixedSection(Spec):
     nodes: Annotated[tuple[Index, ...], Field(min_length=1)] = Field(
         description="nodes of this job, counted from 0"
     )
-    gpu: Name = Field(description="a GPU of `topologies/gpus.yaml`, such as 'V100-SXM2-32GB'")
+    gpu: Name = Field(description="a GPU of `topologies/gpus.yaml`, such as 'v100-sxm2-32gb'")
 
 
 class ClusterSection(Spec):

@@ -43,9 +43,9 @@ class Note:
 
     def __str__(self) -> str:
         return (
-            f"fidelity flow is an approximation where {self.text}: on small machines a collective "
+            f"Fidelity flow is an approximation where {self.text}: on small machines a collective "
             f"is off by {self.median:.0%} in the median, {self.p90:.0%} in one case of ten, "
-            f"{self.worst:.0%} at worst"
+            f"{self.worst:.0%} at worst."
         )
 
 

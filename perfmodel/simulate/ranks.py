@@ -21,8 +21,10 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.carry import Machine
 from perfmodel.simulate.engine import NETWORKS, Fidelity
 from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.flow import FlowNetwork
 from perfmodel.simulate.incidents import Meeting
 from perfmodel.simulate.job import Stretch
+from perfmodel.simulate.notes import Note
 from perfmodel.simulate.order import Node, order, unsuited
 from perfmodel.simulate.run import Run, span_of
 from perfmodel.timeline import Span, Timeline
@@ -78,6 +80,8 @@ class _Alone:
     plan: StepPlan
     estimator: Estimator
     fidelity: str
+    notes: dict[str, Note] = field(default_factory=dict)
+    """Where what was simulated is an approximation, by kind."""
     _known: dict[Collective, tuple[float, NDArray[np.float64]]] = field(default_factory=dict)
 
     def __call__(self, work: Collective) -> tuple[float, NDArray[np.float64]]:
@@ -88,6 +92,8 @@ class _Alone:
             groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
             env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
             self._known[work] = (env.now, network.bytes_on_arc)
+            if isinstance(network, FlowNetwork):
+                self.notes |= {note.why: note for note in network.notes}
         return self._known[work]
 
 
@@ -123,7 +129,13 @@ class _Recurrence:
         spans = tuple(sorted(self._spans, key=lambda span: (span.start_s, span.end_s)))
         arcs = len(self._alone.estimator.machine.topology.arcs)
         carried = np.zeros(arcs) + self._bytes
-        return Run(Timeline(spans), tuple(self._step_ends), carried, tuple(self._meetings))
+        return Run(
+            Timeline(spans),
+            tuple(self._step_ends),
+            carried,
+            tuple(self._meetings),
+            notes=tuple(self._alone.notes.values()),
+        )
 
     # ------------------------------------------------------------ tasks
 

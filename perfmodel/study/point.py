@@ -95,6 +95,7 @@ def to_point(seen: Observed) -> Point:
         links=links,
         timeline=Timeline(tuple(spans)),
         mode=seen.mode,
+        notes=tuple(str(note) for note in seen.run.notes),
     )
 
 

@@ -87,7 +87,12 @@ def run_scenario(
         efficiency_base=base.gpus,
         samples=job.workload.sample,
         topology=final.topology,
-        assumptions=(*_assumptions(job, final), *_of_profile(profile), *_around(points[-1], job)),
+        assumptions=(
+            *_assumptions(job, final),
+            *points[-1].notes,
+            *_of_profile(profile),
+            *_around(points[-1], job),
+        ),
         sources=final.topology.sources,
         provenance={
             "perfmodel": __version__,

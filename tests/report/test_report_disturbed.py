@@ -67,10 +67,22 @@ def test_the_page_has_a_section_with_every_event_and_wait(disturbed: Result) -> 
     page = plain(section(disturbed.main))
     for words in (
         "n5 1.2 times slower", "6.00 ms", "traffic &lt;n0/cpu0&gt;", "18.0 ms",
-        "all-reduce bucket 0", "all together", "the other", "25.0 %", 'id="figure-steps"',
+        "all-reduce bucket 0", "Before 1 of 2 collectives nobody waits.", "the other",
+        "25.0 %", 'id="figure-steps"',
     ):  # fmt: skip
         assert words in page
     assert section(disturbed.main) in report_html(disturbed)
+
+
+def test_rounding_is_no_cost(disturbed: Result) -> None:
+    events = (EventCost("job the other on 8 nodes, packed", 0.1, 1e-16),)
+    nothing = replace(WHAT, steps_s=(0.1,), mean_interval_s=None, events=events, waits=(), jobs=())
+    main = replace(disturbed.main, disturbance=nothing, step_time_s=0.1 + 1e-16)
+    assert [plain(line) for line in lines(main)] == [
+        "A step takes 100 ms, as long as without any of this.",
+        "  job the other on 8 nodes, packed: costs nothing",
+    ]
+    assert "0.000" not in plain(section(main))
 
 
 def test_one_counted_step_needs_no_figure(disturbed: Result) -> None:

@@ -14,7 +14,7 @@ from perfmodel.simulate.turns import share_by_turns
 
 
 def stage_of(routes: list[list[int]], works: list[list[tuple[int, int]]]) -> Stage:
-    """Edges over some links; phase by phase, the repeats in which each works: first and how many."""
+    """Edges over links; phase by phase, the repeats in which each works: first and how many."""
     count = len(routes)
     ranks, none = np.arange(count), np.zeros(count)
     phases = tuple(

@@ -307,3 +307,13 @@ def test_links_carry_the_bytes_of_one_step(tmp_path: Path) -> None:
     for link in cables:
         assert link.nbytes == pytest.approx(2 * 15 / 16 * 4 * 25557032 / 8, rel=1e-3)
         assert link.utilisation == pytest.approx(link.nbytes / (25e9 * point.step_time_s), rel=0.05)
+
+
+def test_an_approximation_is_said_with_its_size(tmp_path: Path) -> None:
+    """Rings that share NVLink ports with unlike edges are a fluid; alike ones are exact."""
+    shared = answered(tmp_path, "cluster.node=dgx-h100", "scale.gpus=[16]", "cluster.nodes=2")
+    alone = answered(tmp_path, "cluster.node=dgx-h100", "scale.gpus=[8]", "cluster.nodes=1")
+    told = [line for line in shared.assumptions if "is an approximation where" in line]
+    assert told
+    assert all("% at worst." in line for line in told)
+    assert not [line for line in alone.assumptions if "is an approximation where" in line]
