@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.collectives.clocks import Clocks, Ends
 from perfmodel.collectives.course import course_of
+from perfmodel.collectives.one_step import OneStep, is_one_step
 from perfmodel.collectives.pace import Pace
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing import Doors
@@ -53,7 +54,7 @@ class Collective:
     rates_Bps: Floats = field(init=False)
     landed_s: float = 0.0
     version: int = 0
-    _clocks: Clocks | None = None
+    _clocks: Clocks | OneStep | None = None
     _doors: Doors | None = None
     _is_moved: bool = False
 
@@ -93,7 +94,7 @@ class Collective:
         self._disturbed()
         self.stage, self._is_moved = stage, True
 
-    def _disturbed(self) -> Clocks:
+    def _disturbed(self) -> Clocks | OneStep:
         """Its clocks, edge by edge, from now on its own."""
         if self._clocks is None:
             timed = self.legs[self.leg]
@@ -104,8 +105,10 @@ class Collective:
                 self._doors.land(before.stage.phases[0], before.ends.landed_s)
         return self._clocks
 
-    def _clocks_of(self, stage: Stage, rates_Bps: Floats, begin_s: Floats) -> Clocks:
+    def _clocks_of(self, stage: Stage, rates_Bps: Floats, begin_s: Floats) -> Clocks | OneStep:
         leg = leg_of(self.way, stage, rates_Bps)
+        if is_one_step(leg.phases):
+            return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
         course = course_of(leg.phases, self.way.credits)
         return Clocks(course, begin_s, Pace(-np.inf, leg.rate_Bps, leg.latency_s))
 
