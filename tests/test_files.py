@@ -102,6 +102,17 @@ def test_an_unknown_member_of_a_union_is_told_the_known_ones(tmp_path):
     assert (fault.field, fault.found) == ("pet.kind", "nothing")
 
 
+class Listing(Spec):
+    ranks: Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
+@pytest.mark.parametrize(("value", "field"), [([-1], "ranks.0"), ([], "ranks")])
+def test_a_list_is_not_also_too_short_when_its_member_is_wrong(value, field):
+    with pytest.raises(InputError) as caught:
+        validate(Listing, {"ranks": value})
+    assert [fault.field for fault in caught.value.faults] == [field]
+
+
 def test_a_missing_field_is_named(tmp_path):
     (fault,) = faults_of(tmp_path, "ratio: 2\n")
     assert (fault.field, fault.found) == ("size", "nothing")

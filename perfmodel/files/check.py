@@ -28,7 +28,7 @@ def validate(model: type[SpecT], document: Any, file: str | None = None) -> Spec
     try:
         return model.model_validate(plain(document))
     except ValidationError as error:
-        found = [_fault(details, model, document, file) for details in error.errors()]
+        found = [_fault(details, model, document, file) for details in _own(error.errors())]
         raise InputError(dict.fromkeys(found)) from None
     except InputError as error:
         raise error.located(file) if file else error from None
@@ -37,6 +37,16 @@ def validate(model: type[SpecT], document: Any, file: str | None = None) -> Spec
 def load(model: type[SpecT], path: Path) -> SpecT:
     """Read a YAML file and check it against its contract."""
     return validate(model, read_yaml(path), str(path))
+
+
+def _own(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Leave out that a list is too short where that is only for want of its members at fault."""
+
+    def has_faulty_member(whole: ErrorDetails) -> bool:
+        depth = len(whole["loc"])
+        return any(e["loc"][:depth] == whole["loc"] and len(e["loc"]) > depth for e in errors)
+
+    return [e for e in errors if e["type"] != "too_short" or not has_faulty_member(e)]
 
 
 def _fault(details: ErrorDetails, model: type[BaseModel], document: Any, file: str | None) -> Fault:
