@@ -66,7 +66,7 @@ jobs:
     [
         ("slow: {by: 2}", "slow", "either 'ranks' or 'nodes'"),
         ("slow: {ranks: [1], nodes: [1], by: 2}", "slow", "either 'ranks' or 'nodes'"),
-        ("slow: {ranks: [1], by: 0}", "slow.by", "greater than 0"),
+        ("slow: {ranks: [1], by: 0.9}", "slow.by", "greater than or equal to 1"),
         ("slow: {ranks: [-1], by: 2}", "slow.ranks.0", "greater than or equal to 0"),
         ("jitter: {kind: norml, cv: 0.1}", "jitter.kind", "did you mean 'normal'"),
         ("jitter: {kind: normal, cv: 0.5}", "jitter", "1/3 at most"),
