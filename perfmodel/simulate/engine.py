@@ -95,7 +95,7 @@ def simulate(
         network.bytes_on_arc,
         tuple(main.meetings),
         {job.plan.name: job.completed_s for job in others},
-        network.notes if isinstance(network, FlowNetwork) else (),
+        network.notes,
     )
 
 

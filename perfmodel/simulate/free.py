@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.library.carry import Group, Machine
 from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.notes import Note
 
 
 @dataclass
@@ -20,6 +21,7 @@ class FreeNetwork:
     env: simpy.Environment
     estimator: Estimator
     changes_left: int | None = None
+    notes: tuple[Note, ...] = ()
     bytes_on_arc: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from perfmodel.library.carry import Carried, Group, Machine
 from perfmodel.library.moved import moved
 from perfmodel.simulate.adapted import Adapted
 from perfmodel.simulate.estimate import Estimator, add_traffic
+from perfmodel.simulate.notes import Note
 from perfmodel.simulate.sending import Place, Sending
 from perfmodel.simulate.standstill import standing_text, waiting_text
 from perfmodel.simulate.tables import (
@@ -78,6 +79,7 @@ class MessageNetwork:
     estimator: Estimator
     compiled: bool | None = None
     changes_left: int | None = None
+    notes: tuple[Note, ...] = ()
     machine: Machine = field(init=False)
     _bytes: NDArray[np.float64] = field(init=False)
     _sending: Sending = field(init=False)

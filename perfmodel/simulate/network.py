@@ -9,6 +9,7 @@ import simpy
 from numpy.typing import NDArray
 
 from perfmodel.library.carry import Group, Machine
+from perfmodel.simulate.notes import Note
 
 
 class Network(Protocol):
@@ -23,6 +24,11 @@ class Network(Protocol):
     @property
     def bytes_on_arc(self) -> NDArray[np.float64]:
         """Wire bytes over each directed link until now; shape (arcs,)."""
+        ...
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Where what was simulated is an approximation; none where it is exact."""
         ...
 
     def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:

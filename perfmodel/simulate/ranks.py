@@ -21,7 +21,6 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.carry import Machine
 from perfmodel.simulate.engine import NETWORKS, Fidelity
 from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.flow import FlowNetwork
 from perfmodel.simulate.incidents import Meeting
 from perfmodel.simulate.job import Stretch
 from perfmodel.simulate.notes import Note
@@ -92,8 +91,7 @@ class _Alone:
             groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
             env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
             self._known[work] = (env.now, network.bytes_on_arc)
-            if isinstance(network, FlowNetwork):
-                self.notes |= {note.why: note for note in network.notes}
+            self.notes |= {note.why: note for note in network.notes}
         return self._known[work]
 
 

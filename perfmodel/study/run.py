@@ -24,9 +24,6 @@ from perfmodel.topology.gpus import load_gpu
 from perfmodel.topology.spec import NodeSpec
 from perfmodel.workload.model import Workload
 
-STEPS = SETTLED
-"""Steps simulated where all are alike: the last one is reported."""
-
 DRAWS = 20
 """Draws of a profile's numbers that an interval rests on."""
 
@@ -196,7 +193,8 @@ def _around(point: Point, job: Job) -> tuple[str, ...]:
         "no other jobs": {"jobs"},
     }  # fmt: skip
     nothing = [words for words, of in absent.items() if not of & kinds]
-    lines = [f"All GPUs of a class are alike; {', '.join(nothing)}."] if nothing else []
+    begin = "There are" if "jitter" in kinds else "All GPUs of a class are alike;"
+    lines = [f"{begin} {', '.join(nothing)}."] if nothing else []
     disturbance = point.disturbance
     if disturbance is None:
         return tuple(lines)

@@ -7,6 +7,7 @@ import itertools
 import statistics
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import pytest
 
@@ -293,6 +294,30 @@ def test_collectives_of_a_measured_machine_have_intervals() -> None:
     assert row["interval_s"] is None
 
 
+@pytest.mark.parametrize(
+    ("op", "rows", "algorithm", "told"),
+    [
+        ("all_reduce", "library", "auto", True),
+        ("broadcast", "library", "auto", False),  # only all-reduces were measured
+        ("all_reduce", "schedule", "ring", True),
+        ("all_reduce", "schedule", "auto", False),  # Gloo's own is not the schedule that ran
+    ],
+)
+def test_what_was_not_measured_has_no_interval(
+    op: str, rows: Literal["library", "schedule"], algorithm: str, told: bool
+) -> None:
+    (row,) = collective_rows(
+        build("cpu-loopback", gpus_per_host=4),
+        op=op,
+        sizes=[1 << 20],
+        algorithm=algorithm,
+        library="gloo",
+        profile=read_profile("epyc-2-cores-gloo"),
+        profile_rows=rows,
+    )
+    assert (row["interval_s"] is not None) == told
+
+
 def test_a_profile_of_another_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"profile.*cpu-loopback"):
         answered(tmp_path, "profile=epyc-2-cores-gloo")
@@ -317,3 +342,39 @@ def test_an_approximation_is_said_with_its_size(tmp_path: Path) -> None:
     assert told
     assert all("% at worst." in line for line in told)
     assert not [line for line in alone.assumptions if "is an approximation where" in line]
+
+
+def test_an_approximation_is_said_of_vectors_of_ranks_too(tmp_path: Path) -> None:
+    events = "events:\n  - jitter: {cv: 0.02}\n"
+    path = tmp_path / "jitter.yaml"
+    path.write_text(QUESTION_16 + events)
+    answer = run_scenario(load_scenario(str(path)))
+    assert "as vectors" in answer.main.mode
+    assert any("is an approximation where" in line for line in answer.assumptions)
+    assert not any("GPUs of a class are alike" in line for line in answer.assumptions)
+
+
+@pytest.mark.parametrize("routing", ["ecmp", "adaptive"])
+def test_routing_is_that_of_the_scenario(tmp_path: Path, routing: str) -> None:
+    """Adaptive routing makes one switch of all those above the leaves."""
+    path = tmp_path / "routed.yaml"
+    fabric = f"{{kind: leaf-spine, routing: {routing}, hosts_per_leaf: 1}}"
+    path.write_text(QUESTION_16.replace("rail-optimised", fabric))
+    topology = run_scenario(load_scenario(str(path))).topology
+    assert any("adaptive" in line for line in topology.assumptions) == (routing == "adaptive")
+
+
+def test_shared_host_memory_is_not_called_unlimited(tmp_path: Path) -> None:
+    staged = answered(tmp_path, "cluster.node=rtx4090-x4", "cluster.nodes=1", "scale.gpus=[4]")
+    assert "memory" in staged.topology.arcs.kinds
+    assert not any("taken as no limit" in line for line in staged.assumptions)
+
+
+QUESTION_16 = """\
+# Two hosts whose rings share NVLink ports.
+perfmodel: 1
+model: {name: resnet18}
+compute: {precision: bf16}
+cluster: {node: dgx-h100, nodes: 2, fabric: rail-optimised}
+training: {batch_per_gpu: 32}
+"""
