@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -185,6 +185,11 @@ def collective(
     if json:
         print_json({"rows": times})
         return
+    _print_times(times)
+
+
+def _print_times(times: list[dict[str, Any]]) -> None:
+    """Print rows of `collective_rows` as a table."""
     from perfmodel.units import format_bandwidth, format_time  # noqa: PLC0415
 
     print_table(
