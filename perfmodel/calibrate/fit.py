@@ -26,6 +26,7 @@ from perfmodel.calibrate.runs import between_runs, widened
 from perfmodel.calibrate.solve import WIDEST, Solution, solve, spread_of, tell_apart
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.carry import Machine
+from perfmodel.library.machine import machine_on
 from perfmodel.library.model import Library
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
@@ -77,7 +78,7 @@ def fit(
     """
     if not measurements:
         raise InputError(Fault("measurements", "none", "at least one"))
-    machine = Machine(topology, library)
+    machine = machine_on(topology, library)
     fits = []
     for rows in get_args(Rows):
         cases = cases_of(measurements, machine, rows, files)

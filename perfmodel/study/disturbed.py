@@ -226,7 +226,7 @@ def _machine_at(machine: Machine, active: Sequence[Incident], at: float) -> Mach
     nodes = tuple(dict.fromkeys(node for fault in faults for node in fault.nodes))
     if arcs or nodes:
         topology = without(topology, arcs=arcs, nodes=nodes)
-    return Machine(topology, machine.library, machine.channels)
+    return Machine(topology, machine.library, machine.channels, machine.settings)
 
 
 def _slowest(rates: Sequence[Mapping[int, float]]) -> dict[int, float]:

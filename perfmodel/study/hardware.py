@@ -8,6 +8,7 @@ from types import MappingProxyType
 from perfmodel.errors import InputError
 from perfmodel.files import validate
 from perfmodel.library.carry import Machine
+from perfmodel.library.machine import machine_on
 from perfmodel.library.model import Library, load_library
 from perfmodel.scenario import LibrarySection, Scenario, Size
 from perfmodel.study.limits import check_cluster_size
@@ -59,7 +60,7 @@ def machine(scenario: Scenario, node: NodeSpec, size: Size, hosts: int | None = 
         )
     except InputError as error:
         raise relocated(scenario, error, "cluster") from None
-    return Machine(topology, library(scenario.library), scenario.library.channels)
+    return machine_on(topology, library(scenario.library), channels=scenario.library.channels)
 
 
 def library(section: LibrarySection) -> Library:

@@ -19,7 +19,7 @@ from perfmodel.topology.assemble import (
 from perfmodel.topology.bulk import collector_off
 from perfmodel.topology.fabrics import settle
 from perfmodel.topology.gpus import gpu_sources, load_gpu
-from perfmodel.topology.model import Topology
+from perfmodel.topology.model import NetworkKind, Topology
 from perfmodel.topology.references import reference_faults
 from perfmodel.topology.spec import FabricSpec, NodeSpec, resolve_source
 
@@ -114,9 +114,18 @@ def build(
         fabric=network.fabric.kind if network else "none",
         tiers=network.tiers(hosts * len(host.arcs)) if network else None,
         assumptions=_assumptions(sources, network),
+        network=_driven_by(host),
     )
     vars(topology)["arcs"] = arcs  # the cached property, without reading the graph back
     return topology
+
+
+def _driven_by(host: Host) -> NetworkKind:
+    """What drives a host's NICs: what the port says, else RDMA over its kind of link."""
+    if not host.ports:
+        return "none"
+    port = host.ports[0]
+    return port.network or ("infiniband" if port.kind == "infiniband" else "roce")
 
 
 def _sound(node: NodeSpec) -> NodeSpec:

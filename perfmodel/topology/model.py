@@ -15,6 +15,9 @@ from perfmodel.topology.tiers import Tiers
 
 NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic", "switch"]
 LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "memory", "ethernet", "infiniband"]
+NetworkKind = Literal["none", "infiniband", "roce", "efa", "tcp", "tcpx", "omni-path"]
+"""How hosts talk: RDMA over InfiniBand or Ethernet, AWS's EFA, sockets, Google's GPUDirect-TCPX
+(and TCPXO), Omni-Path; "none" for a machine without NICs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Topology:
         The arcs as they are since a change; None where they are as the graph says.
     healthy : Topology or None
         The machine before any change; None where there was none.
+    network : str
+        What drives the NICs (`NetworkKind`).
     tiers : Tiers or None
         Structure of a regular fabric; ignored where it does not fit the number of arcs.
     """
@@ -120,6 +125,7 @@ class Topology:
     changed: Arcs | None = None
     healthy: Topology | None = None
     tiers: Tiers | None = None
+    network: NetworkKind = "none"
 
     @cached_property
     def arcs(self) -> Arcs:

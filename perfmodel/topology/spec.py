@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from perfmodel.errors import one_of
 from perfmodel.files import Bandwidth, Bytes, FlopRate, Seconds, Spec
-from perfmodel.topology.model import LinkKind
+from perfmodel.topology.model import LinkKind, NetworkKind
 
 HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
 FabricKind = Literal["one-switch", "rail-optimised", "leaf-spine", "fat-tree"]
@@ -25,6 +25,7 @@ Routing = Literal["ecmp", "rail", "adaptive"]
 
 HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)
 LINK_KINDS: tuple[str, ...] = get_args(LinkKind)
+NETWORK_KINDS: tuple[str, ...] = get_args(NetworkKind)
 FABRIC_KINDS: tuple[str, ...] = get_args(FabricKind)
 ROUTINGS: tuple[str, ...] = get_args(Routing)
 PORT_KINDS = ("ethernet", "infiniband")
@@ -104,6 +105,8 @@ class LinkSpec(Spec):
     source: Source
     efficiency_source: Source | None = None
     latency_source: Source | None = None
+    network: Annotated[NetworkKind, _named(NETWORK_KINDS)] | None = None
+    """For a NIC's port: what drives it (default: RDMA over what the kind of link says)."""
 
     @property
     def usable_Bps(self) -> float:
