@@ -27,4 +27,4 @@ def machine_on(
         Use no more than this many parallel rings.
     """
     chosen = settings or Settings()
-    return Machine(topology, library_on(library, topology, chosen), channels, chosen)
+    return Machine(topology, library_on(library, topology), channels, chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from pydantic import Field
 
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.files import Bandwidth, Bytes, Seconds, Spec, load
-from perfmodel.library.settings import Settings
 from perfmodel.topology.model import Topology
 
 
@@ -71,9 +70,46 @@ class Protocol(Spec):
     host_source: str = ""
 
 
+class StepChange(Spec):
+    """Times of a step that differ from a protocol's own, by the kind of hop."""
+
+    nvlink: Seconds | None = None
+    pcie: Seconds | None = None
+    network: Seconds | None = None
+    memory: Seconds | None = None
+
+
+class Variant(Spec):
+    """Numbers of protocols that differ for some hardware or some algorithms.
+
+    Empty lists mean all. Later variants win over earlier ones.
+    """
+
+    generations: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
+    launch: Seconds | None = None
+    step: StepChange = StepChange()
+    wire_efficiency: float | None = Field(None, gt=0, le=1)
+    wire_segments: tuple[WireSegment, ...] | None = None
+    credits: int | None = Field(None, ge=1)
+    max_rate: Bandwidth | None = None
+    source: str
+
+    def fits(self, generation: str, network: str) -> bool:
+        """Whether the variant speaks of this hardware."""
+        return (not self.generations or generation in self.generations) and (
+            not self.networks or network in self.networks
+        )
+
+
 class Library(Spec):
     """A communication library as the simulator sees it.
 
+    `variants`: what differs by hardware and algorithm (see `library_on`); `by_algorithm`: protocols
+    of algorithms whose numbers differ from `protocols`; `issue`: host time to start a collective on
+    one GPU, which one process that drives several spends for each in turn.
     `algorithms`: what it runs for an operation, where that is not what
     `perfmodel.library.carry.OWN_ALGORITHM` says. `in_order`: between two ranks there is one
     connection, on which the messages of all collectives follow one another.
@@ -90,19 +126,50 @@ class Library(Spec):
     in_order: bool = False
     in_order_source: str = ""
     protocols: dict[str, Protocol]
+    variants: tuple[Variant, ...] = ()
+    by_algorithm: dict[str, dict[str, Protocol]] = {}
+    issue: Seconds = 0.0
+    issue_source: str = ""
     sources: dict[str, str]
 
 
-def library_on(library: Library, topology: Topology, settings: Settings) -> Library:
+def library_on(library: Library, topology: Topology) -> Library:
     """Return the library with the numbers of a machine's generation of GPU and kind of network."""
-    del topology, settings
-    return library
+    fitting = [v for v in library.variants if v.fits(topology.gpu.generation, topology.network)]
+    named = {algorithm for variant in fitting for algorithm in variant.algorithms}
+    return library.model_copy(
+        update={
+            "variants": (),
+            "protocols": _varied(library, fitting, ""),
+            "by_algorithm": {name: _varied(library, fitting, name) for name in sorted(named)},
+        }
+    )
 
 
 def protocols_of(library: Library, algorithm: str) -> Mapping[str, Protocol]:
     """Protocols in which a library runs an algorithm, with that algorithm's numbers."""
-    del algorithm
-    return library.protocols
+    return library.by_algorithm.get(algorithm, library.protocols)
+
+
+def _varied(library: Library, variants: Iterable[Variant], algorithm: str) -> dict[str, Protocol]:
+    """Protocols with the variants that speak of an algorithm ("": of all) applied."""
+    found = dict(library.protocols)
+    for variant in variants:
+        if variant.algorithms and algorithm not in variant.algorithms:
+            continue
+        for name in variant.protocols or tuple(found):
+            found[name] = _changed(found[name], variant)
+    return found
+
+
+def _changed(protocol: Protocol, variant: Variant) -> Protocol:
+    names = ("launch", "wire_efficiency", "wire_segments", "credits", "max_rate")
+    changes = {name: getattr(variant, name) for name in names}
+    step = variant.step.model_dump(exclude_none=True)
+    return protocol.model_copy(
+        update={name: value for name, value in changes.items() if value is not None}
+        | ({"step": protocol.step.model_copy(update=step)} if step else {})
+    )
 
 
 @cache
