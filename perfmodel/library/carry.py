@@ -22,6 +22,7 @@ from perfmodel.library.channels import Rings, rings_over
 from perfmodel.library.costs import (
     chunk_bytes,
     credits_of,
+    launch_s,
     rate_limit_Bps,
     step_latency_s,
     wire_factor,
@@ -366,7 +367,7 @@ def _with_protocol(schedule: Schedule, laid: Laid, name: str, protocol: Protocol
             for phases, edges in laid
         ),
         protocol=name,
-        launch_s=protocol.launch,
+        launch_s=launch_s(protocol, schedule.nbytes),
         wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
         credits=credits_of(protocol, schedule),
     )

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from perfmodel.collectives.schedule import Floats, Schedule
 from perfmodel.library.edges import HOPS, Edges
 from perfmodel.library.model import Protocol
+
+MIB = 1 << 20
+
+
+def launch_s(protocol: Protocol, nbytes: float) -> float:
+    """Time of a collective of this size that none of its links sees; seconds."""
+    return protocol.launch + protocol.unevenness * math.sqrt(nbytes / MIB)
 
 
 def chunk_bytes(schedule: Schedule) -> float:

@@ -47,6 +47,9 @@ class Protocol(Spec):
     `two_in_turn`: between two ranks, which have one connection both ways, a ready message waits
     behind the data written before it; segments in flight then go one at a time, each half a step's
     latency after the one before.
+    `unevenness` is what a collective of one MiB loses because its parallel channels do not start,
+    run and end together: a sum of m independent chunk times strays from its mean by sqrt(m), so
+    the loss grows with the square root of the bytes.
     """
 
     launch: Seconds
@@ -58,6 +61,8 @@ class Protocol(Spec):
     credits_source: str
     max_rate: Bandwidth | None = None
     max_source: str = ""
+    unevenness: Seconds = 0.0
+    unevenness_source: str = ""
     nvlink_only: bool = False
     latencies_per_step: float = Field(1.0, ge=1)
     latencies_source: str = ""
@@ -95,6 +100,7 @@ class Variant(Spec):
     wire_segments: tuple[WireSegment, ...] | None = None
     credits: int | None = Field(None, ge=1)
     max_rate: Bandwidth | None = None
+    unevenness: Seconds | None = None
     source: str
 
     def fits(self, generation: str, network: str) -> bool:
@@ -163,7 +169,7 @@ def _varied(library: Library, variants: Iterable[Variant], algorithm: str) -> di
 
 
 def _changed(protocol: Protocol, variant: Variant) -> Protocol:
-    names = ("launch", "wire_efficiency", "wire_segments", "credits", "max_rate")
+    names = ("launch", "wire_efficiency", "wire_segments", "credits", "max_rate", "unevenness")
     changes = {name: getattr(variant, name) for name in names}
     step = variant.step.model_dump(exclude_none=True)
     return protocol.model_copy(
