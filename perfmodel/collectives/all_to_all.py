@@ -18,6 +18,11 @@ from perfmodel.collectives.patterns import Pattern, assembled
 from perfmodel.collectives.schedule import Floats, Ints, Phase, Round, Schedule, checked_ranks
 from perfmodel.errors import ScheduleError
 
+BATCH = 32
+"""Ranks to which NCCL sends at once: 32 channels, 8 for each peer on a network, 8 peers on each.
+NVIDIA/nccl 2.30.7 ``src/include/device.h`` (NCCL_MAX_DEV_WORK_P2P_PER_BATCH) and
+``src/graph/paths.cc`` (ncclTopoComputeP2pChannels), for a host with 8 NICs."""
+
 
 def pairwise(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     """Give every rank its block of each: in step s to the rank s further on.
@@ -40,6 +45,28 @@ def direct(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     block = _block(ranks, nbytes, itemsize)
     at_once = _direct("all pairs", ranks, np.arange(1, ranks), block)
     return _made("direct", [at_once], ranks, nbytes, itemsize, block, scratch=0)
+
+
+def batched(ranks: int, nbytes: int, *, itemsize: int = 4, batch: int = BATCH) -> Schedule:
+    """Give every rank its block of each, so many pairs of a rank at once, the nearest first.
+
+    Steps: ceil((N-1)/B), with B ranks at once. Bytes sent per rank: (N-1)/N S. Latency term:
+    ceil((N-1)/B) alpha. Right for any size: few steps, and no more flows than the library has
+    channels for. Source: NVIDIA/nccl 2.30.7 ``src/enqueue.cc``, grouped sends and receives.
+
+    Parameters
+    ----------
+    ranks, nbytes, itemsize : int
+        As everywhere.
+    batch : int
+        B.
+    """
+    block = _block(ranks, nbytes, itemsize)
+    patterns = [
+        _direct(f"from {first}", ranks, np.arange(first, min(first + batch, ranks)), block)
+        for first in range(1, ranks, batch)
+    ]
+    return _made("batched", patterns, ranks, nbytes, itemsize, block, scratch=0)
 
 
 def bruck(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:

@@ -10,9 +10,12 @@ from typing import Any, Final
 from perfmodel.collectives import (
     all_to_all,
     chain,
+    collnet,
     doubling,
     gloo,
     hierarchical,
+    nvls,
+    pat,
     ring,
     server,
     star,
@@ -38,10 +41,16 @@ def _send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Sched
 
 def _hierarchical(ranks: int, nbytes: int, *, itemsize: int = 4, groups: Any = None) -> Schedule:
     """`hierarchical.all_reduce`; groups of consecutive ranks near sqrt(N) by default."""
-    if groups is None:
-        size = near_root(checked_ranks(ranks))
-        groups = [range(first, first + size) for first in range(0, ranks, size)]
-    return hierarchical.all_reduce(ranks, nbytes, groups=groups, itemsize=itemsize)
+    chosen = _grouped(ranks, groups)
+    return hierarchical.all_reduce(ranks, nbytes, groups=chosen, itemsize=itemsize)
+
+
+def _grouped(ranks: int, groups: Any) -> Any:
+    """Groups as given, or of consecutive ranks near sqrt(N)."""
+    if groups is not None:
+        return groups
+    size = near_root(checked_ranks(ranks))
+    return [range(first, first + size) for first in range(0, ranks, size)]
 
 
 def _torus(
@@ -59,6 +68,21 @@ def _torus(
     if rows is None:
         rows = ranks // max(columns, 1)
     return hierarchical.torus(ranks, nbytes, rows=rows, columns=columns, itemsize=itemsize)
+
+
+def _nvls_tree(ranks: int, nbytes: int, *, groups: Any = None, **own: Any) -> Schedule:
+    """`nvls.tree_all_reduce`; groups of consecutive ranks near sqrt(N) by default."""
+    return nvls.tree_all_reduce(ranks, nbytes, groups=_grouped(ranks, groups), **own)
+
+
+def _collnet(ranks: int, nbytes: int, *, groups: Any = None, **own: Any) -> Schedule:
+    """`collnet.chain_all_reduce`; groups of consecutive ranks near sqrt(N) by default."""
+    return collnet.chain_all_reduce(ranks, nbytes, groups=_grouped(ranks, groups), **own)
+
+
+def _collnet_direct(ranks: int, nbytes: int, *, groups: Any = None, **own: Any) -> Schedule:
+    """`collnet.direct_all_reduce`; groups of consecutive ranks near sqrt(N) by default."""
+    return collnet.direct_all_reduce(ranks, nbytes, groups=_grouped(ranks, groups), **own)
 
 
 def near_root(ranks: int) -> int:
@@ -91,17 +115,25 @@ ALGORITHMS: Final = _frozen(
             "server": server.all_reduce,
             "gloo_ring": gloo.ring_all_reduce,
             "switch": switch.all_reduce,
+            "nvls": nvls.all_reduce,
+            "nvls_tree": _nvls_tree,
+            "collnet": _collnet,
+            "collnet_direct": _collnet_direct,
         },
         "reduce_scatter": {
             "ring": ring.reduce_scatter,
             "bidirectional_ring": ring.bidirectional_reduce_scatter,
             "recursive_halving": doubling.reduce_scatter,
+            "nvls": nvls.reduce_scatter,
+            "pat": pat.reduce_scatter,
         },
         "all_gather": {
             "ring": ring.all_gather,
             "bidirectional_ring": ring.bidirectional_all_gather,
             "recursive_doubling": doubling.all_gather,
             "bruck": doubling.bruck_all_gather,
+            "nvls": nvls.all_gather,
+            "pat": pat.all_gather,
         },
         "broadcast": {"chain": chain.broadcast, "binomial": tree.broadcast},
         "reduce": {"chain": chain.reduce, "binomial": tree.reduce},
@@ -109,6 +141,7 @@ ALGORITHMS: Final = _frozen(
             "pairwise": all_to_all.pairwise,
             "bruck": all_to_all.bruck,
             "direct": all_to_all.direct,
+            "batched": all_to_all.batched,
         },
         "scatter": {"star": star.scatter},
         "gather": {"star": star.gather},

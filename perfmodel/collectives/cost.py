@@ -71,13 +71,18 @@ def lower_bound_s(
     """
     if ranks < 2:
         return 0.0
-    in_switch = algorithm == "switch"
-    share = 1.0 if in_switch else bus_factor(op.replace("-", "_"), ranks)
+    in_switch = algorithm.replace("-", "_") in IN_SWITCH
+    summed = in_switch and op.replace("-", "_") == "all_reduce"
+    share = 1.0 if summed else bus_factor(op.replace("-", "_"), ranks)
     heard = {"server": ranks - 1, "direct": ranks - 1, "star": ranks - 1, "tree": 4}
-    heard["bidirectional_ring"] = 2
+    heard |= {"bidirectional_ring": 2, "batched": ranks - 1}
     fewest = math.log(ranks) / math.log(1 + heard.get(algorithm.replace("-", "_"), 1))
     least = 2 if in_switch else math.ceil(fewest - 1e-9)
     return max(least * alpha_s, share * nbytes * beta_s_per_B)
+
+
+IN_SWITCH = frozenset({"switch", "nvls", "nvls_tree", "collnet", "collnet_direct"})
+"""Algorithms in which switches add and copy."""
 
 
 def bus_factor(collective: str, ranks: int) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from perfmodel.collectives import chain, gloo, switch, tree
+from perfmodel.collectives import all_to_all, chain, collnet, gloo, nvls, switch, tree
 from perfmodel.collectives.catalog import maker, near_root
 from perfmodel.collectives.patterns import pieces_of
 
@@ -54,8 +54,10 @@ def form(op: str, algorithm: str, ranks: int, nbytes: float, **own: Any) -> Form
     ranks : int
     nbytes : float
     **own
-        ``piece_bytes`` (chain, tree, switch), ``segment_bytes`` (gloo_ring), ``group_size``
-        (hierarchical), ``columns`` (torus), ``servers`` (a number); defaults as in the catalog.
+        ``piece_bytes`` (chain, tree, switch, nvls, collnet), ``segment_bytes`` (gloo_ring),
+        ``group_size`` (hierarchical, nvls_tree, collnet), ``columns`` (torus), ``servers`` (a
+        number); defaults
+        as in the catalog.
 
     Raises
     ------
@@ -155,6 +157,47 @@ def _switch(_: int, nbytes: float, own: Mapping[str, Any]) -> Form:
     return Form(pieces + 1, nbytes, (pieces + 1) / pieces * nbytes)
 
 
+def _nvls(steps: int, sent: Callable[[int], float], path: Callable[[int], float]) -> Formula:
+    """Through a switch, where the busiest port carries `path` of S, most of what is `sent`."""
+
+    def found(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+        largest = int(own.get("piece_bytes", nvls.PIECE_BYTES))
+        pieces = pieces_of(int(nbytes), ranks, largest, 1)
+        repeats = pieces + steps
+        return Form(repeats, sent(ranks) * nbytes, repeats / pieces * path(ranks) * nbytes)
+
+    return found
+
+
+def _nvls_tree(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    heads = int(own.get("group_size", near_root(ranks)))
+    nodes = ranks // heads
+    largest = int(own.get("piece_bytes", nvls.PIECE_BYTES))
+    pieces = pieces_of(int(nbytes), heads * min(nodes, 2), largest, 1)
+    repeats = pieces + 2 * _height(nodes) + 3
+    # In one tree half a part up and twice half a part down, in the other half a part up.
+    between = min(nodes, 4) / 2 * (nodes > 1) / heads
+    sent = (1 + 1 / heads + between) * nbytes
+    reduced = min(nodes - 1, 2) / 2 / heads * nbytes
+    return Form(repeats, sent, repeats / pieces * sent, reduced)
+
+
+def _collnet(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    size = int(own.get("group_size", near_root(ranks)))
+    pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", collnet.PIECE_BYTES)), 1)
+    repeats = 2 * size - 1 + pieces
+    sent = min(size, 2) * nbytes
+    return Form(repeats, sent, repeats / pieces * sent, nbytes * (size > 1))
+
+
+def _collnet_direct(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    size = int(own.get("group_size", near_root(ranks)))
+    pieces = pieces_of(int(nbytes), size, int(own.get("piece_bytes", collnet.PIECE_BYTES)), 1)
+    repeats = pieces + (3 if size > 1 else 1)
+    sent = (2 * size - 1) / size * nbytes
+    return Form(repeats, sent, repeats / pieces * sent, (size - 1) / size * nbytes)
+
+
 def _recursive_halving(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     members, doublings, fold = _power(ranks)
     extra = ranks - members
@@ -168,6 +211,11 @@ def _recursive_halving(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
 def _log_gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     sent = (ranks - 1) / ranks * nbytes
     return Form(_height(ranks), sent, sent)
+
+
+def _log_scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    sent = (ranks - 1) / ranks * nbytes
+    return Form(_height(ranks), sent, sent, sent)
 
 
 def _chain(reduces: bool) -> Formula:
@@ -226,6 +274,15 @@ _FORMS: Final[Mapping[tuple[str, str], Formula]] = MappingProxyType(
         ("all_reduce", "server"): _server,
         ("all_reduce", "gloo_ring"): _gloo_ring,
         ("all_reduce", "switch"): _switch,
+        ("all_reduce", "nvls"): _nvls(3, lambda n: 1 + 1 / n, lambda n: 1 + 1 / n),
+        ("all_reduce", "nvls_tree"): _nvls_tree,
+        ("reduce_scatter", "nvls"): _nvls(1, lambda _: 1.0, lambda _: 1.0),
+        ("all_gather", "nvls"): _nvls(1, lambda n: 1 / n, lambda _: 1.0),
+        ("all_reduce", "collnet"): _collnet,
+        ("all_reduce", "collnet_direct"): _collnet_direct,
+        ("reduce_scatter", "pat"): _log_scatter,
+        ("all_gather", "pat"): _log_gather,
+        ("all_to_all", "batched"): _all_pairs(lambda n: -(-(n - 1) // all_to_all.BATCH)),
         ("reduce_scatter", "ring"): _ring_scatter,
         ("reduce_scatter", "bidirectional_ring"): _ring_scatter,
         ("reduce_scatter", "recursive_halving"): _recursive_halving,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.collectives.schedule import Ints, Phase, Round, Schedule
 
@@ -160,7 +161,7 @@ def pipeline(
     first: Ints,
     sizes: Ints,
     *,
-    reduces: Ints,
+    reduces: Ints | NDArray[np.bool_],
 ) -> Pattern:
     """Pieces that follow each other over every edge, one per repeat, from repeat `first` on.
 

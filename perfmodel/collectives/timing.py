@@ -18,6 +18,7 @@ import numpy as np
 from perfmodel.collectives.clocks import Clocks, Ends
 from perfmodel.collectives.course import course_of, places_of
 from perfmodel.collectives.pace import Pace
+from perfmodel.collectives.pipelines import pipelines_s
 from perfmodel.collectives.schedule import Floats, Phase
 from perfmodel.collectives.windows import chains_s, rings_s
 
@@ -157,14 +158,14 @@ def _long_ends(leg: Leg, rings: bool, credits: int) -> Ends | None:
     """How long rings or chains end, if it can be told without stepping."""
     first = leg.phases[0]
     channels = int(first.channel[-1]) + 1
-    if len(leg.latency_s) < LONG * channels:
-        return None
-    if rings and credits > 1:
+    is_long = len(leg.latency_s) >= LONG * channels
+    if rings and credits > 1 and is_long:
         known = rings_s(leg.phases, channels, leg.rate_Bps, leg.latency_s, credits)
         return None if known is None else Ends(known[0], np.array([known[1]]))
     if len(leg.phases) == 1 and first.first.any():
-        chains = chains_s(first, leg.rate_Bps, leg.latency_s, credits)
-        return None if chains is None else Ends(*chains)
+        chains = chains_s(first, leg.rate_Bps, leg.latency_s, credits) if is_long else None
+        ways = chains or pipelines_s(first, leg.rate_Bps, leg.latency_s, credits)
+        return None if ways is None else Ends(*ways)
     return None
 
 

@@ -12,7 +12,7 @@ from perfmodel.collectives.timing import Leg, legs_ends, schedule_s
 from perfmodel.library.carry import Carried, Group, Machine, Stage, carry
 from perfmodel.library.edges import Edges
 from perfmodel.simulate.fairness import max_min_rates
-from perfmodel.simulate.turns import share_by_turns
+from perfmodel.simulate.turns import share_at_ends, share_by_turns
 
 Floats = NDArray[np.float64]
 
@@ -106,8 +106,26 @@ class Estimator:
         What separates them is then in their phases (`Phase.drained`), rank by rank.
         """
         if id(way) not in self._legs:
-            self._legs[id(way)] = (way, joined_stages(way.stages))
+            stages = joined_stages(way.stages)
+            self._legs[id(way)] = (way, tuple(self._filling(way, stage) for stage in stages))
         return self._legs[id(way)][1]
+
+    def _filling(self, way: Carried, stage: Stage) -> Stage:
+        """A stage whose pieces arrive as early as they do while a pipeline fills and drains.
+
+        A fluid edge has one rate, what its links leave to it when all are at work. The few pieces
+        that travel before and after meet fewer others and arrive earlier than that; the edge is
+        busy as long.
+        """
+        if len(stage.phases) != 1 or _is_steady(stage) or not stage.phases[0].first.any():
+            return stage
+        capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
+        ends_Bps = np.minimum(stage.cap_Bps, share_at_ends(capacity_Bps, stage))
+        usual_Bps = self.rates(stage)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sooner_s = stage.phases[0].nbytes * (1 / usual_Bps - 1 / ends_Bps) * way.wire_factor
+        sooner_s = np.where(np.isfinite(sooner_s), np.maximum(sooner_s, 0.0), 0.0)
+        return replace(stage, latency_s=stage.latency_s - sooner_s)
 
     def rates(self, stage: Stage) -> Floats:
         """Return the rate of each edge when nothing else moves; wire bytes per second."""

@@ -53,7 +53,7 @@ NOTES: Mapping[Why, Note] = {
     note.why: note
     for note in (
         Note("shared", "unlike edges of a collective share links", 0.01, 0.06, 0.15),
-        Note("staged", "edges of several stages of a collective share links", 0.02, 0.06, 0.07),
+        Note("staged", "edges of several stages of a collective share links", 0.02, 0.07, 0.10),
         Note("met", "unlike collectives or streams meet on links", 0.01, 0.12, 0.42),
         Note("changed", "links change under sends that share them", 0.01, 0.03, 0.28),
     )

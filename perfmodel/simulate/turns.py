@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.collectives.schedule import Phase
 from perfmodel.library.carry import Stage
 
 Floats = NDArray[np.float64]
@@ -14,11 +15,12 @@ Ints = NDArray[np.int64]
 def share_by_turns(capacity_Bps: Floats, stage: Stage) -> Floats:
     """What the links leave to edges that work in some repeats only, as in chains and trees.
 
-    While an edge works, it meets on each of its links the others that work in the same repeats:
-    its share is capacity / (1 + the parts of its own repeats in which each of them works too).
-    Edges of one channel that send by turns do not slow each other; channels that start together
-    do. That is what they get where all that meet are limited by that link; elsewhere it is too
-    little.
+    While an edge works, it meets on each of its links the others that work in the same repeats.
+    Edges that send more in a repeat need more of a link to keep in step, so that a link is shared
+    by bytes: a share is capacity x own bytes / bytes of all that an edge meets, itself included,
+    in its own repeats. Edges of one channel that send by turns do not slow each other; channels
+    that start together do. That is what they get where all that meet are limited by that link;
+    elsewhere it is too little.
 
     Parameters
     ----------
@@ -32,9 +34,13 @@ def share_by_turns(capacity_Bps: Floats, stage: Stage) -> Floats:
     """
     edges = stage.edges
     lengths = np.diff(edges.pointers)
-    met = sum((_met(edges.arcs, lengths, p.first, p.active) for p in stage.phases), np.zeros(1))
-    works = sum((phase.active for phase in stage.phases), np.zeros(len(edges)))
-    crowd = met / np.repeat(np.maximum(works, 1), lengths)
+    met, own = np.zeros(len(edges.arcs)), np.zeros(len(edges))
+    unit = max((float(phase.nbytes.max(initial=0.0)) for phase in stage.phases), default=0.0) or 1.0
+    for phase in stage.phases:
+        nbytes = phase.nbytes / unit  # sums of equal ones are then exact
+        met += _met(edges.arcs, lengths, phase.first, phase.active, nbytes)
+        own += nbytes * phase.active
+    crowd = met / np.repeat(np.where(own > 0, own, np.inf), lengths)
     shares = capacity_Bps[edges.arcs] / np.maximum(crowd, 1.0)
     least, crosses = np.full(len(edges), np.inf), lengths > 0
     if crosses.any():
@@ -42,31 +48,92 @@ def share_by_turns(capacity_Bps: Floats, stage: Stage) -> Floats:
     return least
 
 
-def _met(arcs: Ints, lengths: Ints, first: Ints, active: Ints) -> Ints:
-    """Repeats of all edges on each link of an edge, in those in which the edge works too.
+def _met(arcs: Ints, lengths: Ints, first: Ints, active: Ints, nbytes: Floats) -> Floats:
+    """Bytes of all edges on each link of an edge, in the repeats in which the edge works too.
 
-    Of shape (arcs,). All that have worked on a link by repeat t is the sum of
-    min(t, last) - min(t, first) over its edges.
+    Of shape (arcs,). All that has crossed a link by repeat t is the sum of
+    nbytes (min(t, last) - min(t, first)) over its edges.
     """
-    met = np.repeat(active, lengths)
+    met = np.repeat(active * nbytes, lengths)
     shared = np.flatnonzero(np.bincount(arcs)[arcs] > 1)
     span = int((first + active).max(initial=0)) + 1
     base, begins = arcs[shared] * span, np.repeat(first, lengths)[shared]
     order = np.argsort(base + begins)  # so that neighbours are looked for one after the other
     shared, base, begins = shared[order], base[order], begins[order]
-    ends = begins + met[shared]
-    begun, ended = base + begins, np.sort(base + ends)
-    sums = [(keys, np.concatenate([[0], np.cumsum(keys)])) for keys in (begun, ended)]
-    lows, highs = np.searchsorted(begun, base), np.searchsorted(begun, base + span)
+    ends = begins + np.repeat(active, lengths)[shared]
+    weight = np.repeat(nbytes, lengths)[shared]
+    by_end = np.argsort(base + ends, kind="stable")
+    sums = [
+        (keys, _summed(own), _summed(own * at))
+        for keys, own, at in (
+            (base + begins, weight, begins),
+            ((base + ends)[by_end], weight[by_end], ends[by_end]),
+        )
+    ]
+    lows, highs = np.searchsorted(base, base), np.searchsorted(base, base, side="right")
 
-    def worked(until: Ints) -> Ints:
-        total: list[Ints] = []
-        for keys, sum_ in sums:
+    def crossed(until: Ints) -> Floats:
+        total: list[Floats] = []
+        for keys, weights, products in sums:
             here = np.searchsorted(keys, base + until)
-            before = sum_[here] - sum_[lows] - (here - lows) * base
-            total.append(before + (highs - here) * until)
-        done: Ints = total[1] - total[0]
+            before = products[here] - products[lows]
+            total.append(before + (weights[highs] - weights[here]) * until)
+        done: Floats = total[1] - total[0]
         return done
 
-    met[shared] = worked(ends) - worked(begins)
+    met[shared] = crossed(ends) - crossed(begins)
     return met
+
+
+def share_at_ends(capacity_Bps: Floats, stage: Stage) -> Floats:
+    """What the links leave to edges of a pipeline while it fills or drains.
+
+    The first pieces of edges that begin early, and the last of those that end late, meet few others
+    on their links. An edge's share here is that in its first repeat or that in its last, whichever
+    is more: what it meets there is shared equally, piece by piece, so that a small piece waits for
+    as much of a large one as it is long.
+
+    Parameters
+    ----------
+    capacity_Bps : ndarray of float, shape (links,)
+    stage : Stage
+        Of one phase.
+
+    Returns
+    -------
+    ndarray of float, shape (edges,)
+        Wire bytes per second, whatever an edge's own cap.
+    """
+    phase, edges = stage.phases[0], stage.edges
+    lengths = np.diff(edges.pointers)
+    at_first, at_last = (
+        _meeting(edges.arcs, lengths, phase, phase.first + own * (phase.active - 1))
+        for own in (0, 1)
+    )
+    busy_s = np.minimum(at_first, at_last) / capacity_Bps[edges.arcs]
+    longest_s, crosses = np.zeros(len(edges)), lengths > 0
+    if crosses.any():
+        longest_s[crosses] = np.maximum.reduceat(busy_s, edges.pointers[:-1][crosses])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares: Floats = np.where(longest_s > 0, phase.nbytes / longest_s, np.inf)
+    return shares
+
+
+def _meeting(arcs: Ints, lengths: Ints, phase: Phase, repeat: Ints) -> Floats:
+    """Bytes that keep each link of an edge busy in a repeat of the edge, while it sends there."""
+    span = int((phase.first + phase.active).max(initial=0)) + 1
+    base = arcs * span
+    weight = np.repeat(phase.nbytes, lengths)
+    found = []
+    for starts in (phase.first, phase.first + phase.active):
+        keys = base + np.repeat(starts, lengths)
+        order = np.argsort(keys, kind="stable")
+        here = np.searchsorted(keys[order], base + np.repeat(repeat, lengths), side="right")
+        found.append((here, _summed(weight[order])[here]))
+    count = found[0][0] - found[1][0]
+    nbytes: Floats = np.maximum(weight, np.minimum(count * weight, found[0][1] - found[1][1]))
+    return nbytes
+
+
+def _summed(values: Floats) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(values)])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.collectives import hierarchical, star
+from perfmodel.collectives import collnet, hierarchical, nvls, star
 from perfmodel.collectives.catalog import ALGORITHMS
 
 WRAPPED = {
     "_hierarchical": hierarchical.all_reduce,
     "_torus": hierarchical.torus,
+    "_nvls_tree": nvls.tree_all_reduce,
+    "_collnet": collnet.chain_all_reduce,
+    "_collnet_direct": collnet.direct_all_reduce,
     "_send": star.send,
 }
 

@@ -22,6 +22,10 @@ MANY_PIECES: dict[str, dict[str, Any]] = {
     "tree": {"piece_bytes": 24},
     "chain": {"piece_bytes": 24},
     "switch": {"piece_bytes": 24},
+    "nvls": {"piece_bytes": 24},
+    "nvls_tree": {"piece_bytes": 24},
+    "collnet": {"piece_bytes": 24},
+    "collnet_direct": {"piece_bytes": 24},
     "gloo_ring": {"segment_bytes": 24},
 }
 

@@ -23,8 +23,8 @@ def _evenly(op: str, name: str, ranks: int) -> tuple[Schedule, int, dict[str, An
     """A schedule whose chunks divide evenly, its size, and what its closed form must know."""
     size = 4 * 64 * ranks * _power(ranks)
     own: dict[str, Any] = {}
-    if name in {"tree", "chain", "switch"}:
-        own = {"piece_bytes": size // 16}
+    if name in {"tree", "chain", "switch", "nvls", "nvls_tree", "collnet", "collnet_direct"}:
+        own = {"piece_bytes": size // (16 if name in {"tree", "chain", "switch"} else 4 * ranks)}
     told = dict(own)
     if name == "server" and ranks > 2:
         own, told = {"servers": (0, ranks - 1)}, {"servers": 2}

@@ -22,6 +22,9 @@ from perfmodel.topology.model import Topology
 Maker = Callable[..., Topology]
 PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if op != "send"]
 RANKS = 8
+IN_NVSWITCH = {"nvls", "nvls_tree"}
+IN_SWITCH = {*IN_NVSWITCH, "collnet", "collnet_direct"}
+NOT_HERE = {*IN_SWITCH, "pat"}
 
 
 def ways(
@@ -43,11 +46,17 @@ def timed(network: type, estimator: Estimator, way: Carried) -> float:
 def test_flow_equals_message_on_a_crossbar(
     switched_topology: Maker, op: str, name: str, elements: int, library: str
 ) -> None:
-    """Whatever the library: its protocols, credits, ready messages and time per step."""
+    """Whatever the library: its protocols, credits, ready messages and time per step.
+
+    But for NCCL's tree in one host, a chain whose ways up and down share each port.
+    """
+    if library == "nccl" and name in NOT_HERE:
+        pytest.skip("NCCL knows that there is no such switch, and more than one GPU to a host")
     topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS)
     estimator, way = ways(topology, op, name, 4 * elements, library)
     flow, message = (timed(n, estimator, way) for n in (FlowNetwork, MessageNetwork))
-    assert flow == pytest.approx(message, rel=1e-6)
+    shares = library == "nccl" and name == "tree"
+    assert flow == pytest.approx(message, rel=0.03 if shares else 1e-6)
 
 
 SEVERAL_HOSTS = [
@@ -86,7 +95,10 @@ def test_flow_is_near_message_over_several_hosts(
 def test_message_is_the_closed_form_on_uniform_ports(
     switched_topology: Maker, op: str, name: str
 ) -> None:
-    """Ports of 50 GB/s each way and 1 us. A tree's form counts its busiest port all the time."""
+    """Ports of 50 GB/s each way and 1 us.
+
+    The forms of trees and of what goes through switches count the busiest port all the time.
+    """
     topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS, down_Bps=50e9)
     nbytes = 6400 * RANKS * 4
     estimator, way = ways(topology, op, name, nbytes)
@@ -96,7 +108,7 @@ def test_message_is_the_closed_form_on_uniform_ports(
     wanted = cost.closed_form_s(op, form, RANKS, nbytes, **uniform)
     found = timed(MessageNetwork, estimator, way)
     assert found >= cost.lower_bound_s(op, form, RANKS, nbytes, **uniform) * (1 - 1e-9)
-    if name == "tree":
+    if name in {"tree", *IN_SWITCH}:
         assert 0.3 * wanted <= found <= wanted
     elif name == "switch":  # its latency lies on the way up only
         assert found == pytest.approx(wanted - 1e-6, rel=1e-9)
@@ -113,7 +125,9 @@ def test_twice_the_bandwidth_and_half_the_latency_is_half_the_time(
     for network in (FlowNetwork, MessageNetwork):
         times = [timed(network, *ways(machine, op, name, 25600)) for machine in (slow, fast)]
         # The switch's own ports are the same in both machines, and all but infinitely fast.
-        assert times[1] == pytest.approx(times[0] / 2, rel=1e-9 if name != "switch" else 1e-4)
+        assert times[1] == pytest.approx(
+            times[0] / 2, rel=1e-4 if name in {"switch", *IN_SWITCH} else 1e-9
+        )
 
 
 @pytest.mark.parametrize(("op", "name"), PAIRS)
