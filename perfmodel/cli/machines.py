@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from perfmodel.cli.library_words import (
+    Environment,
+    NcclVersion,
+    OneProcess,
+    ProtocolName,
+    library_settings,
+)
 from perfmodel.cli.output import note, print_json, print_table, progress_bar
 from perfmodel.cli.words import (
     Fabric,
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
 COLLECTIVE_EXAMPLES = (
     "perfmodel collective dgx-a100",
     "perfmodel collective dgx-a100 --nodes 4 --fabric rail-optimised -b '1 MiB' -e '1 GiB' --json",
+    "perfmodel collective dgx-h100 --env NCCL_ALGO=Ring --protocol simple --nccl-version 2.21.5",
 )
 SHOW_EXAMPLES = (
     "perfmodel topology show dgx-a100",
@@ -48,6 +56,8 @@ _FLAGS = {
     "rows": "--profile-rows",
     "fidelity": "--fidelity",
     "kind": "--fabric",
+    "env.NCCL_ALGO": "--env NCCL_ALGO",
+    "env.NCCL_PROTO": "--protocol or --env NCCL_PROTO",
 }
 _MOST_SIZES = 10_000
 
@@ -133,8 +143,12 @@ def collective(
         str, typer.Option(metavar="NAME", help="auto (the library's own), ring, tree, ...")
     ] = "auto",
     library: Annotated[
-        Literal["nccl", "gloo", "plain"], typer.Option(help="Communication library.")
+        Literal["nccl", "gloo", "mpi", "plain"], typer.Option(help="Communication library.")
     ] = "nccl",
+    protocol: ProtocolName = "auto",
+    env: Environment = None,
+    nccl_version: NcclVersion = None,
+    one_process: OneProcess = False,
     profile: ProfileName = None,
     rows: Annotated[
         Literal["library", "schedule"] | None,
@@ -159,6 +173,7 @@ def collective(
     doc/PERFORMANCE.md).
     """
     sizes = sizes_between(smallest, largest, factor)
+    settings = library_settings(library, protocol, env or [], nccl_version, one_process=one_process)
     machine = _built(topology, nodes, gpus_per_node, fabric)
 
     from perfmodel.calibrate import read_profile  # noqa: PLC0415  (imports stay out of --help)
@@ -175,6 +190,7 @@ def collective(
                 sizes=sizes,
                 algorithm=algorithm,
                 library=library,
+                settings=settings,
                 profile=measured,
                 profile_rows=rows,
                 fidelity=fidelity or "flow",

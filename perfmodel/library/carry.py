@@ -1,125 +1,52 @@
 """From "all-reduce these bytes among these ranks" to a schedule on real edges.
 
 The result (`Carried`) is what both simulators time: a schedule, the links of its edges, and what
-the library adds to each step. Which protocol is best for a size is for the simulator to see: it
-times the candidates and takes the quickest, as NCCL's tuner does with its own predictor.
+the library adds to each step. Where the library has a rule for which of its algorithms and
+protocols it takes, there is one result. Elsewhere it is for the simulator to see which is best for
+a size: it times the candidates and takes the quickest.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
-from perfmodel.collectives import chain, ring, star
-from perfmodel.collectives.catalog import ROOTED, make
-from perfmodel.collectives.schedule import Floats, Ints, Phase, Schedule
-from perfmodel.errors import Fault, InputError, ScheduleError
-from perfmodel.library.channels import Rings, rings_over
-from perfmodel.library.costs import (
-    chunk_bytes,
-    credits_of,
-    launch_s,
-    rate_limit_Bps,
-    step_latency_s,
-    wire_factor,
+from perfmodel.collectives import star
+from perfmodel.errors import Fault, InputError
+from perfmodel.library.by_rings import (
+    LAID,
+    OWN_ALGORITHM,
+    SINGLE_SENDS,
+    by_name,
+    on_rings,
+    stages_of,
 )
-from perfmodel.library.edges import Edges, chosen
-from perfmodel.library.laying import edges_between, edges_of_names
-from perfmodel.library.model import Library, Protocol
-from perfmodel.library.settings import Settings
-from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS
-from perfmodel.topology.model import Topology
-from perfmodel.topology.routes import Router
+from perfmodel.library.carried import (
+    ITEM_BYTES,
+    Carried,
+    Group,
+    Machine,
+    Stage,
+    Way,
+    members,
+)
+from perfmodel.library.costs import chunk_bytes
+from perfmodel.library.laying import edges_between
+from perfmodel.library.measured import Measured, Situation
+from perfmodel.library.model import Protocol, own_algorithm
+from perfmodel.library.nccl.choice import choices, system_on
+from perfmodel.library.nccl.tuner import OPS, channels_used
+from perfmodel.library.protocols import numbers_of, usable, with_protocol
+from perfmodel.library.sharp import through_fabric
+from perfmodel.library.stretch import as_measured, uneven_s
+from perfmodel.library.switched import through_switches
+from perfmodel.library.trees import tree
 
-Group = range | tuple[int, ...]
-
-ITEM_BYTES = 4
-"""Chunks are cut at 4-byte elements; a size that is not whole elements is rounded up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Consecutive phases of a schedule over the same edges; stages follow one another.
-
-    A rank begins a stage when its sends and receives of the stage before have landed.
-
-    Parameters
-    ----------
-    phases : tuple of Phase
-    edges : Edges
-        The links of each edge, in the phases' order.
-    latency_s : ndarray of float, shape (edges,)
-        Links' latency and the library's own time per step.
-    cap_Bps : ndarray of float, shape (edges,)
-        Most that an edge may carry (of wire bytes).
-    """
-
-    phases: tuple[Phase, ...]
-    edges: Edges
-    latency_s: Floats
-    cap_Bps: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """One collective as it travels.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Over positions 0 ... N-1 of the group.
-    stages : tuple of Stage
-    protocol : str
-    launch_s : float
-        Time before the first byte moves.
-    wire_factor : float
-        Bytes on the wire per byte of payload.
-    credits : int
-    """
-
-    schedule: Schedule
-    stages: tuple[Stage, ...]
-    protocol: str
-    launch_s: float
-    wire_factor: float
-    credits: int
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What executors see: hardware and the library that drives it.
-
-    Parameters
-    ----------
-    topology : Topology
-    library : Library
-    channels : int, optional
-        Use no more than this many parallel rings.
-    settings : Settings
-        What the user told the library: its version and environment.
-    """
-
-    topology: Topology
-    library: Library
-    channels: int | None = None
-    settings: Settings = field(default_factory=Settings)
-    router: Router = field(init=False)
-    _rings: dict[Group, Rings] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "router", Router(self.topology))
-
-    def rings(self, group: Group) -> Rings:
-        """Rings over a group of ranks; laid once."""
-        if group not in self._rings:
-            self._rings[group] = rings_over(
-                self.topology, self.router, group, at_most=self.channels
-            )
-        return self._rings[group]
+__all__ = [
+    "Carried", "Group", "Machine", "Stage", "Way", "carry", "carry_message", "members", "stages_of",
+]  # fmt: skip
 
 
 def carry(
@@ -145,7 +72,7 @@ def carry(
         Rank of the topology, for rooted operations.
     algorithm : str, optional
         Name in `perfmodel.collectives.catalog`. Default: the library's own. Rings, and chains
-        around them, are laid over the machine's channels.
+        around them, are laid over the machine's channels; so is what `NCCL_OWN` names, for NCCL.
 
     Raises
     ------
@@ -153,221 +80,159 @@ def carry(
         An operation without such an algorithm, or one that these ranks do not allow.
     """
     size = -(-int(nbytes) // ITEM_BYTES) * ITEM_BYTES
-    usual = OWN_ALGORITHM.get(op, "")
-    name = algorithm or machine.library.algorithms.get(op, usual)
-    if name == usual and name in LAID:
-        schedule, laid = _on_edges(machine, op, size, group, root)
-    else:
-        schedule, laid = _other(machine, op, name, size, group, root)
+    asked = _asked(machine, op, size, group, algorithm)
+    finders = {name: _finder(machine, op, name, size, group, root) for name, _ in asked}
     return tuple(
-        _with_protocol(schedule, laid, name, protocol)
-        for name, protocol in _usable(machine, group).items()
+        _measured(machine, with_protocol(finders[name](key), key, protocol, size), size, group)
+        for name, protocols in asked
+        for key, protocol in protocols.items()
+        if not protocol.bounded or protocol.serves(chunk_bytes(finders[name](key).schedule))
     )
+
+
+Asked = list[tuple[str, Mapping[str, Protocol]]]
+"""Algorithms by name, and the protocols in which each is tried."""
+
+
+def _asked(machine: Machine, op: str, nbytes: int, group: Group, algorithm: str | None) -> Asked:
+    """What is tried: what the user names, the library's choice, or what it usually runs."""
+    nccl = machine.library.name == "nccl"
+    if algorithm is None and nccl and op in OPS:
+        return _chosen(machine, op, nbytes, group)
+    own = None if algorithm else own_algorithm(machine.library, op, nbytes, len(group))
+    usual = NCCL_USUAL.get(op) if nccl else None
+    name = algorithm or own or usual or OWN_ALGORITHM.get(op, "")
+    found = usable(machine, group, op, name)
+    if nccl and op in SINGLE_SENDS:
+        found = _of_sends(found, nbytes if op == "send" else nbytes / len(group))
+    elif nccl:
+        wanted = machine.settings.protocols(op)
+        only = {"simple"} if name in SIMPLE_ONLY else found.keys()
+        kept = {key: p for key, p in found.items() if key in only}
+        found = {key: p for key, p in kept.items() if wanted is None or key in wanted} or kept
+    return [(name, found)]
+
+
+def _of_sends(protocols: Mapping[str, Protocol], block: float) -> Mapping[str, Protocol]:
+    """Protocol of single sends of so many bytes."""
+    name = "ll" if block <= LL_SENDS_BYTES else "simple"
+    return {name: protocols[name]} if name in protocols else protocols
+
+
+def _chosen(machine: Machine, op: str, nbytes: int, group: Group) -> Asked:
+    """NCCL's choice among the ways that there are."""
+    for choice in choices(machine, op, nbytes, group):
+        name = CHOICES.get((op, choice.algorithm))
+        protocols = numbers_of(machine.library, op, name) if name else {}
+        if name and choice.protocol in protocols:
+            return [(name, {choice.protocol: protocols[choice.protocol]})]
+    return [(OWN_ALGORITHM[op], usable(machine, group, op, OWN_ALGORITHM[op]))]
+
+
+def _finder(
+    machine: Machine, op: str, name: str, nbytes: int, group: Group, root: int
+) -> Callable[[str], Way]:
+    """How to lay an algorithm for a protocol."""
+    own = NCCL_OWN.get((op, name)) if machine.library.name == "nccl" else None
+    if own is not None:
+        return lambda protocol: own(machine, op, name, nbytes, group, protocol)
+    if name == OWN_ALGORITHM.get(op, "") and name in LAID:
+        way = on_rings(machine, op, nbytes, group, root)
+    else:
+        way = by_name(machine, op, name, nbytes, group, root)
+    return lambda _: way
+
+
+def _channels(
+    machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str
+) -> int:
+    """Channels that NCCL uses for a message."""
+    system = system_on(machine, group)
+    return channels_used(system, op, name, protocol, nbytes, machine.settings)
+
+
+def _tree(machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str) -> Way:
+    channels = _channels(machine, op, name, nbytes, group, protocol)
+    return tree(machine, nbytes, group, protocol, channels)
+
+
+def _nvls(machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str) -> Way:
+    channels = _channels(machine, op, name, nbytes, group, protocol)
+    return through_switches(machine, op, name, nbytes, group, channels)
+
+
+def _collnet(machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str) -> Way:
+    choice = "collnet_chain" if name == "collnet" else name
+    channels = _channels(machine, op, choice, nbytes, group, protocol)
+    return through_fabric(machine, name, nbytes, group, channels)
+
+
+def _pat(machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str) -> Way:
+    del protocol
+    hosts = np.unique(members(group) // machine.topology.gpus_per_host)
+    if len(hosts) < len(group):
+        found = f"{name!r} for {len(group)} ranks on {len(hosts)} hosts"
+        raise InputError(Fault("algorithm", found, "one rank for each host"))
+    return by_name(machine, op, name, nbytes, group, 0)
+
+
+Layer = Callable[[Machine, str, str, int, Group, str], Way]
+
+NCCL_OWN: Mapping[tuple[str, str], Layer] = MappingProxyType(
+    {
+        ("all_reduce", "tree"): _tree,
+        ("all_reduce", "nvls"): _nvls,
+        ("reduce_scatter", "nvls"): _nvls,
+        ("all_gather", "nvls"): _nvls,
+        ("all_reduce", "nvls_tree"): _nvls,
+        ("all_reduce", "collnet"): _collnet,
+        ("all_reduce", "collnet_direct"): _collnet,
+        ("reduce_scatter", "pat"): _pat,
+        ("all_gather", "pat"): _pat,
+    }
+)
+"""What NCCL lays over its channels, NICs and switches in ways of its own."""
+
+CHOICES: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        **{key: key[1] for key in NCCL_OWN},
+        ("all_reduce", "collnet_chain"): "collnet",
+        **{(op, "ring"): name for op, name in OWN_ALGORITHM.items() if name in {"ring", "chain"}},
+    }
+)
+"""Name of the way that there is for an operation and an algorithm that NCCL's tuner chooses."""
+
+NCCL_USUAL: Mapping[str, str] = MappingProxyType({"all_to_all": "batched"})
+"""What NCCL runs for an operation, where that is not what other libraries run."""
+
+LL_SENDS_BYTES = 16384
+"""NCCL_P2P_LL_THRESHOLD; NVIDIA/nccl 2.30.7 ``src/enqueue.cc``."""
+
+SIMPLE_ONLY = frozenset({"nvls", "nvls_tree", "collnet", "collnet_direct", "pat"})
+"""Algorithms that know no other protocol than Simple."""
 
 
 def carry_message(machine: Machine, src: int, dst: int, nbytes: int) -> Carried:
-    """Return how the library carries one point-to-point message: by its bulk protocol."""
-    edges = edges_between(machine.topology, machine.router, np.array([src]), np.array([dst]))
-    name, protocol = list(machine.library.protocols.items())[-1]
+    """Return how the library carries one point-to-point message: by its bulk protocol.
+
+    NCCL sends short ones by LL.
+    """
+    nccl = machine.library.name == "nccl"
+    ends = np.array([src]), np.array([dst])
+    edges = edges_between(machine.topology, machine.router, *ends, relayed=nccl)
+    protocols = numbers_of(machine.library, "send", "direct")
+    name, protocol = list((_of_sends(protocols, nbytes) if nccl else protocols).items())[-1]
     schedule = star.send(nbytes)
-    return _with_protocol(schedule, ((schedule.phases, edges),), name, protocol)
+    way = with_protocol(Way(schedule, ((schedule.phases, edges),)), name, protocol, nbytes)
+    return _measured(machine, way, nbytes, (src, dst))
 
 
-def members(group: Group) -> Ints:
-    """Ranks of a group as an array."""
-    if isinstance(group, range):
-        return np.arange(group.start, group.stop, group.step, dtype=np.int64)
-    return np.asarray(group, dtype=np.int64)
-
-
-Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
-"""Phases and the links of their edges, stage by stage."""
-
-
-def _on_edges(
-    machine: Machine, op: str, nbytes: int, group: Group, root: int
-) -> tuple[Schedule, Laid]:
-    ranks = len(group)
-    at = _root(group, root) if op in ROOTED else 0
-    if op in {"scatter", "gather"}:
-        make = star.scatter if op == "scatter" else star.gather
-        return _directly(machine, make(ranks, nbytes, root=at, itemsize=ITEM_BYTES), group)
-    rings = machine.rings(group)
-    orders = _places(group)[rings.orders]
-    if op in RING_ALGORITHMS:
-        schedule = RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders)
-        return schedule, ((schedule.phases, rings.edges),)
-    if op not in CHAIN_ALGORITHMS:
-        known = [*RING_ALGORITHMS, *CHAIN_ALGORITHMS, "scatter", "gather"]
-        raise ScheduleError(f"no algorithm for {op!r}; allowed: {', '.join(known)}")
-    chained = CHAIN_ALGORITHMS[op](ranks, nbytes, root=at, itemsize=ITEM_BYTES, orders=orders)
-    return chained, ((chained.phases, _along(rings, orders, chained)),)
-
-
-def _other(
-    machine: Machine, op: str, algorithm: str, nbytes: int, group: Group, root: int
-) -> tuple[Schedule, Laid]:
-    """An algorithm by name, with what it needs to know of the machine."""
-    own: dict[str, Any] = {"root": _root(group, root)} if op in ROOTED else {}
-    if algorithm == "hierarchical":
-        own["groups"] = _by_host(members(group) // machine.topology.gpus_per_host)
-    schedule = make(op, algorithm, len(group), nbytes, itemsize=ITEM_BYTES, **own)
-    return _directly(machine, schedule, group)
-
-
-def _root(group: Group, root: int) -> int:
-    """Position of the root in its group."""
-    if root not in group:
-        raise ScheduleError(f"root {root}; allowed: a rank of the group, which it is not in")
-    return group.index(root)
-
-
-def _places(group: Group) -> Ints:
-    """Position in its group of each rank of the topology; -1 for those that are not in it."""
-    ranks = members(group)
-    places = np.full(int(ranks.max()) + 1, -1)
-    places[ranks] = np.arange(len(ranks))
-    return places
-
-
-def _by_host(hosts: Ints) -> list[Ints]:
-    """Positions of the ranks of each host, in the order in which the hosts come."""
-    order = np.argsort(hosts, kind="stable")
-    begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
-    groups = np.split(order, begins[1:])
-    return sorted(groups, key=lambda group: int(group[0]))
-
-
-def _directly(machine: Machine, schedule: Schedule, group: Group) -> tuple[Schedule, Laid]:
-    """Any schedule, each pair of ranks over its nearest links."""
-    ranks = members(group)
-    laid: list[tuple[tuple[Phase, ...], Edges]] = []
-    for phases in stages_of(schedule):
-        if phases[0].drained:  # over the edges of the stage before
-            laid.append((phases, laid[-1][1]))
-            continue
-        src, dst = phases[0].src, phases[0].dst
-        if schedule.switches:
-            names = _names(machine, group, src, dst)
-            edges = edges_of_names(machine.topology, machine.router, *names)
-        else:
-            edges = edges_between(machine.topology, machine.router, ranks[src], ranks[dst])
-        laid.append((phases, edges))
-    return schedule, tuple(laid)
-
-
-def _names(machine: Machine, group: Group, src: Ints, dst: Ints) -> tuple[list[str], list[str]]:
-    """Devices by name, of ranks and of the switch that reduces for them."""
-    topology = machine.topology
-    hosts = {rank // topology.gpus_per_host for rank in group}
-    kinds = topology.graph.nodes
-    switches = [
-        node
-        for node in topology.graph.adj[topology.ranks[group[0]]]
-        if kinds[node]["kind"] == "nvswitch"
-    ]
-    if len(hosts) > 1 or not switches:
-        found = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"
-        raise InputError(
-            Fault("algorithm", f"'switch' for {found}", "ranks that share an NVSwitch")
-        )
-    names = [*(topology.ranks[rank] for rank in group), switches[0]]
-    return [names[at] for at in src.tolist()], [names[at] for at in dst.tolist()]
-
-
-OWN_ALGORITHM: Mapping[str, str] = {
-    "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain",
-    "reduce": "chain", "scatter": "star", "gather": "star", "all_to_all": "pairwise",
-}  # fmt: skip
-"""What a library runs unless it (`Library.algorithms`) or the user says otherwise."""
-
-LAID = frozenset({"ring", "chain", "star"})
-"""Algorithms laid over the machine's own rings and channels; others go by the nearest links."""
-
-
-def stages_of(schedule: Schedule) -> tuple[tuple[Phase, ...], ...]:
-    """Consecutive phases over the same edges belong together, up to one that begins drained."""
-    stages: list[list[Phase]] = []
-    for phase in schedule.phases:
-        if stages and not phase.drained and _same_edges(stages[-1][0], phase):
-            stages[-1].append(phase)
-        else:
-            stages.append([phase])
-    return tuple(tuple(stage) for stage in stages)
-
-
-def _same_edges(one: Phase, other: Phase) -> bool:
-    return all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        for name in ("src", "dst", "channel")
-    )
-
-
-def _along(rings: Rings, orders: Ints, chained: Schedule) -> Edges:
-    """The rings' own edges that a chain's phase goes over, in the phase's order."""
-    phase, ranks = chained.phases[0], orders.shape[1]
-    at = np.empty_like(orders)
-    np.put_along_axis(at, orders, np.arange(ranks)[None, :], axis=1)
-    return chosen(rings.edges, phase.channel * ranks + at[phase.channel, phase.src])
-
-
-RING_ALGORITHMS = {
-    "all_reduce": ring.all_reduce,
-    "reduce_scatter": ring.reduce_scatter,
-    "all_gather": ring.all_gather,
-}
-CHAIN_ALGORITHMS = {"broadcast": chain.broadcast, "reduce": chain.reduce}
-
-
-def _usable(machine: Machine, group: Group) -> Mapping[str, Protocol]:
-    """Protocols that this group may use.
-
-    Raises
-    ------
-    InputError
-        None of those that the library is left with.
-    """
-    protocols = machine.library.protocols
-    fast = _ordered_writes(machine, group)
-    usable = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
-    if not usable:
-        found = ", ".join(repr(name) for name in protocols)
-        allowed = "'simple' or 'll': between these GPUs not every path is NVLink or GPUDirect"
-        raise InputError(Fault("protocol", found, allowed))
-    return usable
-
-
-def _ordered_writes(machine: Machine, group: Group) -> bool:
-    """Whether all paths keep 128-byte writes whole: NVLink inside hosts, GPUDirect between them.
-
-    Source: NVIDIA/nccl 2.30.7 ``src/graph/tuning.cc``, where LL128 is enabled.
-    """
-    router, size = machine.router, machine.topology.gpus_per_host
-    ranks = members(group)
-    hosts = ranks // size
-    first, last = int(hosts.min()), int(hosts.max())
-    gpus = [machine.topology.ranks[rank] for rank in ranks[hosts == first].tolist()]
-    inside = all(router.path_type(a, b) in NVLINK_PATHS for a, b in itertools.pairwise(gpus))
-    if first == last or not inside:
-        return inside
-    reach = all(router.path_type(gpu, router.nearest_nics(gpu)[0]) in GDR_PATHS for gpu in gpus)
-    return machine.topology.gpudirect_rdma and reach
-
-
-def _with_protocol(schedule: Schedule, laid: Laid, name: str, protocol: Protocol) -> Carried:
-    return Carried(
-        schedule=schedule,
-        stages=tuple(
-            Stage(
-                phases=phases,
-                edges=edges,
-                latency_s=step_latency_s(protocol, edges, schedule),
-                cap_Bps=rate_limit_Bps(protocol, edges, schedule),
-            )
-            for phases, edges in laid
-        ),
-        protocol=name,
-        launch_s=launch_s(protocol, schedule.nbytes),
-        wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
-        credits=credits_of(protocol, schedule),
-    )
+def _measured(machine: Machine, way: Carried, nbytes: int, group: Group) -> Carried:
+    """A way as a profile says that it goes."""
+    if machine.measured == Measured():
+        return way
+    hosts = len(np.unique(members(group) // machine.topology.gpus_per_host))
+    op, algorithm = way.schedule.collective, way.schedule.algorithm
+    situation = Situation(op, nbytes, len(group), hosts, algorithm, way.protocol)
+    lost_s = uneven_s(machine.library, way, nbytes)
+    return as_measured(machine.measured, way, situation, uneven_s=lost_s)

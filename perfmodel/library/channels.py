@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from perfmodel.library.edges import Edges, Ints
 from perfmodel.library.laying import NEAREST, lay
 from perfmodel.library.rings import HostRing, local_rings, rail_rings
+from perfmodel.library.transport import GDR_PATHS, way_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routes import Router
 
@@ -42,7 +44,7 @@ def rings_over(
     irregular group gets a single ring in rank order. Where the machine has lost links or NICs the
     rings are those of the machine before; their edges take what ways are left.
     """
-    hosts = _by_host(np.asarray(ranks, dtype=np.int64), topology.gpus_per_host)
+    hosts = by_host(np.asarray(ranks, dtype=np.int64), topology.gpus_per_host)
     if hosts is None:
         orders = np.array([_grouped(ranks, topology.gpus_per_host)], dtype=np.int64)
         out = into = np.full(orders.shape, NEAREST)
@@ -54,7 +56,7 @@ def rings_over(
     return Rings(orders, lay(topology, router, *ends))
 
 
-def _by_host(ranks: Ints, size: int) -> Ints | None:
+def by_host(ranks: Ints, size: int) -> Ints | None:
     """Ranks as one row per host, in order; None where hosts differ in which GPUs take part."""
     per_host = int(np.count_nonzero(ranks // size == ranks[0] // size))
     if len(ranks) % per_host:
@@ -103,5 +105,25 @@ def _ends(way: HostRing, numbers: list[int]) -> tuple[int, int]:
 
 
 def serving_nics(router: Router, gpus: list[str]) -> list[str]:
-    """NICs of one host that serve these GPUs: each GPU's nearest, by their number."""
-    return sorted({router.nearest_nics(gpu)[0] for gpu in gpus}, key=router.nic_number)
+    """NICs of one host that serve these GPUs, by their number.
+
+    Each GPU uses its nearest one. Where more NICs are equally near than GPUs that share them, its
+    channels take turns over several (NVIDIA/nccl 2.30.7 ``src/graph/topo.cc``,
+    ncclTopoGetLocalNet).
+    """
+    near = {gpu: _equally_near(router, gpu) for gpu in gpus}
+    sharing = Counter(near.values())
+    found: set[str] = set()
+    for nics, gpu in ((near[gpu], gpu) for gpu in gpus):
+        each = -(-len(nics) // sharing[nics])
+        found |= {router.nearest_nics(gpu)[0]} if each == 1 else set(nics)
+    return sorted(found, key=router.nic_number)
+
+
+def _equally_near(router: Router, gpu: str) -> tuple[str, ...]:
+    """NICs that are as near to a GPU as its nearest one; only those behind its own switch."""
+    nics = router.nearest_nics(gpu)
+    best = way_between(router, gpu, nics[0])
+    if best not in GDR_PATHS:
+        return (nics[0],)
+    return tuple(sorted(nic for nic in nics if way_between(router, gpu, nic) == best))

@@ -91,10 +91,14 @@ def _in_turn(protocol: Protocol, schedule: Schedule) -> bool:
 
 def rate_limit_Bps(protocol: Protocol, edges: Edges, schedule: Schedule) -> Floats:
     """Most that each edge may carry; bytes on the wire per second, shape (edges,)."""
+    cap_Bps = edges.cap_Bps
+    if protocol.network_rate is not None:
+        between = edges.hop == HOPS.index("network")
+        cap_Bps = np.where(between, np.minimum(cap_Bps, protocol.network_rate), cap_Bps)
     if protocol.max_rate is None:
-        return edges.cap_Bps
+        return cap_Bps
     channels = 1 + max((int(phase.channel.max()) for phase in schedule.phases), default=0)
-    return np.minimum(edges.cap_Bps, protocol.max_rate / channels)
+    return np.minimum(cap_Bps, protocol.max_rate / channels)
 
 
 def _sharing(edges: Edges) -> Floats:

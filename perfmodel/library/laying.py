@@ -7,12 +7,12 @@ between hosts the fabric's structure gives the routes of all edges in one go.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.library.edges import HOPS, Edges, Floats, Ints, ranges
-from perfmodel.library.transport import Path, local_path, nic_path
+from perfmodel.library.edges import HOPS, Edges, Floats, Ints, chosen, ranges
+from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
 from perfmodel.topology.between import NoWay
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routes import Router
@@ -21,10 +21,29 @@ NEAREST = -1
 """In place of a NIC's number: the nearest one."""
 
 
-def edges_between(topology: Topology, router: Router, src: Ints, dst: Ints) -> Edges:
-    """Edges between given pairs of ranks, each by its nearest NICs."""
+RELAYED = -2
+"""In place of the NIC that a rank sends by: the like of the one by which its bytes arrive."""
+
+
+def edges_between(
+    topology: Topology, router: Router, src: Ints, dst: Ints, *, relayed: bool = False
+) -> Edges:
+    """Edges between given pairs of ranks, each by its nearest NICs.
+
+    `relayed`: by the NIC on the rail on which the bytes arrive, if the sender reaches that over
+    NVLink and another GPU (NCCL's PXN for single messages, NCCL_P2P_PXN_LEVEL 2).
+    """
     nics = np.full(len(src), NEAREST)
-    return lay(topology, router, src, dst, nics, nics)
+    out = np.full(len(src), RELAYED) if relayed and _relays(topology, router) else nics
+    return lay(topology, router, src, dst, out, nics)
+
+
+def _relays(topology: Topology, router: Router) -> bool:
+    """Whether any GPU of a host hands bytes to any other over NVLink, and NICs fetch them there."""
+    gpus = topology.ranks[: topology.gpus_per_host]
+    router = router.healthy
+    linked = all(router.path_type(gpus[0], gpu) in NVLINK_PATHS for gpu in gpus[1:])
+    return bool(gdr_paths(topology)) and topology.reach.relay and linked
 
 
 def lay(
@@ -89,8 +108,11 @@ def relaid(topology: Topology, router: Router, edges: Edges) -> Edges:
     cut = np.unique(owner[dead[edges.arcs]])
     if not len(cut):
         return edges
-    if (edges.src[cut] < 0).any() or (edges.dst[cut] < 0).any():
-        return _relaid_by_name(topology, router, edges)
+    switched = (edges.src[cut] < 0) | (edges.dst[cut] < 0)
+    if switched.any():
+        found = _relaid_by_name(topology, router, chosen(edges, cut[switched]))
+        edges = _replaced(topology, edges, cut[switched], found)
+        cut = cut[~switched]
     out, into = _nics_of(topology, router, edges, cut)
     again = _laid(topology, router, edges.src[cut], edges.dst[cut], out, into, cut)
     return _replaced(topology, edges, cut, again)
@@ -109,11 +131,11 @@ def _nics_of(topology: Topology, router: Router, edges: Edges, which: Ints) -> t
 
 
 def _relaid_by_name(topology: Topology, router: Router, edges: Edges) -> Edges:
-    """Edges of a schedule in which a switch takes part; they stay in one host."""
+    """Edges between ranks and a switch that takes part; they stay in their host."""
     names = topology.arcs.names
     src = [names[arc][0] for arc in edges.arcs[edges.pointers[:-1]].tolist()]
     dst = [names[arc][1] for arc in edges.arcs[edges.pointers[1:] - 1].tolist()]
-    return edges_of_names(topology, router, src, dst)
+    return replace(edges_of_names(topology, router, src, dst), hop=edges.hop)
 
 
 def _replaced(topology: Topology, edges: Edges, which: Ints, others: Edges) -> Edges:
@@ -240,6 +262,7 @@ def _nics(
     arriving = _usable(topology, router, dst, into)
     if router.by_rails:  # the sender passes its bytes to the rail on which they arrive
         out = np.where((out == NEAREST) & (into == NEAREST), arriving, out)
+    out = np.where(out == RELAYED, arriving, out)
     return _usable(topology, router, src, out), arriving
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from pydantic import Field
 
 from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.files import Bandwidth, Bytes, Seconds, Spec, load
+from perfmodel.files import Bandwidth, Bytes, Count, Seconds, Spec, load
+from perfmodel.library.decisions import Decision, decided
 from perfmodel.topology.model import Topology
 
 
@@ -57,6 +58,16 @@ class Protocol(Spec):
     step: StepLatency
     wire_efficiency: float = Field(gt=0, le=1)
     wire_source: str
+    switch_efficiency: float = Field(1.0, gt=0, le=1)
+    """Payload over bytes on a link to a switch that reduces or copies."""
+    switch_source: str = ""
+    network_efficiency: float = Field(1.0, gt=0, le=1)
+    """Payload over what the network's links could carry meanwhile."""
+    staged_efficiency: float = Field(1.0, gt=0, le=1)
+    """The same, on top, where bytes rest in host memory between GPU and NIC."""
+    network_rate: Bandwidth | None = None
+    """Most that connections of one channel of a ring carry between two hosts."""
+    network_source: str = ""
     credits: int = Field(ge=1)
     credits_source: str
     max_rate: Bandwidth | None = None
@@ -73,6 +84,22 @@ class Protocol(Spec):
     wire_segments: tuple[WireSegment, ...] = ()
     host_step: Seconds = 0.0
     host_source: str = ""
+    up_to: Bytes | None = None
+    """Longest send for which the protocol serves; none: all."""
+    up_to_source: str = ""
+    beyond: Bytes | None = None
+    """Sends no longer than this are another protocol's."""
+    beyond_source: str = ""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the size of a send decides if the protocol serves."""
+        return self.up_to is not None or self.beyond is not None
+
+    def serves(self, chunk_bytes: float) -> bool:
+        """Whether sends of this size go by this protocol."""
+        fits = self.up_to is None or chunk_bytes <= self.up_to
+        return fits and (self.beyond is None or chunk_bytes > self.beyond)
 
 
 class StepChange(Spec):
@@ -87,7 +114,8 @@ class StepChange(Spec):
 class Variant(Spec):
     """Numbers of protocols that differ for some hardware or some algorithms.
 
-    Empty lists mean all. Later variants win over earlier ones.
+    Empty lists mean all; `networks` names those between hosts, so that a variant with any speaks of
+    several hosts only. Later variants win over earlier ones.
     """
 
     generations: tuple[str, ...] = ()
@@ -97,6 +125,10 @@ class Variant(Spec):
     launch: Seconds | None = None
     step: StepChange = StepChange()
     wire_efficiency: float | None = Field(None, gt=0, le=1)
+    switch_efficiency: float | None = Field(None, gt=0, le=1)
+    network_efficiency: float | None = Field(None, gt=0, le=1)
+    staged_efficiency: float | None = Field(None, gt=0, le=1)
+    network_rate: Bandwidth | None = None
     wire_segments: tuple[WireSegment, ...] | None = None
     credits: int | None = Field(None, ge=1)
     max_rate: Bandwidth | None = None
@@ -115,10 +147,12 @@ class Library(Spec):
 
     `variants`: what differs by hardware and algorithm (see `library_on`); `by_algorithm`: protocols
     of algorithms whose numbers differ from `protocols`; `issue`: host time to start a collective on
-    one GPU, which one process that drives several spends for each in turn.
+    one GPU, which one process that drives several spends for each in turn; `awaited`: what a script
+    adds to each collective that it waits for before it starts the next.
     `algorithms`: what it runs for an operation, where that is not what
-    `perfmodel.library.carry.OWN_ALGORITHM` says. `in_order`: between two ranks there is one
-    connection, on which the messages of all collectives follow one another.
+    `perfmodel.library.carry.OWN_ALGORITHM` says; `decisions`: the same by size and ranks.
+    `in_order`: between two ranks there is one connection, on which the messages of all collectives
+    follow one another. `channels`: parallel rings at most, where it is not the links that decide.
     """
 
     perfmodel: int
@@ -129,19 +163,32 @@ class Library(Spec):
     host_staged: bool = False
     algorithms: dict[str, str] = {}
     algorithms_source: str = ""
+    decisions: dict[str, Decision] = {}
+    decisions_source: str = ""
     in_order: bool = False
     in_order_source: str = ""
+    channels: Count | None = None
+    channels_source: str = ""
     protocols: dict[str, Protocol]
     variants: tuple[Variant, ...] = ()
     by_algorithm: dict[str, dict[str, Protocol]] = {}
     issue: Seconds = 0.0
     issue_source: str = ""
+    awaited: Seconds = 0.0
+    awaited_source: str = ""
     sources: dict[str, str]
+
+
+def own_algorithm(library: Library, op: str, nbytes: float, ranks: int) -> str | None:
+    """Algorithm that a library's file names for an operation; None where it names none."""
+    decision = library.decisions.get(op)
+    return library.algorithms.get(op) if decision is None else decided(decision, nbytes, ranks)
 
 
 def library_on(library: Library, topology: Topology) -> Library:
     """Return the library with the numbers of a machine's generation of GPU and kind of network."""
-    fitting = [v for v in library.variants if v.fits(topology.gpu.generation, topology.network)]
+    network = topology.network if topology.hosts > 1 else "none"
+    fitting = [v for v in library.variants if v.fits(topology.gpu.generation, network)]
     named = {algorithm for variant in fitting for algorithm in variant.algorithms}
     return library.model_copy(
         update={
@@ -163,13 +210,17 @@ def _varied(library: Library, variants: Iterable[Variant], algorithm: str) -> di
     for variant in variants:
         if variant.algorithms and algorithm not in variant.algorithms:
             continue
-        for name in variant.protocols or tuple(found):
-            found[name] = _changed(found[name], variant)
+        for name in tuple(found):
+            if not variant.protocols or name in variant.protocols:
+                found[name] = _changed(found[name], variant)
     return found
 
 
 def _changed(protocol: Protocol, variant: Variant) -> Protocol:
-    names = ("launch", "wire_efficiency", "wire_segments", "credits", "max_rate", "unevenness")
+    names = (
+        "launch", "wire_efficiency", "switch_efficiency", "network_efficiency",
+        "staged_efficiency", "network_rate", "wire_segments", "credits", "max_rate", "unevenness",
+    )  # fmt: skip
     changes = {name: getattr(variant, name) for name in names}
     step = variant.step.model_dump(exclude_none=True)
     return protocol.model_copy(

@@ -10,6 +10,7 @@ from perfmodel.library.carry import Carried, Machine, Stage
 from perfmodel.library.costs import rate_limit_Bps, step_latency_s
 from perfmodel.library.edges import Edges
 from perfmodel.library.laying import relaid
+from perfmodel.library.protocols import numbers_of
 
 
 def moved(way: Carried, machine: Machine) -> Carried:
@@ -46,11 +47,16 @@ def _moved(way: Carried, stage: Stage, machine: Machine) -> Stage:
     edges = _now(relaid(machine.topology, machine.router, stage.edges), machine)
     if edges is stage.edges:
         return stage
-    protocol = machine.library.protocols[way.protocol]
+    protocol = numbers_of(machine.library, way.schedule.collective, way.schedule.algorithm)[
+        way.protocol
+    ]
+    before_s = step_latency_s(protocol, stage.edges, way.schedule)
+    after_s = step_latency_s(protocol, edges, way.schedule)
+    rest_s = stage.latency_s - before_s  # of what was measured, and of how a pipeline fills
     return Stage(
         phases=stage.phases,
         edges=edges,
-        latency_s=step_latency_s(protocol, edges, way.schedule),
+        latency_s=np.where(rest_s == 0, after_s, after_s + rest_s),
         cap_Bps=rate_limit_Bps(protocol, edges, way.schedule),
     )
 

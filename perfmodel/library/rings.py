@@ -44,12 +44,44 @@ class HostRing:
 
 def local_rings(router: Router, gpus: Sequence[str]) -> tuple[Order, ...]:
     """Rings inside one host, as positions into `gpus`."""
+    dumped = dumped_rings(router.topology, gpus)
+    if dumped:
+        return tuple(dict.fromkeys(ring.order for ring in dumped))
     lanes = direct_nvlinks(router.topology, gpus)
     if len(gpus) > 2 and lanes is not None:
         cycles = hamiltonian_cycles(len(gpus), lanes) or relayed_cycles(router, gpus, lanes)
         if cycles:
             return cycles
     return (tuple(range(len(gpus))),)
+
+
+def dumped_rings(
+    topology: Topology, gpus: Sequence[str], nics: Sequence[str] = ()
+) -> tuple[HostRing, ...]:
+    """Rings that a dump of NCCL's own names for just these GPUs; empty where there is none.
+
+    With `nics`, those whose ends are among them.
+    """
+    if not topology.graphs:
+        return ()
+    nodes = topology.graph.nodes
+    number = {
+        nodes[gpu]["local"]: at for at, gpu in enumerate(topology.ranks[: topology.gpus_per_host])
+    }
+    places = [number[nodes[gpu]["local"]] for gpu in gpus]
+    found = topology.graph_of("ring", places)
+    at_nic = {int(nodes[nic]["local"].removeprefix("nic")): at for at, nic in enumerate(nics)
+              if nodes[nic]["local"].removeprefix("nic").isdigit()}  # fmt: skip
+    ways = found.ways if found is not None else ()
+    return tuple(
+        HostRing(
+            tuple(places.index(gpu) for gpu in way.gpus),
+            at_nic.get(-1 if way.nic_in is None else way.nic_in),
+            at_nic.get(-1 if way.nic_out is None else way.nic_out),
+        )
+        for way in ways
+        if not nics or {way.nic_in, way.nic_out} <= at_nic.keys()
+    )
 
 
 def direct_nvlinks(topology: Topology, gpus: Sequence[str]) -> dict[tuple[int, int], int] | None:
@@ -175,6 +207,9 @@ def rail_rings(
     has a NIC of its own, two rings swap a pair of NICs, and odd hosts run them the other way
     round, so that both ends of every cable are on the same rail.
     """
+    dumped = dumped_rings(router.topology, gpus, nics)
+    if dumped:
+        return tuple((r, r if r.nic_in == r.nic_out else r.turned()) for r in dumped)
     lanes = direct_nvlinks(router.topology, gpus)
     free = dict(lanes) if lanes else {}
     if len(gpus) == 1:
@@ -211,7 +246,7 @@ def _ends(
             yield *_staged_ends(router, gpus, nics[nic], order, load), nic
             continue
         siblings = [g for g in order if way_between(router, gpus[g], nics[nic]) in GDR_PATHS]
-        partner = nic ^ 1
+        partner = nic ^ max(1, len(nics) // len(gpus))  # of the next GPU, which may have several
         if len(siblings) >= 2 or partner >= len(nics):
             first, last = (siblings if len(siblings) >= 2 else order)[:2]
             reached = way_between(router, gpus[last], nics[nic]) != "DIS"

@@ -2,11 +2,91 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from perfmodel.files import Spec
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.files import Spec, load
+
+ALGORITHM_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls_tree", "pat": "pat",
+        "collnet": "collnet", "collnetchain": "collnet_chain", "collnetdirect": "collnet_direct",
+    }
+)  # fmt: skip
+"""Names of NCCL_ALGO, folded, and ours."""
+
+PROTOCOL_NAMES: Mapping[str, str] = MappingProxyType(
+    {"ll": "ll", "ll128": "ll128", "simple": "simple"}
+)
+"""Names of NCCL_PROTO, folded, and ours."""
+
+LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+"""Path types that a level may name, near to far; NCCL 2.30.7 ``src/include/graph.h``."""
+
+_LEGACY_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
+"""Levels by number; NCCL user guide, NCCL_P2P_LEVEL, legacy values 0 to 5."""
+
+_OPS = ("allreduce", "allgather", "reducescatter", "broadcast", "reduce")
+_VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-+].*)?")
+_WHOLE = re.compile(r"\d{1,12}")
+
+
+class _Variable(Spec):
+    kind: str
+    used: bool
+    most: int | None = None
+    note: str = ""
+
+
+class _Family(Spec):
+    prefix: str
+    note: str
+
+
+class _Variables(Spec):
+    perfmodel: int
+    variables: dict[str, _Variable]
+    families: tuple[_Family, ...]
+
+
+@cache
+def _known() -> _Variables:
+    return load(_Variables, Path(__file__).parent / "nccl" / "variables.yaml")
+
+
+def _version(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _VERSION.fullmatch(value.strip()):
+        raise ValueError("a version such as '2.18.3', as text")
+    return value.strip()
+
+
+def _environment(value: Any) -> Any:
+    """Values as text, as a shell passes them; anything that is not a mapping is pydantic's."""
+    if not isinstance(value, Mapping):
+        return value
+    texts = {str(name): _as_text(found) for name, found in value.items()}
+    faults = environment_faults(texts)
+    if faults:
+        raise InputError(faults)
+    return texts
+
+
+def _as_text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value).strip()
+
+
+Version = Annotated[str | None, BeforeValidator(_version)]
+Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]
 
 
 class Settings(Spec):
@@ -17,11 +97,199 @@ class Settings(Spec):
     version : str, optional
         "2.26.2"; default: the newest that the model knows.
     env : mapping of str to str
-        ``NCCL_*`` variables.
+        ``NCCL_*`` variables; see ``nccl/variables.yaml``.
+    awaited : bool
+        Each collective is started on an idle GPU and waited for, as scripts do that time them one
+        by one; benchmarks queue one behind the other.
     one_process : bool
         One process drives all GPUs of a host, so that its launches follow one another.
     """
 
-    version: str | None = None
-    env: Mapping[str, str] = Field(default_factory=dict)
+    version: Version = None
+    env: Environment = Field(default_factory=dict)
     one_process: bool = False
+    awaited: bool = False
+
+    @property
+    def release(self) -> tuple[float, float]:
+        """Major and minor version; (inf, inf) where none is given, which is the newest."""
+        match = _VERSION.fullmatch(self.version) if self.version else None
+        return (int(match[1]), int(match[2])) if match else (math.inf, math.inf)
+
+    def is_on(self, name: str, *, default: bool = False) -> bool:
+        """Whether a switch is on (its value is not 0)."""
+        return self.env.get(name, str(int(default))) != "0"
+
+    def count(self, *names: str) -> int | None:
+        """Value of the first of these variables that is given."""
+        return next((int(self.env[name]) for name in names if name in self.env), None)
+
+    def level(self, name: str) -> str | None:
+        """Path type that a level names, one of `LEVELS`; None where it is not given."""
+        value = self.env.get(name, "").upper()
+        if value.isdigit():
+            return _LEGACY_LEVELS[min(int(value), len(_LEGACY_LEVELS) - 1)]
+        return value or None
+
+    def algorithms(self, op: str) -> frozenset[str] | None:
+        """Algorithms that NCCL_ALGO leaves for an operation; None where it says nothing."""
+        return _chosen(self.env.get("NCCL_ALGO"), ALGORITHM_NAMES, op)
+
+    def protocols(self, op: str) -> frozenset[str] | None:
+        """Protocols that NCCL_PROTO leaves for an operation; None where it says nothing."""
+        return _chosen(self.env.get("NCCL_PROTO"), PROTOCOL_NAMES, op)
+
+    def notes(self) -> tuple[str, ...]:
+        """What is set but changes no prediction, as sentences."""
+        found = []
+        for name in sorted(self.env):
+            variable = _known().variables.get(name)
+            if variable is None:
+                family = next(f for f in _known().families if name.startswith(f.prefix))
+                found.append(f"{name} is ignored: {family.note}")
+            elif not variable.used:
+                found.append(f"{name} is ignored" + (f": {variable.note}" if variable.note else ""))
+        return tuple(found)
+
+
+def settings_of(
+    *,
+    version: str | None = None,
+    env: Mapping[str, str] | None = None,
+    one_process: bool = False,
+    fields: tuple[str, str] = ("version", "env"),
+) -> Settings:
+    """Make settings from a user's words, checked.
+
+    Parameters
+    ----------
+    version, env, one_process
+        See `Settings`.
+    fields : (str, str)
+        What faults call the version and the environment ("--nccl-version", "--env").
+
+    Raises
+    ------
+    InputError
+        Every fault at once: an unknown variable (the nearest is named), a value that it does not
+        take, something that is no version.
+    """
+    texts = {name: _as_text(value) for name, value in (env or {}).items()}
+    faults = environment_faults(texts, fields[1])
+    if version is not None and not _VERSION.fullmatch(version.strip()):
+        faults.insert(0, Fault(fields[0], repr(version), "a version such as '2.18.3'"))
+    if faults:
+        raise InputError(faults)
+    return Settings(version=version, env=texts, one_process=one_process)
+
+
+def environment_of(words: tuple[str, ...] | list[str], field: str = "--env") -> dict[str, str]:
+    """Read ``NAME=VALUE`` words.
+
+    Raises
+    ------
+    InputError
+        A word without an equals sign, or a name given twice with different values.
+    """
+    found: dict[str, str] = {}
+    faults = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            faults.append(Fault(field, repr(word), "NAME=VALUE, such as NCCL_ALGO=Ring"))
+        elif found.get(name, value) != value:
+            faults.append(Fault(field, f"{name} twice", "each variable once"))
+        found[name] = value
+    if faults:
+        raise InputError(faults)
+    return found
+
+
+def environment_faults(env: Mapping[str, str], field: str = "env") -> list[Fault]:
+    """Unknown variables and values that they do not take."""
+    if not env:
+        return []
+    known, faults = _known(), []
+    joint = " " if field.startswith("--") else "."
+    for name, value in env.items():
+        variable = known.variables.get(name)
+        if variable is not None:
+            allowed = _allowed(variable, value)
+            if allowed is not None:
+                faults.append(Fault(f"{field}{joint}{name}", repr(value), allowed))
+        elif not any(name.startswith(family.prefix) for family in known.families):
+            used = [n for n, v in known.variables.items() if v.used]
+            near = one_of(known.variables, name, limit=0).partition("(did")
+            hint = f" (did{near[2]}" if near[2] else ""
+            faults.append(Fault(field, repr(name), f"{one_of(used)}{hint}"))
+    return faults
+
+
+def _allowed(variable: _Variable, value: str) -> str | None:
+    """What a variable takes, if this value is not it."""
+    if variable.kind in {"algorithms", "protocols"}:
+        names = ALGORITHM_NAMES if variable.kind == "algorithms" else PROTOCOL_NAMES
+        return _list_fault(value, names)
+    if variable.kind == "level":
+        fine = value.upper() in LEVELS or value.isdecimal()
+        return None if fine else one_of(LEVELS, value.upper())
+    if variable.kind == "word":
+        return None if value else "a value"
+    least, most, words = _RANGES[variable.kind]
+    most = most if variable.most is None else variable.most
+    fine = _WHOLE.fullmatch(value) is not None and least <= int(value) <= most
+    return None if fine else words + (f", at most {variable.most}" if variable.most else "")
+
+
+_RANGES: Mapping[str, tuple[int, float, str]] = MappingProxyType(
+    {
+        "switch": (0, 1, "0 or 1"),
+        "count": (1, math.inf, "a whole number above zero"),
+        "whole": (0, math.inf, "a whole number, zero or more"),
+        "bytes": (1, math.inf, "a whole number of bytes, without a unit"),
+    }
+)
+
+
+def _list_fault(text: str, names: Mapping[str, str]) -> str | None:
+    listed = 0
+    for part in text.split(";"):
+        head, colon, rest = part.rpartition(":")
+        if colon and _folded(head) not in _OPS:
+            return f"an operation before ':', {one_of(_OPS, _folded(head))}"
+        for word in _words(rest):
+            listed += 1
+            if _folded(word) not in names:
+                return (
+                    f"{one_of(names, _folded(word))}, several with commas, "
+                    "all others with '^' before them"
+                )
+    return None if listed else one_of(names)
+
+
+def _chosen(text: str | None, names: Mapping[str, str], op: str) -> frozenset[str] | None:
+    """Ours of the names that a list leaves for an operation.
+
+    Source of the syntax: NCCL user guide, NCCL_ALGO: names with commas, ``^`` before them for all
+    others; since 2.24 ``operation:names`` with semicolons, later parts winning.
+    """
+    found: frozenset[str] | None = None
+    for part in (text or "").split(";"):
+        head, colon, rest = part.rpartition(":")
+        words = {names[_folded(word)] for word in _words(rest)}
+        if "collnet" in words:
+            words |= {"collnet_chain", "collnet_direct"}
+        if not words or (colon and _folded(head) != _folded(op)):
+            continue
+        every = frozenset(names.values())
+        found = every - words if rest.strip().startswith("^") else frozenset(words)
+    return found
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.strip().removeprefix("^").split(",") if word.strip()]
+
+
+def _folded(word: str) -> str:
+    return word.strip().lower().replace("_", "").replace("+", "")

@@ -8,11 +8,12 @@ which they cross twice, written and read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.errors import TopologyError
-from perfmodel.topology.model import Topology
+from perfmodel.library.settings import LEVELS, Settings
+from perfmodel.topology.model import Reach, Topology
 from perfmodel.topology.routes import Router
 
 Hop = Literal["nvlink", "pcie", "network", "memory"]
@@ -53,12 +54,65 @@ def way_between(router: Router, src: str, dst: str) -> str:
         return "DIS"
 
 
+def told(topology: Topology, settings: Settings) -> Topology:
+    """Return the machine as the library's settings let it be used; the same one by default.
+
+    ``NCCL_P2P_LEVEL`` and ``NCCL_P2P_DISABLE`` say how far GPUs copy to each other,
+    ``NCCL_NET_GDR_LEVEL`` how far a NIC reaches, ``NCCL_SHM_DISABLE`` sends what may not go
+    directly by a NIC, ``NCCL_PXN_DISABLE`` (or a version before 2.12) keeps each GPU to its own
+    NICs, and ``NCCL_IB_DISABLE`` or ``NCCL_NET=Socket`` turn RDMA into TCP.
+    """
+    peer = settings.level("NCCL_P2P_LEVEL")
+    reach = Reach(
+        peer="LOC" if settings.is_on("NCCL_P2P_DISABLE") else peer,
+        nic=settings.level("NCCL_NET_GDR_LEVEL"),
+        memory=not settings.is_on("NCCL_SHM_DISABLE"),
+        relay=not settings.is_on("NCCL_PXN_DISABLE") and settings.release >= (2, 12),
+    )
+    verbs = topology.network in {"infiniband", "roce", "omni-path"}
+    named = settings.env.get("NCCL_NET", "").lower() == "socket"
+    sockets = (named and topology.network != "none") or (
+        verbs and settings.is_on("NCCL_IB_DISABLE")
+    )
+    if sockets and topology.network != "tcp":
+        topology = replace(topology, network="tcp", gpudirect_rdma=False)
+    return topology if reach == topology.reach else replace(topology, reach=reach)
+
+
+def peer_paths(topology: Topology) -> frozenset[str]:
+    """Path types over which two GPUs of a host copy to each other directly.
+
+    NVLink always and PCIe where the template says that it works (`Topology.gpu_p2p`), as far as the
+    user's level allows.
+    """
+    possible = frozenset(LEVELS) if topology.gpu_p2p else NVLINK_PATHS
+    return possible & _up_to(topology.reach.peer)
+
+
+def gdr_paths(topology: Topology) -> frozenset[str]:
+    """Path types over which a NIC reads and writes GPU memory."""
+    if not topology.gpudirect_rdma:
+        return frozenset()
+    return GDR_PATHS if topology.reach.nic is None else _up_to(topology.reach.nic)
+
+
+def _up_to(level: str | None) -> frozenset[str]:
+    return frozenset(LEVELS if level is None else LEVELS[: LEVELS.index(level) + 1])
+
+
 def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
-    """Path between two GPUs of one host."""
-    if router.path_type(src, dst) in NVLINK_PATHS:
-        return Path(router.route(src, dst), "nvlink")
-    if topology.gpu_p2p:
-        return Path(router.route(src, dst), "pcie")
+    """Path between two GPUs of one host.
+
+    Raises
+    ------
+    TopologyError
+        Neither directly nor through the host's memory, and no NIC is left.
+    """
+    way = router.path_type(src, dst)
+    if way in peer_paths(topology):
+        return Path(router.route(src, dst), "nvlink" if way in NVLINK_PATHS else "pcie")
+    if not topology.reach.memory:
+        return _by_nic(topology, router, src, dst)
     cpu = router.nearest_cpu(src)
     up, across = router.route(src, cpu), router.route(cpu, dst)
     cap = topology.staging_Bps or float("inf")
@@ -68,17 +122,31 @@ def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     return Path(up + _rest(router, cpu) + across, "pcie", cap, staged=True)
 
 
+def _by_nic(topology: Topology, router: Router, src: str, dst: str) -> Path:
+    """Out to a NIC of the host and back in: what is left without SHM."""
+    nics = router.nearest_nics(src)
+    if not nics:
+        raise TopologyError(
+            f"{topology.name}: nothing carries bytes from {src} to {dst} with NCCL_SHM_DISABLE=1: "
+            "they may not copy to each other and there is no NIC"
+        )
+    out = nic_path(topology, router, src, nics[0], outward=True)
+    into = nic_path(topology, router, dst, nics[0], outward=False)
+    return Path(out.arcs + into.arcs, "network", staged=out.staged or into.staged)
+
+
 def nic_path(topology: Topology, router: Router, gpu: str, nic: str, *, outward: bool) -> Path:
     """Path between a GPU and a NIC of the same host.
 
-    Where the fabric is routed by rails, a GPU hands its bytes over NVLink to the one beside the
-    NIC (NCCL's PXN, 2.12 and later), on the way out.
+    On the way out, a GPU hands bytes for a NIC that does not reach its memory over NVLink to the
+    GPU beside that NIC (NCCL's PXN, 2.12 and later).
     """
     ends = (gpu, nic) if outward else (nic, gpu)
     way = way_between(router, gpu, nic)
-    if topology.gpudirect_rdma and way in GDR_PATHS:
+    direct = gdr_paths(topology)
+    if way in direct:
         return Path(router.route(*ends), "network")
-    if outward and router.by_rails and topology.gpudirect_rdma:
+    if outward and direct and topology.reach.relay:
         beside = _beside(topology, router, gpu, nic)
         if beside is not None:
             return Path(router.route(gpu, beside) + router.route(beside, nic), "network")
@@ -103,7 +171,7 @@ def _beside(topology: Topology, router: Router, gpu: str, nic: str) -> str | Non
             peer
             for peer in topology.ranks[first : first + topology.gpus_per_host]
             if way_between(router, gpu, peer) in NVLINK_PATHS
-            and way_between(router, peer, nic) in GDR_PATHS
+            and way_between(router, peer, nic) in gdr_paths(topology)
             and router.nearest_nics(peer)[0] == nic
         ),
         None,

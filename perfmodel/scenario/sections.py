@@ -20,6 +20,13 @@ from perfmodel.files import Bytes, Count, Spec
 Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 Dtype = Literal["fp32", "fp16", "bf16"]
 Switch = Annotated[bool, Field(strict=True)]
+Word = Annotated[
+    str,
+    BeforeValidator(
+        lambda v: str(int(v)) if isinstance(v, bool | int) else v, json_schema_input_type=str | int
+    ),
+]
+"""Text; a whole number may stand without quotes."""
 Index = Annotated[int, Field(strict=True, ge=0)]
 """A rank, a node or a step, counted from 0."""
 Placement = Literal["packed", "spread", "random"]
@@ -231,8 +238,13 @@ class ScaleSection(Spec):
 class LibrarySection(Spec):
     """The communication library, and what of its own choices to override."""
 
-    name: Literal["nccl", "plain", "gloo"] = "nccl"
-    algorithm: Literal["auto", "ring"] = "auto"
+    name: Literal["nccl", "plain", "gloo", "mpi"] = "nccl"
+    algorithm: Literal[
+        "auto", "ring", "tree", "nvls", "nvls_tree", "collnet", "collnet_chain", "collnet_direct",
+        "pat",
+    ] = Field(
+        default="auto", description="of NCCL, as NCCL_ALGO would say; others have their own"
+    )  # fmt: skip
     protocol: Literal["auto", "simple", "ll", "ll128"] = "auto"
     channels: Count | None = Field(
         default=None, description="default: what the library would choose"
@@ -240,4 +252,14 @@ class LibrarySection(Spec):
     credits: Count | None = Field(
         default=None,
         description="chunks in flight per edge; 1 makes each step wait for its latency",
+    )
+    version: Name | None = Field(
+        default=None, description="of NCCL, such as '2.26.2'; default: the newest that is known"
+    )
+    env: dict[str, Word] = Field(
+        default_factory=dict,
+        description="NCCL's environment variables, such as NCCL_PROTO: Simple",
+    )
+    processes: Literal["per-gpu", "per-host"] = Field(
+        default="per-gpu", description="whether one process drives all GPUs of a host"
     )

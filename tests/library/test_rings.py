@@ -164,7 +164,7 @@ def test_ll128_needs_nvlink_inside_and_gpudirect_between(
     template: str, hosts: int, usable: bool
 ) -> None:
     here = machine(template, hosts)
-    ways = carry(here, "all_reduce", 1 << 20, ranks_of(here.topology))
+    ways = carry(here, "all_reduce", 1 << 20, ranks_of(here.topology), algorithm="ring")
     assert ("ll128" in {way.protocol for way in ways}) == usable
 
 

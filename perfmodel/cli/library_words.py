@@ -1,0 +1,58 @@
+"""Flags that tell the communication library something, and what they mean to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.library.settings import Settings
+
+ProtocolName = Annotated[
+    Literal["auto", "ll", "ll128", "simple"], typer.Option(help="Of NCCL, as NCCL_PROTO.")
+]
+Environment = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="NCCL's environment; may be given repeatedly."),
+]
+NcclVersion = Annotated[
+    str | None, typer.Option(metavar="VERSION", help="Such as 2.23.4; default: the newest.")
+]
+OneProcess = Annotated[
+    bool, typer.Option("--one-process", help="One process drives all GPUs of a host.")
+]
+
+
+def library_settings(
+    library: str, protocol: str, env: list[str], version: str | None, *, one_process: bool
+) -> Settings:
+    """Return what the flags tell the library.
+
+    Raises
+    ------
+    InputError
+        A variable or value that NCCL does not know, or NCCL's flags for another library.
+    """
+    from perfmodel.library.settings import (  # noqa: PLC0415  (imports stay out of --help)
+        environment_of,
+        settings_of,
+    )
+
+    given = {"--protocol": protocol if protocol != "auto" else None,
+             "--env": env[0] if env else None, "--nccl-version": version}  # fmt: skip
+    others = {flag: value for flag, value in given.items() if value is not None}
+    if library != "nccl" and others:
+        allowed = f"nothing with --library {library}, only with nccl"
+        raise InputError(Fault(flag, repr(value), allowed) for flag, value in others.items())
+    told = environment_of(env)
+    if protocol != "auto":
+        if told.get("NCCL_PROTO", protocol).lower() != protocol:
+            clash = f"--env NCCL_PROTO={told['NCCL_PROTO']}"
+            raise InputError(Fault("--protocol", repr(protocol), f"the same as in {clash}"))
+        told["NCCL_PROTO"] = protocol
+    return settings_of(
+        version=version, env=told, one_process=one_process, fields=("--nccl-version", "--env")
+    )

@@ -1,0 +1,1 @@
+"""What NCCL itself would decide: how many channels, which algorithm, which protocol."""

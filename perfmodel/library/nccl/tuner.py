@@ -1,0 +1,240 @@
+"""Which algorithm and protocol NCCL takes for a message: the least of its own estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.library.nccl.bandwidth import Case, algorithm_GBps
+from perfmodel.library.nccl.constants import Constants, constants_of
+from perfmodel.library.nccl.host import RANK
+from perfmodel.library.nccl.latency import latency_us
+from perfmodel.library.nccl.system import System, channels_of
+from perfmodel.library.settings import Settings
+
+Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "collnet_chain", "collnet_direct", "pat"]
+ProtocolName = Literal["ll", "ll128", "simple"]
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+"""Collectives that NCCL has a model of."""
+
+_ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
+    "all_reduce": ("ring", "tree", "nvls", "nvls_tree", "collnet_chain", "collnet_direct"),
+    "all_gather": ("ring", "nvls", "collnet_direct", "pat"),
+    "reduce_scatter": ("ring", "nvls", "collnet_direct", "pat"),
+    "broadcast": ("ring",),
+    "reduce": ("ring",),
+}
+
+_LEAST_TRAFFIC = 32 * 1024
+"""Bytes that a channel carries at least; NVIDIA/nccl 2.30.7 ``src/enqueue.cc``."""
+
+_THRESHOLD = {"ll": 8, "ll128": 8, "simple": 64}
+"""Bytes per thread below which fewer threads work; NVIDIA/nccl 2.30.7 ``src/include/comm.h``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """NCCL's estimate for one algorithm and protocol.
+
+    Parameters
+    ----------
+    algorithm, protocol : str
+    time_s : float
+    channels : int
+        Thread blocks that would work on a message of this size.
+    """
+
+    algorithm: Algorithm
+    protocol: ProtocolName
+    time_s: float
+    channels: int
+
+
+def predictions(
+    system: System, op: str, nbytes: float, settings: Settings
+) -> tuple[Prediction, ...]:
+    """NCCL's own estimates, the least first: that is what NCCL would choose.
+
+    Parameters
+    ----------
+    system : System
+    op : str
+        One of `OPS`.
+    nbytes : float
+        Size as nccl-tests counts it: for all-gather and reduce-scatter that of all ranks together.
+    settings : Settings
+        Version, and what ``NCCL_ALGO`` and ``NCCL_PROTO`` leave. An operation for which NCCL does
+        not have any of the algorithms named runs as if none were.
+
+    Raises
+    ------
+    InputError
+        No such operation, or nothing that the environment leaves can run on this machine.
+    """
+    if op not in _ALGORITHMS:
+        raise InputError(Fault("op", repr(op), one_of(_ALGORITHMS, op)))
+    constants = constants_of(settings.release)
+    found = [
+        Prediction(
+            algorithm,
+            protocol,
+            _time_s(Case(system, op, algorithm, protocol, constants), nbytes, settings),
+            channels_used(system, op, algorithm, protocol, nbytes, settings),
+        )
+        for algorithm, protocol in _enabled(system, op, settings, constants)
+    ]
+    return tuple(sorted(found, key=lambda one: one.time_s))
+
+
+def _time_s(case: Case, nbytes: float, settings: Settings) -> float:
+    """Estimate of ncclTopoGetAlgoTime."""
+    overhead = settings.count("NCCL_NET_OVERHEAD")
+    lat_us = latency_us(case, None if overhead is None else overhead / 1000)
+    rate = algorithm_GBps(case) * _correction(case, nbytes, settings)
+    if rate <= 0:
+        return float("inf")
+    channels = channels_of(case.system, case.algorithm, settings)
+    if _on_plateau(case, nbytes, channels):
+        plateau = case.constants.plateau
+        lat_us *= plateau.old if case.system.capability < 80 else plateau.new
+    return lat_us * 1e-6 + nbytes / (rate * 1e9)
+
+
+def _on_plateau(case: Case, nbytes: float, channels: int) -> bool:
+    """Whether a ring between hosts has 64 bytes or more for each rank and channel."""
+    system = case.system
+    ring = case.algorithm == "ring" and case.protocol == "simple" and case.op == "all_reduce"
+    return ring and system.nodes > 1 and nbytes / (channels * system.ranks) >= 64
+
+
+def _correction(case: Case, nbytes: float, settings: Settings) -> float:
+    """Share of its bandwidth that a tree reaches at a size."""
+    new_tree = (
+        case.algorithm == "nvls_tree"
+        and case.system.capability >= 100
+        and case.system.cpu in {"intel", "amd"}
+        and settings.release >= (2, 28)
+    )
+    if case.op != "all_reduce" or not (case.algorithm == "tree" or new_tree):
+        return 1.0
+    table = case.constants.tree_correction[case.protocol]
+    if settings.release < (2, 28):
+        table = table[:23]
+    at = int(nbytes // 64).bit_length() - 1
+    return table[at] if 0 <= at < len(table) else 1.0
+
+
+def channels_used(
+    system: System, op: str, algorithm: str, protocol: str, nbytes: float, settings: Settings
+) -> int:
+    """Channels that work on a message: fewer where there is little for each thread.
+
+    Source: NVIDIA/nccl 2.30.7 ``src/enqueue.cc``, topoGetAlgoInfo and scheduleCollTasksToPlan.
+    """
+    channels = channels_of(system, algorithm, settings)
+    if algorithm not in {"ring", "tree", "pat"}:
+        return channels
+    threads = _threads(system, algorithm, protocol, settings)
+    least = _THRESHOLD[protocol] * (system.ranks if (algorithm, protocol) == ("ring", "ll") else 1)
+    while channels > 1 and nbytes < channels * threads * least:
+        channels -= 1
+    times = {"all_reduce": 2, "all_gather": system.ranks, "reduce_scatter": system.ranks}
+    traffic = nbytes * times.get(op, 1) * (4 if protocol == "ll" else 1)
+    return max(1, min(channels, int(traffic // _LEAST_TRAFFIC)))
+
+
+def _threads(system: System, algorithm: str, protocol: str, settings: Settings) -> int:
+    if protocol == "ll128":
+        return 640
+    asked = settings.count("NCCL_NTHREADS")
+    if asked is not None:
+        return max(64, min(asked, 512))
+    ring = system.ring
+    slow = algorithm == "ring" and protocol == "simple" and ring.channels * ring.intra_GBps <= 12
+    return 256 if slow else 512
+
+
+def _enabled(
+    system: System, op: str, settings: Settings, constants: Constants
+) -> list[tuple[Algorithm, ProtocolName]]:
+    """Algorithms and protocols that this machine and the environment leave."""
+    named = settings.algorithms(op)
+    if named is not None and not named & set(_ALGORITHMS[op]):
+        named = None
+    wanted = settings.protocols(op)
+    possible = list(_possible(system, op, settings, constants, wanted))
+    left = [
+        (algorithm, protocol)
+        for algorithm, protocol in possible
+        if (named is None or algorithm in named) and (wanted is None or protocol in wanted)
+    ]
+    if left:
+        return left
+    faults = []
+    if named is not None and not named & {algorithm for algorithm, _ in possible}:
+        there = sorted({algorithm for algorithm, _ in possible})
+        faults.append(_fault("NCCL_ALGO", settings, f"for {op} on this machine {one_of(there)}"))
+    elif wanted is not None:
+        kept = sorted({p for a, p in possible if named is None or a in named})
+        faults.append(_fault("NCCL_PROTO", settings, f"for {op} on this machine {one_of(kept)}"))
+    raise InputError(faults)
+
+
+def _fault(name: str, settings: Settings, allowed: str) -> Fault:
+    return Fault(f"env.{name}", repr(settings.env[name]), allowed)
+
+
+def _possible(
+    system: System,
+    op: str,
+    settings: Settings,
+    constants: Constants,
+    wanted: frozenset[str] | None,
+) -> Iterator[tuple[Algorithm, ProtocolName]]:
+    several = system.nodes > 1
+    collnet = several and system.collnet is not None and settings.is_on("NCCL_COLLNET_ENABLE")
+    lonely = several and system.per_node == 1
+    runs = {
+        "ring": True,
+        "tree": settings.release >= (2, 4),
+        "nvls": system.nvls is not None and not several,
+        "nvls_tree": system.nvls is not None and several and settings.release >= (2, 18),
+        "collnet_chain": collnet,
+        "collnet_direct": collnet and _switched(system),
+        "pat": constants.pat and lonely and settings.is_on("NCCL_PAT_ENABLE", default=True),
+    }
+    for algorithm in _ALGORITHMS[op]:
+        if not runs[algorithm]:
+            continue
+        if algorithm in {"ring", "tree"} and (system.ordered or wanted is not None):
+            yield algorithm, "ll"
+            if _may_ll128(system, algorithm, settings, wanted):
+                yield algorithm, "ll128"
+        yield algorithm, "simple"
+
+
+def _switched(system: System) -> bool:
+    return system.tree.type_intra == "NVL" and 1 < system.gpus <= 8
+
+
+def _may_ll128(
+    system: System, algorithm: str, settings: Settings, wanted: frozenset[str] | None
+) -> bool:
+    """Whether all ways keep 128-byte writes whole; a user who names LL128 (2.5 on) is believed."""
+    if settings.release < (2, 5):
+        return False
+    switch = settings.env.get("NCCL_LL128_ENABLE", "2")
+    if switch != "2":
+        return switch == "1"
+    if wanted is not None and "ll128" in wanted and "^" not in settings.env["NCCL_PROTO"]:
+        return True
+    graph = system.ring if algorithm == "ring" else system.tree
+    farthest = "PXN" if system.capability >= 90 else "PXB"
+    return (
+        system.capability >= 70
+        and RANK[graph.type_intra] <= RANK["NVB"]
+        and RANK[graph.type_inter] <= RANK[farthest]
+    )

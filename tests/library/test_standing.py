@@ -1,0 +1,99 @@
+"""One rail that stands for others like it, beside all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.collectives.verify import verify
+from perfmodel.library import standing
+from perfmodel.library.carry import Machine, carry
+from perfmodel.library.machine import machine_on
+from perfmodel.library.model import load_library
+from perfmodel.simulate.estimate import Estimator, add_traffic
+from perfmodel.topology.build import build
+from perfmodel.topology.change import degraded
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one rail stand for all on small machines too."""
+    monkeypatch.setattr(standing, "MOST_RANKS", 8)
+
+
+def machine(template: str, hosts: int, *, whole: bool = False) -> Machine:
+    topology = build(template, hosts=hosts, fabric="rail-optimised")
+    return replace(machine_on(topology, load_library("nccl")), whole=whole)
+
+
+@pytest.mark.usefixtures("folds")
+@pytest.mark.parametrize("nbytes", [65536, MiB, 25 * MiB, 256 * MiB])
+@pytest.mark.parametrize(
+    ("template", "algorithm"),
+    [("dgx-h100", "tree"), ("dgx-a100", "tree"), ("dgx-h100", "nvls_tree"), ("dgx1-v100", "tree")],
+)
+def test_one_rail_takes_about_as_long_as_all(template: str, algorithm: str, nbytes: int) -> None:
+    """At most 12 % less: rails that share links wait for each other now and then."""
+    times = []
+    for whole in (True, False):
+        here = machine(template, 16, whole=whole)
+        estimator = Estimator(here)
+        way, time_s = estimator.best("all_reduce", nbytes, range(128), 0, algorithm)
+        assert (way.alike > 1) != whole
+        times.append(time_s)
+    assert 0.88 * times[0] <= times[1] <= 1.02 * times[0]
+
+
+@pytest.mark.usefixtures("folds")
+def test_links_that_rails_share_bear_all_of_them() -> None:
+    """Without GPUDirect two rails of a DGX A100 pass each PCIe link between switch and CPU."""
+    times = []
+    for whole in (True, False):
+        here = machine("dgx-a100", 4, whole=whole)
+        here = replace(here, topology=replace(here.topology, gpudirect_rdma=False))
+        times.append(Estimator(here).best("all_reduce", 256 * MiB, range(32), 0, "tree")[1])
+    assert 0.8 * times[0] <= times[1] <= 1.1 * times[0]
+
+
+@pytest.mark.usefixtures("folds")
+@pytest.mark.parametrize("algorithm", ["tree", "nvls_tree"])
+def test_one_rail_sums_its_part_and_loads_its_links_like_the_others(algorithm: str) -> None:
+    one, every = (
+        carry(machine("dgx-h100", 2, whole=whole), "all_reduce", 8 * MiB, range(16),
+              algorithm=algorithm)[-1]
+        for whole in (False, True)
+    )  # fmt: skip
+    assert (one.alike, every.alike) == (8, 1)
+    assert one.schedule.nbytes == MiB
+    verify(one.schedule, orders=1)
+    here = machine("dgx-h100", 2)
+    loads = []
+    for way in (one, every):
+        nbytes = np.zeros(len(here.topology.arcs))
+        add_traffic(nbytes, way)
+        loads.append(nbytes)
+    used = loads[0] > 0
+    names = [here.topology.arcs.names[arc] for arc in np.flatnonzero(used)]
+    assert ("n0/gpu0", "n0/nvs") in names
+    assert ("n0/gpu1", "n0/nvs") not in names
+    assert ("n0/nic0", "fabric/leaf0") in names
+    assert loads[0][used] == pytest.approx(loads[1][used], rel=0.15)
+
+
+@pytest.mark.usefixtures("folds")
+def test_machines_whose_rails_are_or_become_unlike_are_laid_whole() -> None:
+    here = machine("dgx-h100", 2)
+    slower = replace(here, topology=degraded(here.topology, {0: 1e9}))
+    for other in (machine("dgx-h100", 2, whole=True), slower):
+        assert carry(other, "all_reduce", MiB, range(16), algorithm="tree")[-1].alike == 1
+    assert carry(here, "all_reduce", MiB, range(8), algorithm="tree")[-1].alike == 1
+
+
+def test_small_machines_are_laid_whole() -> None:
+    assert (
+        carry(machine("dgx-h100", 4), "all_reduce", MiB, range(32), algorithm="tree")[0].alike == 1
+    )

@@ -1,0 +1,127 @@
+"""Which way bytes take inside a host, by path type and by what a user tells NCCL.
+
+Rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` and the user guide.
+"""
+
+import pytest
+
+from perfmodel.errors import TopologyError
+from perfmodel.library.machine import machine_on
+from perfmodel.library.model import load_library
+from perfmodel.library.settings import Settings, settings_of
+from perfmodel.library.transport import gdr_paths, local_path, nic_path, peer_paths, told
+from perfmodel.topology.build import build
+from perfmodel.topology.routes import Router
+from perfmodel.topology.spec import FabricSpec
+
+RAILS = FabricSpec(kind="rail-optimised", routing="rail")
+
+
+def with_env(template, hosts=1, version=None, **env):
+    topology = build(template, hosts=hosts, fabric=RAILS if hosts > 1 else None)
+    topology = told(topology, settings_of(version=version, env=env))
+    return topology, Router(topology)
+
+
+def nodes_on(topology, path):
+    names = [topology.arcs.names[arc] for arc in path.arcs]
+    return [names[0][0], *(dst for _, dst in names)]
+
+
+def test_by_default_the_machine_stays_the_same():
+    topology = build("dgx-a100")
+    assert told(topology, Settings()) is topology
+    assert told(topology, settings_of(env={"NCCL_DEBUG": "INFO"})) is topology
+
+
+@pytest.mark.parametrize(
+    ("env", "hop", "staged"),
+    [
+        ({}, "nvlink", False),
+        ({"NCCL_P2P_LEVEL": "NVL"}, "nvlink", False),
+        ({"NCCL_P2P_LEVEL": "LOC"}, "pcie", True),
+        ({"NCCL_P2P_DISABLE": "1"}, "pcie", True),
+        ({"NCCL_P2P_DISABLE": "0"}, "nvlink", False),
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}, "network", False),
+    ],
+)
+def test_between_gpus_with_nvlink(env, hop, staged):
+    hosts = 2 if "NCCL_SHM_DISABLE" in env else 1
+    topology, router = with_env("dgx-a100", hosts, **env)
+    path = local_path(topology, router, "n0/gpu0", "n0/gpu1")
+    assert (path.hop, path.staged) == (hop, staged)
+    passed = {name.split("/")[1].rstrip("0123456789") for name in nodes_on(topology, path)}
+    assert ("nvs" in passed) == (hop == "nvlink")
+    assert ("cpu" in passed) == staged
+    assert ("nic" in passed) == (hop == "network")
+
+
+@pytest.mark.parametrize(
+    ("level", "peer", "staged"),
+    [("PIX", 1, False), ("PIX", 4, True), ("PHB", 1, False), ("PHB", 4, True), ("SYS", 4, False),
+     (None, 4, False)],
+)  # fmt: skip
+def test_between_gpus_over_pcie(level, peer, staged):
+    """8 L40S: four behind each PCIe switch (PIX), the others across sockets (SYS)."""
+    env = {} if level is None else {"NCCL_P2P_LEVEL": level}
+    topology, router = with_env("l40s-x8", **env)
+    assert local_path(topology, router, "n0/gpu0", f"n0/gpu{peer}").staged == staged
+
+
+def test_a_level_does_not_make_p2p_possible():
+    topology, router = with_env("rtx4090-x8", NCCL_P2P_LEVEL="SYS")
+    assert local_path(topology, router, "n0/gpu0", "n0/gpu1").staged
+    assert peer_paths(topology) == {"NVL", "NVB", "C2C"}
+
+
+def test_without_shm_and_without_nics_nothing_is_left():
+    topology, router = with_env("rtx4090-x8", NCCL_SHM_DISABLE="1")
+    with pytest.raises(TopologyError, match="NCCL_SHM_DISABLE=1"):
+        local_path(topology, router, "n0/gpu0", "n0/gpu1")
+
+
+@pytest.mark.parametrize(
+    ("env", "gpu", "staged"),
+    [
+        ({}, 0, False),
+        ({"NCCL_NET_GDR_LEVEL": "PIX"}, 0, False),
+        ({"NCCL_NET_GDR_LEVEL": "LOC"}, 0, True),
+        ({"NCCL_NET_GDR_LEVEL": "0"}, 0, True),
+        ({"NCCL_NET_GDR_LEVEL": "SYS"}, 6, False),
+        ({"NCCL_IB_DISABLE": "1"}, 0, True),
+        ({"NCCL_NET": "Socket"}, 0, True),
+    ],
+)
+def test_to_a_nic(env, gpu, staged):
+    topology, router = with_env("dgx-a100", 2, **env)
+    inward = nic_path(topology, router, f"n0/gpu{gpu}", "n0/nic0", outward=False)
+    assert inward.staged == staged
+
+
+def test_to_the_nic_of_another_gpu():
+    """PXN: over NVLink to the GPU beside the NIC, unless it is turned off or too old."""
+    topology, router = with_env("dgx-h100", 2)
+    relayed = nic_path(topology, router, "n0/gpu5", "n0/nic0", outward=True)
+    assert not relayed.staged
+    assert "n0/gpu0" in nodes_on(topology, relayed)
+    off, router = with_env("dgx-h100", 2, NCCL_PXN_DISABLE="1")
+    assert nic_path(off, router, "n0/gpu5", "n0/nic0", outward=True).staged
+    old, router = with_env("dgx-h100", 2, version="2.11.4")
+    assert nic_path(old, router, "n0/gpu5", "n0/nic0", outward=True).staged
+
+
+def test_sockets_instead_of_rdma():
+    topology, _ = with_env("dgx-a100", 2, NCCL_IB_DISABLE="1")
+    assert topology.network == "tcp"
+    assert gdr_paths(topology) == frozenset()
+    local, _ = with_env("dgx-a100", NCCL_IB_DISABLE="1")
+    assert not local.gpudirect_rdma or local.network == "none"
+
+
+def test_machines_are_built_with_their_settings():
+    topology = build("dgx-a100")
+    machine = machine_on(
+        topology, load_library("nccl"), settings=settings_of(env={"NCCL_P2P_DISABLE": "1"})
+    )
+    assert machine.rings(range(8)).edges.staged
+    assert not machine_on(topology, load_library("nccl")).rings(range(8)).edges.staged
