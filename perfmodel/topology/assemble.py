@@ -13,7 +13,8 @@ import numpy as np
 
 from perfmodel.topology.bulk import add_arcs, add_devices
 from perfmodel.topology.fabrics import Fabric
-from perfmodel.topology.model import Arcs
+from perfmodel.topology.listed import listed_wiring
+from perfmodel.topology.model import Arcs, ChannelGraph, ChannelWay
 from perfmodel.topology.spec import LinkSpec, NodeSpec, expand, pairs
 from perfmodel.topology.tiers import Tiers, places
 from perfmodel.topology.wiring import Wiring, wire
@@ -65,6 +66,31 @@ def host_of(spec: NodeSpec) -> Host:
     )
 
 
+def graphs_of(spec: NodeSpec, host: Host) -> tuple[ChannelGraph, ...]:
+    """Dumped channels by the numbers of GPUs and NICs."""
+    gpu = {name: at for at, name in enumerate(host.gpus)}
+    nic = {name: at for at, name in enumerate(host.nics)}
+    return tuple(
+        ChannelGraph(
+            pattern=graph.pattern,
+            ways=tuple(
+                ChannelWay(
+                    tuple(gpu[name] for name in channel.gpus),
+                    None if channel.enter is None else nic[channel.enter],
+                    None if channel.leave is None else nic[channel.leave],
+                )
+                for channel in graph.channels
+            ),
+            intra_Bps=graph.intra,
+            inter_Bps=graph.inter,
+            type_intra=graph.type_intra,
+            type_inter=graph.type_inter,
+            same_channels=graph.same_channels,
+        )
+        for graph in spec.graphs
+    )
+
+
 def _host_arcs(spec: NodeSpec) -> Iterator[Arc]:
     for edge in spec.edges:
         link = spec.links[edge.link]
@@ -104,9 +130,14 @@ class Network:
     lanes: tuple[int, ...]
     keys: tuple[int, ...]
 
-    def tiers(self, first: int) -> Tiers:
-        """The structure by which routes are found; `first` is the number of the first arc."""
+    def tiers(self, first: int) -> Tiers | None:
+        """The structure by which routes are found; `first` is the number of the first arc.
+
+        None where there is none: then they are searched.
+        """
         wiring = self.wiring
+        if self.fabric.kind == "listed":
+            return None
         return Tiers(
             leaf_of=wiring.leaf_of,
             place_of=places(wiring.leaf_of),
@@ -123,14 +154,18 @@ class Network:
 
 def network_of(host: Host, hosts: int, fabric: Fabric) -> Network:
     """Plug all hosts into a fabric."""
-    wiring = wire(fabric, host.rails, hosts)
+    plug = listed_wiring if fabric.kind == "listed" else wire
+    wiring = plug(fabric, host.rails, hosts)
     nics = [f"n{h}/{nic}" for h in range(hosts) for nic in host.nics]
     leaves = [wiring.switches[leaf] for leaf in wiring.leaf_of.tolist()]
     plugs = list(zip(nics, leaves, strict=True))
-    trunks = [(t.lower, t.upper, cable) for t in wiring.trunks for cable in range(t.cables)]
+    trunks = [(t.lower, t.upper, t.first + cable) for t in wiring.trunks
+              for cable in range(t.cables)]  # fmt: skip
     lanes = [t.lanes for t in wiring.trunks for _ in range(t.cables)]
     port = max(host.ports, key=lambda link: link.usable_Bps)
-    rate_Bps = (fabric.uplink_Bps or port.bandwidth) * port.efficiency
+    usual_Bps = fabric.uplink_Bps or port.bandwidth
+    rates_Bps = [(t.raw_Bps or usual_Bps) * port.efficiency for t in wiring.trunks
+                 for _ in range(t.cables)]  # fmt: skip
     hop_s = fabric.switch_latency_s + fabric.cable_latency_s
     into_s = [link.latency + fabric.cable_latency_s for link in host.ports]
     out_s = [delay_s + fabric.switch_latency_s for delay_s in into_s]  # a switch delays what leaves
@@ -140,7 +175,7 @@ def network_of(host: Host, hosts: int, fabric: Fabric) -> Network:
         kinds=(*_doubled([link.kind for link in host.ports]) * hosts, *(port.kind,) * both),
         bandwidth_Bps=np.concatenate([
             np.tile(np.repeat([link.usable_Bps for link in host.ports], 2), hosts),
-            rate_Bps * np.repeat(np.array(lanes, dtype=float), 2),
+            np.repeat(np.array(rates_Bps) * np.array(lanes, dtype=float), 2),
         ]),
         latency_s=np.concatenate([
             np.tile(np.stack([into_s, out_s], axis=1).ravel(), hosts), np.full(both, hop_s)

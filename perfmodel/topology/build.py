@@ -12,6 +12,7 @@ from perfmodel.topology.assemble import (
     Network,
     arrays_of,
     graph_of,
+    graphs_of,
     host_of,
     names_of,
     network_of,
@@ -115,6 +116,7 @@ def build(
         tiers=network.tiers(hosts * len(host.arcs)) if network else None,
         assumptions=_assumptions(sources, network),
         network=_driven_by(host),
+        graphs=graphs_of(spec, host),
     )
     vars(topology)["arcs"] = arcs  # the cached property, without reading the graph back
     return topology

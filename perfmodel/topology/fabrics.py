@@ -9,7 +9,13 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.files import data_folder, find_file, line_of, read_yaml, validate
-from perfmodel.topology.spec import FABRIC_KINDS, FabricFile, FabricSpec
+from perfmodel.topology.spec import (
+    FABRIC_KINDS,
+    FabricFile,
+    FabricSpec,
+    ListedHost,
+    ListedTrunk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,8 @@ class Fabric:
     k: int | None
     routing: str
     sources: Mapping[str, str]
+    hosts: tuple[ListedHost, ...] = ()
+    trunks: tuple[ListedTrunk, ...] = ()
 
     @property
     def down_ports(self) -> int:
@@ -55,7 +63,8 @@ def settle(fabric: FabricSpec | str) -> Fabric:
     """
     if isinstance(fabric, str):
         return _settled(_read(_path(fabric)), None)
-    return _settled(_read(_path(fabric.kind)), fabric)
+    shape = "one-switch" if fabric.kind == "listed" else fabric.kind  # for times alone
+    return _settled(_read(_path(shape)), fabric)
 
 
 def _path(name: str) -> Path:
@@ -74,6 +83,10 @@ def _read(path: Path) -> FabricFile:
     file = validate(FabricFile, document, str(path))
     given = file.fabric.model_fields_set - {"kind", "routing"}
     line = line_of(document, ["sources"])
+    if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
+        needed = "hosts of a listed fabric, and of no other"
+        raise InputError(Fault("fabric.hosts", "them" if file.fabric.hosts else "none", needed,
+                               str(path), line_of(document, ["fabric"])))  # fmt: skip
     faults = [
         Fault(f"sources.{name}", "nothing", "a source for this number", str(path), line)
         for name in sorted(given - set(file.sources))
@@ -88,10 +101,14 @@ def _read(path: Path) -> FabricFile:
 
 def _settled(file: FabricFile, wanted: FabricSpec | None) -> Fabric:
     asked = {} if wanted is None else wanted.model_dump(exclude_none=True, exclude={"kind"})
-    values = file.fabric.model_dump(exclude_none=True) | asked
+    listed = wanted or file.fabric
+    lists = {"hosts", "trunks"}
+    values = file.fabric.model_dump(exclude_none=True, exclude=lists) | {
+        name: value for name, value in asked.items() if name not in lists
+    }
     asked.pop("routing", None)  # a choice, not a number that needs a source
     return Fabric(
-        kind=values["kind"],
+        kind=listed.kind,
         switch_latency_s=values.get("switch_latency", 0.0),
         cable_latency_s=values.get("cable_latency", 0.0),
         radix=values.get("radix", 64),
@@ -102,4 +119,6 @@ def _settled(file: FabricFile, wanted: FabricSpec | None) -> Fabric:
         k=values.get("k"),
         routing=values.get("routing", "ecmp"),
         sources={**file.sources, **dict.fromkeys(asked, "given in the scenario")},
+        hosts=listed.hosts or (),
+        trunks=listed.trunks or (),
     )

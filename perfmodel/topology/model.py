@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -15,7 +15,7 @@ from perfmodel.topology.tiers import Tiers
 
 NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic", "switch"]
 LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "memory", "ethernet", "infiniband"]
-NetworkKind = Literal["none", "infiniband", "roce", "efa", "tcp", "tcpx", "omni-path"]
+NetworkKind = Literal["none", "infiniband", "roce", "efa", "tcp", "tcpx", "tcpxo", "omni-path"]
 """How hosts talk: RDMA over InfiniBand or Ethernet, AWS's EFA, sockets, Google's GPUDirect-TCPX
 (and TCPXO), Omni-Path; "none" for a machine without NICs."""
 
@@ -57,6 +57,70 @@ class Gpu:
     streaming_multiprocessors: int
     overlap_slowdown: float
     generation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far the library may go without the host's memory, where a user says so.
+
+    Parameters
+    ----------
+    peer, nic : str or None
+        Farthest path type over which GPUs copy to each other, and over which a NIC reaches GPU
+        memory; None for what is usual.
+    memory : bool
+        Whether GPUs that may not copy to each other go through the host's memory, or else by a NIC.
+    relay : bool
+        Whether a GPU may reach a NIC through another GPU.
+    """
+
+    peer: str | None = None
+    nic: str | None = None
+    memory: bool = True
+    relay: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelWay:
+    """One channel of NCCL's through a host: GPUs in order, and the NICs at its ends.
+
+    Parameters
+    ----------
+    gpus : tuple of int
+        Numbers of GPUs in their host, in order.
+    nic_in, nic_out : int or None
+        Numbers of NICs; None where the channel stays in the host.
+    """
+
+    gpus: tuple[int, ...]
+    nic_in: int | None = None
+    nic_out: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelGraph:
+    """Channels that NCCL said it uses on this host (``NCCL_GRAPH_DUMP_FILE``).
+
+    Parameters
+    ----------
+    pattern : str
+        "ring", "tree", "nvls", "collnet_chain" or "collnet_direct".
+    ways : tuple of ChannelWay
+    intra_Bps, inter_Bps : float
+        Speed of one channel inside the host and between hosts; bytes per second.
+    type_intra, type_inter : str
+        Farthest path types used.
+    same_channels : bool
+        Whether all channels pass the GPUs in one order.
+    """
+
+    pattern: str
+    ways: tuple[ChannelWay, ...]
+    intra_Bps: float
+    inter_Bps: float
+    type_intra: str
+    type_inter: str
+    same_channels: bool
 
 
 @dataclass(frozen=True)
@@ -105,6 +169,10 @@ class Topology:
         What drives the NICs (`NetworkKind`).
     tiers : Tiers or None
         Structure of a regular fabric; ignored where it does not fit the number of arcs.
+    reach : Reach
+        What a user told the library of paths.
+    graphs : tuple of ChannelGraph
+        Channels that a dump of NCCL's names; empty where there is none.
     """
 
     name: str
@@ -126,6 +194,8 @@ class Topology:
     healthy: Topology | None = None
     tiers: Tiers | None = None
     network: NetworkKind = "none"
+    reach: Reach = Reach()
+    graphs: tuple[ChannelGraph, ...] = ()
 
     @cached_property
     def arcs(self) -> Arcs:
@@ -139,6 +209,23 @@ class Topology:
             bandwidth_Bps=np.array([data["bandwidth_Bps"] for _, _, data in rows], dtype=float),
             latency_s=np.array([data["latency_s"] for _, _, data in rows], dtype=float),
         )
+
+    def graph_of(self, pattern: str, gpus: Sequence[int]) -> ChannelGraph | None:
+        """Dumped channels of a pattern over just these GPUs of a host; None where there are none.
+
+        Parameters
+        ----------
+        pattern : str
+        gpus : sequence of int
+            Numbers of GPUs in their host.
+        """
+        wanted = set(gpus)
+        fitting = (
+            graph
+            for graph in self.graphs
+            if graph.pattern == pattern and all(set(way.gpus) == wanted for way in graph.ways)
+        )
+        return next(fitting, None)
 
     @property
     def first_cable(self) -> int:

@@ -28,7 +28,8 @@ def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
     data = plain(document)
     if not isinstance(data, Mapping):
         return []
-    found = [*_devices(data), *_edges(data), *_ports(data), *_sources(data), *_gpu(data)]
+    found = [*_devices(data), *_edges(data), *_ports(data), *_sources(data), *_gpu(data),
+             *_graphs(data)]  # fmt: skip
     return [
         Fault(".".join(map(str, path)), what, allowed, file, line_of(document, path))
         for path, what, allowed in found
@@ -167,3 +168,15 @@ def _gpu(data: Mapping[str, Any]) -> Iterator[_Finding]:
     name = data.get("gpu")
     if isinstance(name, str) and name not in gpu_names():
         yield ["gpu"], repr(name), f"a GPU of the table, {one_of(gpu_names(), name)}"
+
+
+def _graphs(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    known = _known(data)
+    for position, graph in _entries(data, "graphs"):
+        for at, channel in _entries(graph, "channels"):
+            named = [("gpu", name) for name in channel.get("gpus") or ()]
+            named += [("nic", channel[end]) for end in ("enter", "leave") if channel.get(end)]
+            for kind, name in named:
+                if known.get(name) != kind:
+                    allowed = one_of([n for n, k in known.items() if k == kind], str(name))
+                    yield ["graphs", position, "channels", at], f"{name!r}, no {kind}", allowed

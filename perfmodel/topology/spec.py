@@ -20,13 +20,15 @@ from perfmodel.files import Bandwidth, Bytes, FlopRate, Seconds, Spec
 from perfmodel.topology.model import LinkKind, NetworkKind
 
 HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
-FabricKind = Literal["one-switch", "rail-optimised", "leaf-spine", "fat-tree"]
+FabricKind = Literal["one-switch", "rail-optimised", "leaf-spine", "fat-tree", "listed"]
 Routing = Literal["ecmp", "rail", "adaptive"]
 
 HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)
 LINK_KINDS: tuple[str, ...] = get_args(LinkKind)
 NETWORK_KINDS: tuple[str, ...] = get_args(NetworkKind)
-FABRIC_KINDS: tuple[str, ...] = get_args(FabricKind)
+FABRIC_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(FabricKind) if kind != "listed")
+"""Shapes that have a file of their own; a listed fabric names every cable itself."""
+
 ROUTINGS: tuple[str, ...] = get_args(Routing)
 PORT_KINDS = ("ethernet", "infiniband")
 """Kinds of link that a NIC's port may be."""
@@ -143,6 +145,30 @@ class StagingSpec(Spec):
     source: Source
 
 
+class ChannelSpec(Spec):
+    """One channel of NCCL's through the host."""
+
+    gpus: Annotated[tuple[str, ...], Field(min_length=1)]
+    enter: str | None = None
+    """NIC by which it comes in."""
+    leave: str | None = None
+
+
+class GraphSpec(Spec):
+    """Channels that NCCL said it uses on this host (``NCCL_GRAPH_DUMP_FILE``)."""
+
+    pattern: Literal["ring", "tree", "nvls", "collnet_chain", "collnet_direct"]
+    intra: Bandwidth
+    """Speed of one channel inside the host."""
+    inter: Bandwidth
+    """Speed of one channel between hosts."""
+    type_intra: str
+    type_inter: str
+    same_channels: bool = True
+    source: Source
+    channels: Annotated[tuple[ChannelSpec, ...], Field(min_length=1)]
+
+
 class NodeSpec(Spec):
     """Template of one host."""
 
@@ -158,6 +184,7 @@ class NodeSpec(Spec):
     gpu_p2p: bool = True
     gpudirect_rdma: bool = True
     staging: StagingSpec | None = None
+    graphs: tuple[GraphSpec, ...] = ()
 
 
 def pairs(edge: EdgeSpec) -> list[tuple[str, str]]:
@@ -187,10 +214,28 @@ def join(left: tuple[str, ...], right: tuple[str, ...], pattern: str) -> list[tu
 # ---------------------------------------------------------------- the network between hosts
 
 
+class ListedHost(Spec):
+    """One host of a listed fabric."""
+
+    name: str
+    leaves: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Switch of each of its NICs, in the order of the template's."""
+
+
+class ListedTrunk(Spec):
+    """Cables between two switches of a listed fabric."""
+
+    from_: str = Field(alias="from")
+    to: str
+    cables: Annotated[int, Field(ge=1)] = 1
+    bandwidth: Bandwidth | None = None
+    """Raw rate of each (default: as the NICs' ports)."""
+
+
 class FabricSpec(Spec):
     """A network: its shape, and whatever differs from the defaults of the shape's file."""
 
-    kind: Annotated[FabricKind, _named(FABRIC_KINDS)]
+    kind: Annotated[FabricKind, _named((*FABRIC_KINDS, "listed"))]
     switch_latency: Seconds | None = None
     """Time through one switch."""
     cable_latency: Seconds | None = None
@@ -214,6 +259,10 @@ class FabricSpec(Spec):
     leaf, so that flows that keep to their rail never do. `adaptive`: every flow is spread over all
     ways, so that the switches above the leaves act as one.
     """
+    hosts: Annotated[tuple[ListedHost, ...], Field(min_length=1)] | None = None
+    """Hosts of a listed fabric; the first are used."""
+    trunks: tuple[ListedTrunk, ...] | None = None
+    """Cables between switches of a listed fabric."""
 
 
 class FabricFile(Spec):

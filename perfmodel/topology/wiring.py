@@ -28,12 +28,18 @@ class Trunk:
         Parallel links, each an arc of its own.
     lanes : int
         Cables bonded into each link (adaptive routing).
+    raw_Bps : float or None
+        Rate of one cable; None: as the fabric's others.
+    first : int
+        Number of its first cable among those of the same two switches.
     """
 
     lower: str
     upper: str
     cables: int
     lanes: int = 1
+    raw_Bps: float | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

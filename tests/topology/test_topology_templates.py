@@ -76,10 +76,11 @@ def test_two_hosts_are_joined_by_every_fabric(name: str, fabric: str) -> None:
             assert router.route(dst, src)
 
 
-# NCCL 2.30.7 src/graph/topo.h: links per GPU times usable bandwidth per link.
+# NCCL 2.30.7 src/graph/topo.h: links per GPU times usable bandwidth per link; of V100 that are
+# joined directly what nccl-tests reach (konnase/konnase.github.io: busbw 129.1 GB/s on 8).
 @pytest.mark.parametrize(
     ("name", "GBps"),
-    [("dgx1-v100", 120), ("dgx2-v100", 120), ("aws-p3dn", 120), ("v100-x8-25g", 120),
+    [("dgx1-v100", 129), ("dgx2-v100", 120), ("aws-p3dn", 129), ("v100-x8-25g", 129),
      ("dgx-a100", 240), ("azure-ndv4", 240), ("aws-p4d", 240), ("dgx-h100", 370.8),
      ("azure-ndv5", 370.8), ("hgx-h200", 370.8), ("hgx-b200", 721.8), ("gb200-nvl72", 721.8)],
 )  # fmt: skip
@@ -167,7 +168,7 @@ def test_matmul_efficiency_times_peak_is_what_was_measured(gpu: str, best: float
 def test_gpu_has_sane_numbers_and_a_source_for_each(name: str) -> None:
     gpu = load_gpu(name)
     assert gpu.name == name
-    assert 15 * 2**30 < gpu.memory_bytes < 200 * 2**30
+    assert 9 * 2**30 < gpu.memory_bytes < 300 * 2**30
     assert 3e11 <= gpu.memory_Bps <= 8e12
     assert set(gpu.peak_flops) == set(gpu.matmul_efficiency) >= {"fp32", "fp16"}
     assert gpu.peak_flops["fp16"] > gpu.peak_flops["fp32"]

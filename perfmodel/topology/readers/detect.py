@@ -1,0 +1,146 @@
+"""What kind of file is this? By its content; wrong kinds are refused with a reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from perfmodel.errors import Fault, InputError
+
+Kind = Literal["nccl-topology", "nccl-graph", "topo-matrix", "ibnetdiscover"]
+
+LARGEST_BYTES = 64 * 2**20
+"""An ibnetdiscover file of 10,000 ports has 3 MB; nothing that is read here is larger than this."""
+
+WANTED = "an NCCL topology XML, the text of `nvidia-smi topo -m` or of `ibnetdiscover`"
+
+_MAGIC = (
+    (b"\x1f\x8b", "a gzip archive: unpack it first"),
+    (b"PK\x03\x04", "a zip archive: unpack it first"),
+    (b"\xfd7zXZ", "an xz archive: unpack it first"),
+    (b"BZh", "a bzip2 archive: unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive: unpack it first"),
+    (b"\x7fELF", "a program"),
+    (b"%PDF", "a PDF"),
+    (b"\x89PNG", "a picture"),
+)
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Za-z0-9]|[\x0e\x0f]")
+_ROOTS = {
+    "topology": "hwloc's XML (root element 'topology'): it has neither NVLinks nor what NCCL uses;"
+    " run NCCL with NCCL_TOPO_DUMP_FILE=FILE instead",
+    "html": "an HTML page, perhaps an error message instead of the file",
+    "nvidia_smi_log": "the XML of `nvidia-smi -q -x`: it does not say how GPUs are joined; use"
+    " `nvidia-smi topo -m`, or `perfmodel topology discover` on the machine",
+}
+_TEXTS = (
+    (r"^perfmodel:\s*1", "a file of perfmodel's own: use it as it is"),
+    (r"P2P Connectivity Matrix|Unidirectional P2P|Bidirectional P2P",
+     "a measurement (p2pBandwidthLatencyTest): see `perfmodel calibrate`"),
+    (r"nvbandwidth|memcpy CE CPU", "a measurement (nvbandwidth): see `perfmodel calibrate`"),
+    (r"#\s+out-of-place\s+in-place|nccl-tests version|# nThread \d",
+     "a measurement (nccl-tests): see `perfmodel calibrate`"),
+    (r"^\s*(Machine|Package) (L#|\()",
+     "the text of lstopo (hwloc), without NVLinks: use `nvidia-smi topo -m`"),
+    (r"command not found|No devices were found|NVIDIA-SMI has failed", "an error message"),
+    (r"^\s*(<!DOCTYPE|<html)", _ROOTS["html"]),
+    (r"^\s*\{", "JSON"),
+)  # fmt: skip
+
+
+def read_content(path: Path) -> str:
+    """Read a text file that somebody else wrote; terminal colours are dropped.
+
+    Raises
+    ------
+    InputError
+        Unreadable, empty, too large, binary, or not UTF-8.
+    """
+
+    def refuse(found: str) -> InputError:
+        return InputError(Fault("file", found, WANTED, str(path)))
+
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise refuse(error.strerror or str(error)) from None
+    if len(data) > LARGEST_BYTES:
+        raise refuse(f"more than {LARGEST_BYTES // 2**20} MiB")
+    packed = next((what for magic, what in _MAGIC if data.startswith(magic)), None)
+    wide = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
+    if packed or (b"\0" in data and not wide):
+        raise refuse(packed or "binary data")
+    try:
+        text = data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise refuse(f"bytes that are not text ({error.reason})") from None
+    if not text.strip():
+        raise refuse("nothing: the file is empty")
+    return _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def kind_of(text: str, file: str) -> Kind:
+    """Tell what a text is.
+
+    Raises
+    ------
+    InputError
+        Something else; the message says what it seems to be and what to do with it.
+    """
+
+    def refuse(found: str) -> InputError:
+        return InputError(Fault("file", found, WANTED, file))
+
+    root = _root(text)
+    if root == "system":
+        return "nccl-topology"
+    if root == "graphs":
+        return "nccl-graph"
+    if root is not None:
+        raise refuse(_ROOTS.get(root.lower(), f"XML whose root element is {root[:40]!r}"))
+    if _is_matrix(text):
+        if _is_status_matrix(text):
+            raise refuse("the status matrix of `nvidia-smi topo -p2p`, which does not say how GPUs"
+                         " are joined: use `nvidia-smi topo -m`")  # fmt: skip
+        return "topo-matrix"
+    if re.search(r'^(Switch|Ca|Rt)\s+\d+\s+"[SHR]-', text, re.MULTILINE):
+        return "ibnetdiscover"
+    for pattern, what in _TEXTS:
+        if re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
+            raise refuse(what)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    raise refuse(f"text that begins with {first[:60]!r}")
+
+
+def _root(text: str) -> str | None:
+    """Name of the root element, if this is XML."""
+    rest = text.lstrip()
+    if not rest.startswith("<"):
+        return None
+    while rest.startswith(("<?", "<!--")):
+        end = rest.find("-->" if rest.startswith("<!--") else "?>")
+        if end < 0:
+            return None
+        rest = rest[end + 2 :].lstrip("> \t\n")
+    if rest.upper().startswith("<!DOCTYPE"):
+        named = re.match(r"<!DOCTYPE\s+([\w:.-]+)", rest, re.IGNORECASE)
+        return named[1] if named else None
+    named = re.match(r"<([\w:.-]+)", rest)
+    return named[1] if named else None
+
+
+def _is_matrix(text: str) -> bool:
+    """Whether there is a header of GPUs and a row of cells below it."""
+    header = re.search(r"^[^\n\w]*GPU0[ \t]", text + "\n", re.MULTILINE)
+    return bool(header and re.search(r"^[ \t]*GPU0[ \t]+(X|OK|NS|N/A)\b", text, re.MULTILINE))
+
+
+def _is_status_matrix(text: str) -> bool:
+    rows = re.findall(r"^[ \t]*GPU\d+((?:[ \t]+\S+)+)", text, re.MULTILINE)
+    cells = {cell for row in rows for cell in row.split()} - {"X"}
+    ways = {"PIX", "PXB", "PHB", "NODE", "SYS", "SOC"}
+    bonded = any(re.fullmatch(r"NV\d+", cell) for cell in cells)
+    return (
+        not (cells & ways) and not bonded and bool(cells & {"OK", "NS", "CNS", "GNS", "TNS", "DR"})
+    )

@@ -1,0 +1,72 @@
+"""A node template as the text of a YAML file, in the style of the shipped ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_PLAIN = re.compile(r"[A-Za-z_][\w./+-]*( [\w./+-]+)*")
+_NOT_STRINGS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+
+
+def template_text(
+    document: Mapping[str, Any],
+    comments: Sequence[str] = (),
+    beside: Mapping[str, Mapping[int, str]] | None = None,
+) -> str:
+    """Write a document out.
+
+    Parameters
+    ----------
+    document : mapping
+        A template of a node or a fabric, made of mappings, lists and scalars.
+    comments : sequence of str
+        Lines for the head of the file.
+    beside : mapping, optional
+        Comments on entries of lists: section, position, text.
+    """
+    lines = [f"# {line}".rstrip() for comment in comments for line in comment.splitlines()]
+    for key, value in document.items():
+        lines += _field(key, value, "", (beside or {}).get(key, {}))
+    return "\n".join(lines) + "\n"
+
+
+def _field(
+    key: str, value: Any, indent: str, beside: Mapping[int, str] | None = None
+) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        yield f"{indent}{_scalar(key)}:"
+        for inner, item in value.items():
+            yield from _field(str(inner), item, indent + "  ")
+    elif isinstance(value, list | tuple) and value:
+        yield f"{indent}{_scalar(key)}:"
+        for at, item in enumerate(value):
+            comment = (beside or {}).get(at)
+            yield f"{indent}  - {_flow(item)}" + (f"  # {comment}" if comment else "")
+    else:
+        yield f"{indent}{_scalar(key)}: {_flow(value)}"
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_scalar(str(key))}: {_flow(item)}" for key, item in value.items())
+        return f"{{{inside}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_flow, value))}]"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    quantity = re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)? [A-Za-z/]+", text)
+    if quantity or (_PLAIN.fullmatch(text) and text.lower() not in _NOT_STRINGS):
+        return text
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,232 @@
+"""`nvidia-smi topo -m`: every spelling, and a graph whose path types are those of the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import InputError
+from perfmodel.topology.build import build
+from perfmodel.topology.check import check
+from perfmodel.topology.model import Topology
+from perfmodel.topology.paths import HostArc, best_paths
+from perfmodel.topology.readers import Imported, import_file
+from perfmodel.topology.readers.matrix import matrix_of
+from perfmodel.topology.readers.table import Matrix
+from perfmodel.topology.routes import Router
+
+# Of public posts: pytorch/pytorch benchmarks/distributed/ddp/README.md (a DGX-1),
+# NVIDIA/nccl-tests issue 178 (A100 PCIe in pairs), konnase.github.io (V100, other wiring).
+DGX1 = """
+        GPU0    GPU1    GPU2    GPU3    GPU4    GPU5    GPU6    GPU7    mlx5_2  mlx5_0  mlx5_3  mlx5_1  CPU Affinity
+GPU0     X      NV1     NV1     NV2     NV2     SYS     SYS     SYS     SYS     PIX     SYS     PHB     0-19,40-59
+GPU1    NV1      X      NV2     NV1     SYS     NV2     SYS     SYS     SYS     PIX     SYS     PHB     0-19,40-59
+GPU2    NV1     NV2      X      NV2     SYS     SYS     NV1     SYS     SYS     PHB     SYS     PIX     0-19,40-59
+GPU3    NV2     NV1     NV2      X      SYS     SYS     SYS     NV1     SYS     PHB     SYS     PIX     0-19,40-59
+GPU4    NV2     SYS     SYS     SYS      X      NV1     NV1     NV2     PIX     SYS     PHB     SYS     20-39,60-79
+GPU5    SYS     NV2     SYS     SYS     NV1      X      NV2     NV1     PIX     SYS     PHB     SYS     20-39,60-79
+GPU6    SYS     SYS     NV1     SYS     NV1     NV2      X      NV2     PHB     SYS     PIX     SYS     20-39,60-79
+GPU7    SYS     SYS     SYS     NV1     NV2     NV1     NV2      X      PHB     SYS     PIX     SYS     20-39,60-79
+mlx5_2  SYS     SYS     SYS     SYS     PIX     PIX     PHB     PHB      X      SYS     PHB     SYS
+mlx5_0  PIX     PIX     PHB     PHB     SYS     SYS     SYS     SYS     SYS      X      SYS     PHB
+mlx5_3  SYS     SYS     SYS     SYS     PHB     PHB     PIX     PIX     PHB     SYS      X      SYS
+mlx5_1  PHB     PHB     PIX     PIX     SYS     SYS     SYS     SYS     SYS     PHB     SYS      X
+
+Legend:
+
+  X    = Self
+"""  # noqa: E501  (the table as it is)
+
+PAIRS = """\
+\tGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tGPU5\tGPU6\tGPU7\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV12\tNODE\tNODE\tSYS\tSYS\tSYS\tSYS\t0-31\t0
+GPU1\tNV12\t X \tNODE\tNODE\tSYS\tSYS\tSYS\tSYS\t0-31\t0
+GPU2\tNODE\tNODE\t X \tNV12\tSYS\tSYS\tSYS\tSYS\t0-31\t0
+GPU3\tNODE\tNODE\tNV12\t X \tSYS\tSYS\tSYS\tSYS\t0-31\t0
+GPU4\tSYS\tSYS\tSYS\tSYS\t X \tNV12\tNODE\tNODE\t32-63\t1
+GPU5\tSYS\tSYS\tSYS\tSYS\tNV12\t X \tNODE\tNODE\t32-63\t1
+GPU6\tSYS\tSYS\tSYS\tSYS\tNODE\tNODE\t X \tNV12\t32-63\t1
+GPU7\tSYS\tSYS\tSYS\tSYS\tNODE\tNODE\tNV12\t X \t32-63\t1
+"""
+
+CUBE = """\
+     GPU0 GPU1 GPU2 GPU3 GPU4 GPU5 GPU6 GPU7
+GPU0 X    NV1  NV1  NV2  SYS  SYS  NV2  SYS
+GPU1 NV1  X    NV2  NV1  SYS  SYS  SYS  NV2
+GPU2 NV1  NV2  X    NV2  NV1  SYS  SYS  SYS
+GPU3 NV2  NV1  NV2  X    SYS  NV1  SYS  SYS
+GPU4 SYS  SYS  NV1  SYS  X    NV2  NV1  NV2
+GPU5 SYS  SYS  SYS  NV1  NV2  X    NV2  NV1
+GPU6 NV2  SYS  SYS  SYS  NV1  NV2  X    NV1
+GPU7 SYS  NV2  SYS  SYS  NV2  NV1  NV1  X
+"""
+
+# The style of new drivers, as made up: underlined header, NICs by number, a legend, two switches
+# below another (PXB), and a NIC of two ports.
+NEW = """\
+\x1b[4m\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tPXB\tPXB\t0-55\t0\t\tN/A
+GPU1\tNV18\t X \tPXB\tPXB\t0-55\t0\t\tN/A
+NIC0\tPXB\tPXB\t X \tPIX\t\t\t\t
+NIC1\tPXB\tPXB\tPIX\t X \t\t\t\t
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_bond_1
+
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-0000-0000-000000000000)
+"""
+
+
+def read(text: str, gpu: str | None = None) -> Imported:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "topo.txt"
+        path.write_text(text)
+        found = import_file(path, gpu=gpu)
+    assert check(found.node()) == ()
+    return found
+
+
+def cells_of(topology: Topology, matrix: Matrix) -> dict[tuple[str, str], str]:
+    """The table that a topology has: NVLinks, else path types over PCIe alone."""
+    names = {gpu: f"gpu{at}" for at, gpu in enumerate(matrix.gpus)}
+    names |= {nic: f"nic{at}" for at, nic in enumerate(matrix.nics)}
+    kinds = {data["local"]: data["kind"] for _, data in topology.graph.nodes(data=True)}
+    arcs: dict[str, list[HostArc]] = {}
+    for at, (src, dst) in enumerate(topology.arcs.names):
+        if topology.arcs.kinds[at] != "nvlink":
+            rate_Bps = float(topology.arcs.bandwidth_Bps[at])
+            arc = HostArc(at, dst[3:], topology.arcs.kinds[at], rate_Bps)
+            arcs.setdefault(src[3:], []).append(arc)
+    found = {}
+    for a, b in matrix.cells:
+        edge = topology.graph.get_edge_data(f"n0/{names[a]}", f"n0/{names[b]}")
+        found[a, b] = (
+            f"NV{edge[0]['lanes']}" if edge else best_paths(names[a], kinds, arcs)[names[b]].type
+        )
+    return found
+
+
+def as_nccl(cells: dict[tuple[str, str], str]) -> dict[tuple[str, str], str]:
+    """NCCL knows no NODE: between host bridges of one NUMA domain is PHB."""
+    return {pair: "PHB" if cell == "NODE" else cell for pair, cell in cells.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "domains"),
+    [
+        (DGX1, "V100-SXM2-16GB", 2),
+        (CUBE.replace("SYS", "SOC"), "V100-SXM2-16GB", 2),
+        (PAIRS, "A100 80GB PCIe", 2),
+        (CUBE, "V100-SXM2-16GB", 2),
+    ],
+)
+def test_the_graph_has_the_path_types_of_the_table(text: str, gpu: str, domains: int) -> None:
+    topology = build(read(text, gpu).node())
+    matrix = matrix_of(text, "t")
+    assert cells_of(topology, matrix) == as_nccl(matrix.cells)
+    assert [kind for _, kind in topology.graph.nodes(data="kind")].count("cpu") == domains
+
+
+def test_a_switch_where_nvlinks_are_more_than_a_gpu_has() -> None:
+    gpus = [f"GPU{at}" for at in range(8)]
+    rows = [[g, *("X" if g == h else "NV12" for h in gpus), "0-63", "0"] for g in gpus]
+    text = "\t".join(["", *gpus, "CPU Affinity"]) + "\n" + "\n".join(map("\t".join, rows))
+    topology = build(read(text, "A100-SXM4-40GB").node())
+    assert topology.graph["n0/gpu0"]["n0/nvs"][0]["lanes"] == 12
+    dgx2 = build(read(text.replace("NV12", "NV6"), "Tesla V100-SXM3-32GB").node())
+    assert dgx2.graph["n0/gpu7"]["n0/nvs"][0]["lanes"] == 6, "six links cannot reach seven peers"
+    mesh = text.replace("NV12", "NV1")
+    assert "n0/nvs" not in build(read(mesh, "A100-SXM4-40GB").node()).graph
+
+
+def test_new_spelling_with_legend_and_model() -> None:
+    found = read(NEW)
+    topology = build(found.node())
+    router = Router(topology)
+    assert topology.gpu.name == "h100-sxm5-80gb"
+    assert router.path_type("n0/gpu0", "n0/nic0") == "PXB"
+    assert router.path_type("n0/nic0", "n0/nic1") == "PIX"
+    assert "n0/nvs" in topology.graph, "18 NVLinks between two H100 SXM lead through a switch"
+    assert {found.node().links[d.port].network for d in found.node().nodes if d.port} == {
+        "infiniband", "roce"}  # fmt: skip
+    assert "# line 2, GPU0" in found.text()
+    assert any("usual for this GPU" in note for note in found.notes)
+
+
+def test_old_spelling_and_a_template_for_the_nics(tmp_path: Path) -> None:
+    old = tmp_path / "dgx.txt"
+    old.write_text(DGX1.replace("SYS", "SOC"))
+    found = import_file(old, template="dgx1-v100")
+    topology = build(found.node())
+    assert topology.gpu.name == "v100-sxm2-32gb"
+    assert cells_of(topology, matrix_of(DGX1, "t")) == as_nccl(matrix_of(DGX1, "t").cells)
+    assert found.node().links["infiniband"].bandwidth == pytest.approx(12.5e9)
+    assert any("as in dgx1-v100" in note for note in found.notes)
+
+
+def test_superchips_hang_on_their_cpus() -> None:
+    gpus = [f"GPU{at}" for at in range(4)]
+    rows = [[g, *("X" if g == h else "NV6" for h in gpus)] for g in gpus]
+    text = "\t".join(["", *gpus]) + "\n" + "\n".join(map("\t".join, rows))
+    topology = build(read(text, "GH200").node())
+    assert Router(topology).path_type("n0/gpu3", "n0/cpu3") == "C2C"
+    assert topology.graph["n0/gpu0"]["n0/gpu3"][0]["lanes"] == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (PAIRS, "--gpu NAME"),
+        ("\n".join(PAIRS.splitlines()[:6]), "no row of GPU5, GPU6, GPU7"),
+        (PAIRS.replace("GPU2\tNODE\tNODE\t X \tNV12", "GPU2\tNODE\tNODE\t X \tNVX"), "'NVX'"),
+        (PAIRS.replace("GPU2\tNODE\tNODE\t X ", "GPU2\t X \tNODE\tNODE"), "X in its own column"),
+        (PAIRS.rsplit("\tSYS", 5)[0], "cells"),
+    ],
+)
+def test_tables_that_are_cut_or_wrong(text: str, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        read(text)
+
+
+def test_a_gpu_without_nvlink_cannot_have_them() -> None:
+    with pytest.raises(InputError, match="L40S, which has no NVLink"):
+        read(PAIRS, "L40S")
+
+
+def test_halves_that_differ_are_said() -> None:
+    found = read(PAIRS.replace("GPU1\tNV12\t X \tNODE", "GPU1\tNV12\t X \tPHB"), "A100 PCIe")
+    assert any("GPU1 to GPU2 is PHB, and back NODE" in note for note in found.notes)
+
+
+# ---------------------------------------------------------------- any tree
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> dict[str, tuple[int, int, int]]:
+    """Devices with domain, cluster and leaf: equal ones share a switch, and so on."""
+    count = draw(st.integers(2, 9))
+    place = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 2))
+    return {f"GPU{at}": draw(place) for at in range(count)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees())
+def test_any_tree_of_switches_comes_back(tree: dict[str, tuple[int, int, int]]) -> None:
+    def way(a: str, b: str) -> str:
+        left, right = tree[a], tree[b]
+        if left == right:
+            return "PIX"
+        return "PXB" if left[:2] == right[:2] else "PHB" if left[0] == right[0] else "SYS"
+
+    names = list(tree)
+    rows = [[a, *("X" if a == b else way(a, b) for b in names)] for a in names]
+    text = "\t".join(["", *names]) + "\n" + "\n".join(map("\t".join, rows))
+    topology = build(read(text, "L40S").node())
+    matrix = matrix_of(text, "t")
+    assert cells_of(topology, matrix) == matrix.cells
