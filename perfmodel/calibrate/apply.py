@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.calibrate.profile import Fit, Parameter, ParameterName, Profile, Rows
+from perfmodel.calibrate.transferred import transferred
 from perfmodel.collectives.schedule import Floats
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.library.carry import Machine
@@ -38,6 +39,8 @@ def apply(profile: Profile, machine: Machine, *, rows: Rows | None = None) -> Ma
     InputError
         A profile of another template or library, or with names that the machine lacks; all faults.
     """
+    if profile.transfer is not None and rows is None:
+        return transferred(profile, profile.transfer, machine)
     fit = profile.fit_of(rows)
     values = {value.key: value.si for value in fit.values}
     faults = [*_strangers(profile, machine), *_unknown(profile, values, machine)]

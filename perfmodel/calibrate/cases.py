@@ -21,6 +21,7 @@ from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.library.carry import Carried, Machine, Stage, carry
 from perfmodel.library.costs import (
     chunk_bytes,
+    launch_s,
     rate_limit_Bps,
     reduced_bytes,
     step_latency_s,
@@ -28,6 +29,7 @@ from perfmodel.library.costs import (
 )
 from perfmodel.library.edges import HOPS, Edges
 from perfmodel.library.model import Library
+from perfmodel.library.protocols import numbers_of
 from perfmodel.measure.record import Measurement
 from perfmodel.simulate.estimate import Estimator, joined_stages, leg_of, ranks_of
 
@@ -232,16 +234,26 @@ class _Way:
         self, library: Library, known: Estimator, rates: dict[tuple[int, str], Floats]
     ) -> float:
         """Time of the way with a library and links; seconds. `rates` are kept for other ways."""
-        protocol = library.protocols[self.carried.protocol]
+        schedule = self.carried.schedule
+        numbers = numbers_of(library, schedule.collective, schedule.algorithm)
+        protocol = numbers[self.carried.protocol]
         way = replace(self.carried, wire_factor=wire_factor(protocol, self.chunk_bytes))
+        begun_s = launch_s(protocol, way.schedule.nbytes)
+        legs = tuple(
+            replace(
+                leg,
+                latency_s=step_latency_s(protocol, leg.edges, way.schedule, reduced=self.reduced),
+                cap_Bps=rate_limit_Bps(protocol, leg.edges, way.schedule),
+            )
+            for leg in self.legs
+        )
+        if not all(self.steady):  # pipelines fill and drain: the estimator knows how
+            return known.way_s(replace(way, stages=legs, launch_s=begun_s))
         parts = []
-        for leg, steady in zip(self.legs, self.steady, strict=True):
-            latency_s = step_latency_s(protocol, leg.edges, way.schedule, reduced=self.reduced)
-            cap_Bps = rate_limit_Bps(protocol, leg.edges, way.schedule)
-            priced = replace(leg, latency_s=latency_s, cap_Bps=cap_Bps)
+        for leg, priced in zip(self.legs, legs, strict=True):
             key = (id(leg.edges), way.protocol)
-            if not steady or key not in rates:
+            if key not in rates:
                 rates[key] = known.rates(priced)
             parts.append(leg_of(way, priced, rates[key]))
         ends = legs_ends(parts, ranks_of(way), credits=way.credits)
-        return protocol.launch + max((end.last_s for _, end in ends), default=0.0)
+        return begun_s + max((end.last_s for _, end in ends), default=0.0)

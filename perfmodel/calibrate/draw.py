@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.calibrate.profile import Fit, Profile, Rows, Value
+from perfmodel.calibrate.transferred import drawn
 
 
 def measured_at(
@@ -23,6 +24,8 @@ def measured_at(
     a model: an interval from other numbers of ranks, from another collective or (for rows of
     "schedule") from another schedule would promise what nobody has tried.
     """
+    if profile.transfer is not None and rows is None:
+        return True  # its intervals are wide where nothing was measured
     fit = profile.fit_of(rows)
     alike = [source for source in profile.source if source.collective == op]
     if fit.rows == "schedule":
@@ -62,7 +65,10 @@ def draws(profile: Profile, count: int, seed: int, *, scatter: bool = True) -> l
     rng = np.random.default_rng(seed)
     return [
         profile.model_copy(
-            update={"fits": tuple(_drawn(fit, rng, scatter) for fit in profile.fits)}
+            update={
+                "fits": tuple(_drawn(fit, rng, scatter) for fit in profile.fits),
+                "transfer": profile.transfer and drawn(profile.transfer, rng, new_run=scatter),
+            }
         )
         for _ in range(count)
     ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from perfmodel.calibrate.profile import Fit, Profile
+from perfmodel.calibrate.transfer import Transfer
 from perfmodel.files import write_atomically
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -30,6 +32,8 @@ def write_residuals(profile: Profile, path: Path) -> Path:
             name=f"{fit.rows}: {collective}, {ranks} ranks",
             marker={"color": COLOURS[number % len(COLOURS)]},
         )
+    if profile.transfer is not None:
+        _add_transfer(figure, profile.transfer, len(groups))
     figure.update_layout(
         title=f"Profile {profile.name}: fitted against measured",
         template="plotly_white",
@@ -38,6 +42,28 @@ def write_residuals(profile: Profile, path: Path) -> Path:
     )
     write_atomically(path, figure.to_html(include_plotlyjs=True, full_html=True))
     return path
+
+
+def _add_transfer(figure: Any, transfer: Transfer, shift: int) -> None:
+    """Two lines per run: the mechanism with its factors, dotted, and with what these leave."""
+    residual = transfer.residual
+    for run, file in enumerate(transfer.files):
+        points = [point for point in transfer.points if point.run == run]
+        left = [residual(point.situation) if residual else 1.0 for point in points]
+        for name, factors in (("factors", [1.0] * len(points)), ("and correction", left)):
+            figure.add_scatter(
+                x=[point.nbytes for point in points],
+                y=[
+                    100 * (point.fitted_s * factor / point.measured_s - 1)
+                    for point, factor in zip(points, factors, strict=True)
+                ],
+                mode="lines+markers",
+                name=f"{file}, {points[0].op}, {points[0].ranks} ranks: {name}",
+                line={
+                    "color": COLOURS[(run + shift) % len(COLOURS)],
+                    "dash": "dot" if name == "factors" else "solid",
+                },
+            )
 
 
 def _groups(fit: Fit) -> list[tuple[str, int]]:

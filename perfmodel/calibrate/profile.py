@@ -12,6 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
 
+from perfmodel.calibrate.transfer import Transfer
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import Spec, find_file, load, write_atomically
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
@@ -202,7 +203,8 @@ class Source(Spec):
 class Profile(Spec):
     """Measured numbers of one machine with one library.
 
-    `topology` is the template that the numbers belong to, `library` the library model.
+    `topology` is the template that the numbers belong to, `library` the library model; `fits` are
+    numbers of the ranks that were measured, `transfer` is what holds for other scales too.
     """
 
     perfmodel: Literal[1] = 1
@@ -212,7 +214,22 @@ class Profile(Spec):
     library: str
     date: str
     source: tuple[Source, ...]
-    fits: Annotated[tuple[Fit, ...], Field(min_length=1)]
+    fits: tuple[Fit, ...] = ()
+    transfer: Transfer | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Profile:
+        if not self.fits and self.transfer is None:
+            raise ValueError("fits, or a transfer")
+        return self
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of ranks that were measured."""
+        found = {count for fit in self.fits for count in fit.ranks}
+        if self.transfer is not None:
+            found |= {point.ranks for point in self.transfer.points}
+        return tuple(sorted(found))
 
     def fit_of(self, rows: Rows | None = None) -> Fit:
         """The numbers from one kind of row; default: the library's own collective if there.
@@ -222,12 +239,12 @@ class Profile(Spec):
         InputError
             There are none from such rows.
         """
-        if rows is None:
+        if rows is None and self.fits:
             return min(self.fits, key=lambda fit: fit.rows != "library")
         for fit in self.fits:
             if fit.rows == rows:
                 return fit
-        there = " and ".join(repr(fit.rows) for fit in self.fits)
+        there = " and ".join(repr(fit.rows) for fit in self.fits) or "factors from sweeps alone"
         raise InputError(Fault("rows", repr(rows), f"what profile {self.name!r} has: {there}"))
 
 

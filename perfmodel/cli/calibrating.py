@@ -1,24 +1,29 @@
-"""``perfmodel calibrate``: from measurement files to a profile."""
+"""``perfmodel calibrate``: from measurement files of any tool to a profile."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from perfmodel.cli.output import note, print_json, print_table
-from perfmodel.cli.words import Fabric, GpusPerNode, Json, Nodes, renamed
-from perfmodel.errors import Fault, InputError
+from perfmodel.cli.words import Fabric, GpusPerNode, Json, renamed
+from perfmodel.errors import Fault, InputError, one_of
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
+    from perfmodel.calibrate.gathered import Asked
     from perfmodel.calibrate.profile import Fit
+    from perfmodel.calibrate.readers import Found
+    from perfmodel.calibrate.transfer import Transfer
     from perfmodel.measure.record import Measurement
 
 CALIBRATE_EXAMPLES = (
     "perfmodel calibrate m.json --topology cpu-loopback -o mine.yaml",
     "perfmodel calibrate m-1.json m-2.json --topology cpu-loopback -o mine.yaml --plot fit.html",
+    "perfmodel calibrate 2n.log 8n.log --topology dgx-h100 --fabric rail-optimised -o mine.yaml",
 )
 
 
@@ -33,7 +38,12 @@ _FLAGS = {
 
 def calibrate(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="What 'perfmodel measure' wrote.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="What 'perfmodel measure', nccl-tests, rccl-tests, nvbandwidth or "
+            "p2pBandwidthLatencyTest wrote; any mix.",
+        ),
     ],
     topology: Annotated[
         str, typer.Option("--topology", metavar="T", help="Machine that was measured.")
@@ -41,9 +51,16 @@ def calibrate(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="PROFILE", help="Write the profile here.")
     ],
-    nodes: Nodes = 1,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, metavar="N", help="Machines; default: as the file says."),
+    ] = None,
     gpus_per_node: GpusPerNode = None,
     fabric: Fabric = None,
+    op: Annotated[
+        str | None,
+        typer.Option("--op", metavar="OP", help="Collective of tables that do not name theirs."),
+    ] = None,
     library: Annotated[
         Literal["nccl", "gloo", "plain"] | None,
         typer.Option(help="Communication library; default: the one that was measured."),
@@ -60,35 +77,28 @@ def calibrate(
 
     Prints every number with its 80 % interval, how far the fit is from each measured time, and what
     these measurements cannot tell. Several files of the same measurement, each from processes
-    started afresh, also show how much one run differs from the next. 'perfmodel collective
-    --profile' and 'perfmodel run --profile' then predict with it.
+    started afresh, also show how much one run differs from the next. From sweeps of nccl-tests and
+    the like come factors that hold for other numbers of nodes and GPUs as well. 'perfmodel
+    collective --profile' and 'perfmodel run --profile' then predict with it.
     """
+    from perfmodel.calibrate.gathered import Asked  # noqa: PLC0415  (not for --help)
+
     _check_places({"-o": output, "--plot": plot}, files)
-    measurements = _read(files)
+    asked = Asked(topology, nodes, gpus_per_node, fabric)
+    named = name or output.stem
+    found = _read(files, op, asked.ranks)
+    own = [one.measurement for one in found if one.measurement is not None]
+    if len(own) == len(found):
+        profile = _of_own(own, files, asked, library, named)
+    else:
+        profile = _of_any(found, files, asked, library, named)
+    write_and_show(profile, output, plot, json=json)
 
-    from perfmodel.calibrate import doubts, fit, source_of, write_profile  # noqa: PLC0415
-    from perfmodel.library.model import load_library  # noqa: PLC0415
-    from perfmodel.topology.build import build  # noqa: PLC0415
 
-    names = [str(path) for path in files]
-    try:
-        machine = build(topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
-    except InputError as error:
-        raise renamed(error, _FLAGS) from None
-    profile = fit(
-        measurements,
-        machine,
-        load_library(library or measurements[0].backend),
-        name=name or output.stem,
-        sources=[source_of(m, path) for m, path in zip(measurements, files, strict=True)],
-        files=names,
-    )
-    if not any(found.values for found in profile.fits):
-        sizes = len({row.nbytes for made in measurements for row in made.rows})
-        allowed = "measurements at more sizes: these determine no number at all"
-        raise InputError(Fault("FILE", f"{sizes} sizes in all", allowed))
-    for doubt in doubts(measurements, machine, names):
-        note(f"Mind: {doubt}.")
+def write_and_show(profile: Profile, output: Path, plot: Path | None, *, json: bool) -> None:
+    """Write a profile and its plot, and print what is in it."""
+    from perfmodel.calibrate import write_profile  # noqa: PLC0415
+
     write_profile(profile, output)
     if json:
         print_json(profile.model_dump(mode="json"))
@@ -99,6 +109,63 @@ def calibrate(
         from perfmodel.calibrate.plot import write_residuals  # noqa: PLC0415
 
         note(f"wrote {write_residuals(profile, plot)}")
+
+
+def _of_any(
+    found: list[Found], files: list[Path], asked: Asked, library: str | None, name: str
+) -> Profile:
+    """Factors from sweeps and matrices of any tool."""
+    from perfmodel.calibrate.gathered import profile_of  # noqa: PLC0415
+
+    if library not in {None, "nccl"}:
+        allowed = "'nccl', which these files were measured with"
+        raise InputError(Fault("--library", repr(library), allowed))
+    try:
+        profile = profile_of(found, asked, name=name, paths=files)
+    except InputError as error:
+        raise renamed(error, _FLAGS) from None
+    for text in profile.transfer.notes if profile.transfer else ():
+        note(f"Mind: {text}.")
+    return profile
+
+
+def _of_own(
+    measurements: list[Measurement],
+    files: list[Path],
+    asked: Asked,
+    library: str | None,
+    name: str,
+) -> Profile:
+    """Numbers from what 'perfmodel measure' wrote."""
+    from perfmodel.calibrate import doubts, fit, source_of  # noqa: PLC0415
+    from perfmodel.library.model import load_library  # noqa: PLC0415
+    from perfmodel.topology.build import build  # noqa: PLC0415
+
+    names = [str(path) for path in files]
+    try:
+        machine = build(
+            asked.topology,
+            hosts=asked.nodes or 1,
+            fabric=asked.fabric,
+            gpus_per_host=asked.gpus_per_node,
+        )
+    except InputError as error:
+        raise renamed(error, _FLAGS) from None
+    profile = fit(
+        measurements,
+        machine,
+        load_library(library or measurements[0].backend),
+        name=name,
+        sources=[source_of(m, path) for m, path in zip(measurements, files, strict=True)],
+        files=names,
+    )
+    if not any(found.values for found in profile.fits):
+        sizes = len({row.nbytes for made in measurements for row in made.rows})
+        allowed = "measurements at more sizes: these determine no number at all"
+        raise InputError(Fault("FILE", f"{sizes} sizes in all", allowed))
+    for doubt in doubts(measurements, machine, names):
+        note(f"Mind: {doubt}.")
+    return profile
 
 
 def _check_places(places: dict[str, Path | None], files: list[Path]) -> None:
@@ -119,22 +186,26 @@ def _check_places(places: dict[str, Path | None], files: list[Path]) -> None:
         raise InputError(faults)
 
 
-def _read(files: list[Path]) -> list[Measurement]:
-    from perfmodel.measure.record import read_measurement  # noqa: PLC0415  (not for --help)
+def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
+    """Read files of any kind; each may be given once, and measure collectives or links."""
+    from perfmodel.calibrate.readers import read_files  # noqa: PLC0415  (not for --help)
+    from perfmodel.collectives.catalog import ALGORITHMS  # noqa: PLC0415
 
-    found: list[Measurement] = []
     faults: list[Fault] = []
-    for path in files:
-        try:
-            found.append(read_measurement(path))
-        except InputError as error:
-            faults += error.faults
-    for path, made in zip(files, found, strict=False):
-        if made.backend == "device" and not faults:
+    if op is not None and op not in ALGORITHMS:
+        faults.append(Fault("--op", repr(op), one_of(ALGORITHMS, op)))
+    found: list[Found] = []
+    try:
+        found = read_files(files, op=op, ranks=ranks)
+    except InputError as error:
+        faults += error.faults
+    for path, one in zip(files, found, strict=False):
+        if one.measurement is not None and one.measurement.backend == "device":
             allowed = "backend 'gloo' or 'nccl': collectives between ranks"
             faults.append(Fault("backend", "'device'", allowed, str(path)))
     if not faults:
-        again = [path for i, path in enumerate(files) if found[i] in found[:i]]
+        contents = [replace(one, file="") for one in found]
+        again = [path for i, path in enumerate(files) if contents[i] in contents[:i]]
         faults += [Fault("FILE", "a measurement given before", "each once", str(p)) for p in again]
     if faults:
         raise InputError(faults)
@@ -145,6 +216,8 @@ def _read(files: list[Path]) -> list[Measurement]:
 
 
 def _print(profile: Profile) -> None:
+    if profile.transfer is not None:
+        _print_transfer(profile.transfer)
     for fit in profile.fits:
         ranks = ", ".join(str(count) for count in fit.ranks)
         whose = {"library": f"{profile.library}'s own collective", "schedule": "our schedule"}
@@ -166,6 +239,27 @@ def _print(profile: Profile) -> None:
             typer.echo(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
                        f"kept: {lost.kept}")  # fmt: skip
         typer.echo("")
+
+
+def _print_transfer(transfer: Transfer) -> None:
+    from perfmodel.calibrate.levers import MEANINGS  # noqa: PLC0415  (not for --help)
+
+    typer.echo(f"{transfer.gpu}, {len(transfer.points)} times of {len(transfer.files)} runs")
+    print_table(
+        ("number", "of", ">now", ">factor", ">80 % from", ">to", ">settled"),
+        [
+            (MEANINGS[f.of], f.where or "all", f.now, f"{f.factor:.3f}", f"{f.interval[0]:.3f}",
+             f"{f.interval[1]:.3f}", f"{100 * f.told:.0f} %")
+            for f in transfer.factors
+        ],
+    )  # fmt: skip
+    for factor in transfer.factors:
+        if factor.reason:
+            typer.echo(f"cannot tell {factor.lever} by itself: {factor.reason}")
+    typer.echo(
+        f"with what these leave, by size: absolute error of these times, median "
+        f"{100 * transfer.median_abs:.1f} %, 90th percentile {100 * transfer.p90_abs:.1f} %"
+    )
 
 
 def _print_residuals(fit: Fit) -> None:

@@ -1,0 +1,175 @@
+"""Factors and what is left of the times, found together: a robust maximum a posteriori.
+
+Measured times are the mechanism's, stretched by factors, times a residual that is smooth over size,
+times what each run and each row has of its own: all lognormal but for the rows' tails (Student's
+t). Factors and residual share what the data show as their expected spreads say; the covariance of
+the factors counts the residual in, so that no factor is more certain than the mechanism is good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.calibrate.levers import Expected, Lever, prior
+from perfmodel.calibrate.residual import Places, alike, inverse_of, within_runs
+from perfmodel.calibrate.stretched import Stretched
+from perfmodel.collectives.schedule import Floats
+from perfmodel.library.measured import Situation
+
+STEPS = 6
+"""Of Gauss and Newton; times are nearly linear in the factors but for changes of way."""
+
+STRAIGHT = 0.15
+"""Logarithm by which factors may move before the slopes are looked up again."""
+
+CLOSE = 0.01
+"""Logarithm of the last step: far below any interval."""
+
+FARTHEST = 2.0
+"""Logarithm of the largest factor that one step may apply."""
+
+NO_EFFECT = 1e-4
+"""A factor whose doubling changes no time by more than about this much cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """What the data say of the factors.
+
+    Parameters
+    ----------
+    levers : tuple of Lever
+    logs : ndarray of float, shape (levers,)
+        Logarithms of the factors.
+    covariance : ndarray of float, shape (levers, levers)
+        Of `logs`.
+    fitted_s : ndarray of float, shape (rows,)
+        Times of the stretched mechanism, without the residual.
+    slopes : ndarray of float, shape (rows, levers)
+    noise : ndarray of float, shape (rows, rows)
+        Covariance of what runs and rows have of their own.
+    row_variance : ndarray of float, shape (rows,)
+        Its part that is each row's; large for outliers.
+    situations : tuple of Situation
+    """
+
+    levers: tuple[Lever, ...]
+    logs: Floats
+    covariance: Floats
+    fitted_s: Floats
+    slopes: Floats
+    noise: Floats
+    row_variance: Floats
+    situations: tuple[Situation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A rate of a link that was measured by itself: a logarithm of its factor, and how sure."""
+
+    lever: Lever
+    log: float
+    deviation: float
+
+
+def posterior(
+    forward: Stretched, levers: Sequence[Lever], expected: Expected, seen: Sequence[Seen] = ()
+) -> Posterior:
+    """Find factors and the covariance of what they leave.
+
+    Parameters
+    ----------
+    forward : Stretched
+        At least one row.
+    levers : sequence of Lever
+    expected : Expected
+    seen : sequence of Seen
+        What other measurements say of single factors.
+    """
+    held, pull = _held(levers, expected, seen)
+    logs: Floats = inverse_of(held) @ pull
+    if not forward.observed:
+        return _without_rows(levers, logs, held)
+    measured = np.log(forward.measured_s)
+    run = np.array([one.run for one in forward.observed])
+    row = np.full(len(measured), expected.runs.row**2)
+    slopes, since = np.zeros((0, 0)), np.inf
+    for _ in range(STEPS):
+        fitted_s, situations = _times(forward, levers, logs)
+        if since > STRAIGHT:
+            slopes, since = forward.slopes(_factors(levers, logs), fitted_s), 0.0
+        places = Places.of(situations)
+        shared = alike(places, places, expected.left) + within_runs(places, run, expected.runs)
+        over = measured - np.log(fitted_s)
+        row, inverse = reweighted(shared, over, row, expected)
+        curve = slopes.T @ inverse @ slopes + held
+        step = np.linalg.solve(curve, slopes.T @ inverse @ over + pull - held @ logs)
+        logs = logs + np.clip(step, -FARTHEST, FARTHEST)
+        since += float(np.abs(step).max(initial=0.0))
+        if np.abs(step).max(initial=0.0) < CLOSE:
+            break
+    fitted_s, situations = _times(forward, levers, logs)
+    if since > STRAIGHT:
+        slopes = forward.slopes(_factors(levers, logs), fitted_s)
+    places = Places.of(situations)
+    noise = within_runs(places, run, expected.runs) + np.diag(row)
+    inverse = inverse_of(alike(places, places, expected.left) + noise)
+    covariance = inverse_of(slopes.T @ inverse @ slopes + held)
+    return Posterior(
+        tuple(levers), logs, covariance, fitted_s, slopes, noise, row, tuple(situations)
+    )
+
+
+def _without_rows(levers: Sequence[Lever], logs: Floats, held: Floats) -> Posterior:
+    """What is expected, and what was seen of single factors."""
+    return Posterior(
+        tuple(levers), logs, inverse_of(held), np.zeros(0), np.zeros((0, len(levers))),
+        np.zeros((0, 0)), np.zeros(0), (),
+    )  # fmt: skip
+
+
+def reweighted(
+    shared: Floats, over: Floats, row: Floats, expected: Expected
+) -> tuple[Floats, Floats]:
+    """Variances of rows, wider for outliers, and the inverse of the whole covariance."""
+    inverse = inverse_of(shared + np.diag(row))
+    for _ in range(3):
+        own = row * (inverse @ over)  # what a row has of its own, as far as can be told
+        row = _widened(own, expected)
+        inverse = inverse_of(shared + np.diag(row))
+    return row, inverse
+
+
+def _held(
+    levers: Sequence[Lever], expected: Expected, seen: Sequence[Seen]
+) -> tuple[Floats, Floats]:
+    """Inverse covariance of what is known before any sweep, and that times its mean."""
+    held = inverse_of(prior(levers, expected))
+    pull = np.zeros(len(levers))
+    for one in seen:
+        if one.lever in levers:
+            at = list(levers).index(one.lever)
+            held[at, at] += one.deviation**-2
+            pull[at] += one.log * one.deviation**-2
+    return held, pull
+
+
+def _factors(levers: Sequence[Lever], logs: Floats) -> dict[Lever, float]:
+    return dict(zip(levers, np.exp(logs).tolist(), strict=True))
+
+
+def _times(
+    forward: Stretched, levers: Sequence[Lever], logs: Floats
+) -> tuple[Floats, list[Situation]]:
+    factors = _factors(levers, logs)
+    return forward.times_s(factors), forward.situations(factors)
+
+
+def _widened(own: Floats, expected: Expected) -> Floats:
+    """Variances of rows: an outlier's is what its distance asks for (Student's t, reweighted)."""
+    runs = expected.runs
+    found: Floats = (runs.freedom * runs.row**2 + own**2) / (runs.freedom + 1)
+    return np.maximum(found, 0.5 * runs.row**2)

@@ -1,0 +1,148 @@
+"""nccl-tests' JSON (``-J out.json``, versions 2 and 3) and rccl-tests' (``-Z json -x out``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from perfmodel.calibrate.readers.ops import OPS, op_named, op_of_file
+from perfmodel.calibrate.readers.record import PERFORMANCE, Sweep, SweepRow, version_text
+from perfmodel.errors import Fault, InputError, one_of
+
+Document = Mapping[str, Any]
+PLACES = (("out_of_place", False), ("in_place", True))
+
+
+def is_nccl_json(document: object) -> bool:
+    """Whether a document is what ``nccl-tests -J`` writes."""
+    return isinstance(document, Mapping) and {"nccl_version", "config", "results"} <= set(document)
+
+
+def is_rccl_json(document: object) -> bool:
+    """Whether a document is what ``rccl-tests -Z json`` writes: a list of placements."""
+    return (
+        isinstance(document, list)
+        and bool(document)
+        and all(isinstance(one, Mapping) and {"size", "time", "inPlace"} <= set(one)
+                for one in document)
+    )  # fmt: skip
+
+
+def read_nccl_json(document: Document, file: str, *, op: str | None = None) -> list[Sweep]:
+    """Read a document of nccl-tests; of its environment only the library's own variables.
+
+    Raises
+    ------
+    InputError
+        No rows, no devices, an unknown collective, or fields that are not as NCCL writes them.
+    """
+    return _checked(lambda: _of_nccl(document, file, op), file)
+
+
+def read_rccl_json(
+    records: list[Document], file: str, *, op: str | None = None, ranks: int | None = None
+) -> list[Sweep]:
+    """Read the records of rccl-tests.
+
+    Raises
+    ------
+    InputError
+        Records without a collective that is known, or fields that are not as rccl-tests writes.
+    """
+    return _checked(lambda: _of_rccl(records, file, op, ranks), file)
+
+
+def _checked(read: Callable[[], list[Sweep]], file: str) -> list[Sweep]:
+    try:
+        sweeps = read()
+    except InputError as error:
+        raise error.located(file) from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        found = f"{type(error).__name__}: {str(error)[:80]}"
+        raise InputError(Fault("results", found, "the fields that the tests write", file)) from None
+    if not sweeps:
+        raise InputError(Fault("results", "no row with a size and a time", "at least one", file))
+    return sweeps
+
+
+def _of_nccl(document: Document, file: str, op: str | None) -> list[Sweep]:
+    devices = list(document["config"].get("devices") or [])
+    arguments = [str(part) for part in document.get("args") or []]
+    name = op or op_named(arguments[0] if arguments else "") or op_of_file(Path(file).name)
+    faults = []
+    if name is None:
+        faults.append(Fault("args", "no executable that names a collective", "--op"))
+    if len(devices) < 2:
+        faults.append(Fault("config.devices", f"{len(devices)} devices", "at least 2 ranks"))
+    if len({device.get("group", 0) for device in devices}) > 1:
+        faults.append(Fault("config.devices", "several groups that run at once", "one group"))
+    if not document["results"]:
+        faults.append(Fault("results", "none", "rows: the run was cut off"))
+    if faults or name is None:
+        raise InputError(faults)
+    hosts = Counter(device["hostname"] for device in devices)
+    processes = {(device["hostname"], device["pid"]) for device in devices}
+    return [
+        Sweep(
+            op=name, ranks=len(devices), nodes=len(hosts),
+            gpus_per_node=max(hosts.values()) if len(set(hosts.values())) == 1 else None,
+            dtype=str(document["results"][0]["type"]), in_place=in_place, rows=rows,
+            devices=tuple(dict.fromkeys(str(device["device_info"]) for device in devices)),
+            version=version_text(int(document["nccl_version"])),
+            one_process=len(processes) < len(devices), env=_environment(document),
+            started=str(document.get("start_time", "")),
+            file=Path(file).name,
+        )
+        for place, in_place in PLACES
+        if (rows := _rows(_timed(document["results"], place)))
+    ]  # fmt: skip
+
+
+def _environment(document: Document) -> dict[str, str]:
+    """Variables of the library that change its times, and no others."""
+    pairs = [str(text).partition("=") for text in document.get("env") or []]
+    return {name: value for name, _, value in pairs if name in PERFORMANCE}
+
+
+def _timed(results: Iterable[Document], place: str) -> Iterable[tuple[int, float]]:
+    for result in results:
+        cell = result.get(place)
+        if cell:
+            yield int(result["size"]), float(cell.get("time", cell.get("cpu_time")))
+
+
+def _rows(timed: Iterable[tuple[int, float]]) -> tuple[SweepRow, ...]:
+    found = {nbytes: time_us * 1e-6 for nbytes, time_us in timed if nbytes > 0 and time_us > 0}
+    return tuple(SweepRow(nbytes, found[nbytes]) for nbytes in sorted(found))
+
+
+def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | None) -> list[Sweep]:
+    tables: dict[tuple[str, int, int | None, str, bool], list[tuple[int, float]]] = {}
+    for record in records:
+        name = op or OPS.get(_snake(str(record.get("name", ""))))
+        if name is None:
+            raise InputError(
+                Fault("name", repr(record.get("name")), one_of(set(OPS.values())) + " (--op)")
+            )
+        nodes = record.get("nodes")
+        count = int(record.get("ranks") or record.get("gpus") or ranks or 0)
+        if count < 2:
+            raise InputError(Fault("gpus", str(count), "at least 2 ranks"))
+        key = (name, count, nodes, str(record.get("type", "float")), bool(int(record["inPlace"])))
+        tables.setdefault(key, []).append((int(record["size"]), float(record["time"])))
+    return [
+        Sweep(
+            op=name, ranks=count, nodes=nodes, gpus_per_node=count // nodes if nodes else None,
+            dtype=dtype, in_place=in_place, rows=rows, tool="rccl-tests",
+            file=Path(file).name,
+        )
+        for (name, count, nodes, dtype, in_place), timed in tables.items()
+        if (rows := _rows(timed))
+    ]  # fmt: skip
+
+
+def _snake(name: str) -> str:
+    """AllReduce -> all_reduce."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

@@ -1,0 +1,268 @@
+"""nccl-tests and rccl-tests, as they print: tables of times over size.
+
+Spellings that occur: prefixes of job launchers and timestamps before each line, no ``root`` column
+(before 2.9), ``error`` for ``#wrong``, ``N/A`` where nothing was checked, lines of ``NCCL INFO``
+between rows and inside of them, rows of size zero, statistics per iteration, several tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfmodel.calibrate.readers.lines import ROW, number, plain
+from perfmodel.calibrate.readers.ops import op_named, op_of_file, ops_allowed, ranks_of_factor
+from perfmodel.calibrate.readers.record import PERFORMANCE, Sweep, SweepRow, version_text
+from perfmodel.errors import Fault, InputError, one_of
+
+_RANK = re.compile(
+    r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+\d+\s+"
+    r"\[[^\]]*\]\s*(.*)$"
+)
+_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
+_ENV = re.compile(r"\b(NCCL_\w+)(?:=| set by environment to )\"?([\w:,^.-]+)")
+
+
+@dataclass
+class _Table:
+    """A table while it is read."""
+
+    line: int
+    columns: list[str]
+    ranks: list[tuple[str, str, str, str]]  # group, process, host, model
+    op: str | None
+    cells: list[tuple[int, str, str, str | None, list[str]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Log:
+    """What was read so far."""
+
+    tables: list[_Table] = field(default_factory=list)
+    ranks: list[tuple[str, str, str, str]] = field(default_factory=list)
+    op: str | None = None
+    version: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    tool: str = "nccl-tests"
+    begun: tuple[re.Match[str], list[str]] | None = None
+    faults: list[Fault] = field(default_factory=list)
+
+
+def is_nccl_text(text: str) -> bool:
+    """Whether a text has the head of such a table, or its list of ranks."""
+    lines = (plain(line) for line in text.splitlines())
+    return any(_columns(line) or _RANK.search(line) for line in lines)
+
+
+def read_nccl_text(
+    text: str, file: str, *, op: str | None = None, ranks: int | None = None
+) -> list[Sweep]:
+    """Read all tables of a log, out of place and in place.
+
+    Parameters
+    ----------
+    text : str
+    file : str
+        Name for messages and provenance.
+    op : str, optional
+        The collective, where the log does not say it.
+    ranks : int, optional
+        How many ranks, where the log does not say it.
+
+    Raises
+    ------
+    InputError
+        No table, a table without rows, cut rows, or a table whose collective or ranks are unknown;
+        every fault at once.
+    """
+    log = _Log()
+    for at, raw in enumerate(text.splitlines(), start=1):
+        _line(log, at, plain(raw))
+    _give_up(log)
+    if not log.tables:
+        allowed = "a table with the columns size, count, type, time, algbw, busbw"
+        raise InputError(Fault("file", "no table of nccl-tests", allowed, file))
+    found: list[Sweep] = []
+    for table in log.tables:
+        try:
+            found += _sweeps(table, log, file, op, ranks)
+        except InputError as error:
+            log.faults += error.faults
+    if log.faults:
+        raise InputError(InputError(log.faults).located(file).faults)
+    return found
+
+
+def _columns(line: str) -> list[str] | None:
+    """Names of the columns, if a line is the head of a table."""
+    words = line.lstrip("# \t").split()
+    if words[:2] != ["size", "count"] or "time" not in words or "busbw" not in words:
+        return None
+    return words
+
+
+def _line(log: _Log, at: int, line: str) -> None:
+    if (columns := _columns(line)) is not None:
+        _give_up(log)
+        log.tables.append(_Table(at, columns, log.ranks, log.op))
+        log.ranks = []
+    elif (rank := _RANK.search(line)) is not None:
+        group, process, host, model = rank.group(2, 3, 4, 5)
+        log.ranks.append((group or "0", process or "", host, model.strip()))
+    elif log.tables and (row := ROW.search(line)) is not None and not line.startswith("#"):
+        _row(log, at, row)
+    elif log.begun is not None and (cells := line.split()) and number(cells[0]) is not None:
+        _finish(log, at, cells)
+    else:
+        _said(log, line)
+
+
+def _said(log: _Log, line: str) -> None:
+    """What a line between tables tells about them."""
+    log.op = op_named(line) or log.op
+    if (version := _VERSION.search(line)) is not None:
+        log.version = version.group(1) or version_text(int(version.group(2)))
+    if "rccl-tests" in line.lower() or "RCCL version" in line:
+        log.tool = "rccl-tests"
+    log.env.update({name: to for name, to in _ENV.findall(line) if name in PERFORMANCE})
+
+
+def _row(log: _Log, at: int, row: re.Match[str]) -> None:
+    _give_up(log)
+    rest, other, _ = row.group(4).partition("NCCL")
+    cells = rest.split()
+    if other:  # a line of NCCL's own came in between; it may touch the last cell
+        log.begun = (row, [kept for cell in cells if (kept := _untouched(cell))])
+        return
+    _add(log, at, row, cells)
+
+
+def _untouched(cell: str) -> str:
+    """What a cell said before the name of a host was written into it."""
+    if ":" not in cell and not cell.startswith("["):
+        return cell
+    begin = re.match(r"-1|N/A", cell)
+    return begin.group(0) if begin else ""
+
+
+def _finish(log: _Log, at: int, cells: list[str]) -> None:
+    """The rest, or more, of a row that other output had cut in two."""
+    assert log.begun is not None
+    row, head = log.begun
+    log.begun = (row, head + cells)
+    if len(head) + len(cells) >= len(log.tables[-1].columns) - 3:
+        log.begun = None
+        _add(log, at, row, head + cells)
+
+
+def _give_up(log: _Log) -> None:
+    if log.begun is not None:
+        size = log.begun[0].group(1)
+        log.tables[-1].notes.append(f"the row of {size} bytes, cut by other output, was left out")
+        log.begun = None
+
+
+def _add(log: _Log, at: int, row: re.Match[str], cells: list[str]) -> None:
+    table = log.tables[-1]
+    names = table.columns[3:]
+    redop = cells[0] if cells and "redop" in names and number(cells[0]) is None else ""
+    if "redop" in names and not redop:
+        names = [name for name in names if name != "redop"]  # a column that is empty
+    if len(cells) < len(names):
+        found = f"a row of {3 + len(cells)} cells"
+        allowed = f"{len(table.columns)}, as its head has: the table is cut off"
+        log.faults.append(Fault("table", found, allowed, line=at))
+        return
+    root = cells[names.index("root")] if "root" in names else None
+    if root is not None and not re.fullmatch(r"-?\d+", root):
+        log.faults.append(Fault("root", repr(root), "a number: the table is garbled", line=at))
+        return
+    first = names.index("time")
+    table.cells.append((int(row.group(1)), row.group(3), redop, root, cells[first:]))
+
+
+def _sweeps(table: _Table, log: _Log, file: str, op: str | None, ranks: int | None) -> list[Sweep]:
+    if not table.cells:
+        fault = Fault("table", "a head without rows", "rows: the table is cut off", line=table.line)
+        raise InputError(fault)
+    named = [c for c in table.columns if c not in {"size", "count", "type", "redop", "root"}]
+    starts = [at for at, name in enumerate(named) if name == "time"]
+    points = [
+        (alg, bus)
+        for *_, cells in table.cells
+        if (alg := number(cells[named.index("algbw")])) is not None
+        and (bus := number(cells[named.index("busbw")])) is not None
+    ]
+    listed = _listed(table)
+    chosen, count = _whose(table, file, op, ranks, points, len(listed) or None)
+    hosts = Counter(host for _, _, host, _ in listed)
+    processes = {(host, process) for _, process, host, _ in listed if process}
+    found = [
+        Sweep(
+            op=chosen, ranks=count, nodes=len(hosts) or None,
+            gpus_per_node=max(hosts.values()) if len(set(hosts.values())) == 1 else None,
+            dtype=table.cells[0][1], in_place=place > 0, rows=rows,
+            devices=tuple(dict.fromkeys(model for *_, model in listed if model)),
+            version=log.version,
+            one_process=len(processes) < len(listed) if processes else None,
+            env=dict(log.env), tool=log.tool, file=Path(file).name, line=table.line,
+            notes=tuple(table.notes),
+        )
+        for place, start in enumerate(starts)
+        if (rows := _rows(table, start))
+    ]  # fmt: skip
+    if not found:
+        raise InputError(Fault("table", "no row with a size and a time", "one", line=table.line))
+    return found
+
+
+def _listed(table: _Table) -> list[tuple[str, str, str, str]]:
+    groups = {group for group, *_ in table.ranks}
+    if len(groups) > 1:
+        found = f"{len(groups)} groups of ranks that run at once (NCCL_TESTS_SPLIT)"
+        raise InputError(Fault("table", found, "one group", line=table.line))
+    return table.ranks
+
+
+def _rows(table: _Table, start: int) -> tuple[SweepRow, ...]:
+    """Sizes and times of one placement; rows of size zero and without a time are left out."""
+    found: dict[int, float] = {}
+    for nbytes, _, _, _, cells in table.cells:
+        time_us = number(cells[start])
+        if nbytes > 0 and time_us is not None and time_us > 0:
+            found[nbytes] = time_us * 1e-6
+    return tuple(SweepRow(nbytes, found[nbytes]) for nbytes in sorted(found))
+
+
+def _whose(
+    table: _Table, file: str, op: str | None, ranks: int | None,
+    points: list[tuple[float, float]], listed: int | None,
+) -> tuple[str, int]:  # fmt: skip
+    """Collective and number of ranks of a table, and that nothing contradicts them."""
+    _, _, redop, root, _ = table.cells[0]
+    count = listed or ranks
+    allowed = ops_allowed(points, count, redop, root)
+    name = op or table.op or op_of_file(Path(file).name)
+    if name is None and len(allowed) == 1:
+        (name,) = allowed
+    if name is None:
+        raise InputError(
+            Fault("collective", "a table that does not say which", one_of(allowed) + " (--op)",
+                  line=table.line)
+        )  # fmt: skip
+    if name not in allowed:
+        found = f"{name!r}, whose busbw would be another multiple of algbw among {count} ranks"
+        raise InputError(Fault("collective", found, one_of(allowed), line=table.line))
+    count = count or ranks_of_factor(name, points)
+    if count is None:
+        found = "a table without its list of devices"
+        raise InputError(
+            Fault("ranks", found, "how many there were (--nodes, --gpus-per-node)", line=table.line)
+        )
+    if count < 2:
+        allowed_ = "at least 2: was the test built without MPI, so that each process ran alone?"
+        raise InputError(Fault("ranks", str(count), allowed_, line=table.line))
+    return name, count

@@ -1,0 +1,127 @@
+"""What measuring tools wrote, as records: sweeps over size, and matrices of links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PREFIX = "NCCL_"
+
+PERFORMANCE = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        "ALGO", "PROTO", "MIN_NCHANNELS", "MAX_NCHANNELS", "MIN_CTAS", "MAX_CTAS", "MAX_NRINGS",
+        "MIN_NRINGS", "P2P_LEVEL", "P2P_DISABLE", "SHM_DISABLE", "NET_GDR_LEVEL", "CROSS_NIC",
+        "IB_DISABLE", "NVLS_ENABLE", "COLLNET_ENABLE", "BUFFSIZE", "NTHREADS", "PXN_DISABLE",
+        "IB_QPS_PER_CONNECTION", "NET", "SOCKET_NTHREADS", "NSOCKS_PERTHREAD",
+    )
+)  # fmt: skip
+"""Variables that are taken from a log. Everything else in it may be a secret and stays there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """One size: bytes as the tool counts them, and seconds per collective."""
+
+    nbytes: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One table of times over size.
+
+    Parameters
+    ----------
+    op : str
+        As `training.plan.Op` spells it.
+    ranks : int
+    nodes : int or None
+        None where the log does not name its hosts.
+    gpus_per_node : int or None
+        None as well where hosts have different numbers of ranks.
+    dtype : str
+    in_place : bool
+    rows : tuple of SweepRow
+        By size.
+    devices : tuple of str
+        Models of GPU, each once.
+    version : str or None
+        Of the library.
+    one_process : bool or None
+        Whether one process drove several GPUs.
+    env : mapping of str to str
+        Variables of `PERFORMANCE` alone.
+    started : str
+        Date and time as the tool wrote it; empty where it did not.
+    tool : str
+        "nccl-tests" or "rccl-tests".
+    file : str
+        Name, without its folder.
+    line : int
+        Where the table begins, one-based; 0: not text.
+    notes : tuple of str
+        What was passed over.
+    """
+
+    op: str
+    ranks: int
+    nodes: int | None
+    gpus_per_node: int | None
+    dtype: str
+    in_place: bool
+    rows: tuple[SweepRow, ...]
+    devices: tuple[str, ...] = ()
+    version: str | None = None
+    one_process: bool | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    started: str = ""
+    tool: str = "nccl-tests"
+    file: str = ""
+    line: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMatrix:
+    """One matrix of a link benchmark.
+
+    Parameters
+    ----------
+    test : str
+        Name in the tool's words.
+    what : {"bandwidth", "latency"}
+    ends : {"gpu-gpu", "host-gpu"}
+        Rows and columns.
+    p2p : bool
+        Whether GPUs reached each other's memory.
+    both_ways : bool
+        Whether both directions were busy and are summed.
+    values : tuple of tuple of (float or None)
+        Bytes per second, or seconds; None: not measured. Row: source (or host).
+    devices : tuple of str
+        Model of each GPU, as far as named.
+    tool : str
+    file : str
+    """
+
+    test: str
+    what: str
+    ends: str
+    p2p: bool
+    both_ways: bool
+    values: tuple[tuple[float | None, ...], ...]
+    devices: tuple[str, ...] = ()
+    tool: str = ""
+    file: str = ""
+
+
+def version_text(number: int) -> str | None:
+    """Write NCCL's version number (22605) as people do ("2.26.5"); None for zero.
+
+    Source: ``NCCL_VERSION`` in nccl.h: X*10000 + Y*100 + Z from 2.9 on, X*1000 + Y*100 + Z before.
+    """
+    if number <= 0:
+        return None
+    major = 10000 if number >= 10000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"

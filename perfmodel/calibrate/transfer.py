@@ -1,0 +1,146 @@
+"""What sweeps of a machine say, as a part of a profile: factors, residual, what is not told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from perfmodel.calibrate.levers import Left, Lever, LeverName, Runs
+from perfmodel.calibrate.residual import Places, Residual, within_runs
+from perfmodel.collectives.schedule import Floats
+from perfmodel.files import Spec
+from perfmodel.library.measured import Situation
+
+
+class Factor(Spec):
+    """A factor on one of the mechanism's numbers, with its 80 % interval.
+
+    `told` is the share of what was open before that the data have settled: 0 leaves the factor as
+    it was expected, 1 pins it down. `now` is the number that results, with its unit, where there is
+    one. `reason` says why the data tell little.
+    """
+
+    of: LeverName
+    where: str
+    factor: float = Field(gt=0)
+    interval: tuple[float, float]
+    told: float = Field(ge=0, le=1)
+    now: str = ""
+    reason: str = ""
+
+    @property
+    def lever(self) -> Lever:
+        """What the factor is on."""
+        return Lever(self.of, self.where)
+
+
+class Point(Spec):
+    """One measured time and the stretched mechanism's, before the residual.
+
+    `run` numbers the file, `own` is the standard deviation of the logarithm that is this row's
+    alone (large for an outlier), `slopes` the change of the logarithm of `fitted_s` per logarithm
+    of each factor.
+    """
+
+    run: int
+    op: str
+    ranks: int
+    hosts: int
+    nbytes: int
+    algorithm: str
+    protocol: str
+    measured_s: float = Field(gt=0)
+    fitted_s: float = Field(gt=0)
+    own: float = Field(gt=0)
+    slopes: tuple[float, ...]
+
+    @property
+    def situation(self) -> Situation:
+        """What the residual may depend on."""
+        return Situation(
+            self.op, self.nbytes, self.ranks, self.hosts, self.algorithm, self.protocol
+        )
+
+
+class Transfer(Spec):
+    """Factors of a machine and what they leave.
+
+    `gpu` is the model of GPU that the factors belong to, `covariance` that of their logarithms,
+    `files` the runs, `median_abs` and `p90_abs` how far the profile is from its own rows (absolute
+    relative errors, after the residual).
+    """
+
+    gpu: str
+    factors: tuple[Factor, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    left: Left
+    runs: Runs
+    files: tuple[str, ...]
+    points: tuple[Point, ...]
+    median_abs: float
+    p90_abs: float
+    method: str
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Transfer:
+        count = len(self.factors)
+        if {len(self.covariance), *(len(row) for row in self.covariance)} - {count}:
+            raise ValueError(f"covariance with {count} rows and columns, as factors")
+        if any(len(point.slopes) != count for point in self.points):
+            raise ValueError(f"points with {count} slopes, as factors")
+        return self
+
+    @property
+    def by_lever(self) -> dict[Lever, float]:
+        """The factors by what they are on."""
+        return {factor.lever: factor.factor for factor in self.factors}
+
+    @cached_property
+    def over(self) -> Floats:
+        """Logarithm of measured over fitted time, shape (points,)."""
+        found: Floats = np.log([point.measured_s / point.fitted_s for point in self.points])
+        return found
+
+    @cached_property
+    def residual(self) -> Residual | None:
+        """What the factors leave, as it is expected; None without points."""
+        if not self.points:
+            return None
+        return residual_of(
+            [point.situation for point in self.points],
+            self.over,
+            [point.own**2 for point in self.points],
+            [point.run for point in self.points],
+            self.left,
+            self.runs,
+        )
+
+
+def model_of(gpu: str) -> str:
+    """Name of a GPU without the size of its memory, on which no communication depends.
+
+    Examples
+    --------
+    >>> model_of("a100-sxm4-40gb")
+    'a100-sxm4'
+    """
+    return re.sub(r"-\d+gb$", "", gpu)
+
+
+def residual_of(
+    situations: Sequence[Situation],
+    over: Floats,
+    row_variance: Sequence[float],
+    run: Sequence[int],
+    left: Left,
+    runs: Runs,
+) -> Residual:
+    """What is left of rows: see `Residual`."""
+    places = Places.of(situations)
+    noise = within_runs(places, np.array(run), runs) + np.diag(row_variance)
+    return Residual(places, over, noise, left, runs)

@@ -1,0 +1,205 @@
+"""Find what a fit of sweeps should expect before it sees data: perfmodel/calibrate/sweeps.yaml.
+
+    python reports/calibration/expectations.py DATA [--tries N] [--write] [--cache FILE]
+
+DATA is a folder laid out as `perfmodel validate --data` wants it. Every sweep is predicted from the
+other sweeps of the same hardware and collective, at any scale (leave one out), with times that are
+linear in the logarithms of the factors: within a percent of `perfmodel.calibrate.from_sweeps`, a
+thousand times as quick. Prints how far these predictions are from the data, and how often 80 %
+intervals hold them. With --tries, expectations are varied at random and kept when sweeps left out
+become more likely (Student's t with 3 degrees of freedom, so that a sweep that nothing explains
+counts little), with a pull towards where they began. Sweeps that the model misses by more than a
+factor of two in the median are in the printed table, but not in that search. --write then writes
+sweeps.yaml, with intervals widened until they hold 80 %. --cache keeps the model's times and slopes
+for another try.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from calibration.left_out import Fold, Prepared, fold_of, folds, prepared  # noqa: E402  (line above)
+from perfmodel.calibrate.levers import Expected, usually  # noqa: E402
+
+WITHIN = 1.2816
+"""Standard deviations about zero that hold 80 % of a normal distribution."""
+
+LARGE = 256 * 1024
+"""From this size on, bytes, a sweep is judged on its own."""
+
+MISSED = np.log(2.0)
+"""A sweep whose median is farther off than this, as a logarithm, tells of a missing mechanism."""
+
+PULL = 0.02
+"""Likelihood lost per squared logarithm by which an expectation has moved."""
+
+SHARES = {"alike", "other_op", "other_way", "networked"}
+"""Expectations between 0 and 1; the others are above 0."""
+
+FIXED = {"turn_bytes", "freedom", "widened", "open", "odd"}
+
+
+class Place(NamedTuple):
+    """Where an expectation stands: section, and lever or field, and field of the lever or ""."""
+
+    section: str
+    name: str
+    field: str = ""
+
+
+def places(expected: Expected) -> list[Place]:
+    """Every expectation that may vary."""
+    tree = expected.model_dump()
+    found = [Place("levers", name, field) for name, one in tree["levers"].items()
+             for field, value in one.items() if value > 0]  # fmt: skip
+    found += [Place(section, name) for section in ("left", "runs") for name in tree[section]
+              if name not in FIXED]  # fmt: skip
+    return found
+
+
+def numbers(expected: Expected, where: Sequence[Place]) -> np.ndarray:
+    """Expectations as numbers without bounds."""
+    tree = expected.model_dump()
+    found = [
+        tree[p.section][p.name][p.field] if p.field else tree[p.section][p.name] for p in where
+    ]
+    bounded = [(p.field or p.name) in SHARES for p in where]
+    clipped = [min(max(x, 0.01), 0.99) if b else x for x, b in zip(found, bounded, strict=True)]
+    return np.array(
+        [np.log(x / (1 - x)) if b else np.log(x) for x, b in zip(clipped, bounded, strict=True)]
+    )
+
+
+def with_numbers(expected: Expected, where: Sequence[Place], found: np.ndarray) -> Expected:
+    """Expectations from numbers without bounds."""
+    tree = expected.model_dump()
+    for place, number in zip(where, found.tolist(), strict=True):
+        share = (place.field or place.name) in SHARES
+        value = float(f"{1 / (1 + np.exp(-number)) if share else np.exp(number):.2g}")
+        section = tree[place.section]
+        if place.field:
+            section[place.name][place.field] = value
+        else:
+            section[place.name] = value
+    return Expected.model_validate(tree)
+
+
+def likelihood(found: Sequence[Fold]) -> float:
+    """Mean logarithm of the likelihood of a row left out; each sweep counts the same."""
+    each = [np.mean(-np.log(fold.deviation) - 2.0 * np.log1p(fold.away**2 / 3.0)) for fold in found]
+    return float(np.mean(each))
+
+
+def search(runs: Mapping[str, Prepared], start: Expected, tries: int, seed: int = 0) -> Expected:
+    """Vary expectations at random; keep what makes sweeps left out more likely."""
+    rng = np.random.default_rng(seed)
+    where = places(start)
+    groups = folds({n: one for n, one in runs.items() if np.median(np.abs(one.over)) < MISSED})
+    begin = numbers(start, where)
+
+    def worth(at: np.ndarray) -> float:
+        expected = with_numbers(start, where, at)
+        found = [fold_of(runs, name, others, expected) for name, others in groups]
+        return likelihood(found) - PULL * float(np.sum((at - begin) ** 2))
+
+    best, most, step, since = begin, worth(begin), 0.4, 0
+    for _ in range(tries):
+        chosen = rng.choice(len(where), rng.integers(1, 5), replace=False)
+        tried = best.copy()
+        tried[chosen] += rng.normal(0.0, step, len(chosen))
+        now = worth(tried)
+        best, most, since = (tried, now, 0) if now > most else (best, most, since + 1)
+        step, since = (0.7 * step, 0) if since > 40 else (step, since)
+        if step < 0.03:
+            break
+    return with_numbers(start, where, best)
+
+
+def widened(found: Sequence[Fold]) -> float:
+    """Factor on deviations with which intervals would hold 80 % of the rows left out."""
+    away = np.concatenate([np.abs(fold.away) for fold in found])
+    return max(1.0, float(f"{np.quantile(away, 0.8) / WITHIN:.2g}"))
+
+
+def show(found: Sequence[Fold], wide: float) -> None:
+    """Print errors and coverage, sweep by sweep and in all."""
+    print(f"{'sweep left out':34}{'datasheet':>16}{'transferred':>16}{'held':>7}   from 256 KiB on")  # noqa: T201  (a script's output)
+    for fold in (*found, Fold.joined(found)):
+        large = fold.nbytes >= LARGE
+        for name, rows in ((fold.name, large), ("  below", ~large)):
+            if rows.any():
+                before, after = fold.errors(before=True)[rows], fold.errors()[rows]
+                held = np.mean(np.abs(fold.away[rows]) < wide * WITHIN)
+                print(f"{name:34}{_both(before):>16}{_both(after):>16}{100 * held:6.0f}%")  # noqa: T201  (a script's output)
+
+
+def _both(errors: np.ndarray) -> str:
+    return f"{100 * np.median(errors):.1f} / {100 * np.quantile(errors, 0.9):.1f} %"
+
+
+def written(expected: Expected, runs: Mapping[str, Prepared], count: int) -> str:
+    """The file's text."""
+    tree = expected.model_dump()
+    lines = [
+        "# What a fit of sweeps expects before it sees data; made by",
+        "# reports/calibration/expectations.py. Deviations are of logarithms: 0.1 is about 10 %.",
+        "levers:",
+    ]
+    for name, one in tree["levers"].items():
+        inner = ", ".join(f"{field}: {value:g}" for field, value in one.items() if value)
+        lines.append(f"  {name}: {{{inner}}}")
+    for section in ("left", "runs"):
+        lines.append(f"{section}:")
+        lines += [f"  {name}: {value:.10g}" for name, value in tree[section].items()]
+    kinds = len({run.hardware for run in runs.values()})
+    source = (
+        f"likeliest of {count} recorded sweeps left out, each predicted from the others of the "
+        f"same hardware and collective ({kinds} kinds of hardware in all); widened until 80 % "
+        "intervals held 80 % of their times"
+    )
+    return "\n".join([*lines, f'source: "{source}"', ""])
+
+
+def main() -> int:
+    """Print, search, write."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--tries", type=int, default=0)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--cache", type=Path)
+    asked = parser.parse_args()
+    if asked.cache and asked.cache.exists():
+        runs: dict[str, Prepared] = pickle.loads(asked.cache.read_bytes())  # noqa: S301  (our own)
+    else:
+        runs = prepared(asked.data)
+        if asked.cache:
+            asked.cache.write_bytes(pickle.dumps(runs))
+    expected = usually()
+    if asked.tries:
+        expected = search(runs, expected, asked.tries)
+    groups = folds(runs)
+    found = [fold_of(runs, name, others, expected) for name, others in groups]
+    wide = widened(found)
+    runs_now = expected.runs.model_copy(update={"widened": wide})
+    expected = expected.model_copy(update={"runs": runs_now})
+    show(found, wide)
+    text = written(expected, {name: runs[name] for name, _ in groups}, len(groups))
+    print(text)  # noqa: T201  (a script's output)
+    if asked.write:
+        folder = HERE.parents[1] / "perfmodel" / "calibrate"
+        (folder / "sweeps.yaml").write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

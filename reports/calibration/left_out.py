@@ -1,0 +1,181 @@
+"""Sweeps predicted from others of the same hardware, with times linear in the factors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from perfmodel.calibrate.from_sweeps import thinned
+from perfmodel.calibrate.levers import Expected, Lever, prior
+from perfmodel.calibrate.residual import Places, alike, run_deviation
+from perfmodel.calibrate.stretched import Observed, Stretched
+from perfmodel.calibrate.weighed import weighed
+from perfmodel.errors import PerfmodelError
+from perfmodel.library.machine import machine_on
+from perfmodel.library.measured import Situation
+from perfmodel.library.model import load_library
+from perfmodel.library.settings import Settings
+from perfmodel.validate.matching import Matched, match
+from perfmodel.validate.sweeps import Sweep, read_sweeps
+
+FEWEST_TRUST = 3
+"""Sweeps of less trust are not used."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sweep and what the model says of it.
+
+    Parameters
+    ----------
+    hardware : str
+        As `perfmodel.validate.matching.Matched`.
+    op : str
+    nbytes : ndarray of int, shape (rows,)
+    over : ndarray of float, shape (rows,)
+        Logarithm of measured over predicted time.
+    levers : tuple of Lever
+    slopes : ndarray of float, shape (rows, levers)
+    situations : tuple of Situation
+    shares : ndarray of float, shape (rows,)
+        As `perfmodel.calibrate.residual.Places`.
+    settings : Settings
+    """
+
+    hardware: str
+    op: str
+    nbytes: np.ndarray
+    over: np.ndarray
+    levers: tuple[Lever, ...]
+    slopes: np.ndarray
+    situations: tuple[Situation, ...]
+    shares: np.ndarray
+    settings: Settings
+
+    def along(self, levers: Sequence[Lever]) -> np.ndarray:
+        """Slopes along other levers; zero where this sweep does not depend on them."""
+        at = {lever: column for column, lever in enumerate(self.levers)}
+        none = np.zeros(len(self.nbytes))
+        columns = [self.slopes[:, at[one]] if one in at else none for one in levers]
+        return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A sweep left out.
+
+    Parameters
+    ----------
+    name : str
+    nbytes : ndarray of int, shape (rows,)
+    over : ndarray of float, shape (rows,)
+        Logarithm of measured over predicted time.
+    expected : ndarray of float, shape (rows,)
+        The same, as the other sweeps say.
+    deviation : ndarray of float, shape (rows,)
+        Of `over` from `expected`, as the other sweeps say.
+    """
+
+    name: str
+    nbytes: np.ndarray
+    over: np.ndarray
+    expected: np.ndarray
+    deviation: np.ndarray
+
+    @property
+    def away(self) -> np.ndarray:
+        """Deviations by which a row is off."""
+        return (self.over - self.expected) / self.deviation
+
+    def errors(self, *, before: bool = False) -> np.ndarray:
+        """Absolute relative errors, with (or `before`) what the other sweeps say."""
+        return np.abs(np.exp((0.0 if before else self.expected) - self.over) - 1.0)
+
+    @staticmethod
+    def joined(parts: Sequence[Fold]) -> Fold:
+        """All rows of some folds."""
+        names = ("nbytes", "over", "expected", "deviation")
+        arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+        return Fold("all", *arrays)
+
+
+def prepared(folder: Path) -> dict[str, Prepared]:
+    """Match and time all sweeps of a folder whose hardware is stated."""
+    found = {}
+    for sweep in read_sweeps(folder):
+        matched = match(sweep, folder)
+        if sweep.trust < FEWEST_TRUST or not isinstance(matched, Matched) or matched.unstated:
+            continue
+        try:
+            found[sweep.id] = _prepared(sweep, matched)
+        except PerfmodelError as error:
+            print(f"{sweep.id}: {error}", file=sys.stderr)  # noqa: T201  (a script's output)
+    return found
+
+
+def _prepared(sweep: Sweep, matched: Matched) -> Prepared:
+    machine = machine_on(matched.topology, load_library("nccl"), settings=matched.settings)
+    rows = thinned(sweep.rows)
+    forward = Stretched(
+        [Observed(machine, matched.op, row.nbytes, row.time_s, 0, sweep.id) for row in rows]
+    )
+    levers = forward.levers()
+    plain = dict.fromkeys(levers, 1.0)
+    times_s = forward.times_s(plain)
+    return Prepared(
+        hardware=matched.hardware,
+        op=matched.op,
+        nbytes=np.array([row.nbytes for row in rows]),
+        over=np.log(forward.measured_s / times_s),
+        levers=tuple(levers),
+        slopes=forward.slopes(plain, times_s),
+        situations=tuple(forward.situations(plain)),
+        shares=forward.shares(plain),
+        settings=matched.settings,
+    )
+
+
+def folds(runs: Mapping[str, Prepared]) -> list[tuple[str, list[str]]]:
+    """Each sweep that has others of its hardware and collective, and these."""
+    found = []
+    for name, run in runs.items():
+        others = [
+            other
+            for other, its in runs.items()
+            if other != name
+            and (its.hardware, its.op) == (run.hardware, run.op)
+            and not np.array_equal(its.over, run.over)
+        ]
+        if others:
+            found.append((name, others))
+    return found
+
+
+def fold_of(
+    runs: Mapping[str, Prepared], name: str, others: Sequence[str], expected: Expected
+) -> Fold:
+    """Predict a sweep from others."""
+    own, its = runs[name], [runs[other] for other in others]
+    levers = sorted({lever for one in (own, *its) for lever in one.levers})
+    open_ = prior(levers, expected)
+    slopes = np.concatenate([one.along(levers) for one in its])
+    over = np.concatenate([one.over for one in its])
+    places = Places.of(
+        [situation for one in its for situation in one.situations],
+        np.concatenate([one.shares for one in its]).tolist(),
+    )
+    here = Places.of(own.situations, own.shares.tolist())
+    run = np.repeat(np.arange(len(its)), [len(one.nbytes) for one in its])
+    found = weighed(slopes @ open_ @ slopes.T, places, run, over, expected)
+    ahead = own.along(levers)
+    common = ahead @ open_ @ slopes.T + alike(here, places, found.left)
+    own_variance = np.einsum("ij,jk,ik->i", ahead, open_, ahead)
+    own_variance += np.diag(alike(here, here, found.left))
+    known = np.einsum("ij,jk,ik->i", common, found.inverse, common)
+    run_variance = run_deviation(here.octaves[:, 0], expected.runs) ** 2
+    variance = np.maximum(own_variance - known, 0.0) + run_variance + expected.runs.row**2
+    return Fold(name, own.nbytes, own.over, common @ found.inverse @ over, np.sqrt(variance))

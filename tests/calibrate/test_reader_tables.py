@@ -1,0 +1,261 @@
+"""Tables of nccl-tests and rccl-tests in the spellings that occur."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.calibrate.readers import read_files, read_nccl_json, read_nccl_text, read_rccl_json
+from perfmodel.calibrate.readers.ops import ranks_of_factor
+from perfmodel.calibrate.readers.record import version_text
+from perfmodel.errors import InputError
+
+NEW = "#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong\n"
+OLD = "#  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error\n"
+UNITS = "#   (B)  (elements)     (us)  (GB/s)  (GB/s)         (us)  (GB/s)  (GB/s)\n"
+
+
+def ranks(count, hosts=1, processes=None, group=False, model="NVIDIA H100 80GB HBM3"):
+    each = count // hosts
+    grouped = "Group  0 " if group else ""
+    return "# Using devices\n" + "".join(
+        f"#  Rank {r:2d} {grouped}Pid {100 + (r if processes is None else r % processes):6d} on "
+        f"host{r // each} device {r % each:2d} [0x{r:02x}] {model}\n"
+        for r in range(count)
+    )
+
+
+def row(nbytes, time_us, factor, redop="sum", root="-1", wrong="0", places=2):
+    alg = nbytes / time_us / 1e3
+    cells = f"  {time_us:7.2f}  {alg:6.2f}  {alg * factor:6.2f}    {wrong}"
+    return f"  {nbytes}  {nbytes // 4}     float  {redop}  {root}{cells * places}\n"
+
+
+EIGHT = 2 * 7 / 8
+BODY = row(1 << 20, 74.78, EIGHT) + row(1 << 30, 8159.5, EIGHT)
+
+
+def only(text, **more):
+    out, in_place = read_nccl_text(text, more.pop("file", "run.log"), **more)
+    assert not out.in_place
+    assert in_place.in_place
+    return out
+
+
+def test_a_plain_log_says_everything_but_what_it_was():
+    sweep = only(ranks(8) + NEW + UNITS + BODY + "# Out of bounds values : 0 OK\n")
+    assert (sweep.op, sweep.ranks, sweep.nodes, sweep.gpus_per_node) == ("all_reduce", 8, 1, 8)
+    assert sweep.dtype == "float"
+    assert sweep.devices == ("NVIDIA H100 80GB HBM3",)
+    assert sweep.one_process is False
+    assert [(r.nbytes, r.time_s) for r in sweep.rows] == [
+        (1 << 20, pytest.approx(74.78e-6)),
+        (1 << 30, pytest.approx(8159.5e-6)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["[1,0]<stdout>:", "[1,0]<stdout>: ", "2024-05-06T07:08:09.123Z ", "0: ", "worker-0 | ",
+     "[2024-05-06 07:08:09] ", "\x1b[36m[1,0]<stdout>:\x1b[0m "],
+)  # fmt: skip
+def test_what_launchers_put_before_lines_is_passed_over(prefix):
+    text = ranks(16, hosts=2, group=True) + NEW + UNITS + row(1 << 30, 5000, 2 * 15 / 16)
+    plain = only(text)
+    other = only("".join(prefix + line + "\n" for line in text.splitlines()))
+    assert other.rows == plain.rows
+    assert (other.ranks, other.nodes, other.gpus_per_node) == (16, 2, 8)
+
+
+def test_tables_without_a_root_with_error_for_wrong_and_nothing_checked():
+    body = "  1048576  262144  float  sum  74.78  14.02  24.54  N/A  76.17  13.77  24.09  N/A\n"
+    sweep = only(ranks(8, processes=1) + OLD + UNITS + body, op="all_reduce")
+    assert [r.time_s for r in sweep.rows] == [pytest.approx(74.78e-6)]
+    assert sweep.one_process is True
+
+
+def test_rows_of_size_zero_and_stray_lines_are_passed_over():
+    stray = "host:12:12 [0] NCCL INFO Launch mode Parallel\n"
+    zero = "       0       0   float     sum   -1  35.20  0.00  0.00  N/A  34.05  0.00  0.00  N/A\n"
+    sweep = only(ranks(8) + NEW + UNITS + stray + zero + BODY)
+    assert [r.nbytes for r in sweep.rows] == [1 << 20, 1 << 30]
+
+
+def test_a_row_that_other_output_cut_in_two_is_put_together():
+    cut = (
+        "  1048576  262144  float  sum  -1host0:7:9 [0] NCCL INFO comm 0x1 rank 0\n"
+        "     74.78  14.02  24.54    0  76.17  13.77  24.09    0\n"
+    )
+    sweep = only(ranks(8) + NEW + UNITS + cut + row(1 << 30, 8159.5, EIGHT), op="all_reduce")
+    assert [r.time_s for r in sweep.rows] == [pytest.approx(74.78e-6), pytest.approx(8159.5e-6)]
+
+
+def test_several_tables_in_one_file_each_have_their_collective_and_ranks():
+    first = "# Collective test starting: all_reduce_perf\n" + ranks(8) + NEW + UNITS + BODY
+    second = "mpirun -np 4 ./reduce_scatter_perf -g 1\n" + ranks(4) + NEW + row(1 << 30, 4000, 0.75)
+    found = [s for s in read_nccl_text(first + second, "all.log") if not s.in_place]
+    assert [(s.op, s.ranks, len(s.rows)) for s in found] == [
+        ("all_reduce", 8, 2), ("reduce_scatter", 4, 1)
+    ]  # fmt: skip
+
+
+def test_statistics_per_iteration_between_the_columns_do_not_matter():
+    cells = "time algbw busbw #wrong"
+    head = f"# size count type redop root {cells} min max p99 cv% {cells}\n"
+    body = "1048576 262144 float sum -1 74.78 14.02 24.54 0 70 80 79 2.1 76.17 13.77 24.09 0\n"
+    out, in_place = read_nccl_text(ranks(8) + head + body, "x.log")
+    assert out.rows[0].time_s == pytest.approx(74.78e-6)
+    assert in_place.rows[0].time_s == pytest.approx(76.17e-6)
+
+
+@pytest.mark.parametrize(
+    ("redop", "root", "factor", "op"),
+    [("none", "-1", 7 / 8, "all_gather"), ("sum", "-1", 7 / 8, "reduce_scatter"),
+     ("none", "0", 1.0, "broadcast"), ("sum", "0", 1.0, "reduce")],
+)  # fmt: skip
+def test_the_collective_comes_from_a_flag_or_a_name_and_must_agree(redop, root, factor, op):
+    text = ranks(8) + NEW + row(1 << 30, 8000, factor, redop, root)
+    assert only(text, op=op).op == op
+    assert only(text, file=f"logs/{op}-8.txt").op == op
+    with pytest.raises(InputError, match="whose busbw would be another multiple"):
+        read_nccl_text(text, "x.log", op="all_reduce")
+
+
+def test_a_table_that_two_collectives_would_print_asks_which():
+    text = ranks(8) + NEW + row(1 << 30, 8000, 7 / 8, "none", "-1")
+    with pytest.raises(InputError, match=r"one of 'all_gather', 'all_to_all'.*--op"):
+        read_nccl_text(text, "x.log")
+
+
+def test_ranks_that_are_not_listed_come_from_the_bandwidths_or_are_asked_for():
+    assert only("all_reduce_perf\n" + NEW + row(1 << 30, 8000, EIGHT)).ranks == 8
+    assert only("all_reduce_perf\n" + NEW + row(1 << 30, 8000, EIGHT)).nodes is None
+    with pytest.raises(InputError, match="ranks: found a table without its list of devices"):
+        read_nccl_text("broadcast_perf\n" + NEW + row(1 << 30, 8000, 1.0, "none", "0"), "x.log")
+    assert ranks_of_factor("all_reduce", [(100.0, 2 * 127 / 128 * 100)]) is None  # 128, or 120?
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ranks(1) + NEW + row(1 << 20, 9, 0.0), "built without MPI"),
+        (ranks(8) + NEW + UNITS, "a head without rows"),
+        (ranks(8) + NEW + BODY[:-70] + "\n", "the table is cut off"),
+        (ranks(8, group=True).replace("Group  0 Pid    107", "Group  1 Pid    107") + NEW + BODY,
+         "2 groups of ranks"),
+    ],
+)  # fmt: skip
+def test_tables_that_cannot_be_used_say_why(text, words):
+    with pytest.raises(InputError, match=words):
+        read_nccl_text(text, "x.log", op="all_reduce")
+
+
+def test_versions_and_settings_are_kept_but_no_other_variable():
+    said = (
+        "mpirun -x NCCL_PROTO=simple -x AWS_SECRET_ACCESS_KEY=hush all_reduce_perf\n"
+        "h:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
+        "h:1:1 [0] NCCL INFO NCCL version 2.18.3+cuda12.2\n"
+    )
+    sweep = only(said + ranks(8) + NEW + BODY)
+    assert sweep.env == {"NCCL_PROTO": "simple", "NCCL_ALGO": "Ring"}
+    assert sweep.version == "2.18.3"
+    assert "hush" not in repr(sweep)
+    header = "# nccl-tests version 2.17.1 nccl-headers=22605 nccl-library=22605\n"
+    assert only(header + ranks(8) + NEW + BODY).version == "2.26.5"
+    assert version_text(2408) == "2.4.8"  # NCCL 2.4.8 is 2408 in nccl.h
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def nccl_document(**changed):
+    devices = [
+        {"rank": r, "group": 0, "pid": r, "hostname": f"h{r // 2}", "device": r % 2,
+         "device_hex": "0x0", "device_info": "NVIDIA A100-SXM4-80GB"}
+        for r in range(4)
+    ]  # fmt: skip
+    cell = {"alg_bw": 1.0, "bus_bw": 1.5, "nwrong": 0.0}
+    results = [
+        {"size": n, "count": n // 4, "type": "float", "redop": "sum", "root": "    -1",
+         "out_of_place": {"time": t, **cell}, "in_place": {"cpu_time": t + 1, **cell}}
+        for n, t in ((0, 5.0), (1 << 20, 100.0))
+    ]  # fmt: skip
+    known = {
+        "version": 3, "start_time": "2026-01-01 00:00:00", "nccl_version": 22809,
+        "args": ["./build/all_gather_perf", "-b", "8"], "results": results,
+        "env": ["NCCL_ALGO=Ring", "TOKEN=hush", "NCCL_DEBUG=INFO"], "config": {"devices": devices},
+    }  # fmt: skip
+    return known | changed
+
+
+def test_json_of_nccl_tests():
+    out, in_place = read_nccl_json(nccl_document(), "out.json")
+    assert (out.op, out.ranks, out.nodes, out.gpus_per_node) == ("all_gather", 4, 2, 2)
+    assert [(r.nbytes, r.time_s) for r in out.rows] == [(1 << 20, pytest.approx(1e-4))]
+    assert in_place.rows[0].time_s == pytest.approx(1.01e-4)
+    assert out.version == "2.28.9"
+    assert out.started == "2026-01-01 00:00:00"
+    assert out.env == {"NCCL_ALGO": "Ring"}
+    assert "hush" not in repr(out)
+
+
+def test_json_faults_come_all_at_once():
+    with pytest.raises(InputError) as caught:
+        read_nccl_json(nccl_document(args=[], results=[], config={"devices": []}), "o.json")
+    assert {fault.field for fault in caught.value.faults} == {"args", "config.devices", "results"}
+    with pytest.raises(InputError, match="no row with a size and a time"):
+        read_nccl_json(nccl_document(results=[{"size": 1, "type": "float"}]), "x.json")
+    with pytest.raises(InputError, match="the fields that the tests write"):
+        read_nccl_json(
+            nccl_document(results=[{"type": "float", "in_place": {"time": 1}}]), "x.json"
+        )
+
+
+def test_json_of_rccl_tests_in_both_shapes(tmp_path):
+    record = {"#wrong": "0", "algBw": 0.05, "busBw": 0.08, "gpus": 4, "name": "AllReduce",
+              "redop": "sum", "type": "float"}  # fmt: skip
+    records = [
+        record | {"size": n, "time": t, "inPlace": p}
+        for n, t, p in ((1024, 19.2, 0), (1024, 19.9, 1), (2048, 19.4, 0))
+    ]
+    out, in_place = read_rccl_json(records, "x.json")
+    assert (out.op, out.ranks, len(out.rows), len(in_place.rows)) == ("all_reduce", 4, 2, 1)
+    for text in (json.dumps(records), "\n".join(map(json.dumps, records))):
+        path = tmp_path / "rccl.json"
+        path.write_text(text)
+        (found,) = read_files([path])
+        assert [len(s.rows) for s in found.sweeps] == [2, 1]
+        assert found.sweeps[0].tool == "rccl-tests"
+
+
+# ---------------------------------------------------------------- whatever is given
+
+WHOLE = "# Collective test starting: all_reduce_perf\n" + ranks(8, group=True) + NEW + UNITS + BODY
+
+
+@given(cut=st.integers(0, len(WHOLE)), noise=st.text(max_size=20))
+@settings(max_examples=150, deadline=None)
+def test_a_log_cut_anywhere_is_read_or_refused(cut, noise):
+    try:
+        found = read_nccl_text(WHOLE[:cut] + noise + WHOLE[cut:][::2], "x.log")
+    except InputError:
+        return
+    assert all(row.time_s > 0 and row.nbytes > 0 for sweep in found for row in sweep.rows)
+
+
+@given(
+    field=st.sampled_from(["args", "env", "config", "results", "nccl_version"]),
+    value=st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+        max_leaves=6,
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_json_with_anything_in_it_is_read_or_refused(field, value):
+    try:
+        read_nccl_json(nccl_document(**{field: value}), "x.json")
+        read_rccl_json([{"size": 8, "time": 1.0, "inPlace": 0, "gpus": 2, field: value}], "x.json")
+    except InputError:
+        pass
