@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from perfmodel import __version__
-from perfmodel.cli import answers, calibrating, listing, machines, measuring, model
+from perfmodel.cli import (
+    answers,
+    calibrating,
+    importing,
+    listing,
+    machines,
+    measuring,
+    model,
+    validating,
+)
 from perfmodel.cli.guard import Commands
 
 
@@ -54,6 +63,7 @@ def _build() -> typer.Typer:
         ("verify", machines.verify, machines.VERIFY_EXAMPLES),
         ("measure", measuring.measure, measuring.MEASURE_EXAMPLES),
         ("calibrate", calibrating.calibrate, calibrating.CALIBRATE_EXAMPLES),
+        ("validate", validating.validate, validating.VALIDATE_EXAMPLES),
         ("scenarios", listing.scenarios, listing.SCENARIOS_EXAMPLES),
         ("models", model.models, model.MODELS_EXAMPLES),
         ("schema", listing.schema, listing.SCHEMA_EXAMPLES),
@@ -62,6 +72,8 @@ def _build() -> typer.Typer:
     topology = _group("List, show and check hardware descriptions.")
     topology.command("list", epilog=example("perfmodel topology list"))(listing.topologies)
     topology.command("show", epilog=example(*machines.SHOW_EXAMPLES))(machines.show)
+    topology.command("import", epilog=example(*importing.IMPORT_EXAMPLES))(importing.import_)
+    topology.command("discover", epilog=example(*importing.DISCOVER_EXAMPLES))(importing.discover)
     topology.command("check", epilog=example(*machines.CHECK_EXAMPLES))(machines.check)
     root.add_typer(topology, name="topology")
     return root

@@ -10,15 +10,16 @@ from perfmodel.errors import Fault, InputError, one_of
 USER_FOLDER = Path("~/.config/perfmodel")
 """Where a user's own topologies and scenarios are looked for, after the working directory."""
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+
 
 def data_folder(kind: str) -> Path:
     """Return the folder of shipped files: `kind` is ``"topologies"`` or ``"scenarios"``.
 
     An installed wheel holds them inside the package; a checkout holds them beside it.
     """
-    package = Path(__file__).resolve().parents[1]
-    bundled = package / "_data" / kind
-    return bundled if bundled.is_dir() else package.parent / kind
+    bundled = _PACKAGE / "_data" / kind
+    return bundled if bundled.is_dir() else _PACKAGE.parent / kind
 
 
 def shipped(kind: str) -> dict[str, Path]:
@@ -28,6 +29,12 @@ def shipped(kind: str) -> dict[str, Path]:
         path.relative_to(root).with_suffix("").as_posix(): path
         for path in sorted(root.rglob("*.yaml"))
     }
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether a file is part of perfmodel: its package, and shipped topologies and scenarios."""
+    homes = (_PACKAGE, data_folder("topologies"), data_folder("scenarios"))
+    return any(path.resolve().is_relative_to(home) for home in homes)
 
 
 def find_file(name: str, kind: str, *, field: str = "name") -> Path:

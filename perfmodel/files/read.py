@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.files.find import is_shipped
+from perfmodel.files.quick import LeftToRuamel, parse_quickly
 
 
 def read_text(path: Path) -> str:
@@ -26,15 +29,24 @@ def read_text(path: Path) -> str:
 def read_yaml(path: Path) -> Any:
     """Read one YAML 1.2 document; mappings keep their line numbers (``.lc``).
 
+    Files that ship are read by libyaml where that gives the same.
+
     Raises
     ------
     InputError
         Unreadable, not YAML, a duplicate key, or empty.
     """
-    document = parse_yaml(read_text(path), str(path))
+    document = _parsed(read_text(path), path)
     if document is None:
         raise InputError(Fault("file", "nothing", "a YAML document", str(path)))
     return document
+
+
+def _parsed(text: str, path: Path) -> Any:
+    if is_shipped(path):
+        with suppress(LeftToRuamel):
+            return parse_quickly(text)
+    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, file: str | None = None) -> Any:

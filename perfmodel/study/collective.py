@@ -12,9 +12,10 @@ from perfmodel.calibrate.profile import Rows
 from perfmodel.collectives.catalog import maker
 from perfmodel.collectives.cost import bus_factor
 from perfmodel.library.carry import Machine
-from perfmodel.library.machine import machine_on
+from perfmodel.library.machine import machine_on, observed_s
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import Settings
+from perfmodel.library.spread import datasheet_interval_s
 from perfmodel.simulate.engine import Fidelity
 from perfmodel.simulate.estimate import Estimator
 from perfmodel.simulate.flow import FlowNetwork
@@ -53,7 +54,8 @@ def collective_rows(
     settings : Settings, optional
         Version and environment of the library.
     profile : Profile, optional
-        Measured numbers instead of datasheets'; they bring an interval with them.
+        Measured numbers instead of datasheets'; they bring an interval with them. Without one, the
+        interval is the spread of recorded sweeps about predictions from datasheets.
     profile_rows : {"library", "schedule"}, optional
         Whose numbers of the profile: the library's own collective (default, if measured) or our
         schedule's.
@@ -88,7 +90,10 @@ def collective_rows(
     rows = []
     for done, nbytes in enumerate(wanted):
         row = _row(known, op, nbytes, named, fidelity)
-        rows.append(row | {"interval_s": _interval(alternatives, op, nbytes, named, row)})
+        spread = _interval(alternatives, op, nbytes, named, row)
+        if profile is None and named is None and library == "nccl" and size > 1:
+            spread = list(datasheet_interval_s(topology, op, nbytes, row["time_s"]))
+        rows.append(row | {"interval_s": spread})
         if progress is not None:
             progress(done + 1, len(wanted))
     return rows
@@ -104,7 +109,7 @@ def _row(
     if len(ranks) > 1:
         way = known.best(op, nbytes, ranks, 0, algorithm)[0]
         env.run(until=network.launch([way]))
-    time_s = float(env.now)
+    time_s = observed_s(known.machine, float(env.now)) if way else 0.0
     algbw_Bps = nbytes / time_s if time_s > 0 else 0.0
     return {
         "nbytes": nbytes,

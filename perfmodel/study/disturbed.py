@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.carry import Machine
@@ -226,7 +226,7 @@ def _machine_at(machine: Machine, active: Sequence[Incident], at: float) -> Mach
     nodes = tuple(dict.fromkeys(node for fault in faults for node in fault.nodes))
     if arcs or nodes:
         topology = without(topology, arcs=arcs, nodes=nodes)
-    return Machine(topology, machine.library, machine.channels, machine.settings)
+    return replace(machine, topology=topology)
 
 
 def _slowest(rates: Sequence[Mapping[int, float]]) -> dict[int, float]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
-from perfmodel.errors import InputError
+from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate
 from perfmodel.library.carry import Machine
 from perfmodel.library.machine import machine_on
 from perfmodel.library.model import Library, load_library
+from perfmodel.library.settings import Settings, settings_of
 from perfmodel.scenario import LibrarySection, Scenario, Size
 from perfmodel.study.limits import check_cluster_size
 from perfmodel.topology.build import build
@@ -22,6 +24,8 @@ _FIELDS = {
     "fabric": "cluster.fabric",
     "library": "library.name",
     "protocol": "library.protocol",
+    "env.NCCL_ALGO": "library.algorithm",
+    "env.NCCL_PROTO": "library.protocol",
     "profile": "profile",
     "precision": "compute.precision",
     "batch": "training.batch_per_gpu",
@@ -47,20 +51,81 @@ def machine(scenario: Scenario, node: NodeSpec, size: Size, hosts: int | None = 
         check_cluster_size((hosts or size.nodes) * size.gpus_per_node, "cluster.nodes")
     except InputError as error:
         raise relocated(scenario, error, "cluster.nodes") from None
-    section = scenario.cluster.fabric
-    fabric = None
-    if section is not None:
-        try:
-            fabric = validate(FabricSpec, section.model_dump(exclude_none=True))
-        except InputError as error:
-            raise relocated(scenario, error, "cluster.fabric") from None
+    fabric = _fabric(scenario)
     try:
         topology = build(
             node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
         )
     except InputError as error:
         raise relocated(scenario, error, "cluster") from None
-    return machine_on(topology, library(scenario.library), channels=scenario.library.channels)
+    found = machine_on(
+        topology,
+        library(scenario.library),
+        settings=settings(scenario),
+        channels=scenario.library.channels,
+    )
+    return replace(found, whole=True) if scenario.events else found
+
+
+def _fabric(scenario: Scenario) -> FabricSpec | str | None:
+    """The network between nodes: a shape with what differs, or the path of a fabric's file."""
+    section = scenario.cluster.fabric
+    if section is None:
+        return None
+    given = section.model_dump(exclude_none=True)
+    if section.kind.endswith((".yaml", ".yml")):
+        beside = sorted(given.keys() - {"kind"})
+        if beside:
+            found = f"{', '.join(beside)} beside the file {section.kind!r}"
+            allowed = "a file alone: it says all of its fabric"
+            raise InputError(scenario.origin.fault("cluster.fabric", found, allowed))
+        return scenario.origin.beside("cluster.fabric", section.kind)
+    try:
+        return validate(FabricSpec, given)
+    except InputError as error:
+        raise relocated(scenario, error, "cluster.fabric") from None
+
+
+def settings(scenario: Scenario) -> Settings:
+    """Return what a scenario tells the library.
+
+    Raises
+    ------
+    InputError
+        An unknown variable or value, or NCCL's settings for another library; names line and field.
+    """
+    section = scenario.library
+    env = dict(section.env)
+    if section.name != "nccl":
+        faults = list(_for_nccl_only(scenario))
+        if faults:
+            raise InputError(faults)
+    else:
+        words = {"NCCL_ALGO": section.algorithm, "NCCL_PROTO": section.protocol}
+        env = {name: word for name, word in words.items() if word != "auto"} | env
+    try:
+        return settings_of(
+            version=section.version,
+            env=env,
+            one_process=section.processes == "per-host",
+            fields=("library.version", "library.env"),
+        )
+    except InputError as error:
+        raise relocated(scenario, error, "library") from None
+
+
+def _for_nccl_only(scenario: Scenario) -> Iterator[Fault]:
+    """NCCL's settings, where the library is another one."""
+    section = scenario.library
+    given = {
+        "algorithm": None if section.algorithm in {"auto", "ring"} else section.algorithm,
+        "version": section.version,
+        "env": next(iter(section.env), None),
+    }
+    for name, value in given.items():
+        if value is not None:
+            allowed = f"nothing for {section.name}, only for name: nccl"
+            yield scenario.origin.fault(f"library.{name}", repr(value), allowed)
 
 
 def library(section: LibrarySection) -> Library:

@@ -18,6 +18,7 @@ from perfmodel.study.counting import SETTLED, WARM_UP
 from perfmodel.study.hardware import machine, relocated
 from perfmodel.study.site import hosts_needed, site, workloads_beside
 from perfmodel.study.sized import Measured, Sized, sized_point
+from perfmodel.study.spread import spread_bounds
 from perfmodel.study.training import STRATEGY_NAMES, Job, load_workload
 from perfmodel.topology.build import build, load_node
 from perfmodel.topology.gpus import load_gpu
@@ -26,6 +27,12 @@ from perfmodel.workload.model import Workload
 
 DRAWS = 20
 """Draws of a profile's numbers that an interval rests on."""
+
+OF_SPREAD = (
+    "The interval holds eight of ten recorded collectives of like machines about predictions from "
+    "datasheets, all those of a step off the same way; compute times have none."
+)
+"""What an interval without a profile means."""
 
 
 def run_scenario(
@@ -87,7 +94,7 @@ def run_scenario(
         assumptions=(
             *_assumptions(job, final),
             *points[-1].notes,
-            *_of_profile(profile),
+            *_of_interval(profile, points[-1].interval_s is not None),
             *_around(points[-1], job),
         ),
         sources=final.topology.sources,
@@ -159,7 +166,7 @@ def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ..
 def _measured(plain: Machine, profile: Profile | None, seed: int, size: Size) -> Measured:
     """Put a profile's numbers into a machine; without one it keeps its datasheets'."""
     if profile is None:
-        return Measured(plain)
+        return Measured(plain, bounds=spread_bounds(plain))
     if not measured_at(profile, size.gpus, "all_reduce"):
         return Measured(apply(profile, plain))
     drawn = draws(profile, DRAWS, seed=seed)
@@ -171,14 +178,15 @@ def _with_efficiency(point: Point, base: Point) -> Point:
     return replace(point, scaling_efficiency=point.samples_per_s / ideal)
 
 
-def _of_profile(profile: Profile | None) -> tuple[str, ...]:
-    """What a profile's interval holds, and where there is none."""
+def _of_interval(profile: Profile | None, known: bool) -> tuple[str, ...]:
+    """What an interval holds, and where there is none."""
     if profile is None:
-        return ()
-    ranks = ", ".join(str(n) for n in sorted({n for fit in profile.fits for n in fit.ranks}))
+        return (OF_SPREAD,) if known else ()
+    ranks = ", ".join(map(str, profile.ranks)) or "no"
+    elsewhere = "it is wider" if profile.transfer is not None else "there is no interval"
     return (
         "The interval is that of the measured link costs (fidelity flow); compute times have none.",
-        f"The profile was measured on {ranks} ranks; elsewhere there is no interval.",
+        f"The profile was measured on {ranks} ranks; elsewhere {elsewhere}.",
     )
 
 

@@ -35,10 +35,15 @@ from perfmodel.workload.model import Workload
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A machine with its most likely numbers, and others that its measurements allow."""
+    """A machine with its most likely numbers, and others that its measurements allow.
+
+    `drawn` are draws from a profile; `bounds`, without one, the quick and the slow end of what
+    recorded machines of its kind did.
+    """
 
     likely: Machine
     drawn: tuple[Machine, ...] = ()
+    bounds: tuple[Machine, ...] = ()
 
 
 @dataclass
@@ -292,8 +297,12 @@ def _interval(sized: Sized, seen: _Counted, point: Point) -> tuple[float, float]
     if seen.counted > 1:
         return None
     setting = replace(seen.setting, fidelity="flow")
-    spread = [
-        run_disturbed(replace(setting, machine=other, estimators={}), sized.happening, SETTLED)
-        for other in sized.measured.drawn
-    ]
-    return interval_s([run.step_time_s for _, run, _ in spread], point.step_time_s)
+
+    def step_s(other: Machine) -> float:
+        there = replace(setting, machine=other, estimators={})
+        return run_disturbed(there, sized.happening, SETTLED)[1].step_time_s
+
+    if sized.measured.bounds:
+        ends = [point.step_time_s, *map(step_s, sized.measured.bounds)]
+        return min(ends), max(ends)
+    return interval_s([step_s(other) for other in sized.measured.drawn], point.step_time_s)

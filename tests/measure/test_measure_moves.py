@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.collectives import catalog, ring
+from perfmodel.collectives.cost import IN_SWITCH
 from perfmodel.errors import DataMismatch
 from perfmodel.measure.exchange import most_scratch, scratch_elements, staged_moves
 from perfmodel.measure.moves import (
@@ -30,7 +31,7 @@ from perfmodel.measure.moves import (
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("algorithm", sorted(set(catalog.ALGORITHMS["all_reduce"]) - {"switch"}))
+@pytest.mark.parametrize("algorithm", sorted(set(catalog.ALGORITHMS["all_reduce"]) - IN_SWITCH))
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_rounds_sum_on_numpy(algorithm, ranks, dtype):
     if catalog.allows("all_reduce", algorithm, ranks):

@@ -148,7 +148,7 @@ def test_background_traffic_on_the_bottleneck(tmp_path: Path, quiet: Result) -> 
     event = "events:\n  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 10 Gbit/s}\n"
     what = answered(tmp_path, event).main.disturbance
     assert what is not None
-    assert what.events[0].costs_s > 0.05 * quiet.main.step_time_s
+    assert what.events[0].costs_s > 0.02 * quiet.main.step_time_s
 
 
 def test_other_gpus_are_slower_by_their_own_roofline(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""``perfmodel validate``: predicted beside measured, over recorded sweeps and trainings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.cli.words import Json, ProfileName
+
+if TYPE_CHECKING:
+    from perfmodel.validate.summary import Validation
+
+VALIDATE_EXAMPLES = (
+    "perfmodel validate",
+    "perfmodel validate --data my-sweeps -o my-report",
+    "perfmodel validate --data my-sweeps --profile mine --json",
+)
+
+REPORT = Path("reports/validation")
+
+
+def validate(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="Folder with nccl_sweeps/META.csv (or META.csv) and the times of each sweep; "
+            "default: the records that ship with perfmodel.",
+        ),
+    ] = None,
+    profile: ProfileName = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Write the report here (page, Markdown, CSV); default: reports/validation, and "
+            "nowhere with --data or --json.",
+        ),
+    ] = None,
+    spread: Annotated[
+        Path | None,
+        typer.Option(
+            "--spread", metavar="FILE", help="Write the residual spread for datasheet intervals."
+        ),
+    ] = None,
+    transfer: Annotated[
+        bool,
+        typer.Option(
+            "--transfer/--no-transfer",
+            help="Also predict each sweep from the others of the same hardware.",
+        ),
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Compare predictions with recorded sweeps and published trainings.
+
+    Each sweep is matched to a machine by the words of META.csv (or by its column topology) and
+    predicted from datasheets, from other sweeps of the same hardware, and by two baselines: NCCL's
+    own tuner formula, and alpha-beta. What cannot be matched is listed with the reason.
+    """
+    folder = output or (None if json or data is not None else REPORT)
+    _check_places(folder, spread)
+
+    from perfmodel.calibrate import read_profile  # noqa: PLC0415  (not for --help)
+    from perfmodel.validate.parallel import cores  # noqa: PLC0415
+    from perfmodel.validate.summary import to_json  # noqa: PLC0415
+    from perfmodel.validate.summary import validate as compare  # noqa: PLC0415
+
+    own = None if profile is None else read_profile(profile)
+    with progress_bar("predicting sweeps") as progress:
+        found = compare(data, profile=own, transfer=transfer, processes=cores(), progress=progress)
+    if json:
+        print_json(to_json(found))
+    else:
+        _print(found)
+    if folder is not None:
+        from perfmodel.report.validation import write_validation  # noqa: PLC0415  (plotly)
+
+        note(f"wrote {write_validation(found, folder)}")
+    if spread is not None:
+        from perfmodel.validate.written import write_spread  # noqa: PLC0415
+
+        write_spread(found.spread(), spread)
+        note(f"wrote {spread}")
+
+
+def _check_places(folder: Path | None, spread: Path | None) -> None:
+    """Both places can be written, before the work is done."""
+    from perfmodel.cli.places import place_fault  # noqa: PLC0415  (not for --help)
+    from perfmodel.errors import InputError  # noqa: PLC0415
+
+    wanted = []
+    if folder is not None:
+        wanted.append(place_fault("-o", folder / "validation.html"))
+    if spread is not None:
+        wanted.append(place_fault("--spread", spread))
+    faults = [fault for fault in wanted if fault is not None]
+    if faults:
+        raise InputError(faults)
+
+
+def _print(found: Validation) -> None:
+    from perfmodel.validate.tables import (  # noqa: PLC0415
+        band_table,
+        coverage_table,
+        lists,
+        training_table,
+    )
+
+    for title, table in (
+        ("Error of predicted times, counted sweeps (median / 90th percentile)", band_table(found)),
+        ("Measured times inside the 80 % interval", coverage_table(found)),
+        ("Published trainings and steps", training_table(found)),
+    ):
+        if table.rows:
+            typer.echo(title)
+            print_table(table.header, table.rows)
+            typer.echo("")
+    for line in lists(found, trainings=False):
+        typer.echo(line)
+    rows = sum(sum(one.left_out.values()) for one in found.trainings)
+    if rows:
+        typer.echo(f"{rows} rows of training tables left out: the report and --json say why")

@@ -1,0 +1,160 @@
+"""Settings of the library as a log's words give them: version, variables, process layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from perfmodel.errors import InputError
+from perfmodel.library.settings import Settings
+
+_ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)\s*=\s*([^\s,;]+)")
+_VERSION = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
+_ALGORITHMS = r"(ring|tree|nvls_?tree|nvls|collnet_?direct|collnet_?chain|pat)"
+_SAID: tuple[tuple[str, str, str], ...] = (
+    (r"nvls[^,;]{0,10}(?:off\b|disab)|no nvls|without nvls", "NCCL_NVLS_ENABLE", "0"),
+    (
+        r"(?:sharp|collnet)[^,;]{0,12}(?:off\b|disab)|no sharp|without sharp",
+        "NCCL_COLLNET_ENABLE",
+        "0",
+    ),
+    (r"\bsharp\b|\bcollnet\b", "NCCL_COLLNET_ENABLE", "1"),
+    (r"pxn[^,;]{0,10}(?:off\b|disab)|no pxn|without pxn", "NCCL_PXN_DISABLE", "1"),
+    (r"shm[^,;]{0,10}(?:off\b|disab)|no shm\b|without shm", "NCCL_SHM_DISABLE", "1"),
+    (r"no[- ]p2p|p2p[^,;]{0,20}(?:unavail|disab|off\b)|without p2p", "NCCL_P2P_DISABLE", "1"),
+)
+"""Words, and the variable whose value has the same effect; for each the first that fits."""
+
+
+def assignments(text: str) -> dict[str, str]:
+    """Return the variables that a text assigns: ``NAME=value``, in their order."""
+    return {name: value.strip("'\"") for name, value in _ASSIGNED.findall(text)}
+
+
+def settings_of(
+    version: str, process_model: str, words: str, per_host: int, *, nvlink: bool
+) -> tuple[Settings, tuple[str, ...]]:
+    """Build the library's settings from the words beside a log.
+
+    Parameters
+    ----------
+    version : str
+        "2.26.2", "2.4 era" or empty.
+    process_model : str
+        "single process 8 GPUs", "1 GPU/process MPI" ...
+    words : str
+        Variables and remarks of all columns.
+    per_host : int
+        GPUs of a host that take part.
+    nvlink : bool
+        GPUs of a host are joined by NVLink, so that words about P2P concern PCIe alone.
+
+    Returns
+    -------
+    Settings
+    tuple of str
+        Words that could not be carried over, and what was concluded from others.
+    """
+    given = assignments(words)
+    env = {name: value for name, value in given.items() if name.startswith("NCCL_")}
+    notes = [f"{name}={value} is not modelled" for name, value in given.items() if name not in env]
+    for name, value, why in _said(words):
+        if name not in env and not (nvlink and name == "NCCL_P2P_DISABLE"):
+            env[name] = value
+            notes.append(f"{name}={value}: {why!r}")
+    for name, value in _counted_channels(words):
+        if name not in env:
+            env[name] = value
+            notes.append(f"{name}={value}: so many channels ran")
+    found = _VERSION.search(version)
+    if version and (found is None or found[0] != version):
+        notes.append(f"version taken as {found[0] if found else 'the newest'}: {version!r}")
+    asked = Settings(
+        version=None,
+        one_process=one_process(process_model, per_host),
+        awaited=awaited(process_model, words),
+    )
+    settings, refused = _accepted(found[0] if found else None, env, asked)
+    return settings, (*notes, *refused)
+
+
+def _said(words: str) -> Iterator[tuple[str, str, str]]:
+    plain = _ASSIGNED.sub("", words).lower()
+    seen: set[str] = set()
+    for pattern, name, value in _SAID:
+        match = re.search(pattern, plain)
+        if match and name not in seen:
+            seen.add(name)
+            yield name, value, match[0]
+    forced = re.search(
+        rf"(?:algo(?:rithm)?\s*[:=]?\s*{_ALGORITHMS}|{_ALGORITHMS} (?:forced|only))\b", plain
+    )
+    if forced:
+        yield "NCCL_ALGO", (forced[1] or forced[2]), forced[0]
+    protocol = re.search(
+        r"(?:protocol\s*[:=]?\s*(simple|ll128|ll)|(simple|ll128|ll) (?:forced|only))\b", plain
+    )
+    if protocol:
+        yield "NCCL_PROTO", (protocol[1] or protocol[2]), protocol[0]
+
+
+def _counted_channels(words: str) -> Iterator[tuple[str, str]]:
+    match = re.search(r"\b(\d+) channels\b", words.lower())
+    if match:
+        yield "NCCL_MIN_NCHANNELS", match[1]
+        yield "NCCL_MAX_NCHANNELS", match[1]
+
+
+def one_process(process_model: str, per_host: int) -> bool:
+    """Whether one process drives all GPUs of a host; with one GPU it makes no difference.
+
+    Examples
+    --------
+    >>> [one_process(t, 8) for t in ("single process 8 GPUs", "1 GPU/process MPI", "")]
+    [True, False, False]
+    >>> one_process("2 GPUs/process MPI", 2)
+    True
+    """
+    words = process_model.lower()
+    if per_host < 2:
+        return False
+    if re.search(r"(?:single|one|1)[ -]process\b|\b-g\s*[2-9]", words):
+        return True
+    each = re.search(r"(\d+) gpus?\s*(?:/|per|a|each)\s*process", words)
+    return bool(each) and int(each[1]) > 1 if each else False
+
+
+def awaited(process_model: str, words: str) -> bool:
+    """Whether a script of PyTorch timed each collective by itself.
+
+    Examples
+    --------
+    >>> [awaited(*said) for said in (("1 GPU/process torchrun", ""), ("1 GPU/process MPI", ""))]
+    [True, False]
+    """
+    return bool(re.search(r"torchrun|process torch\b|all_reduce_bench", f"{process_model} {words}"))
+
+
+def _accepted(
+    version: str | None, env: dict[str, str], asked: Settings
+) -> tuple[Settings, tuple[str, ...]]:
+    """Drop what the settings refuse, one after another, and say so."""
+    refused: list[str] = []
+    while True:
+        try:
+            return Settings.model_validate(
+                asked.model_dump() | {"version": version, "env": env}
+            ), tuple(refused)
+        except ValueError as error:
+            text = str(error)
+            bad = next((name for name in env if name in text), None)
+            if bad is not None:
+                refused.append(f"{bad}={env[bad]} is not modelled")
+                env = {name: value for name, value in env.items() if name != bad}
+            elif version is not None:
+                refused.append(f"version {version} is not modelled: the newest is taken")
+                version = None
+            else:
+                first = error.faults[0] if isinstance(error, InputError) else text.splitlines()[0]
+                refused.append(f"no variable is honoured: {first}")
+                env = {}

@@ -1,0 +1,169 @@
+"""What a scenario and a command line tell the library, and what users are told back."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+from perfmodel.errors import InputError
+from perfmodel.scenario import load_scenario
+from perfmodel.study import run_scenario
+from perfmodel.study.hardware import settings
+
+TEXT = """\
+# How long is a step?
+perfmodel: 1
+model: {name: resnet18}
+compute: {precision: fp16}
+cluster: {node: dgx-h100, gpus_per_node: 8}
+training: {batch_per_gpu: 32}
+scale: {gpus: [8]}
+library: LIBRARY
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    def loaded(library):
+        path = tmp_path / "question.yaml"
+        path.write_text(TEXT.replace("LIBRARY", library))
+        return load_scenario(str(path))
+
+    return loaded
+
+
+def faults(loaded):
+    with pytest.raises(InputError) as caught:
+        settings(loaded)
+    return [str(fault) for fault in caught.value.faults]
+
+
+def test_settings_of_a_scenario(scenario):
+    found = settings(
+        scenario(
+            "{version: 2.26.2, algorithm: nvls, protocol: simple, processes: per-host, "
+            "env: {NCCL_MIN_CTAS: 24}}"
+        )
+    )
+    assert found.version == "2.26.2"
+    assert found.one_process
+    assert dict(found.env) == {
+        "NCCL_MIN_CTAS": "24", "NCCL_ALGO": "nvls", "NCCL_PROTO": "simple",
+    }  # fmt: skip
+    assert found.algorithms("all_reduce") == {"nvls"}
+
+
+def test_nothing_said_is_nothing_told(scenario):
+    found = settings(scenario("{}"))
+    assert (found.version, dict(found.env), found.one_process) == (None, {}, False)
+
+
+def test_the_environment_wins_over_the_words(scenario):
+    found = settings(scenario("{algorithm: ring, env: {NCCL_ALGO: Tree}}"))
+    assert found.algorithms("all_reduce") == {"tree"}
+
+
+def test_faults_name_line_and_nearest(scenario):
+    (fault,) = faults(scenario("{env: {NCCL_PORTO: LL}}"))
+    assert "question.yaml:8: library.env: found 'NCCL_PORTO'" in fault
+    assert "did you mean 'NCCL_PROTO'" in fault
+    (fault,) = faults(scenario("{env: {NCCL_PROTO: LL64}}"))
+    assert "question.yaml:8: library.env.NCCL_PROTO: found 'LL64'" in fault
+    (fault,) = faults(scenario("{version: two}"))
+    assert "library.version: found 'two'" in fault
+
+
+def test_other_libraries_have_no_such_settings(scenario):
+    found = faults(
+        scenario("{name: gloo, algorithm: tree, env: {NCCL_PROTO: LL}, version: 2.20.5}")
+    )
+    assert [fault.split(": ")[1] for fault in found] == [
+        "library.algorithm", "library.version", "library.env",
+    ]  # fmt: skip
+    assert all("only for name: nccl" in fault for fault in found)
+
+
+def test_unknown_words_are_refused_on_reading(scenario):
+    for words, named in (
+        ("{algorithm: rign}", "did you mean 'ring'"),
+        ("{name: ncl}", "did you mean 'nccl'"),
+        ("{processes: per-node}", "did you mean 'per-host'"),
+        ("{protocl: ll}", "did you mean 'protocol'"),
+    ):
+        with pytest.raises(InputError, match=named):
+            scenario(words)
+
+
+def test_an_algorithm_that_the_machine_has_not(scenario, tmp_path):
+    path = tmp_path / "question.yaml"
+    text = TEXT.replace("LIBRARY", "{algorithm: nvls}").replace("dgx-h100", "dgx-a100")
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"library\.algorithm.*found 'nvls'.*'ring', 'tree'"):
+        run_scenario(load_scenario(str(path)))
+
+
+def test_mpi_in_a_scenario(scenario):
+    result = run_scenario(scenario("{name: mpi}"))
+    assert result.points[0].step_time_s > 0
+
+
+def perf(*args):
+    return CliRunner().invoke(app, ["collective", *args])
+
+
+def rows(*args):
+    result = perf(*args, "-b", "256 KiB", "-e", "256 KiB", "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)["rows"]
+
+
+def refused(*args):
+    result = perf(*args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return " ".join(result.stderr.split())
+
+
+def test_flags_choose_protocol_and_algorithm():
+    assert rows("dgx-h100", "--protocol", "simple")[0]["protocol"] == "simple"
+    assert rows("dgx-h100", "--env", "NCCL_PROTO=LL")[0]["protocol"] == "ll"
+    (row,) = rows("dgx-h100", "--env", "NCCL_ALGO=NVLS", "--env", "NCCL_PROTO=Simple")
+    assert row["algorithm"] == "nvls"
+    (row,) = rows("dgx-h100", "--env", "NCCL_ALGO=Tree", "--protocol", "ll")
+    assert (row["algorithm"], row["protocol"]) == ("tree", "ll")
+
+
+def test_p2p_switched_off_is_slower():
+    fast, slow = (
+        rows("dgx-h100", *flags)[0]["time_s"] for flags in ((), ("--env", "NCCL_P2P_DISABLE=1"))
+    )
+    assert slow > 1.5 * fast
+
+
+def test_mpi_by_flag():
+    assert (
+        rows("ethernet-10g", "--nodes", "4", "--fabric", "one-switch", "--library", "mpi")[0][
+            "algorithm"
+        ]
+        == "rabenseifner"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--env", "NCCL_ALG=Ring"), "--env: found 'NCCL_ALG'"),
+        (("--env", "NCCL_ALG=Ring"), "did you mean 'NCCL_ALGO'"),
+        (("--env", "NCCL_ALGO"), "NAME=VALUE"),
+        (("--env", "NCCL_P2P_LEVEL=NVX"), "--env NCCL_P2P_LEVEL: found 'NVX'"),
+        (("--nccl-version", "newest"), "--nccl-version: found 'newest'"),
+        (("--library", "gloo", "--protocol", "ll"), "only with nccl"),
+        (("--protocol", "ll", "--env", "NCCL_PROTO=Simple"), "the same as in --env"),
+        (("--protocol", "l128"), "ll128"),
+        (("--env", "NCCL_ALGO=NVLSTree"), "for all_reduce on this machine"),
+    ],
+)
+def test_wrong_flags(args, words):
+    assert words in refused("dgx-h100", *args, "-b", "1 MiB", "-e", "1 MiB")

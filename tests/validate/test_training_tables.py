@@ -1,0 +1,138 @@
+"""Rows of published training tables: which can be expressed, how, and why others cannot."""
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.validate.published import published_datasets
+from perfmodel.validate.single import single_dataset
+from perfmodel.validate.summary import shipped_folder
+from perfmodel.validate.tables_of_trainings import datasets_in
+from perfmodel.validate.testbed import gloo_dataset, star
+from perfmodel.validate.understood import LeftOut, layout_of, understood
+
+ROW = {
+    "dataset": "x", "model": "ResNet50 v1.5", "framework": "PyTorch 1.9", "gpu": "V100-SXM2-16GB",
+    "nodes": "4", "gpus_per_node": "8", "gpus_total": "32", "batch_per_gpu": "128",
+    "interconnect": "NVLink2 hybrid cube mesh; 1x 100 Gb EDR InfiniBand per node",
+    "precision": "FP16/AMP", "sync_mode": "allreduce", "metric": "throughput", "value": "20000",
+}  # fmt: skip
+
+
+def test_a_row_that_can_be_expressed():
+    asked = understood(ROW)
+    assert (asked.model, asked.precision, asked.batch, asked.nodes) == ("resnet50", "fp16", 128, 4)
+    machine = asked.machine
+    assert (machine.gpus, machine.intra, machine.network) == (8, "mesh", "infiniband")
+    assert (machine.nics, machine.nic_Gbps) == (1, 100)
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"framework": "MXNet"}, "another framework"),
+        ({"metric": "sync_time"}, "no step time or throughput"),
+        ({"value": ""}, "no step time or throughput"),
+        ({"sync_mode": "BSP-PS: parameter server"}, "strategy cannot be expressed"),
+        ({"model": "tacotron2"}, "not in the zoo"),
+        ({"batch_per_gpu": ""}, "batch per GPU is not stated"),
+        ({"batch_per_gpu": "8192 and 8192"}, "batch per GPU is not stated"),
+        ({"gpu": "a cloud GPU"}, "GPU is not named"),
+        ({"precision": "int4"}, "precision is not modelled"),
+        ({"gpus_per_node": "1+3"}, "not as many GPUs on every node"),
+        ({"gpu": "V100", "interconnect": "cloud instances"}, "links between the GPUs"),
+        ({"interconnect": "cloud instances; spread over servers"}, "network is not named"),
+        ({"dataset": "dlperf_x", "model": "BERT-base"}, "head scores every position"),
+    ],
+)
+def test_rows_that_cannot(cells, why):
+    with pytest.raises(LeftOut, match=why):
+        understood(ROW | cells)
+
+
+def test_equal_shares_are_a_layout():
+    assert layout_of({"nodes": "3", "gpus_per_node": "2+2+2"}) == (3, 2)
+    assert layout_of({"gpus_total": "8"}) == (1, 8)
+
+
+def test_tables_whose_batch_is_that_of_the_job():
+    assert understood(ROW | {"dataset": "lambda_x", "batch_per_gpu": "1280"}).batch == 40
+
+
+def test_other_strategies_as_bucket_caps():
+    assert understood(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).cap_bytes > 1e12
+    each = understood(ROW | {"sync_mode": "WFBP-A2A: allreduce with overlap per tensor (Horovod)"})
+    assert each.cap_bytes == 1
+
+
+def table(path, *rows):
+    path.write_text(
+        "\n".join([",".join(ROW), *(",".join(f'"{v}"' for v in row.values()) for row in rows)])
+    )
+
+
+def test_a_folder_of_tables(tmp_path):
+    one = ROW | {"nodes": "1", "gpus_per_node": "1", "gpus_total": "1"}
+    table(tmp_path / "mine.csv", one, ROW | {"framework": "Caffe"})
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    mine, other = published_datasets(tmp_path, [])
+    assert [len(mine.cases), len(other.cases)] == [1, 0]
+    assert list(mine.left_out.values()) == [1]
+    assert "another shape" in next(iter(other.left_out))
+    # 20000 images per second are beyond a V100: the roofline says some 850
+    assert 500 < mine.cases[0].predicted < 1200
+
+
+def test_a_rate_counts_steps_of_all_gpus_and_a_step_time_is_turned_over(tmp_path):
+    one = ROW | {"nodes": "1", "gpus_per_node": "1", "gpus_total": "1", "batch_per_gpu": "100"}
+    table(tmp_path / "mine.csv", one | {"metric": "rate", "value": "5"},
+          one | {"metric": "step_time", "value": "0.2"})  # fmt: skip
+    (mine,) = published_datasets(tmp_path, [])
+    assert [case.published for case in mine.cases] == [500.0, 500.0]
+
+
+def test_faults_of_all_tables_at_once(tmp_path):
+    (tmp_path / "single_gpu.csv").write_text("model,gpu,precision,batch\nresnet50,t4,fp32,many\n")
+    (tmp_path / "testbed").mkdir()
+    (tmp_path / "testbed" / "ddp_iters.csv").write_text("n,mtu\n4,1500\n")
+    (tmp_path / "testbed" / "models.csv").write_text("model\nx\n")
+    with pytest.raises(InputError) as caught:
+        datasets_in(tmp_path)
+    assert len(caught.value.faults) == 2
+
+
+def test_single_gpu_throughputs_as_published():
+    found = single_dataset(shipped_folder() / "single_gpu.csv", [])
+    assert len(found.cases) == 51
+    assert found.left_out == {}
+    assert found.median_abs_error < 0.10
+
+
+def test_shipped_steps_over_gloo(tmp_path):
+    """A sixth of the 124 recorded runs, whose errors are known to be small."""
+    folder = shipped_folder() / "testbed"
+    lines = (folder / "ddp_iters.csv").read_text().splitlines()
+    (tmp_path / "ddp_iters.csv").write_text("\n".join([lines[0], *lines[1::6]]))
+    for name in ("models.csv", "linkcal.csv"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    found = gloo_dataset(tmp_path, [])
+    assert len(found.cases) == 21
+    assert found.median_abs_error < 0.01
+    assert found.p90_abs_error < 0.05
+
+
+def test_other_runs_of_the_testbed_are_left_out(tmp_path):
+    folder = shipped_folder() / "testbed"
+    (tmp_path / "models.csv").write_text((folder / "models.csv").read_text())
+    header = "model,mode,bucket_cap_mb,n,topo,rate_mbit,payload_mbit,delay_us,mtu,iter_ms_med"
+    (tmp_path / "ddp_iters.csv").write_text(
+        f"{header}\nmlp8,ddp,inf,2,star,1000,990,0,9000,200\nmlp8,hook,1,2,star,1000,990,0,9000,9\n"
+    )
+    found = gloo_dataset(tmp_path, [])
+    assert len(found.cases) == 1
+    assert sum(found.left_out.values()) == 1
+
+
+def test_the_star_sends_at_its_rate():
+    arcs = star(3, 1e8, 1e-3).arcs
+    assert sorted(arcs.bandwidth_Bps)[:3] == [1e8] * 3
+    assert gloo_dataset(shipped_folder() / "training", []) is None

@@ -1,0 +1,214 @@
+"""``perfmodel validate`` as a user meets it, on a small folder."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli import app
+from perfmodel.report.validation import write_validation
+from perfmodel.validate.fitted import fitted_on
+from perfmodel.validate.summary import to_json, validate
+
+HEADER = "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,nic_count_per_node,nic_gbps,proc_model,trust"  # noqa: E501
+ROWS = (
+    "one,all_reduce,A100-SXM4-80GB,1,8,8,NVLink3 NVSwitch,none,,,single process 8 GPUs,4",
+    "two,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand NDR,8,400,1 GPU/process,5",
+    "vague,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand,,,,4",
+    "old,all_reduce,H100-SXM5-80GB,1,8,8,NVLink4 NVSwitch,none,,,,2",
+    "odd,all_reduce,MI300X,1,8,8,xGMI,none,,,,4",
+)
+TIMES = "size_bytes,time_us\n1024,40\n1048576,90\n268435456,2500\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    (root / "nccl_sweeps").mkdir()
+    (root / "nccl_sweeps" / "META.csv").write_text("\n".join((HEADER, *ROWS)) + "\n")
+    for row in ROWS:
+        (root / "nccl_sweeps" / f"{row.partition(',')[0]}.csv").write_text(TIMES)
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return validate(folder, transfer=False)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["validate", *map(str, arguments)])
+
+
+def test_json_as_the_design_has_it(found):
+    answer = to_json(found)
+    assert {"datasets", "median_abs_error", "p90_abs_error"} <= set(answer)
+    (entry,) = (d for d in answer["datasets"] if d["id"] == "one" and d["mode"] == "datasheet")
+    assert entry["points"] == 3
+    assert 0 <= entry["median_abs_error"] <= entry["p90_abs_error"]
+    modes = {d["mode"] for d in answer["datasets"]}
+    assert modes == {"datasheet", "nccl tuner", "alpha-beta"}
+    assert answer["by_band"]["datasheet"]["256 KiB and up"]["sweeps"] == 2
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+
+
+def test_nothing_is_skipped_silently(found):
+    answer = to_json(found)
+    assert "MI300X" in answer["unmatched"]["odd"]
+    assert answer["not_counted"] == {
+        "vague": "not stated: NICs per host, the rate of a NIC", "old": "trust 2",
+    }  # fmt: skip
+    assert {one.sweep.id for one in found.predicted} == {"one", "two", "vague", "old"}
+
+
+def test_the_median_is_that_of_counted_large_sizes(found):
+    """Worked out anew from the points: two sweeps of two sizes each weigh the same."""
+    errors = sorted(
+        abs(p.predicted_s / p.measured_s - 1)
+        for p in found.points
+        if p.mode == "datasheet" and p.sweep in {"one", "two"} and p.nbytes >= 2**18
+    )
+    assert len(errors) == 4
+    assert to_json(found)["median_abs_error"] == pytest.approx(errors[1])
+    assert to_json(found)["p90_abs_error"] == pytest.approx(errors[3])
+
+
+def test_alpha_beta_is_the_formula(found):
+    """8 GPUs, 12 NVLinks of 25 GB/s, 1.98 us a step: 14 steps and 1.75 S / B."""
+    (one,) = (p for p in found.predicted if p.sweep.id == "one")
+    expected = 14 * 1.98e-6 + 268435456 * 1.75 / 300e9
+    assert one.times["alpha-beta"].time_s[-1] == pytest.approx(expected)
+    (two,) = (p for p in found.predicted if p.sweep.id == "two")
+    expected = 30 * 1.98e-6 + 268435456 * 1.875 / 400e9  # 8 NICs of 400 Gbit/s limit the ring
+    assert two.times["alpha-beta"].time_s[-1] == pytest.approx(expected)
+
+
+def test_an_unseen_folder_is_judged_by_the_shipped_intervals(found):
+    from perfmodel.library.spread import datasheet_interval_s
+
+    (first, *_) = (p for p in found.judged if p.sweep == "one")
+    topology = next(p.matched.topology for p in found.predicted if p.sweep.id == "one")
+    expected = datasheet_interval_s(topology, "all_reduce", first.nbytes, first.predicted_s)
+    assert first.interval_s == expected
+
+
+def test_other_sweeps_of_the_same_hardware_are_used(folder):
+    """Shipped logs of two DGX H100 class hosts on InfiniBand stand for the unseen one."""
+    small = folder.parent / "small"
+    (small / "nccl_sweeps").mkdir(parents=True)
+    (small / "nccl_sweeps" / "META.csv").write_text(f"{HEADER}\n{ROWS[0]}\n")
+    (small / "nccl_sweeps" / "one.csv").write_text("size_bytes,time_us\n1048576,90\n")
+    found = validate(small)
+    (one,) = found.predicted
+    assert "transferred" in one.times, one.missing
+    assert "a100_8gpu_sp_allreduce" in one.times["transferred"].note
+    low, high = one.times["transferred"].interval_s[0]
+    assert low <= one.times["transferred"].time_s[0] <= high
+
+
+def test_a_copy_of_a_sweep_is_no_other_sweep():
+    from dataclasses import replace
+
+    from perfmodel.validate.matching import match
+    from perfmodel.validate.predicted import partners
+    from perfmodel.validate.summary import shipped_folder
+    from perfmodel.validate.sweeps import read_sweeps
+
+    sweeps = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
+    one, other = sweeps["aws_p5_2n_allreduce"], sweeps["aws_p5_2n_doeks_allreduce"]
+    own = match(one)
+    pairs = [(one, own), (replace(one, id="copy"), own), (other, match(other))]
+    assert [sweep.id for sweep, _ in partners(one, own, pairs)] == [other.id]
+    vague = replace(own, unstated=("NICs per host",))
+    assert partners(one, own, [(other, vague)]) == []
+    assert partners(one, own, [(replace(other, trust=2), own)]) == []
+    assert partners(one, own, [(other, replace(own, op="reduce"))]) == []
+
+
+def test_the_report(found, tmp_path):
+    page = write_validation(found, tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+    for name in ("one", "two", "vague", "odd"):
+        assert name in text
+    markdown = (tmp_path / "validation.md").read_text()
+    assert "| datasheet | 2 |" in markdown
+    assert "not predicted: odd" in markdown
+    assert json.loads((tmp_path / "validation.json").read_text()) == to_json(found)
+    lines = (tmp_path / "points.csv").read_text().splitlines()
+    assert lines[0].startswith("sweep_id,counted,nbytes,way,measured_us,datasheet_us")
+    assert len(lines) == 1 + 4 * 3
+
+
+def test_names_in_the_page_are_escaped(folder, tmp_path):
+    root = tmp_path / "evil"
+    root.mkdir()
+    row = ROWS[0].replace("NVLink3 NVSwitch", "NVSwitch <script>alert(1)</script>")
+    (root / "META.csv").write_text(f"{HEADER},source\n{row},<b>me</b>\n")
+    (root / "one.csv").write_text(TIMES)
+    page = write_validation(validate(root, transfer=False), tmp_path / "out").read_text()
+    assert "<script>alert(1)" not in page
+    assert "<b>me</b>" not in page
+
+
+def test_the_command(folder, tmp_path):
+    out, spread = tmp_path / "report", tmp_path / "spread.yaml"
+    done = run("--data", folder, "--no-transfer", "-o", out, "--spread", spread)
+    assert done.exit_code == 0, done.output
+    assert "NCCL's own formula" in done.stdout
+    assert "not predicted: odd" in done.stdout
+    assert "listed, not counted: vague" in done.stdout
+    assert (out / "validation.html").is_file()
+    from perfmodel.library.spread import load_spread
+
+    assert load_spread(spread).seen["ampere, NVSwitch, one host, all_reduce"] == 1
+
+
+def test_only_json_on_stdout(folder):
+    done = run("--data", folder, "--no-transfer", "--json")
+    assert json.loads(done.stdout)["data"].endswith("5 sweeps")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--data", "no-such-folder"), "no such folder"),
+        (("--profile", "no-such-profile"), "no-such-profile"),
+        (("--spread", "."), "--spread"),
+    ],
+)
+def test_wrong_input(arguments, said):
+    done = run(*arguments, "--json")
+    assert done.exit_code == 2
+    assert said in done.output
+    assert "Traceback" not in done.output
+
+
+def test_faults_of_files_come_with_exit_code_two(tmp_path):
+    (tmp_path / "META.csv").write_text(f"{HEADER}\n{ROWS[0]}\n{ROWS[1]}\n")
+    (tmp_path / "one.csv").write_text("size_bytes,time_us\n1024,-1\n")
+    done = run("--data", tmp_path, "--json")
+    assert done.exit_code == 2
+    assert "one.csv:2: time_us" in done.output
+    assert "no two.csv" in done.output
+
+
+def test_what_was_fitted_on_what_names_shipped_sweeps():
+    from perfmodel.validate.summary import shipped_folder
+    from perfmodel.validate.sweeps import read_sweeps
+
+    known = {sweep.id for sweep in read_sweeps(shipped_folder())}
+    for one in fitted_on():
+        assert set(one.sweeps) <= known
+
+
+def test_fitted_sweeps_are_scored_apart(found):
+    from dataclasses import replace
+
+    from perfmodel.validate.fitted import Fitted
+
+    split = replace(found, fitted=(Fitted("NCCL steps", ("one",)),)).split()
+    assert {name: bands["256 KiB and up"].sweeps for name, bands in split.items()} == {
+        "fitted on": 1, "not fitted on": 1,
+    }  # fmt: skip
