@@ -65,9 +65,10 @@ def _rules(one: Settings, other: Settings) -> Iterator[str]:
 
 def _transports(one: Told, other: Told) -> Iterator[str]:
     here, there = (told(*run) for run in (one, other))
-    if here.network != there.network:
+    several = min(here.hosts, there.hosts) > 1
+    if several and here.network != there.network:
         yield f"network {here.network} against {there.network}"
-    if min(here.hosts, there.hosts) > 1 and here.gpudirect_rdma != there.gpudirect_rdma:
+    if several and here.gpudirect_rdma != there.gpudirect_rdma:
         yield "NICs that reach GPU memory against NICs that do not"
     pcie = not any("nvlink" in topology.arcs.kinds for topology in (here, there))
     shared = min(topology.gpus_per_host for topology in (here, there)) > 1

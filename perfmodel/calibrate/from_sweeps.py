@@ -8,11 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
-from perfmodel.calibrate.levers import Expected, Lever, prior, usually
+from perfmodel.calibrate.levers import Expected, Left, Lever, prior, usually
 from perfmodel.calibrate.posterior import NO_EFFECT, Posterior, Seen, posterior
 from perfmodel.calibrate.profile import Parameter, Profile, Source
 from perfmodel.calibrate.stretched import Observed, Stretched
-from perfmodel.calibrate.transfer import Factor, Point, Transfer, model_of, residual_of
+from perfmodel.calibrate.transfer import Factor, Point, Transfer, model_of
 from perfmodel.calibrate.transferred import TOLD
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.carry import Machine
@@ -29,7 +29,7 @@ PER_OCTAVE = 2
 
 METHOD = (
     "maximum a posteriori of factors on the mechanism's numbers beside a Gaussian process over "
-    "size and scale; rows with Student's t; spreads expected before any data: sweeps.yaml"
+    "size and scale; rows and runs with Student's t; spreads expected before any data: sweeps.yaml"
 )
 
 
@@ -150,38 +150,46 @@ def thinned(rows: Iterable[Timed], per_octave: int = PER_OCTAVE) -> list[Timed]:
 def _transfer(
     found: Posterior, forward: Stretched, expected: Expected, gpu: str, files: tuple[str, ...]
 ) -> Transfer:
-    over = np.log(forward.measured_s / found.fitted_s)
-    runs = [one.run for one in forward.observed]
-    off = np.zeros(1)
-    if runs:
-        residual = residual_of(
-            found.situations, over, found.row_variance.tolist(), runs, expected.left, expected.runs
-        )
-        after = [residual(situation) for situation in found.situations]
-        off = np.abs(found.fitted_s * after / forward.measured_s - 1.0)
+    where = found.places
     points = tuple(
         Point(
-            run=one.run, op=one.op, ranks=s.ranks, hosts=s.hosts, nbytes=one.nbytes,
-            algorithm=s.algorithm, protocol=s.protocol, measured_s=_round(one.measured_s),
-            fitted_s=_round(fitted), own=_round(variance**0.5),
-            slopes=tuple(_round(x) for x in slopes),
+            run=one.run, op=one.op, ranks=len(one.machine.topology.ranks),
+            hosts=one.machine.topology.hosts, nbytes=one.nbytes, algorithm=str(algorithm),
+            protocol=str(protocol), measured_s=_round(one.measured_s), fitted_s=_round(fitted),
+            own=_round(variance**0.5), slopes=tuple(_round(x) for x in slopes),
+            share=_round(min(max(share, 0.0), 1.0)),
         )
-        for one, s, fitted, variance, slopes in zip(
-            forward.observed, found.situations, found.fitted_s, found.row_variance, found.slopes,
-            strict=True,
+        for one, algorithm, protocol, share, fitted, variance, slopes in zip(
+            forward.observed, where.algorithm, where.protocol, where.shares, found.fitted_s,
+            found.weighed.row, found.slopes, strict=True,
         )
     )  # fmt: skip
+    made = _made(found, forward, expected, gpu, files, points)
+    if made.residual is None:
+        return made
+    after = [made.residual(p.situation) ** p.share * p.fitted_s / p.measured_s for p in points]
+    off = np.abs(np.array(after) - 1.0)
+    return made.model_copy(
+        update={"median_abs": _round(np.median(off)), "p90_abs": _round(np.quantile(off, 0.9))}
+    )
+
+
+def _made(
+    found: Posterior, forward: Stretched, expected: Expected, gpu: str, files: tuple[str, ...],
+    points: tuple[Point, ...],
+) -> Transfer:  # fmt: skip
     return Transfer(
         gpu=gpu,
         factors=_factors(found, expected, forward.usual()),
         covariance=tuple(tuple(_round(x) for x in row) for row in found.covariance.tolist()),
-        left=expected.left,
+        left=_rounded(found.weighed.left),
         runs=expected.runs,
         files=files,
         points=points,
-        median_abs=_round(np.median(off)),
-        p90_abs=_round(np.quantile(off, 0.9)),
+        median_abs=0.0,
+        p90_abs=0.0,
         method=METHOD,
+        odd=tuple(_round(x) for x in found.weighed.odd),
     )
 
 
@@ -233,6 +241,10 @@ def _reason(found: Posterior, at: int, told: float, most: float) -> str:
     if twins:
         return f"in these data its effect is like that of {' and '.join(twins[:2])}"
     return "these data leave it nearly as open as it was"
+
+
+def _rounded(left: Left) -> Left:
+    return Left.model_validate({name: _round(x) for name, x in left.model_dump().items()})
 
 
 def _round(number: float) -> float:

@@ -69,15 +69,18 @@ class Expectation(Spec):
 class Left(Spec):
     """What the mechanism leaves: a Gaussian process over size, ranks and hosts.
 
-    `deviation` and `octaves` (length over size) of the part that changes with the size, `level` of
-    the part that does not; `ranks_octaves` and `hosts_octaves` are lengths over the number of ranks
+    `small`, `deviation` and `large` are deviations (small sizes, those between, large ones; see
+    `Runs`) and `octaves` the length over size of the part that changes with the size, `level` is the
+    deviation of the part that does not; `ranks_octaves` and `hosts_octaves` are lengths over the number of ranks
     and hosts; `other_op` and `other_way` are correlations with another collective, and with another
     algorithm or protocol; `networked` is that between one host and several. `open` is the deviation
     of the logarithm of a factor on both deviations, found for each machine from its own rows: on
     some machines the mechanism is off by far more than on most, and their rows then say more.
     """
 
+    small: float = Field(gt=0)
     deviation: float = Field(gt=0)
+    large: float = Field(gt=0)
     octaves: float = Field(gt=0)
     level: float = Field(ge=0)
     ranks_octaves: float = Field(gt=0)
@@ -91,17 +94,20 @@ class Left(Spec):
 class Runs(Spec):
     """How a run differs from the next on like hardware, and a row from its neighbours.
 
-    `small` and `large` are deviations of the logarithm of times far below and above `turn_bytes`,
-    `octaves` is the length over which a run's deviation changes, `row` the deviation of one row
-    with `freedom` degrees of freedom (Student's t: first iterations spike). `widened` multiplies
+    `small`, `middle` and `large` are deviations of the logarithm of times, far below `turn_bytes`,
+    between that and `bulk_bytes` (where algorithms and protocols change, runs differ most), and far
+    above. `octaves` is the length over which a run's deviation changes, `row` the deviation of one
+    row as a part of that, with `freedom` degrees of freedom (Student's t: first iterations spike). `widened` multiplies
     the deviations of predictions: the mechanism is off in ways of its own on some machines. `odd`
     are the degrees of freedom (Student's t) of a whole run: one that is far from all others counts
     less; 0 for runs that differ as a normal distribution has it.
     """
 
     small: float = Field(gt=0)
+    middle: float = Field(gt=0)
     large: float = Field(gt=0)
     turn_bytes: float = Field(gt=0)
+    bulk_bytes: float = Field(gt=0)
     octaves: float = Field(gt=0)
     row: float = Field(gt=0)
     freedom: float = Field(gt=2)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.calibrate.levers import Expected, Lever, prior
-from perfmodel.calibrate.residual import Places, alike, inverse_of, within_runs
+from perfmodel.calibrate.residual import Places, alike, inverse_of
 from perfmodel.calibrate.stretched import Stretched
-from perfmodel.collectives.schedule import Floats
-from perfmodel.library.measured import Situation
+from perfmodel.calibrate.weighed import Weighed, weighed
+from perfmodel.collectives.schedule import Floats, Ints
 
 STEPS = 6
 """Of Gauss and Newton; times are nearly linear in the factors but for changes of way."""
@@ -49,11 +49,9 @@ class Posterior:
     fitted_s : ndarray of float, shape (rows,)
         Times of the stretched mechanism, without the residual.
     slopes : ndarray of float, shape (rows, levers)
-    noise : ndarray of float, shape (rows, rows)
-        Covariance of what runs and rows have of their own.
-    row_variance : ndarray of float, shape (rows,)
-        Its part that is each row's; large for outliers.
-    situations : tuple of Situation
+    weighed : Weighed
+        How much rows, runs and the mechanism may be off.
+    places : Places
     """
 
     levers: tuple[Lever, ...]
@@ -61,9 +59,8 @@ class Posterior:
     covariance: Floats
     fitted_s: Floats
     slopes: Floats
-    noise: Floats
-    row_variance: Floats
-    situations: tuple[Situation, ...]
+    weighed: Weighed
+    places: Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,55 +89,47 @@ def posterior(
     held, pull = _held(levers, expected, seen)
     logs: Floats = inverse_of(held) @ pull
     if not forward.observed:
-        return _without_rows(levers, logs, held)
+        return _without_rows(levers, logs, held, expected)
     measured = np.log(forward.measured_s)
     run = np.array([one.run for one in forward.observed])
-    row = np.full(len(measured), expected.runs.row**2)
+    expected_logs, open_ = logs, inverse_of(held)
     slopes, since = np.zeros((0, 0)), np.inf
     for _ in range(STEPS):
-        fitted_s, situations = _times(forward, levers, logs)
+        fitted_s, places = _fitted(forward, levers, logs)
         if since > STRAIGHT:
             slopes, since = forward.slopes(_factors(levers, logs), fitted_s), 0.0
-        places = Places.of(situations)
-        shared = alike(places, places, expected.left) + within_runs(places, run, expected.runs)
         over = measured - np.log(fitted_s)
-        row, inverse = reweighted(shared, over, row, expected)
+        before = over + slopes @ (logs - expected_logs)
+        found = weighed(slopes @ open_ @ slopes.T, places, run, before, expected)
+        inverse = inverse_of(_left_open(found, places, run, expected))
         curve = slopes.T @ inverse @ slopes + held
         step = np.linalg.solve(curve, slopes.T @ inverse @ over + pull - held @ logs)
         logs = logs + np.clip(step, -FARTHEST, FARTHEST)
         since += float(np.abs(step).max(initial=0.0))
         if np.abs(step).max(initial=0.0) < CLOSE:
             break
-    fitted_s, situations = _times(forward, levers, logs)
+    fitted_s, places = _fitted(forward, levers, logs)
     if since > STRAIGHT:
         slopes = forward.slopes(_factors(levers, logs), fitted_s)
-    places = Places.of(situations)
-    noise = within_runs(places, run, expected.runs) + np.diag(row)
-    inverse = inverse_of(alike(places, places, expected.left) + noise)
+    inverse = inverse_of(_left_open(found, places, run, expected))
     covariance = inverse_of(slopes.T @ inverse @ slopes + held)
-    return Posterior(
-        tuple(levers), logs, covariance, fitted_s, slopes, noise, row, tuple(situations)
-    )
+    return Posterior(tuple(levers), logs, covariance, fitted_s, slopes, found, places)
 
 
-def _without_rows(levers: Sequence[Lever], logs: Floats, held: Floats) -> Posterior:
+def _left_open(found: Weighed, places: Places, run: Ints, expected: Expected) -> Floats:
+    """Covariance of rows but for what is open of the factors."""
+    return alike(places, places, found.left, expected.runs) + found.noise(places, run, expected)
+
+
+def _without_rows(
+    levers: Sequence[Lever], logs: Floats, held: Floats, expected: Expected
+) -> Posterior:
     """What is expected, and what was seen of single factors."""
+    none = Weighed(expected.left, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
     return Posterior(
-        tuple(levers), logs, inverse_of(held), np.zeros(0), np.zeros((0, len(levers))),
-        np.zeros((0, 0)), np.zeros(0), (),
+        tuple(levers), logs, inverse_of(held), np.zeros(0), np.zeros((0, len(levers))), none,
+        Places.of(()),
     )  # fmt: skip
-
-
-def reweighted(
-    shared: Floats, over: Floats, row: Floats, expected: Expected
-) -> tuple[Floats, Floats]:
-    """Variances of rows, wider for outliers, and the inverse of the whole covariance."""
-    inverse = inverse_of(shared + np.diag(row))
-    for _ in range(3):
-        own = row * (inverse @ over)  # what a row has of its own, as far as can be told
-        row = _widened(own, expected)
-        inverse = inverse_of(shared + np.diag(row))
-    return row, inverse
 
 
 def _held(
@@ -161,15 +150,9 @@ def _factors(levers: Sequence[Lever], logs: Floats) -> dict[Lever, float]:
     return dict(zip(levers, np.exp(logs).tolist(), strict=True))
 
 
-def _times(
+def _fitted(
     forward: Stretched, levers: Sequence[Lever], logs: Floats
-) -> tuple[Floats, list[Situation]]:
+) -> tuple[Floats, Places]:
     factors = _factors(levers, logs)
-    return forward.times_s(factors), forward.situations(factors)
-
-
-def _widened(own: Floats, expected: Expected) -> Floats:
-    """Variances of rows: an outlier's is what its distance asks for (Student's t, reweighted)."""
-    runs = expected.runs
-    found: Floats = (runs.freedom * runs.row**2 + own**2) / (runs.freedom + 1)
-    return np.maximum(found, 0.5 * runs.row**2)
+    places = Places.of(forward.situations(factors), forward.shares(factors).tolist())
+    return forward.times_s(factors), places

@@ -56,7 +56,7 @@ def inverse_of(matrix: Floats) -> Floats:
     return found
 
 
-def alike(one: Places, other: Places, left: Left) -> Floats:
+def alike(one: Places, other: Places, left: Left, runs: Runs) -> Floats:
     """Covariance of what is left in two sets of situations; shape (one, other)."""
     apart = one.octaves[:, None, :] - other.octaves[None, :, :]
     scale = np.exp(
@@ -69,15 +69,34 @@ def alike(one: Places, other: Places, left: Left) -> Floats:
     for name in ("algorithm", "protocol"):
         same = getattr(one, name)[:, None] == getattr(other, name)[None, :]
         scale = scale * np.where(same, 1.0, left.other_way)
-    smooth = left.deviation**2 * np.exp(-0.5 * (apart[:, :, 0] / left.octaves) ** 2)
+    here, there = (
+        by_size(place.octaves[:, 0], (left.small, left.deviation, left.large), runs)
+        for place in (one, other)
+    )
+    smooth = np.outer(here, there) * np.exp(-0.5 * (apart[:, :, 0] / left.octaves) ** 2)
     found: Floats = scale * (left.level**2 + smooth) * np.outer(one.shares, other.shares)
+    return found
+
+
+def by_size(octaves: Floats, of: tuple[float, float, float], runs: Runs) -> Floats:
+    """What is so for small, middling and large sizes, with bends between them."""
+    small, middle, large = of
+    beyond, bulk = (
+        1.0 / (1.0 + np.exp(-(octaves - np.log2(nbytes))))
+        for nbytes in (runs.turn_bytes, runs.bulk_bytes)
+    )
+    found: Floats = small + (middle - small) * beyond + (large - middle) * bulk
     return found
 
 
 def run_deviation(octaves: Floats, runs: Runs) -> Floats:
     """Standard deviation of the logarithm of a run's time from the next run's, by size."""
-    above = 1.0 / (1.0 + np.exp(-(octaves - np.log2(runs.turn_bytes))))
-    found: Floats = runs.small + (runs.large - runs.small) * above
+    return by_size(octaves, (runs.small, runs.middle, runs.large), runs)
+
+
+def row_variance(octaves: Floats, runs: Runs) -> Floats:
+    """Variance of the logarithm of a row's time that is the row's own, by size."""
+    found: Floats = (runs.row * run_deviation(octaves, runs)) ** 2
     return found
 
 
@@ -125,7 +144,7 @@ class Residual:
 
     @cached_property
     def _inverse(self) -> Floats:
-        whole = alike(self.places, self.places, self.left) + self.noise
+        whole = alike(self.places, self.places, self.left, self.runs) + self.noise
         return inverse_of(whole + 1e-9 * np.eye(len(whole)))
 
     @cached_property
@@ -136,10 +155,10 @@ class Residual:
     def __call__(self, situation: Situation) -> float:
         """Factor on the time; see `perfmodel.library.measured.Measured`."""
         place = Places.of([situation])
-        common = alike(place, self.places, self.left)[0]
+        common = alike(place, self.places, self.left, self.runs)[0]
         log = float(common @ self._weights)
         if self.deviations:
-            own = float(alike(place, place, self.left)[0, 0])
+            own = float(alike(place, place, self.left, self.runs)[0, 0])
             known = float(common @ self._inverse @ common)
             run = float(run_deviation(place.octaves[:, 0], self.runs)[0]) * self.new_run
             log += self.deviations * float(np.sqrt(max(own - known, 0.0) + run**2))

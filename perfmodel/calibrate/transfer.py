@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -43,7 +42,8 @@ class Point(Spec):
 
     `run` numbers the file, `own` is the standard deviation of the logarithm that is this row's
     alone (large for an outlier), `slopes` the change of the logarithm of `fitted_s` per logarithm
-    of each factor.
+    of each factor, `share` the part of the time that is the way's (what is left does not stretch the
+    host's start of a collective).
     """
 
     run: int
@@ -57,6 +57,7 @@ class Point(Spec):
     fitted_s: float = Field(gt=0)
     own: float = Field(gt=0)
     slopes: tuple[float, ...]
+    share: float = Field(1.0, ge=0, le=1)
 
     @property
     def situation(self) -> Situation:
@@ -71,7 +72,9 @@ class Transfer(Spec):
 
     `gpu` is the model of GPU that the factors belong to, `covariance` that of their logarithms,
     `files` the runs, `median_abs` and `p90_abs` how far the profile is from its own rows (absolute
-    relative errors, after the residual).
+    relative errors, after the residual). `left` is what is left on this machine, which may be more
+    than on most; `odd` multiplies the variance of each run: more than one where it is far from the
+    others.
     """
 
     gpu: str
@@ -85,6 +88,7 @@ class Transfer(Spec):
     p90_abs: float
     method: str
     notes: tuple[str, ...] = ()
+    odd: tuple[float, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> Transfer:
@@ -111,14 +115,13 @@ class Transfer(Spec):
         """What the factors leave, as it is expected; None without points."""
         if not self.points:
             return None
-        return residual_of(
-            [point.situation for point in self.points],
-            self.over,
-            [point.own**2 for point in self.points],
-            [point.run for point in self.points],
-            self.left,
-            self.runs,
+        places = Places.of(
+            [point.situation for point in self.points], [point.share for point in self.points]
         )
+        own = np.array([point.own**2 for point in self.points])
+        run = np.array([point.run for point in self.points])
+        noise = within_runs(places, run, self.runs, self.odd or None) + np.diag(own)
+        return Residual(places, self.over, noise, self.left, self.runs)
 
 
 def model_of(gpu: str) -> str:
@@ -130,17 +133,3 @@ def model_of(gpu: str) -> str:
     'a100-sxm4'
     """
     return re.sub(r"-\d+gb$", "", gpu)
-
-
-def residual_of(
-    situations: Sequence[Situation],
-    over: Floats,
-    row_variance: Sequence[float],
-    run: Sequence[int],
-    left: Left,
-    runs: Runs,
-) -> Residual:
-    """What is left of rows: see `Residual`."""
-    places = Places.of(situations)
-    noise = within_runs(places, np.array(run), runs) + np.diag(row_variance)
-    return Residual(places, over, noise, left, runs)

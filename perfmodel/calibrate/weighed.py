@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.calibrate.levers import Expected, Left
-from perfmodel.calibrate.residual import Places, alike, inverse_of, within_runs
+from perfmodel.calibrate.residual import Places, alike, inverse_of, row_variance, within_runs
 from perfmodel.collectives.schedule import Floats, Ints
 
 ROUNDS = 4
@@ -66,15 +66,16 @@ def weighed(
         Logarithm of measured over predicted time.
     expected : Expected
     """
-    mechanism = alike(places, places, expected.left)
+    mechanism = alike(places, places, expected.left, expected.runs)
     usual = within_runs(places, run, expected.runs)
-    row = np.full(len(over), expected.runs.row**2)
+    usual_row = row_variance(places.octaves[:, 0], expected.runs)
+    row = usual_row
     odd, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
     base = by_factors + usual
     for _ in range(ROUNDS):
         inverse = inverse_of(base + factor**2 * mechanism + np.diag(row))
         weights = inverse @ over
-        row = _widened(row * weights, expected)
+        row = _widened(row * weights, usual_row, expected.runs.freedom)
         odd = _odd(usual, run, odd, weights, inverse, expected.runs.odd)
         base = by_factors + usual * odd[run][:, None]
         factor = _factor(base + np.diag(row), mechanism, over, expected.left.open)
@@ -85,7 +86,9 @@ def weighed(
 def scaled(left: Left, factor: float) -> Left:
     """What is left where the mechanism is off by so many times as much."""
     return left.model_copy(
-        update={"deviation": left.deviation * factor, "level": left.level * factor}
+        update={
+            name: factor * getattr(left, name) for name in ("small", "deviation", "large", "level")
+        }
     )
 
 
@@ -126,8 +129,6 @@ def _odd(
     return found
 
 
-def _widened(own: Floats, expected: Expected) -> Floats:
+def _widened(own: Floats, usual: Floats, freedom: float) -> Floats:
     """Variances of rows: an outlier's is what its distance asks for (Student's t, reweighted)."""
-    runs = expected.runs
-    found: Floats = (runs.freedom * runs.row**2 + own**2) / (runs.freedom + 1)
-    return np.maximum(found, 0.5 * runs.row**2)
+    return np.maximum((freedom * usual + own**2) / (freedom + 1), 0.5 * usual)

@@ -42,7 +42,8 @@ def library_settings(
     )
 
     given = {"--protocol": protocol if protocol != "auto" else None,
-             "--env": env[0] if env else None, "--nccl-version": version}  # fmt: skip
+             "--env": env[0] if env else None, "--nccl-version": version,
+             "--one-process": "given" if one_process else None}  # fmt: skip
     others = {flag: value for flag, value in given.items() if value is not None}
     if library != "nccl" and others:
         allowed = f"nothing with --library {library}, only with nccl"

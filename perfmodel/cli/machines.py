@@ -174,6 +174,8 @@ def collective(
     """
     sizes = sizes_between(smallest, largest, factor)
     settings = library_settings(library, protocol, env or [], nccl_version, one_process=one_process)
+    for text in settings.notes():
+        note(text)
     machine = _built(topology, nodes, gpus_per_node, fabric)
 
     from perfmodel.calibrate import read_profile  # noqa: PLC0415  (imports stay out of --help)

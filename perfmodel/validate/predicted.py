@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from perfmodel.calibrate import Profile, apply, draws, measured_at
+from perfmodel.calibrate.compatible import differences
 from perfmodel.calibrate.from_sweeps import fit_profile
 from perfmodel.errors import PerfmodelError
-from perfmodel.library.machine import machine_on
+from perfmodel.library.machine import machine_on, observed_s
 from perfmodel.library.model import load_library
 from perfmodel.simulate.estimate import Estimator
 from perfmodel.study.collective import collective_rows
@@ -180,8 +181,12 @@ def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str
     """Predict with a profile; intervals are drawn at some sizes and interpolated between them."""
     plain = machine_on(own.topology, load_library("nccl"), settings=own.settings)
     ranks = range(len(own.topology.ranks))
+
+    def seen_s(known: Estimator, nbytes: int) -> float:
+        return observed_s(known.machine, known.best(own.op, nbytes, ranks, 0, None)[1])
+
     known = Estimator(apply(profile, plain))
-    likely = [known.best(own.op, nbytes, ranks, 0, None)[1] for nbytes in sizes]
+    likely = [seen_s(known, nbytes) for nbytes in sizes]
     if not measured_at(profile, len(ranks), own.op):
         return Times(tuple(likely), (), note)
     every = max(1, -(-(len(sizes) - 1) // (INTERVALS - 1)))
@@ -189,7 +194,7 @@ def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str
     machines = [Estimator(apply(one, plain)) for one in draws(profile, DRAWS, seed=0)]
     limits = []
     for index in at:
-        drawn = [m.best(own.op, sizes[index], ranks, 0, None)[1] for m in machines]
+        drawn = [seen_s(m, sizes[index]) for m in machines]
         limits.append(np.quantile(np.log(drawn) - math.log(likely[index]), [0.1, 0.9]))
     x = np.log([sizes[index] for index in at])
     low, high = (np.interp(np.log(sizes), x, side) for side in np.array(limits).T)
@@ -228,13 +233,23 @@ def _transferred(own: Matched, others: Sequence[Pair], sizes: Sequence[int]) -> 
         return "the hardware is not stated, so that no other sweep is known to be of the same"
     if not others:
         return "no other sweep of this hardware and collective"
+    told = (own.topology, own.settings)
+    unlike = {
+        other.id: "; ".join(differences(own.op, told, (found.topology, found.settings)))
+        for other, found in others
+    }
+    apart = "; ".join(f"not from {name}: {why}" for name, why in unlike.items() if why)
+    alike = [(other, found) for other, found in others if not unlike[other.id]]
+    if not alike:
+        return f"no other sweep with like settings; {apart}"
     gpu = own.topology.gpu  # the same chip, perhaps with other memory
     runs = [
         (replace(found.topology, gpu=gpu), found.settings, found.op, other.rows)
-        for other, found in others
+        for other, found in alike
     ]
-    names = [other.id for other, _ in others]
+    names = [other.id for other, _ in alike]
+    note = "from " + ", ".join(names) + (f"; {apart}" if apart else "")
     try:
-        return with_profile(fit_profile(runs, files=names), own, sizes, "from " + ", ".join(names))
+        return with_profile(fit_profile(runs, files=names), own, sizes, note)
     except PerfmodelError as error:
         return f"no profile: {short(error)}"

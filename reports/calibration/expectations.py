@@ -46,7 +46,7 @@ PULL = 0.02
 SHARES = {"alike", "other_op", "other_way", "networked"}
 """Expectations between 0 and 1; the others are above 0."""
 
-FIXED = {"turn_bytes", "freedom", "widened", "open", "odd"}
+FIXED = {"turn_bytes", "bulk_bytes", "freedom", "widened", "odd"}
 
 
 class Place(NamedTuple):

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
+from perfmodel.calibrate.compatible import differences
 from perfmodel.calibrate.from_sweeps import thinned
 from perfmodel.calibrate.levers import Expected, Lever, prior
-from perfmodel.calibrate.residual import Places, alike, run_deviation
+from perfmodel.calibrate.residual import Places, alike, row_variance, run_deviation
 from perfmodel.calibrate.stretched import Observed, Stretched
 from perfmodel.calibrate.weighed import weighed
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.machine import machine_on
 from perfmodel.library.measured import Situation
 from perfmodel.library.model import load_library
-from perfmodel.library.settings import Settings
 from perfmodel.validate.matching import Matched, match
 from perfmodel.validate.sweeps import Sweep, read_sweeps
 
@@ -43,7 +43,8 @@ class Prepared:
     situations : tuple of Situation
     shares : ndarray of float, shape (rows,)
         As `perfmodel.calibrate.residual.Places`.
-    settings : Settings
+    unlike : frozenset of str
+        Sweeps whose library was told otherwise.
     """
 
     hardware: str
@@ -54,7 +55,7 @@ class Prepared:
     slopes: np.ndarray
     situations: tuple[Situation, ...]
     shares: np.ndarray
-    settings: Settings
+    unlike: frozenset[str]
 
     def along(self, levers: Sequence[Lever]) -> np.ndarray:
         """Slopes along other levers; zero where this sweep does not depend on them."""
@@ -105,19 +106,24 @@ class Fold:
 
 def prepared(folder: Path) -> dict[str, Prepared]:
     """Match and time all sweeps of a folder whose hardware is stated."""
+    pairs = {sweep.id: (sweep, match(sweep, folder)) for sweep in read_sweeps(folder)}
+    known = {
+        name: (sweep, matched)
+        for name, (sweep, matched) in pairs.items()
+        if isinstance(matched, Matched) and sweep.trust >= FEWEST_TRUST and not matched.unstated
+    }
+    told = {name: (matched.topology, matched.settings) for name, (_, matched) in known.items()}
     found = {}
-    for sweep in read_sweeps(folder):
-        matched = match(sweep, folder)
-        if sweep.trust < FEWEST_TRUST or not isinstance(matched, Matched) or matched.unstated:
-            continue
+    for name, (sweep, matched) in known.items():
+        unlike = [o for o, its in told.items() if differences(matched.op, told[name], its)]
         try:
-            found[sweep.id] = _prepared(sweep, matched)
+            found[name] = _prepared(sweep, matched, frozenset(unlike))
         except PerfmodelError as error:
             print(f"{sweep.id}: {error}", file=sys.stderr)  # noqa: T201  (a script's output)
     return found
 
 
-def _prepared(sweep: Sweep, matched: Matched) -> Prepared:
+def _prepared(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared:
     machine = machine_on(matched.topology, load_library("nccl"), settings=matched.settings)
     rows = thinned(sweep.rows)
     forward = Stretched(
@@ -135,12 +141,12 @@ def _prepared(sweep: Sweep, matched: Matched) -> Prepared:
         slopes=forward.slopes(plain, times_s),
         situations=tuple(forward.situations(plain)),
         shares=forward.shares(plain),
-        settings=matched.settings,
+        unlike=unlike,
     )
 
 
 def folds(runs: Mapping[str, Prepared]) -> list[tuple[str, list[str]]]:
-    """Each sweep that has others of its hardware and collective, and these."""
+    """Each sweep that has others of its hardware, collective and settings, and these."""
     found = []
     for name, run in runs.items():
         others = [
@@ -149,6 +155,7 @@ def folds(runs: Mapping[str, Prepared]) -> list[tuple[str, list[str]]]:
             if other != name
             and (its.hardware, its.op) == (run.hardware, run.op)
             and not np.array_equal(its.over, run.over)
+            and other not in run.unlike
         ]
         if others:
             found.append((name, others))
@@ -172,10 +179,11 @@ def fold_of(
     run = np.repeat(np.arange(len(its)), [len(one.nbytes) for one in its])
     found = weighed(slopes @ open_ @ slopes.T, places, run, over, expected)
     ahead = own.along(levers)
-    common = ahead @ open_ @ slopes.T + alike(here, places, found.left)
+    common = ahead @ open_ @ slopes.T + alike(here, places, found.left, expected.runs)
     own_variance = np.einsum("ij,jk,ik->i", ahead, open_, ahead)
-    own_variance += np.diag(alike(here, here, found.left))
+    own_variance += np.diag(alike(here, here, found.left, expected.runs))
     known = np.einsum("ij,jk,ik->i", common, found.inverse, common)
     run_variance = run_deviation(here.octaves[:, 0], expected.runs) ** 2
-    variance = np.maximum(own_variance - known, 0.0) + run_variance + expected.runs.row**2
+    variance = np.maximum(own_variance - known, 0.0) + run_variance
+    variance += row_variance(here.octaves[:, 0], expected.runs)
     return Fold(name, own.nbytes, own.over, common @ found.inverse @ over, np.sqrt(variance))

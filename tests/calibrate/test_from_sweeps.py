@@ -10,8 +10,8 @@ from perfmodel.calibrate.from_sweeps import fit_profile, thinned
 from perfmodel.calibrate.levers import Expected, Lever, usually
 from perfmodel.calibrate.plot import write_residuals
 from perfmodel.calibrate.posterior import Seen
-from perfmodel.calibrate.residual import Places, alike
-from perfmodel.calibrate.transfer import model_of, residual_of
+from perfmodel.calibrate.residual import Places, Residual, alike, within_runs
+from perfmodel.calibrate.transfer import model_of
 from perfmodel.errors import InputError
 from perfmodel.library.machine import machine_on
 from perfmodel.library.measured import Measured, Situation
@@ -26,15 +26,16 @@ EXPECTED = Expected.model_validate(
         "levers": {
             "launch": {"deviation": 0.8}, "uneven": {"deviation": 0.4},
             "step": {"deviation": 0.8, "alike": 0.5}, "bandwidth": {"deviation": 0.07},
-            "rate": {"deviation": 0.07, "alike": 0.3},
+            "rate": {"deviation": 0.07, "alike": 0.3}, "issue": {"deviation": 0.2},
+            "awaited": {"deviation": 0.3},
         },
         "left": {
-            "deviation": 0.16, "octaves": 2.0, "level": 0.06, "ranks_octaves": 0.5,
+            "small": 0.16, "deviation": 0.16, "large": 0.16, "octaves": 2.0, "level": 0.06, "ranks_octaves": 0.5,
             "hosts_octaves": 3.0, "other_op": 0.5, "other_way": 0.7, "networked": 0.3,
         },
         "runs": {
-            "small": 0.07, "large": 0.06, "turn_bytes": 2**20, "octaves": 4.0, "row": 0.03,
-            "freedom": 4.0,
+            "small": 0.07, "middle": 0.06, "large": 0.06, "turn_bytes": 2**20,
+            "bulk_bytes": 2**27, "octaves": 4.0, "row": 0.5, "freedom": 4.0,
         },
         "source": "assumption: so that these tests do not hang on what is shipped",
     }
@@ -211,7 +212,7 @@ def test_intervals_hold_what_a_new_run_would_measure():
         machines = [apply(one, machine) for one in draws(profile, 40, seed=0)]
         each = np.array([times(machine, sizes=SIZES[-4:]) for machine in machines])
         low, high = np.quantile(each, [0.1, 0.9], axis=0)
-        new = base[-4:, None] * np.exp(rng.normal(0.0, np.hypot(runs.large, runs.row), 50))
+        new = base[-4:, None] * np.exp(rng.normal(0.0, np.hypot(runs.large, runs.row * runs.large), 50))
         inside.append((low[:, None] <= new) & (new <= high[:, None]))
     assert 0.65 < np.mean(inside) < 0.99
 
@@ -259,10 +260,12 @@ def test_rows_are_thinned_evenly_over_the_logarithm_of_size():
 def test_a_single_row_is_shrunk_as_theory_says():
     """Mean k / (k + n) of what was seen; Rasmussen and Williams (2006), equation 2.25."""
     left, runs = usually().left, usually().runs
-    here = Situation("all_reduce", 2**26, 8, 1, "ring", "simple")
-    residual = residual_of([here], np.array([0.5]), [0.01], [0], left, runs)
+    here = Situation("all_reduce", 2**22, 8, 1, "ring", "simple")
+    places = Places.of([here])
+    noise = within_runs(places, np.zeros(1, dtype=int), runs) + 0.01
+    residual = Residual(places, np.array([0.5]), noise, left, runs)
     k = left.deviation**2 + left.level**2
-    run = runs.large**2 + 0.01
+    run = runs.middle**2 + 0.01
     assert np.log(residual(here)) == pytest.approx(0.5 * k / (k + run), rel=0.01)
 
 
@@ -275,6 +278,6 @@ def test_covariances_are_those_of_something():
         for _ in range(60)
     ]  # fmt: skip
     places = Places.of(situations)
-    whole = alike(places, places, usually().left)
+    whole = alike(places, places, usually().left, usually().runs)
     assert np.allclose(whole, whole.T)
     assert np.linalg.eigvalsh(whole).min() > -1e-9

@@ -239,10 +239,10 @@ def test_every_shipped_scenario_answers(name: str) -> None:
 
 
 def test_all_reduce_times_beside_published_ones() -> None:
-    """23 published nccl-tests runs, 1 MiB to 1 GiB, on the nearest template; nothing fitted.
+    """23 published nccl-tests runs, 1 MiB to 1 GiB, on the nearest template.
 
-    All recorded runs whose machine a shipped template describes, except those that a template's
-    own numbers come from. The bounds only catch a relapse: rings explain no more than this.
+    Some of them are among those that NCCL's constants were fitted to
+    (perfmodel/validate/fitted.yaml). The bounds catch a relapse.
     """
     table = Path(__file__).with_name("published_all_reduce.csv")
     errors = []
@@ -254,8 +254,8 @@ def test_all_reduce_times_beside_published_ones() -> None:
         )
         (found,) = collective_rows(machine, sizes=[int(row["nbytes"])])
         errors.append(abs(found["time_s"] * 1e6 / float(row["time_us"]) - 1))
-    assert statistics.median(errors) < 0.17
-    assert statistics.quantiles(errors, n=10)[-1] < 0.62
+    assert statistics.median(errors) < 0.11
+    assert statistics.quantiles(errors, n=10)[-1] < 0.42
 
 
 def test_collective_rows_are_what_nccl_tests_prints() -> None:

@@ -47,9 +47,16 @@ class Plugin(Spec):
     ordered_from: int
     source: str
 
+    def keeps_order(self, capability: int, release: tuple[float, ...]) -> bool:
+        """Whether a release may use LL and LL128 between hosts."""
+        return capability >= self.ordered_from or self._is_newer_than(release)
+
+    def _is_newer_than(self, release: tuple[float, ...]) -> bool:
+        return release < tuple(int(part) for part in self.since.split("."))
+
     def stated_us(self, capability: int, release: tuple[float, ...]) -> float:
         """Latency of a hop that NCCL is told, of a release and a GPU; microseconds."""
-        if release < tuple(int(part) for part in self.since.split(".")):
+        if self._is_newer_than(release):
             return 0.0
         known = [at for at in self.latency_us if at <= capability]
         return self.latency_us[max(known, default=min(self.latency_us))]

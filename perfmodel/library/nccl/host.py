@@ -79,6 +79,10 @@ class Host:
     nvlink_GBps: float
     switched: bool
 
+    def __hash__(self) -> int:
+        """By what costs little to compare: searches of equal hosts are looked up."""
+        return hash((self.capability, self.gpus, self.nic_GBps, frozenset(self.arc_GBps.items())))
+
 
 def capability_of(topology: Topology) -> int:
     """Compute capability of the GPUs, 90 for sm90; 80 for generations that we do not know.
@@ -133,12 +137,7 @@ def host_of(
     ports = dict(_adapters(topology, _nics(router, gpus), merging)) if between_hosts else {}
     peers = dict(_peers(topology, router, gpus, cpu))
     outward, inward = (
-        {
-            (g, n): _to_nic(topology, router, gpus, gpu, nic, outward=out)
-            for g, gpu in enumerate(gpus)
-            for n, nic in enumerate(ports)
-        }
-        for out in (True, False)
+        dict(_to_nics(topology, router, gpus, tuple(ports), outward=out)) for out in (True, False)
     )
     lane = _lane_GBps(capability, release)
     crossed = {
@@ -232,21 +231,34 @@ def _peers(
             yield (a, b), Way(way, arcs, overhead if taxed else 1.0)
 
 
-def _to_nic(
-    topology: Topology, router: Router, gpus: Sequence[str], gpu: str, nic: str, *, outward: bool
-) -> Way:
-    """Way between a GPU and a NIC: direct, through another GPU (PXN), or by the host's memory."""
-    ends = (gpu, nic) if outward else (nic, gpu)
-    way, direct = way_between(router, gpu, nic), gdr_paths(topology)
-    if way in direct:
-        return Way(way, router.route(*ends))
-    if outward and direct and topology.reach.relay:
-        for peer in gpus:
-            if (
-                way_between(router, peer, nic) in direct
-                and router.path_type(gpu, peer) in NVLINK_PATHS
-            ):
-                return Way("PXN", router.route(gpu, peer) + router.route(peer, nic))
+def _to_nics(
+    topology: Topology, router: Router, gpus: Sequence[str], nics: Sequence[str], *, outward: bool
+) -> Iterator[tuple[Pair, Way]]:
+    """Ways between GPUs and NICs: direct, through another GPU (PXN), or by the host's memory."""
+    direct = gdr_paths(topology)
+    relaying = outward and topology.reach.relay
+    for n, nic in enumerate(nics):
+        types = [way_between(router, gpu, nic) for gpu in gpus]
+        beside = [gpu for gpu, way in zip(gpus, types, strict=True) if way in direct]
+        for g, (gpu, way) in enumerate(zip(gpus, types, strict=True)):
+            ends = (gpu, nic) if outward else (nic, gpu)
+            if way in direct:
+                yield (g, n), Way(way, router.route(*ends))
+                continue
+            relay = _relay(router, gpu, beside) if relaying else None
+            if relay is not None:
+                arcs = router.route(gpu, relay) + router.route(relay, nic)
+                yield (g, n), Way("PXN", arcs)
+            else:
+                yield (g, n), _by_memory(router, gpu, ends, way)
+
+
+def _relay(router: Router, gpu: str, beside: Sequence[str]) -> str | None:
+    """First of the GPUs beside a NIC that this one reaches over NVLink."""
+    return next((peer for peer in beside if router.path_type(gpu, peer) in NVLINK_PATHS), None)
+
+
+def _by_memory(router: Router, gpu: str, ends: tuple[str, str], way: str) -> Way:
     if way == "DIS":
         return Way("DIS", ())
     try:

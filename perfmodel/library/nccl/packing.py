@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from perfmodel.library.nccl.host import RANK, Host, Way
 from perfmodel.library.rings import hamiltonian_cycles
@@ -52,6 +54,16 @@ class _Room:
     begun: list[int]
     tries: int = 0
     order: tuple[int, ...] = ()
+    _near: dict[int, list[tuple[int, int, Way]]] = field(default_factory=dict)
+
+    def near(self, gpu: int) -> list[tuple[int, int, Way]]:
+        """Rank of the path type, number and way of each GPU near enough to go on to."""
+        if gpu not in self._near:
+            limit, host = RANK[self.demand.type_intra], self.host
+            ways = ((peer, host.peers[gpu, peer]) for peer in range(host.gpus) if peer != gpu)
+            ranked = ((RANK[way.type], peer, way) for peer, way in ways)
+            self._near[gpu] = [one for one in ranked if one[0] <= limit]
+        return self._near[gpu]
 
     def take(self, way: Way, speed: float) -> bool:
         """Reserve a way, or leave all as it was."""
@@ -68,6 +80,37 @@ class _Room:
         """Undo `take`."""
         for arc in way.arcs:
             self.arcs[arc] += speed * way.cost
+
+
+def at_most(host: Host, demand: Demand, *, most: int) -> int:
+    """Channels that no packing exceeds: what the links out of all GPUs, and the NICs, carry.
+
+    A channel goes on from every GPU but perhaps its last, each time over the first link of some
+    way that is near enough.
+    """
+    is_ring = demand.type_inter is not None
+    with_nics = is_ring and bool(host.nic_GBps)
+    if with_nics:
+        most = min(most, sum(_times(rate, demand.inter_GBps) for rate in host.nic_GBps))
+    hops = host.gpus if is_ring and not with_nics and host.gpus > 1 else host.gpus - 1
+    if not hops:
+        return most
+    room = _outgoing_GBps(host, max(RANK[demand.type_intra], RANK["NVL"]))
+    return most if math.isinf(room) else min(most, _times(room, demand.intra_GBps * hops))
+
+
+def _times(room: float, charge: float) -> int:
+    """How often a charge fits at the very most; a hundredth covers the slack of all links."""
+    return math.floor(room / charge + 0.01)
+
+
+@lru_cache(maxsize=16)
+def _outgoing_GBps(host: Host, limit: int) -> float:
+    """What all GPUs together can send each other over ways of these types."""
+    ways = [way for way in host.peers.values() if RANK[way.type] <= limit]
+    if not all(way.arcs for way in ways):
+        return math.inf
+    return sum(host.arc_GBps[arc] for arc in {way.arcs[0] for way in ways})
 
 
 def packed(host: Host, demand: Demand, *, most: int) -> int:
@@ -206,25 +249,32 @@ def _next(room: _Room, path: list[int], exits: frozenset[int]) -> Iterator[tuple
 
     Those from which the path may leave are kept for its end.
     """
-    host, limit, here = room.host, RANK[room.demand.type_intra], path[-1]
+    host, here = room.host, path[-1]
     if room.order and room.demand.same:
         gpu = room.order[len(path)]
         yield gpu, host.peers[here, gpu]
         return
-    left = [gpu for gpu in range(host.gpus) if gpu not in path]
-    last = [gpu for gpu in left if gpu in exits]
+    taken, arcs = set(path), room.arcs
+    last, left = exits - taken, host.gpus - len(path)
     if not last:
         return
-    options = []
-    for gpu in left:
-        way = host.peers[here, gpu]
-        if RANK[way.type] > limit or (last == [gpu] and len(left) > 1):
-            continue
-        room_left = min((room.arcs[arc] for arc in way.arcs), default=0.0)
-        late = gpu in exits and len(last) < len(left)
-        options.append((late, RANK[way.type], -room_left, gpu, way))
-    for option in sorted(options, key=lambda one: one[:4]):
-        yield option[3], option[4]
+    kept = next(iter(last)) if len(last) == 1 and left > 1 else -1
+    early = len(last) < left
+    options = [
+        (
+            early and gpu in exits,
+            rank,
+            -min(map(arcs.__getitem__, way.arcs), default=0.0),
+            gpu,
+            way,
+        )
+        for rank, gpu, way in room.near(here)
+        if gpu not in taken and gpu != kept
+    ]
+    heapq.heapify(options)  # the first is nearly always taken
+    while options:
+        *_, gpu, way = heapq.heappop(options)
+        yield gpu, way
 
 
 def _ends(room: _Room, last: int, back_to: int | None, nic: int | None) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.nccl.host import RANK, Host, Way
-from perfmodel.library.nccl.packing import Demand, packed
+from perfmodel.library.nccl.packing import Demand, at_most, packed
 from perfmodel.library.settings import LEVELS
 
 
@@ -48,6 +49,7 @@ FALLBACK = Graph(1, 0.1, 0.1, "SYS", "SYS")
 """Where no search succeeds: one channel in simple order (search.cc)."""
 
 
+@lru_cache(maxsize=64)
 def ring_graph(host: Host, *, cross_nic: int, most: int) -> Graph:
     """Search rings.
 
@@ -93,13 +95,28 @@ def _at_speed(
                 break
             for same in _orders(host, intra):
                 demand = Demand(speed, speed, intra, inter, cross, same)
-                count = packed(host, demand, most=most)
-                graph = Graph(count, speed, speed, intra, inter if host.nic_GBps else "LOC", same)
-                if count and _is_better(graph, found, cross - crossed):
-                    found, crossed = graph, cross
+                better = _better(host, demand, most, found, cross - crossed)
+                if better is not None:
+                    found, crossed = better, cross
                 if found is not None and found.channels * speed >= _total(host):
                     return found, True
     return found, False
+
+
+def _better(
+    host: Host, demand: Demand, most: int, best: Graph | None, crossing: int
+) -> Graph | None:
+    """Graph of a demand if it is better, which is not searched where no packing could be."""
+
+    def graph(channels: int) -> Graph:
+        speeds = demand.intra_GBps, demand.inter_GBps
+        inter = demand.type_inter if host.nic_GBps else None
+        return Graph(channels, *speeds, demand.type_intra, inter or "LOC", demand.same)
+
+    if not _is_better(graph(at_most(host, demand, most=most)), best, crossing):
+        return None
+    found = graph(packed(host, demand, most=most))
+    return found if found.channels and _is_better(found, best, crossing) else None
 
 
 def _is_better(graph: Graph, best: Graph | None, crossing: int) -> bool:
@@ -185,12 +202,21 @@ def _raised_ring(host: Host, graph: Graph, cross: int) -> Graph:
         demand = Demand(
             speed, speed, graph.type_intra, graph.type_inter, cross, graph.same_channels
         )
-        if packed(host, demand, most=graph.channels) < graph.channels:
+        if not _fits(host, demand, graph.channels):
             break
         graph = replace(graph, intra_GBps=speed, inter_GBps=speed)
     return graph
 
 
+def _fits(host: Host, demand: Demand, channels: int) -> bool:
+    """Whether so many channels can be packed."""
+    return (
+        at_most(host, demand, most=channels) == channels
+        and packed(host, demand, most=channels) == channels
+    )
+
+
+@lru_cache(maxsize=64)
 def tree_graph(host: Host, ring: Graph) -> Graph:
     """As many chains through the host as there are rings, faster inside it if that fits."""
     graph = replace(ring, plain=host.gpus == 1)
@@ -198,7 +224,7 @@ def tree_graph(host: Host, ring: Graph) -> Graph:
         if host.gpus < 2 or graph.intra_GBps >= 2 * graph.inter_GBps:
             break
         demand = Demand(speed, 0.0, graph.type_intra, None, 0, graph.same_channels)
-        if packed(host, demand, most=graph.channels) < graph.channels:
+        if not _fits(host, demand, graph.channels):
             break
         graph = replace(graph, intra_GBps=speed)
     return graph

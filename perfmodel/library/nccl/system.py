@@ -103,7 +103,7 @@ def system_of(
         collnet=collnet_graph(host, ring),
         gpus=len(gpus),
         net_latency_us=plugin.stated_us(host.capability, settings.release) if plugin else 0.0,
-        ordered=plugin is None or host.capability >= plugin.ordered_from,
+        ordered=plugin is None or plugin.keeps_order(host.capability, settings.release),
     )
 
 

@@ -1,0 +1,133 @@
+"""Numbers that differ by generation of GPU, network and algorithm, and what they do to times."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from perfmodel.library.carry import carry
+from perfmodel.library.machine import machine_on, observed_s
+from perfmodel.library.model import Library, Variant, library_on, load_library, protocols_of
+from perfmodel.library.nccl.hardware import hardware
+from perfmodel.library.settings import Settings
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.topology.build import build
+from perfmodel.topology.model import Topology
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def one() -> Topology:
+    return build("dgx-h100")
+
+
+@pytest.fixture(scope="module")
+def two() -> Topology:
+    return build("dgx-h100", hosts=2, fabric="rail-optimised")
+
+
+def with_variants(*variants: Variant) -> Library:
+    return load_library("plain").model_copy(update={"variants": variants})
+
+
+def variant(**numbers: object) -> Variant:
+    return Variant.model_validate({"source": "a test", **numbers})
+
+
+def test_a_variant_speaks_of_its_hardware_only(one: Topology, two: Topology) -> None:
+    library = with_variants(
+        variant(generations=["hopper"], launch="1 us"),
+        variant(generations=["volta"], launch="9 us"),
+        variant(networks=["infiniband"], step={"network": "5 us"}),
+    )
+    here, there = library_on(library, one), library_on(library, two)
+    (name,) = here.protocols
+    assert here.protocols[name].launch == pytest.approx(1e-6)
+    assert here.protocols[name].step.network == library.protocols[name].step.network
+    assert there.protocols[name].step.network == pytest.approx(5e-6)
+    assert there.protocols[name].step.nvlink == library.protocols[name].step.nvlink
+
+
+def test_later_variants_win_and_algorithms_have_their_own(one: Topology) -> None:
+    library = library_on(
+        with_variants(
+            variant(launch="1 us"), variant(launch="2 us"),
+            variant(algorithms=["tree"], launch="3 us"),
+        ),
+        one,
+    )  # fmt: skip
+    (name,) = library.protocols
+    assert protocols_of(library, "ring")[name].launch == pytest.approx(2e-6)
+    assert protocols_of(library, "tree")[name].launch == pytest.approx(3e-6)
+
+
+def test_uneven_channels_cost_the_root_of_the_bytes(one: Topology) -> None:
+    even = machine_on(one, with_variants())
+    uneven = machine_on(one, with_variants(variant(unevenness="10 us")))
+
+    def loss_s(nbytes: int) -> float:
+        (rough,), (smooth,) = (
+            carry(machine, "all_reduce", nbytes, range(8)) for machine in (uneven, even)
+        )
+        return Estimator(uneven).way_s(rough) - Estimator(even).way_s(smooth)
+
+    assert loss_s(MIB) == pytest.approx(10e-6)
+    assert loss_s(16 * MIB) == pytest.approx(10e-6 * math.sqrt(16))
+
+
+def test_a_share_of_the_network_slows_the_network_only(one: Topology, two: Topology) -> None:
+    half = with_variants(variant(networks=["infiniband"], network_efficiency=0.5))
+    for topology, factor in ((one, 1.0), (two, 2.0)):
+        ranks = range(len(topology.ranks))
+        (plain,) = carry(machine_on(topology, with_variants()), "all_reduce", 64 * MIB, ranks)
+        (slow,) = carry(machine_on(topology, half), "all_reduce", 64 * MIB, ranks)
+        ratio = slow.stages[0].phases[0].nbytes / plain.stages[0].phases[0].nbytes
+        assert ratio.max() == pytest.approx(factor)
+        assert ratio.min() == pytest.approx(1.0)
+
+
+def test_connections_carry_no_more_than_their_rate(two: Topology) -> None:
+    capped = with_variants(variant(networks=["infiniband"], network_rate="3 GB/s"))
+    (way,) = carry(machine_on(two, capped), "all_reduce", 64 * MIB, range(16))
+    stage = way.stages[0]
+    between = stage.edges.hop == 2
+    assert between.any()
+    assert np.all(stage.cap_Bps[between] == 3e9)
+    assert np.all(np.isinf(stage.cap_Bps[~between]))
+
+
+def test_a_port_of_nvls_carries_its_overhead(one: Topology) -> None:
+    """Of S bytes each port of 8 carries S (1 + 1/8), over the switch's efficiency."""
+    nbytes = 1 << 30
+    machine = machine_on(one, load_library("nccl"))
+    (way,) = carry(machine, "all_reduce", nbytes, range(8), algorithm="nvls")
+    share = protocols_of(machine.library, "nvls")["simple"].switch_efficiency
+    sent = sum(
+        (p.nbytes * p.active)[stage.edges.src == 0].sum()
+        for stage in way.stages
+        for p in stage.phases
+    )
+    assert 0.5 < share < 1
+    assert sent == pytest.approx(nbytes * (1 + 1 / 8) / share, rel=1e-3)
+
+
+def test_who_ran_it_sees_the_start_of_every_gpu(one: Topology) -> None:
+    library = load_library("nccl")
+    together = machine_on(one, library, settings=Settings(one_process=True))
+    waited = machine_on(one, library, settings=Settings(awaited=True))
+    assert observed_s(together, 1e-6) == pytest.approx(8 * library.issue)
+    assert observed_s(together, 1.0) == 1.0
+    assert observed_s(waited, 1e-3) == pytest.approx(1e-3 + library.awaited)
+
+
+def test_what_a_plugin_tells() -> None:
+    """aws-ofi-nccl platform-aws.c: 150 us on p3dn, 75 us on p4d and p5, 35 us on p6."""
+    efa = hardware().plugins["efa"]
+    stated = [efa.stated_us(capability, (2, 20)) for capability in (70, 80, 90, 100)]
+    assert stated == [150, 75, 75, 35]
+    assert efa.stated_us(80, (2, 9)) == 0
+    assert [efa.keeps_order(at, (2, 20)) for at in (80, 90)] == [False, True]
+    assert efa.keeps_order(80, (2, 9))
