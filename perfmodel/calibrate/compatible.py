@@ -36,11 +36,12 @@ def differences(op: str, one: Told, other: Told) -> tuple[str, ...]:
     tuple of str
         Empty where nothing speaks against it.
     """
-    return (
-        *_choices(op, one[1], other[1]),
-        *_rules(one[1], other[1]),
-        *_transports(one, other),
-    )
+    return (*told_otherwise(op, one[1], other[1]), *_transports(one, other))
+
+
+def told_otherwise(op: str, one: Settings, other: Settings) -> tuple[str, ...]:
+    """The part of `differences` that settings alone show."""
+    return (*_choices(op, one, other), *_rules(one, other))
 
 
 def _choices(op: str, one: Settings, other: Settings) -> Iterator[str]:

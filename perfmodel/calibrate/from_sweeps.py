@@ -98,6 +98,8 @@ def fit_profile(
     forward = Stretched(observed)
     levers = list(dict.fromkeys([*forward.levers(), *(one.lever for one in seen)]))
     found = posterior(forward, levers, expectation, seen)
+    transfer = _transfer(found, forward, expectation, model_of(first.gpu.name), tuple(names))
+    told = tuple(settings for _, settings, *_ in observations)
     return Profile(
         name=name,
         topology=first.template,
@@ -105,7 +107,7 @@ def fit_profile(
         date=date or dt.datetime.now(tz=dt.UTC).date().isoformat(),
         source=tuple(sources),
         fits=(),
-        transfer=_transfer(found, forward, expectation, model_of(first.gpu.name), tuple(names)),
+        transfer=transfer.model_copy(update={"settings": told}),
     )
 
 

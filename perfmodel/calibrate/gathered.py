@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from perfmodel.calibrate.compatible import Told, differences
 from perfmodel.calibrate.from_sweeps import Observation, fit_profile
 from perfmodel.calibrate.links import seen_links
 from perfmodel.calibrate.profile import Profile, Source
@@ -93,10 +94,23 @@ def profile_of(
         sources=gathered.sources, seen=seen,
     )  # fmt: skip
     assert profile.transfer is not None
-    notes = (*gathered.notes, *unused)
+    notes = (*gathered.notes, *_unlike(gathered), *unused)
     return profile.model_copy(
         update={"transfer": profile.transfer.model_copy(update={"notes": notes})}
     )
+
+
+def _unlike(gathered: Gathered) -> list[str]:
+    """Runs whose library was told otherwise than in the first run of the same collective."""
+    found, first = [], dict[str, tuple[str, Told]]()
+    for file, (topology, settings, op, _) in zip(
+        gathered.files, gathered.observations, strict=True
+    ):
+        other, its = first.setdefault(op, (file, (topology, settings)))
+        why = "; ".join(differences(op, (topology, settings), its))
+        if why:
+            found.append(f"{file} and {other} are hardly of one machine: {why}")
+    return found
 
 
 def _gather(

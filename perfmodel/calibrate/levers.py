@@ -70,12 +70,13 @@ class Left(Spec):
     """What the mechanism leaves: a Gaussian process over size, ranks and hosts.
 
     `small`, `deviation` and `large` are deviations (small sizes, those between, large ones; see
-    `Runs`) and `octaves` the length over size of the part that changes with the size, `level` is the
-    deviation of the part that does not; `ranks_octaves` and `hosts_octaves` are lengths over the number of ranks
-    and hosts; `other_op` and `other_way` are correlations with another collective, and with another
-    algorithm or protocol; `networked` is that between one host and several. `open` is the deviation
-    of the logarithm of a factor on both deviations, found for each machine from its own rows: on
-    some machines the mechanism is off by far more than on most, and their rows then say more.
+    `Runs`) and `octaves` the length over size of the part that changes with the size, `level` is
+    the deviation of the part that does not; `ranks_octaves` and `hosts_octaves` are lengths over
+    the number of ranks and hosts; `other_op` and `other_way` are correlations with another
+    collective, and with another algorithm or protocol; `networked` is that between one host and
+    several. `open` is the deviation of the logarithm of a factor on all of these deviations, found
+    for each machine from its own rows: on some machines the mechanism is off by far more than on
+    most, and their rows then say more.
     """
 
     small: float = Field(gt=0)
@@ -97,10 +98,10 @@ class Runs(Spec):
     `small`, `middle` and `large` are deviations of the logarithm of times, far below `turn_bytes`,
     between that and `bulk_bytes` (where algorithms and protocols change, runs differ most), and far
     above. `octaves` is the length over which a run's deviation changes, `row` the deviation of one
-    row as a part of that, with `freedom` degrees of freedom (Student's t: first iterations spike). `widened` multiplies
-    the deviations of predictions: the mechanism is off in ways of its own on some machines. `odd`
-    are the degrees of freedom (Student's t) of a whole run: one that is far from all others counts
-    less; 0 for runs that differ as a normal distribution has it.
+    row as a part of that, with `freedom` degrees of freedom (Student's t: first iterations spike).
+    `widened` multiplies the deviations of predictions: the mechanism is off in ways of its own on
+    some machines. `odd` are the degrees of freedom (Student's t) of a whole run: one that is far
+    from all others counts less; 0 for runs that differ as a normal distribution has it.
     """
 
     small: float = Field(gt=0)

@@ -150,9 +150,7 @@ def _factors(levers: Sequence[Lever], logs: Floats) -> dict[Lever, float]:
     return dict(zip(levers, np.exp(logs).tolist(), strict=True))
 
 
-def _fitted(
-    forward: Stretched, levers: Sequence[Lever], logs: Floats
-) -> tuple[Floats, Places]:
+def _fitted(forward: Stretched, levers: Sequence[Lever], logs: Floats) -> tuple[Floats, Places]:
     factors = _factors(levers, logs)
     places = Places.of(forward.situations(factors), forward.shares(factors).tolist())
     return forward.times_s(factors), places

@@ -8,11 +8,13 @@ from functools import cached_property
 import numpy as np
 from pydantic import Field, model_validator
 
+from perfmodel.calibrate.compatible import told_otherwise
 from perfmodel.calibrate.levers import Left, Lever, LeverName, Runs
 from perfmodel.calibrate.residual import Places, Residual, within_runs
 from perfmodel.collectives.schedule import Floats
 from perfmodel.files import Spec
 from perfmodel.library.measured import Situation
+from perfmodel.library.settings import Settings
 
 
 class Factor(Spec):
@@ -42,8 +44,8 @@ class Point(Spec):
 
     `run` numbers the file, `own` is the standard deviation of the logarithm that is this row's
     alone (large for an outlier), `slopes` the change of the logarithm of `fitted_s` per logarithm
-    of each factor, `share` the part of the time that is the way's (what is left does not stretch the
-    host's start of a collective).
+    of each factor, `share` the part of the time that is the way's (what is left does not stretch
+    the host's start of a collective).
     """
 
     run: int
@@ -74,7 +76,7 @@ class Transfer(Spec):
     `files` the runs, `median_abs` and `p90_abs` how far the profile is from its own rows (absolute
     relative errors, after the residual). `left` is what is left on this machine, which may be more
     than on most; `odd` multiplies the variance of each run: more than one where it is far from the
-    others.
+    others. `settings` is what the library was told in each run.
     """
 
     gpu: str
@@ -89,6 +91,7 @@ class Transfer(Spec):
     method: str
     notes: tuple[str, ...] = ()
     odd: tuple[float, ...] = ()
+    settings: tuple[Settings, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> Transfer:
@@ -98,6 +101,16 @@ class Transfer(Spec):
         if any(len(point.slopes) != count for point in self.points):
             raise ValueError(f"points with {count} slopes, as factors")
         return self
+
+    def otherwise(self, settings: Settings) -> tuple[str, ...]:
+        """What of these settings speaks against the runs' holding for them."""
+        pairs = {(point.op, point.run) for point in self.points if point.run < len(self.settings)}
+        found = {
+            f"{self.files[run]}: {why}"
+            for op, run in pairs
+            for why in told_otherwise(op, self.settings[run], settings)
+        }
+        return tuple(sorted(found))
 
     @property
     def by_lever(self) -> dict[Lever, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,9 @@ from perfmodel.calibrate.transfer import Transfer, model_of
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.carry import Machine
 from perfmodel.topology.model import Topology
+
+STARTS = frozenset({"issue", "awaited"})
+"""Factors on time that no way takes, so that what is left of ways does not stretch it."""
 
 TOLD = 0.3
 """Share of a factor's expected spread that data must settle for it to count as measured."""
@@ -40,7 +44,8 @@ def transferred(profile: Profile, transfer: Transfer, machine: Machine) -> Machi
     factors = transfer.by_lever
     measured = replace(measured_of(factors), residual=transfer.residual)
     topology = _stretched(machine.topology, bandwidths_of(factors))
-    return machine.stretched(_told(topology, profile, transfer), measured)
+    said = _told(topology, profile, transfer, transfer.otherwise(machine.settings))
+    return machine.stretched(said, measured)
 
 
 def drawn(transfer: Transfer, rng: np.random.Generator, *, new_run: bool) -> Transfer:
@@ -58,9 +63,12 @@ def drawn(transfer: Transfer, rng: np.random.Generator, *, new_run: bool) -> Tra
     wide = transfer.runs.widened
     logs = axes @ (wide * np.sqrt(np.maximum(sizes, 0.0)) * rng.standard_normal(len(sizes)))
     deviations = wide * float(rng.standard_normal())
+    # Hosts that start collectives differ from run to run as what they start does.
+    again = deviations * transfer.runs.small * new_run
+    own = [log + again * (f.of in STARTS) for f, log in zip(transfer.factors, logs, strict=True)]
     factors = tuple(
         factor.model_copy(update={"factor": factor.factor * float(np.exp(log))})
-        for factor, log in zip(transfer.factors, logs, strict=True)
+        for factor, log in zip(transfer.factors, own, strict=True)
     )
     found = transfer.model_copy(update={"factors": factors})
     residual = transfer.residual
@@ -83,7 +91,9 @@ def _stretched(topology: Topology, factors: dict[str, float]) -> Topology:
     return with_arcs(topology, stretched_arcs(topology, factors))
 
 
-def _told(topology: Topology, profile: Profile, transfer: Transfer) -> Topology:
+def _told(
+    topology: Topology, profile: Profile, transfer: Transfer, otherwise: Sequence[str]
+) -> Topology:
     """The topology whose sources and assumptions say what was measured."""
     scales = sorted({(point.hosts, point.ranks) for point in transfer.points})
     where = " and ".join(f"{ranks} ranks on {hosts} hosts" for hosts, ranks in scales)
@@ -100,6 +110,7 @@ def _told(topology: Topology, profile: Profile, transfer: Transfer) -> Topology:
         f"Measured ({origin}): {told or 'no factor by itself'}; what these leave is a correction "
         f"over size, which fades away from what was measured."
         + (f" Hardly told by these data: {kept}." if kept else "")
+        + (f" It may not hold for these settings: {'; '.join(otherwise)}." if otherwise else "")
     )
     found = replace(
         topology,

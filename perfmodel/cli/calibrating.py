@@ -256,6 +256,8 @@ def _print_transfer(transfer: Transfer) -> None:
     for factor in transfer.factors:
         if factor.reason:
             typer.echo(f"cannot tell {factor.lever} by itself: {factor.reason}")
+    if not transfer.points:  # matrices of links alone: no collective was timed
+        return
     typer.echo(
         f"with what these leave, by size: absolute error of these times, median "
         f"{100 * transfer.median_abs:.1f} %, 90th percentile {100 * transfer.p90_abs:.1f} %"

@@ -10,6 +10,9 @@ over the edges, level by level, finds it.
 
 from __future__ import annotations
 
+import itertools
+from functools import reduce
+
 import numpy as np
 
 from perfmodel.collectives.course import feeders_of
@@ -57,19 +60,17 @@ def _heaviest(
     edges = len(own_s)
     # Rows: nothing gained yet, the first gain, the second, the third, the second and the third.
     best = np.zeros((5, edges + 1))
+    gains, others = np.stack(gains_s), np.stack(gains_s[:0:-1])
     order = np.argsort(first, kind="stable")
     ends = np.flatnonzero(np.diff(first[order])) + 1
-    for level in np.split(order, ends):
-        before = best[:, feeders[level]].max(axis=2)
-        one, two, three = (gain[level] for gain in gains_s)
-        plain, with_one, with_two, with_three, with_both = before
-        best[0, level] = plain
-        best[1, level] = np.maximum(with_one, plain + one)
-        best[2, level] = np.maximum(with_two, plain + two)
-        best[3, level] = np.maximum(with_three, plain + three)
-        best[4, level] = np.maximum.reduce(
-            [with_both, with_two + three, with_three + two, plain + two + three]
-        )
-        best[:, level] += own_s[level]
+    for begin, end in itertools.pairwise([0, *ends.tolist(), edges]):
+        level = order[begin:end]
+        before = reduce(np.maximum, (best[:, column] for column in feeders[level].T))
+        gained = before[0] + gains[:, level]
+        both = np.maximum.reduce(before[2:4] + others[:, level])
+        last = np.maximum(before[4], gained[1] + gains[2, level])
+        np.maximum(before[4], np.maximum(both, last), out=before[4])
+        np.maximum(before[1:4], gained, out=before[1:4])
+        best[:, level] = before + own_s[level]
     landed: Floats = np.maximum(best[1, :edges], best[4, :edges])
     return landed

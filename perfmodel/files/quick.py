@@ -34,7 +34,7 @@ _WORDS = {"": None, "~": None} | {
 }
 
 
-class LeftToRuamel(Exception):  # noqa: N818  (no fault of the document)
+class LeftToRuamel(Exception):
     """A document that only ruamel reads for certain."""
 
 
@@ -42,12 +42,14 @@ class LinedMapping(dict[Any, Any]):
     """A mapping that knows its lines as ruamel's do: ``lc.data[key][0]`` is one, from 0."""
 
     __slots__ = ("lc",)
+    lc: SimpleNamespace
 
 
 class LinedList(list[Any]):
     """A list that knows its lines: ``lc.data[index][0]``."""
 
     __slots__ = ("lc",)
+    lc: SimpleNamespace
 
 
 def parse_quickly(text: str) -> Any:

@@ -41,7 +41,7 @@ from perfmodel.library.nccl.tuner import OPS, channels_used
 from perfmodel.library.protocols import numbers_of, usable, with_protocol
 from perfmodel.library.sharp import through_fabric
 from perfmodel.library.stretch import as_measured, uneven_s
-from perfmodel.library.switched import through_switches
+from perfmodel.library.switched import through_switches, why_not
 from perfmodel.library.trees import tree
 
 __all__ = [
@@ -123,6 +123,8 @@ def _chosen(machine: Machine, op: str, nbytes: int, group: Group) -> Asked:
     """NCCL's choice among the ways that there are."""
     for choice in choices(machine, op, nbytes, group):
         name = CHOICES.get((op, choice.algorithm))
+        if name in {"nvls", "nvls_tree"} and why_not(machine, op, name, group) is not None:
+            continue
         protocols = numbers_of(machine.library, op, name) if name else {}
         if name and choice.protocol in protocols:
             return [(name, {choice.protocol: protocols[choice.protocol]})]

@@ -30,11 +30,15 @@ LIKE: Mapping[str, str] = MappingProxyType({"chain": "ring", "collnet_direct": "
 
 
 def numbers_of(library: Library, op: str, algorithm: str) -> Mapping[str, Protocol]:
-    """Protocols of a library with the numbers of an algorithm, or of single sends ("p2p")."""
+    """Protocols of a library with the numbers of an algorithm, or of single sends ("p2p").
+
+    Numbers of an algorithm for one operation ("reduce/chain") come before its own.
+    """
     name = "p2p" if op in SINGLE_SENDS else algorithm
-    if name not in library.by_algorithm:
-        name = LIKE.get(name, name)
-    return protocols_of(library, name)
+    for known in (f"{op}/{name}", name):
+        if known in library.by_algorithm:
+            return protocols_of(library, known)
+    return protocols_of(library, LIKE.get(name, name))
 
 
 _NETWORK = HOPS.index("network")

@@ -169,13 +169,13 @@ def _sweeps(found: Validation) -> str:
         found.predicted, key=lambda one: (not one.counted, one.matched.hardware, one.sweep.id)
     )
     key, cards = "", []
-    for one in ordered:
+    for at, one in enumerate(ordered):
         own = [intervals.get((one.sweep.id, row.nbytes)) for row in one.sweep.rows]
         drawn = figures.sweep(one, own)
         if len(one.sweep.rows) > 1:  # a single size is drawn as a mark
             key = max(key, legend(drawn), key=len)
         drawn.update_traces(showlegend=False)
-        picture = embed(drawn, f"sweep-{one.sweep.id}", f"{one.sweep.id}: times and ratio")
+        picture = embed(drawn, f"sweep-{at}", f"{one.sweep.id}: times and ratio")
         cards.append(
             f'<div class="card"><h3>{escape(one.sweep.id)}</h3><p>{escape(_about(one))}</p>'
             f"{picture}</div>"

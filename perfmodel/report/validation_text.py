@@ -86,18 +86,23 @@ def _markdown(found: Validation) -> Iterator[str]:
     ):  # fmt: skip
         if one.rows:
             yield from (f"## {title}", "", *([text, ""] if text else ()), *markdown_table(one), "")
-    yield from ("## What was fitted on what", "", *(f"- {x}" for x in fitted_lines(found)), "")
+    yield from ("## What was fitted on what", "", *(f"- {as_text(x)}" for x in fitted_lines(found)), "")
     if found.fitted:
         yield from (*markdown_table(tables.split_table(found)), "")
-    yield from ("## What is not counted, and why", "", *(f"- {x}" for x in tables.lists(found)), "")
+    yield from ("## What is not counted, and why", "", *(f"- {as_text(x)}" for x in tables.lists(found)), "")
     yield from ("## Modes", "", *(f"- **{name}**: {said}" for name, said in MODES_SAID))
+
+
+def as_text(words: str) -> str:
+    """Words of strangers for Markdown, which would take ``<`` for HTML and ``](`` for a link."""
+    return words.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\(")
 
 
 def markdown_table(one: Table) -> Iterator[str]:
     """Lines of a Markdown table; numbers to the right."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(as_text(cell).replace("|", "\\|") for cell in cells) + " |"
 
     yield line([header.removeprefix(">") for header in one.header])
     yield line(["---:" if header.startswith(">") else "---" for header in one.header])

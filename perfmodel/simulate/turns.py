@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -106,10 +108,7 @@ def share_at_ends(capacity_Bps: Floats, stage: Stage) -> Floats:
     """
     phase, edges = stage.phases[0], stage.edges
     lengths = np.diff(edges.pointers)
-    at_first, at_last = (
-        _meeting(edges.arcs, lengths, phase, phase.first + own * (phase.active - 1))
-        for own in (0, 1)
-    )
+    at_first, at_last = _meeting(edges.arcs, lengths, phase)
     busy_s = np.minimum(at_first, at_last) / capacity_Bps[edges.arcs]
     longest_s, crosses = np.zeros(len(edges)), lengths > 0
     if crosses.any():
@@ -119,20 +118,38 @@ def share_at_ends(capacity_Bps: Floats, stage: Stage) -> Floats:
     return shares
 
 
-def _meeting(arcs: Ints, lengths: Ints, phase: Phase, repeat: Ints) -> Floats:
-    """Bytes that keep each link of an edge busy in a repeat of the edge, while it sends there."""
+def _meeting(arcs: Ints, lengths: Ints, phase: Phase) -> tuple[Floats, Floats]:
+    """Bytes that keep each link of an edge busy while the edge sends there.
+
+    In the first repeat of the edge, and in its last.
+    """
     span = int((phase.first + phase.active).max(initial=0)) + 1
     base = arcs * span
     weight = np.repeat(phase.nbytes, lengths)
-    found = []
-    for starts in (phase.first, phase.first + phase.active):
-        keys = base + np.repeat(starts, lengths)
-        order = np.argsort(keys, kind="stable")
-        here = np.searchsorted(keys[order], base + np.repeat(repeat, lengths), side="right")
-        found.append((here, _summed(weight[order])[here]))
-    count = found[0][0] - found[1][0]
-    nbytes: Floats = np.maximum(weight, np.minimum(count * weight, found[0][1] - found[1][1]))
-    return nbytes
+    begun, ended = (
+        _until(base + np.repeat(starts, lengths), weight)
+        for starts in (phase.first, phase.first + phase.active)
+    )
+
+    def busy(repeat: Ints) -> Floats:
+        now = base + np.repeat(repeat, lengths)
+        (come, came), (gone, went) = begun(now), ended(now)
+        nbytes: Floats = np.maximum(weight, np.minimum((come - gone) * weight, came - went))
+        return nbytes
+
+    return busy(phase.first), busy(phase.first + (phase.active - 1))
+
+
+def _until(keys: Ints, weight: Floats) -> Callable[[Ints], tuple[Ints, Floats]]:
+    """Return a function: how many keys are at most so large, and their weights together."""
+    order = np.argsort(keys, kind="stable")
+    risen, sums = keys[order], _summed(weight[order])
+
+    def until(most: Ints) -> tuple[Ints, Floats]:
+        here = np.searchsorted(risen, most, side="right")
+        return here, sums[here]
+
+    return until
 
 
 def _summed(values: Floats) -> Floats:

@@ -21,6 +21,7 @@ from perfmodel.simulate.estimate import Estimator
 from perfmodel.simulate.flow import FlowNetwork
 from perfmodel.simulate.message import MessageNetwork
 from perfmodel.study.limits import check_message_size
+from perfmodel.study.repeated import hidden_s
 from perfmodel.topology.model import Topology
 
 DRAWS = 40
@@ -109,7 +110,10 @@ def _row(
     if len(ranks) > 1:
         way = known.best(op, nbytes, ranks, 0, algorithm)[0]
         env.run(until=network.launch([way]))
-    time_s = observed_s(known.machine, float(env.now)) if way else 0.0
+    time_s = 0.0
+    if way is not None:
+        repeated_s = float(env.now) - hidden_s(known, way, op, ranks)
+        time_s = observed_s(known.machine, repeated_s)
     algbw_Bps = nbytes / time_s if time_s > 0 else 0.0
     return {
         "nbytes": nbytes,

@@ -41,7 +41,8 @@ class Coverage:
     share : float
         Every sweep weighs the same.
     low, high : float
-        95 % confidence interval of the share, from drawing whole sweeps with replacement.
+        95 % confidence interval of the share, from drawing whole sweeps with replacement; of a
+        single sweep, which says nothing about others, all that is possible.
     """
 
     sweeps: int
@@ -63,7 +64,8 @@ def coverage(points: Sequence[Point]) -> Coverage | None:
             inside.setdefault(p.sweep, []).append(low <= p.measured_s <= high)
     shares = np.array([np.mean(values) for values in inside.values()])
     draws = np.random.default_rng(0).integers(len(shares), size=(RESAMPLES, len(shares)))
-    low, high = np.quantile(shares[draws].mean(axis=1), [0.025, 0.975])
+    drawn = shares[draws].mean(axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975]) if len(shares) > 1 else (0.0, 1.0)
     return Coverage(len(shares), len(own), float(shares.mean()), float(low), float(high))
 
 

@@ -20,6 +20,10 @@ from perfmodel.validate.sweeps import Sweep
 from perfmodel.validate.templates import Wanted
 
 
+MOST_RANKS = 2**17
+"""Clusters of 100,000 GPUs are what perfmodel is made for; a typing error must not fill memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Matched:
     """What to predict.
@@ -78,6 +82,8 @@ def match(sweep: Sweep, folder: Path | str = ".") -> Matched | Unmatched:
         return Unmatched(f"the collective {sweep.collective!r} is not modelled")
     if sweep.nranks < 2:
         return Unmatched("a single rank communicates with nobody")
+    if sweep.nranks > MOST_RANKS:
+        return Unmatched(f"{sweep.nranks:,} ranks; at most {MOST_RANKS:,} are predicted")
     try:
         return _matched(sweep, Path(folder))
     except PerfmodelError as error:

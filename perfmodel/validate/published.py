@@ -13,6 +13,7 @@ from perfmodel.errors import Fault, PerfmodelError
 from perfmodel.library.machine import machine_on
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine import simulate
+from perfmodel.simulate.estimate import Estimator
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp import ddp_plan
 from perfmodel.training.options import DdpOptions
@@ -117,6 +118,12 @@ def _topology(machine: Wanted, nodes: int) -> Topology:
     return built(host_for(machine).node, Layout(nodes, machine.gpus), "")
 
 
+@lru_cache(maxsize=64)
+def _estimator(machine: Wanted, nodes: int) -> Estimator:
+    """What is known of a machine's collectives: rows of a table differ in batch, not in buckets."""
+    return Estimator(machine_on(_topology(machine, nodes), load_library("nccl")))
+
+
 @lru_cache(maxsize=512)
 def _step_s(asked: Asked) -> tuple[int, float]:
     """GPUs, and time of one step; seconds."""
@@ -137,14 +144,14 @@ def _step_s(asked: Asked) -> tuple[int, float]:
     ranks = len(topology.ranks)
     if ranks == 1:
         return 1, step_s(times)
-    library = load_library("nccl")
+    known = _estimator(asked.machine, asked.nodes)
     plan = ddp_plan(
         zoo.build(asked.model, sequence_length=asked.sequence_length),
         times,
         ranks=ranks,
         batch_per_gpu=asked.batch,
         options=DdpOptions(bucket_cap_bytes=asked.cap_bytes),
-        comm_workers=library.workers,
+        comm_workers=known.machine.library.workers,
         kernel_s=gpu.kernel_overhead_s,
     )
-    return ranks, simulate(plan, machine_on(topology, library), steps=3).step_time_s
+    return ranks, simulate(plan, known.machine, steps=3, estimator=known).step_time_s

@@ -21,6 +21,9 @@ TOGETHER = "sweeps.csv"
 UNGRADED = 3
 """Trust of a sweep whose table does not grade it: counted."""
 
+BEST = 5
+"""Trust of a complete official log; `Sweep.trust`."""
+
 _NEEDED = ("sweep_id", "collective", "gpu")
 
 
@@ -163,6 +166,8 @@ def _sweep(name: str, reader: Reader, times: Times) -> list[Sweep]:
     notes = list(times.notes)
     ranks = _ranks(reader, times, notes)
     grade = reader.number("trust")
+    if grade is not None and grade > BEST:
+        reader.fault("trust", f"{grade:g}", f"1 (worst) to {BEST} (best)")
     if grade is None:
         notes.append(f"no trust is stated: counted as {UNGRADED}")
     counts = {what: reader.number(what) for what in ("nic_count_per_node", "nic_gbps")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,10 @@ FEWEST_TRUST = 3
 """Sweeps of less trust are not used."""
 
 
+LARGE_BYTES = 256 * 1024
+"""From this size on a sweep is judged on its own."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A sweep and what the model says of it.
@@ -43,6 +47,8 @@ class Prepared:
     situations : tuple of Situation
     shares : ndarray of float, shape (rows,)
         As `perfmodel.calibrate.residual.Places`.
+    thin : ndarray of int
+        Rows that a fit uses.
     unlike : frozenset of str
         Sweeps whose library was told otherwise.
     """
@@ -55,7 +61,17 @@ class Prepared:
     slopes: np.ndarray
     situations: tuple[Situation, ...]
     shares: np.ndarray
+    thin: np.ndarray
     unlike: frozenset[str]
+
+    def thinned(self) -> Prepared:
+        """The rows that a fit uses."""
+        at = self.thin
+        return replace(
+            self, nbytes=self.nbytes[at], over=self.over[at], slopes=self.slopes[at],
+            situations=tuple(self.situations[one] for one in at), shares=self.shares[at],
+            thin=np.arange(len(at)),
+        )  # fmt: skip
 
     def along(self, levers: Sequence[Lever]) -> np.ndarray:
         """Slopes along other levers; zero where this sweep does not depend on them."""
@@ -96,12 +112,12 @@ class Fold:
         """Absolute relative errors, with (or `before`) what the other sweeps say."""
         return np.abs(np.exp((0.0 if before else self.expected) - self.over) - 1.0)
 
-    @staticmethod
-    def joined(parts: Sequence[Fold]) -> Fold:
-        """All rows of some folds."""
-        names = ("nbytes", "over", "expected", "deviation")
-        arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-        return Fold("all", *arrays)
+    def only(self, *, large: bool) -> Fold:
+        """Rows from 256 KiB on, or those below."""
+        at = (self.nbytes >= LARGE_BYTES) == large
+        return Fold(
+            self.name, self.nbytes[at], self.over[at], self.expected[at], self.deviation[at]
+        )
 
 
 def prepared(folder: Path) -> dict[str, Prepared]:
@@ -125,7 +141,8 @@ def prepared(folder: Path) -> dict[str, Prepared]:
 
 def _prepared(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared:
     machine = machine_on(matched.topology, load_library("nccl"), settings=matched.settings)
-    rows = thinned(sweep.rows)
+    rows = [row for row in sweep.rows if row.nbytes > 0 and row.time_s > 0]
+    used = {row.nbytes for row in thinned(rows)}
     forward = Stretched(
         [Observed(machine, matched.op, row.nbytes, row.time_s, 0, sweep.id) for row in rows]
     )
@@ -141,6 +158,7 @@ def _prepared(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepare
         slopes=forward.slopes(plain, times_s),
         situations=tuple(forward.situations(plain)),
         shares=forward.shares(plain),
+        thin=np.flatnonzero([row.nbytes in used for row in rows]),
         unlike=unlike,
     )
 
@@ -163,10 +181,16 @@ def folds(runs: Mapping[str, Prepared]) -> list[tuple[str, list[str]]]:
 
 
 def fold_of(
-    runs: Mapping[str, Prepared], name: str, others: Sequence[str], expected: Expected
+    runs: Mapping[str, Prepared],
+    name: str,
+    others: Sequence[str],
+    expected: Expected,
+    *,
+    every: bool = True,
 ) -> Fold:
-    """Predict a sweep from others."""
-    own, its = runs[name], [runs[other] for other in others]
+    """Predict a sweep from others: every row, or as many for each factor of two in size."""
+    own = runs[name] if every else runs[name].thinned()
+    its = [runs[other].thinned() for other in others]
     levers = sorted({lever for one in (own, *its) for lever in one.levers})
     open_ = prior(levers, expected)
     slopes = np.concatenate([one.along(levers) for one in its])

@@ -30,8 +30,9 @@ EXPECTED = Expected.model_validate(
             "awaited": {"deviation": 0.3},
         },
         "left": {
-            "small": 0.16, "deviation": 0.16, "large": 0.16, "octaves": 2.0, "level": 0.06, "ranks_octaves": 0.5,
-            "hosts_octaves": 3.0, "other_op": 0.5, "other_way": 0.7, "networked": 0.3,
+            "small": 0.16, "deviation": 0.16, "large": 0.16, "octaves": 2.0, "level": 0.06,
+            "ranks_octaves": 0.5, "hosts_octaves": 3.0, "other_op": 0.5, "other_way": 0.7,
+            "networked": 0.3,
         },
         "runs": {
             "small": 0.07, "middle": 0.06, "large": 0.06, "turn_bytes": 2**20,
@@ -212,7 +213,8 @@ def test_intervals_hold_what_a_new_run_would_measure():
         machines = [apply(one, machine) for one in draws(profile, 40, seed=0)]
         each = np.array([times(machine, sizes=SIZES[-4:]) for machine in machines])
         low, high = np.quantile(each, [0.1, 0.9], axis=0)
-        new = base[-4:, None] * np.exp(rng.normal(0.0, np.hypot(runs.large, runs.row * runs.large), 50))
+        scatter = np.hypot(runs.large, runs.row * runs.large)
+        new = base[-4:, None] * np.exp(rng.normal(0.0, scatter, 50))
         inside.append((low[:, None] <= new) & (new <= high[:, None]))
     assert 0.65 < np.mean(inside) < 0.99
 

@@ -246,6 +246,11 @@ def _whose(
     count = listed or ranks
     allowed = ops_allowed(points, count, redop, root)
     name = op or table.op or op_of_file(Path(file).name)
+    if not allowed:
+        found = "busbw over algbw that no collective has" + (
+            f" among {count} ranks" if count else ""
+        )
+        raise InputError(Fault("table", found, "a table that is not garbled", line=table.line))
     if name is None and len(allowed) == 1:
         (name,) = allowed
     if name is None:

@@ -129,18 +129,18 @@ def packed(host: Host, demand: Demand, *, most: int) -> int:
         [0] * host.gpus,
     )
     if demand.same and not (is_ring and host.nic_GBps):
-        return min(most, _alike(room)) if _lay(room) else 0
+        return _alike(room, most) if _lay(room) else 0
     count = 0
     while count < most and _lay(room):
         count += 1
     return count
 
 
-def _alike(room: _Room) -> int:
-    """How often the one channel that is laid fits."""
+def _alike(room: _Room, most: int) -> int:
+    """How often the one channel that is laid fits, at most so often."""
     used = {arc: room.host.arc_GBps[arc] - left for arc, left in room.arcs.items()}
     times = (room.host.arc_GBps[arc] / use for arc, use in used.items() if use > 0)
-    return math.floor(min(times, default=math.inf) + _SLACK)
+    return math.floor(min(most, min(times, default=math.inf) + _SLACK))
 
 
 def _on_mesh(host: Host, demand: Demand) -> int:

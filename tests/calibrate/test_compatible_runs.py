@@ -1,0 +1,184 @@
+"""Which runs tell of one another, and how a fit treats those that do not agree."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from perfmodel.calibrate import apply, draws
+from perfmodel.calibrate.compatible import differences
+from perfmodel.calibrate.from_sweeps import fit_profile
+from perfmodel.calibrate.levers import usually
+from perfmodel.calibrate.residual import Places, alike, within_runs
+from perfmodel.calibrate.weighed import weighed
+from perfmodel.library.machine import machine_on, observed_s
+from perfmodel.library.measured import Situation
+from perfmodel.library.model import load_library
+from perfmodel.library.settings import Settings
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.topology.build import build
+
+SIZES = [2**n for n in range(10, 33, 2)]
+
+
+@dataclass(frozen=True)
+class Row:
+    nbytes: int
+    time_s: float
+
+
+def dgx(hosts=1):
+    return build("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
+
+
+def times(machine, sizes=SIZES):
+    known, ranks = Estimator(machine), range(len(machine.topology.ranks))
+    return np.array(
+        [observed_s(machine, known.best("all_reduce", n, ranks)[1]) for n in sizes]
+    )  # fmt: skip
+
+
+def on(topology, **told):
+    return machine_on(topology, load_library("nccl"), settings=Settings(**told))
+
+
+def run(machine, stretch=1.0, sizes=SIZES):
+    found = times(machine, sizes) * np.broadcast_to(stretch, len(sizes))
+    rows = [Row(n, float(t)) for n, t in zip(sizes, found, strict=True)]
+    return machine.topology, machine.settings, "all_reduce", rows
+
+
+# ---------------------------------------------------------------- what may be put together
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({}, {}, ""),
+        ({"version": "2.9.9"}, {}, ""),  # nothing is known against it
+        ({"version": "2.18.3"}, {"version": "2.27.7"}, ""),
+        ({"version": "2.9.9"}, {"version": "2.17.1"}, "2.9.9 against 2.17.1"),
+        ({"version": "2.4"}, {"version": "2.8"}, "2.4 against 2.8"),
+        ({}, {"env": {"NCCL_PROTO": "Simple"}}, "NCCL_PROTO free against simple"),
+        ({"env": {"NCCL_PROTO": "SIMPLE"}}, {"env": {"NCCL_PROTO": "Simple"}}, ""),
+        ({"env": {"NCCL_ALGO": "Ring"}}, {"env": {"NCCL_ALGO": "Tree"}}, "ring against tree"),
+        ({"env": {"NCCL_ALGO": "allgather:Ring"}}, {}, ""),  # not of this collective
+        ({"env": {"NCCL_NVLS_ENABLE": "0"}}, {}, "NCCL_NVLS_ENABLE=0 against 1"),
+        ({"env": {"NCCL_NVLS_ENABLE": "2"}}, {}, ""),
+        ({"env": {"NCCL_MIN_NCHANNELS": "16"}}, {}, ""),  # the mechanism follows these
+        ({"env": {"NCCL_IB_DISABLE": "1"}}, {}, "network tcp against infiniband"),
+        ({"one_process": True}, {}, ""),
+    ],
+)
+def test_settings_that_make_runs_unlike(one, other, said):
+    topology = dgx(2)
+    pair = [(topology, Settings(**told)) for told in (one, other)]
+    found = "; ".join(differences("all_reduce", *pair))
+    assert said in found
+    assert bool(found) == bool(said)
+    assert bool(differences("all_reduce", *reversed(pair))) == bool(said)
+
+
+def test_networks_do_not_matter_on_one_host_and_peers_do_without_nvlink():
+    plain = Settings()
+    off = Settings(env={"NCCL_P2P_DISABLE": "1"})
+    assert not differences("all_reduce", (dgx(), off), (dgx(), plain))
+    cards = build("rtx4090-x8-p2p")
+    assert "host's memory" in differences("all_reduce", (cards, off), (cards, plain))[0]
+    unlike = build("rtx4090-x8")
+    assert differences("all_reduce", (cards, plain), (unlike, plain))
+    tcp = Settings(env={"NCCL_IB_DISABLE": "1"})
+    assert not differences("all_reduce", (dgx(), tcp), (dgx(), plain))
+
+
+def test_a_profile_says_for_which_settings_it_may_not_hold():
+    fixed = {"NCCL_PROTO": "Simple"}
+    profile = fit_profile([run(on(dgx(), env=fixed), 1.1)], files=["fixed.log"])
+    said = apply(profile, on(dgx())).topology.assumptions[-1]
+    assert "may not hold for these settings: fixed.log: NCCL_PROTO simple against free" in said
+    assert "may not hold" not in apply(profile, on(dgx(), env=fixed)).topology.assumptions[-1]
+
+
+# ---------------------------------------------------------------- how a run was started
+
+
+def test_a_busy_process_tells_nothing_of_the_ways_that_it_starts():
+    """8 starts, one after the other, hide small all-reduces: that they take long is the host's."""
+    topology, small = dgx(), [8, 64, 512, 4096]
+    busy = on(topology, one_process=True)
+    slow = replace(busy, library=busy.library.model_copy(update={"issue": 2 * busy.library.issue}))
+    rows = [Row(n, float(t)) for n, t in zip(small, times(slow, small), strict=True)]
+    profile = fit_profile([(topology, Settings(one_process=True), "all_reduce", rows)])
+    issue = next(f for f in profile.transfer.factors if f.of == "issue")
+    assert 1.5 < issue.factor < 2.1
+    plain = times(on(topology), small)
+    assert times(apply(profile, on(topology)), small) == pytest.approx(plain, rel=0.05)
+    again = times(apply(profile, on(topology, one_process=True)), small)
+    assert again == pytest.approx([row.time_s for row in rows], rel=0.1)
+
+
+def test_what_a_script_adds_is_not_taken_for_the_librarys():
+    topology = dgx()
+    profile = fit_profile([run(on(topology, awaited=True))])
+    assert any(factor.of == "awaited" for factor in profile.transfer.factors)
+    queued = times(on(topology))
+    assert times(apply(profile, on(topology))) == pytest.approx(queued, rel=0.03)
+    assert times(on(topology, awaited=True))[0] > 1.3 * queued[0]
+
+
+def test_an_interval_of_starts_holds_what_runs_differ_by():
+    topology = dgx()
+    busy = on(topology, one_process=True)
+    profile = fit_profile([run(busy, sizes=[8, 64, 512])] * 4)
+    drawn = [times(apply(one, busy), [64])[0] for one in draws(profile, 40, seed=0)]
+    low, high = np.quantile(drawn, [0.1, 0.9])
+    # 80 % of a normal distribution lie within 1.28 deviations: of runs, on starts of this size
+    assert np.log(high / low) > 1.28 * usually().runs.small
+
+
+# ---------------------------------------------------------------- runs that do not agree
+
+
+def test_a_run_that_is_odd_does_not_win_over_two_that_agree():
+    topology = dgx()
+    plain = times(on(topology))
+    three = [run(on(topology), stretch) for stretch in (1.0, 1.0, 1.6)]
+    profile = fit_profile(three, files=["a", "b", "odd"])
+    assert np.median(times(apply(profile, on(topology))) / plain) < 1.1  # the mean would be 1.17
+    usual, same, odd = profile.transfer.odd
+    assert odd > 4 * max(usual, same)
+
+
+def test_rows_say_more_where_the_mechanism_is_far_off():
+    """A hump that is many times what is usual is this machine's, and its next run has it too."""
+    hump = np.exp(-0.5 * ((np.log2(SIZES) - 21) / 4) ** 2)
+    topology = dgx()
+    plain = times(on(topology))
+
+    def kept(height):
+        profile = fit_profile([run(on(topology), np.exp(height * hump))])
+        found = np.log(times(apply(profile, on(topology))) / plain)
+        return found[5] / (height * hump[5])
+
+    assert kept(1.2) > 0.8
+    assert kept(1.2) > kept(0.03) + 0.1
+
+
+def test_spreads_are_found_again_in_what_was_drawn_with_them():
+    """Rows drawn with the mechanism four times as far off as usual: so they are taken."""
+    expected, rng = usually(), np.random.default_rng(5)
+    situations = [
+        Situation("all_reduce", 2**n, 8, 1, "ring", "simple") for n in range(10, 34)
+    ]  # fmt: skip
+    places = Places.of(situations * 2)
+    number = np.repeat([0, 1], len(situations))
+    noise = within_runs(places, number, expected.runs) + 1e-4 * np.eye(len(number))
+    mechanism = 16 * alike(places, places, expected.left, expected.runs)
+    factors = []
+    for _ in range(12):
+        over = np.linalg.cholesky(mechanism + noise) @ rng.standard_normal(len(number))
+        found = weighed(np.zeros(noise.shape), places, number, over, expected)
+        factors.append(found.left.deviation / expected.left.deviation)
+    assert 2.0 < np.median(factors) < 5.0  # drawn towards 1, as is expected
+    calm = weighed(np.zeros(noise.shape), places, number, 0 * over, expected)
+    assert calm.left.deviation <= expected.left.deviation

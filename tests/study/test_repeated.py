@@ -1,0 +1,45 @@
+"""What benchmarks see of collectives that follow one another."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.collectives.chain import PIECE_BYTES
+from perfmodel.library.carry import carry
+from perfmodel.library.machine import machine_on
+from perfmodel.library.model import load_library
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.study import collective_rows
+from perfmodel.study.repeated import hidden_s
+from perfmodel.topology.build import build
+
+GIB = 1 << 30
+
+
+def hidden(op: str, ranks: int, nbytes: int = GIB) -> float:
+    machine = machine_on(build("dgx-a100", gpus_per_host=ranks), load_library("plain"))
+    known = Estimator(machine)
+    (way,) = carry(machine, op, nbytes, range(ranks))
+    return hidden_s(known, way, op, range(ranks))
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce"])
+def test_the_way_of_a_piece_down_the_chain_is_hidden(op: str) -> None:
+    """Seven hops, each its latency and a piece on the wire; the first of them is not hidden."""
+    machine = machine_on(build("dgx-a100"), load_library("plain"))
+    (way,) = carry(machine, op, GIB, range(8))
+    (stage,) = way.stages
+    hop_s = stage.latency_s[0] + PIECE_BYTES * way.wire_factor / 240e9
+    assert hidden(op, 8) == pytest.approx(6 * hop_s, rel=1e-6)
+
+
+def test_nothing_else_is_hidden() -> None:
+    assert hidden("broadcast", 2) == 0
+    assert hidden("all_reduce", 8) == 0
+    assert hidden("all_gather", 8) == 0
+
+
+def test_no_row_beats_the_bytes_of_a_link() -> None:
+    for op in ("broadcast", "reduce"):
+        for row in collective_rows(build("dgx-a100"), op=op, sizes=[1 << 10, 1 << 20, GIB]):
+            assert row["time_s"] > row["nbytes"] / 240e9
