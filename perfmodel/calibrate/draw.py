@@ -67,10 +67,11 @@ def draws(profile: Profile, count: int, seed: int, *, scatter: bool = True) -> l
         profile.model_copy(
             update={
                 "fits": tuple(_drawn(fit, rng, scatter) for fit in profile.fits),
-                "transfer": profile.transfer and drawn(profile.transfer, rng, new_run=scatter),
+                "transfer": profile.transfer
+                and drawn(profile.transfer, rng, number, new_run=scatter),
             }
         )
-        for _ in range(count)
+        for number in range(count)
     ]
 
 

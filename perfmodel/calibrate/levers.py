@@ -101,7 +101,8 @@ class Runs(Spec):
     row as a part of that, with `freedom` degrees of freedom (Student's t: first iterations spike).
     `widened` multiplies the deviations of predictions: the mechanism is off in ways of its own on
     some machines. `odd` are the degrees of freedom (Student's t) of a whole run: one that is far
-    from all others counts less; 0 for runs that differ as a normal distribution has it.
+    from all others counts less; 0 for runs that differ as a normal distribution has it. `start` is
+    the deviation of the host's start of a collective: no table of sweeps names the processor.
     """
 
     small: float = Field(gt=0)
@@ -114,6 +115,7 @@ class Runs(Spec):
     freedom: float = Field(gt=2)
     widened: float = Field(1.0, ge=1)
     odd: float = Field(0.0, ge=0)
+    start: float = Field(0.12, gt=0)
 
 
 class Expected(Spec):

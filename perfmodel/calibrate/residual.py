@@ -89,14 +89,19 @@ def by_size(octaves: Floats, of: tuple[float, float, float], runs: Runs) -> Floa
     return found
 
 
-def run_deviation(octaves: Floats, runs: Runs) -> Floats:
-    """Standard deviation of the logarithm of a run's time from the next run's, by size."""
-    return by_size(octaves, (runs.small, runs.middle, runs.large), runs)
+def run_deviation(places: Places, runs: Runs) -> Floats:
+    """Standard deviation of the logarithm of a run's time from the next run's, by size.
+
+    Of the host's start of collectives it is another one: its processor differs.
+    """
+    own = by_size(places.octaves[:, 0], (runs.small, runs.middle, runs.large), runs)
+    found: Floats = places.shares * own + (1.0 - places.shares) * runs.start
+    return found
 
 
-def row_variance(octaves: Floats, runs: Runs) -> Floats:
+def row_variance(places: Places, runs: Runs) -> Floats:
     """Variance of the logarithm of a row's time that is the row's own, by size."""
-    found: Floats = (runs.row * run_deviation(octaves, runs)) ** 2
+    found: Floats = (runs.row * run_deviation(places, runs)) ** 2
     return found
 
 
@@ -108,7 +113,7 @@ def within_runs(
     `odd` multiplies the variance of each run.
     """
     octaves = places.octaves[:, 0]
-    deviation = run_deviation(octaves, runs)
+    deviation = run_deviation(places, runs)
     apart = (octaves[:, None] - octaves[None, :]) / runs.octaves
     same = run[:, None] == run[None, :]
     found: Floats = same * np.outer(deviation, deviation) * np.exp(-0.5 * apart**2)
@@ -160,7 +165,7 @@ class Residual:
         if self.deviations:
             own = float(alike(place, place, self.left, self.runs)[0, 0])
             known = float(common @ self._inverse @ common)
-            run = float(run_deviation(place.octaves[:, 0], self.runs)[0]) * self.new_run
+            run = float(run_deviation(place, self.runs)[0]) * self.new_run
             log += self.deviations * float(np.sqrt(max(own - known, 0.0) + run**2))
         return float(np.exp(log))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from perfmodel.calibrate.transfer import Transfer, model_of
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.carry import Machine
 from perfmodel.topology.model import Topology
+
+GOLDEN = (5.0**0.5 - 1.0) / 2.0
+"""Multiples of it fill the unit interval evenly however many they are (Kronecker sequence)."""
 
 STARTS = frozenset({"issue", "awaited"})
 """Factors on time that no way takes, so that what is left of ways does not stretch it."""
@@ -48,13 +52,18 @@ def transferred(profile: Profile, transfer: Transfer, machine: Machine) -> Machi
     return machine.stretched(said, measured)
 
 
-def drawn(transfer: Transfer, rng: np.random.Generator, *, new_run: bool) -> Transfer:
+def drawn(
+    transfer: Transfer, rng: np.random.Generator, number: int = 0, *, new_run: bool
+) -> Transfer:
     """Draw factors from their covariance, and with them a residual that the rows allow.
 
     Parameters
     ----------
     transfer : Transfer
     rng : Generator
+    number : int
+        Of the draw, from 0 on: deviations of the residual are those of an even sequence, so that
+        few draws have the quantiles that they should.
     new_run : bool
         Also draw what a run has of its own: an interval then covers a time that is measured, and
         not only what is expected of one.
@@ -62,9 +71,9 @@ def drawn(transfer: Transfer, rng: np.random.Generator, *, new_run: bool) -> Tra
     sizes, axes = np.linalg.eigh(np.array(transfer.covariance).reshape(len(transfer.factors), -1))
     wide = transfer.runs.widened
     logs = axes @ (wide * np.sqrt(np.maximum(sizes, 0.0)) * rng.standard_normal(len(sizes)))
-    deviations = wide * float(rng.standard_normal())
+    deviations = wide * NormalDist().inv_cdf((0.5 + number * GOLDEN) % 1.0)
     # Hosts that start collectives differ from run to run as what they start does.
-    again = deviations * transfer.runs.small * new_run
+    again = deviations * transfer.runs.start * new_run
     own = [log + again * (f.of in STARTS) for f, log in zip(transfer.factors, logs, strict=True)]
     factors = tuple(
         factor.model_copy(update={"factor": factor.factor * float(np.exp(log))})

@@ -68,7 +68,7 @@ def weighed(
     """
     mechanism = alike(places, places, expected.left, expected.runs)
     usual = within_runs(places, run, expected.runs)
-    usual_row = row_variance(places.octaves[:, 0], expected.runs)
+    usual_row = row_variance(places, expected.runs)
     row = usual_row
     odd, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
     base = by_factors + usual

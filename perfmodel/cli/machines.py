@@ -12,6 +12,7 @@ from perfmodel.cli.library_words import (
     NcclVersion,
     OneProcess,
     ProtocolName,
+    check_algorithm,
     library_settings,
 )
 from perfmodel.cli.output import note, print_json, print_table, progress_bar
@@ -173,6 +174,7 @@ def collective(
     doc/PERFORMANCE.md).
     """
     sizes = sizes_between(smallest, largest, factor)
+    check_algorithm(library, algorithm)
     settings = library_settings(library, protocol, env or [], nccl_version, one_process=one_process)
     for text in settings.notes():
         note(text)

@@ -206,6 +206,7 @@ def _laid(
 
     cap_Bps, hop = np.full(len(src), np.inf), np.full(len(src), HOPS.index("network"))
     cap_Bps[near], hop[near] = local.cap_Bps[local.of], local.hop[local.of]
+    cap_Bps[far] = np.minimum(head.cap_Bps[head.of], tail.cap_Bps[tail.of])
     staged = local.staged or head.staged or tail.staged
     return _edges(topology, src, dst, lengths, arcs, cap_Bps, hop, staged)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.errors import TopologyError
+from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.settings import LEVELS, Settings
 from perfmodel.topology.model import Reach, Topology
 from perfmodel.topology.routes import Router
@@ -145,7 +146,9 @@ def nic_path(topology: Topology, router: Router, gpu: str, nic: str, *, outward:
     way = way_between(router, gpu, nic)
     direct = gdr_paths(topology)
     if way in direct:
-        return Path(router.route(*ends), "network")
+        across = way == "SYS"  # peers of other sockets get little of what lies between
+        cap_Bps = hardware().across_sockets.GBps * 1e9 if across else float("inf")
+        return Path(router.route(*ends), "network", cap_Bps)
     if outward and direct and topology.reach.relay:
         beside = _beside(topology, router, gpu, nic)
         if beside is not None:

@@ -86,10 +86,11 @@ def _markdown(found: Validation) -> Iterator[str]:
     ):  # fmt: skip
         if one.rows:
             yield from (f"## {title}", "", *([text, ""] if text else ()), *markdown_table(one), "")
-    yield from ("## What was fitted on what", "", *(f"- {as_text(x)}" for x in fitted_lines(found)), "")
+    fitted, left_out = fitted_lines(found), tables.lists(found)
+    yield from ("## What was fitted on what", "", *(f"- {as_text(x)}" for x in fitted), "")
     if found.fitted:
         yield from (*markdown_table(tables.split_table(found)), "")
-    yield from ("## What is not counted, and why", "", *(f"- {as_text(x)}" for x in tables.lists(found)), "")
+    yield from ("## What is not counted, and why", "", *(f"- {as_text(x)}" for x in left_out), "")
     yield from ("## Modes", "", *(f"- **{name}**: {said}" for name, said in MODES_SAID))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from perfmodel.topology.build import load_node
@@ -43,11 +44,20 @@ def _described(wanted: Wanted) -> Host:
         wanted.gpu_text,
         gpus=wanted.gpus,
         intra=wanted.intra_text,
-        network=wanted.network or wanted.network_text or None,
+        network=_network(wanted),
         nics=None if wanted.nics is None else round(wanted.nics),
         nic_Gbps=wanted.nic_Gbps,
     )
     return Host(found.node, found.assumptions)
+
+
+def _network(wanted: Wanted) -> str | None:
+    """The kind of network, and whether the words put its NIC under another CPU than the GPUs."""
+    words = wanted.network_text.lower()
+    across = re.search(r"(?:across|other|remote|between) (?:the )?(?:cpu )?sockets?", words)
+    if wanted.network and across:
+        return f"{wanted.network} across sockets"
+    return wanted.network or wanted.network_text or None
 
 
 # ---------------------------------------------------------------- what the words correct

@@ -19,7 +19,6 @@ from perfmodel.validate.hosts import Host, host_for
 from perfmodel.validate.sweeps import Sweep
 from perfmodel.validate.templates import Wanted
 
-
 MOST_RANKS = 2**17
 """Clusters of 100,000 GPUs are what perfmodel is made for; a typing error must not fill memory."""
 

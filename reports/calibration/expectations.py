@@ -49,7 +49,7 @@ PULL = 0.02
 SHARES = {"alike", "other_op", "other_way", "networked"}
 """Expectations between 0 and 1; the others are above 0."""
 
-FIXED = {"turn_bytes", "bulk_bytes", "freedom", "widened", "odd", "open"}
+FIXED = {"turn_bytes", "bulk_bytes", "freedom", "widened", "odd", "open", "start"}
 
 
 class Place(NamedTuple):

@@ -207,7 +207,7 @@ def fold_of(
     own_variance = np.einsum("ij,jk,ik->i", ahead, open_, ahead)
     own_variance += np.diag(alike(here, here, found.left, expected.runs))
     known = np.einsum("ij,jk,ik->i", common, found.inverse, common)
-    run_variance = run_deviation(here.octaves[:, 0], expected.runs) ** 2
+    run_variance = run_deviation(here, expected.runs) ** 2
     variance = np.maximum(own_variance - known, 0.0) + run_variance
-    variance += row_variance(here.octaves[:, 0], expected.runs)
+    variance += row_variance(here, expected.runs)
     return Fold(name, own.nbytes, own.over, common @ found.inverse @ over, np.sqrt(variance))

@@ -142,6 +142,7 @@ def test_ranks_that_are_not_listed_come_from_the_bandwidths_or_are_asked_for():
         (ranks(1) + NEW + row(1 << 20, 9, 0.0), "built without MPI"),
         (ranks(8) + NEW + UNITS, "a head without rows"),
         (ranks(8) + NEW + BODY[:-70] + "\n", "the table is cut off"),
+        (ranks(8) + NEW + row(1 << 30, 8159.5, 0.3), "that no collective has among 8 ranks"),
         (ranks(8, group=True).replace("Group  0 Pid    107", "Group  1 Pid    107") + NEW + BODY,
          "2 groups of ranks"),
     ],

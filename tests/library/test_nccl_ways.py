@@ -170,6 +170,12 @@ def test_the_choice_is_nccls() -> None:
     assert chosen(h200, MiB, "broadcast")[0] == "chain"
 
 
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_a_choice_that_cannot_be_laid_gives_way_to_the_next(op: str) -> None:
+    """NVLS scatters over 32 GPUs at most; a rack of 72 goes by rings."""
+    assert {chosen(machine("gb200-nvl72"), n, op)[0] for n in (MiB, 1 << 30)} == {"ring"}
+
+
 def test_the_users_environment_is_heard() -> None:
     assert chosen(machine("hgx-h200", env={"NCCL_ALGO": "Ring"}), 1 << 30)[0] == "ring"
     assert chosen(machine("hgx-h200", env={"NCCL_NVLS_ENABLE": "0"}), 1 << 30)[0] == "ring"

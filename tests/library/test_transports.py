@@ -6,11 +6,13 @@ Rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` and the user guide.
 import pytest
 
 from perfmodel.errors import TopologyError
+from perfmodel.library.carry import carry
 from perfmodel.library.machine import machine_on
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import Settings, settings_of
 from perfmodel.library.transport import gdr_paths, local_path, nic_path, peer_paths, told
 from perfmodel.topology.build import build
+from perfmodel.topology.described import describe
 from perfmodel.topology.routes import Router
 from perfmodel.topology.spec import FabricSpec
 
@@ -125,3 +127,21 @@ def test_machines_are_built_with_their_settings():
     )
     assert machine.rings(range(8)).edges.staged
     assert not machine_on(topology, load_library("nccl")).rings(range(8)).edges.staged
+
+
+def test_peers_of_other_sockets_get_little():
+    """NVIDIA/nccl-tests issue 293: 6.4 GB/s of 16 between the sockets."""
+    node = describe(
+        "A100-PCIE-40GB", gpus=1, intra="none", network="InfiniBand HDR, across sockets"
+    )
+    topology = build(node.node, hosts=2, fabric="one-switch")
+    used = told(topology, settings_of(env={"NCCL_NET_GDR_LEVEL": "SYS"}))
+    forced = nic_path(used, Router(used), "n0/gpu0", "n0/nic0", outward=True)
+    staged = nic_path(topology, Router(topology), "n0/gpu0", "n0/nic0", outward=True)
+    assert (forced.staged, staged.staged) == (False, True)
+    assert forced.cap_Bps == pytest.approx(6.45e9)
+    assert staged.cap_Bps == float("inf")
+    env = Settings(env={"NCCL_NET_GDR_LEVEL": "SYS", "NCCL_PROTO": "Simple"})
+    machine = machine_on(topology, load_library("nccl"), settings=env)
+    (way,) = carry(machine, "all_reduce", 1 << 20, range(2), algorithm="ring")
+    assert way.stages[0].cap_Bps.max() == pytest.approx(6.45e9)

@@ -167,3 +167,22 @@ def test_mpi_by_flag():
 )
 def test_wrong_flags(args, words):
     assert words in refused("dgx-h100", *args, "-b", "1 MiB", "-e", "1 MiB")
+
+
+def test_what_changes_nothing_is_said_beside_the_answer():
+    result = perf(
+        "dgx-h100", "--env", "NCCL_TOPO_FILE=x.xml", "-b", "1 MiB", "-e", "1 MiB", "--json"
+    )
+    assert "NCCL_TOPO_FILE is ignored: the model takes the topology" in result.stderr
+    assert len(json.loads(result.stdout)["rows"]) == 1
+
+
+@pytest.mark.parametrize("library", ["gloo", "mpi"])
+def test_other_libraries_have_neither_nccls_algorithms_nor_its_processes(library):
+    told = "dgx-h100", "--library", library, "-b", "1 MiB", "-e", "1 MiB"
+    assert "--algorithm: found 'nvls'" in refused(*told, "--algorithm", "nvls")
+    assert "only with nccl" in refused(*told, "--one-process")
+
+
+def test_ranks_that_are_no_gpus_have_a_time():
+    assert rows("cpu-loopback")[0]["time_s"] > 0

@@ -230,3 +230,8 @@ def test_any_tree_of_switches_comes_back(tree: dict[str, tuple[int, int, int]]) 
     topology = build(read(text, "L40S").node())
     matrix = matrix_of(text, "t")
     assert cells_of(topology, matrix) == matrix.cells
+
+
+def test_more_nvlinks_than_any_gpu_has_are_a_typing_error() -> None:
+    with pytest.raises(InputError, match="found NV99; allowed: at most NV18"):
+        read(PAIRS.replace("NV12", "NV99"), "A100-SXM4-80GB")

@@ -180,6 +180,23 @@ def test_from_a_template(tmp_path: Path) -> None:
     assert "as was asked" in found.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "kinds", "note"),
+    [
+        ("RTX 4090", set(), "no NVLinks between 4090"),
+        ("H100-SXM5-80GB", {"nvlink4"}, "18 per GPU, usual for this GPU"),
+        ("A100-SXM4-80GB", {"nvlink3"}, "NVLinks as in dgx-a100"),
+    ],
+)
+def test_another_gpu_has_not_the_nvlinks_of_the_template(
+    tmp_path: Path, gpu: str, kinds: set[str], note: str
+) -> None:
+    found = imported(tmp_path, BARE, template="dgx-a100", gpu=gpu)
+    links = found.node().links
+    assert {edge.link for edge in found.node().edges if links[edge.link].kind == "nvlink"} == kinds
+    assert any(note in one for one in found.notes)
+
+
 @pytest.mark.parametrize("name", ["ndv4-topo.xml", "my-a100-host.xml"])
 def test_the_name_of_the_file_helps(tmp_path: Path, name: str) -> None:
     found = imported(tmp_path, BARE, name)

@@ -155,3 +155,17 @@ def test_damaged_topologies_are_read_or_refused(
     path.write_text(text, encoding="utf-8", errors="replace")
     with suppress(InputError):
         import_file(path, gpu="V100-SXM2-16GB").node()
+
+
+@pytest.mark.parametrize("encoding", ["shift_jis", "no-such-code", "utf-16", "utf-8"])
+def test_the_encoding_that_a_document_names_does_not_matter(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "given.xml"
+    named = f'<?xml version="1.0" encoding="{encoding}"?>\n<system version="1"></system>'
+    path.write_text(named, encoding="utf-8")
+    with pytest.raises(InputError, match="no cpu element"):
+        import_file(path)
+
+
+def test_numa_domains_are_not_negative(tmp_path: Path) -> None:
+    said = refused(tmp_path, '<system version="1">\n<cpu numaid="-1"/></system>')
+    assert said.endswith("given:2: cpu.numaid: found -1; allowed: 0 or more")

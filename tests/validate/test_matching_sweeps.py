@@ -291,3 +291,11 @@ def test_sockets_of_cpus_are_no_network():
     assert words.network_kind("InfiniBand HDR CX-6 across socket (SYS)", {})[0] == "infiniband"
     assert words.network_kind("Ethernet, sockets", {})[0] == "tcp"
     assert words.network_kind("not stated", {})[0] is None
+
+
+def test_a_number_of_ranks_that_no_machine_has_is_listed_at_once():
+    found = match(
+        Sweep("big", "all_reduce", "A100-SXM4-80GB", 10**8, 8, 8 * 10**8, (Row(8, 1e-5),))
+    )
+    assert isinstance(found, Unmatched)
+    assert found.reason == "800,000,000 ranks; at most 131,072 are predicted"

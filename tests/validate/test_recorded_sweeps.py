@@ -108,6 +108,7 @@ def test_all_faults_come_at_once(tmp_path):
         ({"nranks": "9", "nodes": "2", "gpus_per_node": ""}, "as many ranks on every node"),
         ({"nranks": "", "nodes": "", "gpus_per_node": ""}, "nranks, or nodes and gpus_per_node"),
         ({"sweep_id": "../one"}, "without '/'"),
+        ({"trust": "9"}, "trust: found 9; allowed: 1 (worst) to 5 (best)"),
     ],
 )
 def test_impossible_rows_of_the_table(tmp_path, cells, said):

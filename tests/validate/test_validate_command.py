@@ -152,6 +152,18 @@ def test_names_in_the_page_are_escaped(folder, tmp_path):
     assert "<b>me</b>" not in page
 
 
+def test_names_of_sweeps_are_text_everywhere(tmp_path):
+    name = "a' onfocus=alert(1)><img src=x onerror=alert(2)> [x](javascript:alert(3))"
+    (tmp_path / "META.csv").write_text(f"{HEADER}\n{ROWS[0].replace('one', name, 1)}\n")
+    (tmp_path / f"{name}.csv").write_text(TIMES)
+    page = write_validation(validate(tmp_path, transfer=False), tmp_path / "out")
+    assert "<img src=x" not in page.read_text()
+    words = page.with_suffix(".md").read_text()
+    assert "&lt;img src=x onerror=alert(2)>" in words
+    assert "<img" not in words
+    assert "](javascript" not in words
+
+
 def test_the_command(folder, tmp_path):
     out, spread = tmp_path / "report", tmp_path / "spread.yaml"
     done = run("--data", folder, "--no-transfer", "-o", out, "--spread", spread)

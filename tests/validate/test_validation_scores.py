@@ -87,6 +87,8 @@ def test_coverage_and_its_confidence():
     sure = coverage([point(str(n), interval_s=inside) for n in range(30)])
     assert (sure.share, sure.low) == (1.0, 1.0)
     assert coverage([point()]) is None
+    alone = coverage([point(interval_s=inside)])
+    assert (alone.share, alone.low, alone.high) == (1.0, 0.0, 1.0), "one sweep makes nothing sure"
 
 
 def test_limits_hold_eight_of_ten_and_widen_with_few_sweeps():

@@ -93,6 +93,7 @@ class Hardware(Spec):
     nvlink_per_lane: _PerLane
     pcie: _Pcie
     between_amd_numa: _Numa
+    across_sockets: _Numa
     network: _Network
     plugins: dict[str, Plugin]
     channels: _Channels
