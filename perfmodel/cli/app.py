@@ -69,7 +69,7 @@ def _build() -> typer.Typer:
         ("schema", listing.schema, listing.SCHEMA_EXAMPLES),
     ):
         root.command(name, epilog=example(*lines))(command)
-    topology = _group("List, show and check hardware descriptions.")
+    topology = _group("List, show, check and import hardware descriptions.")
     topology.command("list", epilog=example("perfmodel topology list"))(listing.topologies)
     topology.command("show", epilog=example(*machines.SHOW_EXAMPLES))(machines.show)
     topology.command("import", epilog=example(*importing.IMPORT_EXAMPLES))(importing.import_)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.output import note, print_json, print_table, progress_bar
-from perfmodel.cli.words import Json, ProfileName
+from perfmodel.cli.words import Json, ProfileName, renamed
+from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
     from perfmodel.validate.summary import Validation
@@ -72,7 +73,10 @@ def validate(
     from perfmodel.validate.summary import to_json  # noqa: PLC0415
     from perfmodel.validate.summary import validate as compare  # noqa: PLC0415
 
-    own = None if profile is None else read_profile(profile)
+    try:
+        own = None if profile is None else read_profile(profile)
+    except InputError as error:
+        raise renamed(error, {"profile": "--profile"}) from None
     with progress_bar("predicting sweeps") as progress:
         found = compare(data, profile=own, transfer=transfer, processes=cores(), progress=progress)
     if json:
@@ -93,7 +97,6 @@ def validate(
 def _check_places(folder: Path | None, spread: Path | None) -> None:
     """Both places can be written, before the work is done."""
     from perfmodel.cli.places import place_fault  # noqa: PLC0415  (not for --help)
-    from perfmodel.errors import InputError  # noqa: PLC0415
 
     wanted = []
     if folder is not None:

@@ -27,10 +27,16 @@ def template_text(
     beside : mapping, optional
         Comments on entries of lists: section, position, text.
     """
-    lines = [f"# {line}".rstrip() for comment in comments for line in comment.splitlines()]
+    split = (line for comment in comments for line in comment.splitlines())
+    lines = [f"# {_one_line(line)}".rstrip() for line in split]
     for key, value in document.items():
         lines += _field(key, value, "", (beside or {}).get(key, {}))
     return "\n".join(lines) + "\n"
+
+
+def _one_line(comment: str) -> str:
+    """Words of strangers as a comment: no line break that would end it, nothing YAML refuses."""
+    return "".join(char if char.isprintable() else " " for char in comment)
 
 
 def _field(
@@ -44,7 +50,7 @@ def _field(
         yield f"{indent}{_scalar(key)}:"
         for at, item in enumerate(value):
             comment = (beside or {}).get(at)
-            yield f"{indent}  - {_flow(item)}" + (f"  # {comment}" if comment else "")
+            yield f"{indent}  - {_flow(item)}" + (f"  # {_one_line(comment)}" if comment else "")
     else:
         yield f"{indent}{_scalar(key)}: {_flow(value)}"
 
@@ -69,4 +75,12 @@ def _scalar(value: Any) -> str:
     quantity = re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)? [A-Za-z/]+", text)
     if quantity or (_PLAIN.fullmatch(text) and text.lower() not in _NOT_STRINGS):
         return text
-    return json.dumps(text, ensure_ascii=False)
+    return "".join(map(_escaped, json.dumps(text, ensure_ascii=False)))
+
+
+def _escaped(char: str) -> str:
+    """A character as YAML takes it between double quotes."""
+    if char.isprintable():
+        return char
+    code = ord(char)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

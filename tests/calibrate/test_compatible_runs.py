@@ -106,15 +106,18 @@ def test_a_busy_process_tells_nothing_of_the_ways_that_it_starts():
     """8 starts, one after the other, hide small all-reduces: that they take long is the host's."""
     topology, small = dgx(), [8, 64, 512, 4096]
     busy = on(topology, one_process=True)
-    slow = replace(busy, library=busy.library.model_copy(update={"issue": 2 * busy.library.issue}))
+    longer = busy.library.model_copy(update={"issue": 1.4 * busy.library.issue})
+    slow = replace(busy, library=longer)
     rows = [Row(n, float(t)) for n, t in zip(small, times(slow, small), strict=True)]
     profile = fit_profile([(topology, Settings(one_process=True), "all_reduce", rows)])
     issue = next(f for f in profile.transfer.factors if f.of == "issue")
-    assert 1.5 < issue.factor < 2.1
+    assert (
+        1.15 < issue.factor < 1.4
+    )  # other hosts' processors differ: not all of it is carried over
     plain = times(on(topology), small)
     assert times(apply(profile, on(topology)), small) == pytest.approx(plain, rel=0.05)
     again = times(apply(profile, on(topology, one_process=True)), small)
-    assert again == pytest.approx([row.time_s for row in rows], rel=0.1)
+    assert again == pytest.approx([row.time_s for row in rows], rel=0.15)
 
 
 def test_what_a_script_adds_is_not_taken_for_the_librarys():
@@ -126,14 +129,18 @@ def test_what_a_script_adds_is_not_taken_for_the_librarys():
     assert times(on(topology, awaited=True))[0] > 1.3 * queued[0]
 
 
-def test_an_interval_of_starts_holds_what_runs_differ_by():
-    topology = dgx()
-    busy = on(topology, one_process=True)
+def test_starts_differ_from_run_to_run_however_many_runs_there_were():
+    busy = on(dgx(), one_process=True)
     profile = fit_profile([run(busy, sizes=[8, 64, 512])] * 4)
-    drawn = [times(apply(one, busy), [64])[0] for one in draws(profile, 40, seed=0)]
-    low, high = np.quantile(drawn, [0.1, 0.9])
-    # 80 % of a normal distribution lie within 1.28 deviations: of runs, on starts of this size
-    assert np.log(high / low) > 1.28 * usually().runs.small
+
+    def spread(*, scatter):
+        found = draws(profile, 40, seed=0, scatter=scatter)
+        return np.std(
+            [np.log(f.factor) for d in found for f in d.transfer.factors if f.of == "issue"]
+        )
+
+    assert spread(scatter=False) < spread(scatter=True)
+    assert spread(scatter=True) > usually().runs.start
 
 
 # ---------------------------------------------------------------- runs that do not agree

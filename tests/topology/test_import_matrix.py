@@ -235,3 +235,14 @@ def test_any_tree_of_switches_comes_back(tree: dict[str, tuple[int, int, int]]) 
 def test_more_nvlinks_than_any_gpu_has_are_a_typing_error() -> None:
     with pytest.raises(InputError, match="found NV99; allowed: at most NV18"):
         read(PAIRS.replace("NV12", "NV99"), "A100-SXM4-80GB")
+
+
+@pytest.mark.parametrize("cell", ["NV4", "nv12"])
+def test_nvlinks_join_gpus_alone(cell: str) -> None:
+    head = "\tGPU0\tGPU1\tNIC0\n"
+    table = f"{head}GPU0\t X \tNV12\t{cell}\nGPU1\tNV12\t X \tSYS\n"
+    with pytest.raises(InputError, match="row of GPU0: found NVLinks to NIC0"):
+        read(table, "A100-SXM4-80GB")
+    pair = "GPU0\t X \tSYS\tPIX\nGPU1\tSYS\t X \tSYS\n"
+    with pytest.raises(InputError, match="row of NIC0: found NVLinks of NIC0"):
+        read(f"{head}{pair}NIC0\t{cell}\tSYS\t X\n", "A100-SXM4-80GB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,3 +56,10 @@ def test_links_of_one_name_are_the_same_in_all_templates() -> None:
             if spec.kind == "nvlink" or link in {"pcie3", "pcie5"}:
                 found.setdefault(link, set()).add((spec.bandwidth, spec.efficiency))
     assert {link: len(numbers) for link, numbers in found.items()} == dict.fromkeys(found, 1)
+
+
+@pytest.mark.parametrize("evil", ["a\nb: 1", "a\r\nb: 1", "a\x85b: 1", "a\u2028b: 1", "\x7f"])
+def test_words_of_strangers_stay_in_their_comments_and_values(evil: str) -> None:
+    document = {"name": evil, "edges": [{"to": evil}]}
+    text = template_text(document, [evil], {"edges": {0: evil}})
+    assert plain(parse_yaml(text)) == document

@@ -186,7 +186,7 @@ def test_only_json_on_stdout(folder):
     ("arguments", "said"),
     [
         (("--data", "no-such-folder"), "no such folder"),
-        (("--profile", "no-such-profile"), "no-such-profile"),
+        (("--profile", "no-such-profile"), "--profile: found 'no-such-profile'"),
         (("--spread", "."), "--spread"),
     ],
 )

@@ -38,7 +38,7 @@ _DRIVERS = (
 """Kind of network by the name of a NIC's driver, as nvidia-smi shows it."""
 
 _MOST_NVLINKS = 18
-"""Of any GPU yet: H100, H200 and B200 (NVIDIA's data sheets); models differ, a typing error shows."""
+"""Of any GPU yet: H100, H200 and B200 (NVIDIA's data sheets); a typing error shows."""
 
 
 @dataclass

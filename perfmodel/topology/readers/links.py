@@ -41,7 +41,7 @@ def add_nvlinks(making: Making, gpus: Sequence[Device]) -> None:
 
 
 def _has_its_nvlinks(making: Making, template: NodeSpec) -> bool:
-    """Whether the GPU has the template's NVLinks; another model (--gpu) may have none, or others."""
+    """Whether the GPU has the template's NVLinks; another model (--gpu) may have others."""
     theirs = {edge.link for edge in template.edges if template.links[edge.link].kind == "nvlink"}
     return not theirs or part_of(template.gpu).nvlink == making.known.part.nvlink
 

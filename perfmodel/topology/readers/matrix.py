@@ -89,10 +89,21 @@ def _row_faults(
     if len(cells) < len(devices):
         return [Fault(f"row of {name}", f"{len(cells)} cells",
                       f"{len(devices)}, one per device (cut off?)", file, line)]  # fmt: skip
+    linked = [
+        other for other, cell in zip(devices, cells, strict=False) if cell.upper().startswith("NV")
+    ]
+    bonded = [other for other in linked if not (_is_gpu(name) and _is_gpu(other))]
+    if bonded:
+        found = f"NVLinks to {bonded[0]}" if _is_gpu(name) else f"NVLinks of {name}"
+        return [Fault(f"row of {name}", found, "NV# between GPUs alone", file, line)]
     if cells[list(devices).index(name)].upper() != "X":
         return [Fault(f"row of {name}", repr(cells[list(devices).index(name)]),
                       "X in its own column", file, line)]  # fmt: skip
     return []
+
+
+def _is_gpu(name: str) -> bool:
+    return re.fullmatch(r"GPU\d+", name) is not None
 
 
 def _affinity(words: Sequence[str]) -> str | None:
