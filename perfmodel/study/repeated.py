@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from perfmodel.collectives.chain import PIECE_BYTES
 from perfmodel.library.carry import Carried, Group, carry
-from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.estimate import Estimator, stage_bytes
 
 
 def hidden_s(known: Estimator, way: Carried, op: str, group: Group) -> float:
@@ -29,5 +31,15 @@ def hidden_s(known: Estimator, way: Carried, op: str, group: Group) -> float:
     chains = 1 + max(int(phase.channel.max()) for phase in schedule.phases)
     piece = min(schedule.nbytes, PIECE_BYTES * chains)
     alone = carry(known.machine, op, piece, group, algorithm="chain")
-    first = next(one for one in alone if one.protocol == way.protocol)
-    return (known.way_s(first) - first.launch_s) * (1 - 1 / hops)
+    first = next((one for one in alone if one.protocol == way.protocol), None)
+    if first is None:
+        return 0.0
+    travel_s = (known.way_s(first) - first.launch_s) * (1 - 1 / hops)
+    return max(0.0, min(travel_s, known.way_s(way) - way.launch_s - _busy_s(known, way)))
+
+
+def _busy_s(known: Estimator, way: Carried) -> float:
+    """Least time that the busiest edge needs for what it sends; seconds."""
+    return max(
+        float(np.max(stage_bytes(way, stage) / known.rates(stage))) for stage in known.legs(way)
+    )

@@ -43,3 +43,11 @@ def test_no_row_beats_the_bytes_of_a_link() -> None:
     for op in ("broadcast", "reduce"):
         for row in collective_rows(build("dgx-a100"), op=op, sizes=[1 << 10, 1 << 20, GIB]):
             assert row["time_s"] > row["nbytes"] / 240e9
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce"])
+def test_unlike_links_never_hide_more_than_there_is(op: str) -> None:
+    """A single piece crosses slow links alone; what is left holds the bytes of the busiest."""
+    topology = build("gb200-nvl72", hosts=2, fabric="one-switch")
+    for row in collective_rows(topology, op=op, sizes=[1 << 20, 64 << 20]):
+        assert row["time_s"] > row["nbytes"] / 721.8e9
