@@ -136,6 +136,9 @@ def _interval(
     ranks = range(len(alternatives[0].machine.topology.ranks)) if alternatives else range(0)
     if len(ranks) < 2:
         return None
-    times = [other.best(op, nbytes, ranks, 0, algorithm)[1] for other in alternatives]
+    times = []
+    for other in alternatives:
+        way, alone_s = other.best(op, nbytes, ranks, 0, algorithm)
+        times.append(observed_s(other.machine, alone_s - hidden_s(other, way, op, ranks)))
     found = interval_s(times, row["time_s"])
     return None if found is None else list(found)
