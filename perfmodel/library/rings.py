@@ -205,7 +205,8 @@ def rail_rings(
 
     Where two GPUs share a NIC's PCIe switch the ring enters and leaves by that NIC. Where each GPU
     has a NIC of its own, two rings swap a pair of NICs, and odd hosts run them the other way
-    round, so that both ends of every cable are on the same rail.
+    round, so that both ends of every cable are on the same rail. GPUs that are linked directly
+    have no more rings than their links carry, whatever the number of NICs.
     """
     dumped = dumped_rings(router.topology, gpus, nics)
     if dumped:
@@ -218,8 +219,10 @@ def rail_rings(
     near = [_by_distance(router, nic, gpus) for nic in nics]
     result: list[tuple[HostRing, HostRing]] = []
     for nic, (first, last, out) in enumerate(_ends(router, gpus, nics, near)):
-        order = _through(len(gpus), free, first, last)
-        ring = HostRing(order, nic, out)
+        order = _over_links(len(gpus), free, first, last)
+        if order is None and free and len(gpus) > 2 and result:  # it would only slow the others
+            continue
+        ring = HostRing(order or _through(len(gpus), first, last), nic, out)
         result.append((ring, ring if out == nic else ring.turned()))
     return tuple(result)
 
@@ -287,12 +290,19 @@ def _staged_ends(
     return best
 
 
-def _through(count: int, free: dict[tuple[int, int], int], first: int, last: int) -> Order:
-    """A path from the first to the last GPU, over free NVLink lanes where that can be done."""
-    if free and count > 2:
-        for path in _paths(count, free, start=first, end=last, closed=False):
-            for src, dst in itertools.pairwise(path):
-                free[src, dst] -= 1
-            return path
-    middle = [gpu for gpu in range(count) if gpu not in (first, last)]
-    return (first, *middle, last)
+def _over_links(
+    count: int, free: dict[tuple[int, int], int], first: int, last: int
+) -> Order | None:
+    """A path from the first to the last GPU over free NVLink lanes, which it takes."""
+    if count <= 2:
+        return None
+    for path in _paths(count, free, start=first, end=last, closed=False):
+        for src, dst in itertools.pairwise(path):
+            free[src, dst] -= 1
+        return path
+    return None
+
+
+def _through(count: int, first: int, last: int) -> Order:
+    """All GPUs between the first and the last, in their order."""
+    return (first, *(gpu for gpu in range(count) if gpu not in (first, last)), last)

@@ -9,11 +9,16 @@ import pytest
 
 from perfmodel.errors import InputError, ScheduleError
 from perfmodel.library.carry import Machine, carry
+from perfmodel.library.channels import rings_over
+from perfmodel.library.edges import HOPS
 from perfmodel.library.model import load_library
 from perfmodel.library.rings import direct_nvlinks, hamiltonian_cycles
 from perfmodel.simulate.estimate import Estimator, add_traffic
+from perfmodel.study import collective_rows
 from perfmodel.topology.build import build
+from perfmodel.topology.described import describe
 from perfmodel.topology.model import Topology
+from perfmodel.topology.routes import Router
 
 
 def machine(
@@ -216,3 +221,23 @@ def test_odd_counts_on_a_mesh_come_near_what_was_measured(gpus: int) -> None:
         "all_reduce", 1 << 30, range(gpus)
     )
     assert found[1] == pytest.approx(measured_s, rel=0.15)
+
+
+def test_a_mesh_has_no_more_rings_than_its_links_carry():
+    """Eight NICs on a V100 cube mesh: a ninth link of a GPU does not exist."""
+    times = {}
+    for nics in (4, 8):
+        found = describe("V100-SXM2-16GB", gpus=8, intra="NVLink2 hybrid cube mesh",
+                         network="infiniband", nics=nics, nic_Gbps=200)  # fmt: skip
+        topology = build(found.node, hosts=2, fabric="one-switch")
+        rings = rings_over(topology, Router(topology), range(16))
+        inside = rings.edges.hop == HOPS.index("nvlink")
+        used = np.bincount(rings.edges.arcs, minlength=len(topology.arcs))
+        lanes = [d["lanes"] for _, _, d in sorted(topology.graph.edges(data=True),
+                                                  key=lambda arc: arc[2]["index"])]  # fmt: skip
+        links = np.array([kind == "nvlink" for kind in topology.arcs.kinds])
+        assert inside.any()
+        assert np.all(used[links] <= np.array(lanes)[links])
+        (row,) = collective_rows(topology, sizes=[1 << 30], algorithm="ring")
+        times[nics] = row["time_s"]
+    assert times[8] <= times[4] * 1.01
