@@ -9,6 +9,9 @@ from perfmodel.library.settings import Settings
 from perfmodel.library.transport import told
 from perfmodel.topology.model import Topology
 
+MOST_CHANNELS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS")
+"""Variables that bound the channels of NCCL, the newest name first."""
+
 
 def machine_on(
     topology: Topology,
@@ -27,11 +30,13 @@ def machine_on(
         As its file says; its numbers become those of this generation of GPU and kind of network.
     settings : Settings, optional
     channels : int, optional
-        Use no more than this many parallel rings.
+        Use no more than this many parallel rings; nor more than the library or the user allow.
     """
     chosen = settings or Settings()
     used = told(topology, chosen)
-    return Machine(used, library_on(library, used), channels or library.channels, chosen)
+    bounds = (channels, library.channels, chosen.count(*MOST_CHANNELS))
+    most = min((bound for bound in bounds if bound), default=None)
+    return Machine(used, library_on(library, used), most, chosen)
 
 
 def observed_s(machine: Machine, time_s: float, measured: Measured | None = None) -> float:

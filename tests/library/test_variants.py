@@ -131,3 +131,15 @@ def test_what_a_plugin_tells() -> None:
     assert efa.stated_us(80, (2, 9)) == 0
     assert [efa.keeps_order(at, (2, 20)) for at in (80, 90)] == [False, True]
     assert efa.keeps_order(80, (2, 9))
+
+
+def test_no_more_channels_than_the_user_allows(two: Topology) -> None:
+    """One channel uses one NIC of eight."""
+    library = load_library("nccl")
+    times = []
+    for most in (1, 2, 64):
+        settings = Settings(env={"NCCL_MAX_NCHANNELS": str(most), "NCCL_ALGO": "Ring"})
+        machine = machine_on(two, library, settings=settings)
+        assert len(machine.rings(range(16)).orders) == min(most, 8)
+        times.append(Estimator(machine).best("all_reduce", 1 << 30, range(16))[1])
+    assert times[0] > 1.8 * times[1] > 1.8 * 1.8 * times[2]
