@@ -7,8 +7,10 @@ import pytest
 from perfmodel.library.machine import machine_on
 from perfmodel.library.model import load_library
 from perfmodel.library.spread import spread_factors
+from perfmodel.scenario import load_scenario
 from perfmodel.simulate.estimate import Estimator
-from perfmodel.study import collective_rows
+from perfmodel.study import collective_rows, run_scenario
+from perfmodel.study.run import OF_SPREAD
 from perfmodel.study.spread import spread_bounds
 from perfmodel.topology.build import build
 
@@ -51,3 +53,14 @@ def test_hardware_that_nobody_ran_gets_the_widest_interval() -> None:
     for nbytes in (MIB, 512 * MIB):
         near, far = (spread_factors(at, "all_reduce", nbytes) for at in (known, new))
         assert far[1] / far[0] > near[1] / near[0]
+
+
+def test_a_step_has_an_interval_without_a_profile() -> None:
+    answer = run_scenario(load_scenario("resnet50-dgx-a100", ("scale.gpus=[1, 16]",)))
+    alone, several = answer.points
+    assert alone.interval_s is None, "one GPU sends nothing"
+    assert several.interval_s is not None
+    low, high = several.interval_s
+    assert low < several.step_time_s < high
+    assert high - several.step_time_s < 3 * several.comm_s, "only collectives take longer"
+    assert OF_SPREAD in answer.assumptions

@@ -51,3 +51,14 @@ def test_unlike_links_never_hide_more_than_there_is(op: str) -> None:
     topology = build("gb200-nvl72", hosts=2, fabric="one-switch")
     for row in collective_rows(topology, op=op, sizes=[1 << 20, 64 << 20]):
         assert row["time_s"] > row["nbytes"] / 721.8e9
+
+
+def test_a_row_is_one_of_many() -> None:
+    """What nccl-tests prints is shorter than a single broadcast by what is hidden."""
+    machine = machine_on(build("dgx-a100"), load_library("nccl"))
+    known = Estimator(machine)
+    way, alone_s = known.best("broadcast", GIB, range(8))
+    (row,) = collective_rows(machine.topology, op="broadcast", sizes=[GIB])
+    gone_s = hidden_s(known, way, "broadcast", range(8))
+    assert gone_s > 5e-6
+    assert row["time_s"] == pytest.approx(alone_s - gone_s, rel=1e-6)

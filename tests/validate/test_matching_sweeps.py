@@ -2,6 +2,7 @@
 
 import pytest
 
+from perfmodel.topology.routes import Router
 from perfmodel.validate import words
 from perfmodel.validate.asked import one_process, settings_of
 from perfmodel.validate.matching import Matched, Unmatched, match
@@ -299,3 +300,19 @@ def test_a_number_of_ranks_that_no_machine_has_is_listed_at_once():
     )
     assert isinstance(found, Unmatched)
     assert found.reason == "800,000,000 ranks; at most 131,072 are predicted"
+
+
+def test_a_script_that_waits_for_each_collective_is_known():
+    def asked(name):
+        return match(SHIPPED[name], sweeps_folder(shipped_folder())).settings
+
+    names = ("stas_h200_1n_allreduce_torch", "bs_v100_1n4g_allreduce", "nv_dgxh100_1n_allreduce")
+    assert [asked(name).awaited for name in names] == [True, True, False]
+
+
+def test_words_say_under_which_cpu_a_nic_sits():
+    found = match(SHIPPED["a100pcie_2n_hdr_allreduce"], sweeps_folder(shipped_folder()))
+    router = Router(found.topology)
+    assert router.path_type("n0/gpu0", "n0/nic0") == "SYS"
+    near = match(SHIPPED["rtx3090_2n_roce_mtu256_allreduce"], sweeps_folder(shipped_folder()))
+    assert Router(near.topology).path_type("n0/gpu0", "n0/nic0") != "SYS"
