@@ -10,7 +10,7 @@ import perfmodel
 ROOT = Path(perfmodel.__file__).parent
 
 LAYERS = [
-    "cli", "report", "validate", "plan", "tune", "sweep", "study", "result", "calibrate", "measure",
+    "cli", "report", "validate", "plan", "tune", "compare", "sweep", "study", "result", "calibrate", "measure",
     "simulate", "library", "training", "workload", "collectives", "topology", "scenario",
     "kineto", "timeline", "files", "units", "errors",
 ]  # fmt: skip
