@@ -1,3 +1,69 @@
-"""perfmodel: a discrete-event performance model of distributed training."""
+"""perfmodel: a discrete-event performance model of distributed training.
 
-__version__ = "0.1.0"
+What the commands do, as functions: ``load_scenario``, ``run``, ``tune_scenario`` ... Each is
+imported when it is first used, so that ``import perfmodel`` costs nothing. Where a folder has the
+bare word (``perfmodel.tune``), the function's name says what it takes.
+
+Examples
+--------
+>>> import perfmodel
+>>> question = perfmodel.load_scenario("resnet50-dgx-a100", ["scale=null", "cluster.nodes=1"])
+>>> result = perfmodel.run(question)
+>>> result.main.gpus
+8
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from perfmodel.version import __version__
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import read_profile
+    from perfmodel.collectives.schedule import Schedule
+    from perfmodel.collectives.verify import verify
+    from perfmodel.result import Result
+    from perfmodel.scenario import Scenario, load_scenario
+    from perfmodel.study import collective_rows as collective
+    from perfmodel.study import run_scenario as run
+    from perfmodel.topology.model import Topology
+
+__all__ = [
+    "Result",
+    "Scenario",
+    "Schedule",
+    "Topology",
+    "__version__",
+    "collective",
+    "load_scenario",
+    "read_profile",
+    "run",
+    "verify",
+]
+
+_HOMES = {
+    "Result": "perfmodel.result:Result",
+    "Scenario": "perfmodel.scenario:Scenario",
+    "Schedule": "perfmodel.collectives.schedule:Schedule",
+    "Topology": "perfmodel.topology.model:Topology",
+    "collective": "perfmodel.study:collective_rows",
+    "load_scenario": "perfmodel.scenario:load_scenario",
+    "read_profile": "perfmodel.calibrate:read_profile",
+    "run": "perfmodel.study:run_scenario",
+    "verify": "perfmodel.collectives.verify:verify",
+}
+"""Where each word lives."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a word of the API when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
+    module, _, word = _HOMES[name].partition(":")
+    return getattr(import_module(module), word)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

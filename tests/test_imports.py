@@ -12,7 +12,7 @@ ROOT = Path(perfmodel.__file__).parent
 LAYERS = [
     "cli", "report", "validate", "plan", "tune", "compare", "sweep", "study", "result", "calibrate", "measure",
     "simulate", "library", "training", "workload", "collectives", "topology", "scenario",
-    "kineto", "timeline", "files", "units", "errors",
+    "kineto", "timeline", "files", "units", "errors", "version",
 ]  # fmt: skip
 """Top to bottom."""
 

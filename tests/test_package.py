@@ -122,3 +122,19 @@ def test_the_readme_shows_what_its_command_prints():
     shown = (ROOT / "README.md").read_text().split("It prints\n\n```\n")[1].split("```")[0]
     printed = CliRunner().invoke(app, ["run", "resnet50-dgx-a100"]).stdout
     assert shown == printed, f"put this into README.md:\n{printed}"
+
+
+def test_every_word_of_the_api_is_what_it_says():
+    assert set(perfmodel._HOMES) == set(perfmodel.__all__) - {"__version__"}
+    for word in perfmodel.__all__:
+        assert getattr(perfmodel, word) is not None
+    assert set(perfmodel.__all__) <= set(dir(perfmodel))
+    with pytest.raises(AttributeError, match="no attribute 'tuna'"):
+        _ = perfmodel.tuna
+
+
+def test_importing_the_package_is_cheap():
+    heavy = "('numpy', 'pydantic', 'simpy')"
+    code = f"import sys, perfmodel; print([m for m in {heavy} if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

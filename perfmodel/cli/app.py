@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel import __version__
+from perfmodel.version import __version__
 from perfmodel.cli import (
     answers,
     calibrating,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
-from perfmodel import __version__
+from perfmodel.version import __version__
 from perfmodel.calibrate import Profile, apply, draws, measured_at, read_profile
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.library.carry import Machine
