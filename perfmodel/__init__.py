@@ -24,11 +24,16 @@ if TYPE_CHECKING:
     from perfmodel.calibrate import read_profile
     from perfmodel.collectives.schedule import Schedule
     from perfmodel.collectives.verify import verify
+    from perfmodel.compare.compared import compare as compare_scenarios
+    from perfmodel.plan.run import plan_scenario
     from perfmodel.result import Result
     from perfmodel.scenario import Scenario, load_scenario
     from perfmodel.study import collective_rows as collective
     from perfmodel.study import run_scenario as run
+    from perfmodel.sweep.run import run_sweep
+    from perfmodel.sweep.variants import variants
     from perfmodel.topology.model import Topology
+    from perfmodel.tune.tuning import tune_scenario
 
 __all__ = [
     "Result",
@@ -37,9 +42,14 @@ __all__ = [
     "Topology",
     "__version__",
     "collective",
+    "compare_scenarios",
     "load_scenario",
+    "plan_scenario",
     "read_profile",
     "run",
+    "run_sweep",
+    "tune_scenario",
+    "variants",
     "verify",
 ]
 
@@ -49,9 +59,14 @@ _HOMES = {
     "Schedule": "perfmodel.collectives.schedule:Schedule",
     "Topology": "perfmodel.topology.model:Topology",
     "collective": "perfmodel.study:collective_rows",
+    "compare_scenarios": "perfmodel.compare.compared:compare",
     "load_scenario": "perfmodel.scenario:load_scenario",
+    "plan_scenario": "perfmodel.plan.run:plan_scenario",
     "read_profile": "perfmodel.calibrate:read_profile",
     "run": "perfmodel.study:run_scenario",
+    "run_sweep": "perfmodel.sweep.run:run_sweep",
+    "tune_scenario": "perfmodel.tune.tuning:tune_scenario",
+    "variants": "perfmodel.sweep.variants:variants",
     "verify": "perfmodel.collectives.verify:verify",
 }
 """Where each word lives."""

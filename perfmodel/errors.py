@@ -9,6 +9,7 @@
     ``SimulationError``       the simulated program cannot finish (a deadlock)
     ``ExecutorUnavailable``   an optional dependency or device is missing
     ``MeasurementError``      a rank of a real run died or hung (exit code 1)
+    ``SweepError``            a worker of a sweep was killed (exit code 1)
 
 A message names the file, the line, the field, what was found and what is allowed.
 """
@@ -103,6 +104,12 @@ class ExecutorUnavailable(PerfmodelError, RuntimeError):
 
 class MeasurementError(PerfmodelError, RuntimeError):
     """A rank of a real run died or hung: names the rank and what it was doing."""
+
+    exit_code = 1
+
+
+class SweepError(PerfmodelError, RuntimeError):
+    """A worker of a sweep was killed: says what was kept and how to go on."""
 
     exit_code = 1
 

@@ -39,6 +39,9 @@ TIMES: Mapping[str, float] = {
 FLOP_RATES: Mapping[str, float] = {f"{p}FLOP/s": scale for p, scale in _DECIMAL.items()}
 """Floating-point operations per second per unit."""
 
+POWERS: Mapping[str, float] = {f"{prefix}W": scale for prefix, scale in _DECIMAL.items()}
+"""Watts per unit of power."""
+
 _QUANTITY = re.compile(
     r"\s*(?P<number>[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\d\s_.].*?)?\s*",
     re.ASCII,
@@ -150,6 +153,17 @@ def parse_flop_rate(text: object, field: str = "value") -> float:
     return parse_quantity(
         text, FLOP_RATES, what="a compute rate", example="312 TFLOP/s", field=field
     )
+
+
+def parse_power(text: object, field: str = "value") -> float:
+    """Read a power such as ``"6.5 kW"``; watts.
+
+    Examples
+    --------
+    >>> parse_power("6.5 kW")
+    6500.0
+    """
+    return parse_quantity(text, POWERS, what="a power", example="700 W", field=field)
 
 
 def _scaled(value: float, units: list[tuple[str, float]]) -> str:

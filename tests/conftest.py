@@ -9,8 +9,12 @@ from types import ModuleType
 
 import networkx as nx
 import pytest
+from hypothesis import settings
 
 from perfmodel.topology.model import Gpu, Topology
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")  # how long an example takes is a matter for benchmarks
 
 PLAIN_GPU = Gpu(
     name="test-gpu",

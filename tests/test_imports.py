@@ -1,6 +1,7 @@
 """Arrows point down only: a module imports nothing above it, function-level imports included."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import perfmodel
 ROOT = Path(perfmodel.__file__).parent
 
 LAYERS = [
-    "cli", "report", "validate", "plan", "tune", "compare", "sweep", "study", "result", "calibrate", "measure",
-    "simulate", "library", "training", "workload", "collectives", "topology", "scenario",
-    "kineto", "timeline", "files", "units", "errors", "version",
+    "cli", "report", "validate", "plan", "tune", "compare", "sweep", "study", "result",
+    "calibrate", "measure", "simulate", "library", "training", "workload", "collectives",
+    "topology", "scenario", "kineto", "timeline", "files", "units", "errors", "version",
 ]  # fmt: skip
 """Top to bottom."""
 
@@ -25,10 +26,15 @@ def modules():
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path, known):
     """Modules of the package that a file imports anywhere, typing-only imports included."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -39,6 +45,7 @@ def imported(path, known):
     return {name for name in found if name and name.split(".")[0] == "perfmodel"}
 
 
+@cache
 def graph():
     known = dict(modules())
     return {name: imported(path, known) for name, path in known.items()}
@@ -104,7 +111,7 @@ def test_this_test_can_fail():
 @pytest.mark.parametrize("heavy", ["pandas", "scipy", "plotly", "torch"])
 def test_heavy_libraries_are_imported_inside_functions(heavy):
     for _, path in modules():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         names = [
             name.split(".")[0]
             for node in tree.body

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from perfmodel.cli.output import note, print_json, print_rich, progress_bar
 from perfmodel.cli.words import Fidelity, Json, ProfileName
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+    from perfmodel.report.explore_grid import Grid
+    from perfmodel.result import Result
+    from perfmodel.scenario import Scenario
+
+WARN_FROM_MIN = 2.0
 
 RUN_EXAMPLES = (
     "perfmodel run resnet50-dgx-a100 -o out",
     "perfmodel run bert-large-v100-25g --set 'strategy.bucket_cap=50 MiB' --json",
+    "perfmodel run bert-large-v100-25g -o out --explore --images png",
 )
 
 
@@ -33,14 +45,28 @@ def run(
     ] = None,
     fidelity: Fidelity = None,
     profile: ProfileName = None,
+    explore: Annotated[
+        bool,
+        typer.Option("--explore", help="Simulate many settings for sliders in report.html."),
+    ] = False,
+    points: Annotated[
+        int,
+        typer.Option("--points", min=54, metavar="N", help="Settings for --explore, at most."),
+    ] = 360,
+    images: Annotated[
+        Literal["png", "svg"] | None,
+        typer.Option(help="Write the figures as images too (extra 'img', a Chromium)."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Simulate a scenario: step time, what limits it, scaling.
 
     Without --json it prints one line per cluster size. With -o it writes report.html (one file,
-    works offline), timeline.json (opens in Perfetto), summary.csv and result.json.
+    works offline), report.md, tables as CSV, timeline.json (opens in Perfetto) and result.json.
+    --explore adds sliders to report.html: bucket cap, network, GPUs.
     """
-    from perfmodel.scenario import load_scenario  # noqa: PLC0415  (imports stay out of --help)
+    _check_flags(output, explore=explore, images=images)
+    from perfmodel.scenario import changed, load_scenario  # noqa: PLC0415  (not in --help)
 
     question = load_scenario(scenario, set_ or ())
 
@@ -49,8 +75,10 @@ def run(
     from perfmodel.study import run_scenario  # noqa: PLC0415
 
     measured = None if profile is None else read_profile(profile)
+    began_s = time.monotonic()
     with progress_bar("simulating") as progress:
         result = run_scenario(question, fidelity=fidelity, profile=measured, progress=progress)
+    each_s = (time.monotonic() - began_s) / len(result.points)
     if json:
         print_json(to_json(result))
     else:
@@ -60,4 +88,41 @@ def run(
     if output is not None:
         from perfmodel.report.html import write_report  # noqa: PLC0415
 
-        note(f"wrote {write_report(result, output)}")
+        if fidelity is not None:
+            question = changed(question, {"fidelity": fidelity})
+        if explore:
+            _warn(points, each_s)
+        grid = _explored(question, result, measured, points) if explore else None
+        note(f"wrote {write_report(result, output, grid=grid, images=images)}")
+
+
+def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> None:
+    """Refuse what cannot be written before anything is simulated."""
+    wanted = {"--explore": explore, "--images": images is not None}
+    if output is None and any(wanted.values()):
+        flags = [flag for flag, given in wanted.items() if given]
+        raise InputError(Fault(flag, "no -o DIR", "a folder to write to: -o DIR") for flag in flags)
+    if images is not None:
+        from perfmodel.report.images import check_images  # noqa: PLC0415
+
+        check_images()
+
+
+def _warn(points: int, each_s: float) -> None:
+    """Say how long the explorer will take if that is long, from how long one size took."""
+    from perfmodel.sweep.engine import cores  # noqa: PLC0415  (not in --help)
+
+    minutes = points * each_s / cores() / 60
+    if minutes > WARN_FROM_MIN:
+        note(
+            f"--explore: {points} settings may take {math.ceil(minutes)} minutes; "
+            "--points N simulates fewer (54 or more)"
+        )
+
+
+def _explored(question: Scenario, result: Result, measured: Profile | None, points: int) -> Grid:
+    """Simulate what the explorer's sliders reach."""
+    from perfmodel.report.explore_grid import explore  # noqa: PLC0415
+
+    with progress_bar("simulating settings") as progress:
+        return explore(question, result, profile=measured, most=points, progress=progress)

@@ -6,18 +6,22 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.version import __version__
 from perfmodel.cli import (
     answers,
     calibrating,
+    comparing,
     importing,
     listing,
     machines,
     measuring,
     model,
+    planning,
+    sweeping,
+    tuning,
     validating,
 )
 from perfmodel.cli.guard import Commands
+from perfmodel.version import __version__
 
 
 def _version(wanted: bool) -> None:
@@ -58,6 +62,10 @@ def _build() -> typer.Typer:
     root.callback()(_root)
     for name, command, lines in (
         ("run", answers.run, answers.RUN_EXAMPLES),
+        ("tune", tuning.tune, tuning.TUNE_EXAMPLES),
+        ("compare", comparing.compare, comparing.COMPARE_EXAMPLES),
+        ("sweep", sweeping.sweep, sweeping.SWEEP_EXAMPLES),
+        ("plan", planning.plan, planning.PLAN_EXAMPLES),
         ("collective", machines.collective, machines.COLLECTIVE_EXAMPLES),
         ("buckets", model.buckets, model.BUCKETS_EXAMPLES),
         ("verify", machines.verify, machines.VERIFY_EXAMPLES),

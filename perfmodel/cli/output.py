@@ -31,7 +31,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for header in headers:
         right = header.startswith(">")
-        table.add_column(header.removeprefix(">"), justify="right" if right else "left")
+        shown = header.removeprefix(">").replace("[", r"\[")
+        table.add_column(shown, justify="right" if right else "left")
     for row in rows:
         table.add_row(*(cell.replace("[", r"\[") for cell in row))
     print_rich(table)

@@ -8,7 +8,7 @@ file, the line, the field, what was found and what is allowed.
 from perfmodel.files.check import finite, load, validate
 from perfmodel.files.find import USER_FOLDER, data_folder, find_file, shipped
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
-from perfmodel.files.spec import Bandwidth, Bytes, Count, FlopRate, Seconds, Spec
+from perfmodel.files.spec import Bandwidth, Bytes, Count, FlopRate, Power, Seconds, Spec
 from perfmodel.files.write import write_atomically
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Bytes",
     "Count",
     "FlopRate",
+    "Power",
     "Seconds",
     "Spec",
     "data_folder",

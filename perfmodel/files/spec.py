@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from perfmodel.units import parse_bandwidth, parse_bytes, parse_flop_rate, parse_time
+from perfmodel.units import parse_bandwidth, parse_bytes, parse_flop_rate, parse_power, parse_time
 
 
 class Spec(BaseModel):
@@ -62,6 +62,13 @@ FlopRate = Annotated[
     _schema("312 TFLOP/s"),
 ]
 """A compute rate above zero, written with its unit; operations per second."""
+
+Power = Annotated[
+    float,
+    BeforeValidator(lambda v: _parsed(v, parse_power, _above_zero)),
+    _schema("700 W"),
+]
+"""A power above zero, written with its unit; watts."""
 
 Count = Annotated[int, Field(strict=True, gt=0)]
 """A whole number above zero; neither ``true`` nor ``"4"`` nor ``4.5`` is one."""

@@ -94,6 +94,8 @@ class Machine:
     whole : bool
         Whether trees are laid over all rails of large clusters too, and not over one that stands
         for those like it: where rails are, or become, unlike.
+    decides_on : Machine, optional
+        The machine by whose links NCCL searches its channels; default: this one.
     """
 
     topology: Topology
@@ -102,6 +104,7 @@ class Machine:
     settings: Settings = field(default_factory=Settings)
     measured: Measured = field(default_factory=Measured)
     whole: bool = False
+    decides_on: Machine | None = None
     router: Router = field(init=False)
     _rings: dict[Group, Rings] = field(default_factory=dict, init=False, repr=False)
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)

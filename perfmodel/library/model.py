@@ -152,7 +152,16 @@ class Library(Spec):
     `algorithms`: what it runs for an operation, where that is not what
     `perfmodel.library.carry.OWN_ALGORITHM` says; `decisions`: the same by size and ranks.
     `in_order`: between two ranks there is one connection, on which the messages of all collectives
-    follow one another. `channels`: parallel rings at most, where it is not the links that decide.
+    follow one another; a host keeps at most `device_queue` bytes of one in the queue of its network
+    device, behind which what it writes to another waits.
+    `channels`: parallel rings at most, where it is not the links that decide.
+    Where ranks are processes on CPUs, a step of DistributedDataParallel costs a process
+    `host_step`, `host_tensor` for each gradient, and the gradients' bytes at the rate
+    `host_copies`, beyond its layers and collectives; a hook that compresses converts at the rate
+    `host_casts`. Where such processes share the cores of one machine (`Sockets.cores`), each call
+    keeps a core busy for `core_call` on every rank, and each message at both of its ends for
+    `core_message`, at the receiver's with its bytes at the rate `core_bytes` too; idle cores make
+    nothing longer.
     """
 
     perfmodel: int
@@ -169,6 +178,22 @@ class Library(Spec):
     in_order_source: str = ""
     channels: Count | None = None
     channels_source: str = ""
+    device_queue: Bytes = 0
+    device_queue_source: str = ""
+    host_step: Seconds = 0.0
+    host_step_source: str = ""
+    host_tensor: Seconds = 0.0
+    host_tensor_source: str = ""
+    host_copies: Bandwidth | None = None
+    host_copies_source: str = ""
+    host_casts: Bandwidth | None = None
+    host_casts_source: str = ""
+    core_call: Seconds = 0.0
+    core_call_source: str = ""
+    core_message: Seconds = 0.0
+    core_message_source: str = ""
+    core_bytes: Bandwidth | None = None
+    core_bytes_source: str = ""
     protocols: dict[str, Protocol]
     variants: tuple[Variant, ...] = ()
     by_algorithm: dict[str, dict[str, Protocol]] = {}

@@ -142,5 +142,10 @@ def datasheet_interval_s(
 
 def spread_factors(topology: Topology, op: str, nbytes: float) -> tuple[float, float]:
     """Factors on a predicted time between which eight of ten measured times lie."""
+    return factors_by_band(topology, op)[band_of(nbytes)]
+
+
+def factors_by_band(topology: Topology, op: str) -> Mapping[Band, tuple[float, float]]:
+    """Return `spread_factors` of each band of sizes."""
     spread = load_spread()
-    return spread.factors[familiarity(spread, topology, op)][band_of(nbytes)]
+    return spread.factors[familiarity(spread, topology, op)]

@@ -1,4 +1,4 @@
-"""Figures of scaling, of where the time goes, and of memory. Each function returns one figure."""
+"""The house style of figures; where the time goes, and memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def blank(height: int, **layout: Any) -> go.Figure:
         height=height,
         font={"family": FONT, "size": 13, "color": INK},
         margin={"l": 2, "r": 8, "t": 12, "b": 12, "pad": 4},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
+        paper_bgcolor="rgba(0,0,0,0)",  # that of the page, light or dark
+        plot_bgcolor="rgba(0,0,0,0)",
         hoverlabel={
             "bgcolor": "white",
             "bordercolor": QUIET_INK,
@@ -90,91 +90,6 @@ def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
         if len(inside) <= most:
             break
     return inside
-
-
-def _gpu_axis(result: Result) -> dict[str, Any]:
-    ticks = gpu_ticks(result.points)
-    sizes = [point.gpus for point in result.points]
-    room = 0.04 * math.log10(max(sizes) / min(sizes)) + 0.02
-    span = [math.log10(min(sizes)) - room, math.log10(max(sizes)) + room]
-    return axis("GPUs", type="log", range=span, tickvals=ticks, ticktext=[f"{n:,}" for n in ticks])
-
-
-def _size_hover(result: Result) -> list[str]:
-    return [
-        f"<b>{words.gpus(point.gpus)}</b> on {words.nodes(point.nodes)}"
-        f"<br>{words.count(point.samples_per_s)} {escape(words.samples_short(result))}/s"
-        f"<br>{words.percent(point.scaling_efficiency)} of linear scaling"
-        f"<br>step {words.duration(point.step_time_s)}"
-        f"<br>exposed communication {words.duration(point.exposed_comm_s)}"
-        for point in result.points
-    ]
-
-
-def scaling(result: Result) -> go.Figure:
-    """Draw throughput against GPUs, with the line of perfect scaling."""
-    sizes = [point.gpus for point in result.points]
-    speed = [point.samples_per_s for point in result.points]
-    base = next((p for p in result.points if p.gpus == result.efficiency_base), result.points[0])
-    ideal = [base.samples_per_s / base.gpus * gpus for gpus in sizes]
-    ticks = log_ticks(min(speed) * 0.8, max(ideal) * 1.25)
-    figure = blank(360)
-    figure.add_scatter(
-        x=sizes, y=speed, mode="lines+markers", name="predicted", error_y=_spread(result),
-        line={"color": WORK["backward"], "width": 3}, marker={"size": 8},
-        hovertext=_size_hover(result), hoverinfo="text",
-    )  # fmt: skip
-    figure.add_scatter(  # drawn last, so that it shows where both lines coincide
-        x=sizes, y=ideal, mode="lines", name="linear scaling", hoverinfo="skip",
-        line={"dash": "dot", "color": INK, "width": 1.5},
-    )  # fmt: skip
-    figure.update_xaxes(**_gpu_axis(result))
-    figure.update_yaxes(
-        **axis(
-            type="log",
-            range=[math.log10(min(speed) * 0.8), math.log10(max(ideal) * 1.25)],
-            tickvals=ticks,
-            ticktext=[words.count(tick) if tick < 1000 else f"{tick:,.0f}" for tick in ticks],
-        )
-    )
-    _note(figure, f"{result.scaling} scaling")
-    return figure
-
-
-def _spread(result: Result) -> dict[str, Any] | None:
-    """Error bars of throughput where every point has an interval of its step time."""
-    above, below = [], []
-    for point in result.points:
-        if point.interval_s is None:
-            return None
-        low, high = point.interval_s
-        above.append(point.samples_per_s * (point.step_time_s / low - 1))
-        below.append(point.samples_per_s * (1 - point.step_time_s / high))
-    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
-
-
-def _note(figure: go.Figure, text: str) -> None:
-    figure.add_annotation(
-        text=text, x=0.02, y=0.98, xref="paper", yref="paper", showarrow=False,
-        xanchor="left", yanchor="top", font={"color": QUIET_INK, "size": 13},
-        bgcolor="rgba(255,255,255,0.8)",
-    )  # fmt: skip
-
-
-def efficiency(result: Result) -> go.Figure:
-    """Draw scaling efficiency against GPUs."""
-    figure = blank(360)
-    values = [100 * point.scaling_efficiency for point in result.points]
-    figure.add_scatter(
-        x=[point.gpus for point in result.points], y=values, mode="lines+markers",
-        name="efficiency", showlegend=False, hovertext=_size_hover(result), hoverinfo="text",
-        line={"color": WORK["optimizer"], "width": 2.5}, marker={"size": 8},
-        fill="tozeroy", fillcolor="rgba(0,158,115,0.08)",
-    )  # fmt: skip
-    figure.update_xaxes(**_gpu_axis(result))
-    top = max(105.0, 1.05 * max(values))
-    figure.update_yaxes(**axis(range=[0, top], ticksuffix=" %"))
-    return figure
 
 
 def breakdown(result: Result) -> go.Figure:

@@ -10,9 +10,20 @@ from pathlib import Path
 
 from perfmodel.files import write_atomically
 from perfmodel.kineto import write_kineto
-from perfmodel.report import disturbed, figures, topology_figure, words
+from perfmodel.report import (
+    disturbed,
+    explorer,
+    figures,
+    scaling_section,
+    topology_figure,
+    words,
+)
 from perfmodel.report.contract import to_json
+from perfmodel.report.explore_grid import Grid
+from perfmodel.report.images import ImageFormat, pictures, render
 from perfmodel.report.page import document, embed, figure_section, table
+from perfmodel.report.run_markdown import run_markdown
+from perfmodel.report.sizes import buckets_csv, sizes_csv
 from perfmodel.report.timeline_figure import timeline
 from perfmodel.result import BucketTime, Point, Result
 
@@ -20,11 +31,23 @@ _BUCKETS_LISTED = 400
 _URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
 
 
-def write_report(result: Result, folder: Path) -> Path:
+def write_report(
+    result: Result, folder: Path, *, grid: Grid | None = None, images: ImageFormat | None = None
+) -> Path:
     """Write the page and the data behind it.
 
-    ``report.html``; ``result.json`` (as ``--json`` prints it), ``summary.csv`` (one row per size)
-    and ``timeline.json`` (Kineto-shaped, for Perfetto).
+    ``report.html`` and ``report.md``; ``result.json`` (as ``--json`` prints it), ``summary.csv``
+    and ``sizes.csv`` (one row per size, in brief and in full), ``buckets.csv`` and
+    ``timeline.json`` (Kineto-shaped, for Perfetto).
+
+    Parameters
+    ----------
+    result : Result
+    folder : Path
+    grid : Grid, optional
+        Points of the what-if explorer, which is left out without them.
+    images : {"png", "svg"}, optional
+        Write the figures as such files too, below ``images``.
 
     Returns
     -------
@@ -35,9 +58,14 @@ def write_report(result: Result, folder: Path) -> Path:
     ------
     InputError
         The folder cannot be written to, or a number of the result is not finite.
+    ExecutorUnavailable
+        Images are wanted, and what draws them is missing; nothing is written then.
     """
-    page = folder / "report.html"
-    write_atomically(page, report_html(result))
+    page, text = folder / "report.html", report_html(result, grid)
+    drawn = {} if images is None else render(pictures(result), images)
+    for name, image in drawn.items():
+        write_atomically(folder / "images" / name, image)
+    write_atomically(page, text)
     write_kineto(
         result.timeline,
         folder / "timeline.json",
@@ -48,17 +76,22 @@ def write_report(result: Result, folder: Path) -> Path:
     data = json.dumps(to_json(result), indent=2, allow_nan=False)
     write_atomically(folder / "result.json", data + "\n")
     write_atomically(folder / "summary.csv", result.summary.to_csv(index=False))
+    write_atomically(folder / "sizes.csv", sizes_csv(result))
+    if result.main.buckets:
+        write_atomically(folder / "buckets.csv", buckets_csv(result))
+    write_atomically(folder / "report.md", run_markdown(result))
     return page
 
 
-def report_html(result: Result) -> str:
-    """Build the page as one string."""
+def report_html(result: Result, grid: Grid | None = None) -> str:
+    """Build the page as one string; with an explorer if there is a grid for it."""
     to_json(result)  # refuses numbers that are not finite before anything is drawn
     sections = [
         _header(result),
         _tiles(result),
         disturbed.section(result.main),
-        _scaling(result),
+        scaling_section.section(result),
+        "" if grid is None else explorer.section(result, grid),
         _breakdown(result),
         _step(result.main),
         _buckets(result.main),
@@ -91,12 +124,7 @@ def _tiles(result: Result) -> str:
     tiles = [
         ("Throughput", words.count(main.samples_per_s), f"{words.samples(result)} per second", ""),
         ("Step time", words.duration(main.step_time_s), f"first step {_first(main)}", ""),
-        (
-            "Scaling efficiency",
-            words.percent(main.scaling_efficiency),
-            words.efficiency_base(result),
-            "",
-        ),
+        ("Scaling efficiency", *_efficiency(result), ""),
         (
             "Waiting for network",
             words.duration(main.exposed_comm_s),
@@ -122,6 +150,12 @@ def _tiles(result: Result) -> str:
     return f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
 
 
+def _efficiency(result: Result) -> tuple[str, str]:
+    if len(result.points) < 2:
+        return "not known", "only one size was asked for"
+    return words.percent(result.main.scaling_efficiency), words.efficiency_base(result)
+
+
 def _first(point: Point) -> str:
     return words.duration(point.first_step_time_s)
 
@@ -131,36 +165,6 @@ def _tile(title: str, value: str, below: str, look: str) -> str:
         f'<div class="tile {look}"><span>{escape(title)}</span>'
         f"<strong>{escape(value)}</strong><small>{escape(below)}</small></div>"
     )
-
-
-def _scaling(result: Result) -> str:
-    samples = words.samples_short(result)
-    rows = table(
-        ("GPUs", "Nodes", "Step", f"{samples}/s", "Efficiency", "Exposed", "Bottleneck"),
-        (
-            (
-                f"{point.gpus:,}",
-                f"{point.nodes:,}",
-                words.duration(point.step_time_s),
-                words.count(point.samples_per_s),
-                words.percent_column(point.scaling_efficiency),
-                words.duration(point.exposed_comm_s),
-                point.bottleneck,
-            )
-            for point in result.points
-        ),
-        words_at=(6,),
-    )
-    lead = f"{words.scaling(result)}. Efficiency is {words.efficiency_base(result)}."
-    if len(result.points) < 2:
-        return figure_section("Scaling", f"Only one size was asked for. {lead}", rows)
-    curve = embed(figures.scaling(result), "scaling", "Throughput against number of GPUs")
-    ratio = embed(figures.efficiency(result), "efficiency", "Efficiency against number of GPUs")
-    pair = (
-        f'<div class="pair"><div><h3>Throughput, {escape(samples)} per second</h3>{curve}</div>'
-        f"<div><h3>Efficiency, share of linear scaling</h3>{ratio}</div></div>"
-    )
-    return figure_section("Scaling", lead, pair, rows)
 
 
 def _breakdown(result: Result) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.report.palette import QUIET_INK
+from perfmodel.report.palette import DARK, QUIET_INK, channels
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -31,15 +31,34 @@ def document(title: str, body: str) -> str:
     """Wrap a body in a page with plotly.js and the style sheet inside it."""
     from plotly.offline import get_plotlyjs  # noqa: PLC0415  (needed to write pages only)
 
-    style = resources.files("perfmodel.report").joinpath("page.css").read_text(encoding="utf-8")
+    style = f"{asset('page.css')}{_dark()}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="referrer" content="no-referrer">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n"
-        f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<script>{get_plotlyjs()}</script>\n<script>\n{asset('page.js')}</script>\n"
+        f"</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+def asset(name: str) -> str:
+    """Text of a style sheet or script of this package."""
+    return resources.files("perfmodel.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _dark() -> str:
+    """Rules that exchange colours of figures and legends on a dark page, not on paper."""
+    rules = []
+    for light, dark in DARK.items():
+        painted = "rgb({}, {}, {})".format(*channels(light))
+        rules += [
+            f'.plot [style*="{part}: {painted}"] {{ {part}: {dark} !important; }}'
+            for part in ("fill", "stroke")
+        ]
+        rules.append(f'.swatch[style*="{light}"] {{ --c: {dark} !important; }}')
+    return "@media screen and (prefers-color-scheme: dark) {{\n{}\n}}\n".format("\n".join(rules))
 
 
 def embed(figure: go.Figure, name: str, description: str) -> str:
@@ -92,7 +111,11 @@ def figure_section(title: str, lead: str, *parts: str) -> str:
 
 
 def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], *, words_at: Iterable[int] = ()
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    words_at: Iterable[int] = (),
+    marked: Collection[int] = (),
 ) -> str:
     """Write a table in a box that scrolls by itself; numbers right, words left.
 
@@ -102,6 +125,8 @@ def table(
     rows : iterable of sequences of str
     words_at : iterable of int
         Columns that hold words.
+    marked : collection of int
+        Rows above which a line is drawn.
     """
     left = set(words_at)
 
@@ -111,7 +136,10 @@ def table(
             for at, value in enumerate(values)
         )
 
-    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
+    body = "".join(
+        f"<tr{' class=changed' if at in marked else ''}>{cells(row, 'td')}</tr>"
+        for at, row in enumerate(rows)
+    )
     return (
         '<div class="scroll" tabindex="0"><table><thead><tr>'
         f"{cells(header, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"

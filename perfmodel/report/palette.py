@@ -7,6 +7,9 @@ from collections.abc import Mapping
 INK = "#1b2430"
 QUIET_INK = "#5b6775"
 RULE = "#e3e7ec"
+WAIT_INK = "#b0490b"
+"""Text about exposed communication: its own colour is too pale to read on white."""
+
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 WORK: Mapping[str, str] = {
@@ -54,15 +57,30 @@ LINKS: Mapping[str, tuple[str, str]] = {
 """Colour (where no traffic is shown) and name of each kind of link."""
 
 NODES: Mapping[str, tuple[str, str, int, str]] = {
-    "gpu": ("#1b2430", "square", 18, "GPU"),
+    "gpu": ("#2b3a4d", "square", 18, "GPU"),
     "nvswitch": ("#00795a", "diamond", 20, "NVSwitch"),
     "pcie_switch": ("#66717d", "diamond", 20, "PCIe switch"),
     "cpu": ("#66717d", "square", 18, "CPU"),
-    "memory": ("#b4520a", "circle", 18, "host memory"),
+    "memory": ("#b3500b", "circle", 18, "host memory"),
     "nic": ("#0072b2", "circle", 17, "NIC"),
     "switch": ("#004a75", "hexagon", 20, "network switch"),
 }
 """Colour, plotly marker, diameter in pixels and name of each kind of device."""
+
+DARK: Mapping[str, str] = {
+    INK: "#e4e9ef", QUIET_INK: "#a3aebb", RULE: "#333d48", WAIT_INK: "#f2935a",
+    "#d5dae0": "#46505c",
+    "#24476b": "#3568a0", "#4f7ca8": "#6795c2", "#86aed0": "#a5c6e2", "#b9c4cf": "#667381",
+    "#cfd6dd": "#3b4550", "#f0b04a": "#8f5f17", "#d98213": "#c07a1d", "#b4520a": "#f0a440",
+    "#6b2203": "#ffdca8",
+    "#2b3a4d": "#4d6076", "#004a75": "#2273a8",
+}  # fmt: skip
+"""What takes a colour's place on a dark page; the others are seen on white and on black."""
+
+
+def channels(colour: str) -> tuple[int, int, int]:
+    """Red, green and blue of ``"#rrggbb"``, 0 to 255."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
 def work_of(kind: str) -> str:

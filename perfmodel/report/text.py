@@ -36,8 +36,9 @@ def sizes_table(result: Result) -> Table:
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    columns = ("GPUs", "step", f"{words.samples_short(result)}/s", "efficiency", "exposed")
-    for column in columns:
+    several = len(result.points) > 1  # one size says nothing about scaling
+    efficiency = ("efficiency",) if several else ()
+    for column in ("GPUs", "step", f"{words.samples_short(result)}/s", *efficiency, "exposed"):
         table.add_column(escape(column), justify="right", no_wrap=True)
     table.add_column("bottleneck", overflow="fold")
     for point in result.points:
@@ -45,7 +46,7 @@ def sizes_table(result: Result) -> Table:
             f"{point.gpus:,}",
             words.duration(point.step_time_s),
             words.count(point.samples_per_s),
-            words.percent_column(point.scaling_efficiency),
+            *((words.percent_column(point.scaling_efficiency),) if several else ()),
             words.duration(point.exposed_comm_s),
             escape(point.bottleneck),
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.report import words
 from perfmodel.report.figures import axis, blank, time_unit
-from perfmodel.report.palette import INK, QUIET_INK, WORK
+from perfmodel.report.palette import INK, QUIET_INK, WAIT_INK, WORK
 from perfmodel.report.step_rows import Bar, Row, StepPicture, Tail, step_picture
 from perfmodel.result import Point
 
@@ -165,5 +165,5 @@ def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
             x=(tail.end_s if middle > 0.5 else tail.start_s) / scale, y=1, yref="paper",
             yanchor="bottom", xanchor="right" if middle > 0.5 else "left", showarrow=False,
             text=f"<b>{words.duration(tail.exposed_s)} exposed</b>",
-            font={"color": colour, "size": 13},
+            font={"color": WAIT_INK, "size": 13},
         )  # fmt: skip

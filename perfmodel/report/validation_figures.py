@@ -36,13 +36,6 @@ _LEAST = 0.003
 """Smallest error that is drawn on a logarithmic axis."""
 
 
-def clear(height: int) -> go.Figure:
-    """Empty figure whose background is that of the page."""
-    figure = blank(height)
-    figure.update_layout(paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)")
-    return figure
-
-
 def _line(mode: str) -> dict[str, object]:
     return {"color": COLOURS[mode], "width": _WIDTHS.get(mode, 1.8), "dash": _DASHES.get(mode)}
 
@@ -65,7 +58,7 @@ def _sizes_axis(smallest: int, largest: int, most: int = 6, **more: Any) -> dict
 
 def distribution(points: Sequence[Point]) -> go.Figure:
     """Draw the share of points below an error, from 256 KiB on; a line per mode."""
-    figure = clear(360)
+    figure = blank(360)
     for mode in MODES:
         own = in_band([p for p in points if p.mode == mode and p.counted], LARGE)
         if not own:
@@ -91,7 +84,7 @@ def distribution(points: Sequence[Point]) -> go.Figure:
 
 def over_size(points: Sequence[Point]) -> go.Figure:
     """Draw predicted over measured by size: medians, and where 80 % of datasheet lie."""
-    figure = clear(380)
+    figure = blank(380)
     counted = [p for p in points if p.counted]
     for mode in MODES:
         bins: dict[int, list[Point]] = {}
@@ -142,7 +135,7 @@ def machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Fig
     """Draw the median error from 256 KiB on, a row per kind of machine and a mark per mode."""
     names = [n for n, modes in scored.items() if any(LARGE in own for own in modes.values())]
     names.sort(key=lambda n: _large(scored[n], "datasheet"), reverse=True)
-    figure = clear(60 + 38 * max(len(names), 2))
+    figure = blank(60 + 38 * max(len(names), 2))
     for mode in reversed(MODES):
         rows = [(n, scored[n][mode][LARGE]) for n in names if LARGE in scored[n].get(mode, {})]
         if not rows:
@@ -190,7 +183,7 @@ def _large(modes: Mapping[Mode, Mapping[str, Score]], mode: Mode) -> float:
 
 def sweep(one: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go.Figure:
     """Draw one sweep: times over size above, predicted over measured below."""
-    figure = clear(300)
+    figure = blank(300)
     sizes = [row.nbytes for row in one.sweep.rows]
     measured = [row.time_s for row in one.sweep.rows]
     figure.add_scatter(
@@ -268,7 +261,7 @@ def _mode_lines(
 def trainings(datasets: Sequence[Dataset]) -> go.Figure:
     """Draw predicted over published, a column of marks per dataset."""
     datasets = [one for one in datasets if one.cases]
-    figure = clear(90 + 64 * max(1, len(datasets)))
+    figure = blank(90 + 64 * max(1, len(datasets)))
     titles = [one.title for one in datasets]
     for number, one in enumerate(datasets):
         ordered = sorted(one.cases, key=lambda case: case.error)

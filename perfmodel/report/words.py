@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from perfmodel.result import Memory, Point, Result
 from perfmodel.units import TIMES
-
-NO_INTERVAL = "no interval yet: the spread of this machine has not been measured"
 
 _SPACE = "\N{NO-BREAK SPACE}"
 _SIZES = (("B", 1.0), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
@@ -130,9 +129,33 @@ def waiting(point: Point) -> str:
 def interval(point: Point) -> str:
     """Say how sure the step time is."""
     if point.interval_s is None:
-        return NO_INTERVAL
+        return f"no interval yet: {no_interval_because(point)}"
     low, high = point.interval_s
     return f"80{_SPACE}% interval {duration(low)} to {duration(high)}"
+
+
+def no_interval_because(point: Point) -> str:
+    """Why a size has no interval."""
+    if point.comm_s == 0:
+        return "nothing is communicated, and compute times have no known spread"
+    if "mean of" in point.mode:
+        return "what happens around it differs from step to step, and only a mean is known"
+    return "the spread of this machine has not been measured"
+
+
+def span(low: float, high: float, write: Callable[[float], str]) -> str:
+    """Write an interval; a unit that both ends share stands once.
+
+    Examples
+    --------
+    >>> span(0.0983, 0.1, duration).replace(chr(160), " ").replace(chr(8211), "-")
+    '98.3 - 100 ms'
+    """
+    first, last = write(low), write(high)
+    number, _, unit = first.partition(_SPACE)
+    if unit and last.endswith(f"{_SPACE}{unit}"):
+        first = number
+    return f"{first}{_SPACE}\N{EN DASH}{_SPACE}{last}"
 
 
 def scaling(result: Result) -> str:

@@ -10,7 +10,7 @@ from perfmodel.scenario.events import (
     SlowEvent,
     TrafficEvent,
 )
-from perfmodel.scenario.load import load_scenario, question_of
+from perfmodel.scenario.load import changed, load_scenario, question_of
 from perfmodel.scenario.model import (
     Scenario,
     Size,
@@ -18,7 +18,17 @@ from perfmodel.scenario.model import (
     scenario_digest,
     sizes,
 )
+from perfmodel.scenario.money import Money
 from perfmodel.scenario.origin import Origin
+from perfmodel.scenario.plan import (
+    CandidateSection,
+    FailureSection,
+    PlanSection,
+    PowerSection,
+    PurchaseSection,
+    TargetSection,
+    UpgradeSection,
+)
 from perfmodel.scenario.sections import (
     ClusterSection,
     ComputeSection,
@@ -33,8 +43,11 @@ from perfmodel.scenario.sections import (
     Strategy,
     TrainingSection,
 )
+from perfmodel.scenario.sweep import SweepSection
+from perfmodel.scenario.what_if import WhatIf
 
 __all__ = [
+    "CandidateSection",
     "ClusterSection",
     "ComputeSection",
     "DataParallelStrategy",
@@ -43,22 +56,32 @@ __all__ = [
     "DownEvent",
     "EventSection",
     "FabricSection",
+    "FailureSection",
     "JitterEvent",
     "LibrarySection",
     "LoseEvent",
     "MixedSection",
     "ModelSection",
+    "Money",
     "Origin",
     "OtherJob",
     "Placement",
+    "PlanSection",
+    "PowerSection",
+    "PurchaseSection",
     "ScaleSection",
     "Scenario",
     "Size",
     "SlowEvent",
     "Strategy",
+    "SweepSection",
+    "TargetSection",
     "TrafficEvent",
     "TrainingSection",
+    "UpgradeSection",
+    "WhatIf",
     "batch_per_gpu",
+    "changed",
     "load_scenario",
     "question_of",
     "scenario_digest",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
@@ -48,19 +49,87 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
         file=str(path),
         lines=line_map(document),
         flags=tuple(flag for flag in flags if flag),
+        content=content,
     )
     if not origin.question:
         faults.append(
             Fault("question", "no comment", "a first line '# <the question>?'", str(path), 1)
         )
+    return _checked(content, origin, faults)
+
+
+def _checked(content: Mapping[str, Any], origin: Origin, faults: Sequence[Fault]) -> Scenario:
+    """Make a scenario of its plain values, or raise all faults at once."""
+    found = list(faults)
     try:
         scenario = validate(Scenario, content)
     except InputError as error:
-        faults += [_placed(fault, origin) for fault in error.faults]
-    faults += broken_rules(content, origin)
-    if faults:
-        raise InputError(sorted(dict.fromkeys(faults), key=lambda f: f.line or 0))
+        found += [_placed(fault, origin) for fault in error.faults]
+    found += broken_rules(content, origin)
+    if found:
+        raise InputError(sorted(dict.fromkeys(found), key=lambda f: f.line or 0))
     return scenario.with_origin(origin)
+
+
+def changed(
+    scenario: Scenario,
+    changes: Mapping[str, Any],
+    *,
+    lines: Mapping[str, int] = MappingProxyType({}),
+    flags: Sequence[str] = (),
+) -> Scenario:
+    """Return a scenario with other values in some fields, checked as a file is.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        As it was loaded.
+    changes : mapping of str to object
+        Dotted fields, as for ``--set``, and their values as they would stand in the file (sizes,
+        rates and times with units); None takes a field out.
+    lines : mapping of str to int
+        Where in the file the new values stand, by field.
+    flags : sequence of str
+        Which of the fields a flag gave.
+
+    Raises
+    ------
+    InputError
+        With every fault.
+    ValueError
+        The scenario is not as it was loaded; a file no longer says what it is.
+
+    Examples
+    --------
+    >>> here = load_scenario("bucket-size-slow-ethernet")
+    >>> changed(here, {"strategy.bucket_cap": "50 MiB"}).strategy.bucket_cap
+    52428800.0
+    """
+    return _checked(*changed_content(scenario, changes, lines, flags))
+
+
+def changed_content(
+    scenario: Scenario, changes: Mapping[str, Any], lines: Mapping[str, int], flags: Sequence[str]
+) -> tuple[dict[str, Any], Origin, list[Fault]]:
+    """As `changed`, before the new values are checked."""
+    origin = scenario.origin
+    content = copy.deepcopy(dict(origin.content))
+    faults: list[Fault] = []
+    for field, value in changes.items():
+        _replace(content, field, value, faults)
+
+    def gone(place: str) -> bool:
+        return any(place == field or place.startswith(f"{field}.") for field in changes)
+
+    kept = {place: line for place, line in origin.lines.items() if not gone(place)}
+    still = [flag for flag in origin.flags if not gone(flag)]
+    moved = replace(
+        origin,
+        content=content,
+        lines={**kept, **lines},
+        flags=tuple(dict.fromkeys([*still, *flags])),
+    )
+    return content, moved, faults
 
 
 def question_of(text: str) -> str:
@@ -98,7 +167,12 @@ def _override(content: dict[str, Any], text: str, faults: list[Fault]) -> str | 
         flag = f"--set {match['field']}"
         faults += [replace(fault, field=flag, line=None) for fault in error.faults]
         return None
-    *sections, last = match["field"].split(".")
+    return match["field"] if _replace(content, match["field"], value, faults) else None
+
+
+def _replace(content: dict[str, Any], field: str, value: object, faults: list[Fault]) -> bool:
+    """Replace one field in place; whether it could be done, else a fault is added."""
+    *sections, last = field.split(".")
     here: Any = content
     for depth, section in enumerate(sections):
         if here.get(section) is None:
@@ -106,9 +180,7 @@ def _override(content: dict[str, Any], text: str, faults: list[Fault]) -> str | 
         here = here[section]
         if not isinstance(here, dict):
             inside = ".".join(sections[: depth + 1])
-            faults.append(
-                Fault(f"--set {match['field']}", f"{inside} = {here!r}", "a field of a section")
-            )
-            return None
+            faults.append(Fault(f"--set {field}", f"{inside} = {here!r}", "a field of a section"))
+            return False
     here[last] = value
-    return match["field"]
+    return True

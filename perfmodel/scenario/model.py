@@ -15,6 +15,7 @@ from perfmodel.errors import InputError
 from perfmodel.files import Spec
 from perfmodel.scenario.events import EventSection, OtherJob
 from perfmodel.scenario.origin import Origin
+from perfmodel.scenario.plan import PlanSection
 from perfmodel.scenario.sections import (
     ClusterSection,
     ComputeSection,
@@ -26,6 +27,8 @@ from perfmodel.scenario.sections import (
     Strategy,
     TrainingSection,
 )
+from perfmodel.scenario.sweep import SweepSection
+from perfmodel.scenario.what_if import WhatIf
 
 
 class Scenario(Spec):
@@ -45,6 +48,15 @@ class Scenario(Spec):
     library: LibrarySection = LibrarySection()
     profile: Name | None = Field(
         default=None, description="measured numbers, by name or file: see `perfmodel calibrate`"
+    )
+    what_if: WhatIf | None = Field(
+        default=None, description="factors on the machine: twice the network, no latency"
+    )
+    sweep: SweepSection | None = Field(
+        default=None, description="variants of this scenario, for `perfmodel sweep`"
+    )
+    plan: PlanSection | None = Field(
+        default=None, description="candidate clusters for a target, for `perfmodel plan`"
     )
     fidelity: Literal["flow", "message"] = "flow"
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
@@ -166,10 +178,24 @@ def divisible_by(sizes: Sequence[int], steps: int) -> str:
     return f"a multiple of {math.lcm(*sizes) * steps} (to split over {over} GPUs{micro})"
 
 
+NOT_ASKED = frozenset({"sweep", "plan"})
+"""Sections that do not change the answer of `run`."""
+
+
+LATER_WORDS = ("workers", "host_step")
+"""Words of `library` that came later: scenarios without them keep their digests."""
+
+
 def scenario_digest(scenario: Scenario) -> str:
     """SHA-256 of the canonical JSON of what is asked; comments, order and file do not matter.
 
-    Files that it names are not part of it.
+    Files that it names are not part of it, nor are sections that other commands than `run` read.
     """
-    text = json.dumps(scenario.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    asked = scenario.model_dump(mode="json", exclude=set(NOT_ASKED))
+    if scenario.what_if is None or not scenario.what_if.changes:
+        del asked["what_if"]
+    for name in LATER_WORDS:
+        if asked["library"][name] is None:
+            del asked["library"][name]
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

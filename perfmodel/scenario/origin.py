@@ -27,6 +27,8 @@ class Origin:
         One-based line of each dotted field.
     flags : tuple of str
         Dotted fields that ``--set`` gave.
+    content : mapping
+        What stands in the file, with the flags applied, as plain values.
     """
 
     name: str = "scenario"
@@ -34,6 +36,7 @@ class Origin:
     file: str | None = None
     lines: Mapping[str, int] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    content: Mapping[str, Any] = field(default_factory=dict)
 
     def locate(self, path: str) -> tuple[str | None, int | None]:
         """File and line of a dotted field, or of the nearest section around it that has one.

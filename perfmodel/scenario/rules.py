@@ -12,6 +12,8 @@ from perfmodel.errors import Fault
 from perfmodel.scenario.events import EventSection, OtherJob
 from perfmodel.scenario.model import Scenario, divisible_by
 from perfmodel.scenario.origin import Origin
+from perfmodel.scenario.plan import PlanSection
+from perfmodel.scenario.plan_rules import plan_faults
 from perfmodel.scenario.sections import (
     ClusterSection,
     ComputeSection,
@@ -31,6 +33,7 @@ _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     "scale": TypeAdapter(ScaleSection),
     "events": TypeAdapter(tuple[EventSection, ...]),
     "jobs": TypeAdapter(tuple[OtherJob, ...]),
+    "plan": TypeAdapter(PlanSection),
 }
 
 
@@ -159,7 +162,13 @@ def _events_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
             taken.add(number)
 
 
+def _plan_is_sound(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+    plan = parts.get("plan")
+    for field, found, allowed in () if plan is None else plan_faults(plan):
+        yield origin.fault(f"plan.{field}", found, allowed)
+
+
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given, _jobs_fit,
-    _jobs_are_told_apart, _events_fit,
+    _jobs_are_told_apart, _events_fit, _plan_is_sound,
 )  # fmt: skip

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from perfmodel.files import Bytes, Count, Spec
+from perfmodel.files import Bytes, Count, Seconds, Spec
 
 Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -163,6 +163,10 @@ def _named(value: object) -> object:
     return {"kind": value} if isinstance(value, str) else value
 
 
+Fabric = Annotated[FabricSection, BeforeValidator(_named)]
+"""A network between nodes; its kind alone, as a word, will do."""
+
+
 class MixedSection(Spec):
     """Nodes of this job whose GPUs are others; links stay those of `cluster.node`."""
 
@@ -180,7 +184,7 @@ class ClusterSection(Spec):
     gpus_per_node: Count | None = Field(
         default=None, description="how many of a node's GPUs are used"
     )
-    fabric: Annotated[FabricSection, BeforeValidator(_named)] | None = None
+    fabric: Fabric | None = None
     pool: Count | None = Field(
         default=None,
         description="nodes on the network, those of this job among them; default: what `nodes` "
@@ -207,7 +211,8 @@ class TrainingSection(Spec):
     @classmethod
     def _implied(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and "scaling" not in data:
-            return {**data, "scaling": "strong" if "global_batch" in data else "weak"}
+            strong = data.get("global_batch") is not None
+            return {**data, "scaling": "strong" if strong else "weak"}
         return data
 
     @model_validator(mode="after")
@@ -262,4 +267,12 @@ class LibrarySection(Spec):
     )
     processes: Literal["per-gpu", "per-host"] = Field(
         default="per-gpu", description="whether one process drives all GPUs of a host"
+    )
+    workers: Count | None = Field(
+        default=None, description="collectives in progress at once; default: the library's"
+    )
+    host_step: Seconds | None = Field(
+        default=None,
+        description="what a step costs a process on a CPU beyond layers, collectives and the "
+        "memory of gradients; default: the library's",
     )

@@ -17,6 +17,7 @@ from perfmodel.simulate.job import PlanRun, Stretch
 from perfmodel.simulate.message import MessageNetwork
 from perfmodel.simulate.network import Network
 from perfmodel.simulate.run import Run
+from perfmodel.simulate.sockets import SocketNetwork, goes_by_sockets
 from perfmodel.timeline import Timeline
 from perfmodel.training.plan import StepPlan
 
@@ -75,7 +76,9 @@ def simulate(
     """
     env = simpy.Environment()
     known = estimator or Estimator(machine)
-    network: Network = NETWORKS[fidelity](env, known)
+    alone = not changes and not traffic
+    sockets = alone and goes_by_sockets(machine, fidelity)
+    network: Network = SocketNetwork(env, known) if sockets else NETWORKS[fidelity](env, known)
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
     main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)

@@ -96,7 +96,7 @@ class Estimator:
         if id(way) not in self._cut_s:
             stages = self.legs(way)
             seen = len(stages) < 2 and all(_is_steady(stage) for stage in stages)
-            least_s = 0.0 if seen else _cut_s(self.machine.topology.arcs.bandwidth_Bps, way)
+            least_s = 0.0 if seen else busiest_link_s(self.machine.topology.arcs.bandwidth_Bps, way)
             self._cut_s[id(way)] = (way, least_s)
         return self._cut_s[id(way)][1]
 
@@ -166,12 +166,17 @@ def joined_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def _cut_s(capacity_Bps: Floats, way: Carried) -> float:
+def busiest_link_s(capacity_Bps: Floats, way: Carried) -> float:
+    """Time in which the busiest link of a collective carries its bytes; seconds."""
+    return float(links_s(capacity_Bps, way).max(initial=0.0))
+
+
+def links_s(capacity_Bps: Floats, way: Carried) -> Floats:
+    """Time in which each link carries the bytes of a collective; seconds, shape (links,)."""
     nbytes = np.zeros(len(capacity_Bps))
     add_traffic(nbytes, way)
-    used = nbytes > 0
     with np.errstate(divide="ignore"):
-        return float((nbytes[used] / capacity_Bps[used]).max(initial=0.0))
+        return np.divide(nbytes, capacity_Bps, out=np.zeros(len(nbytes)), where=nbytes > 0)
 
 
 def leg_of(way: Carried, stage: Stage, rates_Bps: Floats) -> Leg:

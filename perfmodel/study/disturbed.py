@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.carry import Machine
@@ -34,7 +35,7 @@ class Setting:
     machine : Machine
         Undisturbed.
     plan_for : callable
-    fidelity : {"flow", "message"}
+    fidelity : {"flow", "message", "free"}
     slowdown : float, optional
     settled_s : float
         When the settled state begins, which the times of incidents count from; seconds.
@@ -46,7 +47,7 @@ class Setting:
 
     machine: Machine
     plan_for: PlanFor
-    fidelity: Fidelity
+    fidelity: Fidelity | Literal["free"]
     slowdown: float | None
     settled_s: float
     warm_up: int

@@ -136,7 +136,13 @@ def library(section: LibrarySection) -> Library:
         for name, protocol in loaded.protocols.items()
         if section.protocol in {"auto", name}
     }
-    return loaded.model_copy(update={"protocols": protocols or loaded.protocols})
+    given = {"workers": section.workers, "host_step": section.host_step}
+    return loaded.model_copy(
+        update={
+            "protocols": protocols or loaded.protocols,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+    )
 
 
 def relocated(

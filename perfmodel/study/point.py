@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +54,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class Parts:
     """Where one step went; seconds."""
 
     compute_s: float
@@ -65,13 +65,10 @@ class _Parts:
 
 def to_point(seen: Observed) -> Point:
     """Work out the means of the counted steps. Efficiency and bottleneck are filled in later."""
-    by_step: dict[int, list[Span]] = {}
-    for span in seen.run.timeline.spans:
-        by_step.setdefault(span.step, []).append(span)
+    by_step = _by_step(seen.run)
     ends = (0.0, *seen.run.step_ends_s)
-    kinds = {stream.name: stream.kind for stream in seen.plan.streams}
     counted = range(seen.steps - seen.counted, seen.steps)
-    parts = [_parts(by_step[at], kinds, ends[at + 1] - ends[at]) for at in counted]
+    parts = parts_of_steps(seen.plan, seen.run, counted)
     spans = _within(tuple(by_step[seen.shown]), ends[seen.shown])
     step_s = sum(seen.steps_s) / seen.counted
     links = link_uses(seen.topology, seen.run.bytes_on_arc / seen.steps, step_s)
@@ -80,9 +77,9 @@ def to_point(seen: Observed) -> Point:
         nodes=seen.nodes,
         step_time_s=step_s,
         first_step_time_s=seen.first_step_time_s,
-        compute_s=_mean([part.compute_s for part in parts]),
-        comm_s=_mean([part.comm_s for part in parts]),
-        exposed_comm_s=_mean([part.exposed_s for part in parts]),
+        compute_s=mean([part.compute_s for part in parts]),
+        comm_s=mean([part.comm_s for part in parts]),
+        exposed_comm_s=mean([part.exposed_s for part in parts]),
         breakdown_s=_mean_breakdown(parts, step_s),
         samples_per_s=seen.plan.samples / step_s,
         scaling_efficiency=1.0,
@@ -99,30 +96,45 @@ def to_point(seen: Observed) -> Point:
     )
 
 
-def _parts(spans: list[Span], kinds: Mapping[str, str], step_s: float) -> _Parts:
+def parts_of_steps(plan: StepPlan, run: Run, counted: range) -> list[Parts]:
+    """Where each of some steps of a run went."""
+    by_step, ends = _by_step(run), (0.0, *run.step_ends_s)
+    kinds = {stream.name: stream.kind for stream in plan.streams}
+    return [_parts(by_step[at], kinds, ends[at + 1] - ends[at]) for at in counted]
+
+
+def _by_step(run: Run) -> dict[int, list[Span]]:
+    found: dict[int, list[Span]] = {}
+    for span in run.timeline.spans:
+        found.setdefault(span.step, []).append(span)
+    return found
+
+
+def _parts(spans: list[Span], kinds: Mapping[str, str], step_s: float) -> Parts:
     busiest = _busiest(spans, kinds)
     mine = [s for s in spans if s.rank_class == busiest and kinds[s.stream] == "compute"]
     compute = [(span.start_s, span.end_s) for span in mine]
     comm = [(span.start_s, span.end_s) for span in spans if kinds[span.stream] == "comm"]
     exposed = exposed_s(comm, compute)
     parts = breakdown(mine, exposed, step_s)
-    return _Parts(covered_s(compute), covered_s(comm), exposed, parts)
+    return Parts(covered_s(compute), covered_s(comm), exposed, parts)
 
 
-def _mean_breakdown(parts: list[_Parts], step_s: float) -> dict[str, float]:
+def _mean_breakdown(parts: list[Parts], step_s: float) -> dict[str, float]:
     """Mean of each part of a step; what is left over is idle.
 
     Under jitter a rank may begin a step before the slowest one has ended the last; then single
     steps have more parts than time, and others less.
     """
-    found = {name: _mean([p.breakdown_s[name] for p in parts]) for name in parts[0].breakdown_s}
+    found = {name: mean([p.breakdown_s[name] for p in parts]) for name in parts[0].breakdown_s}
     if len(parts) > 1:
         found["idle"] = 0.0
         found["idle"] = max(0.0, step_s - sum(found.values()))
     return found
 
 
-def _mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of counted steps."""
     return sum(values) / len(values)
 
 

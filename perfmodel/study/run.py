@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
-from perfmodel.version import __version__
 from perfmodel.calibrate import Profile, apply, draws, measured_at, read_profile
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.library.carry import Machine
 from perfmodel.result import Point, Result
-from perfmodel.scenario import Scenario, Size, scenario_digest, sizes
+from perfmodel.scenario import Scenario, Size, WhatIf, scenario_digest, sizes
 from perfmodel.simulate.engine import Fidelity
 from perfmodel.study.counting import SETTLED, WARM_UP
 from perfmodel.study.hardware import machine, relocated
@@ -20,9 +19,11 @@ from perfmodel.study.site import hosts_needed, site, workloads_beside
 from perfmodel.study.sized import Measured, Sized, sized_point
 from perfmodel.study.spread import spread_bounds
 from perfmodel.study.training import STRATEGY_NAMES, Job, load_workload
+from perfmodel.study.what_if import imagined, imagined_of, said
 from perfmodel.topology.build import build, load_node
 from perfmodel.topology.gpus import load_gpu
 from perfmodel.topology.spec import NodeSpec
+from perfmodel.version import __version__
 from perfmodel.workload.model import Workload
 
 DRAWS = 20
@@ -41,6 +42,7 @@ def run_scenario(
     fidelity: str | None = None,
     profile: Profile | None = None,
     progress: Callable[[int, int], None] | None = None,
+    with_first: bool = True,
 ) -> Result:
     """Answer a scenario.
 
@@ -53,30 +55,33 @@ def run_scenario(
         Measured numbers instead of datasheets'.
     progress : callable, optional
         Called with (sizes done, sizes in all).
+    with_first : bool
+        Whether very first steps are simulated, too; their times are nan otherwise.
 
     Raises
     ------
     InputError
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
-    chosen: Fidelity = _fidelity(fidelity or scenario.fidelity)
+    chosen: Fidelity = known_fidelity(fidelity or scenario.fidelity)
     if profile is None and scenario.profile is not None:
-        profile = _profile(scenario, scenario.profile)
+        profile = named_profile(scenario, scenario.profile)
     node, workload, beside = resolved(scenario)
     wanted = sizes(scenario, len(build(node).ranks))
 
     def machine_of(size: Size) -> Machine:
         return machine(scenario, node, size, hosts_needed(scenario, size))
 
-    largest = _measured(machine_of(wanted[-1]), profile, scenario.seed, wanted[-1])
+    largest = measured_machine(scenario, machine_of(wanted[-1]), profile, wanted[-1])
     final = largest.likely
     job = Job(scenario, workload, final.topology.gpu, final.library)
     points: list[Point] = []
     for done, size in enumerate(wanted):
         asked = size == wanted[-1]
-        here = largest if asked else _measured(machine_of(size), profile, scenario.seed, size)
+        here = largest if asked else measured_machine(scenario, machine_of(size), profile, size)
         where = site(scenario, size)
-        points.append(sized_point(Sized(job, here, size, where, beside, chosen, asked)))
+        sized = Sized(job, here, size, where, beside, chosen, asked)
+        points.append(sized_point(sized, with_first=with_first))
         if progress is not None:
             progress(done + 1, len(wanted))
     base = points[0]
@@ -109,14 +114,16 @@ def run_scenario(
     )
 
 
-def _profile(scenario: Scenario, name: str) -> Profile:
+def named_profile(scenario: Scenario, name: str) -> Profile:
+    """The profile that a scenario names."""
     try:
         return read_profile(scenario.origin.beside("profile", name))
     except InputError as error:
         raise relocated(scenario, error, "profile") from None
 
 
-def _fidelity(name: str) -> Fidelity:
+def known_fidelity(name: str) -> Fidelity:
+    """Check the name of a fidelity."""
     for allowed in get_args(Fidelity):
         if name == allowed:
             return allowed  # type: ignore[no-any-return]
@@ -163,14 +170,26 @@ def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ..
     return node, workload, beside
 
 
-def _measured(plain: Machine, profile: Profile | None, seed: int, size: Size) -> Measured:
-    """Put a profile's numbers into a machine; without one it keeps its datasheets'."""
+def measured_machine(
+    scenario: Scenario, plain: Machine, profile: Profile | None, size: Size
+) -> Measured:
+    """Put a profile's numbers into a machine; without one it keeps its datasheets'.
+
+    What the scenario imagines comes on top.
+    """
+    what_if = imagined_of(scenario)
     if profile is None:
-        return Measured(plain, bounds=spread_bounds(plain))
-    if not measured_at(profile, size.gpus, "all_reduce"):
-        return Measured(apply(profile, plain))
-    drawn = draws(profile, DRAWS, seed=seed)
-    return Measured(apply(profile, plain), tuple(apply(one, plain) for one in drawn))
+        known = imagined(what_if, plain)
+        if not what_if.communication:
+            return Measured(known)
+        return Measured(known, bounds=spread_bounds(known))
+    if profile.transfer is not None:  # factors, which hold on the imagined machine too
+        plain, what_if = imagined(what_if, plain), WhatIf(communication=what_if.communication)
+    likely = imagined(what_if, apply(profile, plain))
+    if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
+        return Measured(likely)
+    drawn = draws(profile, DRAWS, seed=scenario.seed)
+    return Measured(likely, tuple(imagined(what_if, apply(one, plain)) for one in drawn))
 
 
 def _with_efficiency(point: Point, base: Point) -> Point:
@@ -192,8 +211,11 @@ def _of_interval(profile: Profile | None, known: bool) -> tuple[str, ...]:
 
 def _around(point: Point, job: Job) -> tuple[str, ...]:
     """What happens around the job, and what does not."""
-    events = job.scenario.events
-    kinds = {event.kind for event in events} | ({"jobs"} if job.scenario.jobs else set())
+    what_if = imagined_of(job.scenario)
+    events = job.scenario.events if what_if.events else ()
+    jobs = job.scenario.jobs if what_if.jobs else ()
+    kinds = {event.kind for event in events if what_if.jitter or event.kind != "jitter"}
+    kinds |= {"jobs"} if jobs else set()
     kinds |= {"slow"} if job.scenario.cluster.mixed else set()
     absent = {
         "no stragglers": {"slow"}, "no jitter": {"jitter"},
@@ -218,7 +240,7 @@ def _around(point: Point, job: Job) -> tuple[str, ...]:
             "Jitter varies work on the GPU, not on the host, independently from GPU to GPU; "
             "timeline and parts of the step are those of the first rank of each class."
         )
-    if job.scenario.jobs:
+    if jobs:
         lines.append("Other jobs repeat their step without a pause, from their start on.")
     if {"degrade", "down", "lose"} & kinds:
         lines.append(
@@ -226,6 +248,15 @@ def _around(point: Point, job: Job) -> tuple[str, ...]:
             "`at` it has chosen them on the machine as it then is."
         )
     return tuple(lines)
+
+
+def _choice(here: Machine) -> str:
+    """Who chooses how a collective is carried, where it is not the same way always."""
+    if here.library.name != "nccl":
+        return ""
+    fixed = [f"{name}={word}" for name, word in sorted(here.settings.env.items())]
+    within = f" within {', '.join(fixed)}" if fixed else ""
+    return f": algorithm, protocol and channels of each collective as its own rules choose{within}"
 
 
 def _staging(here: Machine) -> tuple[str, ...]:
@@ -245,11 +276,12 @@ def _assumptions(job: Job, here: Machine) -> tuple[str, ...]:
         "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
     )
     return (
+        *said(imagined_of(job.scenario)),
         f"Compute times come from {times_of}; the input pipeline never holds a GPU up.",
         f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
         if slow != 1
         else "Compute is as quick beside a collective as alone.",
-        f"Communication is {here.library.description}, no trees and no in-switch reduction.",
+        f"Communication is {here.library.description}{_choice(here)}.",
         *_staging(here),
         *(
             ()

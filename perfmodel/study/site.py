@@ -105,9 +105,11 @@ def _neighbour(
 ) -> Incident:
     other = job.scenario.jobs[number]
     asked = job.scenario.model_copy(update={"strategy": other.strategy})
-    theirs = replace(job, scenario=asked, workload=workload, gpu=here.topology.gpu)
+    theirs = replace(job, scenario=asked, workload=workload, gpu=here.topology.gpu, chosen=None)
     layers = times(theirs, other.batch_per_gpu)
-    made = plan(theirs, layers, len(ranks), other.batch_per_gpu, "steady")
+    made = plan(
+        theirs, layers, len(ranks), other.batch_per_gpu, "steady", sockets=here.topology.sockets
+    )
     beside = Beside(
         replace(placed(made, ranks), name=name), other.start, asked.compute.overlap_slowdown
     )

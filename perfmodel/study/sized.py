@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
+from math import nan
 from statistics import fmean
 
 import numpy as np
@@ -27,10 +30,12 @@ from perfmodel.study.limits import check_message_size
 from perfmodel.study.point import Observed, to_point
 from perfmodel.study.site import Site, neighbours
 from perfmodel.study.training import Job, buckets, memory, on_gpu, plan, times
+from perfmodel.study.what_if import imagined_incidents, imagined_of
 from perfmodel.training.buckets import Iteration
+from perfmodel.training.options import DdpOptions
 from perfmodel.training.placement import placed
 from perfmodel.training.plan import Collective, StepPlan
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import LayerTimes, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class Sized:
         default_factory=dict, init=False
     )
     _estimators: dict[tuple[str, ...], Estimator] = field(default_factory=dict, init=False)
+    _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         here, each = self.measured.likely, self.size.gpus_per_node
@@ -84,7 +90,20 @@ class Sized:
         events = incidents(
             self.job.scenario, here.topology, self.where.mine, each, strict=self.asked
         )
-        self.happening = (*events, *neighbours(self.job, self.beside, here, self.where))
+        around = (*events, *neighbours(self.job, self.beside, here, self.where))
+        self.happening = imagined_incidents(imagined_of(self.job.scenario), around)
+
+    def with_options(self, options: DdpOptions) -> Sized:
+        """Return the same job with other options of DDP; costs of collectives are shared."""
+        other = copy(self)
+        other.job, other._plans = replace(self.job, chosen=options), {}
+        return other
+
+    def on_machine(self, machine: Machine) -> Sized:
+        """Return the same job on a like machine with other numbers, at fidelity "flow"."""
+        other = copy(self)
+        other.measured, other.fidelity, other._estimators = Measured(machine), "flow", {}
+        return other
 
     # ------------------------------------------------------------ plans and runs
 
@@ -95,10 +114,15 @@ class Sized:
         key = (iteration, launches, gpu)
         if key not in self._plans:
             job = self.job if gpu is None else on_gpu(self.job, gpu)
-            layers = times(job, self.batch)
+            if gpu not in self._times:
+                self._times[gpu] = times(job, self.batch)
+            layers = self._times[gpu]
             layers = layers if launches else replace(layers, launch_s=0.0)
             pieces = any(one.jitter and one.jitter.per == "layer" for one in self.happening)
-            made = plan(job, layers, self.size.gpus, self.batch, iteration, merge=not pieces)
+            made = plan(
+                job, layers, self.size.gpus, self.batch, iteration, merge=not pieces,
+                sockets=self.measured.likely.topology.sockets,
+            )  # fmt: skip
             self._plans[key] = placed(made, self.where.mine)
         return self._plans[key]
 
@@ -109,7 +133,7 @@ class Sized:
         return Setting(
             self.measured.likely,
             lambda gpu: self.plan_for(gpu, iteration, launches),
-            self.fidelity,
+            self.fidelity if imagined_of(self.job.scenario).communication else "free",
             self.job.scenario.compute.overlap_slowdown,
             settled_s,
             WARM_UP,
@@ -125,7 +149,7 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class Counted:
     """The run that is reported."""
 
     plan: StepPlan
@@ -137,20 +161,34 @@ class _Counted:
 
     @property
     def step_s(self) -> float:
+        """Mean of the counted steps; seconds."""
         return fmean(self.run.step_times_s[-self.counted :])
 
 
-def sized_point(sized: Sized) -> Point:
+def sized_point(sized: Sized, *, with_first: bool = True) -> Point:
     """Simulate one size.
+
+    Parameters
+    ----------
+    sized : Sized
+    with_first : bool
+        Whether the very first step is simulated, too; its time is nan otherwise.
 
     Raises
     ------
     InputError
         Names file, line and field of the scenario.
     """
+    with naming_fields(sized):
+        seen = counted_run(sized)
+        return _point(sized, seen, first_step(sized).step_time_s if with_first else nan)
+
+
+@contextmanager
+def naming_fields(sized: Sized) -> Iterator[None]:
+    """Let errors from lower layers name file, line and field of the scenario."""
     try:
-        seen, first = _counted_run(sized), _first_step(sized)
-        return _point(sized, seen, first)
+        yield
     except InputError as error:
         raise relocated(sized.job.scenario, error, "library") from None
     except SimulationError as error:
@@ -167,7 +205,7 @@ def _cut_off(sized: Sized, error: SimulationError) -> PerfmodelError:
     return InputError(origin.fault(one.place, one.what, allowed) for one in guilty)
 
 
-def _point(sized: Sized, seen: _Counted, first: Run) -> Point:
+def _point(sized: Sized, seen: Counted, first_s: float) -> Point:
     """Everything that is said of one size."""
     words = seen.mode if seen.counted == 1 else f"{seen.mode}, mean of {seen.counted} steps"
     point = to_point(
@@ -176,7 +214,7 @@ def _point(sized: Sized, seen: _Counted, first: Run) -> Point:
             workload=sized.job.workload,
             plan=seen.plan,
             run=seen.run,
-            first_step_time_s=first.step_time_s,
+            first_step_time_s=first_s,
             steps=seen.steps,
             gpus=sized.size.gpus,
             nodes=sized.size.nodes,
@@ -204,25 +242,26 @@ def _quiet(sized: Sized) -> tuple[Incident, ...]:
     return tuple(one for one in sized.happening if not one.varies)
 
 
-def _counted_run(sized: Sized) -> _Counted:
+def counted_run(sized: Sized) -> Counted:
     """Run until the state has settled, then as many steps as what happens needs."""
     setting, quiet = sized.setting(), _quiet(sized)
     sized.check_size(SETTLED)
     made, run, mode = run_disturbed(setting, quiet, SETTLED)
     if len(quiet) == len(sized.happening):
-        return _Counted(made, run, mode, setting, SETTLED, 1)
+        return Counted(made, run, mode, setting, SETTLED, 1)
     counted = counted_steps(sized.happening, run.step_time_s, made)
     setting = sized.setting(run.step_ends_s[WARM_UP - 1])
     sized.check_size(WARM_UP + counted)
     made, run, mode = run_disturbed(setting, sized.happening, WARM_UP + counted)
-    return _Counted(made, run, mode, setting, WARM_UP + counted, counted)
+    return Counted(made, run, mode, setting, WARM_UP + counted, counted)
 
 
-def _first_step(sized: Sized) -> Run:
+def first_step(sized: Sized) -> Run:
+    """Simulate the very first step, whose buckets are not yet rebuilt."""
     return run_disturbed(sized.setting(iteration="first"), _quiet(sized), 1)[1]
 
 
-def _mean_with(seen: _Counted, active: Sequence[Incident]) -> float:
+def _mean_with(seen: Counted, active: Sequence[Incident]) -> float:
     """Mean step with some of what happens; the same steps as those that are reported."""
     if any(one.varies for one in active):
         _, run, _ = run_disturbed(seen.setting, active, seen.steps)
@@ -230,7 +269,7 @@ def _mean_with(seen: _Counted, active: Sequence[Incident]) -> float:
     return run_disturbed(seen.setting, active, SETTLED)[1].step_time_s
 
 
-def _disturbance(sized: Sized, seen: _Counted) -> Disturbance:
+def _disturbance(sized: Sized, seen: Counted) -> Disturbance:
     """What each of the incidents costs, and who waits for whom."""
     alone_s = _mean_with(seen, ())
     costs = []
@@ -253,7 +292,7 @@ def _disturbance(sized: Sized, seen: _Counted) -> Disturbance:
     )
 
 
-def _neighbour(sized: Sized, seen: _Counted, one: Incident) -> Neighbour:
+def _neighbour(sized: Sized, seen: Counted, one: Incident) -> Neighbour:
     """How another job fared while the main one's steps were counted."""
     assert one.beside is not None
     theirs, here = one.beside.plan, sized.measured.likely
@@ -269,7 +308,7 @@ def _neighbour(sized: Sized, seen: _Counted, one: Incident) -> Neighbour:
     return Neighbour(theirs.name, gpus, step_s, alone.step_time_s)
 
 
-def _limit(sized: Sized, seen: _Counted, point: Point) -> str:
+def _limit(sized: Sized, seen: Counted, point: Point) -> str:
     """What limits the step, found by taking it away."""
 
     def without(part: Part) -> float:
@@ -283,7 +322,7 @@ def _limit(sized: Sized, seen: _Counted, point: Point) -> str:
     return bottleneck(point, suspects)
 
 
-def _own_links(sized: Sized, seen: _Counted) -> NDArray[np.bool_]:
+def _own_links(sized: Sized, seen: Counted) -> NDArray[np.bool_]:
     """Links that this job itself uses."""
     run, others = seen.run, [one for one in sized.happening if one.traffic or one.beside]
     if others:
@@ -292,7 +331,7 @@ def _own_links(sized: Sized, seen: _Counted) -> NDArray[np.bool_]:
     return run.bytes_on_arc > 0
 
 
-def _interval(sized: Sized, seen: _Counted, point: Point) -> tuple[float, float] | None:
+def _interval(sized: Sized, seen: Counted, point: Point) -> tuple[float, float] | None:
     """80 % interval of the step from what the profile's measurements allow."""
     if seen.counted > 1:
         return None

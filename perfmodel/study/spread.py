@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from perfmodel.library.carry import Machine
 from perfmodel.library.measured import Measured, Situation
-from perfmodel.library.spread import spread_factors
+from perfmodel.library.spread import band_of, factors_by_band
 
 
 def spread_bounds(machine: Machine) -> tuple[Machine, ...]:
@@ -17,8 +19,10 @@ def spread_bounds(machine: Machine) -> tuple[Machine, ...]:
         return ()
 
     def at(end: int) -> Machine:
+        known = cache(lambda op: factors_by_band(machine.topology, op))
+
         def factor(situation: Situation) -> float:
-            return spread_factors(machine.topology, situation.op, situation.nbytes)[end]
+            return known(situation.op)[band_of(situation.nbytes)][end]
 
         return machine.stretched(machine.topology, Measured(residual=factor))
 

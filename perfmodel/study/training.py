@@ -10,8 +10,10 @@ from perfmodel.library.model import Library
 from perfmodel.result import Memory
 from perfmodel.scenario import DdpStrategy, ModelSection, Scenario
 from perfmodel.study.hardware import relocated
+from perfmodel.study.host import host_work
+from perfmodel.study.what_if import imagined_of, imagined_times
 from perfmodel.topology.gpus import load_gpu
-from perfmodel.topology.model import Gpu
+from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.training import memory as memory_of
 from perfmodel.training.buckets import Bucket, Iteration, ddp_buckets
 from perfmodel.training.data_parallel import data_parallel_plan
@@ -30,12 +32,16 @@ STRATEGY_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained and how, before its size is known."""
+    """What is trained and how, before its size is known.
+
+    `chosen` are options of DistributedDataParallel instead of the scenario's.
+    """
 
     scenario: Scenario
     workload: Workload
     gpu: Gpu
     library: Library
+    chosen: DdpOptions | None = None
 
     @property
     def is_ddp(self) -> bool:
@@ -52,6 +58,8 @@ class Job:
     def options(self) -> DdpOptions:
         """What DistributedDataParallel is called with."""
         strategy = self.scenario.strategy
+        if self.chosen is not None:
+            return self.chosen
         if not isinstance(strategy, DdpStrategy):
             return DdpOptions(broadcast_buffers=False)
         return DdpOptions(
@@ -114,6 +122,10 @@ def on_gpu(job: Job, name: str) -> Job:
 
 def times(job: Job, batch: int) -> LayerTimes:
     """Time of each layer for one micro-batch."""
+    return imagined_times(imagined_of(job.scenario), _as_is(job, batch))
+
+
+def _as_is(job: Job, batch: int) -> LayerTimes:
     compute = job.scenario.compute
     try:
         if compute.source == "file":
@@ -151,9 +163,15 @@ def plan(
     iteration: Iteration,
     *,
     merge: bool = True,
+    sockets: Sockets | None = None,
 ) -> StepPlan:
-    """One step of the strategy at one size; layers merged into fewer tasks, or each its own."""
+    """One step of the strategy at one size; layers merged into fewer tasks, or each its own.
+
+    `sockets`: what processes on CPUs share on this machine.
+    """
     segments = MERGED if merge else UNMERGED
+    faster = imagined_of(job.scenario).compute
+    kernel_s = job.gpu.kernel_overhead_s / faster
     if not job.is_ddp:
         return data_parallel_plan(
             job.workload,
@@ -161,9 +179,15 @@ def plan(
             ranks=ranks,
             batch_per_gpu=batch,
             item_bytes=ITEM_BYTES[job.scenario.compute.precision],
-            kernel_s=job.gpu.kernel_overhead_s,
+            kernel_s=kernel_s,
             segments=segments,
         )
+    host = host_work(
+        job.library, job.gpu, sockets or Sockets(), _gradients(job.workload), ranks,
+        views=job.options.gradient_as_bucket_view,
+    )  # fmt: skip
+    if host.copies_Bps is not None:
+        layer_times_ = replace(layer_times_, copy_Bps=host.copies_Bps)
     return ddp_plan(
         job.workload,
         layer_times_,
@@ -174,9 +198,16 @@ def plan(
         hook=job.hook,
         comm_workers=job.library.workers,
         blocking_wait=job.library.host_staged,
-        kernel_s=job.gpu.kernel_overhead_s,
+        kernel_s=kernel_s,
         segments=segments,
+        host_s=host.step_s / faster if ranks > 1 else 0.0,
+        cast_Bps=None if host.cast_Bps is None else host.cast_Bps * faster,
     )
+
+
+def _gradients(workload: Workload) -> list[int]:
+    """Bytes of each gradient."""
+    return [workload.tensors[tensor].nbytes for tensor in workload.ready_order]
 
 
 def buckets(job: Job) -> tuple[Bucket, ...]:

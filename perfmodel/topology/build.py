@@ -20,7 +20,7 @@ from perfmodel.topology.assemble import (
 from perfmodel.topology.bulk import collector_off
 from perfmodel.topology.fabrics import settle
 from perfmodel.topology.gpus import gpu_sources, load_gpu
-from perfmodel.topology.model import NetworkKind, Topology
+from perfmodel.topology.model import NetworkKind, Sockets, Topology
 from perfmodel.topology.references import reference_faults
 from perfmodel.topology.spec import FabricSpec, NodeSpec, resolve_source
 
@@ -117,9 +117,17 @@ def build(
         assumptions=_assumptions(sources, network),
         network=_driven_by(host),
         graphs=graphs_of(spec, host),
+        sockets=_sockets(spec),
     )
     vars(topology)["arcs"] = arcs  # the cached property, without reading the graph back
     return topology
+
+
+def _sockets(spec: NodeSpec) -> Sockets:
+    given = spec.sockets
+    if given is None:
+        return Sockets()
+    return Sockets(given.burst or 0.0, given.cores, given.core_speed)
 
 
 def _driven_by(host: Host) -> NetworkKind:
@@ -175,6 +183,8 @@ def _sources(spec: NodeSpec, network: Network | None) -> Mapping[str, str]:
             found[f"{name} {what}"] = resolve_source(text, spec.sources)
     if spec.staging is not None:
         found["staging bandwidth"] = resolve_source(spec.staging.source, spec.sources)
+    if spec.sockets is not None:
+        found["sockets"] = resolve_source(spec.sockets.source, spec.sources)
     if network is not None:
         found |= {f"fabric {field}": text for field, text in network.fabric.sources.items()}
     return found

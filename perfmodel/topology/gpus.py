@@ -14,6 +14,7 @@ from perfmodel.topology.model import Gpu
 from perfmodel.topology.spec import GpuSpec, GpuTable, is_unknown_key, resolve_source
 
 _UNSOURCED = {"generation", "sources"}
+_OPTIONAL = {"power"}
 
 
 def load_gpu(name: str) -> Gpu:
@@ -84,6 +85,7 @@ def _gpu(name: str, spec: GpuSpec) -> Gpu:
         streaming_multiprocessors=spec.streaming_multiprocessors,
         overlap_slowdown=spec.overlap_slowdown,
         generation=spec.generation,
+        power_W=spec.power,
     )
 
 
@@ -102,14 +104,15 @@ def source_faults(document: Any, file: str | None = None) -> list[Fault]:
     for name, entry in data.get("gpus", {}).items():
         at = ["gpus", name, "sources"]
         given = entry.get("sources") or {}
+        here = fields - (_OPTIONAL - set(entry))
         faults += [
             Fault(f"gpus.{name}.sources.{f}", "nothing", "a source for this number", file,
                   line_of(document, at))
-            for f in sorted(fields - set(given))
+            for f in sorted(here - set(given))
         ] + [
-            Fault(f"gpus.{name}.sources.{f}", repr(f), one_of(fields, f), file,
+            Fault(f"gpus.{name}.sources.{f}", repr(f), one_of(here, f), file,
                   line_of(document, [*at, f]))
-            for f in sorted(set(given) - fields)
+            for f in sorted(set(given) - here)
         ] + [
             Fault(f"gpus.{name}.sources.{f}", repr(text), f"a sentence or {one_of(keys, text)}",
                   file, line_of(document, [*at, f]))

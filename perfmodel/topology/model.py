@@ -44,6 +44,8 @@ class Gpu:
         Factor by which compute takes longer while a collective runs on the same GPU (1 = none).
     generation : str
         "volta", "ampere", "ada", "hopper", "blackwell".
+    power_W : float, optional
+        Most that the board draws by its data sheet (TDP); watts. None where no source is known.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Gpu:
     streaming_multiprocessors: int
     overlap_slowdown: float
     generation: str
+    power_W: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,27 @@ class ChannelGraph:
     same_channels: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """What processes that talk by TCP meet on a machine.
+
+    Parameters
+    ----------
+    burst_bytes : float
+        So much passes the slowest link of a route at once after a pause: the token bucket of a
+        traffic shaper.
+    cores : int, optional
+        Cores that the processes of all hosts share, where hosts are containers or network
+        namespaces of one machine; None where every process has its own.
+    core_speed : float
+        Against the machine on which the library's numbers were measured.
+    """
+
+    burst_bytes: float = 0.0
+    cores: int | None = None
+    core_speed: float = 1.0
+
+
 @dataclass(frozen=True)
 class Topology:
     """A machine or a cluster.
@@ -173,6 +197,8 @@ class Topology:
         What a user told the library of paths.
     graphs : tuple of ChannelGraph
         Channels that a dump of NCCL's names; empty where there is none.
+    sockets : Sockets
+        What TCP meets.
     """
 
     name: str
@@ -196,6 +222,7 @@ class Topology:
     network: NetworkKind = "none"
     reach: Reach = Reach()
     graphs: tuple[ChannelGraph, ...] = ()
+    sockets: Sockets = Sockets()
 
     @cached_property
     def arcs(self) -> Arcs:

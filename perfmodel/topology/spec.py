@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field
 
 from perfmodel.errors import one_of
-from perfmodel.files import Bandwidth, Bytes, FlopRate, Seconds, Spec
+from perfmodel.files import Bandwidth, Bytes, FlopRate, Power, Seconds, Spec
 from perfmodel.topology.model import LinkKind, NetworkKind
 
 HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
@@ -169,6 +169,19 @@ class GraphSpec(Spec):
     channels: Annotated[tuple[ChannelSpec, ...], Field(min_length=1)]
 
 
+class SocketsSpec(Spec):
+    """What processes that talk by TCP meet: a traffic shaper's bucket, and cores that all share."""
+
+    burst: Bytes | None = None
+    """What passes at once after a pause (`burst` of a token bucket filter)."""
+    cores: Annotated[int, Field(ge=1)] | None = None
+    """Of the one machine whose containers or network namespaces the hosts are."""
+    core_speed: Annotated[float, Field(gt=0)] = 1.0
+    """How fast they are, as measured: 1 where the library's call and messages take what its file
+    says, less on a slower machine or beside other work."""
+    source: Source
+
+
 class NodeSpec(Spec):
     """Template of one host."""
 
@@ -185,6 +198,7 @@ class NodeSpec(Spec):
     gpudirect_rdma: bool = True
     staging: StagingSpec | None = None
     graphs: tuple[GraphSpec, ...] = ()
+    sockets: SocketsSpec | None = None
 
 
 def pairs(edge: EdgeSpec) -> list[tuple[str, str]]:
@@ -292,6 +306,7 @@ class GpuSpec(Spec):
     launch: Seconds
     streaming_multiprocessors: Annotated[int, Field(ge=1)]
     overlap_slowdown: Annotated[float, Field(ge=1)]
+    power: Power | None = None
     sources: dict[str, Source]
     """Source of each number, by field."""
 

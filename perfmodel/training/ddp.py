@@ -24,6 +24,8 @@ from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 
 Hook = Literal["none", "fp16", "bf16"]
 
+HOOKS = (Stream("cast", "copy"), Stream("hook", "copy"))
+
 RANKS = "ranks"
 """Name of the only rank class."""
 
@@ -45,6 +47,8 @@ def ddp_plan(
     blocking_wait: bool = False,
     kernel_s: float = 0.0,
     segments: int = 128,
+    host_s: float = 0.0,
+    cast_Bps: float | None = None,
 ) -> StepPlan:
     """Return one step of DDP training; of plain training for one rank.
 
@@ -78,6 +82,11 @@ def ddp_plan(
         by; seconds.
     segments : int
         Tasks per pass that layers are merged into at most (more where buckets end).
+    host_s : float
+        What the process of a rank does at the end of a step, when all gradients are there; seconds.
+    cast_Bps : float, optional
+        The hook converts gradients at this rate (of their own bytes) beside the device's work.
+        Default: the device does, at the rate of its copies.
 
     Raises
     ------
@@ -90,8 +99,9 @@ def ddp_plan(
     tasks = TaskList(times.launch_s, kernel_s, times.copy_Bps)
     item_bytes = None if hook == "none" else ITEM_BYTES[hook]
     step = Step(
-        workload, times, options, tasks, RANKS, iteration, item_bytes, blocking_wait, segments
-    )
+        workload, times, options, tasks, RANKS, iteration, item_bytes, blocking_wait, segments,
+        host_s, cast_Bps,
+    )  # fmt: skip
     if ranks == 1:
         _local_step(step)
     else:
@@ -100,7 +110,7 @@ def ddp_plan(
     return StepPlan(
         name=f"{'one GPU' if ranks == 1 else 'DDP'}, {workload.name}, {iteration} iteration",
         classes=(RankClass(RANKS, range(ranks)),),
-        streams=_used_streams(tasks, (HOST, COMPUTE, comm, Stream("hook", "copy"))),
+        streams=_used_streams(tasks, (HOST, COMPUTE, comm, *HOOKS)),
         communicators=() if ranks == 1 else (Communicator(GROUP, (range(ranks),)),),
         tasks=tuple(tasks.tasks),
         samples=ranks * batch_per_gpu * options.accumulate,
@@ -163,6 +173,8 @@ def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
         "optimizer", "optimizer", step.times.optimizer_s, RANKS,
         after=dict.fromkeys((*issued, *reduced)), **marks,
     )  # fmt: skip
+    if step.host_s > 0:
+        end = tasks.compute("end of the step", "copy", step.host_s, RANKS, after=(end,), **marks)
     first = next(i for i, task in enumerate(tasks.tasks) if task.stream == COMPUTE.name)
     tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))
 

@@ -31,6 +31,10 @@ class Step:
         The host waits for each all-reduce.
     segments : int
         Tasks per pass at most.
+    host_s : float
+        What the process does at the end of a step.
+    cast_Bps : float, optional
+        Rate at which a hook converts gradients beside the device's work.
     """
 
     workload: Workload
@@ -42,6 +46,8 @@ class Step:
     item_bytes: int | None
     blocking_wait: bool
     segments: int
+    host_s: float = 0.0
+    cast_Bps: float | None = None
 
     @property
     def last_micro_batch(self) -> int:

@@ -119,13 +119,7 @@ def _launch(step: Step, bucket: Bucket, filling: _Filling) -> int:
     ready, nbytes = tuple(dict.fromkeys(complete)), bucket.nbytes
     if step.item_bytes is not None:  # one cast, then one division in place (default_hooks.py)
         nbytes = step.item_bytes * _numel(step, bucket)
-        cast_bytes = (bucket.nbytes + nbytes) / 2  # reads the one, writes the other
-        issued = tasks.issue(f"compress {name}", 2, step.rank_class, **marks)
-        cast = tasks.copy(
-            f"compress {name}", cast_bytes + nbytes, 2, step.rank_class,
-            after=(*issued, *ready), **marks,
-        )  # fmt: skip
-        ready = (cast,)
+        ready = (_compress(step, bucket, nbytes, ready, marks),)
     done = tasks.collective(
         f"all-reduce {name}", "all_reduce", nbytes, step.rank_class,
         communicator=GROUP, key=name, after=ready, **marks,
@@ -136,6 +130,22 @@ def _launch(step: Step, bucket: Bucket, filling: _Filling) -> int:
             after=(done,), stream="hook", **marks,
         )  # fmt: skip
     return done
+
+
+def _compress(
+    step: Step, bucket: Bucket, nbytes: int, ready: tuple[int, ...], marks: dict[str, Any]
+) -> int:
+    """Convert a bucket: by a kernel that reads the one and writes the other, or by the host."""
+    name = f"compress bucket {bucket.index}"
+    if step.cast_Bps is not None:
+        cast_s = bucket.nbytes / step.cast_Bps
+        return step.tasks.compute(
+            name, "copy", cast_s, step.rank_class, after=ready, stream="cast", **marks
+        )
+    issued = step.tasks.issue(name, 2, step.rank_class, **marks)
+    cast_bytes = (bucket.nbytes + nbytes) / 2 + nbytes
+    after = (*issued, *ready)
+    return step.tasks.copy(name, cast_bytes, 2, step.rank_class, after=after, **marks)
 
 
 def _reduce_used_map(step: Step, *, after: int) -> int:

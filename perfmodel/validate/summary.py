@@ -18,7 +18,8 @@ from perfmodel.validate.parallel import Job, Placed, at_once
 from perfmodel.validate.points import Point, points_of
 from perfmodel.validate.predicted import Mode, Pair, Predicted, matched_all, partners
 from perfmodel.validate.scores import LARGE, Score
-from perfmodel.validate.sweeps import SUBFOLDER, Sweep, read_sweeps, sweeps_folder
+from perfmodel.validate.sweeps import SUBFOLDER, Sweep, has_sweeps, read_sweeps, sweeps_folder
+from perfmodel.validate.tables_of_trainings import has_trainings
 from perfmodel.validate.trainings import Dataset
 
 
@@ -122,7 +123,8 @@ def validate(
     Parameters
     ----------
     data : Path, optional
-        Folder with ``nccl_sweeps/META.csv`` or META.csv itself; default: what ships.
+        Folder with ``nccl_sweeps/META.csv`` or META.csv itself, or with tables of trainings alone
+        (see `tables_of_trainings.datasets_in`); default: what ships.
     profile : Profile, optional
         A user's own numbers, as one more mode.
     transfer : bool
@@ -138,11 +140,13 @@ def validate(
         Every fault of every file.
     """
     folder = data or shipped_folder()
-    sweeps = read_sweeps(folder)
-    place = sweeps_folder(folder)
+    if not has_sweeps(folder) and has_trainings(folder):
+        sweeps, place = [], folder
+    else:
+        sweeps, place = read_sweeps(folder), sweeps_folder(folder)
     matched, unmatched = matched_all(sweeps, place)
     known = {one[0].id: (one, place) for one in matched}
-    if transfer and data is not None:
+    if transfer and data is not None and sweeps:
         home = sweeps_folder(shipped_folder())
         more, _ = matched_all(read_sweeps(home), home)
         known = {one[0].id: (one, home) for one in more} | known
@@ -192,9 +196,11 @@ def to_json(found: Validation) -> dict[str, Any]:
     """Return the answer of ``perfmodel validate --json``.
 
     ``median_abs_error`` and ``p90_abs_error`` are those of datasheet mode from 256 KiB on over the
-    sweeps that count, every sweep weighing the same.
+    sweeps that count, every sweep weighing the same; without sweeps, those of all trainings.
     """
-    main = found.bands.get("datasheet", {}).get(LARGE)
+    main: Score | Dataset | None = found.bands.get("datasheet", {}).get(LARGE)
+    if not found.predicted and not found.unmatched:
+        main = Dataset("all", "", [case for one in found.trainings for case in one.cases])
     by_sweep = scores.by_sweep(found.points)
     return {
         "data": found.data,

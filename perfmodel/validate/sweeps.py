@@ -76,6 +76,11 @@ class Sweep:
     notes: tuple[str, ...] = field(default=())
 
 
+def has_sweeps(folder: Path) -> bool:
+    """Whether a folder has a table of sweeps."""
+    return any((place / META).is_file() for place in (folder, folder / SUBFOLDER))
+
+
 def sweeps_folder(folder: Path) -> Path:
     """Return the folder in which META.csv stands: the given one or its ``nccl_sweeps``.
 

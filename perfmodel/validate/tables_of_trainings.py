@@ -11,11 +11,15 @@ from perfmodel.validate.single import single_dataset
 from perfmodel.validate.testbed import gloo_dataset
 from perfmodel.validate.trainings import Dataset
 
+STEPS = "ddp*_iters.csv"
+"""Tables of steps over shaped links."""
+
 
 def datasets_in(folder: Path) -> list[Dataset]:
     """Predict the trainings of a folder laid out like the shipped records.
 
-    ``testbed/ddp*_iters.csv`` with ``models.csv`` and ``linkcal*.csv``; ``training/*.csv``;
+    ``testbed/ddp*_iters.csv`` with ``models.csv`` and ``linkcal*.csv`` (or these in the folder
+    itself); ``training/*.csv``;
     ``ddp/pytorch_ddp_benchmark.csv``; ``single_gpu.csv``. What is not there is left out.
 
     Raises
@@ -25,7 +29,7 @@ def datasets_in(folder: Path) -> list[Dataset]:
     """
     faults: list[Fault] = []
     readers: tuple[tuple[Path, Callable[[Path, list[Fault]], list[Dataset]]], ...] = (
-        (folder / "testbed", lambda path, found: _one(gloo_dataset(path, found))),
+        (testbed_folder(folder), lambda path, found: _one(gloo_dataset(path, found))),
         (folder / "single_gpu.csv", lambda path, found: _one(single_dataset(path, found))),
         (
             folder / "ddp" / "pytorch_ddp_benchmark.csv",
@@ -46,6 +50,20 @@ def datasets_in(folder: Path) -> list[Dataset]:
     if faults:
         raise InputError(faults)
     return datasets
+
+
+def testbed_folder(folder: Path) -> Path:
+    """Where steps over shaped links stand: in ``testbed/``, or in the folder itself."""
+    inside = folder / "testbed"
+    return inside if inside.is_dir() or not any(folder.glob(STEPS)) else folder
+
+
+def has_trainings(folder: Path) -> bool:
+    """Whether a folder has any table of trainings."""
+    return any(testbed_folder(folder).glob(STEPS)) or any(
+        (folder / name).exists()
+        for name in ("training", "single_gpu.csv", "ddp/pytorch_ddp_benchmark.csv")
+    )
 
 
 def _one(dataset: Dataset | None) -> list[Dataset]:

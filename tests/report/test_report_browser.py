@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,19 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-FIGURES = 6
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+FIGURES = 7
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +26,7 @@ def page_file(result: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
 def test_page_opens_cleanly(browser: Browser, page_file: Path, width: int, height: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": height})
+    page.set_default_timeout(180_000)
     complaints: list[str] = []
     requests: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))

@@ -17,39 +17,6 @@ def by_name(figure: object) -> dict[str, object]:
     return {trace.name: trace for trace in figure.data}  # type: ignore[attr-defined]
 
 
-def test_scaling_curve_and_its_ideal(result: Result) -> None:
-    traces = by_name(figures.scaling(result))
-    assert list(traces["predicted"].x) == [1, 8, 16, 64, 128, 256]  # type: ignore[attr-defined]
-    speed = result.points[0].samples_per_s
-    ideal = list(traces["linear scaling"].y)  # type: ignore[attr-defined]
-    assert ideal == pytest.approx([speed * n for n in (1, 8, 16, 64, 128, 256)])
-
-
-def test_ideal_line_starts_at_the_smallest_size_where_that_is_the_base(result: Result) -> None:
-    later = replace(result, points=result.points[1:], efficiency_base=8)
-    ideal = by_name(figures.scaling(later))["linear scaling"].y  # type: ignore[attr-defined]
-    assert ideal[0] == pytest.approx(result.points[1].samples_per_s)
-
-
-def test_scaling_kind_is_written_on_the_chart(result: Result) -> None:
-    for kind in ("weak", "strong"):
-        figure = figures.scaling(replace(result, scaling=kind))  # type: ignore[arg-type]
-        assert f"{kind} scaling" in [note.text for note in figure.layout.annotations]
-
-
-def test_error_bars_only_where_every_point_has_an_interval(result: Result) -> None:
-    assert by_name(figures.scaling(result))["predicted"].error_y.array is None  # type: ignore[attr-defined]
-    sure = replace(
-        result,
-        points=tuple(
-            replace(p, interval_s=(p.step_time_s / 1.25, p.step_time_s * 2)) for p in result.points
-        ),
-    )
-    bars = by_name(figures.scaling(sure))["predicted"].error_y  # type: ignore[attr-defined]
-    assert bars.array[0] == pytest.approx(0.25 * result.points[0].samples_per_s)
-    assert bars.arrayminus[0] == pytest.approx(0.5 * result.points[0].samples_per_s)
-
-
 def test_breakdown_adds_up_to_the_step(result: Result) -> None:
     figure = figures.breakdown(result)
     total = sum(trace.y[-1] for trace in figure.data)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.report import figures, topology_figure
+from perfmodel.report import figures, scaling_figures, topology_figure
 from perfmodel.report.html import report_html, write_report
 from perfmodel.report.timeline_figure import timeline
 from perfmodel.result import BucketTime, LinkUse, Result
@@ -100,8 +100,8 @@ def test_page_shows_every_section_and_figure(page: str) -> None:
     ]  # fmt: skip
     names = re.findall(r'<div id="(figure-\w+)"', page)
     assert names == [
-        "figure-scaling", "figure-efficiency", "figure-breakdown", "figure-timeline",
-        "figure-topology", "figure-memory",
+        "figure-scaling", "figure-efficiency", "figure-steptime", "figure-breakdown",
+        "figure-timeline", "figure-topology", "figure-memory",
     ]  # fmt: skip
 
 
@@ -131,7 +131,9 @@ def test_hostile_names_are_only_text_inside_figures(hostile: Result) -> None:
         figures.breakdown(hostile),
         timeline(hostile.main),
         topology_figure.figure(hostile.topology, hostile.main.links),
-        figures.scaling(hostile),
+        scaling_figures.throughput(hostile),
+        scaling_figures.efficiency(hostile),
+        scaling_figures.step_time(hostile),
     ]
     for figure in drawn:
         shown = figure.to_plotly_json()
@@ -153,7 +155,10 @@ def test_folder_holds_page_data_and_timeline(result: Result, tmp_path: Path) -> 
     page = write_report(result, tmp_path / "new" / "folder")
     assert page == tmp_path / "new" / "folder" / "report.html"
     names = sorted(path.name for path in page.parent.iterdir())
-    assert names == ["report.html", "result.json", "summary.csv", "timeline.json"]
+    assert names == [
+        "buckets.csv", "report.html", "report.md", "result.json", "sizes.csv", "summary.csv",
+        "timeline.json",
+    ]  # fmt: skip
     assert len((page.parent / "summary.csv").read_text().splitlines()) == 7
     assert json.loads((page.parent / "result.json").read_text())["gpus"] == 256
     assert json.loads((page.parent / "timeline.json").read_text())["traceEvents"]

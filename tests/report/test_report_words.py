@@ -12,6 +12,8 @@ from perfmodel.report import words
 from perfmodel.report.text import print_result
 from perfmodel.result import Result
 
+NO_INTERVAL = "no interval yet: the spread of this machine has not been measured"
+
 
 def plain(text: str) -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ")
@@ -77,7 +79,12 @@ def test_samples_of_many_words(result: Result) -> None:
 
 
 def test_missing_interval_is_said_and_a_known_one_shown(with_main: Callable[..., Result]) -> None:
-    assert words.interval(with_main().main) == words.NO_INTERVAL
+    assert words.interval(with_main().main) == NO_INTERVAL
+    alone = words.interval(with_main(comm_s=0.0).main)
+    assert "nothing is communicated" in alone
+    assert "differs from step to step" in words.interval(
+        with_main(mode="flow, mean of 60 steps").main
+    )
     known = plain(words.interval(with_main(interval_s=(0.05, 0.07)).main))
     assert known == "80 % interval 50.0 ms to 70.0 ms"
 
@@ -98,7 +105,7 @@ def test_terminal_view_holds_answer_and_every_size(result: Result) -> None:
         console.print(print_result(marked))
     text = plain(capture.get())
     assert "256 GPUs train" in text
-    assert words.NO_INTERVAL in " ".join(text.split())
+    assert NO_INTERVAL in " ".join(text.split())
     assert "[bold]n0/nic[/bold]" in text
     sizes = [line.split()[0] for line in text.splitlines() if "n0/nic" in line]
     assert sizes == ["1", "8", "16", "64", "128", "256"]

@@ -386,3 +386,20 @@ compute: {precision: bf16}
 cluster: {node: dgx-h100, nodes: 2, fabric: rail-optimised}
 training: {batch_per_gpu: 32}
 """
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "unsaid"),
+    [
+        ((), "as its own rules choose.", "NCCL_ALGO"),
+        (("library.algorithm=ring",), "as its own rules choose within NCCL_ALGO=ring.", "tree"),
+        (("library.name=plain",), "Hockney's alpha-beta model.", "its own rules"),
+    ],
+)
+def test_who_chooses_the_algorithm_is_said(
+    tmp_path: Path, overrides: tuple[str, ...], said: str, unsaid: str
+) -> None:
+    found = answered(tmp_path, "scale={gpus: [16]}", *overrides).assumptions
+    (line,) = [line for line in found if line.startswith("Communication is ")]
+    assert line.endswith(said)
+    assert unsaid not in line

@@ -7,7 +7,6 @@ from perfmodel.validate.published import published_datasets
 from perfmodel.validate.single import single_dataset
 from perfmodel.validate.summary import shipped_folder
 from perfmodel.validate.tables_of_trainings import datasets_in
-from perfmodel.validate.testbed import gloo_dataset, star
 from perfmodel.validate.understood import LeftOut, layout_of, understood
 
 ROW = {
@@ -105,34 +104,3 @@ def test_single_gpu_throughputs_as_published():
     assert len(found.cases) == 51
     assert found.left_out == {}
     assert found.median_abs_error < 0.10
-
-
-def test_shipped_steps_over_gloo(tmp_path):
-    """A sixth of the 124 recorded runs, whose errors are known to be small."""
-    folder = shipped_folder() / "testbed"
-    lines = (folder / "ddp_iters.csv").read_text().splitlines()
-    (tmp_path / "ddp_iters.csv").write_text("\n".join([lines[0], *lines[1::6]]))
-    for name in ("models.csv", "linkcal.csv"):
-        (tmp_path / name).write_text((folder / name).read_text())
-    found = gloo_dataset(tmp_path, [])
-    assert len(found.cases) == 21
-    assert found.median_abs_error < 0.01
-    assert found.p90_abs_error < 0.05
-
-
-def test_other_runs_of_the_testbed_are_left_out(tmp_path):
-    folder = shipped_folder() / "testbed"
-    (tmp_path / "models.csv").write_text((folder / "models.csv").read_text())
-    header = "model,mode,bucket_cap_mb,n,topo,rate_mbit,payload_mbit,delay_us,mtu,iter_ms_med"
-    (tmp_path / "ddp_iters.csv").write_text(
-        f"{header}\nmlp8,ddp,inf,2,star,1000,990,0,9000,200\nmlp8,hook,1,2,star,1000,990,0,9000,9\n"
-    )
-    found = gloo_dataset(tmp_path, [])
-    assert len(found.cases) == 1
-    assert sum(found.left_out.values()) == 1
-
-
-def test_the_star_sends_at_its_rate():
-    arcs = star(3, 1e8, 1e-3).arcs
-    assert sorted(arcs.bandwidth_Bps)[:3] == [1e8] * 3
-    assert gloo_dataset(shipped_folder() / "training", []) is None

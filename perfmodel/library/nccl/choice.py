@@ -13,7 +13,8 @@ def system_on(machine: Machine, group: Group) -> System:
     """What NCCL knows of a group; looked up once for all groups of the same GPUs on each host."""
 
     def found() -> System:
-        return system_of(machine.topology, machine.router, group, machine.settings)
+        seen = machine.decides_on or machine
+        return system_of(seen.topology, seen.router, group, machine.settings)
 
     def of_this_shape() -> System:
         ranks, size = np.asarray(group, dtype=np.int64), machine.topology.gpus_per_host

@@ -1,0 +1,19 @@
+// While the page is printed, wide figures take the width of the paper and folded parts are open.
+(() => {
+  "use strict";
+  const PAPER_PIXELS = 690; // A4 with margins of 13 mm, at 96 pixels per inch
+  let narrowed = [];
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    narrowed = [...document.querySelectorAll(".js-plotly-plot")].filter(
+      (figure) => figure.clientWidth > PAPER_PIXELS,
+    );
+    for (const figure of narrowed) Plotly.relayout(figure, { width: PAPER_PIXELS });
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const part of opened) part.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const figure of narrowed) Plotly.relayout(figure, { width: null, autosize: true });
+    for (const part of opened) part.open = false;
+  });
+})();

@@ -1,0 +1,140 @@
+"""Money in files: an amount and a currency word, such as "2.50 USD/h"; never a bare number.
+
+Currencies are three capital letters (ISO 4217) and are never converted into each other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+from perfmodel.errors import Fault, UnitError
+
+_MONEY = re.compile(
+    r"(?P<number>\d+(?:_\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?P<currency>[A-Z]{3})"
+    r"(?:\s*/\s*(?P<per>\S+))?",
+    re.ASCII,
+)
+
+_SIGNS = {"$": "USD", "\u20ac": "EUR", "\u00a3": "GBP", "\u00a5": "JPY or CNY"}
+
+_NONE = "not an amount of money"
+
+_SLIPS = (
+    (",", "a comma, which may mean thousands or decimals; write 1_000.50"),
+    (r"^\s*-", "less than zero"),
+    (r"^\s*[\d._]+\s*(/|$)", "no currency"),
+    (r"[a-z]{3}\b|^\s*[A-Z]{3}\s*\d", "a currency is three capital letters after the number"),
+)
+"""What people write instead, and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """An amount of one currency.
+
+    Parameters
+    ----------
+    amount : float
+        Zero or more.
+    currency : str
+        Three capital letters, such as "USD".
+    """
+
+    amount: float
+    currency: str
+
+
+def parse_money(
+    text: object, *, per: Mapping[str, float] | None = None, example: str = "100_000 USD"
+) -> Money:
+    """Read an amount of money.
+
+    Parameters
+    ----------
+    text : object
+        What the user wrote.
+    per : mapping of str to float, optional
+        Words allowed after a slash, and how many of the wanted unit each is; "" if the slash may
+        be left out. Default: no slash.
+    example : str
+        For the message.
+
+    Returns
+    -------
+    Money
+        Per one of the wanted unit.
+
+    Raises
+    ------
+    UnitError
+        No currency, a sign instead of one, a comma, or a price per something else.
+
+    Examples
+    --------
+    >>> parse_money("120 USD/MWh", per={"kWh": 1.0, "MWh": 1000.0})
+    Money(amount=0.12, currency='USD')
+    """
+    if isinstance(text, Money):
+        return text
+    words = per or {"": 1.0}
+    match = _MONEY.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise _refused(text, _why(text), example)
+    unit = match["per"] or ""
+    if unit not in words:
+        named = " or ".join(f"'/{word}'" for word in words if word) or "no slash"
+        raise _refused(
+            text, f"per {unit!r}" if unit else "per nothing", f"{example}', with {named}"
+        )
+    amount = float(match["number"].replace("_", "")) / words[unit]
+    if not math.isfinite(amount):
+        raise _refused(text, "not a finite number", example)
+    return Money(amount, match["currency"])
+
+
+def _why(text: object) -> str:
+    """What keeps a text from being money."""
+    if not isinstance(text, str):
+        return "no currency" if isinstance(text, int | float) else "not an amount of money"
+    sign = next((word for sign, word in _SIGNS.items() if sign in text), None)
+    if sign is not None:
+        return f"a sign, which several currencies share; write {sign}"
+    return next((why for pattern, why in _SLIPS if re.search(pattern, text)), _NONE)
+
+
+def _refused(text: object, why: str, example: str) -> UnitError:
+    shown = example if "'" in example else f"{example}'"
+    return UnitError(Fault("value", f"{text!r} ({why})", f"an amount such as '{shown}"))
+
+
+def _schema(*examples: str) -> WithJsonSchema:
+    pattern = r"^\s*\d[\d_]*(\.\d+)?([eE][+-]?\d+)?\s*[A-Z]{3}(\s*/\s*\S+)?\s*$"
+    shape: dict[str, Any] = {"type": "string", "pattern": pattern, "examples": list(examples)}
+    return WithJsonSchema(shape)
+
+
+_PER_HOUR = {"h": 1.0, "": 1.0}
+_PER_KWH = {"kWh": 1.0, "MWh": 1000.0}
+
+Price = Annotated[Money, BeforeValidator(parse_money), _schema("100_000 USD")]
+"""An amount of money, such as "100_000 USD"."""
+
+HourlyPrice = Annotated[
+    Money,
+    BeforeValidator(lambda v: parse_money(v, per=_PER_HOUR, example="2.50 USD/h")),
+    _schema("2.50 USD/h"),
+]
+"""Money per hour, such as "2.50 USD/h"; "/h" may be left out."""
+
+EnergyPrice = Annotated[
+    Money,
+    BeforeValidator(lambda v: parse_money(v, per=_PER_KWH, example="0.15 USD/kWh")),
+    _schema("0.15 USD/kWh", "120 EUR/MWh"),
+]
+"""Money per kilowatt-hour, such as "0.15 USD/kWh"."""

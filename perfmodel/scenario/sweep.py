@@ -1,0 +1,91 @@
+"""Variants of a scenario: the words of ``sweep:``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, model_validator
+
+from perfmodel.files import Spec
+
+MOST_VARIANTS = 100_000
+"""More than these are a slip of the pen: at some ms each they would take minutes to days."""
+
+_FIELD = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z0-9_]+)*")
+_NOT_VARIED = ("perfmodel", "sweep", "plan")
+
+
+def _a_field(name: str) -> str:
+    if not _FIELD.fullmatch(name):
+        raise ValueError("a dotted field as for --set, such as 'strategy.bucket_cap'")
+    if name.partition(".")[0] in _NOT_VARIED:
+        raise ValueError(f"a field of the question, not of {name.partition('.')[0]!r}")
+    return name
+
+
+Field_ = Annotated[str, AfterValidator(_a_field)]
+
+
+def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("a list of one value or more")
+    return values
+
+
+Values = Annotated[tuple[Any, ...], AfterValidator(_some), Field(json_schema_extra={"minItems": 1})]
+
+
+class SweepSection(Spec):
+    """Fields and their values, by dotted names as for ``--set``.
+
+    Every combination of the values of `grid`, each with every position of `zip`, whose lists are
+    as long as each other and are gone through together.
+    """
+
+    grid: dict[Field_, Values] = Field(
+        default_factory=dict,
+        description="every combination of these, such as cluster.nodes: [1, 2]",
+    )
+    zip: dict[Field_, Values] = Field(
+        default_factory=dict, description="lists of the same length that go together"
+    )
+
+    @property
+    def size(self) -> int:
+        """How many variants there are."""
+        rows = min((len(values) for values in self.zip.values()), default=1)
+        return rows * math.prod(len(values) for values in self.grid.values())
+
+    @property
+    def axes(self) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+        """Each field with the section that it stands in and its values."""
+        for section in ("grid", "zip"):
+            for field, values in getattr(self, section).items():
+                yield section, field, values
+
+    @model_validator(mode="after")
+    def _sound(self) -> SweepSection:
+        if not self.grid and not self.zip:
+            raise ValueError("'grid' or 'zip' with a field and its values")
+        lengths = {field: len(values) for field, values in self.zip.items()}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{field} has {count}" for field, count in lengths.items())
+            raise ValueError(f"lists of one length in 'zip', but {said}")
+        names = [field for _, field, _ in self.axes]
+        for name in names:
+            inside = [other for other in names if other.startswith(f"{name}.")]
+            if names.count(name) > 1:
+                raise ValueError(f"each field once, but {name!r} is in 'grid' and in 'zip'")
+            if inside:
+                raise ValueError(f"fields apart from each other, but {inside[0]!r} is in {name!r}")
+        if self.size > MOST_VARIANTS:
+            factors = " x ".join(str(len(values)) for values in self.grid.values())
+            rows = f" x {next(iter(lengths.values()))} of zip" if lengths else ""
+            raise ValueError(
+                f"at most {MOST_VARIANTS:,} variants, but there are {self.size:,} "
+                f"({factors or 1}{rows})"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Experiments with real programs beside their predictions."""

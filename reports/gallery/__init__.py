@@ -1,0 +1,1 @@
+"""Studies that the tool itself made, and the command that remakes them."""

@@ -1,0 +1,283 @@
+"""Scenarios side by side: what differs, by how much, how surely, and what of it is whose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.compare import Change, Comparison, compare
+from perfmodel.compare.classics import classics
+from perfmodel.compare.compared import against, ratio_interval
+from perfmodel.compare.fields import differing
+from perfmodel.compare.written import to_csv, to_json
+from perfmodel.report.comparing_words import sentences
+from perfmodel.result import Disturbance, Point
+from perfmodel.scenario import load_scenario
+from perfmodel.study import run_scenario
+
+TEXT = """# Which is better?
+perfmodel: 1
+model: {name: resnet18}
+compute: {precision: fp16}
+strategy: {bucket_cap: 25 MiB}
+cluster: {node: ethernet-10g, nodes: 2, fabric: one-switch}
+training: {batch_per_gpu: 32}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(TEXT)
+    return str(path)
+
+
+def side_by_side(file: str, *variations: str, attribute: bool = False) -> Comparison:
+    columns = {"plain": load_scenario(file)}
+    columns |= {text: load_scenario(file, [text]) for text in variations}
+    return compare(columns, attribute=attribute, jobs=1)
+
+
+@pytest.fixture(scope="module")
+def networks() -> Comparison:
+    """Two templates that differ in the rate of the network adapter alone."""
+    names = ("bert-large-v100-25g", "bert-large-v100-100g")
+    return compare(
+        [load_scenario(name, ["cluster.nodes=2", "scale=null"]) for name in names],
+        attribute=True,
+        jobs=1,
+    )
+
+
+# ---------------------------------------------------------------- what differs
+
+
+def test_sides_are_what_run_says(networks: Comparison) -> None:
+    for side in networks.sides:
+        scenario = load_scenario(side.label, ["cluster.nodes=2", "scale=null"])
+        assert side.point.step_time_s == run_scenario(scenario).main.step_time_s
+
+
+def test_only_what_differs_is_named(networks: Comparison, file: str) -> None:
+    assert [(f.name, f.values) for f in networks.fields] == [
+        ("cluster.node", ("v100-x8-25g", "v100-x8-100g"))
+    ]
+    found = side_by_side(file, "what_if.compute=2", "training={global_batch: 64}")
+    assert [(f.name, f.values) for f in found.fields] == [
+        ("training.batch_per_gpu", ("32", "32", "default")),
+        ("training.global_batch", ("default", "default", "64")),
+        ("what_if.compute", ("default", "2", "default")),
+    ]
+
+
+def test_one_value_written_in_two_ways_is_no_difference(file: str) -> None:
+    for same in ("strategy.bucket_cap=25600 KiB", "cluster.fabric={kind: one-switch}", "events=[]"):
+        found = differing([load_scenario(file), load_scenario(file, [same])])
+        assert found == ()
+    (field,) = differing([load_scenario(file), load_scenario(file, ["cluster.fabric=leaf-spine"])])
+    assert (field.name, field.values) == ("cluster.fabric", ("one-switch", "leaf-spine"))
+
+
+def test_the_asked_size_is_compared_and_no_smaller_one(tmp_path: Path) -> None:
+    path = tmp_path / "curve.yaml"
+    path.write_text(TEXT.replace("nodes: 2", "nodes: 4") + "scale: {nodes: [1, 2, 4]}\n")
+    found = compare([load_scenario(path), load_scenario(path, ["scale.nodes=[2]"])])
+    assert [side.point.gpus for side in found.sides] == [4, 2]
+    assert all(len(side.result.points) == 1 for side in found.sides)
+
+
+# ---------------------------------------------------------------- by how much
+
+
+def test_changes_are_those_of_the_points(networks: Comparison) -> None:
+    (one,), (a, b) = networks.versus, [side.point for side in networks.sides]
+    assert one.step.ratio == b.step_time_s / a.step_time_s
+    assert one.throughput.ratio == pytest.approx(1 / one.step.ratio)  # the batch is the same
+    assert sum(one.parts_s.values()) == pytest.approx(b.step_time_s - a.step_time_s, rel=1e-9)
+    assert one.exposed_s == b.exposed_comm_s - a.exposed_comm_s
+    assert one.same_batch
+    assert one.same_samples
+
+
+def point(step_s: float, ends: tuple[float, float] | None, comm_s: float = 1.0) -> Point:
+    base = _point()
+    return replace(base, step_time_s=step_s, interval_s=ends, comm_s=comm_s, disturbance=None)
+
+
+_KNOWN: list[Point] = []
+
+
+def _point() -> Point:
+    if not _KNOWN:
+        asked = load_scenario("bucket-size-slow-ethernet", ["scale=null", "cluster.nodes=2"])
+        _KNOWN.append(run_scenario(asked).main)
+    return _KNOWN[0]
+
+
+def test_like_ends_are_compared_with_like() -> None:
+    """Both are as likely slow: 10 and 20 of the first are 11 and 22 of the second, never 11/20."""
+    found = ratio_interval(point(12, (10, 20)), point(13.2, (11, 22)))
+    assert found == pytest.approx((1.1, 1.1))
+    assert ratio_interval(point(10, (8, 20)), point(10, (9, 16))) == pytest.approx((0.8, 1.125))
+    assert Change(1.0, (0.8, 1.125)).within
+    assert not Change(1.1, (1.05, 1.2)).within
+    assert not Change(1.1, None).within
+
+
+def test_no_communication_errs_by_nothing() -> None:
+    assert ratio_interval(point(10, (8, 20)), point(5, None, comm_s=0.0)) == pytest.approx(
+        (5 / 20, 5 / 8)
+    )
+    assert ratio_interval(point(10, (8, 20)), point(5, None)) is None
+    assert ratio_interval(point(10, None), point(5, None)) is None
+
+
+def test_means_of_random_steps_err_by_themselves() -> None:
+    def random(mean_s: float, half_s: float) -> Point:
+        steps = Disturbance((mean_s,), mean_s, (mean_s - half_s, mean_s + half_s), (), ())
+        return replace(point(mean_s, None), disturbance=steps)
+
+    wide = 2.0 * math.hypot(0.03, 0.04)
+    assert ratio_interval(random(1, 0.03), random(2, 0.08)) == pytest.approx((2 - wide, 2 + wide))
+
+
+@given(
+    st.floats(0.1, 10), st.floats(0.1, 1), st.floats(1, 10),
+    st.floats(0.1, 10), st.floats(0.1, 1), st.floats(1, 10),
+)  # fmt: skip
+def test_turned_around_the_interval_is_turned_around(
+    a: float, low_a: float, high_a: float, b: float, low_b: float, high_b: float
+) -> None:
+    one, other = point(a, (a * low_a, a * high_a)), point(b, (b * low_b, b * high_b))
+    low, high = ratio_interval(one, other) or (0, 0)
+    assert low <= b / a <= high
+    assert ratio_interval(other, one) == pytest.approx((1 / high, 1 / low))
+
+
+def test_a_bottleneck_that_moves_is_named(file: str) -> None:
+    found = side_by_side(
+        file, "what_if={network_bandwidth: infinite, network_latency: 0}", "seed=1"
+    )
+    moved, same = found.versus
+    assert moved.moved
+    assert "ethernet" in moved.bottleneck[0]
+    assert "ethernet" not in moved.bottleneck[1]
+    assert not same.moved
+    assert same.step.ratio == 1.0
+    assert same.step.within
+
+
+def test_samples_of_other_kinds_have_no_throughput_in_common() -> None:
+    small = ["scale=null", "cluster.nodes=2"]
+    image = compare(
+        [
+            load_scenario("bucket-size-slow-ethernet", small),
+            load_scenario(
+                "bucket-size-slow-ethernet",
+                [*small, "model={name: bert-base, sequence_length: 128}"],
+            ),
+        ]
+    )
+    assert not image.versus[0].same_samples
+    assert to_json(image)["changes"][0]["samples_per_s"] is None
+
+
+# ---------------------------------------------------------------- what is whose
+
+
+def test_a_faster_adapter_is_all_of_the_difference(networks: Comparison) -> None:
+    by_name = {one.what: one for one in networks.imagined}
+    network = by_name["an infinitely fast network"]
+    assert network.steps_s[0] == network.steps_s[1]
+    assert network.shares == (None, 1.0)
+    assert by_name["no communication at all"].shares == (None, 1.0)
+    assert abs(by_name["no latency"].shares[1] or 0) < 0.05
+    assert by_name["both"].steps_s[0] <= min(
+        network.steps_s[0] or 0, by_name["no latency"].steps_s[0] or 0
+    )
+
+
+def test_each_what_if_is_what_run_says(networks: Comparison) -> None:
+    base = ["cluster.nodes=2", "scale=null"]
+    for one in networks.imagined:
+        flags = [f"what_if.{name}={str(value).lower()}" for name, value in one.what_if.items()]
+        for side, step_s in zip(networks.sides, one.steps_s, strict=True):
+            alone = run_scenario(load_scenario(side.label, [*base, *flags])).main
+            assert step_s == alone.step_time_s, one.what
+
+
+def test_what_ifs_come_on_top_of_a_sides_own(file: str) -> None:
+    found = side_by_side(file, "what_if.compute=3", attribute=True)
+    twice = next(one for one in found.imagined if one.what == "compute twice as fast")
+    six = run_scenario(load_scenario(file, ["what_if.compute=6"])).main
+    assert twice.steps_s[1] == six.step_time_s
+
+
+def test_only_what_ifs_that_make_sense(file: str) -> None:
+    def words(*flags: str, node: str = "") -> list[str]:
+        scenario = load_scenario(node or file, flags)
+        return [what for what, _ in classics(compare([scenario]).sides)]
+
+    everywhere = ["no communication at all", "compute twice as fast"]
+    assert words("cluster.nodes=1") == everywhere[1:]
+    network = ["an infinitely fast network", "no latency", "both"]
+    assert words() == [*network, *everywhere]
+    inside = ["infinitely fast links between the GPUs", "no latency", "both"]
+    flags = ("model.name=resnet18", "model.sequence_length=null", "scale=null")
+    assert words(*flags, node="gpt2-xl-pcie-p2p") == [*inside, *everywhere]
+    jitter = "events=[{jitter: {cv: 0.1}}, {slow: {ranks: [0], by: 1.5}}]"
+    assert words(jitter) == [*network, *everywhere, "no jitter", "no events"]
+    jobs = "jobs=[{model: resnet18, batch_per_gpu: 8, nodes: 2}]"
+    assert words(jobs)[-1] == "no other jobs"
+
+
+def test_steps_of_other_sizes_have_no_share_of_their_difference(file: str) -> None:
+    found = side_by_side(file, "training.batch_per_gpu=64", attribute=True)
+    assert all(one.shares == (None, None) for one in found.imagined)
+    assert all(None not in one.steps_s for one in found.imagined)
+
+
+def test_grounds_of_one_side_say_whose_they_are(file: str) -> None:
+    found = side_by_side(file, "what_if.compute=2")
+    first, other = (set(side.result.assumptions) for side in found.sides)
+    assert {line for line in found.assumptions if line in first} == first & other
+    assert "what_if.compute=2: What if: compute 2 times as fast." in found.assumptions
+
+
+def test_what_has_no_room_is_said(file: str) -> None:
+    found = side_by_side(file, "training.batch_per_gpu=100000")
+    (line,) = sentences(found)
+    assert line.endswith("training.batch_per_gpu=100000 does not fit in memory.")
+
+
+def test_a_straggler_is_all_of_its_difference(file: str) -> None:
+    found = side_by_side(file, "events=[{slow: {ranks: [0], by: 1.5}}]", attribute=True)
+    by_name = {one.what: one for one in found.imagined}
+    assert by_name["no events"].shares[1] == pytest.approx(1.0, abs=1e-9)
+
+
+def test_plain_data_is_complete(networks: Comparison) -> None:
+    document = to_json(networks)
+    assert [side["label"] for side in document["sides"]] == [s.label for s in networks.sides]
+    assert document["changes"][0]["step_time"]["ratio"] == networks.versus[0].step.ratio
+    row = next(r for r in document["attribution"] if r["what"] == "no latency")["sides"][1]
+    assert row["saved_s"] == pytest.approx(document["sides"][1]["step_time_s"] - row["step_time_s"])
+    header, first, second = to_csv(networks).splitlines()
+    assert header.startswith("label,scenario,")
+    assert "cluster.node" in header
+    assert repr(networks.sides[1].point.step_time_s) in second
+    assert first.startswith("bert-large-v100-25g,")
+
+
+def test_turning_sides_around_turns_changes_around(file: str) -> None:
+    found = side_by_side(file, "what_if.network_bandwidth=2")
+    a, b = found.sides
+    there, back = against(a, b), against(b, a)
+    assert there.step.ratio * back.step.ratio == pytest.approx(1.0)
+    assert there.bottleneck == back.bottleneck[::-1]
+    assert all(back.parts_s[name] == -time_s for name, time_s in there.parts_s.items())

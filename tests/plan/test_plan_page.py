@@ -1,0 +1,235 @@
+"""The page and the Markdown of a plan: complete, quiet, and deaf to hostile names."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perfmodel.plan.choose import choose
+from perfmodel.plan.model import Outcome, Plan
+from perfmodel.report import planning_tables as tables
+from perfmodel.report import planning_words as said
+from perfmodel.report.planning import plan_html, plan_markdown, write_plan
+from perfmodel.report.planning_figures import time_against_cost
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>|*b*`"
+
+
+def hostile(plan: Plan) -> Plan:
+    """The same plan, its file written by somebody who means harm."""
+    renamed = {}
+
+    def rename(option):
+        return renamed.setdefault(
+            id(option), replace(option, candidate=HOSTILE + option.candidate, fabric=HOSTILE)
+        )
+
+    def of(option):
+        return None if option is None else rename(option)
+
+    answers = replace(
+        plan.answers,
+        **{
+            name: of(getattr(plan.answers, name))
+            for name in ("smallest_in_time", "cheapest_in_time", "fastest", "cheapest")
+        },
+        pareto=tuple(map(rename, plan.answers.pareto)),
+        ladder=tuple(map(rename, plan.answers.ladder)),
+    )
+    outcomes = tuple(
+        replace(one, upgrade=HOSTILE, before=rename(one.before)) for one in plan.outcomes
+    )
+    return replace(
+        plan, question=HOSTILE, scenario=HOSTILE, workload=HOSTILE, answers=answers,
+        options=tuple(map(rename, plan.options)), outcomes=outcomes, cautions=(HOSTILE,),
+        assumptions=(HOSTILE,), sources={HOSTILE: HOSTILE},
+    )  # fmt: skip
+
+
+def text_of(page: str) -> str:
+    """The page without plotly and style sheet."""
+    kept = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+    return kept.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_the_page_has_every_part(planned):
+    _, plan = planned
+    text = text_of(plan_html(plan))
+    for title in (
+        "Answers", "Time against cost", "Which upgrade pays", "Failures and checkpoints",
+        "For a purchase paper", "Left out", "What this rests on",
+    ):  # fmt: skip
+        assert f"<h2>{title}</h2>" in text
+    assert "80 % interval" in text
+    assert "NVIDIA A100 data sheet" in text
+    assert "dgx-a10" in text
+
+
+def test_names_are_text_and_never_markup(planned):
+    _, plan = planned
+    page = plan_html(hostile(plan))
+    assert "&lt;img src=x onerror" in page
+    assert "<img src=x" not in page
+    assert "<script>alert(2)" not in page
+    markdown = plan_markdown(hostile(plan))
+    assert "<img" not in markdown
+    assert "<script" not in markdown
+    widths = {
+        len(re.findall(r"(?<!\\)\|", line)) for line in markdown.splitlines() if line[:1] == "|"
+    }
+    assert widths == {5, 8, 9, 11}, "no name opens a column of its own"
+
+
+def test_hovering_shows_names_as_text(planned):
+    _, plan = planned
+    figure = time_against_cost(hostile(plan))
+    texts = [text for trace in figure.data for text in trace.hovertext or ()]
+    assert texts
+    assert all("<img" not in text and "&lt;img" in text for text in texts)
+
+
+def test_a_plan_without_money_or_failures_still_makes_a_page(planned, option):
+    _, plan = planned
+    options = (option(1e5, None, 8), option(5e4, None, 16, interval=(4e4, 6e4)))
+    bare = replace(
+        plan, options=options, outcomes=(), currency=None, budget=None, deadline_s=None,
+        answers=choose(options, None, None),
+    )  # fmt: skip
+    text = text_of(plan_html(bare))
+    assert "Fastest: a, 2 nodes (16 GPUs), in 13.9" in text
+    assert "purchase paper" not in text
+    assert "Failures and checkpoints" not in text
+    assert plan_markdown(bare).startswith("# Fastest: a, 2")
+
+
+def test_nothing_in_time_names_the_quickest(planned, option):
+    _, plan = planned
+    options = (option(9 * 86400.0, 5.0, 8), option(8 * 86400.0, 9.0, 16))
+    late = replace(
+        plan, options=options, outcomes=(), deadline_s=86400.0, budget=1.0,
+        answers=choose(options, 86400.0, 1.0),
+    )  # fmt: skip
+    assert said.headline(late).replace("\N{NO-BREAK SPACE}", " ") == (
+        "Nothing finishes in 24 h: even a, 2 nodes (16 GPUs) takes 8.00 d"
+    )
+    answers = dict(said.answers(late))
+    questions = [question.replace("\N{NO-BREAK SPACE}", " ") for question in answers]
+    assert questions == [
+        "Smallest that finishes in 24 h, cheapest that finishes in 24 h",
+        "Fastest for 1.00 USD at most", "Fastest of all", "Cheapest of all",
+    ]  # fmt: skip
+    assert [answer.startswith("none; ") for answer in answers.values()] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert all(answer.endswith("not in time") for answer in answers.values())
+
+
+def test_a_free_cluster_has_no_logarithm(planned, option):
+    _, plan = planned
+    options = (option(9 * 86400.0, 0.0), option(8 * 86400.0, 9.0, 16))
+    free = replace(plan, options=options, outcomes=(), answers=choose(options, None, None))
+    figure = time_against_cost(free)
+    assert figure.layout.yaxis.type != "log"
+    assert {note.y for note in figure.layout.annotations} == {1, 100}, "at the budget of 100 USD"
+
+
+def test_times_in_a_column_share_a_unit_that_shows_them_all():
+    day, hour = 86400.0, 3600.0
+    assert said.common_unit([9 * day, 29 * hour]) == ("d", day)
+    assert said.common_unit([9 * day, 29.0]) is None
+    assert said.span(29 * hour, ("d", day)) == "1.21\N{NO-BREAK SPACE}d"
+    assert said.brief_range("6.30 d", "6.30", "6.30") == "6.30 d", "no interval that rounds away"
+
+
+def test_rare_failures_have_no_error_of_their_mean(planned):
+    _, plan = planned
+    headers, rows = tables.failure_table(plan)
+    by = [dict(zip((h.removeprefix(">") for h in headers), row, strict=True)) for row in rows]
+    one = next(o for o in plan.usable if (o.candidate, o.nodes) == ("bought", 2))
+    row = next(r for r in by if (r["candidate"], r["nodes"]) == ("bought", "2"))
+    lost_s = one.training.wall_s - one.training.work_s
+    assert row["lost"] == said.span(lost_s)
+    assert row["failures"] == f"{one.training.wall_s / (5 * 86400):.3f}"
+    assert all("\N{PLUS-MINUS SIGN}" not in r["simulated"] for r in by), "50 runs with few failures"
+
+
+def test_an_upgrade_is_told_for_the_option_of_the_headline_too(planned, option):
+    _, plan = planned
+    day = 86400.0
+    cheap, big = option(10 * day, 10.0, 8), option(5 * day, 20.0, 16)
+    same = Outcome("u", cheap, cheap, 0.0, 0.0, 90.0, None, "never")
+    saves = Outcome("u", big, option(4 * day, 16.0, 16), day, 4.0, 90.0, 90 * day, "later")
+    options = (cheap, big)
+    more = replace(
+        plan, options=options, outcomes=(saves, same), deadline_s=None, budget=None,
+        answers=choose(options, None, None),
+    )  # fmt: skip
+    told = dict(said.answers(more))["Does 'u' pay?"].replace("\N{NO-BREAK SPACE}", " ")
+    assert told.startswith("only in the long run: a, 2 nodes (16 GPUs), saves 24.0 h and 4.00 USD")
+    assert "after 90.0 d of this, 23 trainings; a, 1 node (8 GPUs), the one above" in told, told
+    assert told.endswith("nothing is saved")
+
+
+def test_prices_that_differ_by_the_cent_are_told_apart():
+    assert said.amount_only(0.0021) == "0.0021"
+    assert said.amount_only(12.345) == "12.35"
+    assert said.amount_only(1234.5) == "1,234"
+    assert said.amount_only(0) == "0"
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("width", "scheme", "evil"),
+    [(1280, "light", False), (390, "light", False), (1280, "dark", True), (390, "light", True)],
+)
+def test_the_page_opens_cleanly(
+    browser: Browser, planned, tmp_path: Path, width: int, scheme: str, evil: bool
+) -> None:
+    _, plan = planned
+    file = write_plan(hostile(plan) if evil else plan, tmp_path)
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    complaints: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(file.as_uri(), timeout=120_000)
+    page.wait_for_function(
+        "document.querySelectorAll('.js-plotly-plot .main-svg').length >= 1", timeout=120_000
+    )
+    page.mouse.move(width / 2, 700)
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("img").count() == 0
+    ink = page.evaluate("getComputedStyle(document.body).color")
+    assert (ink == "rgb(228, 233, 239)") == (scheme == "dark")
+    page.close()

@@ -1,0 +1,94 @@
+"""Cores that all processes share: who waits for one, and that idle ones make nothing longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.library.carry import Machine
+from perfmodel.library.model import load_library
+from perfmodel.simulate.cores import Cores
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.sockets import SocketNetwork
+from perfmodel.topology.model import Sockets, Topology
+
+Maker = Callable[..., Topology]
+RATE_BPS, ONE_WAY_S = 496.3e6 / 8 * 0.9963, 23.5e-6
+
+
+def last_s(topology: Topology, sockets: Sockets, sizes: list[int], in_a_row: int) -> float:
+    """When the last of some all-reduces ends that begin together, so many rounds in a row."""
+    ranks = len(topology.ranks)
+    env = simpy.Environment()
+    machine = Machine(replace(topology, sockets=sockets), load_library("gloo"))
+    network = SocketNetwork(env, Estimator(machine))
+    for _ in range(in_a_row):
+        env.run(
+            until=env.all_of(
+                [network.collective("all_reduce", size, (range(ranks),), 0) for size in sizes]
+            )
+        )
+    return env.now
+
+
+def test_two_cores_by_hand() -> None:
+    """Three seconds' work thrice at once: the third waits for three seconds."""
+    cores = Cores(2)
+    assert [cores.wait_s(10.0, 3.0) for _ in range(3)] == [0.0, 0.0, 3.0]
+    assert cores.wait_s(11.0, 1.0) == 2.0
+    assert cores.done_s(20.0, 1.0) == 21.0
+
+
+def test_slow_cores_take_longer_and_cores_of_one_s_own_never_wait() -> None:
+    slow = Cores(1, 0.5)
+    assert [slow.wait_s(0.0, 3.0) for _ in range(2)] == [0.0, 6.0]
+    assert slow.done_s(12.0, 1.0) == 14.0
+    own = Cores(None)
+    assert [own.wait_s(0.0, 3.0) for _ in range(9)] == [0.0] * 9
+
+
+@given(
+    ranks=st.integers(2, 6),
+    sizes=st.lists(st.integers(1, 100_000).map(lambda n: 4 * n), min_size=1, max_size=3),
+)
+@settings(max_examples=20, deadline=None)
+def test_many_cores_are_as_none_and_few_never_quicker(
+    switched_topology: Maker, ranks: int, sizes: list[int]
+) -> None:
+    topology = switched_topology([RATE_BPS] * ranks, [ONE_WAY_S] * ranks)
+    times = [last_s(topology, Sockets(0.0, n), sizes, 1) for n in (None, 4096, 2, 1)]
+    assert times[1] == pytest.approx(times[0], rel=1e-9)
+    assert times[2] >= times[0] * (1 - 1e-9)
+    assert times[3] >= times[0] * (1 - 1e-9)
+
+
+def test_busy_cores_are_the_bottleneck_of_small_all_reduces(switched_topology: Maker) -> None:
+    """Not below what all work of all ranks takes on both cores: 8 ranks, 28 rounds each."""
+    gloo = load_library("gloo")
+    topology = switched_topology([RATE_BPS] * 8, [ONE_WAY_S] * 8)
+    work_s = 8 * (gloo.core_call + 2 * 28 * gloo.core_message)
+    found_s = last_s(topology, Sockets(0.0, 2, 0.25), [64, 64], 5)
+    assert found_s >= 0.95 * 5 * 2 * work_s / (2 * 0.25)
+    assert found_s > 3 * last_s(topology, Sockets(0.0, None), [64, 64], 5)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "speed", "measured_s", "within"),
+    [(4, 1.0, 0.84e-3, 0.25), (4, 0.465, 1.85e-3, 0.15)],
+    ids=["idle", "busy"],
+)
+def test_four_processes_on_two_cores_as_measured(
+    switched_topology: Maker, ranks: int, speed: float, measured_s: float, within: float
+) -> None:
+    """All-reduces of 1 to 16 KiB in a row: own measurements at a load of 1 and of 10.
+
+    How fast the cores were is from two processes.
+    """
+    topology = switched_topology([RATE_BPS] * ranks, [ONE_WAY_S] * ranks)
+    found_s = last_s(topology, Sockets(18528, 2, speed), [1024], 10) / 10
+    assert found_s == pytest.approx(measured_s, rel=within)

@@ -1,0 +1,199 @@
+"""Gloo's sockets: ready messages, connections in order, what waits behind what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.collectives import gloo
+from perfmodel.library.carry import Machine
+from perfmodel.library.model import Library, load_library
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.loops import turns_of
+from perfmodel.simulate.sockets import SocketNetwork, goes_by_sockets
+from perfmodel.simulate.wires import Connection, Link
+from perfmodel.topology.model import Sockets, Topology
+
+Maker = Callable[..., Topology]
+
+
+def ends_s(machine: Machine, sizes: list[int], ranks: int) -> list[float]:
+    """When all-reduces end that begin together."""
+    env = simpy.Environment()
+    network = SocketNetwork(env, Estimator(machine))
+    ends: dict[int, float] = {}
+    for number, nbytes in enumerate(sizes):
+        event = network.collective("all_reduce", nbytes, (range(ranks),), 0)
+        event.callbacks.append(lambda _, number=number: ends.setdefault(number, env.now))
+    env.run()
+    return [ends[number] for number in range(len(sizes))]
+
+
+def quiet(library: Library) -> Library:
+    """Without software time, and with nothing in the device's queue."""
+    ring = library.protocols["ring"]
+    step = ring.step.model_copy(update=dict.fromkeys(("nvlink", "pcie", "network", "memory"), 0.0))
+    return library.model_copy(
+        update={"device_queue": 0, "protocols": {"ring": ring.model_copy(update={"step": step})}}
+    )
+
+
+# ---------------------------------------------------------------- wires
+
+
+def test_a_bucket_lets_a_burst_pass_and_fills_up_again() -> None:
+    """10 bytes at once, 2 a second after that: worked by hand."""
+    link = Link(rate_Bps=2.0, burst_bytes=10.0)
+    assert link.book(0.0, 0.0, 14.0) == (0.0, 2.0)
+    assert link.book(2.0, 2.0, 4.0) == (2.0, 4.0)  # empty: nothing earned
+    assert link.book(7.0, 7.0, 10.0) == (7.0, 9.0)  # six earned in three seconds
+    assert link.book(99.0, 99.0, 12.0) == (99.0, 100.0)  # never more than ten
+
+
+def test_a_slower_link_further_on_decides_and_bytes_pass_both_at_once() -> None:
+    fast, slow = Link(10.0), Link(5.0)
+    line = Connection((fast, slow), latency_s=1.0, queue_bytes=0.0)
+    assert line.data(0.0, 100.0) == 21.0
+    assert fast.free_s == 10.0
+    assert line.data(0.0, 100.0) == 41.0
+
+
+@pytest.mark.parametrize(("queue_bytes", "wanted_s"), [(0.0, 5.5), (20.0, 7.5), (1e9, 9.5 + 1.0)])
+def test_a_ready_message_waits_behind_the_device_queue(queue_bytes: float, wanted_s: float) -> None:
+    """At 5 s half of another connection's 100 bytes is still to go, 20 of them in the queue."""
+    uplink = Link(10.0)
+    data = Connection((uplink,), latency_s=0.5, queue_bytes=queue_bytes)
+    other = Connection((uplink,), latency_s=0.5, queue_bytes=queue_bytes)
+    assert data.data(0.0, 100.0) == 10.5
+    assert other.word(5.0) == pytest.approx(wanted_s)
+
+
+def test_a_ready_message_waits_behind_all_data_of_its_own_connection() -> None:
+    line = Connection((Link(10.0),), latency_s=0.5, queue_bytes=0.0)
+    line.data(0.0, 100.0)
+    assert line.word(5.0) == 10.5
+
+
+def test_what_waits_at_a_switch_is_what_has_come_and_not_gone() -> None:
+    """After 4 s 40 bytes have come and 20 have gone: four more seconds behind them."""
+    up, down = Link(10.0), Link(5.0)
+    Connection((up, down), 0.0, 0.0).data(0.0, 100.0)
+    assert down.queue_s(4.0, float("inf")) == pytest.approx(4.0)
+
+
+# ---------------------------------------------------------------- loops
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_turns_of_the_ring(ranks: int) -> None:
+    """2 (N - 1) k rounds; two under way; all over before the all-gather (gloo/allreduce.cc)."""
+    schedule = gloo.ring_all_reduce(ranks, ranks * 2 * 4 * 25)
+    turns = turns_of(schedule, 2)
+    half = 2 * (ranks - 1)
+    for mine in turns:
+        wanted = [max(0, i - 1) for i in range(half)]
+        assert [turn.needs for turn in mine] == [
+            *wanted, half, *(half + i - 1 if i else half for i in range(1, half)),
+        ]  # fmt: skip
+        assert sum(nbytes for turn in mine for _, nbytes in turn.sends) == 100 * 2 * half
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_small_all_reduces_take_a_round_trip_for_each_step(
+    switched_topology: Maker, ranks: int
+) -> None:
+    """2 (N - 1) round trips, as own measurements say for 2, 4 and 8 processes."""
+    topology = switched_topology([1e12] * ranks, [1e-3] * ranks)
+    machine = Machine(topology, quiet(load_library("gloo")))
+    (found,) = ends_s(machine, [64 * ranks], ranks)
+    assert found == pytest.approx(2 * (ranks - 1) * 2e-3, rel=1e-6)
+
+
+@given(
+    ranks=st.integers(3, 9),
+    latency_s=st.floats(0, 1e-2),
+    nbytes=st.integers(1, 2_000_000).map(lambda n: 8 * n),
+)
+@settings(max_examples=30, deadline=None)
+def test_alone_on_like_links_it_is_what_the_recurrence_says(
+    switched_topology: Maker, ranks: int, latency_s: float, nbytes: int
+) -> None:
+    """Where nothing queues, ready messages are one more latency for each step: fidelity "flow"."""
+    topology = switched_topology([1e8] * ranks, [latency_s] * ranks)
+    library = load_library("gloo").model_copy(update={"device_queue": 0})
+    machine = Machine(topology, library)
+    size = ranks * nbytes  # whole segments
+    alone_s = Estimator(machine).best("all_reduce", size, range(ranks))[1]
+    assert ends_s(machine, [size], ranks)[0] == pytest.approx(alone_s, rel=1e-6)
+
+
+# ---------------------------------------------------------------- beside what was measured
+
+LINK = (492.6e6 / 8 * 0.9963, 496.3e6 / 8 * 0.9963, 977e6 / 8, 1883e6 / 8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "one_way_s", "rate_Bps", "burst", "nbytes", "measured_s"),
+    [
+        (2, 1.051e-3, LINK[3], 64528, 4 << 20, 22.308e-3),
+        (2, 5.077e-3, LINK[3], 64528, 1 << 20, 24.852e-3),
+        (2, 5.077e-3, LINK[2], 64528, 16 << 20, 213.860e-3),
+        (4, 1.051e-3, LINK[2], 64528, 4 << 20, 56.265e-3),
+        (4, 5.077e-3, LINK[2], 64528, 1 << 20, 68.150e-3),
+        (4, 5.077e-3, LINK[2], 64528, 4 << 20, 94.275e-3),
+        (4, 5.077e-3, LINK[3], 64528, 4 << 20, 79.091e-3),
+        (4, 1.075e-3, LINK[1], 18528, 1 << 20, 35.128e-3),
+        (4, 1.075e-3, LINK[1], 18528, 256 << 10, 16.212e-3),
+        (4, 5.1e-3, LINK[1], 18528, 4 << 20, 140.655e-3),
+    ],
+)
+def test_real_all_reduces_over_shaped_links(
+    switched_topology: Maker, ranks: int, one_way_s: float, rate_Bps: float, burst: int,
+    nbytes: int, measured_s: float,
+) -> None:  # fmt: skip
+    """Within 3.5 %: own measurements, torch 2.13 between network namespaces of one machine."""
+    topology = switched_topology([rate_Bps] * ranks, [one_way_s] * ranks)
+    machine = Machine(replace(topology, sockets=Sockets(burst)), load_library("gloo"))
+    assert ends_s(machine, [nbytes], ranks)[0] == pytest.approx(measured_s, rel=0.035)
+
+
+@pytest.mark.parametrize(
+    ("one_way_s", "nbytes", "measured_ms", "within"),
+    [
+        (23.5e-6, 1 << 20, (47.193, 51.334), 0.03),
+        (23.5e-6, 256 << 10, (12.075, 13.043), 0.04),
+        (1.075e-3, 1 << 20, (49.605, 53.695), 0.03),
+        (1.075e-3, 256 << 10, (18.996, 19.968), 0.12),
+    ],
+)
+def test_two_at_once_as_measured(
+    switched_topology: Maker, one_way_s: float, nbytes: int, measured_ms: tuple[float, float],
+    within: float,
+) -> None:  # fmt: skip
+    """Between four processes at 500 Mbit/s: 3 %, but for short ones with latency, 12 % too quick.
+
+    Segments of two all-reduces follow one another on each connection, so that the first is not much
+    earlier than the second; with latency both together take little longer than one alone.
+    """
+    topology = switched_topology([LINK[1]] * 4, [one_way_s] * 4)
+    machine = Machine(replace(topology, sockets=Sockets(18528)), load_library("gloo"))
+    found = sorted(ends_s(machine, [nbytes] * 2, 4))
+    assert found == [pytest.approx(ms / 1e3, rel=within) for ms in measured_ms]
+
+
+# ---------------------------------------------------------------- who goes this way
+
+
+def test_who_goes_by_sockets(switched_topology: Maker) -> None:
+    few = Machine(switched_topology([1e9] * 4, [0.0] * 4), load_library("gloo"))
+    many = Machine(switched_topology([1e9] * 33, [0.0] * 33), load_library("gloo"))
+    assert goes_by_sockets(few, "flow")
+    assert goes_by_sockets(many, "message")
+    assert not goes_by_sockets(many, "flow")
+    assert not goes_by_sockets(few, "free")
+    assert not goes_by_sockets(Machine(few.topology, load_library("nccl")), "flow")

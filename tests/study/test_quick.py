@@ -1,0 +1,98 @@
+"""A step of a prepared scenario is, to the bit, what running the scenario says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.scenario import Size, load_scenario
+from perfmodel.study.quick import prepare
+from perfmodel.study.run import run_scenario
+from perfmodel.training.options import MIB, DdpOptions
+
+DEFAULT: tuple[tuple[str, ...], DdpOptions] = ((), DdpOptions())
+OTHERS: tuple[tuple[tuple[str, ...], DdpOptions], ...] = (
+    (("strategy.bucket_cap=7.5 MiB",), DdpOptions(bucket_cap_bytes=7.5 * MIB)),
+    (
+        ("strategy.bucket_cap=40 MiB", "strategy.gradient_as_bucket_view=true"),
+        DdpOptions(bucket_cap_bytes=40 * MIB, gradient_as_bucket_view=True),
+    ),
+    (
+        ("strategy.bucket_caps=[2 MiB, 3 MiB, 30 MiB]",),
+        DdpOptions(caps_list_bytes=(2.0 * MIB, 3.0 * MIB, 30.0 * MIB)),
+    ),
+)
+CASES = {
+    "bucket-size-slow-ethernet": (DEFAULT, *OTHERS),
+    "resnet18-loopback-gloo": (DEFAULT, *OTHERS),
+    "degraded-link": (DEFAULT, OTHERS[2]),
+    "straggler": OTHERS[:1],
+}
+BESIDE = """# Two jobs through one trunk: what does each cap cost?
+perfmodel: 1
+model: {name: resnet18}
+compute: {precision: fp16}
+cluster:
+  node: ethernet-10g
+  nodes: 2
+  fabric: {kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 2}
+  placement: spread
+training: {batch_per_gpu: 32}
+jobs:
+  - {name: the other, model: alexnet, batch_per_gpu: 32, nodes: 2, placement: packed}
+"""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_what_running_the_scenario_says(name: str) -> None:
+    compare(name, CASES[name])
+
+
+def test_a_step_beside_another_job_is_what_running_the_scenario_says(tmp_path: Path) -> None:
+    path = tmp_path / "beside.yaml"
+    path.write_text(BESIDE)
+    compare(str(path), (DEFAULT, OTHERS[0]))
+
+
+def compare(name: str, cases: tuple[tuple[tuple[str, ...], DdpOptions], ...]) -> None:
+    """Equal to the bit."""
+    prepared = prepare(load_scenario(name, ["scale=null"]))
+    for words, options in cases:
+        point = run_scenario(load_scenario(name, ["scale=null", *words])).main
+        stepped = prepared.step(options)
+        assert stepped.step_time_s == point.step_time_s
+        assert stepped.exposed_comm_s == point.exposed_comm_s
+        assert stepped.comm_s == point.comm_s
+        assert stepped.compute_s == point.compute_s
+        assert prepared.first_step_s(options) == point.first_step_time_s
+
+
+def test_the_likely_and_the_other_machines_span_the_interval() -> None:
+    prepared = prepare(load_scenario("bucket-size-slow-ethernet"))
+    point = run_scenario(load_scenario("bucket-size-slow-ethernet", ["scale=null"])).main
+    ends = [prepared.step(machine=other).step_time_s for other in prepared.others]
+    assert (min(ends), max(ends)) == point.interval_s
+
+
+def test_what_was_stepped_before_changes_nothing() -> None:
+    fresh = prepare(load_scenario("bucket-size-slow-ethernet"))
+    used = prepare(load_scenario("bucket-size-slow-ethernet"))
+    for cap in (1, 3, 10):
+        used.step(DdpOptions(bucket_cap_bytes=cap * MIB))
+    mine = DdpOptions(bucket_cap_bytes=25 * MIB)
+    assert used.step(mine).step_time_s == fresh.step(mine).step_time_s
+    assert used.with_options(mine).step().step_time_s == fresh.step(mine).step_time_s
+
+
+def test_a_smaller_size_can_be_prepared() -> None:
+    scenario = load_scenario("bucket-size-slow-ethernet")
+    points = run_scenario(scenario).points
+    assert prepare(scenario, size=Size(4, 4, 1)).step().step_time_s == points[-2].step_time_s
+
+
+def test_names_that_do_not_resolve_are_errors_of_the_scenario() -> None:
+    wrong = load_scenario("bucket-size-slow-ethernet", ["cluster.node=no-such-node"])
+    with pytest.raises(InputError, match=r"cluster\.node"):
+        prepare(wrong)

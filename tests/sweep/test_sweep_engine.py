@@ -1,0 +1,331 @@
+"""Many workers: the same bits, on processes and on a dask cluster, whatever happens to them."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from perfmodel.errors import ExecutorUnavailable, InputError, SweepError
+from perfmodel.scenario import load_scenario
+from perfmodel.sweep import Swept, run_sweep, variants
+from perfmodel.sweep.engine import check_backend, cores, each
+
+GRID = {
+    "strategy.bucket_cap": ["1 MiB", "5 MiB", "25 MiB"],
+    "what_if.network_bandwidth": [0.7, 2, "infinite"],
+    "cluster.nodes": [2, 3],
+}
+
+
+def tiny(**axes) -> tuple:
+    return variants(load_scenario("bucket-size-slow-ethernet", ["model.name=resnet18"]), **axes)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Swept:
+    """In this process, one after the other."""
+    return run_sweep(tiny(grid=GRID), jobs=1)
+
+
+def test_two_processes_give_the_same_bits(alone: Swept) -> None:
+    assert run_sweep(alone.variants, jobs=2) == alone
+    assert alone.failed == 0
+    assert alone.table["step_time_s"].nunique() > 10
+
+
+def test_the_order_of_variants_changes_no_answer(alone: Swept) -> None:
+    backwards = run_sweep(alone.variants[::-1][:6], jobs=1)
+    assert backwards.answers == alone.answers[::-1][:6]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+        host="127.0.0.1",
+    ) as here:  # fmt: skip
+        yield here
+
+
+def test_a_dask_cluster_gives_the_same_bits(alone: Swept, cluster) -> None:
+    address = cluster.scheduler_address
+    assert address.startswith("tcp://")
+    assert run_sweep(alone.variants, backend="dask", scheduler=address) == alone
+    with cluster.get_client() as client:  # both had some of it
+        assert len(client.scheduler_info()["workers"]) == 2
+
+
+def test_a_cluster_keeps_a_store_too(alone: Swept, cluster, tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    here = {"backend": "dask", "scheduler": cluster.scheduler_address, "store": path}
+    assert run_sweep(alone.variants[:5], **here).reused == 0
+    again = run_sweep(alone.variants[:6], **here)
+    assert again.reused == 5
+    assert again.answers == alone.answers[:6]
+
+
+def test_no_scheduler_is_said_soon(monkeypatch) -> None:
+    pytest.importorskip("distributed")
+    from perfmodel.sweep import engine
+
+    monkeypatch.setattr(engine, "CONNECT_S", 1)
+    with pytest.raises(
+        ExecutorUnavailable, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:1"
+    ):
+        list(each(abs, [(1,)], backend="dask", scheduler="tcp://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "extra"), [("dask", "perfmodel[dask]"), ("ray", "perfmodel[ray]")]
+)
+def test_a_missing_package_is_named(monkeypatch, backend, extra: str) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args, **more):
+        if name.partition(".")[0] in {"distributed", "ray"}:
+            raise ImportError(name)
+        return real(name, *args, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ExecutorUnavailable) as caught:
+        list(each(abs, [(1,), (2,)], backend=backend, scheduler="tcp://h:1"))
+    assert extra in str(caught.value)
+
+
+@pytest.fixture
+def ray_here():
+    """A ray of this machine; skip where it is not installed or does not start."""
+    ray = pytest.importorskip("ray")
+    try:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    except Exception as error:  # noqa: BLE001  (ray raises no kind of its own)
+        pytest.skip(f"ray does not start here: {error}")
+    yield ray
+    ray.shutdown()
+
+
+def test_ray_gives_the_same_bits_and_keeps_a_store(alone: Swept, ray_here, tmp_path: Path) -> None:
+    store = tmp_path / "s.sqlite"
+    assert run_sweep(alone.variants[:4], backend="ray", store=store).answers == alone.answers[:4]
+    again = run_sweep(alone.variants[:6], backend="ray", store=store)
+    assert (again.reused, again.answers) == (4, alone.answers[:6])
+    assert sorted(each(abs, iter_of(*range(-20, 0)), backend="ray")) == list(range(1, 21))
+    with pytest.raises(SweepError, match="a ray worker failed"):
+        list(each(os._exit, iter_of(1), backend="ray"))
+    assert ray_here.is_initialized()  # it was not ours to end
+
+
+class FakeRay:
+    """What of ray is used, one call at a time and the last begun first."""
+
+    class exceptions:  # noqa: N801  (ray's name)
+        RayError = ArithmeticError
+
+    def __init__(self) -> None:
+        self.begun: list[tuple] = []
+        self.addresses: list[str | None] = []
+        self.most = 0
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, address: str | None, **_: object) -> None:
+        self.addresses.append(address)
+        if address == "auto":
+            raise ConnectionError("nobody there")
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, **_: object):
+        def prepared(function):
+            def begin(*call):
+                self.begun.append(call)
+                return lambda: function(*call)
+
+            return SimpleNamespace(remote=begin)
+
+        return prepared
+
+    def wait(self, running: list) -> tuple[list, list]:
+        self.most = max(self.most, len(running))
+        return running[-1:], running[:-1]
+
+    def get(self, done: list) -> list:
+        return [one() for one in done]
+
+    def shutdown(self) -> None:
+        self.addresses.append("let go")
+
+
+def test_ray_is_asked_for_a_few_at_a_time(monkeypatch) -> None:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    coming = each(abs, iter_of(*range(-20, 0)), backend="ray")
+    assert next(coming) == 17  # the last of four
+    assert len(fake.begun) == 5
+    assert sorted(coming) == [*range(1, 17), 18, 19, 20]
+    assert fake.most == 4
+    assert fake.addresses == [None, "let go"]
+    with pytest.raises(SweepError, match=r"a ray worker failed.*modulo by zero"):
+        list(each(divmod, [(1, 0)], backend="ray", jobs=1))
+    assert fake.addresses[-1] == "let go"
+
+
+@pytest.mark.parametrize(
+    ("address", "said"), [("auto", "nobody there"), ("127.0.0.1:1", "refused")]
+)
+def test_no_ray_cluster_is_said_soon(monkeypatch, address: str, said: str) -> None:
+    monkeypatch.setitem(sys.modules, "ray", FakeRay())
+    with pytest.raises(ExecutorUnavailable, match=f"no ray cluster answers at {address}: .*{said}"):
+        list(each(abs, [(1,)], backend="ray", scheduler=address))
+
+
+def test_all_faults_of_flags_at_once() -> None:
+    for given, fields in (
+        (("locky", None, 0), ["--backend", "-j"]),
+        (("dask", None, None), ["--scheduler"]),
+        (("loky", "tcp://h:1", -1), ["--scheduler", "-j"]),
+    ):
+        with pytest.raises(InputError) as caught:
+            check_backend(*given)
+        assert [fault.field for fault in caught.value.faults] == fields
+    with pytest.raises(InputError, match="did you mean 'loky'"):
+        check_backend("locky", None, 1)
+
+
+def test_results_come_as_they_are_ready() -> None:
+    assert cores() >= 1
+    assert next(each(abs, iter_of(-3, -4), jobs=1)) == 3
+    assert sorted(each(abs, iter_of(*range(-20, 0)), jobs=2)) == list(range(1, 21))
+    assert list(each(abs, [], jobs=2)) == []
+
+
+def iter_of(*numbers: int) -> list[tuple[int]]:
+    return [(number,) for number in numbers]
+
+
+def test_a_killed_worker_is_said_and_no_traceback() -> None:
+    with pytest.raises(SweepError, match=r"worker process was killed.*memory.*-j 1") as caught:
+        list(each(signal.raise_signal, iter_of(signal.SIGKILL, signal.SIGKILL), jobs=2))
+    assert caught.value.exit_code == 1
+    assert sorted(each(abs, iter_of(-1, -2), jobs=2)) == [1, 2]  # and the next sweep has workers
+
+
+def test_progress_counts_to_the_end(alone: Swept, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    path = tmp_path / "s.sqlite"
+    twice = (*alone.variants[:3], alone.variants[1])
+
+    def note(done: int, total: int) -> None:
+        seen.append((done, total))
+
+    run_sweep(twice, jobs=1, progress=note)
+    assert seen == [(2, 4), (3, 4), (4, 4)]  # a question that is asked twice is answered once
+    run_sweep(alone.variants[:2], jobs=1, store=path)
+    seen.clear()
+    run_sweep(alone.variants[:5], jobs=1, store=path, progress=note)
+    assert seen == [(3, 5), (4, 5), (5, 5)]
+
+
+# ---------------------------------------------------------------- processes that end too soon
+
+
+def started(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A sweep of the command line with two workers that has some answers already."""
+    path = tmp_path / "s.sqlite"
+    code = "from perfmodel.cli import main; main()"
+    sweep = f"sweep={{grid: {{seed: {list(range(400))}}}}}"
+    one = subprocess.Popen(
+        [
+            sys.executable, "-c", code, "sweep", "bucket-size-slow-ethernet", "--set", sweep,
+            "-j", "2", "--store", str(path),
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    until_s = time.monotonic() + 120
+    while count(path) < 2 and one.poll() is None and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return one, path
+
+
+def count(path: Path) -> int:
+    try:
+        base = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    except sqlite3.Error:
+        return 0
+    try:
+        return int(base.execute("SELECT count(*) FROM answers").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+    finally:
+        base.close()
+
+
+def members(session: int) -> list[int]:
+    """Processes of a session that are not merely waiting to be buried."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                state = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(state[3]) == session and state[0] != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+def gone(session: int) -> bool:
+    until_s = time.monotonic() + 20
+    while members(session) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return not members(session)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
+    one, path = started(tmp_path)
+    os.killpg(one.pid, signal.SIGINT)
+    out, said = one.communicate(timeout=60)
+    assert one.returncode == 130
+    assert out == ""
+    assert said == f"stopped; what was done is in {path}: run again to go on\n"
+    assert 2 <= count(path) < 400
+    assert gone(one.pid)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    one, path = started(tmp_path)
+    assert len(members(one.pid)) >= 3
+    one.kill()
+    one.communicate(timeout=60)
+    assert gone(one.pid)
+    assert 2 <= count(path) < 400
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_a_worker_that_is_killed_ends_the_sweep_with_a_sentence(tmp_path: Path) -> None:
+    one, path = started(tmp_path)
+    for worker in members(one.pid):
+        command = (Path("/proc") / str(worker) / "cmdline").read_text()
+        if worker != one.pid and "popen_loky" in command:
+            os.kill(worker, signal.SIGKILL)
+            break
+    out, said = one.communicate(timeout=60)
+    assert one.returncode == 1
+    assert out == ""
+    assert said.startswith("a worker process was killed")
+    assert "Traceback" not in said
+    assert 2 <= count(path) < 400

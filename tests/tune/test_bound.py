@@ -1,0 +1,101 @@
+"""No buckets beat the lower bound: neighbours or not, one all-reduce at a time or two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfmodel.scenario import Scenario, load_scenario
+from perfmodel.study.quick import prepare
+from perfmodel.tune.bench import bench_of
+from perfmodel.tune.bound import lower_bound_s, minorants
+from perfmodel.tune.caps import as_bytes, caps_mb, windows_of
+from perfmodel.tune.clock import buckets_of
+from perfmodel.tune.row import Cuts
+from perfmodel.tune.tuning import tune_scenario
+from perfmodel.tune.uniform import with_caps
+
+AllCuts = Callable[[int], Iterator[Cuts]]
+Made = Callable[..., Scenario]
+MADE = settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@MADE
+@given(
+    st.lists(st.integers(1_000, 4_000_000), min_size=2, max_size=5),
+    st.sampled_from(["plain", "nccl", "gloo", "mpi"]),
+    st.sampled_from([1.0, 1.2, 1.5]),
+    st.data(),
+)
+def test_no_list_is_below(
+    made: Made, all_cuts: AllCuts, elements: list[int], library: str, slowdown: float, data: Any
+) -> None:
+    times = st.lists(st.floats(0.01, 30), min_size=len(elements), max_size=len(elements))
+    scenario = made(elements, data.draw(times), library=library, slowdown=slowdown)
+    prepared = prepare(scenario)
+    bench = bench_of(prepared)
+    bound_s = lower_bound_s(bench.clock, bench.costs, bench.workers)
+    for cuts in all_cuts(len(bench.row)):
+        windows = windows_of(bench.row, bench.row.groups(cuts))
+        assert windows is not None
+        options = with_caps(prepared.job.options, as_bytes(caps_mb(windows)))
+        assert prepared.step(options).step_time_s >= bound_s
+
+
+@MADE
+@given(st.data())
+def test_no_groups_of_strangers_are_below(made: Made, data: Any) -> None:
+    """Groups that no cap makes, by the recurrence, which is the simulation's."""
+    elements = data.draw(st.lists(st.integers(1_000, 4_000_000), min_size=2, max_size=9))
+    count = len(elements)
+    times = data.draw(st.lists(st.floats(0.01, 30), min_size=count, max_size=count))
+    scenario = made(elements, times, slowdown=data.draw(st.sampled_from([1.0, 1.3])))
+    bench = bench_of(prepare(scenario))
+    bound_s = lower_bound_s(bench.clock, bench.costs, bench.workers)
+    for _ in range(20):
+        labels = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+        members: dict[int, list[int]] = {}
+        for tensor, label in zip(bench.row.tensors, labels, strict=True):
+            members.setdefault(label, []).append(tensor)
+        groups = tuple(tuple(group) for group in members.values())
+        exact = bench.clock.step_s(buckets_of(bench.clock, groups), bench.costs.exact)
+        assert exact >= bound_s
+
+
+@pytest.mark.parametrize("name", ["resnet50-dgx-a100", "bucket-size-slow-ethernet"])
+def test_it_is_near(name: str) -> None:
+    """Where communication hides, and where it does not."""
+    found = tune_scenario(load_scenario(name, ["scale=null", "cluster.nodes=4"]))
+    assert found.lower_bound_s is not None
+    assert found.lower_bound_s <= found.best_list.step_time_s <= 1.03 * found.lower_bound_s
+
+
+def test_a_step_without_communication_is_its_compute(made: Made) -> None:
+    found = tune_scenario(
+        made([10_000, 20_000], [40, 30], "what_if.network_bandwidth=infinite",
+             "what_if.network_latency=0", "what_if.launch=0")
+    )  # fmt: skip
+    assert found.lower_bound_s == pytest.approx(found.best_list.step_time_s, rel=1e-3)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(1e-6, 1)), min_size=1, max_size=8))
+def test_lines_lie_below_all_points(points: list[tuple[float, float]]) -> None:
+    lines = list(minorants(points))
+    assert len(lines) >= 2
+    for a, b in lines:
+        assert a >= 0
+        assert b >= 0
+        assert all(a + b * x <= y * (1 + 1e-9) + 1e-12 for x, y in points)
+
+
+def test_lines_touch_the_hull() -> None:
+    """Points on 1 + x are on one line; one above them changes nothing."""
+    assert (1.0, 1.0) in list(minorants([(1.0, 2.0), (3.0, 4.0), (2.0, 9.0)]))

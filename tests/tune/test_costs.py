@@ -1,0 +1,43 @@
+"""Times of all-reduces that are read off, against those that are worked out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfmodel.scenario import load_scenario
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.study.quick import prepare
+from perfmodel.tune.costs import Costs
+
+
+@pytest.fixture(scope="module")
+def estimator() -> Estimator:
+    return Estimator(prepare(load_scenario("bucket-size-slow-ethernet", ["scale=null"])).machine)
+
+
+def test_times_are_read_off_on_both_sides_of_a_jump(estimator: Estimator) -> None:
+    """NCCL goes from trees to rings at some KiB, where times more than double."""
+    costs = Costs(estimator, range(8))
+    costs.prepare(256, 100_000_000)
+    few = costs.worked_out
+    for size in np.geomspace(256, 100_000_000, 70):
+        nbytes = int(size) // 4 * 4
+        exact = estimator.best("all_reduce", nbytes, range(8))[1]
+        assert costs.time_s(nbytes) == pytest.approx(exact, rel=1e-2)
+        assert costs.least(nbytes) <= exact * (1 + 1e-12)
+    assert costs.worked_out == few < 40
+
+
+def test_what_was_worked_out_is_not_read_off(estimator: Estimator) -> None:
+    costs = Costs(estimator, range(8))
+    costs.prepare(1000, 10_000_000)
+    exact = costs.exact(3_333_332)
+    assert exact == estimator.best("all_reduce", 3_333_332, range(8))[1]
+    assert costs.time_s(3_333_332) == costs.least(3_333_332) == exact
+    assert costs.refine([3_333_332, 5_000_000, 6_000_000], at_most=1) == 1
+
+
+def test_a_hook_halves_the_bytes(estimator: Estimator) -> None:
+    whole, half = Costs(estimator, range(8)), Costs(estimator, range(8), scale=0.5)
+    assert half.exact(8_000_000) == whole.exact(4_000_000)

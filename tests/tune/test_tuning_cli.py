@@ -1,0 +1,84 @@
+"""``perfmodel tune`` as a reader meets it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from perfmodel.cli.app import app
+
+RUN = CliRunner()
+SMALL = (
+    "bucket-size-slow-ethernet", "--set", "scale=null", "--set", "model.name=resnet18",
+    "--set", "cluster.nodes=2",
+)  # fmt: skip
+
+
+def test_json_is_the_documented_contract() -> None:
+    answer = RUN.invoke(app, ["tune", *SMALL, "--json", "--horovod"])
+    assert answer.exit_code == 0
+    found = json.loads(answer.stdout)
+    assert {"default", "best_uniform", "curve", "best_list", "best_integer_list"} <= set(found)
+    assert {"lower_bound_s", "snippet", "plateau", "assumptions", "provenance"} <= set(found)
+    assert found["best_uniform"]["bucket_cap_mb"] > 0
+    assert found["best_list"]["step_time_s"] <= found["best_uniform"]["step_time_s"]
+    assert found["lower_bound_s"] <= found["best_list"]["step_time_s"]
+    assert found["curve"][-1]["high_mb"] is None
+    assert found["horovod"]["snippet"].startswith("HOROVOD_FUSION_THRESHOLD=")
+    caps = found["best_list"]["bucket_cap_mb_list"]
+    assert found["snippet"] == f"DistributedDataParallel(model, bucket_cap_mb_list={caps})"
+
+
+def test_the_terminal_says_what_to_paste() -> None:
+    answer = RUN.invoke(app, ["tune", *SMALL, "--set", "strategy.gradient_as_bucket_view=true"])
+    assert answer.exit_code == 0
+    assert "PyTorch's default" in answer.stdout
+    pasted = [line for line in answer.stdout.splitlines() if "DistributedDataParallel(" in line]
+    assert any("bucket_cap_mb=" in line for line in pasted)
+    assert any("bucket_cap_mb_list=" in line for line in pasted)
+    assert all("gradient_as_bucket_view=True" in line for line in pasted)
+
+
+def test_files_are_written(tmp_path: Path) -> None:
+    answer = RUN.invoke(app, ["tune", *SMALL, "-o", str(tmp_path / "out")])
+    assert answer.exit_code == 0
+    page = (tmp_path / "out" / "tune.html").read_text()
+    assert "Best list" in page
+    assert "http" not in page.split("<main>")[1].split("<script")[0]
+    data = json.loads((tmp_path / "out" / "tune.json").read_text())
+    rows = list(csv.DictReader((tmp_path / "out" / "curve.csv").read_text().splitlines()))
+    assert len(rows) == len(data["curve"])
+    assert float(rows[0]["step_time_s"]) == data["curve"][0]["step_time_s"]
+
+
+def test_several_scenarios_share_a_cap(tmp_path: Path) -> None:
+    other = "resnet50-dgx-a100"
+    sets = ["--set", "scale=null", "--set", "model.name=resnet18", "--set", "cluster.nodes=2"]
+    command = ["tune", "bucket-size-slow-ethernet", other, *sets]
+    answer = RUN.invoke(app, [*command, "--json", "-o", str(tmp_path)])
+    assert answer.exit_code == 0
+    found = json.loads(answer.stdout)
+    assert len(found["scenarios"]) == len(found["best"]["regrets"]) == 2
+    assert found["best"]["worst_regret"] == max(found["best"]["regrets"])
+    assert (tmp_path / "tune.html").exists()
+    assert "One cap for all 2" in RUN.invoke(app, command).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["dataparallel-dgx1"], "strategy.kind"),
+        (["bucket-size-slow-ethernet", "--set", "scale=null", "--set", "cluster.nodes=1"], "1 GPU"),
+        (["nonesuch"], "SCENARIO"),
+        ([*SMALL, "--set", "strategy.bucket_cap=5"], "unit"),
+    ],
+)
+def test_wrong_input_is_said_in_a_line(arguments: list[str], words: str) -> None:
+    answer = RUN.invoke(app, ["tune", *arguments])
+    assert answer.exit_code == 2
+    assert words in answer.stderr
+    assert "Traceback" not in answer.stderr
