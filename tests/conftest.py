@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,9 @@ import pytest
 from hypothesis import settings
 
 from perfmodel.topology.model import Gpu, Topology
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # children would ignore Ctrl-C, too
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")  # how long an example takes is a matter for benchmarks

@@ -183,7 +183,7 @@ def test_the_version_is_that_of_source_and_data(tmp_path: Path, monkeypatch) -> 
     for path in (package / "study" / "run.py", package / "cli" / "app.py", topologies / "a.yaml"):
         path.parent.mkdir(parents=True)
         path.write_text("1")
-    monkeypatch.setattr(keys.perfmodel, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(keys, "__file__", str(package / "sweep" / "key.py"))
     monkeypatch.setattr(keys, "data_folder", lambda _: topologies)
 
     def version() -> str:
