@@ -1,5 +1,6 @@
 """Files: strict YAML with lines, every fault at once, lookup by name, whole or no writing."""
 
+import json
 import os
 import stat
 from typing import Annotated, Literal
@@ -23,6 +24,7 @@ from perfmodel.files import (
     shipped,
     validate,
     write_atomically,
+    write_json,
 )
 
 
@@ -260,6 +262,15 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, m
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"step_time_s": 0.1, "over": None})
+    assert json.loads(path.read_text()) == {"step_time_s": 0.1, "over": None}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"step_time_s": float("nan")})
+    assert "0.1" in path.read_text()
 
 
 def test_places_that_cannot_be_written(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 
 from perfmodel.calibrate import Profile
 from perfmodel.compare.model import Imagined, Side, same_batch, same_samples
-from perfmodel.scenario import changed, scenario_digest
+from perfmodel.scenario import Scenario, changed, scenario_digest
 from perfmodel.scenario.what_if import WhatIf
 from perfmodel.sweep import Variant, run_sweep
 
@@ -73,13 +73,12 @@ def attributed(
     return tuple(found)
 
 
-def _imagining(side: Side, fields: Mapping[str, Any]) -> Any:
+def _imagining(side: Side, fields: Mapping[str, Any]) -> Scenario:
     """A side's scenario with a what-if on top of its own."""
     own = side.scenario.what_if or WhatIf()
     values = dict(fields)
-    for name in ("compute",):
-        if name in values:
-            values[name] *= getattr(own, name)
+    if "compute" in values:
+        values["compute"] *= own.compute
     return changed(side.scenario, {f"what_if.{name}": value for name, value in values.items()})
 
 

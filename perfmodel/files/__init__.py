@@ -9,7 +9,7 @@ from perfmodel.files.check import finite, load, validate
 from perfmodel.files.find import USER_FOLDER, data_folder, find_file, shipped
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
 from perfmodel.files.spec import Bandwidth, Bytes, Count, FlopRate, Power, Seconds, Spec
-from perfmodel.files.write import write_atomically
+from perfmodel.files.write import write_atomically, write_json
 
 __all__ = [
     "USER_FOLDER",
@@ -31,4 +31,5 @@ __all__ = [
     "shipped",
     "validate",
     "write_atomically",
+    "write_json",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -33,6 +34,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise InputError(
             Fault("output", error.strerror or str(error), "a place that can be written", str(path))
         ) from None
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write a document of plain data, every number of it finite, as `write_atomically` does."""
+    write_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def _umask() -> int:  # the only way to read it is to set it

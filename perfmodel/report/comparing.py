@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.compare.model import Comparison
 from perfmodel.compare.written import to_csv, to_json
-from perfmodel.files import write_atomically
+from perfmodel.files import write_atomically, write_json
 from perfmodel.report import comparing_words as said
 from perfmodel.report import words
 from perfmodel.report.figures import axis, blank
@@ -33,11 +32,10 @@ def write_comparison(found: Comparison, folder: Path) -> Path:
     InputError
         The folder cannot be written to.
     """
-    data = json.dumps(to_json(found), indent=2, allow_nan=False) + "\n"
     page = folder / "compare.html"
+    write_json(folder / "compare.json", to_json(found))
     write_atomically(page, comparison_html(found))
     write_atomically(folder / "compare.csv", to_csv(found))
-    write_atomically(folder / "compare.json", data)
     return page
 
 

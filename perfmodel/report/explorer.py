@@ -44,8 +44,8 @@ def section(result: Result, grid: Grid) -> str:
     first = grid.axes[-1].points[0]
     lead = (
         f"Move a slider: all {len(grid.rows):,} combinations of the ticked settings were simulated "
-        f"beforehand. Efficiency is relative to {first.label} with the same other settings. "
-        f"{checked(grid)}"
+        f"beforehand. {checked(grid)} Efficiency is relative to {first.label} with the same other "
+        "settings."
     )
     sliders = "".join(_slider(axis) for axis in grid.axes)
     tiles = "".join(_tile(result, *tile) for tile in _TILES)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
-from perfmodel.files import write_atomically
+from perfmodel.files import write_atomically, write_json
 from perfmodel.kineto import write_kineto
 from perfmodel.report import (
     disturbed,
@@ -73,8 +72,7 @@ def write_report(
         backend=result.provenance.get("backend", "nccl"),
         gpu=result.topology.gpu.name,
     )
-    data = json.dumps(to_json(result), indent=2, allow_nan=False)
-    write_atomically(folder / "result.json", data + "\n")
+    write_json(folder / "result.json", to_json(result))
     write_atomically(folder / "summary.csv", result.summary.to_csv(index=False))
     write_atomically(folder / "sizes.csv", sizes_csv(result))
     if result.main.buckets:

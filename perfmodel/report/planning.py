@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 
-from perfmodel.files import write_atomically
+from perfmodel.files import write_atomically, write_json
 from perfmodel.plan.model import Plan
 from perfmodel.plan.written import plan_csv, to_json
 from perfmodel.report import markdown, planning_figures, words
@@ -44,11 +43,10 @@ def write_plan(plan: Plan, folder: Path) -> Path:
         The folder cannot be written to, or a number is not finite.
     """
     page = folder / "plan.html"
-    data = json.dumps(to_json(plan), indent=2, allow_nan=False)
+    write_json(folder / "plan.json", to_json(plan))
     write_atomically(page, plan_html(plan))
     write_atomically(folder / "plan.md", plan_markdown(plan))
     write_atomically(folder / "plan.csv", plan_csv(plan))
-    write_atomically(folder / "plan.json", data + "\n")
     return page
 
 

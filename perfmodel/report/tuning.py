@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from perfmodel.files import write_atomically
+from perfmodel.files import write_atomically, write_json
 from perfmodel.report import tuning_figures as figures
 from perfmodel.report import tuning_words as said
 from perfmodel.report import words
@@ -34,9 +33,8 @@ def write_tuned(tuned: Tuned, folder: Path) -> Path:
         The folder cannot be written to.
     """
     page = folder / "tune.html"
-    data = json.dumps(tuned_json(tuned), indent=2, allow_nan=False)
+    write_json(folder / "tune.json", tuned_json(tuned))
     write_atomically(page, tuned_html(tuned))
-    write_atomically(folder / "tune.json", data + "\n")
     write_atomically(folder / "curve.csv", curve_csv(tuned))
     return page
 
@@ -55,9 +53,8 @@ def write_compromise(found: Compromise, folder: Path) -> Path:
         The folder cannot be written to.
     """
     page = folder / "tune.html"
-    data = json.dumps(compromise_json(found), indent=2, allow_nan=False)
+    write_json(folder / "tune.json", compromise_json(found))
     write_atomically(page, compromise_html(found))
-    write_atomically(folder / "tune.json", data + "\n")
     for at, tuned in enumerate(found.each):
         write_atomically(folder / f"curve-{at}.csv", curve_csv(tuned))
     return page

@@ -180,7 +180,7 @@ def _picture(cases: Sequence[Case]) -> Picture:
             xanchor="center", yanchor="top", showarrow=False, font={"size": 15},
         )  # fmt: skip
     figure.add_annotation(
-        text="The jumps are real: a slightly<br>larger cap moves a layer into<br>"
+        text="The jumps are no noise: a slightly<br>larger cap moves a layer into<br>"
         "another bucket, and the size of<br>the last one decides the wait.",
         x=0.2, y=0.88, xref="paper", yref="paper", xanchor="left", yanchor="top", align="left",
         showarrow=False, font={"size": 12, "color": QUIET_INK},
