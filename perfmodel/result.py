@@ -35,7 +35,8 @@ class BucketTime:
 class LinkUse:
     """Traffic over one directed link during one step.
 
-    `utilisation` is bytes / (bandwidth * step time), 0 to 1.
+    `nbytes` are bytes of payload. `utilisation`, 0 to 1, is how much of the step the link was busy
+    with them and with what protocols add, or what a slow protocol leaves unused.
     """
 
     src: str

@@ -40,12 +40,16 @@ class Stage:
         Links' latency and the library's own time per step.
     cap_Bps : ndarray of float, shape (edges,)
         Most that an edge may carry (of wire bytes).
+    load : ndarray of float, shape (edges,)
+        What an edge carries per byte of payload, beside the protocol's `Carried.wire_factor`: the
+        phases have it in their bytes.
     """
 
     phases: tuple[Phase, ...]
     edges: Edges
     latency_s: Floats
     cap_Bps: Floats
+    load: Floats
 
 
 @dataclass(frozen=True, slots=True)

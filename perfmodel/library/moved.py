@@ -58,6 +58,7 @@ def _moved(way: Carried, stage: Stage, machine: Machine) -> Stage:
         edges=edges,
         latency_s=np.where(rest_s == 0, after_s, after_s + rest_s),
         cap_Bps=rate_limit_Bps(protocol, edges, way.schedule),
+        load=stage.load,
     )
 
 

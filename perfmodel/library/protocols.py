@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.collectives.schedule import Phase
 from perfmodel.errors import Fault, InputError
@@ -84,17 +85,20 @@ def with_protocol(way: Way, name: str, protocol: Protocol, nbytes: int) -> Carri
     schedule = way.schedule
     if way.alike > 1 and protocol.max_rate is not None:
         protocol = protocol.model_copy(update={"max_rate": protocol.max_rate / way.alike})
+
+    def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
+        load = _load_of(edges, protocol)
+        return Stage(
+            phases=tuple(replace(phase, nbytes=phase.nbytes * load) for phase in phases),
+            edges=edges,
+            latency_s=step_latency_s(protocol, edges, schedule),
+            cap_Bps=rate_limit_Bps(protocol, edges, schedule),
+            load=load,
+        )
+
     return Carried(
         schedule=schedule,
-        stages=tuple(
-            Stage(
-                phases=_as_loaded(phases, edges, protocol),
-                edges=edges,
-                latency_s=step_latency_s(protocol, edges, schedule),
-                cap_Bps=rate_limit_Bps(protocol, edges, schedule),
-            )
-            for phases, edges in way.laid
-        ),
+        stages=tuple(stage_of(*laid) for laid in way.laid),
         protocol=name,
         launch_s=launch_s(protocol, nbytes),
         wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
@@ -103,11 +107,8 @@ def with_protocol(way: Way, name: str, protocol: Protocol, nbytes: int) -> Carri
     )
 
 
-def _as_loaded(phases: tuple[Phase, ...], edges: Edges, protocol: Protocol) -> tuple[Phase, ...]:
-    """Phases with what links to reducing switches, and networks, carry for their payload."""
+def _load_of(edges: Edges, protocol: Protocol) -> NDArray[np.float64]:
+    """What links to reducing switches, and networks, carry per byte of payload."""
     between = protocol.network_efficiency * (protocol.staged_efficiency if edges.staged else 1.0)
-    if protocol.switch_efficiency == between == 1.0:
-        return phases
     factor = np.where((edges.src < 0) | (edges.dst < 0), 1.0 / protocol.switch_efficiency, 1.0)
-    factor = np.where(edges.hop == _NETWORK, 1.0 / between, factor)
-    return tuple(replace(phase, nbytes=phase.nbytes * factor) for phase in phases)
+    return np.where(edges.hop == _NETWORK, 1.0 / between, factor)

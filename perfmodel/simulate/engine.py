@@ -95,7 +95,7 @@ def simulate(
     return Run(
         Timeline(tuple(sorted(main.spans, key=lambda span: (span.start_s, span.end_s)))),
         (*main.step_ends_s, *[0.0] * (steps - len(main.step_ends_s))),
-        network.bytes_on_arc,
+        network.counted,
         tuple(main.meetings),
         {job.plan.name: job.completed_s for job in others},
         network.notes,

@@ -202,9 +202,13 @@ def stage_bytes(way: Carried, stage: Stage) -> Floats:
     return payload * way.wire_factor
 
 
-def add_traffic(bytes_on_arc: Floats, way: Carried, times: int = 1) -> None:
-    """Count the wire bytes that a collective, or so many like it, put on each directed link."""
+def add_traffic(
+    bytes_on_arc: Floats, way: Carried, times: int = 1, *, payload: bool = False
+) -> None:
+    """Count bytes of a collective, or so many like it, on each link: on the wire, or of payload."""
     for stage in way.stages:
-        edges = stage.edges
-        spread = np.repeat(times * stage_bytes(way, stage), np.diff(edges.pointers))
+        edges, nbytes = stage.edges, times * stage_bytes(way, stage)
+        if payload:
+            nbytes /= way.wire_factor * stage.load
+        spread = np.repeat(nbytes, np.diff(edges.pointers))
         bytes_on_arc += np.bincount(edges.arcs, weights=spread, minlength=len(bytes_on_arc))

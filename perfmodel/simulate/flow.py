@@ -24,7 +24,8 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.carry import Carried, Group, Machine, Stage
 from perfmodel.library.edges import Edges
 from perfmodel.simulate.adapted import Adapted
-from perfmodel.simulate.estimate import Estimator, Timed, add_traffic
+from perfmodel.simulate.counted import Counted, count_collective, count_stream, nothing_counted
+from perfmodel.simulate.estimate import Estimator, Timed
 from perfmodel.simulate.moving import Collective, Flow, sort_key, stream_stage
 from perfmodel.simulate.notes import NOTES, Note, Why, approximated
 from perfmodel.simulate.sharing import SHORTEST_S, Meeting, Share, in_turns, shared_rates
@@ -54,7 +55,7 @@ class FlowNetwork:
     estimator: Estimator
     changes_left: int | None = None
     machine: Machine = field(init=False)
-    _bytes: Floats = field(init=False)
+    _counted: Counted = field(init=False)
     _uncounted: dict[int, tuple[Carried, int]] = field(default_factory=dict, init=False)
     _meeting: Meeting[Job] = field(default_factory=Meeting, init=False)
     _active: dict[Job, None] = field(default_factory=dict, init=False)
@@ -68,16 +69,16 @@ class FlowNetwork:
     def __post_init__(self) -> None:
         self.machine, self._present = self.estimator.machine, self.estimator
         self._adapted = Adapted(self.estimator, self.machine)
-        self._bytes = np.zeros(len(self.machine.topology.arcs))
+        self._counted = nothing_counted(len(self.machine.topology.arcs))
 
     @property
-    def bytes_on_arc(self) -> Floats:
-        """Wire bytes over each directed link: of collectives begun, and of streams until now."""
+    def counted(self) -> Counted:
+        """Bytes over each directed link: of collectives begun, and of streams until now."""
         self._count_streams()
         for way, times in self._uncounted.values():
-            add_traffic(self._bytes, way, times)
+            count_collective(self._counted, way, times)
         self._uncounted.clear()
-        return self._bytes
+        return self._counted
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -134,7 +135,7 @@ class FlowNetwork:
                 job.stage = _around(machine, job.stage)
             else:
                 stages = self._adapted.legs(job.laid)[job.leg :]
-                job.recount(self._bytes, stages)
+                job.recount(self._counted, stages)
                 job.move(stages[0])
         if any(isinstance(job, Collective) for job in self._active):
             self._why["changed"] = None
@@ -309,7 +310,7 @@ class FlowNetwork:
                 self._count(job)
 
     def _count(self, job: Flow) -> None:
-        np.add.at(self._bytes, job.stage.edges.arcs, job.send(self.env.now))
+        count_stream(self._counted, job.stage.edges.arcs, job.send(self.env.now))
 
 
 def _saying(done: simpy.Event) -> Callable[[simpy.Event], None]:

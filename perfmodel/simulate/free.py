@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from perfmodel.library.carry import Group, Machine
+from perfmodel.simulate.counted import Counted, nothing_counted
 from perfmodel.simulate.estimate import Estimator
 from perfmodel.simulate.notes import Note
 
@@ -22,10 +21,10 @@ class FreeNetwork:
     estimator: Estimator
     changes_left: int | None = None
     notes: tuple[Note, ...] = ()
-    bytes_on_arc: NDArray[np.float64] = field(init=False)
+    counted: Counted = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bytes_on_arc = np.zeros(len(self.estimator.machine.topology.arcs))
+        self.counted = nothing_counted(len(self.estimator.machine.topology.arcs))
 
     def collective(
         self, _op: str, _nbytes: int, _groups: tuple[Group, ...], _root: int

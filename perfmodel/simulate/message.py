@@ -19,7 +19,14 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.carry import Carried, Group, Machine
 from perfmodel.library.moved import moved
 from perfmodel.simulate.adapted import Adapted
-from perfmodel.simulate.estimate import Estimator, add_traffic
+from perfmodel.simulate.counted import (
+    Counted,
+    count_collective,
+    count_elsewhere,
+    count_stream,
+    nothing_counted,
+)
+from perfmodel.simulate.estimate import Estimator
 from perfmodel.simulate.notes import Note
 from perfmodel.simulate.sending import Place, Sending
 from perfmodel.simulate.standstill import standing_text, waiting_text
@@ -30,6 +37,7 @@ from perfmodel.simulate.tables import (
     routes_of,
     stream_columns,
     stream_routes,
+    wire_shares,
 )
 
 LAST_IN_INSTANT = 2
@@ -56,7 +64,7 @@ class _Run:
     ended: simpy.Event
     key: Any  # under which its place may be used again; None: not
     nbytes: float  # of a stream
-    counted_bytes: float = 0.0  # those of a stream that are in `bytes_on_arc`
+    counted_bytes: float = 0.0  # those of a stream that are in `counted`
 
 
 @dataclass
@@ -94,16 +102,16 @@ class MessageNetwork:
         self.machine = self.estimator.machine
         self._adapted = Adapted(self.estimator, self.machine)
         arcs = self.machine.topology.arcs
-        self._bytes = np.zeros(len(arcs))
+        self._counted = nothing_counted(len(arcs))
         self._sending = Sending(arcs.bandwidth_Bps)
         if self.compiled:
             self._sending.compile()
 
     @property
-    def bytes_on_arc(self) -> NDArray[np.float64]:
-        """Wire bytes over each directed link: of collectives begun, and of streams until now."""
+    def counted(self) -> Counted:
+        """Bytes over each directed link: of collectives begun, and of streams until now."""
         self._count_streams()
-        return self._bytes
+        return self._counted
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -124,7 +132,7 @@ class MessageNetwork:
         ended = []
         for way in ways:
             now = self._adapted.now(way)
-            add_traffic(self._bytes, now)
+            count_collective(self._counted, now)
             ended.append(self._start(now, id(way), self.env.now + way.launch_s, laid=way))
         return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 
@@ -158,7 +166,10 @@ class MessageNetwork:
             old, run.key = _routes(run.what), None
             if isinstance(run.laid, Carried):
                 run.what = moved(run.laid, machine)
-                self._recount(run.place, old, _routes(run.what))
+                left_bytes = self._sending.left_bytes(run.place, self.env.now)
+                count_elsewhere(
+                    self._counted, old, _routes(run.what), left_bytes, wire_shares(run.laid)
+                )
             else:
                 run.what = _around(machine, run.laid)
             routes.append((run.place, _routes(run.what)))
@@ -257,16 +268,8 @@ class MessageNetwork:
                 self._count(run, run.what, self._sending.sent_bytes(run.place, self.env.now))
 
     def _count(self, run: _Run, stream: Stream, sent_bytes: float) -> None:
-        np.add.at(self._bytes, list(stream.route), sent_bytes - run.counted_bytes)
+        count_stream(self._counted, np.array(stream.route), sent_bytes - run.counted_bytes)
         run.counted_bytes = sent_bytes
-
-    def _recount(self, place: Place, old: Routes, new: Routes) -> None:
-        """Count what is still to be sent on the links that will carry it."""
-        if np.array_equal(old.arcs, new.arcs):
-            return
-        left = self._sending.left_bytes(place, self.env.now)
-        for routes, sign in ((old, -1.0), (new, 1.0)):
-            np.add.at(self._bytes, routes.arcs, sign * np.repeat(left, np.diff(routes.pointers)))
 
 
 def _succeed(event: simpy.Event) -> None:

@@ -17,6 +17,7 @@ from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing import Doors
 from perfmodel.library.carry import Carried, Stage
 from perfmodel.library.edges import Edges
+from perfmodel.simulate.counted import Counted, count_elsewhere
 from perfmodel.simulate.estimate import Estimator, Timed, leg_of, ranks_of, stage_bytes
 
 Floats = NDArray[np.float64]
@@ -140,16 +141,13 @@ class Collective:
         """Share of its leg that each edge has not yet sent for certain; shape (edges,)."""
         return self._clocks.left() if self._clocks else np.ones(len(self.stage.edges))
 
-    def recount(self, bytes_on_arc: Floats, stages: tuple[Stage, ...]) -> None:
+    def recount(self, counted: Counted, stages: tuple[Stage, ...]) -> None:
         """Count what is still to be sent on the links that will carry it, and not on others."""
         before = (self.stage, *(leg.stage for leg in self.legs[self.leg + 1 :]))
         for index, (old, new) in enumerate(zip(before, stages, strict=True)):
-            if np.array_equal(old.edges.arcs, new.edges.arcs):
-                continue
             nbytes = stage_bytes(self.way, old) * (1.0 if index else self.left())
-            for edges, sign in ((old.edges, -1.0), (new.edges, 1.0)):
-                spread = np.repeat(nbytes, np.diff(edges.pointers))
-                np.add.at(bytes_on_arc, edges.arcs, sign * spread)
+            share = self.way.wire_factor * old.load
+            count_elsewhere(counted, old.edges, new.edges, nbytes, share)
 
     def wire_bytes(self) -> Floats:
         """Wire bytes of each edge in the present leg."""
@@ -214,7 +212,7 @@ def stream_stage(route: tuple[int, ...], cap_Bps: float) -> Stage:
         src=one, dst=one, pointers=np.array([0, len(route)]), arcs=np.array(route, dtype=np.int64),
         latency_s=np.zeros(1), cap_Bps=np.array([cap_Bps]), hop=one, staged=False,
     )  # fmt: skip
-    return Stage((), edges, np.zeros(1), np.array([cap_Bps]))
+    return Stage((), edges, np.zeros(1), np.array([cap_Bps]), np.ones(1))
 
 
 def sort_key(job: Collective | Flow) -> tuple[float, int, float, int]:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from perfmodel.library.carry import Group, Machine
+from perfmodel.simulate.counted import Counted
 from perfmodel.simulate.notes import Note
 
 
 class Network(Protocol):
     """A network that carries collectives and messages in simulated time.
 
-    `bytes_on_arc` grows by the wire bytes that each directed link has carried. `changes_left` says
-    how often the machine will still change, if that is known.
+    `changes_left` says how often the machine will still change, if that is known.
     """
 
     changes_left: int | None
 
     @property
-    def bytes_on_arc(self) -> NDArray[np.float64]:
-        """Wire bytes over each directed link until now; shape (arcs,)."""
+    def counted(self) -> Counted:
+        """Bytes over each directed link until now."""
         ...
 
     @property

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import SimulationError
 from perfmodel.library.carry import Machine
+from perfmodel.simulate.counted import Counted, both_counted, nothing_counted
 from perfmodel.simulate.engine import NETWORKS, Fidelity
 from perfmodel.simulate.estimate import Estimator
 from perfmodel.simulate.incidents import Meeting
@@ -81,16 +82,16 @@ class _Alone:
     fidelity: str
     notes: dict[str, Note] = field(default_factory=dict)
     """Where what was simulated is an approximation, by kind."""
-    _known: dict[Collective, tuple[float, NDArray[np.float64]]] = field(default_factory=dict)
+    _known: dict[Collective, tuple[float, Counted]] = field(default_factory=dict)
 
-    def __call__(self, work: Collective) -> tuple[float, NDArray[np.float64]]:
+    def __call__(self, work: Collective) -> tuple[float, Counted]:
         """Return its duration in seconds, and its bytes on each arc."""
         if work not in self._known:
             env = simpy.Environment()
             network = NETWORKS[self.fidelity](env, self.estimator)
             groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
             env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
-            self._known[work] = (env.now, network.bytes_on_arc)
+            self._known[work] = (env.now, network.counted)
             self.notes |= {note.why: note for note in network.notes}
         return self._known[work]
 
@@ -114,7 +115,7 @@ class _Recurrence:
         self._spans: list[Span] = []
         self._meetings: list[Meeting] = []
         self._step_ends = [0.0] * steps
-        self._bytes: NDArray[np.float64] | float = 0.0
+        self._counted = nothing_counted(len(alone.estimator.machine.topology.arcs))
 
     def run(self) -> Run:
         for nodes in order(self._plan, self._steps):
@@ -125,12 +126,10 @@ class _Recurrence:
             elif isinstance(task.work, Collective):
                 self._meet(nodes, task.work)
         spans = tuple(sorted(self._spans, key=lambda span: (span.start_s, span.end_s)))
-        arcs = len(self._alone.estimator.machine.topology.arcs)
-        carried = np.zeros(arcs) + self._bytes
         return Run(
             Timeline(spans),
             tuple(self._step_ends),
-            carried,
+            self._counted,
             tuple(self._meetings),
             notes=tuple(self._alone.notes.values()),
         )
@@ -156,14 +155,14 @@ class _Recurrence:
             for task, at in zip(tasks, ready, strict=True)
         ]
         start_s = max(_last(at) for at in came)
-        takes_s, nbytes = self._alone(work)
+        takes_s, counted = self._alone(work)
         end_s = start_s + takes_s
         if self._to_s and start_s == self._to_s[-1]:
             self._to_s[-1] = end_s
         elif takes_s > 0:
             self._from_s.append(start_s)
             self._to_s.append(end_s)
-        self._bytes = self._bytes + nbytes
+        self._counted = both_counted(self._counted, counted)
         for (_, index), task, at in zip(nodes, tasks, ready, strict=True):
             self._note(step, index, task, at, start_s, end_s)
         self._meetings += _meeting(step, tasks, came, start_s, self._ranks)

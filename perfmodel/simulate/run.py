@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
+from perfmodel.simulate.counted import Counted
 from perfmodel.simulate.incidents import Meeting
 from perfmodel.simulate.notes import Note
 from perfmodel.timeline import Span, Timeline
@@ -24,8 +22,8 @@ class Run:
         All spans; times since the start of the run.
     step_ends_s : tuple of float
         When the last task of each step that is not the host's ended.
-    bytes_on_arc : ndarray of float, shape (arcs,)
-        Wire bytes over each directed link, whole run.
+    counted : Counted
+        Bytes over each directed link, whole run.
     meetings : tuple of Meeting
         How the ranks of each collective met; empty where all ranks are alike.
     others_step_ends_s : mapping of str to tuple of float
@@ -36,7 +34,7 @@ class Run:
 
     timeline: Timeline
     step_ends_s: tuple[float, ...]
-    bytes_on_arc: NDArray[np.float64]
+    counted: Counted
     meetings: tuple[Meeting, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()

@@ -16,7 +16,6 @@ from functools import partial
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from perfmodel.errors import SimulationError
 from perfmodel.library.carry import Carried, Group, Machine
@@ -24,7 +23,8 @@ from perfmodel.library.laying import edges_between
 from perfmodel.library.protocols import numbers_of
 from perfmodel.simulate.adapted import Adapted
 from perfmodel.simulate.cores import Cores
-from perfmodel.simulate.estimate import Estimator, add_traffic
+from perfmodel.simulate.counted import Counted, count_collective, nothing_counted
+from perfmodel.simulate.estimate import Estimator
 from perfmodel.simulate.loops import Loops, Turn, turns_of
 from perfmodel.simulate.notes import Note
 from perfmodel.simulate.wires import ENDLESS, Connection, Link
@@ -63,7 +63,7 @@ class SocketNetwork:
     estimator: Estimator
     changes_left: int | None = None
     notes: tuple[Note, ...] = ()
-    bytes_on_arc: NDArray[np.float64] = field(init=False)
+    counted: Counted = field(init=False)
     _adapted: Adapted = field(init=False)
     _links: dict[int, Link] = field(default_factory=dict, init=False)
     _connections: dict[tuple[int, ...], Connection] = field(default_factory=dict, init=False)
@@ -77,7 +77,7 @@ class SocketNetwork:
 
     def __post_init__(self) -> None:
         self._adapted = Adapted(self.estimator, self.estimator.machine)
-        self.bytes_on_arc = np.zeros(len(self.estimator.machine.topology.arcs))
+        self.counted = nothing_counted(len(self.estimator.machine.topology.arcs))
         sockets = self.estimator.machine.topology.sockets
         self._cores = Cores(sockets.cores, sockets.core_speed)
 
@@ -94,7 +94,7 @@ class SocketNetwork:
         """Start collectives now, each as it is carried; the event fires when all have ended."""
         ended = []
         for way in ways:
-            add_traffic(self.bytes_on_arc, way)
+            count_collective(self.counted, way)
             ended.append(self._start(self._laid(way)))
         return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 

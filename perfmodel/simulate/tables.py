@@ -98,21 +98,15 @@ def columns_of(way: Carried, sends: FlatMessages, capacity_Bps: Floats) -> Colum
         "edges.head": tail - count,
         "edges.tail": tail,
         "sends.edge": edge[order],
-        "sends.nbytes": (sends.nbytes * way.wire_factor * _heavier(way)[edge])[order],
+        "sends.nbytes": (sends.nbytes * wire_shares(way)[edge])[order],
         "runs.edge_end": np.full(1, len(stage_of_edge)),
         "runs.sends_left": np.full(1, len(sends)),
     }
 
 
-def _heavier(way: Carried) -> Floats:
-    """What each edge carries for a byte of payload, where some carry more than others."""
-    planned = iter(way.schedule.phases)
-    found = [np.ones(0)]
-    for stage in way.stages:
-        carried = sum((p.nbytes for p in stage.phases), np.zeros(len(stage.edges)))
-        payload = sum((next(planned).nbytes for _ in stage.phases), np.zeros(len(stage.edges)))
-        found.append(np.divide(carried, payload, out=np.ones_like(payload), where=payload > 0))
-    return np.concatenate(found)
+def wire_shares(way: Carried) -> Floats:
+    """Bytes on the wire per byte of payload on each edge, stage after stage; shape (edges,)."""
+    return way.wire_factor * np.concatenate([np.ones(0), *(stage.load for stage in way.stages)])
 
 
 def stream_routes(route: tuple[int, ...], cap_Bps: float) -> Routes:

@@ -74,7 +74,7 @@ def bottleneck(point: Point, suspects: Suspects) -> str:
 
 def _link(point: Point, suspects: Suspects) -> str:
     arcs = suspects.estimator.machine.topology.arcs
-    nbytes = suspects.run.bytes_on_arc / suspects.steps
+    nbytes = suspects.run.counted.wire_bytes / suspects.steps
     usable = suspects.mine & (arcs.bandwidth_Bps > 0)  # not what is dead
     busy_s = np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
     label = arcs.label(int(np.argmax(busy_s)))

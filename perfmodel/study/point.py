@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.result import BucketTime, LinkUse, Memory, Point
+from perfmodel.simulate.counted import Counted
 from perfmodel.simulate.engine import Run
 from perfmodel.timeline import Span, Timeline, covered_s, exposed_s
 from perfmodel.topology.model import Topology
@@ -71,7 +72,7 @@ def to_point(seen: Observed) -> Point:
     parts = parts_of_steps(seen.plan, seen.run, counted)
     spans = _within(tuple(by_step[seen.shown]), ends[seen.shown])
     step_s = sum(seen.steps_s) / seen.counted
-    links = link_uses(seen.topology, seen.run.bytes_on_arc / seen.steps, step_s)
+    links = link_uses(seen.topology, seen.run.counted, seen.steps, step_s)
     return Point(
         gpus=seen.gpus,
         nodes=seen.nodes,
@@ -199,16 +200,17 @@ def _bucket_times(
 
 
 def link_uses(
-    topology: Topology, nbytes: np.ndarray[tuple[int], np.dtype[np.float64]], step_s: float
+    topology: Topology, counted: Counted, steps: int, step_s: float
 ) -> tuple[LinkUse, ...]:
     """Traffic per step on the links of the first hosts and on the fabric's."""
     arcs = topology.arcs
     fabric_from = topology.hosts * topology.host_arcs
-    shown = np.flatnonzero(nbytes > 0)
+    wire_bytes, payload_bytes = counted.wire_bytes / steps, counted.payload_bytes / steps
+    shown = np.flatnonzero(wire_bytes > 0)
     shown = shown[(shown < SHOWN_HOSTS * topology.host_arcs) | (shown >= fabric_from)]
     rates = arcs.bandwidth_Bps
-    use = np.divide(nbytes, rates * step_s, out=np.zeros(len(arcs)), where=rates > 0)
+    use = np.divide(wire_bytes, rates * step_s, out=np.zeros(len(arcs)), where=rates > 0)
     return tuple(
-        LinkUse(*arcs.names[i], arcs.kinds[i], float(nbytes[i]), float(use[i]))
+        LinkUse(*arcs.names[i], arcs.kinds[i], float(payload_bytes[i]), float(use[i]))
         for i in shown.tolist()
     )

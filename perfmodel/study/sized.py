@@ -328,7 +328,7 @@ def _own_links(sized: Sized, seen: Counted) -> NDArray[np.bool_]:
     if others:
         mine = [one for one in sized.happening if one not in others and not one.jitter]
         run = run_disturbed(seen.setting, mine, seen.steps if mine else 1)[1]
-    return run.bytes_on_arc > 0
+    return run.counted.wire_bytes > 0
 
 
 def _interval(sized: Sized, seen: Counted, point: Point) -> tuple[float, float] | None:

@@ -190,7 +190,8 @@ def laid(machine: Machine, schedule: Schedule, members: Sequence[int]) -> Carrie
     for phases in stages_of(schedule):
         src, dst = ranks[phases[0].src], ranks[phases[0].dst]
         edges = edges_between(machine.topology, machine.router, src, dst)
-        stages.append(Stage(phases, edges, edges.latency_s, edges.cap_Bps))
+        load = np.ones(len(edges))
+        stages.append(Stage(phases, edges, edges.latency_s, edges.cap_Bps, load))
     credits = next(iter(machine.library.protocols.values())).credits
     return Carried(schedule, tuple(stages), "simple", 0.0, 1.0, credits)
 
@@ -216,4 +217,11 @@ def flow(route: Route, nbytes: int, cap_Bps: float = np.inf, latency_s: float = 
         arcs=np.array(route, dtype=np.int64), latency_s=latency, cap_Bps=cap,
         hop=np.array([0]), staged=False,
     )  # fmt: skip
-    return Carried(schedule, (Stage(schedule.phases, edges, latency, cap),), "simple", 0.0, 1.0, 1)
+    return Carried(
+        schedule,
+        (Stage(schedule.phases, edges, latency, cap, np.ones(len(edges))),),
+        "simple",
+        0.0,
+        1.0,
+        1,
+    )

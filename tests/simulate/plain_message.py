@@ -10,15 +10,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from perfmodel.collectives.dependencies import Messages, followers, messages, unrolled
 from perfmodel.errors import SimulationError
 from perfmodel.library.carry import Carried, Group, Machine, carry_message
 from perfmodel.library.moved import moved
-from perfmodel.simulate.estimate import Estimator, add_traffic
+from perfmodel.simulate.counted import Counted, count_collective, nothing_counted
+from perfmodel.simulate.estimate import Estimator
 
 LAST_IN_INSTANT = 2
 """SimPy priority after NORMAL (1): everything that starts at one time shares from the start."""
@@ -199,7 +198,7 @@ class PlainMessageNetwork:
     env: simpy.Environment
     estimator: Estimator
     machine: Machine = field(init=False)
-    bytes_on_arc: NDArray[np.float64] = field(init=False)
+    counted: Counted = field(init=False)
     _wires: Wires = field(init=False)
     _sends: dict[int, tuple[Carried, Messages]] = field(default_factory=dict, init=False)
     _runs: list[_Run] = field(default_factory=list, init=False)
@@ -208,7 +207,7 @@ class PlainMessageNetwork:
     def __post_init__(self) -> None:
         self.machine = self.estimator.machine
         arcs = self.machine.topology.arcs
-        self.bytes_on_arc = np.zeros(len(arcs))
+        self.counted = nothing_counted(len(arcs))
         self._wires = Wires(self.env, arcs.bandwidth_Bps.tolist(), self.machine.library.in_order)
 
     def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
@@ -225,7 +224,7 @@ class PlainMessageNetwork:
         ended = []
         for way in ways:
             now = way if self.machine is self.estimator.machine else moved(way, self.machine)
-            add_traffic(self.bytes_on_arc, now)
+            count_collective(self.counted, now)
             run = _Run(self.env, self._wires, way, self._unrolled(way))
             run.lay(now)
             self._runs.append(run)

@@ -171,4 +171,4 @@ def test_flows_on_one_link_finish_when_theory_says(
     env.run(until=env.all_of(streams))
     wanted = [sum(min(other, size) for other in sizes) / 1e9 for size in sizes]
     assert ends == pytest.approx(wanted, rel=1e-9)
-    assert network.bytes_on_arc[0] == pytest.approx(sum(sizes))
+    assert network.counted.wire_bytes[0] == pytest.approx(sum(sizes))

@@ -83,10 +83,11 @@ def test_a_lost_cable_is_driven_around_with_what_was_sent_kept(compiled: bool) -
     env.run(until=ended)
     assert env.now >= LARGE / speed
     assert env.now < 3 * LARGE / speed
-    assert network.bytes_on_arc[cable] == pytest.approx(LARGE / 2, rel=1e-3)
+    assert network.counted.wire_bytes[cable] == pytest.approx(LARGE / 2, rel=1e-3)
     cables = range(topology.first_cable, len(topology.arcs))
     leaving = [arc for arc in cables if topology.arcs.names[arc][0].startswith("n0/")]
-    assert network.bytes_on_arc[leaving].sum() == pytest.approx(LARGE)
+    assert network.counted.wire_bytes[leaving].sum() == pytest.approx(LARGE)
+    assert network.counted.payload_bytes[leaving].sum() == pytest.approx(LARGE)
 
 
 def test_who_cannot_be_reached_any_more_is_named() -> None:
@@ -152,7 +153,7 @@ def test_a_stream_shares_and_is_counted_while_it_runs(
         env.run(until=env.timeout(1.0))
         alone = min(cap_Bps, 1e9)
         wanted = LARGE + (1e9 * (1 - share)) * took_s + alone * 1.0
-        assert network.bytes_on_arc[0] == pytest.approx(wanted, rel=1e-9)
+        assert network.counted.wire_bytes[0] == pytest.approx(wanted, rel=1e-9)
 
 
 @COMPILED

@@ -203,7 +203,7 @@ def test_bytes_on_the_wire_are_counted_per_link(switched_topology: Maker) -> Non
         env = simpy.Environment()
         network = make(env, Estimator(Machine(topology, load_library("plain"))))
         env.run(until=network.collective("all_reduce", 4000, (range(4),), 0))
-        assert network.bytes_on_arc == pytest.approx([2 * 3 / 4 * 4000] * 8)
+        assert network.counted.wire_bytes == pytest.approx([2 * 3 / 4 * 4000] * 8)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,8 @@ def test_a_vector_of_ranks_is_a_process_for_each(
         stretch=Variation(each, jitter, slow_ranks),
     )
     assert vector.step_ends_s == pytest.approx(engine.step_ends_s, rel=1e-9, abs=1e-15)
-    assert vector.bytes_on_arc == pytest.approx(engine.bytes_on_arc)
+    assert vector.counted.wire_bytes == pytest.approx(engine.counted.wire_bytes)
+    assert vector.counted.payload_bytes == pytest.approx(engine.counted.payload_bytes)
     found = {(m.step, m.name): m for m in vector.meetings}
     for meeting in engine.meetings:
         other = found[meeting.step, meeting.name]

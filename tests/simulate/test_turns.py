@@ -29,7 +29,7 @@ def stage_of(routes: list[list[int]], works: list[list[tuple[int, int]]]) -> Sta
         np.array([arc for route in routes for arc in route], dtype=np.int64),
         none, none + np.inf, ranks * 0, staged=False,
     )  # fmt: skip
-    return Stage(phases, edges, none, none + np.inf)
+    return Stage(phases, edges, none, none + np.inf, none + 1.0)
 
 
 @settings(deadline=None, max_examples=200)

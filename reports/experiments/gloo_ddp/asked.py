@@ -95,11 +95,11 @@ def write_scenario(
 
 
 def _parameters(layers: Sequence[Layer]) -> str:
-    """Tensors in the order in which the gradients of each layer come."""
+    """Tensors so that gradients come as they do: against the order of the rows."""
     rows = [
         f"{layer.name}.{number},{layer.numels[number]},{layer.name}"
         for at, layer in enumerate(layers)
-        for number in accumulation_order(len(layer.numels), leaf=at == 0)
+        for number in reversed(accumulation_order(len(layer.numels), leaf=at == 0))
     ]
     return "\n".join(["name,numel,layer", *rows, ""])
 

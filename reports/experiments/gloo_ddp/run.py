@@ -18,6 +18,7 @@ from pathlib import Path
 
 from reports.experiments.gloo_ddp import links, settings
 from reports.experiments.gloo_ddp.asked import recommended, write_scenario
+from reports.experiments.gloo_ddp.awake import Awake
 from reports.experiments.gloo_ddp.lab import Lab, Net
 from reports.experiments.gloo_ddp.models import MODELS
 from reports.experiments.gloo_ddp.train import Timed, Trial, run_trials, spread
@@ -45,7 +46,8 @@ def main() -> None:
         sys.exit("run it as root: it makes network namespaces")
     nets = [settings.NETS[int(at)] for at in given.nets.split(",") if at] or list(settings.NETS)
     caps = [cap for cap in given.caps.split(",") if cap]
-    run(nets, given.models.split(","), given.output, caps, given.rounds, add=given.add)
+    with Awake():
+        run(nets, given.models.split(","), given.output, caps, given.rounds, add=given.add)
 
 
 def run(

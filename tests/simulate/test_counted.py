@@ -1,0 +1,71 @@
+"""Bytes over links: what was sent is counted apart from what makes a link busy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import simpy
+
+from perfmodel.library.carry import Machine, carry
+from perfmodel.library.model import library_on, load_library
+from perfmodel.simulate.counted import (
+    Counted,
+    both_counted,
+    count_elsewhere,
+    count_stream,
+    nothing_counted,
+)
+from perfmodel.simulate.engine import NETWORKS
+from perfmodel.simulate.estimate import Estimator
+from perfmodel.topology.build import build
+
+NBYTES = 64 * 1024 * 1024
+
+
+class Routes:
+    """Two edges: one crosses a link, the other two."""
+
+    def __init__(self, *arcs: int) -> None:
+        self.arcs, self.pointers = np.array(arcs), np.array([0, 1, 3])
+
+
+@pytest.mark.parametrize("fidelity", ["flow", "message"])
+@pytest.mark.parametrize("protocol", ["simple", "ll"])
+def test_payload_of_a_ring_is_what_users_sent(fidelity: str, protocol: str) -> None:
+    """2 (N - 1) / N leave each host, though V100s stage it and LL adds a flag to each word."""
+    topology = build("v100-x8-25g", hosts=2, fabric="one-switch")
+    machine = Machine(topology, library_on(load_library("nccl"), topology))
+    ways = carry(machine, "all_reduce", NBYTES, range(16), algorithm="ring")
+    env = simpy.Environment()
+    network: Any = NETWORKS[fidelity](env, Estimator(machine))
+    (way,) = (way for way in ways if way.protocol == protocol)
+    env.run(until=network.launch([way]))
+    cables = range(topology.first_cable, len(topology.arcs))
+    leaving = [arc for arc in cables if topology.arcs.names[arc][0].startswith("n0/")]
+    payload = 2 * 15 / 16 * NBYTES
+    assert network.counted.payload_bytes[leaving].sum() == pytest.approx(payload, rel=1e-6)
+    busy_with = network.counted.wire_bytes[leaving].sum()
+    assert busy_with > (1.99 if protocol == "ll" else 1.3) * payload
+
+
+def test_a_stream_is_payload_as_it_is() -> None:
+    counted = nothing_counted(3)
+    count_stream(counted, np.array([0, 2]), 5.0)
+    assert counted.wire_bytes.tolist() == counted.payload_bytes.tolist() == [5.0, 0.0, 5.0]
+
+
+def test_what_goes_elsewhere_is_counted_there_and_not_here() -> None:
+    counted = nothing_counted(4)
+    old, new = Routes(0, 1, 2), Routes(3, 1, 2)
+    count_elsewhere(counted, old, new, np.array([6.0, 9.0]), np.array([2.0, 3.0]))
+    assert counted.wire_bytes.tolist() == [-6.0, 0.0, 0.0, 6.0]
+    assert counted.payload_bytes.tolist() == [-3.0, 0.0, 0.0, 3.0]
+
+
+def test_counts_add_up() -> None:
+    one = Counted(np.array([1.0]), np.array([0.5]))
+    both = both_counted(one, Counted(np.array([3.0]), np.array([2.0])))
+    assert (both.wire_bytes.item(), both.payload_bytes.item()) == (4.0, 2.5)
+    assert one.wire_bytes.item() == 1.0
