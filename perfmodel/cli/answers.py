@@ -90,9 +90,7 @@ def run(
 
         if fidelity is not None:
             question = changed(question, {"fidelity": fidelity})
-        if explore:
-            _warn(points, each_s)
-        grid = _explored(question, result, measured, points) if explore else None
+        grid = _explored(question, result, measured, points, each_s) if explore else None
         note(f"wrote {write_report(result, output, grid=grid, images=images)}")
 
 
@@ -120,9 +118,14 @@ def _warn(points: int, each_s: float) -> None:
         )
 
 
-def _explored(question: Scenario, result: Result, measured: Profile | None, points: int) -> Grid:
-    """Simulate what the explorer's sliders reach."""
+def _explored(
+    question: Scenario, result: Result, measured: Profile | None, points: int, each_s: float
+) -> Grid:
+    """Simulate what the explorer's sliders reach: `points` settings at most."""
+    from perfmodel.report.explore_axes import axes_of  # noqa: PLC0415
     from perfmodel.report.explore_grid import explore  # noqa: PLC0415
 
+    axes = axes_of(question, result, points)
+    _warn(math.prod(len(axis) for axis in axes), each_s)
     with progress_bar("simulating settings") as progress:
-        return explore(question, result, profile=measured, most=points, progress=progress)
+        return explore(question, result, axes, profile=measured, progress=progress)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from perfmodel.errors import InputError
 from perfmodel.report import words
 from perfmodel.result import Result
-from perfmodel.scenario import DdpStrategy, Scenario
+from perfmodel.scenario import DdpStrategy, Scenario, changed
 from perfmodel.scenario.what_if import INFINITE
-from perfmodel.study.run import resolved
+from perfmodel.study.run import resolved, run_scenario
 from perfmodel.study.what_if import BETWEEN_NODES
 
 MOST_POINTS, LEAST_POINTS = 360, 54
@@ -254,7 +255,22 @@ def _sizes(scenario: Scenario, result: Result) -> list[_Cluster]:
         _Cluster(count * each, count)
         for count in (*powers, nodes)
         if _divides(scenario, count * each)
+        and (count == nodes or _has_what_events_name(scenario, count))
     ]
+
+
+def _has_what_events_name(scenario: Scenario, nodes: int) -> bool:
+    """Whether a scenario can be asked for fewer nodes: events may name what only more of them have.
+
+    On a scaling curve such events are left out, but a slider that shows a size shows all of it.
+    """
+    if not (scenario.events or scenario.cluster.mixed):
+        return True
+    try:
+        run_scenario(changed(scenario, {"scale": {"nodes": [nodes]}}))
+    except InputError:
+        return False
+    return True
 
 
 def _spread(sizes: Sequence[_Cluster]) -> list[_Cluster]:

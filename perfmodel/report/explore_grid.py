@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from perfmodel.calibrate import Profile
-from perfmodel.report.explore_axes import MOST_POINTS, Axis, Stop, axes_of
+from perfmodel.report.explore_axes import Axis, Stop
 from perfmodel.result import Result
 from perfmodel.scenario import Scenario
 from perfmodel.sweep import run_sweep, variants
@@ -140,9 +140,9 @@ def _mean(values: Sequence[tuple[float, float]]) -> float:
 def explore(
     scenario: Scenario,
     result: Result,
+    axes: tuple[Axis, ...],
     *,
     profile: Profile | None = None,
-    most: int = MOST_POINTS,
     jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Grid:
@@ -154,15 +154,14 @@ def explore(
         As it was loaded.
     result : Result
         Its answer.
+    axes : tuple of Axis
+        As `axes_of` makes them.
     profile : Profile, optional
-    most : int
-        Points at most.
     jobs : int, optional
         Processes; default: one per physical core.
     progress : callable, optional
         Called with (simulations done, simulations in all).
     """
-    axes = axes_of(scenario, result, most)
     places = [tuple(map(float, at)) for at in itertools.product(*(range(len(a)) for a in axes))]
     between = list(_between(axes))
     wanted = [*places, *between]

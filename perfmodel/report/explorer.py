@@ -25,10 +25,15 @@ _TILES = (
     ("limit", "Bottleneck", "text"),
 )
 
-_HINT = (
-    "Arrow keys move a slider, Page Up and Page Down go to the next simulated setting. Network "
-    "bandwidth and latency are those of all links between nodes; the library's own latency between "
-    "nodes is scaled alike, and it chooses its algorithms anew."
+_HINT = "Arrow keys move a slider, Page Up and Page Down go to the next simulated setting."
+_NETWORK_HINT = (
+    " Network bandwidth and latency are those of all links between nodes; the library's own "
+    "latency between nodes is scaled alike, and it chooses its algorithms anew."
+)
+_DOTS = "Dots are simulated. The ring is where the slider stands"
+_BETWEEN_DOTS = (
+    "Dots are simulated; dashed lines, and hollow dots, which appear while another slider stands "
+    "between simulated settings, are interpolated. The ring is where the slider stands"
 )
 
 COARSE = 0.05
@@ -48,6 +53,8 @@ def section(result: Result, grid: Grid) -> str:
         "settings."
     )
     sliders = "".join(_slider(axis) for axis in grid.axes)
+    network = any(axis.key in {"bandwidth", "latency"} for axis in grid.axes)
+    hint = _HINT + (_NETWORK_HINT if network else "")
     tiles = "".join(_tile(result, *tile) for tile in _TILES)
     return figure_section(
         "What if",
@@ -55,14 +62,13 @@ def section(result: Result, grid: Grid) -> str:
         f"<style>\n{asset('explorer.css')}</style>",
         f'<div class="explorer" id="explorer"><div>{sliders}'
         '<button type="button" id="explorer-reset">Back to what was asked</button>'
-        f'<p class="hint">{_HINT}</p></div>'
+        f'<p class="hint">{hint}</p></div>'
         '<div><p id="explorer-mark" role="status">The explorer needs JavaScript.</p>'
         f'<div class="answers">{tiles}</div></div></div>'
         '<h3 id="explorer-chart-title"></h3>'
         '<div><svg id="explorer-chart" role="img"></svg></div>'
-        '<p class="hint">Dots are simulated; dashed lines, and hollow dots, which appear while '
-        "another slider stands between simulated settings, are interpolated. The ring is where "
-        "the slider stands; shaded: 80\N{NO-BREAK SPACE}% interval.</p>",
+        f'<p class="hint">{_BETWEEN_DOTS if grid.tried else _DOTS}; shaded: '
+        "80\N{NO-BREAK SPACE}% interval.</p>",
         f'<script type="application/json" id="explorer-data">{_embedded(to_data(grid))}</script>',
         f"<script>\n{asset('explorer.js')}</script>",
     )

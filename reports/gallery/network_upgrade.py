@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gallery.study import Study, as_csv
 from perfmodel.report import words
+from perfmodel.report.explore_axes import axes_of
 from perfmodel.report.explore_grid import explore
 from perfmodel.report.figures import axis, blank
 from perfmodel.report.html import write_report
@@ -52,7 +53,7 @@ def _write(folder: Path) -> Path:
     """Write the report with an explorer, in which all other networks can be tried."""
     question = load_scenario(SCENARIO)
     result = run_scenario(question)
-    return write_report(result, folder, grid=explore(question, result))
+    return write_report(result, folder, grid=explore(question, result, axes_of(question, result)))
 
 
 def upgrades_csv(points: Mapping[str, Point]) -> str:

@@ -141,6 +141,15 @@ def test_axes_that_mean_nothing_are_left_out(asked: Scenario) -> None:
     ]  # fmt: skip
 
 
+def test_sizes_without_what_events_name_are_no_points() -> None:
+    """Node 5 of 32 is slow: a page that shows 1, 2 or 4 nodes would show nothing."""
+    here = load_scenario("straggler")
+    answer = run_scenario(here)
+    assert [stop.value for stop in axes_of(here, answer)[-1].points] == [64, 128, 256]
+    here = changed(here, {"events": []})
+    assert axes_of(here, answer)[-1].points[0].value == 8
+
+
 def test_a_cap_is_never_between_simulated_ones(asked: Scenario, explored: Grid) -> None:
     # A parameter goes into one bucket or the other: between two caps the time jumps.
     cap, rates = axes_of(asked, run_scenario(asked))[:2]
@@ -173,7 +182,7 @@ def test_an_own_cap_and_own_factors_are_where_sliders_stand(asked: Scenario) -> 
 
 @pytest.fixture(scope="module")
 def explored(asked: Scenario, answer: Result) -> Grid:
-    return explore(asked, answer, most=54, jobs=1)
+    return explore(asked, answer, axes_of(asked, answer, 54), jobs=1)
 
 
 def test_where_the_scenario_asks_the_grid_is_its_answer(explored: Grid, answer: Result) -> None:
@@ -213,7 +222,8 @@ def test_interpolation_along_the_network_is_close(asked: Scenario) -> None:
     # communication there is a kink, which no smooth curve follows.
     fixed = {"strategy.bucket_caps": ["1 MiB", "25 MiB"], "scale": {"gpus": [8]}}
     here = changed(asked, fixed)
-    grid = explore(here, run_scenario(here), jobs=1)
+    found = run_scenario(here)
+    grid = explore(here, found, axes_of(here, found), jobs=1)
     assert [(one.key, len(one)) for one in grid.axes] == [
         ("bandwidth", 6), ("latency", 3), ("gpus", 1),
     ]  # fmt: skip
