@@ -135,7 +135,7 @@ class FlowNetwork:
                 job.stage = _around(machine, job.stage)
             else:
                 stages = self._adapted.legs(job.laid)[job.leg :]
-                job.recount(self._counted, stages)
+                job.recount(self.env.now, self._counted, stages)
                 job.move(stages[0])
         if any(isinstance(job, Collective) for job in self._active):
             self._why["changed"] = None

@@ -141,9 +141,12 @@ class Collective:
         """Share of its leg that each edge has not yet sent for certain; shape (edges,)."""
         return self._clocks.left() if self._clocks else np.ones(len(self.stage.edges))
 
-    def recount(self, counted: Counted, stages: tuple[Stage, ...]) -> None:
+    def recount(self, now_s: float, counted: Counted, stages: tuple[Stage, ...]) -> None:
         """Count what is still to be sent on the links that will carry it, and not on others."""
         before = (self.stage, *(leg.stage for leg in self.legs[self.leg + 1 :]))
+        if not np.array_equal(self.stage.edges.arcs, stages[0].edges.arcs):
+            leg = leg_of(self.way, self.stage, self.rates_Bps)
+            self._disturbed().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s)
         for index, (old, new) in enumerate(zip(before, stages, strict=True)):
             nbytes = stage_bytes(self.way, old) * (1.0 if index else self.left())
             share = self.way.wire_factor * old.load

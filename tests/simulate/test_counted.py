@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import simpy
 
-from perfmodel.library.carry import Machine, carry
+from perfmodel.library.carry import Machine, carry, carry_message
 from perfmodel.library.model import library_on, load_library
 from perfmodel.simulate.counted import (
     Counted,
@@ -20,6 +21,7 @@ from perfmodel.simulate.counted import (
 from perfmodel.simulate.engine import NETWORKS
 from perfmodel.simulate.estimate import Estimator
 from perfmodel.topology.build import build
+from perfmodel.topology.change import without
 
 NBYTES = 64 * 1024 * 1024
 
@@ -48,6 +50,29 @@ def test_payload_of_a_ring_is_what_users_sent(fidelity: str, protocol: str) -> N
     assert network.counted.payload_bytes[leaving].sum() == pytest.approx(payload, rel=1e-6)
     busy_with = network.counted.wire_bytes[leaving].sum()
     assert busy_with > (1.99 if protocol == "ll" else 1.3) * payload
+
+
+@pytest.mark.parametrize("fidelity", ["flow", "message"])
+def test_payload_that_takes_another_cable_is_counted_there(fidelity: str) -> None:
+    """InfiniBand carries more than payload: what is left of both when a cable breaks moves on."""
+    topology = build("dgx-a100", hosts=2, fabric="rail-optimised")
+    machine = Machine(topology, library_on(load_library("nccl"), topology))
+    edges = carry_message(machine, 0, 8, NBYTES).stages[0].edges
+    cable = next(arc for arc in edges.arcs.tolist() if arc >= topology.first_cable)
+    env = simpy.Environment()
+    network: Any = NETWORKS[fidelity](env, Estimator(machine))
+    ended = network.message(0, 8, NBYTES)
+    other = replace(machine, topology=without(topology, arcs=[cable]))
+    half_s = NBYTES / 2 / float(topology.arcs.bandwidth_Bps[cable])
+    env.timeout(half_s).callbacks.append(lambda _: network.become(other))
+    env.run(until=ended)
+    cables = range(topology.first_cable, len(topology.arcs))
+    leaving = [arc for arc in cables if topology.arcs.names[arc][0].startswith("n0/")]
+    payload, wire = network.counted.payload_bytes, network.counted.wire_bytes
+    assert payload[leaving].sum() == pytest.approx(NBYTES)
+    assert 0.2 * NBYTES < payload[cable] < 0.6 * NBYTES
+    assert wire[cable] / payload[cable] == pytest.approx(wire[leaving].sum() / NBYTES)
+    assert wire[cable] > 1.02 * payload[cable]
 
 
 def test_a_stream_is_payload_as_it_is() -> None:
