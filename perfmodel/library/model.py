@@ -160,8 +160,10 @@ class Library(Spec):
     `host_copies`, beyond its layers and collectives; a hook that compresses converts at the rate
     `host_casts`. Where such processes share the cores of one machine (`Sockets.cores`), each call
     keeps a core busy for `core_call` on every rank, and each message at both of its ends for
-    `core_message`, at the receiver's with its bytes at the rate `core_bytes` too; idle cores make
-    nothing longer.
+    `core_message`, at the receiver's with its bytes too: `core_frame` for each packet of the
+    network (`Sockets.frame_bytes`) or, where its size is not known, at the rate `core_bytes`. And
+    backward keeps one busy for `core_layer` and `core_gradient` each time. Idle cores make nothing
+    longer.
     """
 
     perfmodel: int
@@ -194,6 +196,12 @@ class Library(Spec):
     core_message_source: str = ""
     core_bytes: Bandwidth | None = None
     core_bytes_source: str = ""
+    core_frame: Seconds = 0.0
+    core_frame_source: str = ""
+    core_layer: Seconds = 0.0
+    core_layer_source: str = ""
+    core_gradient: Seconds = 0.0
+    core_gradient_source: str = ""
     protocols: dict[str, Protocol]
     variants: tuple[Variant, ...] = ()
     by_algorithm: dict[str, dict[str, Protocol]] = {}

@@ -109,6 +109,9 @@ class FlowNetwork:
             self._at(self.env.now + way.launch_s, self._beginning(way, ended[-1]))
         return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 
+    def occupy(self, _work_s: float, _ranks: int) -> None:
+        """Hold up nobody: here, messages need no cores."""
+
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send somebody else's bytes over some arcs from now on, at most at `cap_Bps`."""
         job = Flow(stream_stage(route, cap_Bps), nbytes, self.env.now, self.env.event())

@@ -36,6 +36,9 @@ class FreeNetwork:
         """Deliver a message as soon as it was sent."""
         return self.env.timeout(0)
 
+    def occupy(self, _work_s: float, _ranks: int) -> None:
+        """Hold up nobody: here, messages need no cores."""
+
     def stream(self, _route: tuple[int, ...], _cap_Bps: float, nbytes: float) -> simpy.Event:
         """End a burst at once; a stream without an end never ends."""
         return self.env.event() if math.isinf(nbytes) else self.env.timeout(0)

@@ -194,6 +194,8 @@ class PlanRun:
         if isinstance(task.work, Compute):
             stretch = 1.0 if self._stretch is None else self._of_class(step, index)
             yield self._compute(task, task.work.duration_s * stretch, stream)
+            if task.core_s > 0:
+                self._network.occupy(task.core_s, len(self._ranks[task.rank_class]))
         else:
             start_s = yield self._meet(task, task.work, step)
         if task.releases:

@@ -136,6 +136,9 @@ class MessageNetwork:
             ended.append(self._start(now, id(way), self.env.now + way.launch_s, laid=way))
         return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 
+    def occupy(self, _work_s: float, _ranks: int) -> None:
+        """Hold up nobody: here, messages need no cores."""
+
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send somebody else's bytes over some arcs from now on, at most at `cap_Bps`.
 

@@ -37,6 +37,13 @@ class Network(Protocol):
         """Start a point-to-point message now; the event fires when it is delivered."""
         ...
 
+    def occupy(self, work_s: float, ranks: int) -> None:
+        """Let the processes of some ranks do something on a core each, from now on.
+
+        Whatever the library wants to do on those cores has to wait.
+        """
+        ...
+
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send somebody else's bytes over some arcs from now on, at most at `cap_Bps`.
 

@@ -98,6 +98,14 @@ class SocketNetwork:
             ended.append(self._start(self._laid(way)))
         return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 
+    def occupy(self, work_s: float, ranks: int) -> None:
+        """Let the processes of some ranks do something on a core each, from now on."""
+        if self._cores.number is None:
+            return
+
+        for _ in range(ranks):
+            self._at(self.env.now, partial(self._occupy, work_s))
+
     def stream(self, _route: tuple[int, ...], _cap_Bps: float, _nbytes: float) -> simpy.Event:
         """Refuse: the engine takes another network where others use the links."""
         raise SimulationError("sockets carry no other traffic")
@@ -155,22 +163,41 @@ class SocketNetwork:
     def _receive(
         self, at_s: float, idle_s: float, nbytes: float, rate_Bps: float, land: Callable[[], None]
     ) -> None:
-        """Let the receiver's core take data in piece by piece as they come, the last at a time.
+        """Let the receiver's core take data in as they come, the last packet at a time.
 
-        An idle machine is through at `idle_s`. What it spends on waking up is hidden behind what a
-        busy one waits for, so that the later of both counts.
+        What comes before it is taken in piece by piece, each in the middle of its arrival. An idle
+        machine is through at `idle_s`. What it spends on waking up is hidden behind what a busy one
+        waits for, so that the later of both counts.
         """
         library, cores = self.estimator.machine.library, self._cores
+        sockets = self.estimator.machine.topology.sockets
         if cores.number is None:
             self._at(idle_s, land)
             return
-        pieces = max(1, math.ceil(nbytes / PIECE_BYTES))
-        bytes_s = 0.0 if library.core_bytes is None else nbytes / pieces / library.core_bytes
-        for left in range(pieces - 1, 0, -1):
-            before_s = left * nbytes / pieces / rate_Bps
-            self._at(max(self._now_s, at_s - before_s), lambda: cores.wait_s(self._now_s, bytes_s))
-        last_s = library.core_message + bytes_s
+        last_bytes = min(nbytes, sockets.frame_bytes or PIECE_BYTES)
+        pieces = math.ceil((nbytes - last_bytes) / PIECE_BYTES)
+        for piece in range(pieces):
+            piece_bytes = (nbytes - last_bytes) / pieces
+            before_s = (last_bytes + (pieces - piece - 0.5) * piece_bytes) / rate_Bps
+            work_s = self._receiving_s(piece_bytes, rate_Bps)
+            self._at(max(self._now_s, at_s - before_s), partial(self._occupy, work_s))
+        last_s = library.core_message + self._receiving_s(last_bytes, rate_Bps)
         self._at(at_s, lambda: self._at(max(idle_s, cores.done_s(self._now_s, last_s)), land))
+
+    def _occupy(self, work_s: float) -> None:
+        """Keep a core busy from now on, or as soon as there is one."""
+        self._cores.wait_s(self._now_s, work_s)
+
+    def _receiving_s(self, nbytes: float, rate_Bps: float) -> float:
+        """How long data that come in keep a core of speed 1 busy, with all that it takes to send.
+
+        One core at most: packets that come more quickly than it takes them in are taken together.
+        """
+        library = self.estimator.machine.library
+        frame = self.estimator.machine.topology.sockets.frame_bytes
+        if frame and library.core_frame > 0:
+            return min(nbytes / frame * library.core_frame, nbytes / rate_Bps * self._cores.speed)
+        return 0.0 if library.core_bytes is None else nbytes / library.core_bytes
 
     def _end(self, done: simpy.Event) -> None:
         timer = self.env.timeout(max(0.0, self._now_s - self.env.now))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from perfmodel.library.model import Library
 from perfmodel.topology.model import Gpu, Sockets
+from perfmodel.training.passes import NO_CORE_WORK, CoreWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,14 @@ class HostWork:
         At what rate a compressing hook converts; bytes of the gradients per second.
     copies_Bps : float, optional
         What stands for the rate of copies to and from buckets, where `step_s` has them.
+    core : CoreWork
+        What backward takes of a core.
     """
 
     step_s: float = 0.0
     cast_Bps: float | None = None
     copies_Bps: float | None = None
+    core: CoreWork = NO_CORE_WORK
 
 
 def host_work(
@@ -52,9 +56,10 @@ def host_work(
     if gpu.generation != "cpu":
         return HostWork()
     in_turn = 1.0 if sockets.cores is None else max(1.0, ranks / sockets.cores)
-    python_s = library.host_step + len(gradients_bytes) * library.host_tensor
+    python_s = (library.host_step + len(gradients_bytes) * library.host_tensor) / sockets.core_speed
+    core = CoreWork(library.core_layer, library.core_gradient, library.host_copies or math.inf)
     if library.host_copies is None:
-        return HostWork(python_s * in_turn)
+        return HostWork(python_s * in_turn, core=core)
     copied_s = sum(gradients_bytes) / library.host_copies * (0.5 if views else 1.0)
     casts_Bps = None if library.host_casts is None else library.host_casts / in_turn
-    return HostWork((python_s + copied_s) * in_turn, casts_Bps, math.inf)
+    return HostWork((python_s + copied_s) * in_turn, casts_Bps, math.inf, core)

@@ -202,6 +202,7 @@ def plan(
         segments=segments,
         host_s=host.step_s / faster if ranks > 1 else 0.0,
         cast_Bps=None if host.cast_Bps is None else host.cast_Bps * faster,
+        core=host.core,
     )
 
 

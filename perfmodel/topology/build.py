@@ -127,7 +127,7 @@ def _sockets(spec: NodeSpec) -> Sockets:
     given = spec.sockets
     if given is None:
         return Sockets()
-    return Sockets(given.burst or 0.0, given.cores, given.core_speed)
+    return Sockets(given.burst or 0.0, given.cores, given.core_speed, given.frame)
 
 
 def _driven_by(host: Host) -> NetworkKind:

@@ -140,11 +140,14 @@ class Sockets:
         namespaces of one machine; None where every process has its own.
     core_speed : float
         Against the machine on which the library's numbers were measured.
+    frame_bytes : float, optional
+        Largest packet of the network.
     """
 
     burst_bytes: float = 0.0
     cores: int | None = None
     core_speed: float = 1.0
+    frame_bytes: float | None = None
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,8 @@ class SocketsSpec(Spec):
 
     burst: Bytes | None = None
     """What passes at once after a pause (`burst` of a token bucket filter)."""
+    frame: Bytes | None = None
+    """Largest IP packet of the network (MTU), each of which takes work of a core."""
     cores: Annotated[int, Field(ge=1)] | None = None
     """Of the one machine whose containers or network namespaces the hosts are."""
     core_speed: Annotated[float, Field(gt=0)] = 1.0

@@ -17,7 +17,7 @@ from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.training.buckets import Iteration, ddp_buckets
 from perfmodel.training.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.options import MIB, DdpOptions
-from perfmodel.training.passes import Step, add_forward, add_local_backward
+from perfmodel.training.passes import NO_CORE_WORK, CoreWork, Step, add_forward, add_local_backward
 from perfmodel.training.plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.reduction import GROUP, add_copy_out, add_reducing_backward
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
@@ -49,6 +49,7 @@ def ddp_plan(
     segments: int = 128,
     host_s: float = 0.0,
     cast_Bps: float | None = None,
+    core: CoreWork = NO_CORE_WORK,
 ) -> StepPlan:
     """Return one step of DDP training; of plain training for one rank.
 
@@ -87,6 +88,8 @@ def ddp_plan(
     cast_Bps : float, optional
         The hook converts gradients at this rate (of their own bytes) beside the device's work.
         Default: the device does, at the rate of its copies.
+    core : CoreWork
+        What backward takes of a core of each rank's process meanwhile.
 
     Raises
     ------
@@ -100,7 +103,7 @@ def ddp_plan(
     item_bytes = None if hook == "none" else ITEM_BYTES[hook]
     step = Step(
         workload, times, options, tasks, RANKS, iteration, item_bytes, blocking_wait, segments,
-        host_s, cast_Bps,
+        host_s, cast_Bps, core,
     )  # fmt: skip
     if ranks == 1:
         _local_step(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,32 @@ from perfmodel.training.builder import TaskList
 from perfmodel.training.options import DdpOptions
 from perfmodel.training.segments import Segment, backward_segments, forward_segments
 from perfmodel.workload.model import LayerTimes, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class CoreWork:
+    """What backward takes of a core of its process, where layers run elsewhere.
+
+    Parameters
+    ----------
+    layer_s : float
+        For each layer: Python, autograd.
+    gradient_s : float
+        For each gradient: autograd, DDP's hook.
+    copies_Bps : float
+        Rate at which gradients are copied to their buckets.
+    """
+
+    layer_s: float = 0.0
+    gradient_s: float = 0.0
+    copies_Bps: float = math.inf
+
+    def of(self, layers: int, gradients: int, nbytes: float) -> float:
+        """Work for some layers and their gradients; seconds."""
+        return layers * self.layer_s + gradients * self.gradient_s + nbytes / self.copies_Bps
+
+
+NO_CORE_WORK = CoreWork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +62,7 @@ class Step:
         What the process does at the end of a step.
     cast_Bps : float, optional
         Rate at which a hook converts gradients beside the device's work.
+    core : CoreWork
     """
 
     workload: Workload
@@ -48,6 +76,7 @@ class Step:
     segments: int
     host_s: float = 0.0
     cast_Bps: float | None = None
+    core: CoreWork = NO_CORE_WORK
 
     @property
     def last_micro_batch(self) -> int:
@@ -102,5 +131,6 @@ def add_backward_segment(
         kernels += added
     issued = step.tasks.issue(name, kernels, step.rank_class, micro_batch=micro_batch)
     return step.tasks.compute(
-        name, "backward", duration_s, step.rank_class, after=issued, micro_batch=micro_batch
-    )
+        name, "backward", duration_s, step.rank_class, after=issued, micro_batch=micro_batch,
+        core_s=step.core.of(part.layers, len(part.tensors), step.nbytes(part.tensors)),
+    )  # fmt: skip

@@ -129,6 +129,9 @@ class Task:
     micro_batch : int
     acquires, releases : str, optional
         Semaphore taken before it starts and given back when it ends.
+    core_s : float
+        What the process of each rank does on a core when it has ended. It holds up nobody who does
+        not need that core.
     """
 
     name: str
@@ -142,6 +145,7 @@ class Task:
     micro_batch: int = 0
     acquires: str | None = None
     releases: str | None = None
+    core_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

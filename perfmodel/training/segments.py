@@ -32,12 +32,14 @@ class Segment:
     tensors : tuple of int
         Gradients that its backward completes, in the order in which they get ready; empty for
         a forward segment.
+    layers : int
     """
 
     name: str
     duration_s: float
     kernels: int
     tensors: tuple[int, ...] = ()
+    layers: int = 1
 
 
 def forward_segments(
@@ -71,6 +73,7 @@ def backward_segments(
             _name(workload, group),
             *_sums(group, times.backward_s, times.backward_kernels),
             tuple(tensor for index in group for tensor in layers[index].tensors),
+            len(group),
         )
         for group in groups
     )

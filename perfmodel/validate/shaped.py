@@ -61,7 +61,7 @@ class Shaped:
         Between racks.
     slow : tuple of (int, str, float)
         Ranks whose link is slower: "up" or "down", and its rate.
-    burst_bytes : float
+    burst_bytes, frame_bytes : float
     workers, cores : int
     core_speed : float
     """
@@ -72,6 +72,7 @@ class Shaped:
     trunk_Bps: float | None
     slow: tuple[tuple[int, str, float], ...]
     burst_bytes: float
+    frame_bytes: float
     workers: int
     cores: int
     core_speed: float
@@ -104,6 +105,7 @@ def shaped_of(cells: Mapping[str, str], links: Links, cores: int) -> Shaped:
         trunk_Bps=payload_Bps(float(trunk), mtu, links) if trunk else None,
         slow=tuple(_slow(cells.get("slow_host") or "", placement, mtu, links)),
         burst_bytes=_burst_bytes(cells),
+        frame_bytes=float(mtu),
         workers=int(cells.get("gloo_threads") or 2),
         cores=cores,
         core_speed=_core_speed(cells, links),
@@ -211,7 +213,13 @@ def node_of(shaped: Shaped) -> NodeSpec:
     burst = {"burst": f"{shaped.burst_bytes:.0f} B"} if shaped.burst_bytes >= 1 else {}
     sockets = validate(
         SocketsSpec,
-        {**burst, "cores": shaped.cores, "core_speed": shaped.core_speed, "source": "the row"},
+        {
+            **burst,
+            "frame": f"{shaped.frame_bytes:.0f} B",
+            "cores": shaped.cores,
+            "core_speed": shaped.core_speed,
+            "source": "the row",
+        },
     )
     return node.model_copy(
         update={

@@ -155,6 +155,7 @@ def _step(cells: Mapping[str, str], model: Model, machine: Machine, scale: float
     return ddp_plan(
         workload, times, ranks=ranks, batch_per_gpu=1, options=options, hook=hook,
         comm_workers=library.workers, host_s=host.step_s, cast_Bps=host.cast_Bps,
+        core=host.core,
     )  # fmt: skip
 
 

@@ -232,6 +232,9 @@ class PlainMessageNetwork:
             ended.append(run.ended)
         return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 
+    def occupy(self, _work_s: float, _ranks: int) -> None:
+        """Hold up nobody: here, messages need no cores."""
+
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send somebody else's bytes."""
         ended = self.env.event()

@@ -77,6 +77,44 @@ def test_busy_cores_are_the_bottleneck_of_small_all_reduces(switched_topology: M
     assert found_s > 3 * last_s(topology, Sockets(0.0, None), [64, 64], 5)
 
 
+def test_each_packet_keeps_a_core_busy(switched_topology: Maker) -> None:
+    """Four ranks receive 3/2 of 4 MiB each, packet by packet, on one slow core."""
+    gloo = load_library("gloo")
+    topology = switched_topology([RATE_BPS] * 4, [ONE_WAY_S] * 4)
+    packets = 4 * 1.5 * (4 << 20) / 9000
+    found_s = last_s(topology, Sockets(0.0, 1, 0.25, 9000.0), [4 << 20], 1)
+    assert found_s >= packets * gloo.core_frame / 0.25
+    assert last_s(topology, Sockets(0.0, 1, 0.25, 32000.0), [4 << 20], 1) < 0.6 * found_s
+    small_s = last_s(topology, Sockets(0.0, 8, 1.0, 1500.0), [4 << 20], 1)
+    assert small_s == pytest.approx(last_s(topology, Sockets(), [4 << 20], 1), rel=0.02)
+
+
+def test_packets_that_come_too_quickly_are_taken_in_together(switched_topology: Maker) -> None:
+    """A core could take in a twelfth of packets of 100 bytes one by one; a core each is enough."""
+    topology = switched_topology([RATE_BPS] * 2, [ONE_WAY_S] * 2)
+    own_s = last_s(topology, Sockets(), [4 << 20], 1)
+    shared_s = last_s(topology, Sockets(0.0, 2, 1.0, 100.0), [4 << 20], 1)
+    assert own_s <= shared_s < 1.1 * own_s
+
+
+@pytest.mark.parametrize(("cores", "waits_s"), [(1, 8e-3), (2, 4e-3), (None, 0.0)])
+def test_an_all_reduce_waits_for_cores_that_do_something_else(
+    switched_topology: Maker, cores: int | None, waits_s: float
+) -> None:
+    """Two ranks have 4 ms of work each on cores of speed 1."""
+    topology = switched_topology([RATE_BPS] * 2, [ONE_WAY_S] * 2)
+    machine = Machine(replace(topology, sockets=Sockets(0.0, cores)), load_library("gloo"))
+    ends_s = []
+    for busy in (False, True):
+        env = simpy.Environment()
+        network = SocketNetwork(env, Estimator(machine))
+        if busy:
+            network.occupy(4e-3, 2)
+        env.run(until=network.collective("all_reduce", 64, (range(2),), 0))
+        ends_s.append(env.now)
+    assert ends_s[1] - ends_s[0] == pytest.approx(waits_s, rel=0.05, abs=1e-9)
+
+
 @pytest.mark.parametrize(
     ("ranks", "speed", "measured_s", "within"),
     [(4, 1.0, 0.84e-3, 0.25), (4, 0.465, 1.85e-3, 0.15)],

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from perfmodel.library.carry import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine import simulate
 from perfmodel.study.host import host_work
+from perfmodel.topology.build import build
 from perfmodel.topology.gpus import load_gpu
 from perfmodel.topology.model import Sockets
 from perfmodel.training.ddp import ddp_plan
 from perfmodel.training.options import DdpOptions
+from perfmodel.training.passes import CoreWork
 from perfmodel.training.plan import Compute, StepPlan
 from perfmodel.workload.model import Layer, LayerTimes, Tensor, Workload
 
@@ -42,9 +46,6 @@ def test_the_next_step_waits_for_the_end_of_this_one() -> None:
 
 def test_a_host_that_converts_does_not_hold_up_the_device() -> None:
     """16 kB at 8 kB/s: 1.5 s of one bucket beside backward, 0.5 s of the last one after it."""
-    from perfmodel.library.carry import Machine
-    from perfmodel.topology.build import build
-
     machine = Machine(build("shaped-ethernet", hosts=2, fabric="one-switch"), load_library("plain"))
     run = simulate(planned(hook="fp16", cast_Bps=8000.0), machine, fidelity="free")
     assert run.step_time_s == pytest.approx(6.0 + 0.5)
@@ -56,14 +57,42 @@ def test_a_host_that_converts_does_not_hold_up_the_device() -> None:
 
 
 def test_host_work_by_hand() -> None:
-    """Four processes on two cores: (0.35 ms + 2 x 4 us + 12 MB / 6 GB/s) twice over."""
+    """Four processes on two cores: (0.3 ms + 2 x 2.4 us + 12 MB / 6 GB/s) twice over."""
     gloo, process = load_library("gloo"), load_gpu("emulated-process")
     found = host_work(gloo, process, Sockets(0.0, 2), [4e6, 8e6], 4, views=False)
-    assert found.step_s == pytest.approx(2 * (0.35e-3 + 8e-6 + 2e-3))
+    assert found.step_s == pytest.approx(2 * (0.3e-3 + 4.8e-6 + 2e-3))
     assert found.cast_Bps == pytest.approx(2.25e9)
     views = host_work(gloo, process, Sockets(), [4e6, 8e6], 4, views=True)
-    assert views.step_s == pytest.approx(0.35e-3 + 8e-6 + 1e-3)
+    assert views.step_s == pytest.approx(0.3e-3 + 4.8e-6 + 1e-3)
+    slow = host_work(gloo, process, Sockets(0.0, 2, 0.5), [4e6, 8e6], 4, views=False)
+    assert slow.step_s == pytest.approx(2 * (0.6e-3 + 9.6e-6 + 2e-3))  # copies wait for memory
+    assert found.core == CoreWork(gloo.core_layer, gloo.core_gradient, 6e9)
     real = host_work(gloo, load_gpu("v100-sxm2-16gb"), Sockets(0.0, 2), [4e6], 4, views=False)
     assert real.step_s == 0.0
+    assert real.core == CoreWork()
     assert real.cast_Bps is None
     assert host_work(load_library("nccl"), process, Sockets(), [4e6], 4, views=False).step_s == 0.0
+
+
+def test_backward_has_the_work_of_its_layers_and_gradients_on_cores() -> None:
+    """Each layer here has one gradient, of 4 and 12 kB; the first micro-batch sends none."""
+    core = CoreWork(layer_s=0.5, gradient_s=0.25, copies_Bps=16e3)
+    assert core.of(3, 2, 8e3) == 3 * 0.5 + 2 * 0.25 + 0.5
+    work = {task.name: task.core_s for task in planned(core=core).tasks if task.core_s}
+    assert work == {"backward b": 0.75 + 12 / 16, "backward a": 0.75 + 4 / 16}
+    assert not any(task.core_s for task in planned().tasks)
+
+
+def test_cores_that_backward_keeps_busy_are_not_there_for_messages() -> None:
+    """Two ranks on one core: the first bucket waits for 2 x 0.3 s of work of either rank."""
+    node = build("shaped-ethernet", hosts=2, fabric="one-switch")
+    machine = Machine(replace(node, sockets=Sockets(0.0, 1)), load_library("gloo"))
+    ends_s = {
+        gradient_s: next(
+            span.end_s - span.start_s
+            for span in simulate(planned(core=CoreWork(0.0, gradient_s)), machine).timeline.spans
+            if span.name == "all-reduce bucket 0"
+        )
+        for gradient_s in (0.0, 0.3)
+    }
+    assert ends_s[0.3] - ends_s[0.0] == pytest.approx(0.6, rel=0.01)

@@ -59,7 +59,7 @@ def test_buckets_are_those_of_the_real_runs() -> None:
 
 
 def test_all_runs_within_one_percent_in_the_median_and_three_at_the_90th_percentile() -> None:
-    """Of all 232: 0.24 and 0.88 %, at worst 4.9 %. A broken mechanism is seen here."""
+    """Of all 232: 0.19 and 0.75 %, at worst 4.9 %. A broken mechanism is seen here."""
     found = [error for _, error in errors()]
     assert len(found) == 58
     assert statistics.median(map(abs, found)) < 0.004
@@ -73,7 +73,7 @@ def test_all_runs_within_one_percent_in_the_median_and_three_at_the_90th_percent
         ({"n": "2", "delay_us": "0.0"}, 0.003, 0.012),
         ({"n": "4", "delay_us": "0.0", "scenario": "base"}, 0.005, 0.017),
         ({"delay_us": "1000.0"}, 0.008, 0.028),
-        ({"scenario": "one_gloo_thread"}, 0.01, 0.02),
+        ({"scenario": "one_gloo_thread"}, 0.01, 0.025),
         ({"scenario": "straggler"}, 0.006, 0.01),
         ({"scenario": "tree"}, 0.025, 0.025),
         ({"scenario": "no_overlap"}, 0.025, 0.025),

@@ -42,7 +42,7 @@ edges:
   - {{from: nic0, to: cpu0, link: own}}
 gpu_p2p: false
 gpudirect_rdma: false
-sockets: {{burst: {burst} B, cores: {cores}, core_speed: {speed:.4f}, source: "lab.py, cores.py"}}
+sockets: {{burst: {burst} B, frame: {mtu} B, cores: {cores}, core_speed: {speed:.4f}, source: lab}}
 """
 
 SCENARIO = """\

@@ -20,8 +20,8 @@ KIND, NBYTES = "call", 1024
 DROPPED, REPEATS, IN_A_ROW = 3, 12, 150
 
 
-def call_us(lab: Lab) -> list[float]:
-    """CPU time of an all-reduce of 1 KiB, mean of both processes, some times; microseconds."""
+def call_us(lab: Lab, nbytes: int = NBYTES, in_a_row: int = IN_A_ROW) -> list[float]:
+    """CPU time of an all-reduce, mean of the processes of a lab, some times; microseconds."""
     import torch  # noqa: F401, PLC0415  (once, before the ranks fork)
 
     context = mp.get_context("fork")
@@ -29,7 +29,11 @@ def call_us(lab: Lab) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "store")
         ranks = [
-            context.Process(target=_rank, args=(name, rank, meeting, answers), daemon=True)
+            context.Process(
+                target=_rank,
+                args=(name, rank, meeting, answers, len(lab.names), nbytes, in_a_row),
+                daemon=True,
+            )
             for rank, name in enumerate(lab.names)
         ]
         for process in ranks:
@@ -40,7 +44,9 @@ def call_us(lab: Lab) -> list[float]:
     return [sum(both) / len(both) for both in zip(*found, strict=True)]
 
 
-def _rank(namespace: str, rank: int, meeting: str, answers: Any) -> None:
+def _rank(
+    namespace: str, rank: int, meeting: str, answers: Any, ranks: int, nbytes: int, in_a_row: int
+) -> None:
     enter(namespace)
     urgent()
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
@@ -48,16 +54,18 @@ def _rank(namespace: str, rank: int, meeting: str, answers: Any) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(meeting, 2), rank=rank, world_size=2)
-    data = torch.zeros(NBYTES // 4)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(meeting, ranks), rank=rank, world_size=ranks
+    )
+    data = torch.zeros(nbytes // 4)
     found = []
     for number in range(DROPPED + REPEATS):
         dist.barrier()
         before = _used_us()
-        for _ in range(IN_A_ROW):
+        for _ in range(in_a_row):
             dist.all_reduce(data)
         if number >= DROPPED:
-            found.append((_used_us() - before) / IN_A_ROW)
+            found.append((_used_us() - before) / in_a_row)
     answers.put(found)
     dist.barrier()
     dist.destroy_process_group()
