@@ -19,6 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from perfmodel.study.quick import prepare
+from perfmodel.study.training import buckets
 from reports.experiments.gloo_ddp import compare
 from reports.experiments.gloo_ddp.asked import asked, write_scenario
 from reports.experiments.gloo_ddp.lab import Net
@@ -99,6 +100,21 @@ def test_the_scenario_of_a_net_is_what_a_user_would_write(tmp_path: Path) -> Non
     assert total == sum(
         int(line.split(",")[1]) for line in (tmp_path / "model.csv").read_text().split()[1:]
     )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("cap", ["0.1", "0.25", "0.5", "1"])
+def test_the_scenario_has_the_buckets_that_were_made(tmp_path: Path, model: str, cap: str) -> None:
+    """To the byte: gradients of one function do not come in the order of its tensors."""
+    said = {
+        row["bucket_bytes"]
+        for row in rows()
+        if (row["model"], row["bucket_cap_mb"]) == (model, cap)
+    }
+    net = Net(hosts=2, rate_mbit=300, mtu=9000, delay_us=0)
+    path = write_scenario(tmp_path, net, model, [], f", bucket_cap: {cap} MiB")
+    made = buckets(prepare(asked(path)).job)
+    assert said == {"|".join(str(bucket.nbytes) for bucket in made)}
 
 
 REAL = (
