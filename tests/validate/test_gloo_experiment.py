@@ -41,11 +41,11 @@ def trained() -> list[compare.Trained]:
 
 
 def test_step_times_of_runs_that_nothing_was_fitted_to(trained: list[compare.Trained]) -> None:
-    """On a machine whose two cores had other work too, so that rounds differ by half a per cent."""
+    """Two cores for up to eight hosts; rounds differ by half a per cent."""
     errors = sorted(abs(one.error) for one in trained)
-    assert len(errors) == 288
-    assert statistics.median(errors) < 0.012
-    assert errors[int(0.9 * len(errors))] < 0.035
+    assert len(errors) == 312
+    assert statistics.median(errors) < 0.0105
+    assert errors[int(0.9 * len(errors))] < 0.038
 
 
 def test_what_is_recommended_is_as_good_as_the_best_that_was_measured() -> None:
@@ -67,13 +67,13 @@ def test_what_is_recommended_is_as_good_as_the_best_that_was_measured() -> None:
     found = [one for one in compare.regrets(joined) if "tune: list" in one.by_choice]
     lists = sorted(one.by_choice["tune: list"] for one in found)
     default = [one.by_choice["default"] for one in found]
-    assert len(lists) == 18
-    assert statistics.median(lists) < 0.004
-    assert lists[-1] < 0.045
-    assert lists[-4] < 0.015
-    assert statistics.median(default) > 0.08
+    assert len(lists) == 21
+    assert statistics.median(lists) < 0.001
+    assert lists[-1] < 0.05
+    assert lists[-2] < 0.015
+    assert statistics.median(default) > 0.07
     within = [one.by_choice["tune: list"] <= max(one.noise, 0.01) for one in found]
-    assert sum(within) >= 13
+    assert sum(within) >= 20
 
 
 def test_the_records_are_of_torch_s_own_buckets() -> None:
