@@ -12,7 +12,7 @@ import pytest
 
 from perfmodel.report.explore_axes import Axis, Stop, axes_of
 from perfmodel.report.explore_grid import Grid, corners, explore, value_at
-from perfmodel.report.explorer import to_data
+from perfmodel.report.explorer import section, to_data
 from perfmodel.result import Result
 from perfmodel.scenario import Scenario, changed, load_scenario
 from perfmodel.study import run_scenario
@@ -148,6 +148,17 @@ def test_sizes_without_what_events_name_are_no_points() -> None:
     assert [stop.value for stop in axes_of(here, answer)[-1].points] == [64, 128, 256]
     here = changed(here, {"events": []})
     assert axes_of(here, answer)[-1].points[0].value == 8
+
+
+def test_words_about_the_network_stand_only_where_it_can_be_moved(
+    explored: Grid, answer: Result
+) -> None:
+    assert "Network bandwidth and latency are" in section(answer, explored)
+    one_node = changed(load_scenario("resnet50-dgx-a100"), {"scale": {"gpus": [1, 8]}})
+    alone = run_scenario(one_node)
+    axes = axes_of(one_node, alone, 54)
+    text = section(alone, explore(one_node, alone, axes, jobs=1))
+    assert "Network bandwidth and latency are" not in text
 
 
 def test_a_cap_is_never_between_simulated_ones(asked: Scenario, explored: Grid) -> None:

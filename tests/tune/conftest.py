@@ -12,6 +12,9 @@ import pytest
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.tune.row import Cuts
 
+collect_ignore = ["ddp_of_snippets.py"]
+"""A program that a test starts; it needs torch, which the test may have to do without."""
+
 TEXT = """# Which buckets for a model made by hand?
 perfmodel: 1
 model: {{file: model.csv}}
