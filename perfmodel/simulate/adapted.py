@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from perfmodel.library.carry import Carried, Group, Machine, Stage, carry_message
+from perfmodel.library.carry import Carried, Machine, Stage, carry_message
 from perfmodel.library.moved import moved
 from perfmodel.simulate.estimate import Estimator
 
@@ -30,10 +30,6 @@ class Adapted:
     _moved: dict[int, tuple[Carried, Carried]] = field(default_factory=dict)
     _legs: dict[int, tuple[Carried, tuple[Stage, ...]]] = field(default_factory=dict)
     _messages: dict[tuple[int, int, int], Carried] = field(default_factory=dict)
-
-    def best(self, op: str, nbytes: int, group: Group, root: int) -> Carried:
-        """Return the way that the library takes, on the first machine (see `now`)."""
-        return self.estimator.best(op, nbytes, group, root)[0]
 
     def message(self, src: int, dst: int, nbytes: int) -> Carried:
         """Return the way of a point-to-point message on the first machine (see `now`)."""

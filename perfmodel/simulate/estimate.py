@@ -66,6 +66,11 @@ class Estimator:
                     self._forget(way)
         return self._best[key]
 
+    def ways(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int = 0) -> list[Carried]:
+        """Return the quickest way for each group that has somebody to talk to."""
+        real = [group for group in groups if len(group) > 1]
+        return [self.best(op, nbytes, group, root)[0] for group in real]
+
     def _forget(self, way: Carried) -> None:
         """Let go of what is known of a way that is not taken: large groups have large arrays."""
         for known in (self._cut_s, self._timed, self._legs):

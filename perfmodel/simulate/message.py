@@ -120,8 +120,7 @@ class MessageNetwork:
 
     def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
-        real = [group for group in groups if len(group) > 1]
-        return self.launch([self.estimator.best(op, nbytes, group, root)[0] for group in real])
+        return self.launch(self.estimator.ways(op, nbytes, groups, root))
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""

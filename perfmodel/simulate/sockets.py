@@ -83,8 +83,7 @@ class SocketNetwork:
 
     def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
-        real = [group for group in groups if len(group) > 1]
-        return self.launch([self.estimator.best(op, nbytes, group, root)[0] for group in real])
+        return self.launch(self.estimator.ways(op, nbytes, groups, root))
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""
@@ -126,7 +125,6 @@ class SocketNetwork:
 
         def send(sender: int, receiver: int, number: int, nbytes: float) -> None:
             there, _, software_s = laid.pairs[sender, receiver]
-
             asked_s = self._now_s
 
             def write() -> None:
