@@ -2,7 +2,7 @@
 
 What the commands do, as functions: ``load_scenario``, ``run``, ``tune_scenario`` ... Each is
 imported when it is first used, so that ``import perfmodel`` costs nothing. Where a folder has the
-bare word (``perfmodel.tune``), the function's name says what it takes.
+bare word (``perfmodel.studies.tune``), the function's name says what it takes.
 
 Examples
 --------
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from perfmodel.calibrate import read_profile
     from perfmodel.collectives.schedule import Schedule
     from perfmodel.collectives.verify import verify
-    from perfmodel.compare.compared import compare as compare_scenarios
-    from perfmodel.plan.run import plan_scenario
-    from perfmodel.result import Result
     from perfmodel.scenario import Scenario, load_scenario
-    from perfmodel.study import collective_rows as collective
-    from perfmodel.study import run_scenario as run
-    from perfmodel.sweep.run import run_sweep
-    from perfmodel.sweep.variants import variants
+    from perfmodel.studies.compare.compare import compare as compare_scenarios
+    from perfmodel.studies.plan.run import plan_scenario
+    from perfmodel.studies.run import collective_rows as collective
+    from perfmodel.studies.run import run_scenario as run
+    from perfmodel.studies.run.result import Result
+    from perfmodel.studies.sweep.run import run_sweep
+    from perfmodel.studies.sweep.variants import variants
+    from perfmodel.studies.tune.run import tune_scenario
     from perfmodel.topology.model import Topology
-    from perfmodel.tune.tuning import tune_scenario
+
 
 __all__ = [
     "Result",
@@ -54,19 +55,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Result": "perfmodel.result:Result",
+    "Result": "perfmodel.studies.run.result:Result",
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
     "Topology": "perfmodel.topology.model:Topology",
-    "collective": "perfmodel.study:collective_rows",
-    "compare_scenarios": "perfmodel.compare.compared:compare",
+    "collective": "perfmodel.studies.run:collective_rows",
+    "compare_scenarios": "perfmodel.studies.compare.compare:compare",
     "load_scenario": "perfmodel.scenario:load_scenario",
-    "plan_scenario": "perfmodel.plan.run:plan_scenario",
+    "plan_scenario": "perfmodel.studies.plan.run:plan_scenario",
     "read_profile": "perfmodel.calibrate:read_profile",
-    "run": "perfmodel.study:run_scenario",
-    "run_sweep": "perfmodel.sweep.run:run_sweep",
-    "tune_scenario": "perfmodel.tune.tuning:tune_scenario",
-    "variants": "perfmodel.sweep.variants:variants",
+    "run": "perfmodel.studies.run:run_scenario",
+    "run_sweep": "perfmodel.studies.sweep.run:run_sweep",
+    "tune_scenario": "perfmodel.studies.tune.run:tune_scenario",
+    "variants": "perfmodel.studies.sweep.variants:variants",
     "verify": "perfmodel.collectives.verify:verify",
 }
 """Where each word lives."""

@@ -58,7 +58,7 @@ class Timeline:
 
     def table(self) -> pd.DataFrame:
         """One row per span."""
-        import pandas as pd  # noqa: PLC0415  (1 s of import that most commands do not need)
+        import pandas as pd
 
         columns = list(Span._fields)
         return pd.DataFrame(

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import perfmodel
 from perfmodel.cli import app
-from perfmodel.cli.machines import ranks_between, sizes_between
+from perfmodel.cli.collective import sizes_between
+from perfmodel.cli.verify import ranks_between
 from perfmodel.errors import DataMismatch, InputError
 from perfmodel.files import shipped
 

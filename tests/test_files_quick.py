@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 import perfmodel
 from perfmodel.errors import InputError
 from perfmodel.files import data_folder, line_of, plain, read_yaml
-from perfmodel.files import quick as by_libyaml
+from perfmodel.files import fast_yaml as by_libyaml
 from perfmodel.files import read as reading
+from perfmodel.files.fast_yaml import LeftToRuamel, parse_quickly
 from perfmodel.files.find import is_shipped
-from perfmodel.files.quick import LeftToRuamel, parse_quickly
 from perfmodel.files.read import parse_yaml
 
 pytest.importorskip("yaml.cyaml", reason="needs libyaml")

@@ -11,9 +11,9 @@ import perfmodel
 ROOT = Path(perfmodel.__file__).parent
 
 LAYERS = [
-    "cli", "report", "validate", "plan", "tune", "compare", "sweep", "study", "result",
-    "calibrate", "measure", "simulate", "library", "training", "workload", "collectives",
-    "topology", "scenario", "kineto", "timeline", "files", "units", "errors", "version",
+    "cli", "report", "validate", "studies", "calibrate", "measure", "simulate", "library",
+    "testing", "training", "workload", "collectives", "topology", "scenario", "files",
+    "timeline", "arrays", "units", "errors", "version",
 ]  # fmt: skip
 """Top to bottom."""
 
@@ -100,7 +100,7 @@ def test_no_cycles():
 
 
 def test_a_result_knows_no_engine():
-    assert {layer(name) for name in graph()["perfmodel.result"]} <= RESULT_MAY_IMPORT
+    assert {layer(name) for name in graph()["perfmodel.studies.run.result"]} <= RESULT_MAY_IMPORT
 
 
 def test_this_test_can_fail():

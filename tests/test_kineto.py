@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.kineto import to_kineto, write_kineto
+from perfmodel.report.run.chrome_trace import to_kineto, write_kineto
 from perfmodel.timeline import Span, Timeline
 
 

@@ -106,7 +106,7 @@ def test_the_scenario_of_the_readme_runs(tmp_path, monkeypatch):
     (tmp_path / "my-model.csv").write_text("name,shape,dtype\nw,1000 1000,bf16\nb,1000,bf16\n")
     (tmp_path / "my-times.csv").write_text("name,forward,backward\nw,1.2 ms,2 ms\nb,1 ms,2 ms\n")
     from perfmodel.scenario import load_scenario
-    from perfmodel.study import run_scenario
+    from perfmodel.studies.run import run_scenario
 
     result = run_scenario(load_scenario(tmp_path / "asked.yaml"))
     assert [point.gpus for point in result.points] == [8, 16, 32]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
 
-from perfmodel.calibrate.transfer import Transfer
+from perfmodel.calibrate.transfer.model import Transfer
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import Spec, find_file, load, write_atomically
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
@@ -261,9 +261,9 @@ def read_profile(name_or_path: str | Path) -> Profile:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile as YAML, whole or not at all."""
-    import io  # noqa: PLC0415  (with ruamel, only for writing)
+    import io
 
-    from ruamel.yaml import YAML  # noqa: PLC0415  (0.1 s of import)
+    from ruamel.yaml import YAML
 
     yaml = YAML()
     yaml.width = 120

@@ -1,27 +1,57 @@
-"""The command tree: names, groups, and what happens to errors."""
+"""The command tree: names, groups, and what happens to errors.
+
+What a command may end with: an answer, plain lines about wrong input, never a traceback.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from perfmodel.cli import (
-    answers,
-    calibrating,
-    comparing,
-    importing,
-    listing,
-    machines,
-    measuring,
-    model,
-    planning,
-    sweeping,
-    tuning,
-    validating,
+    buckets,
+    calibrate,
+    collective,
+    compare,
+    measure,
+    plan,
+    run,
+    scenarios,
+    sweep,
+    topology_import,
+    tune,
+    validate,
+    verify,
 )
-from perfmodel.cli.guard import Commands
+from perfmodel.cli import topology as machines
+from perfmodel.errors import PerfmodelError
 from perfmodel.version import __version__
+
+SIGPIPE_EXIT = 141
+"""128 + SIGPIPE: what a shell reports for a program whose reader went away."""
+
+
+class Commands(TyperGroup):
+    """The group of all commands; turns expected errors into messages and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; errors of ours become lines on stderr and an exit code."""
+        try:
+            answer = super().invoke(ctx)
+            sys.stdout.flush()
+        except PerfmodelError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            # The reader has left. Later flushes, the interpreter's own included, must not fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(SIGPIPE_EXIT) from None
+        else:
+            return answer
 
 
 def _version(wanted: bool) -> None:
@@ -61,27 +91,31 @@ def _build() -> typer.Typer:
     )
     root.callback()(_root)
     for name, command, lines in (
-        ("run", answers.run, answers.RUN_EXAMPLES),
-        ("tune", tuning.tune, tuning.TUNE_EXAMPLES),
-        ("compare", comparing.compare, comparing.COMPARE_EXAMPLES),
-        ("sweep", sweeping.sweep, sweeping.SWEEP_EXAMPLES),
-        ("plan", planning.plan, planning.PLAN_EXAMPLES),
-        ("collective", machines.collective, machines.COLLECTIVE_EXAMPLES),
-        ("buckets", model.buckets, model.BUCKETS_EXAMPLES),
-        ("verify", machines.verify, machines.VERIFY_EXAMPLES),
-        ("measure", measuring.measure, measuring.MEASURE_EXAMPLES),
-        ("calibrate", calibrating.calibrate, calibrating.CALIBRATE_EXAMPLES),
-        ("validate", validating.validate, validating.VALIDATE_EXAMPLES),
-        ("scenarios", listing.scenarios, listing.SCENARIOS_EXAMPLES),
-        ("models", model.models, model.MODELS_EXAMPLES),
-        ("schema", listing.schema, listing.SCHEMA_EXAMPLES),
+        ("run", run.run, run.RUN_EXAMPLES),
+        ("tune", tune.tune, tune.TUNE_EXAMPLES),
+        ("compare", compare.compare, compare.COMPARE_EXAMPLES),
+        ("sweep", sweep.sweep, sweep.SWEEP_EXAMPLES),
+        ("plan", plan.plan, plan.PLAN_EXAMPLES),
+        ("collective", collective.collective, collective.COLLECTIVE_EXAMPLES),
+        ("buckets", buckets.buckets, buckets.BUCKETS_EXAMPLES),
+        ("verify", verify.verify, verify.VERIFY_EXAMPLES),
+        ("measure", measure.measure, measure.MEASURE_EXAMPLES),
+        ("calibrate", calibrate.calibrate, calibrate.CALIBRATE_EXAMPLES),
+        ("validate", validate.validate, validate.VALIDATE_EXAMPLES),
+        ("scenarios", scenarios.scenarios, scenarios.SCENARIOS_EXAMPLES),
+        ("models", buckets.models, buckets.MODELS_EXAMPLES),
+        ("schema", scenarios.schema, scenarios.SCHEMA_EXAMPLES),
     ):
         root.command(name, epilog=example(*lines))(command)
     topology = _group("List, show, check and import hardware descriptions.")
-    topology.command("list", epilog=example("perfmodel topology list"))(listing.topologies)
+    topology.command("list", epilog=example("perfmodel topology list"))(machines.topologies)
     topology.command("show", epilog=example(*machines.SHOW_EXAMPLES))(machines.show)
-    topology.command("import", epilog=example(*importing.IMPORT_EXAMPLES))(importing.import_)
-    topology.command("discover", epilog=example(*importing.DISCOVER_EXAMPLES))(importing.discover)
+    topology.command("import", epilog=example(*topology_import.IMPORT_EXAMPLES))(
+        topology_import.import_
+    )
+    topology.command("discover", epilog=example(*topology_import.DISCOVER_EXAMPLES))(
+        topology_import.discover
+    )
     topology.command("check", epilog=example(*machines.CHECK_EXAMPLES))(machines.check)
     root.add_typer(topology, name="topology")
     return root

@@ -1,16 +1,23 @@
-"""Answers go to stdout, everything else to stderr."""
+"""Answers go to stdout, everything else to stderr.
+
+Places that a command will write to, tried before the work and not after it.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
+
+from perfmodel.errors import Fault
 
 Progress = Callable[[int, int], None]
 """Called with how many of how many pieces are done."""
@@ -25,8 +32,8 @@ def print_json(document: object) -> None:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; columns whose header starts with ``>`` stand to the right."""
-    from rich import box  # noqa: PLC0415  (0.1 s of import that --help does not need)
-    from rich.table import Table  # noqa: PLC0415
+    from rich import box
+    from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for header in headers:
@@ -40,7 +47,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_rich(answer: object) -> None:
     """Print what rich can draw."""
-    from rich.console import Console  # noqa: PLC0415  (0.1 s of import that --help does not need)
+    from rich.console import Console
 
     # Without a terminal rich would assume 80 columns and cut.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 240
@@ -81,8 +88,8 @@ class _Bar:
         if self.bar is None:
             if time.monotonic() - self.began_s < SHOW_PROGRESS_AFTER_S:
                 return
-            from rich.console import Console  # noqa: PLC0415  (only for work that takes long)
-            from rich.progress import Progress as RichProgress  # noqa: PLC0415
+            from rich.console import Console
+            from rich.progress import Progress as RichProgress
 
             self.bar = RichProgress(console=Console(stderr=True), transient=True)
             self.task = self.bar.add_task(self.label, total=total)
@@ -92,3 +99,22 @@ class _Bar:
     def stop(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+def place_fault(flag: str, path: Path) -> Fault | None:
+    """Say why a file cannot be written there; None if it can. Folders that lack may be made."""
+    shown = repr(str(path))
+    try:
+        if path.is_dir():
+            return Fault(flag, f"{shown} (a folder)", "a file")
+        if path.exists() and not path.is_file():
+            return Fault(flag, f"{shown} (a device or pipe)", "a file")
+        folder = path.parent
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        # Only trying tells: rights do not, on a file system that is full or cannot be written.
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}."):
+            return None
+    except OSError as error:
+        why = error.strerror or str(error)
+        return Fault(flag, f"{shown} ({why})", "a place that can be written")

@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from perfmodel.collectives import (
+from perfmodel.collectives.algorithms import (
     all_to_all,
     chain,
     collnet,
-    doubling,
-    gloo,
     hierarchical,
+    in_network,
+    linear,
     nvls,
+    parameter_server,
     pat,
+    recursive_doubling,
     ring,
-    server,
-    star,
-    switch,
     tree,
 )
+from perfmodel.collectives.algorithms import ring as gloo
 from perfmodel.collectives.schedule import Schedule, checked_ranks
 from perfmodel.errors import Fault, InputError, ScheduleError, one_of
 
@@ -36,7 +36,7 @@ def _send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Sched
             f"send of {nbytes} bytes from rank {root} among {ranks} ranks; allowed: whole "
             f"{itemsize}-byte elements from rank 0 among 2 ranks"
         )
-    return star.send(nbytes)
+    return linear.send(nbytes)
 
 
 def _hierarchical(ranks: int, nbytes: int, *, itemsize: int = 4, groups: Any = None) -> Schedule:
@@ -107,14 +107,14 @@ ALGORITHMS: Final = _frozen(
             "bidirectional_ring": ring.bidirectional_all_reduce,
             "tree": tree.double_binary_tree,
             "binomial": tree.all_reduce,
-            "recursive_doubling": doubling.all_reduce,
-            "halving_doubling": doubling.halving_doubling,
-            "rabenseifner": doubling.rabenseifner,
+            "recursive_doubling": recursive_doubling.all_reduce,
+            "halving_doubling": recursive_doubling.halving_doubling,
+            "rabenseifner": recursive_doubling.rabenseifner,
             "hierarchical": _hierarchical,
             "torus": _torus,
-            "server": server.all_reduce,
+            "server": parameter_server.all_reduce,
             "gloo_ring": gloo.ring_all_reduce,
-            "switch": switch.all_reduce,
+            "switch": in_network.all_reduce,
             "nvls": nvls.all_reduce,
             "nvls_tree": _nvls_tree,
             "collnet": _collnet,
@@ -123,15 +123,15 @@ ALGORITHMS: Final = _frozen(
         "reduce_scatter": {
             "ring": ring.reduce_scatter,
             "bidirectional_ring": ring.bidirectional_reduce_scatter,
-            "recursive_halving": doubling.reduce_scatter,
+            "recursive_halving": recursive_doubling.reduce_scatter,
             "nvls": nvls.reduce_scatter,
             "pat": pat.reduce_scatter,
         },
         "all_gather": {
             "ring": ring.all_gather,
             "bidirectional_ring": ring.bidirectional_all_gather,
-            "recursive_doubling": doubling.all_gather,
-            "bruck": doubling.bruck_all_gather,
+            "recursive_doubling": recursive_doubling.all_gather,
+            "bruck": recursive_doubling.bruck_all_gather,
             "nvls": nvls.all_gather,
             "pat": pat.all_gather,
         },
@@ -143,8 +143,8 @@ ALGORITHMS: Final = _frozen(
             "direct": all_to_all.direct,
             "batched": all_to_all.batched,
         },
-        "scatter": {"star": star.scatter},
-        "gather": {"star": star.gather},
+        "scatter": {"star": linear.scatter},
+        "gather": {"star": linear.gather},
         "send": {"direct": _send},
     }
 )

@@ -7,6 +7,8 @@ one round read the state from before it, so they never wait for each other to la
 overwrites what another of the same round reads may land only after that other has started.
 Several sends of one round may add to the same chunk, in any order (a parent adds its children's);
 two that write to it otherwise would race, which is an error.
+
+How many sends a schedule has, counted without keeping them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.collectives.schedule import Ints, Round, Schedule
+from perfmodel.arrays import Ints
+from perfmodel.collectives.schedule import Round, Schedule
 from perfmodel.errors import ScheduleError
 
 
@@ -160,4 +163,30 @@ def followers(waits: Waits) -> list[list[int]]:
     for index, others in enumerate(waits):
         for other in others:
             found[other].append(index)
+    return found
+
+
+def messages_in(schedule: Schedule) -> int:
+    """Return how many messages travel: one per edge and repeat in which it works.
+
+    Counted in the phases, so that it costs no more than the edges. It is what fidelity "message"
+    simulates.
+    """
+    return sum(int(phase.active.sum()) for phase in schedule.phases)
+
+
+def sends_in(schedule: Schedule, most: int | None = None) -> int:
+    """Return how many chunks travel, each a send that `verify` executes.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    most : int, optional
+        Stop counting once there are more.
+    """
+    found = 0
+    for part in schedule.rounds():
+        found += len(part.src)
+        if most is not None and found > most:
+            break
     return found

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives.schedule import Ints, Phase, Round, Schedule
+from perfmodel.arrays import Ints
+from perfmodel.collectives.schedule import Phase, Round, Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from perfmodel.collectives.catalog import allows, make, operations
-from perfmodel.collectives.counts import sends_in
+from perfmodel.collectives.dependencies import sends_in
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import Fault, InputError
 

@@ -5,10 +5,10 @@ an error. A file is validated by a pydantic model, and each fault becomes one li
 file, the line, the field, what was found and what is allowed.
 """
 
-from perfmodel.files.check import finite, load, validate
 from perfmodel.files.find import USER_FOLDER, data_folder, find_file, shipped
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
 from perfmodel.files.spec import Bandwidth, Bytes, Count, FlopRate, Power, Seconds, Spec
+from perfmodel.files.validate import finite, load, validate
 from perfmodel.files.write import write_atomically, write_json
 
 __all__ = [

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.files.fast_yaml import LeftToRuamel, parse_quickly
 from perfmodel.files.find import is_shipped
-from perfmodel.files.quick import LeftToRuamel, parse_quickly
 
 
 def read_text(path: Path) -> str:
@@ -57,8 +57,8 @@ def parse_yaml(text: str, file: str | None = None) -> Any:
     InputError
         Not YAML, or a duplicate key.
     """
-    from ruamel.yaml import YAML  # noqa: PLC0415  (0.1 s of import that most commands do not need)
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
         return YAML(typ="rt", pure=True).load(text)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from perfmodel.library.carry import Machine
-from perfmodel.library.measured import Measured
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from perfmodel.arrays import Group
+from perfmodel.library.channels.channels import Rings, rings_over
+from perfmodel.library.corrections import Measured
 from perfmodel.library.model import Library, library_on
 from perfmodel.library.settings import Settings
 from perfmodel.library.transport import told
 from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.router import Router
 
 MOST_CHANNELS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS")
 """Variables that bound the channels of NCCL, the newest name first."""
@@ -51,3 +57,68 @@ def observed_s(machine: Machine, time_s: float, measured: Measured | None = None
         issue_s = library.issue * measured.issue
         time_s = max(time_s, issue_s * machine.topology.gpus_per_host)
     return time_s + (library.awaited * measured.awaited if settings.awaited else 0.0)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What executors see: hardware and the library that drives it.
+
+    Parameters
+    ----------
+    topology : Topology
+    library : Library
+    channels : int, optional
+        Use no more than this many parallel rings.
+    settings : Settings
+        What the user told the library: its version and environment.
+    measured : Measured
+        What a profile says: factors on the costs of the library.
+    whole : bool
+        Whether trees are laid over all rails of large clusters too, and not over one that stands
+        for those like it: where rails are, or become, unlike.
+    decides_on : Machine, optional
+        The machine by whose links NCCL searches its channels; default: this one.
+    """
+
+    topology: Topology
+    library: Library
+    channels: int | None = None
+    settings: Settings = field(default_factory=Settings)
+    measured: Measured = field(default_factory=Measured)
+    whole: bool = False
+    decides_on: Machine | None = None
+    router: Router = field(init=False)
+    _rings: dict[Group, Rings] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "router", Router(self.topology))
+
+    def rings(self, group: Group) -> Rings:
+        """Rings over a group of ranks; laid once."""
+        if group not in self._rings:
+            self._rings[group] = rings_over(
+                self.topology, self.router, group, at_most=self.channels
+            )
+        return self._rings[group]
+
+    def known(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What is found for a key; found once."""
+        if key not in self._known:
+            self._known[key] = find()
+        found: T = self._known[key]
+        return found
+
+    def stretched(self, topology: Topology, measured: Measured) -> Machine:
+        """The same machine as it was measured.
+
+        Only its links' bandwidths may differ. What the library chose and laid by its own numbers
+        stays, and is looked up once for all of them.
+        """
+        found = replace(self, topology=topology, measured=measured)
+        for name in ("_rings", "_known"):
+            object.__setattr__(found, name, getattr(self, name))
+        return found

@@ -15,7 +15,7 @@ from perfmodel.errors import TopologyError
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.settings import LEVELS, Settings
 from perfmodel.topology.model import Reach, Topology
-from perfmodel.topology.routes import Router
+from perfmodel.topology.routing.router import Router
 
 Hop = Literal["nvlink", "pcie", "network", "memory"]
 

@@ -14,6 +14,7 @@ from perfmodel.units import format_bytes, format_time
 if TYPE_CHECKING:
     from perfmodel.collectives.schedule import Schedule
 
+
 Backend = Literal["gloo", "nccl", "device"]
 
 ITEM_BYTES = {
@@ -140,7 +141,7 @@ def make_schedule(job: Job, nbytes: int) -> Schedule:
     ScheduleError
         It does not allow this number of ranks.
     """
-    from perfmodel.collectives import catalog  # noqa: PLC0415  (imports stay out of --help)
+    from perfmodel.collectives import catalog
 
     made = catalog.make(job.collective, job.algorithm, job.ranks, nbytes, itemsize=job.itemsize)
     return replace(made, itemsize=job.itemsize)  # a plain send counts bytes
@@ -169,7 +170,7 @@ def devices_or_say(backend: Backend, needed: int) -> ModuleType:
         There are fewer than `needed`.
     """
     torch_or_say()
-    import torch  # noqa: PLC0415  (optional, and slow to import)
+    import torch
 
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found == 0:

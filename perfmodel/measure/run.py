@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import Fault, InputError, MeasurementError, PerfmodelError
-from perfmodel.measure import status as at
-from perfmodel.measure.job import Job, devices_or_say, schedules, torch_or_say
-from perfmodel.measure.machine import (
+from perfmodel.measure.environment import (
     busy_now,
     describe_machine,
     describe_versions,
     load_now,
     other_work,
 )
+from perfmodel.measure.job import Job, devices_or_say, schedules, torch_or_say
+from perfmodel.measure.memory_check import room_or_say
+from perfmodel.measure.processes import status as at
 from perfmodel.measure.record import Measurement, Row
-from perfmodel.measure.room import room_or_say
 
 Progress = Callable[[int, int], None]
 
@@ -87,7 +87,7 @@ def _execute(
     versions: dict[str, str],
 ) -> tuple[list[Row], str] | None:
     if job.backend == "device":
-        from perfmodel.measure.device import describe_gpu, measure_device  # noqa: PLC0415  (triton)
+        from perfmodel.measure.gpu.backend import describe_gpu, measure_device
 
         torch = devices_or_say(job.backend, 1)
         room_or_say(job, made, torch)
@@ -95,7 +95,7 @@ def _execute(
         versions |= {"cuda": str(torch.version.cuda)}
         return measure_device(job, torch, "cuda", progress)
     if job.backend == "nccl":
-        from perfmodel.measure.device import describe_gpu  # noqa: PLC0415  (triton)
+        from perfmodel.measure.gpu.backend import describe_gpu
 
         local = int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
         torch = devices_or_say(job.backend, local)
@@ -106,7 +106,7 @@ def _execute(
         room_or_say(job, made)
     if under_torchrun():
         return _in_group(job, progress)
-    from perfmodel.measure.team import measure_with_processes  # noqa: PLC0415  (multiprocessing)
+    from perfmodel.measure.processes.launcher import measure_with_processes
 
     return measure_with_processes(job, progress)
 
@@ -134,10 +134,10 @@ def _launcher() -> str:
 
 def _in_group(job: Job, progress: Progress | None) -> tuple[list[Row], str] | None:
     """Be one rank of a group that somebody else has started."""
-    import torch.distributed as dist  # noqa: PLC0415  (optional, and slow to import)
+    import torch.distributed as dist
 
-    from perfmodel.measure.rank import measure_rank  # noqa: PLC0415
-    from perfmodel.measure.team import join  # noqa: PLC0415  (multiprocessing)
+    from perfmodel.measure.processes.launcher import join
+    from perfmodel.measure.processes.worker import measure_rank
 
     size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if size != job.ranks:

@@ -1,35 +1,8 @@
 """What the user asks: one scenario per file, its shape validated; names are resolved in study."""
 
-from perfmodel.scenario.events import (
-    DegradeEvent,
-    DownEvent,
-    EventSection,
-    JitterEvent,
-    LoseEvent,
-    OtherJob,
-    SlowEvent,
-    TrafficEvent,
-)
 from perfmodel.scenario.load import changed, load_scenario, question_of
-from perfmodel.scenario.model import (
-    Scenario,
-    Size,
-    batch_per_gpu,
-    scenario_digest,
-    sizes,
-)
-from perfmodel.scenario.money import Money
-from perfmodel.scenario.origin import Origin
-from perfmodel.scenario.plan import (
-    CandidateSection,
-    FailureSection,
-    PlanSection,
-    PowerSection,
-    PurchaseSection,
-    TargetSection,
-    UpgradeSection,
-)
-from perfmodel.scenario.sections import (
+from perfmodel.scenario.model import Scenario, Size, batch_per_gpu, scenario_digest, sizes
+from perfmodel.scenario.sections.base import (
     ClusterSection,
     ComputeSection,
     DataParallelStrategy,
@@ -43,8 +16,29 @@ from perfmodel.scenario.sections import (
     Strategy,
     TrainingSection,
 )
-from perfmodel.scenario.sweep import SweepSection
-from perfmodel.scenario.what_if import WhatIf
+from perfmodel.scenario.sections.events import (
+    DegradeEvent,
+    DownEvent,
+    EventSection,
+    JitterEvent,
+    LoseEvent,
+    OtherJob,
+    SlowEvent,
+    TrafficEvent,
+)
+from perfmodel.scenario.sections.money import Money
+from perfmodel.scenario.sections.plan import (
+    CandidateSection,
+    FailureSection,
+    PlanSection,
+    PowerSection,
+    PurchaseSection,
+    TargetSection,
+    UpgradeSection,
+)
+from perfmodel.scenario.sections.sweep import SweepSection
+from perfmodel.scenario.sections.what_if import WhatIf
+from perfmodel.scenario.source_map import Origin
 
 __all__ = [
     "CandidateSection",

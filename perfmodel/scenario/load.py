@@ -14,8 +14,8 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import find_file, plain, read_text, read_yaml, validate
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario.model import Scenario
-from perfmodel.scenario.origin import Origin, line_map
 from perfmodel.scenario.rules import broken_rules
+from perfmodel.scenario.source_map import Origin, line_map
 
 _OVERRIDE = re.compile(r"(?P<field>[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)=(?P<value>.*)", re.DOTALL)
 

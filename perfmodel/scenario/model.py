@@ -13,10 +13,7 @@ from pydantic import Field, PrivateAttr
 
 from perfmodel.errors import InputError
 from perfmodel.files import Spec
-from perfmodel.scenario.events import EventSection, OtherJob
-from perfmodel.scenario.origin import Origin
-from perfmodel.scenario.plan import PlanSection
-from perfmodel.scenario.sections import (
+from perfmodel.scenario.sections.base import (
     ClusterSection,
     ComputeSection,
     DdpStrategy,
@@ -27,8 +24,11 @@ from perfmodel.scenario.sections import (
     Strategy,
     TrainingSection,
 )
-from perfmodel.scenario.sweep import SweepSection
-from perfmodel.scenario.what_if import WhatIf
+from perfmodel.scenario.sections.events import EventSection, OtherJob
+from perfmodel.scenario.sections.plan import PlanSection
+from perfmodel.scenario.sections.sweep import SweepSection
+from perfmodel.scenario.sections.what_if import WhatIf
+from perfmodel.scenario.source_map import Origin
 
 
 class Scenario(Spec):

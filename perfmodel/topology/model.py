@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.topology.tiers import Tiers
+from perfmodel.topology.routing.clos import Tiers
 
 NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic", "switch"]
 LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "memory", "ethernet", "infiniband"]
@@ -185,7 +185,7 @@ class Topology:
     fabric : str
         Name of the fabric ("none" for one host).
     dead : frozenset of int
-        Arcs that carry nothing any more (see `perfmodel.topology.change`).
+        Arcs that carry nothing any more (see `perfmodel.topology.faults`).
     lost : tuple of str
         What was taken away, as names of devices and links, for messages.
     changed : Arcs or None

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.builder import COMPUTE, HOST, TaskList
-from perfmodel.training.ddp import ddp_plan
-from perfmodel.training.options import MIB, DdpOptions
+from perfmodel.training.ddp.options import MIB, DdpOptions
+from perfmodel.training.ddp.plan import ddp_plan
 from perfmodel.training.plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.segments import backward_segments, forward_segments
 from perfmodel.workload.model import LayerTimes, Tensor, Workload

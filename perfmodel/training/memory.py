@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.training.ddp import Hook
-from perfmodel.training.options import DdpOptions
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.plan import Hook
 from perfmodel.units import format_bytes
 from perfmodel.workload.memory import activation_bytes, optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES, Workload

@@ -6,7 +6,7 @@ And the memory traffic of an optimizer step, which follows from its state.
 from __future__ import annotations
 
 from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.workload.kernels import kernel_constants
+from perfmodel.workload.kernel_constants import kernel_constants
 from perfmodel.workload.model import ITEM_BYTES, Tensor, Workload
 
 STATE_BYTES = 4

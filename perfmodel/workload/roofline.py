@@ -25,7 +25,7 @@ import numpy as np
 
 from perfmodel.errors import Fault, InputError, one_of
 from perfmodel.topology.model import Gpu
-from perfmodel.workload.kernels import KernelConstants, kernel_constants
+from perfmodel.workload.kernel_constants import KernelConstants, kernel_constants
 from perfmodel.workload.memory import activation_bytes, cast_weights, optimizer_bytes
 from perfmodel.workload.model import ITEM_BYTES, Layer, LayerTimes, Workload
 

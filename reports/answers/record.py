@@ -44,7 +44,15 @@ def studies() -> Iterator[tuple[str, ...]]:
         yield "run", name, "--json"
         yield "tune", name, "--json"
         yield "compare", name, "--set", "what_if.network_bandwidth=2", "--attribute", "--json"
-    yield "run", "resnet50-dgx-a100", "--fidelity", "message", "--set", "scale={nodes: [1]}", "--json"
+    yield (
+        "run",
+        "resnet50-dgx-a100",
+        "--fidelity",
+        "message",
+        "--set",
+        "scale={nodes: [1]}",
+        "--json",
+    )
     yield "run", "resnet50-dgx-a100", "--set", "strategy.accumulate=2", "--json"
     yield "run", "bert-large-v100-25g", "--explore", "-o", "{out}"
     yield "tune", "resnet50-dgx-a100", "--all-sizes", "--horovod", "--json"
@@ -55,7 +63,7 @@ def studies() -> Iterator[tuple[str, ...]]:
     yield "sweep", "sweep-buckets-and-nodes", "--json"
     yield "validate", "--json"
     yield "validate", "-o", "{out}"
-    yield "calibrate", "reports/measured/gloo_ring_4_epyc.json", "--topology", "cpu-loopback", "-o", "{out}/p.yaml"  # fmt: skip  # noqa: E501
+    yield "calibrate", "reports/measured/gloo_ring_4_epyc.json", "--topology", "cpu-loopback", "-o", "{out}/p.yaml"  # fmt: skip
 
 
 def machines() -> Iterator[tuple[str, ...]]:
@@ -76,12 +84,12 @@ def machines() -> Iterator[tuple[str, ...]]:
             yield "collective", "dgx-h100", *CLUSTERS[1], *words, "--json"
     few = ("-b", "1MiB", "-e", "16MiB", "--fidelity", "message")
     yield "collective", "dgx-a100", *CLUSTERS[1], *few, "--json"
-    yield "collective", "cpu-loopback", "--library", "gloo", *few, "--profile", "epyc-2-cores-gloo", "--json"  # fmt: skip  # noqa: E501
+    yield "collective", "cpu-loopback", "--library", "gloo", *few, "--profile", "epyc-2-cores-gloo", "--json"  # fmt: skip
 
 
 def lists() -> Iterator[tuple[str, ...]]:
     """Commands that list, check or explain."""
-    for words in ("models --json", "scenarios --json", "topology list --json", "schema scenario", "schema topology"):  # fmt: skip  # noqa: E501
+    for words in ("models --json", "scenarios --json", "topology list --json", "schema scenario", "schema topology"):  # fmt: skip
         yield tuple(words.split())
     for model in ("resnet50", "bert-large", "gpt2", "llama2-7b", "vgg16", "vit-b-16"):
         yield "buckets", model, "--json"
@@ -96,7 +104,7 @@ def record(command: tuple[str, ...], folder: Path) -> None:
     words = [word.replace("{out}", str(out)) for word in command]
     if words != list(command):
         out.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603
         [sys.executable, "-P", "-c", PROGRAM, *words],
         capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip

@@ -43,7 +43,7 @@ def fitted(sizes: Sequence[float], costs_s: Sequence[float]) -> Growth:
     >>> str(fitted([1, 10, 100, 1000], [2, 200, 20000, 2000000]))
     '2.00 +- 0.00'
     """
-    from scipy.stats import linregress, t  # noqa: PLC0415  (slow to import)
+    from scipy.stats import linregress, t
 
     fit = linregress(np.log(sizes), np.log(costs_s))
     width = float(t.ppf(0.975, len(sizes) - 2) * fit.stderr)

@@ -10,8 +10,8 @@ from oracle.scenes import Launch, Scene, flow, play
 from benchmarks.growth import Growth, fitted, least_s
 from benchmarks.measures import contended_ring
 from benchmarks.one_step import question
-from perfmodel.library.carry import Machine
-from perfmodel.simulate.engine import simulate
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.engine.engine import simulate
 
 
 def growths() -> Iterator[tuple[str, str, Growth]]:

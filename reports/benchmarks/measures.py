@@ -20,18 +20,19 @@ from oracle.scenes import Launch, Scene, collective, play, ring_way
 
 from benchmarks.growth import ENOUGH_S, least_s
 from benchmarks.one_step import question
-from perfmodel.collectives import ring
+from perfmodel.collectives.algorithms import ring
 from perfmodel.collectives.dependencies import messages, unrolled
-from perfmodel.collectives.timing import schedule_s
-from perfmodel.library.carry import Carried, Machine
+from perfmodel.collectives.timing.recurrence import schedule_s
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.engine import simulate
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.fairness import max_min_rates
-from perfmodel.simulate.message import MessageNetwork
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.faults import degraded
 from perfmodel.topology.model import Topology
+from perfmodel.topology.templates.build import build
 
 HERE = Path(__file__).parent
 ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -75,10 +76,10 @@ def at_least(what: str, limit: float, reached: float, unit: str, note: str = "")
 
 def eight_gpus() -> Iterator[Measured]:
     """A step of ResNet-50 on one DGX A100: building, planning and simulating; and simulating."""
-    from perfmodel.scenario import Size, load_scenario  # noqa: PLC0415  (slow; only here)
-    from perfmodel.study.hardware import machine  # noqa: PLC0415
-    from perfmodel.study.training import Job, load_workload, plan, times  # noqa: PLC0415
-    from perfmodel.topology.build import load_node  # noqa: PLC0415
+    from perfmodel.scenario import Size, load_scenario
+    from perfmodel.studies.run.resolve.job import Job, load_workload, plan, times
+    from perfmodel.studies.run.resolve.machine import machine
+    from perfmodel.topology.templates.build import load_node
 
     scenario, node = load_scenario("resnet50-dgx-a100"), load_node("dgx-a100")
 

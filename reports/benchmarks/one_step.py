@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 begun = time.perf_counter()
 
-from perfmodel.library.carry import Machine  # noqa: E402  (the imports are what is timed)
+from perfmodel.library.machine import Machine  # noqa: E402  (the imports are what is timed)
 from perfmodel.scenario import Size, load_scenario  # noqa: E402
-from perfmodel.simulate.engine import simulate  # noqa: E402
-from perfmodel.study.hardware import machine  # noqa: E402
-from perfmodel.study.training import Job, load_workload, plan, times  # noqa: E402
-from perfmodel.topology.build import load_node  # noqa: E402
+from perfmodel.simulate.engine.engine import simulate  # noqa: E402
+from perfmodel.studies.run.resolve.job import Job, load_workload, plan, times  # noqa: E402
+from perfmodel.studies.run.resolve.machine import machine  # noqa: E402
+from perfmodel.topology.templates.build import load_node  # noqa: E402
 from perfmodel.training.plan import StepPlan  # noqa: E402
 
 IMPORTED_S = time.perf_counter() - begun

@@ -5,7 +5,7 @@
 DATA is a folder laid out as `perfmodel validate --data` wants it. Every sweep is predicted from the
 other sweeps of the same hardware, collective and settings, at any scale (leave one out), with times
 that are linear in the logarithms of the factors: within a percent of
-`perfmodel.calibrate.from_sweeps`, a thousand times as quick. Prints how far these predictions are
+`perfmodel.calibrate.transfer.fit`, a thousand times as quick. Prints how far these predictions are
 from the data, and how often 80 % intervals hold them. With --tries, expectations are varied at
 random and kept when sweeps left out become more likely (Student's t with 3 degrees of freedom, so
 that a sweep that nothing explains counts little), with a pull towards where they began. Sweeps that
@@ -34,8 +34,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from calibration.left_out import Fold, Prepared, fold_of, folds, prepared  # noqa: E402  (line above)
-from perfmodel.calibrate.levers import Expected, usually  # noqa: E402
-from perfmodel.validate.points import weighted_quantile  # noqa: E402
+from perfmodel.calibrate.transfer.parameters import Expected, usually  # noqa: E402
+from perfmodel.validate.score.points import weighted_quantile  # noqa: E402
 
 WITHIN = 1.2816
 """Standard deviations about zero that hold 80 % of a normal distribution."""

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.calibrate.compatible import differences
-from perfmodel.calibrate.from_sweeps import thinned
-from perfmodel.calibrate.levers import Expected, Lever, prior
-from perfmodel.calibrate.residual import Places, alike, row_variance, run_deviation
-from perfmodel.calibrate.stretched import Observed, Stretched
-from perfmodel.calibrate.weighed import weighed
+from perfmodel.calibrate.checks import differences
+from perfmodel.calibrate.transfer.fit import thinned
+from perfmodel.calibrate.transfer.forward_model import Observed, Stretched
+from perfmodel.calibrate.transfer.gaussian_process import Places, alike, row_variance, run_deviation
+from perfmodel.calibrate.transfer.noise_model import weighed
+from perfmodel.calibrate.transfer.parameters import Expected, Lever, prior
 from perfmodel.errors import PerfmodelError
+from perfmodel.library.corrections import Situation
 from perfmodel.library.machine import machine_on
-from perfmodel.library.measured import Situation
 from perfmodel.library.model import load_library
-from perfmodel.validate.matching import Matched, match
-from perfmodel.validate.sweeps import Sweep, read_sweeps
+from perfmodel.validate.sweeps.match import Matched, match
+from perfmodel.validate.sweeps.read import Sweep, read_sweeps
 
 FEWEST_TRUST = 3
 """Sweeps of less trust are not used."""
@@ -37,7 +37,7 @@ class Prepared:
     Parameters
     ----------
     hardware : str
-        As `perfmodel.validate.matching.Matched`.
+        As `perfmodel.validate.sweeps.match.Matched`.
     op : str
     nbytes : ndarray of int, shape (rows,)
     over : ndarray of float, shape (rows,)
@@ -46,7 +46,7 @@ class Prepared:
     slopes : ndarray of float, shape (rows, levers)
     situations : tuple of Situation
     shares : ndarray of float, shape (rows,)
-        As `perfmodel.calibrate.residual.Places`.
+        As `perfmodel.calibrate.transfer.gaussian_process.Places`.
     thin : ndarray of int
         Rows that a fit uses.
     unlike : frozenset of str

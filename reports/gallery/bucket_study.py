@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gallery.study import HERE, Study, as_csv
-from perfmodel.report import words
-from perfmodel.report.figures import axis, blank
-from perfmodel.report.images import Picture
-from perfmodel.report.markdown import table
-from perfmodel.report.palette import INK, QUIET_INK
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import axis, blank
+from perfmodel.report.common.images import Picture
+from perfmodel.report.common.markdown import table
+from perfmodel.report.common.palette import INK, QUIET_INK
 from perfmodel.scenario import Scenario, changed, load_scenario
-from perfmodel.tune.tuned import Choice, Tuned
-from perfmodel.tune.tuning import tune_scenario
+from perfmodel.studies.tune.model import Choice, Tuned
+from perfmodel.studies.tune.run import tune_scenario
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -122,11 +122,11 @@ def _text(cases: Sequence[Case]) -> str:
         bound, uniform, best = tuned.lower_bound_s, tuned.best_uniform, tuned.best_list
         rows.append(
             (
-                case.model, case.network, words.duration(tuned.default.step_time_s),
-                f"{words.duration(uniform.step_time_s)} at {uniform.bucket_cap_mb:g} MiB",
-                f"{words.duration(best.step_time_s)}, {len(best.bucket_cap_mb_list or ())} caps",
-                words.percent_column(tuned.regret(tuned.default)),
-                "unknown" if bound is None else words.duration(bound),
+                case.model, case.network, quantities.duration(tuned.default.step_time_s),
+                f"{quantities.duration(uniform.step_time_s)} at {uniform.bucket_cap_mb:g} MiB",
+                f"{quantities.duration(best.step_time_s)}, {len(best.bucket_cap_mb_list or ())} caps",
+                quantities.percent_column(tuned.regret(tuned.default)),
+                "unknown" if bound is None else quantities.duration(bound),
             )
         )  # fmt: skip
     listed = table(

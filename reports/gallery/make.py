@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE.parent))
 from gallery import bucket_study, network_upgrade, scaling_curves  # noqa: E402  (by the line above)
 from gallery.study import Study  # noqa: E402
 from perfmodel.files import write_atomically  # noqa: E402
-from perfmodel.report.images import render  # noqa: E402
+from perfmodel.report.common.images import render  # noqa: E402
 
 STUDIES: Mapping[str, Callable[[], Study]] = {
     "buckets": bucket_study.study,

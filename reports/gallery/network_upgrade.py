@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gallery.study import Study, as_csv
-from perfmodel.report import words
-from perfmodel.report.explore_axes import axes_of
-from perfmodel.report.explore_grid import explore
-from perfmodel.report.figures import axis, blank
-from perfmodel.report.html import write_report
-from perfmodel.report.images import Picture
-from perfmodel.report.markdown import table
-from perfmodel.report.palette import INK, WORK
-from perfmodel.result import Point
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import axis, blank
+from perfmodel.report.common.images import Picture
+from perfmodel.report.common.markdown import table
+from perfmodel.report.common.palette import INK, WORK
+from perfmodel.report.explorer.axes import axes_of
+from perfmodel.report.explorer.grid import explore
+from perfmodel.report.run.page import write_report
 from perfmodel.scenario import changed, load_scenario
-from perfmodel.study import run_scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result import Point
 
 SCENARIO = "bert-large-v100-25g"
 
@@ -77,10 +77,10 @@ def _text(points: Mapping[str, Point]) -> str:
          "Waiting for network", "Bottleneck"),
         [
             (
-                name, words.duration(p.step_time_s),
-                "none" if p.interval_s is None else words.span(*p.interval_s, words.duration),
-                words.count(p.samples_per_s), f"{first.step_time_s / p.step_time_s:.2f} x",
-                words.duration(p.exposed_comm_s), p.bottleneck,
+                name, quantities.duration(p.step_time_s),
+                "none" if p.interval_s is None else quantities.span(*p.interval_s, quantities.duration),
+                quantities.count(p.samples_per_s), f"{first.step_time_s / p.step_time_s:.2f} x",
+                quantities.duration(p.exposed_comm_s), p.bottleneck,
             )
             for name, p in points.items()
         ],
@@ -127,8 +127,8 @@ def _picture(points: Mapping[str, Point]) -> Picture:
         },
     )  # fmt: skip
     for name in names:
-        ends = words.span(*known[name], words.duration)
-        text = f"{words.duration(points[name].step_time_s)} ({ends})"
+        ends = quantities.span(*known[name], quantities.duration)
+        text = f"{quantities.duration(points[name].step_time_s)} ({ends})"
         figure.add_annotation(
             x=1e3 * known[name][1], y=name, text=text, bgcolor="white",
             showarrow=False, xanchor="left", xshift=6, font={"color": INK, "size": 13},

@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 
 from gallery.study import HERE, Study, as_csv
-from perfmodel.report import words
-from perfmodel.report.figures import axis, blank
-from perfmodel.report.html import write_report
-from perfmodel.report.images import Picture
-from perfmodel.report.markdown import table
-from perfmodel.report.palette import channels
-from perfmodel.report.scaling import grown
-from perfmodel.report.scaling_words import knee_sentence
-from perfmodel.result import Result
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import axis, blank
+from perfmodel.report.common.images import Picture
+from perfmodel.report.common.markdown import table
+from perfmodel.report.common.palette import channels
+from perfmodel.report.run.page import write_report
+from perfmodel.report.scaling.analysis import grown
+from perfmodel.report.scaling.text import knee_sentence
 from perfmodel.scenario import load_scenario
-from perfmodel.study import run_scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result import Result
 
 CURVES = {
     "GPT-2 XL on DGX A100": ("gpt2-xl-dgx-a100-1024", "#0072b2"),
@@ -87,13 +87,15 @@ def _text(results: Mapping[str, Result]) -> str:
 
 def _efficiencies(result: Result, sizes: Sequence[int]) -> list[str]:
     return [
-        words.percent(point.scaling_efficiency) for point in result.points if point.gpus in sizes
+        quantities.percent(point.scaling_efficiency)
+        for point in result.points
+        if point.gpus in sizes
     ]
 
 
 def _interval(result: Result) -> str:
-    step, ends = words.duration(result.main.step_time_s), result.main.interval_s
-    return step if ends is None else f"{step} ({words.span(*ends, words.duration)})"
+    step, ends = quantities.duration(result.main.step_time_s), result.main.interval_s
+    return step if ends is None else f"{step} ({quantities.span(*ends, quantities.duration)})"
 
 
 def _picture(results: Mapping[str, Result]) -> Picture:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfmodel.report.images import Picture
+from perfmodel.report.common.images import Picture
 
 HERE = Path(__file__).parent
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from perfmodel.files import validate
 from perfmodel.library.model import Library, load_library
-from perfmodel.topology.change import degraded
-from perfmodel.topology.gpus import load_gpu
+from perfmodel.topology.faults import degraded
 from perfmodel.topology.model import Topology
-from perfmodel.topology.spec import NodeSpec
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.topology.templates.spec import NodeSpec
 
 Numbers = Sequence[float] | NDArray[np.float64]
 

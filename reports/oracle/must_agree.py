@@ -13,9 +13,9 @@ import numpy as np
 from oracle.family import Family
 from oracle.machines import crossbar, two_level_node, uneven, with_credits
 from oracle.scenes import Launch, Scene, collective
-from perfmodel.library.carry import Machine
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded
+from perfmodel.library.machine import Machine
+from perfmodel.topology.faults import degraded
+from perfmodel.topology.templates.build import build
 
 RING_OPS = ("all_reduce", "reduce_scatter", "all_gather")
 

@@ -9,12 +9,13 @@ import numpy as np
 from oracle.family import Family
 from oracle.machines import crossbar, two_level_node, uneven, with_credits
 from oracle.scenes import Launch, Scene, Stream, collective, message, ring_way
-from perfmodel.library.carry import Carried, Machine
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded, without
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.faults import degraded, without
 from perfmodel.topology.model import Topology
-from perfmodel.topology.spec import FabricSpec
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.spec import FabricSpec
 
 
 def _clusters(rng: np.random.Generator) -> Topology:

@@ -13,9 +13,9 @@ from functools import cache, partial
 from oracle.machines import one_gpu_node, two_level_node, with_credits
 from oracle.scenes import Launch, Scene, collective
 from oracle.shared_links import NO_DELAY
-from perfmodel.collectives import cost
-from perfmodel.library.carry import Machine
-from perfmodel.topology.build import build
+from perfmodel.library.machine import Machine
+from perfmodel.testing import closed_forms
+from perfmodel.topology.templates.build import build
 
 MiB = 1 << 20
 SIZES = (MiB, 25 * MiB, 100 * MiB, 1024 * MiB)
@@ -50,7 +50,7 @@ def cells() -> Iterator[Cell]:
 
 
 def _flat_s(ranks: int, nbytes: int) -> float:
-    return cost.closed_form_s(
+    return closed_forms.closed_form_s(
         "all_reduce", "ring", ranks, nbytes, alpha_s=500e-9, beta_s_per_B=1 / 50e9
     )
 

@@ -14,13 +14,17 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfmodel.collectives import cost, ring, star
+from perfmodel.collectives.algorithms import linear, ring
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.library.carry import Carried, Machine, Stage, carry, carry_message, stages_of
-from perfmodel.library.edges import Edges
-from perfmodel.library.laying import edges_between
-from perfmodel.simulate.engine import NETWORKS
-from perfmodel.simulate.estimate import Estimator, add_traffic
+from perfmodel.library.lowering.edge_routing import edges_between
+from perfmodel.library.lowering.edges import Edges
+from perfmodel.library.lowering.lower import carry, carry_message
+from perfmodel.library.lowering.lowered import Carried, Stage
+from perfmodel.library.lowering.rings import stages_of
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.engine.engine import NETWORKS
+from perfmodel.simulate.uncontended import Estimator, add_traffic
+from perfmodel.testing import closed_forms
 
 Floats = NDArray[np.float64]
 Route = tuple[int, ...]
@@ -158,7 +162,7 @@ def _chain_s(launch: Launch) -> float:
     alpha_s = min(float(stage.latency_s.min()) for stage in launch.way.stages)
     if not launch.group:
         return alpha_s
-    return launch.way.launch_s + cost.lower_bound_s(
+    return launch.way.launch_s + closed_forms.lower_bound_s(
         launch.op,
         launch.way.schedule.algorithm,
         launch.group,
@@ -210,7 +214,7 @@ def message(machine: Machine, src: int, dst: int, nbytes: int) -> Carried:
 
 def flow(route: Route, nbytes: int, cap_Bps: float = np.inf, latency_s: float = 0.0) -> Carried:
     """Bytes on any route, as a collective of one send."""
-    schedule = star.send(nbytes)
+    schedule = linear.send(nbytes)
     latency, cap = np.array([latency_s]), np.array([cap_Bps])
     edges = Edges(
         src=np.array([0]), dst=np.array([1]), pointers=np.array([0, len(route)]),

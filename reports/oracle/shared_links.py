@@ -14,12 +14,12 @@ import numpy as np
 from oracle.machines import crossbar, two_level_node, wires, with_credits
 from oracle.scenes import Launch, Route, Scene, Stream, collective, flow, ring_way
 from perfmodel.files import validate
-from perfmodel.library.carry import Machine
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.faults import degraded
 from perfmodel.topology.model import Topology
-from perfmodel.topology.spec import FabricSpec
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.spec import FabricSpec
 
 NO_DELAY = validate(
     FabricSpec, {"kind": "one-switch", "switch_latency": "0 s", "cable_latency": "0 s"}

@@ -38,7 +38,7 @@ OPTIONS = (
 
 def version() -> str:
     """Version of SimGrid, as it says itself."""
-    import simgrid  # noqa: PLC0415  (only where it is installed)
+    import simgrid
 
     return str(simgrid.simgrid_version)
 
@@ -63,7 +63,7 @@ class _Edge:
 
 def run(scene: dict[str, Any]) -> dict[str, list[float]]:
     """Simulate one scene; SimGrid allows only one per process."""
-    import simgrid  # noqa: PLC0415
+    import simgrid
 
     engine = simgrid.Engine(["oracle", "--log=root.thres:error", *(f"--cfg={o}" for o in OPTIONS)])
     zone = simgrid.NetZone.create_full_zone("zone")

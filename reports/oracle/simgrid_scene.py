@@ -15,7 +15,7 @@ import numpy as np
 
 from oracle.scenes import Launch, Scene, Stream
 from perfmodel.collectives.dependencies import Messages, messages, unrolled
-from perfmodel.library.carry import Carried
+from perfmodel.library.lowering.lowered import Carried
 
 
 def exported(scene: Scene, *, native: bool = False) -> dict[str, Any]:
@@ -64,8 +64,21 @@ def _background(stream: Stream) -> dict[str, Any]:
 
 
 def digest(scene: dict[str, Any]) -> str:
-    """Short name of what a scene says, to see that a recorded answer is still about it."""
-    return hashlib.blake2b(json.dumps(scene).encode(), digest_size=6).hexdigest()
+    """Short name of what a scene says, to see that a recorded answer is still about it.
+
+    Nine digits of each number count: the last bit of a power depends on the processor's vector
+    units.
+    """
+    return hashlib.blake2b(json.dumps(_rounded(scene)).encode(), digest_size=6).hexdigest()
+
+
+def _rounded(value: Any) -> Any:
+    """Copy of a document of lists and mappings, its floats rounded to nine digits."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def short_digest(scene: Scene) -> str:

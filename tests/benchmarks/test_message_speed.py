@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import simpy
 
-from perfmodel.collectives.ring import all_reduce
-from perfmodel.collectives.timing import schedule_s
-from perfmodel.library.carry import Machine
+from perfmodel.collectives.algorithms.ring import all_reduce
+from perfmodel.collectives.timing.recurrence import schedule_s
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.fairness import max_min_rates
-from perfmodel.simulate.message import MessageNetwork
-from perfmodel.topology.build import build
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.simulate.uncontended import Estimator
 from perfmodel.topology.model import Topology
+from perfmodel.topology.templates.build import build
 
 pytestmark = pytest.mark.benchmarks
 HAS_NUMBA = importlib.util.find_spec("numba") is not None

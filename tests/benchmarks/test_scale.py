@@ -20,11 +20,11 @@ from benchmarks.one_step import question
 from oracle.peers_tables import MiB, cluster, ring_machine
 from oracle.scenes import Launch, Scene, collective, play
 
-from perfmodel.collectives import cost
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.engine import simulate
-from perfmodel.simulate.estimate import Estimator
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.testing import closed_forms
 
 pytestmark = pytest.mark.benchmarks
 Benchmark = Callable[..., float]
@@ -67,7 +67,9 @@ def test_1024_unlike_gpus(benchmark: Benchmark) -> None:
         return Estimator(machine).best("all_reduce", 25 * MiB, range(1024))[1]
 
     eight_NICs_Bps = 8 * 2 * 25e9  # none is more than twice as quick as it was
-    assert benchmark(answer) > cost.bus_factor("all_reduce", 128) * 25 * MiB / eight_NICs_Bps
+    assert (
+        benchmark(answer) > closed_forms.bus_factor("all_reduce", 128) * 25 * MiB / eight_NICs_Bps
+    )
 
 
 @pytest.mark.parametrize("ranks", [16, 48])

@@ -10,16 +10,16 @@ from collections.abc import Callable
 import pytest
 import simpy
 
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import Scenario, Size, load_scenario
-from perfmodel.simulate.engine import simulate
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.flow import FlowNetwork
-from perfmodel.simulate.message import MessageNetwork
-from perfmodel.study.hardware import machine
-from perfmodel.study.training import Job, load_workload, plan, times
-from perfmodel.topology.build import build, load_node
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.flow.network import FlowNetwork
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.studies.run.resolve.job import Job, load_workload, plan, times
+from perfmodel.studies.run.resolve.machine import machine
+from perfmodel.topology.templates.build import build, load_node
 
 pytestmark = pytest.mark.benchmarks
 

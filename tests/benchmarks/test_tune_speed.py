@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.tune.tuning import tune_scenario
+from perfmodel.studies.tune.run import tune_scenario
 
 pytestmark = pytest.mark.benchmarks
 

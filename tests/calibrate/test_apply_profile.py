@@ -5,11 +5,11 @@ import pytest
 
 from perfmodel.calibrate import Profile, apply, fit, read_profile
 from perfmodel.errors import InputError
-from perfmodel.library.carry import Machine
-from perfmodel.library.costs import wire_factor
+from perfmodel.library.lowering.protocol_costs import wire_factor
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.topology.build import build
+from perfmodel.topology.templates.build import build
 
 
 def value(parameter, where, text, beyond="0 B"):

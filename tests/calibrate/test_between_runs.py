@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws, fit, read_profile, write_profile
-from perfmodel.calibrate.runs import usual_spread
-from perfmodel.library.carry import Machine
+from perfmodel.calibrate.link_costs.run_variance import usual_spread
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.topology.build import build
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.templates.build import build
 
 ALPHA_S, RATE_BPS = 500e-6, 3e9
 SIZES = [2**k for k in range(10, 27, 2)]

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from perfmodel.calibrate import read_profile
 from perfmodel.cli import app
 from perfmodel.errors import InputError
-from perfmodel.study.collective import collective_rows
-from perfmodel.topology.build import build
+from perfmodel.studies.run.collective import collective_rows
+from perfmodel.topology.templates.build import build
 
 
 def written(folder, **fields):

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws
-from perfmodel.calibrate.compatible import differences
-from perfmodel.calibrate.from_sweeps import fit_profile
-from perfmodel.calibrate.levers import usually
-from perfmodel.calibrate.residual import Places, alike, within_runs
-from perfmodel.calibrate.weighed import weighed
+from perfmodel.calibrate.checks import differences
+from perfmodel.calibrate.transfer.fit import fit_profile
+from perfmodel.calibrate.transfer.gaussian_process import Places, alike, within_runs
+from perfmodel.calibrate.transfer.noise_model import weighed
+from perfmodel.calibrate.transfer.parameters import usually
+from perfmodel.library.corrections import Situation
 from perfmodel.library.machine import machine_on, observed_s
-from perfmodel.library.measured import Situation
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import Settings
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.topology.build import build
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.templates.build import build
 
 SIZES = [2**n for n in range(10, 33, 2)]
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws, fit, read_profile, write_profile
-from perfmodel.calibrate.apply import with_values
-from perfmodel.calibrate.cases import Forward, cases_of
+from perfmodel.calibrate.link_costs.apply import with_values
+from perfmodel.calibrate.link_costs.forward_model import Forward, cases_of
+from perfmodel.calibrate.link_costs.least_squares import solve
 from perfmodel.calibrate.profile import Parameter
-from perfmodel.calibrate.solve import solve
 from perfmodel.errors import InputError
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.topology.build import build
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.templates.build import build
 
 LAUNCH_S, ALPHA_S, RATE_BPS, GAMMA_BPS = 40e-6, 120e-6, 3.3e9, 9e9
 SIZES = [2**k for k in range(10, 27)]

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws, interval_s, read_profile, write_profile
-from perfmodel.calibrate.from_sweeps import fit_profile, thinned
-from perfmodel.calibrate.levers import Expected, Lever, usually
-from perfmodel.calibrate.plot import write_residuals
-from perfmodel.calibrate.posterior import Seen
-from perfmodel.calibrate.residual import Places, Residual, alike, within_runs
-from perfmodel.calibrate.transfer import model_of
+from perfmodel.calibrate.transfer.fit import fit_profile, thinned
+from perfmodel.calibrate.transfer.gaussian_process import Places, Residual, alike, within_runs
+from perfmodel.calibrate.transfer.model import model_of
+from perfmodel.calibrate.transfer.parameters import Expected, Lever, usually
+from perfmodel.calibrate.transfer.posterior import Seen
 from perfmodel.errors import InputError
+from perfmodel.library.corrections import Measured, Situation
 from perfmodel.library.machine import machine_on
-from perfmodel.library.measured import Measured, Situation
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import Settings
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.study.collective import collective_rows
-from perfmodel.topology.build import build
+from perfmodel.report.validation.residuals import write_residuals
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.studies.run.collective import collective_rows
+from perfmodel.topology.templates.build import build
 
 EXPECTED = Expected.model_validate(
     {

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.calibrate.links import seen_links
 from perfmodel.calibrate.readers import read_files, read_matrices
+from perfmodel.calibrate.transfer.inputs import seen_links
 from perfmodel.errors import InputError
-from perfmodel.topology.build import build
+from perfmodel.topology.templates.build import build
 
 P2P = """[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]
 Device: 0, NVIDIA A100-SXM4-80GB, pciBusID: 7, pciDeviceID: 0, pciDomainID:0

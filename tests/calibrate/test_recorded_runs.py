@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws, fit, read_profile
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import read_measurement
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.topology.build import build
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.templates.build import build
 
 MEASURED = Path(__file__).parents[2] / "reports" / "measured"
 RUN, CHECK = MEASURED / "gloo_ring_4_epyc.json", MEASURED / "gloo_ring_4_epyc_check.json"

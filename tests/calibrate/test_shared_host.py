@@ -11,12 +11,12 @@ import pytest
 from perfmodel.calibrate import apply, fit
 from perfmodel.calibrate.profile import Parameter
 from perfmodel.collectives.catalog import make
-from perfmodel.library.carry import Machine
-from perfmodel.library.costs import chunk_bytes, reduced_bytes
+from perfmodel.library.lowering.protocol_costs import chunk_bytes, reduced_bytes
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.topology.build import build
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.templates.build import build
 
 ALPHA_S, HOST_S, ALL_BPS, ONE_BPS = 300e-6, 190e-6, 3.2e9, 1.1e9
 SIZES = [2**k for k in range(10, 27)]

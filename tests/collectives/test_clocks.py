@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import chain, ring
-from perfmodel.collectives.clocks import Clocks
-from perfmodel.collectives.course import course_of
-from perfmodel.collectives.pace import Pace
+from perfmodel.collectives.algorithms import chain, ring
+from perfmodel.collectives.timing.unrolled import course_of
+from perfmodel.collectives.timing.variable_rate import Clocks, Pace
 
 Change = tuple[float, np.ndarray, np.ndarray]
 

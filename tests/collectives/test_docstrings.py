@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.collectives import collnet, hierarchical, nvls, star
+from perfmodel.collectives.algorithms import collnet, hierarchical, linear, nvls
 from perfmodel.collectives.catalog import ALGORITHMS
 
 WRAPPED = {
@@ -13,7 +13,7 @@ WRAPPED = {
     "_nvls_tree": nvls.tree_all_reduce,
     "_collnet": collnet.chain_all_reduce,
     "_collnet_direct": collnet.direct_all_reduce,
-    "_send": star.send,
+    "_send": linear.send,
 }
 
 

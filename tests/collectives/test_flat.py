@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.collectives.catalog import ALGORITHMS, make
 from perfmodel.collectives.dependencies import messages, unrolled
-from perfmodel.collectives.flat import flat_messages
+from perfmodel.collectives.message_arrays import flat_messages
 from perfmodel.collectives.schedule import Round, Schedule
 from perfmodel.errors import ScheduleError
 

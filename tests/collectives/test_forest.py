@@ -7,11 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import collnet, forest, nvls
-from perfmodel.collectives.forest import ROOT, chained_parents, forest_of, node_parents
-from perfmodel.collectives.pipelines import pipelines_s
+from perfmodel.collectives.algorithms import collnet, nvls, pipelined_trees
+from perfmodel.collectives.algorithms.pipelined_trees import (
+    ROOT,
+    chained_parents,
+    forest_of,
+    node_parents,
+)
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.collectives.timing import Leg, _stepped, leg_ends
+from perfmodel.collectives.timing.pipelines import pipelines_s
+from perfmodel.collectives.timing.recurrence import Leg, _stepped, leg_ends
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import ScheduleError
 
@@ -44,7 +49,7 @@ def test_who_is_inside_one_tree_is_a_leaf_in_the_other(nodes: int) -> None:
 def test_data_is_right_over_chains_in_trees(nodes: int, size: int, spread: bool) -> None:
     chains = np.random.default_rng(nodes).permutation(nodes * size).reshape(nodes, size)
     parents = [chained_parents(chains, second=second, spread=spread) for second in (False, True)]
-    made = forest.all_reduce(forest_of(np.stack(parents)), 4 * 53, pieces=3)
+    made = pipelined_trees.all_reduce(forest_of(np.stack(parents)), 4 * 53, pieces=3)
     verify(made, orders=2)
     if nodes * size > 1:
         trees = forest_of(np.stack(parents))
@@ -64,7 +69,7 @@ def test_nodes_of_four_and_more_send_twice_the_buffer(nodes: int) -> None:
     chains = np.arange(nodes)[:, None]
     parents = [chained_parents(chains, second=second, spread=False) for second in (False, True)]
     size = 4 * 2 * 30
-    made = forest.all_reduce(forest_of(np.stack(parents)), size, pieces=5)
+    made = pipelined_trees.all_reduce(forest_of(np.stack(parents)), size, pieces=5)
     sent = sum(np.bincount(part.src, part.nbytes, nodes) for part in made.rounds())
     assert sent.max() == 2 * size
     assert np.median(sent) == 2 * size or nodes < 8
@@ -72,7 +77,7 @@ def test_nodes_of_four_and_more_send_twice_the_buffer(nodes: int) -> None:
 
 def test_no_pieces_are_refused() -> None:
     with pytest.raises(ScheduleError, match="0 pieces; allowed: 1 or more"):
-        forest.all_reduce(forest_of(np.array([[-1, 0]])), 16, pieces=0)
+        pipelined_trees.all_reduce(forest_of(np.array([[-1, 0]])), 16, pieces=0)
 
 
 def test_nvls_ports_carry_one_nth_more_than_the_buffer_each_way() -> None:
@@ -121,7 +126,7 @@ def pipelined(draw: st.DrawFn) -> Schedule:
         ways = [(a, b) for a in (False, True) for b in (False, True)]
         parents = [chained_parents(chains, second=a, spread=b) for a, b in ways]
         trees = forest_of(np.stack(parents))
-        return forest.all_reduce(trees, 4000, pieces=draw(st.integers(1, 12)))
+        return pipelined_trees.all_reduce(trees, 4000, pieces=draw(st.integers(1, 12)))
     heads = draw(st.integers(1, size))
     piece = draw(st.integers(50, 2000))
     return nvls.tree_all_reduce(nodes * size, 4000, groups=chains, heads=heads, piece_bytes=piece)
@@ -143,7 +148,7 @@ def test_pieces_take_as_long_as_when_stepped_through(
 
 
 def test_rings_and_drained_phases_are_not_taken_for_pipelines() -> None:
-    from perfmodel.collectives import ring
+    from perfmodel.collectives.algorithms import ring
 
     phase = ring.all_reduce(4, 160).phases[0]
     assert pipelines_s(phase, np.ones(4), np.ones(4), 2) is None

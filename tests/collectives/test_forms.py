@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.collectives import catalog, cost
+from perfmodel.collectives import catalog
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import InputError
+from perfmodel.testing import closed_forms
 
 ALL = [(op, name) for op, makers in catalog.ALGORITHMS.items() for name in makers]
 
@@ -41,9 +42,11 @@ def test_steps_and_bytes_are_the_rounds_own(op: str, name: str, ranks: int) -> N
         number += 1
         sent += np.bincount(part.src, part.nbytes, places)
         added += np.bincount(part.dst, part.nbytes * part.reduce, places)
-    assert cost.steps(op, name, ranks, size, **told) == number
-    assert cost.bytes_per_rank(op, name, ranks, size, **told) == pytest.approx(sent[:ranks].max())
-    gamma = cost.closed_form_s(
+    assert closed_forms.steps(op, name, ranks, size, **told) == number
+    assert closed_forms.bytes_per_rank(op, name, ranks, size, **told) == pytest.approx(
+        sent[:ranks].max()
+    )
+    gamma = closed_forms.closed_form_s(
         op, name, ranks, size, alpha_s=0, beta_s_per_B=0, gamma_s_per_B=1, **told
     )
     assert gamma == pytest.approx(added[:ranks].max())
@@ -58,9 +61,11 @@ def test_closed_form_is_the_phases_on_shared_ports(op: str, name: str, ranks: in
     for phase in schedule.phases:
         ports = [np.bincount(ends, phase.nbytes)[:ranks].max() for ends in (phase.src, phase.dst)]
         wanted += phase.repeat * (alpha + max(ports) * beta)
-    found = cost.closed_form_s(op, name, ranks, size, alpha_s=alpha, beta_s_per_B=beta, **told)
+    found = closed_forms.closed_form_s(
+        op, name, ranks, size, alpha_s=alpha, beta_s_per_B=beta, **told
+    )
     assert found == pytest.approx(wanted, rel=1e-12)
-    bound = cost.lower_bound_s(op, name, ranks, size, alpha_s=alpha, beta_s_per_B=beta)
+    bound = closed_forms.lower_bound_s(op, name, ranks, size, alpha_s=alpha, beta_s_per_B=beta)
     assert 0 < bound <= found * (1 + 1e-12)
 
 
@@ -86,7 +91,7 @@ def test_textbook_formulas_for_powers_of_two(ranks: int) -> None:
         ("all_to_all", "bruck"): log * (a + size / 2 * b),
     }
     for (op, name), wanted in textbook.items():
-        found = cost.closed_form_s(
+        found = closed_forms.closed_form_s(
             op, name, ranks, size, alpha_s=a, beta_s_per_B=b, gamma_s_per_B=c
         )
         assert found == pytest.approx(wanted, rel=1e-12), (op, name)
@@ -97,19 +102,21 @@ def test_two_level_rings_cost_what_their_levels_cost() -> None:
     inside, across, size = 8, 4, 1 << 20
     wanted = 2 * (inside - 1) / inside * size + 2 * (across - 1) / across * size / inside
     for name, own in (("hierarchical", {"group_size": 8}), ("torus", {"columns": 8})):
-        assert cost.steps("all_reduce", name, 32, size, **own) == 2 * 7 + 2 * 3
-        found = cost.bytes_per_rank("all_reduce", name, 32, size, **own)
+        assert closed_forms.steps("all_reduce", name, 32, size, **own) == 2 * 7 + 2 * 3
+        found = closed_forms.bytes_per_rank("all_reduce", name, 32, size, **own)
         assert found == pytest.approx(wanted)
 
 
 def test_a_server_carries_all_workers_and_as_many_servers_as_ranks_a_ring() -> None:
     size = 1 << 20
-    one = cost.closed_form_s("all_reduce", "server", 8, size, alpha_s=0, beta_s_per_B=1)
+    one = closed_forms.closed_form_s("all_reduce", "server", 8, size, alpha_s=0, beta_s_per_B=1)
     assert one == 2 * 7 * size
-    every = cost.closed_form_s(
+    every = closed_forms.closed_form_s(
         "all_reduce", "server", 8, size, alpha_s=0, beta_s_per_B=1, servers=8
     )
-    assert every == cost.closed_form_s("all_reduce", "ring", 8, size, alpha_s=0, beta_s_per_B=1)
+    assert every == closed_forms.closed_form_s(
+        "all_reduce", "ring", 8, size, alpha_s=0, beta_s_per_B=1
+    )
 
 
 def test_rings_lose_to_doubling_in_latency_and_win_in_bytes_on_odd_ranks() -> None:
@@ -117,7 +124,10 @@ def test_rings_lose_to_doubling_in_latency_and_win_in_bytes_on_odd_ranks() -> No
     large = {"alpha_s": 0.0, "beta_s_per_B": 1e-9}
     for ranks in (7, 12, 100):
         ring, halving = (
-            [cost.closed_form_s("all_reduce", name, ranks, 1 << 20, **w) for w in (small, large)]
+            [
+                closed_forms.closed_form_s("all_reduce", name, ranks, 1 << 20, **w)
+                for w in (small, large)
+            ]
             for name in ("ring", "halving_doubling")
         )
         assert halving[0] < ring[0]
@@ -127,11 +137,11 @@ def test_rings_lose_to_doubling_in_latency_and_win_in_bytes_on_odd_ranks() -> No
 @pytest.mark.parametrize(("op", "name"), ALL)
 def test_doubling_bandwidth_and_halving_latency_halves_the_time(op: str, name: str) -> None:
     ranks = 2 if op == "send" else 8
-    once = cost.closed_form_s(op, name, ranks, 12345, alpha_s=2e-6, beta_s_per_B=2e-9)
-    twice = cost.closed_form_s(op, name, ranks, 12345, alpha_s=1e-6, beta_s_per_B=1e-9)
+    once = closed_forms.closed_form_s(op, name, ranks, 12345, alpha_s=2e-6, beta_s_per_B=2e-9)
+    twice = closed_forms.closed_form_s(op, name, ranks, 12345, alpha_s=1e-6, beta_s_per_B=1e-9)
     assert once == 2 * twice
 
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(InputError, match="did you mean 'ring'"):
-        cost.steps("all_reduce", "rign", 4, 16)
+        closed_forms.steps("all_reduce", "rign", 4, 16)

@@ -7,18 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import star
-from perfmodel.collectives.clocks import Clocks
-from perfmodel.collectives.course import course_of
-from perfmodel.collectives.one_step import OneStep, is_one_step
-from perfmodel.collectives.pace import Pace
+from perfmodel.collectives.algorithms import linear
+from perfmodel.collectives.timing.unrolled import course_of
+from perfmodel.collectives.timing.variable_rate import Clocks, OneStep, Pace, is_one_step
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 6), st.integers(0, 2**32 - 1), st.integers(0, 8))
 def test_changes_act_as_on_the_recurrence(ranks: int, seed: int, changes: int) -> None:
     rng = np.random.default_rng(seed)
-    phases = star.gather(ranks, 4 * ranks * 1000).phases
+    phases = linear.gather(ranks, 4 * ranks * 1000).phases
     assert is_one_step(phases)
     edges = len(phases[0].src)
     begin_s, rate, late = (
@@ -40,7 +38,7 @@ def test_changes_act_as_on_the_recurrence(ranks: int, seed: int, changes: int) -
 
 def test_bytes_that_are_sent_stay_sent() -> None:
     """1000 bytes: 3 s at 100 B/s from second 2 on, nothing for 4 s, the rest at 350 B/s."""
-    phase = star.send(1000).phases[0]
+    phase = linear.send(1000).phases[0]
     one = OneStep(phase, np.array([2.0]), np.array([100.0]), np.array([0.5]))
     assert one.ends().wire_s == 12.0
     one.change(5.0, np.array([0.0]), np.array([0.5]))

@@ -11,24 +11,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import (
+from perfmodel.collectives import catalog
+from perfmodel.collectives.algorithms import (
     all_to_all,
-    catalog,
-    cost,
-    doubling,
-    gloo,
     hierarchical,
+    in_network,
+    parameter_server,
+    recursive_doubling,
     ring,
-    server,
-    switch,
-    timing,
     tree,
+)
+from perfmodel.collectives.algorithms import (
+    ring as gloo,
 )
 from perfmodel.collectives.dependencies import messages, unrolled
 from perfmodel.collectives.schedule import Schedule
+from perfmodel.collectives.timing import recurrence
 from perfmodel.collectives.verify import verify
 from perfmodel.collectives.verify_table import verify_table
 from perfmodel.errors import ScheduleError
+from perfmodel.testing import closed_forms
 
 
 @pytest.mark.parametrize(
@@ -105,18 +107,18 @@ def test_a_torus_step_goes_to_a_neighbour() -> None:
 @settings(max_examples=40, deadline=None)
 def test_any_servers(ranks: int, elements: int, seed: int, data: st.DataObject) -> None:
     servers = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
-    schedule = server.all_reduce(ranks, elements * 4, servers=tuple(servers))
+    schedule = parameter_server.all_reduce(ranks, elements * 4, servers=tuple(servers))
     verify(schedule, orders=2, seed=seed)
 
 
 def test_halving_begins_between_neighbours_with_half_of_the_buffer() -> None:
-    phases = doubling.halving_doubling(8, 800).phases
+    phases = recursive_doubling.halving_doubling(8, 800).phases
     assert [int(np.abs(p.src - p.dst)[0]) for p in phases] == [1, 2, 4, 4, 2, 1]
     assert [p.nbytes[0] for p in phases] == [400, 200, 100, 100, 200, 400]
 
 
 def test_rabenseifner_folds_halves() -> None:
-    names = [(p.name, float(p.nbytes[0])) for p in doubling.rabenseifner(6, 800).phases]
+    names = [(p.name, float(p.nbytes[0])) for p in recursive_doubling.rabenseifner(6, 800).phases]
     assert names[:2] == [("swap halves", 400), ("fold", 400)]
     assert names[-1] == ("unfold", 800)
 
@@ -124,10 +126,10 @@ def test_rabenseifner_folds_halves() -> None:
 def test_each_rank_swaps_with_one_other_at_a_time() -> None:
     """Recursive algorithms and shifts keep every port to one partner per step."""
     for schedule in (
-        doubling.all_reduce(13, 400),
-        doubling.halving_doubling(13, 400),
-        doubling.bruck_all_gather(13, 400),
-        doubling.reduce_scatter(13, 400),
+        recursive_doubling.all_reduce(13, 400),
+        recursive_doubling.halving_doubling(13, 400),
+        recursive_doubling.bruck_all_gather(13, 400),
+        recursive_doubling.reduce_scatter(13, 400),
         all_to_all.pairwise(13, 13 * 8),
         all_to_all.bruck(13, 13 * 8),
     ):
@@ -149,7 +151,7 @@ def test_an_all_to_all_that_does_not_divide_is_padded() -> None:
 
 
 def test_a_switch_is_no_rank() -> None:
-    schedule = switch.all_reduce(4, 4 * 100, piece_bytes=80)
+    schedule = in_network.all_reduce(4, 4 * 100, piece_bytes=80)
     assert schedule.switches == 1
     assert schedule.phases[0].repeat == 5 + 1
     assert schedule.phases[0].dst.max() == 4
@@ -158,7 +160,7 @@ def test_a_switch_is_no_rank() -> None:
 
 def test_chunks_of_one_pair_and_round_travel_as_one_message() -> None:
     """A message per edge and round, waiting for whatever any of its chunks waits for."""
-    sends = unrolled(doubling.halving_doubling(8, 8 * 40))
+    sends = unrolled(recursive_doubling.halving_doubling(8, 8 * 40))
     joined = messages(sends)
     assert len(joined) == 8 * 6
     assert joined.nbytes[:8].tolist() == [160] * 8
@@ -184,7 +186,7 @@ def test_a_message_waits_for_all_that_any_of_its_chunks_waits_for() -> None:
     ("make", "name", "told"),
     [
         (lambda: ring.all_reduce(6, 6 * 4000), "ring", {}),
-        (lambda: doubling.all_reduce(2, 6 * 4000), "recursive_doubling", {}),
+        (lambda: recursive_doubling.all_reduce(2, 6 * 4000), "recursive_doubling", {}),
         (lambda: gloo.ring_all_reduce(6, 6 * 4000), "gloo_ring", {}),
     ],
 )
@@ -194,8 +196,8 @@ def test_timing_of_one_stage_is_the_closed_form(
     schedule = make()
     edges = len(schedule.phases[0].src)
     rate, latency = np.full(edges, 2e9), np.full(edges, 3e-6)
-    found = timing.schedule_s(schedule.phases, rate, latency, credits=1)
-    wanted = cost.closed_form_s(
+    found = recurrence.schedule_s(schedule.phases, rate, latency, credits=1)
+    wanted = closed_forms.closed_form_s(
         "all_reduce",
         name,
         schedule.ranks,
@@ -241,10 +243,13 @@ def test_the_table_knows_every_algorithm(name: str) -> None:
         (lambda: hierarchical.all_reduce(4, 16, groups=[[0, 1, 2], [3]]), "groups of one size"),
         (lambda: hierarchical.all_reduce(4, 16, groups=[[0, 1], [2, 2]]), "each rank 0 to 3 once"),
         (lambda: hierarchical.torus(12, 48, rows=5, columns=3), "rows x columns = 12 ranks"),
-        (lambda: server.all_reduce(3, 12, servers=()), "one or more different ranks from 0 to 2"),
-        (lambda: server.all_reduce(3, 12, servers=(0, 3)), "from 0 to 2"),
-        (lambda: server.all_reduce(3, 12, servers=(1, 1)), "different"),
-        (lambda: doubling.all_gather(6, 24), "power of two"),
+        (
+            lambda: parameter_server.all_reduce(3, 12, servers=()),
+            "one or more different ranks from 0 to 2",
+        ),
+        (lambda: parameter_server.all_reduce(3, 12, servers=(0, 3)), "from 0 to 2"),
+        (lambda: parameter_server.all_reduce(3, 12, servers=(1, 1)), "different"),
+        (lambda: recursive_doubling.all_gather(6, 24), "power of two"),
         (lambda: gloo.ring_all_reduce(3, 5), "whole number of 4-byte elements"),
     ],
 )

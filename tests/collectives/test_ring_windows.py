@@ -9,18 +9,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import chain, ring
-from perfmodel.collectives.clocks import Clocks
-from perfmodel.collectives.course import course_of
-from perfmodel.collectives.pace import Pace
-from perfmodel.collectives.timing import Leg, leg_ends
-from perfmodel.collectives.windows import chains_s, ring_s, rings_s
+from perfmodel.collectives.algorithms import chain, ring
+from perfmodel.collectives.timing.critical_path import chains_s, ring_s, rings_s
+from perfmodel.collectives.timing.recurrence import Leg, leg_ends
+from perfmodel.collectives.timing.unrolled import course_of
+from perfmodel.collectives.timing.variable_rate import Clocks, Pace
 
 
 def stepped_s(
     hold: np.ndarray, latency: np.ndarray, repeat: int, credits: int, *, sent: bool = False
 ) -> float:
-    """The recurrence that `perfmodel.collectives.timing` states, send by send."""
+    """The recurrence that `perfmodel.collectives.timing.recurrence` states, send by send."""
     free = np.zeros(len(hold))
     delivered = deque([np.zeros(len(hold))] * credits, maxlen=credits)
     for _ in range(repeat):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import chain, ring, star
+from perfmodel.collectives.algorithms import chain, linear, ring
 from perfmodel.collectives.dependencies import unrolled
 from perfmodel.collectives.schedule import Round, Schedule
 from perfmodel.collectives.verify import verify
@@ -23,8 +23,8 @@ ALGORITHMS: dict[str, Callable[..., Schedule]] = {
     "ring all_gather": ring.all_gather,
     "chain broadcast": chain.broadcast,
     "chain reduce": chain.reduce,
-    "star scatter": star.scatter,
-    "star gather": star.gather,
+    "star scatter": linear.scatter,
+    "star gather": linear.gather,
 }
 
 

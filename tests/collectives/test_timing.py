@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import chain, ring
-from perfmodel.collectives.timing import schedule_s
+from perfmodel.collectives.algorithms import chain, ring
+from perfmodel.collectives.timing.recurrence import schedule_s
 
 
 def stepped_s(

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from perfmodel.collectives import verify_table as table
+from perfmodel.collectives.algorithms.ring import all_reduce
 from perfmodel.collectives.catalog import ALGORITHMS, allows, make
-from perfmodel.collectives.counts import messages_in, sends_in
-from perfmodel.collectives.dependencies import messages, unrolled
-from perfmodel.collectives.ring import all_reduce
+from perfmodel.collectives.dependencies import messages, messages_in, sends_in, unrolled
 from perfmodel.collectives.verify import exact_up_to, verify
 from perfmodel.collectives.verify_table import verify_table
 from perfmodel.errors import InputError, ScheduleError

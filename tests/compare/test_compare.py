@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.compare import Change, Comparison, compare
-from perfmodel.compare.classics import classics
-from perfmodel.compare.compared import against, ratio_interval
-from perfmodel.compare.fields import differing
-from perfmodel.compare.written import to_csv, to_json
-from perfmodel.report.comparing_words import sentences
-from perfmodel.result import Disturbance, Point
+from perfmodel.report.comparison.text import sentences
 from perfmodel.scenario import load_scenario
-from perfmodel.study import run_scenario
+from perfmodel.studies.compare import Change, Comparison, compare
+from perfmodel.studies.compare.attribution import classics
+from perfmodel.studies.compare.compare import against, differing, ratio_interval
+from perfmodel.studies.compare.export import to_csv, to_json
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result import Disturbance, Point
 
 TEXT = """# Which is better?
 perfmodel: 1

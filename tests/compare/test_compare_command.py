@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.compare import Change
-from perfmodel.report.comparing_words import change
+from perfmodel.report.comparison.text import change
+from perfmodel.studies.compare import Change
 
 TEXT = """# Is <b>this</b> better?
 perfmodel: 1

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import TopologyError
-from perfmodel.library.carry import Carried, Machine, carry
+from perfmodel.library.lowering.lower import carry
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.rerouting import moved
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.library.moved import moved
-from perfmodel.simulate.fairness import max_min_rates
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded, without
-from perfmodel.topology.names import arcs_named
-from perfmodel.topology.spec import FabricSpec
+from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.topology.faults import arcs_named, degraded, without
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.spec import FabricSpec
 
 CLUSTER = build(
     "dgx-a100", hosts=4, fabric=FabricSpec(kind="rail-optimised", hosts_per_leaf=2, radix=16)

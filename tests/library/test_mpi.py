@@ -8,11 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from perfmodel.collectives.catalog import ALGORITHMS, allows
-from perfmodel.library.carry import carry
-from perfmodel.library.decisions import Decision, decided
+from perfmodel.library.lowering.lower import carry
 from perfmodel.library.machine import machine_on
-from perfmodel.library.model import load_library, own_algorithm
-from perfmodel.study import collective_rows
+from perfmodel.library.model import Decision, decided, load_library, own_algorithm
+from perfmodel.studies.run import collective_rows
 
 MPI = load_library("mpi")
 
@@ -133,7 +132,7 @@ def test_long_messages_ask_first(switched_topology):
 
 def test_one_ring():
     """Where NCCL lays six, MPI has one."""
-    from perfmodel.topology.build import build
+    from perfmodel.topology.templates.build import build
 
     machine = machine_on(build("dgx1-v100"), MPI)
     assert machine.rings(range(8)).orders.shape == (1, 8)

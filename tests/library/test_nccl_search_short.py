@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.library.nccl import search
 from perfmodel.library.nccl.hardware import hardware
-from perfmodel.library.nccl.host import Host, Way, host_of
-from perfmodel.library.nccl.packing import Demand, at_most, packed
-from perfmodel.topology.build import build
-from perfmodel.topology.routes import Router
+from perfmodel.library.nccl.search import graphs as search
+from perfmodel.library.nccl.search.host_graph import Host, Way, host_of
+from perfmodel.library.nccl.search.packing import Demand, at_most, packed
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
 
 NEWEST = (9.0, 9.0)
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.files import data_folder
-from perfmodel.library.nccl.host import Host, Way, capability_of, host_of, vendor_of
-from perfmodel.library.nccl.search import nvls_graph, ring_graph, tree_graph
-from perfmodel.library.nccl.system import channels_of, system_of
+from perfmodel.library.nccl.communicator import channels_of, system_of
+from perfmodel.library.nccl.search.graphs import nvls_graph, ring_graph, tree_graph
+from perfmodel.library.nccl.search.host_graph import Host, Way, capability_of, host_of, vendor_of
 from perfmodel.library.settings import Settings, settings_of
 from perfmodel.library.transport import told
-from perfmodel.topology.build import build
-from perfmodel.topology.routes import Router
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
 
 
 def looked_at(template, hosts=1, gpus=None, fabric="one-switch", group=None, **words):

@@ -10,13 +10,14 @@ import pytest
 
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import InputError
-from perfmodel.library.carry import Carried, Machine, carry, carry_message
-from perfmodel.library.machine import machine_on
+from perfmodel.library.lowering.lower import carry, carry_message
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.machine import Machine, machine_on
 from perfmodel.library.model import load_library
+from perfmodel.library.nccl.lowering.trees import rails_of
 from perfmodel.library.settings import Settings
-from perfmodel.library.trees import rails_of
-from perfmodel.simulate.estimate import add_traffic
-from perfmodel.topology.build import build
+from perfmodel.simulate.uncontended import add_traffic
+from perfmodel.topology.templates.build import build
 
 MiB = 1 << 20
 

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError, ScheduleError
-from perfmodel.library.carry import Machine, carry
-from perfmodel.library.channels import rings_over
-from perfmodel.library.edges import HOPS
+from perfmodel.library.channels.channels import rings_over
+from perfmodel.library.channels.ring_search import direct_nvlinks, hamiltonian_cycles
+from perfmodel.library.lowering.edges import HOPS
+from perfmodel.library.lowering.lower import carry
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.library.rings import direct_nvlinks, hamiltonian_cycles
-from perfmodel.simulate.estimate import Estimator, add_traffic
-from perfmodel.study import collective_rows
-from perfmodel.topology.build import build
-from perfmodel.topology.described import describe
+from perfmodel.simulate.uncontended import Estimator, add_traffic
+from perfmodel.studies.run import collective_rows
+from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routes import Router
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
 
 
 def machine(

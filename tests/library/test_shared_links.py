@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.library.carry import Machine
-from perfmodel.library.laying import edges_between
+from perfmodel.library.lowering.edge_routing import edges_between
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.fairness import max_min_rates
-from perfmodel.topology.build import build, template_names
+from perfmodel.simulate.sharing.max_min import max_min_rates
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spec import FabricSpec, NodeSpec
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build, template_names
+from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
 
 PCIE_Bps = 10e9
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from perfmodel.collectives.verify import verify
-from perfmodel.library import standing
-from perfmodel.library.carry import Machine, carry
-from perfmodel.library.machine import machine_on
+from perfmodel.library.channels import symmetry
+from perfmodel.library.lowering.lower import carry
+from perfmodel.library.machine import Machine, machine_on
 from perfmodel.library.model import load_library
-from perfmodel.simulate.estimate import Estimator, add_traffic
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded
+from perfmodel.simulate.uncontended import Estimator, add_traffic
+from perfmodel.topology.faults import degraded
+from perfmodel.topology.templates.build import build
 
 MiB = 1 << 20
 
@@ -22,7 +22,7 @@ MiB = 1 << 20
 @pytest.fixture
 def folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one rail stand for all on small machines too."""
-    monkeypatch.setattr(standing, "MOST_RANKS", 8)
+    monkeypatch.setattr(symmetry, "MOST_RANKS", 8)
 
 
 def machine(template: str, hosts: int, *, whole: bool = False) -> Machine:

@@ -6,15 +6,15 @@ Rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` and the user guide.
 import pytest
 
 from perfmodel.errors import TopologyError
-from perfmodel.library.carry import carry
+from perfmodel.library.lowering.lower import carry
 from perfmodel.library.machine import machine_on
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import Settings, settings_of
 from perfmodel.library.transport import gdr_paths, local_path, nic_path, peer_paths, told
-from perfmodel.topology.build import build
-from perfmodel.topology.described import describe
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spec import FabricSpec
+from perfmodel.topology.from_text.describe import describe
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.spec import FabricSpec
 
 RAILS = FabricSpec(kind="rail-optimised", routing="rail")
 

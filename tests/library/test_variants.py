@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from perfmodel.library.carry import carry
+from perfmodel.library.lowering.lower import carry
 from perfmodel.library.machine import machine_on, observed_s
 from perfmodel.library.model import Library, Variant, library_on, load_library, protocols_of
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.settings import Settings
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.topology.build import build
+from perfmodel.simulate.uncontended import Estimator
 from perfmodel.topology.model import Topology
+from perfmodel.topology.templates.build import build
 
 MIB = 1 << 20
 

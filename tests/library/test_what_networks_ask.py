@@ -7,19 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.library.carry import carry
-from perfmodel.library.channels import rings_over, serving_nics
+from perfmodel.library.channels.channels import rings_over, serving_nics
+from perfmodel.library.lowering.lower import carry
+from perfmodel.library.lowering.protocols import numbers_of
 from perfmodel.library.machine import machine_on
 from perfmodel.library.model import Variant, load_library
-from perfmodel.library.nccl.choice import choices, system_on
-from perfmodel.library.nccl.tuner import predictions
-from perfmodel.library.protocols import numbers_of
+from perfmodel.library.nccl.tuner import choices, predictions, system_on
 from perfmodel.library.settings import Settings
-from perfmodel.topology.build import build, load_node
-from perfmodel.topology.described import describe
+from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spec import NodeSpec
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.spec import NodeSpec
 
 MIB = 1 << 20
 

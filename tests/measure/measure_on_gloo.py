@@ -39,10 +39,10 @@ def result_of(job, rank):
     import torch
     import torch.distributed as dist
 
-    from perfmodel.measure import status as at
-    from perfmodel.measure.exchange import program, run, scratch_elements
     from perfmodel.measure.job import schedules
-    from perfmodel.measure.moves import elements, moves
+    from perfmodel.measure.processes import status as at
+    from perfmodel.measure.processes.p2p import program, run, scratch_elements
+    from perfmodel.measure.reference import elements, moves
 
     schedule = list(schedules(job).values())[-1]
     rounds = moves(schedule)
@@ -57,9 +57,9 @@ def result_of(job, rank):
 
 
 def main(rank, ranks, folder):
-    from perfmodel.measure import status as at
-    from perfmodel.measure.rank import measure_rank
-    from perfmodel.measure.team import join
+    from perfmodel.measure.processes import status as at
+    from perfmodel.measure.processes.launcher import join
+    from perfmodel.measure.processes.worker import measure_rank
 
     saved, rows = {}, {}
     for number, job in enumerate(jobs(ranks)):

@@ -12,13 +12,13 @@ import signal
 import sys
 import time
 
-from perfmodel.measure import status as at
-from perfmodel.measure import team
+from perfmodel.measure.processes import launcher
+from perfmodel.measure.processes import status as at
 
 FAULT = "BROKEN_RANK"
 """Environment variable that tells the started processes which of them breaks, how and when."""
 
-work = team._work
+work = launcher._work
 
 
 def broken_work(job, rank, *rest):
@@ -46,9 +46,9 @@ def breaking_step(step, how, stage):
 
 def corrupt_results(stage):
     """Add one to the last element of what a schedule leaves behind."""
-    from perfmodel.measure import rank
+    from perfmodel.measure.processes import worker
 
-    program, run, buffers = rank.program, rank.run, {}
+    program, run, buffers = worker.program, worker.run, {}
 
     def remembering(rounds, number, buffer, scratch):
         made = program(rounds, number, buffer, scratch)
@@ -60,7 +60,7 @@ def corrupt_results(stage):
         if status._memory[status._base + at._STAGE] == stage:
             buffers[id(exchanges)][-1] += 1
 
-    rank.program, rank.run = remembering, corrupting
+    worker.program, worker.run = remembering, corrupting
 
 
 if __name__ == "__main__":
@@ -68,6 +68,6 @@ if __name__ == "__main__":
 
     how, who, stage, *arguments = sys.argv[1:]
     os.environ[FAULT] = f"{how}:{who}:{stage}"
-    team._work = broken_work
+    launcher._work = broken_work
     sys.argv = ["perfmodel", "measure", *arguments]
     main()

@@ -17,14 +17,12 @@ from perfmodel.cli import app
 from perfmodel.collectives import catalog
 from perfmodel.errors import ExecutorUnavailable, InputError, ScheduleError
 from perfmodel.files import find_file
-from perfmodel.measure.exchange import most_scratch, scratch_elements
+from perfmodel.measure.environment import Busy, describe_machine, describe_versions, other_work
 from perfmodel.measure.job import Job, schedules, size_measured
-from perfmodel.measure.machine import Busy, describe_machine, describe_versions, other_work
-from perfmodel.measure.moves import (
-    moves,
-)
+from perfmodel.measure.memory_check import PROCESS_BYTES, SIDE_BYTES, room_or_say
+from perfmodel.measure.processes.p2p import most_scratch, scratch_elements
 from perfmodel.measure.record import read_measurement
-from perfmodel.measure.room import PROCESS_BYTES, SIDE_BYTES, room_or_say
+from perfmodel.measure.reference import moves
 from perfmodel.measure.run import hosts, measure, under_torchrun
 
 SIZES = (1024, 4096)
@@ -128,7 +126,7 @@ def test_hosts_are_counted_as_torchrun_says(monkeypatch):
 
 def test_sizes_beyond_memory_are_refused_beforehand(monkeypatch):
     pytest.importorskip("torch", reason="without it, that is said first")
-    monkeypatch.setattr("perfmodel.measure.room.free_memory_bytes", lambda: 10 << 30)
+    monkeypatch.setattr("perfmodel.measure.memory_check.free_memory_bytes", lambda: 10 << 30)
     result = CliRunner().invoke(app, ["measure", "ring", "-e", "4 TiB"])
     assert result.exit_code == 2
     # data, the buffer worked on, the library's and a quarter of scratch; four ranks of them
@@ -139,7 +137,7 @@ def test_sizes_beyond_memory_are_refused_beforehand(monkeypatch):
 
 def test_room_is_reckoned_from_ranks_and_buffers(monkeypatch):
     def free(nbytes):
-        monkeypatch.setattr("perfmodel.measure.room.free_memory_bytes", lambda: nbytes)
+        monkeypatch.setattr("perfmodel.measure.memory_check.free_memory_bytes", lambda: nbytes)
 
     def room(asked):
         room_or_say(asked, list(schedules(asked).values()))
@@ -177,7 +175,7 @@ class Devices:
 
 
 def test_room_on_devices(monkeypatch):
-    monkeypatch.setattr("perfmodel.measure.room.free_memory_bytes", lambda: 2 << 30)
+    monkeypatch.setattr("perfmodel.measure.memory_check.free_memory_bytes", lambda: 2 << 30)
     one = job(backend="nccl", sizes=(1 << 30,))
     made = list(schedules(one).values())
     needed = 3 * (1 << 30) + (1 << 28)
@@ -187,7 +185,7 @@ def test_room_on_devices(monkeypatch):
     shared = job(backend="device", sizes=(1 << 30,))
     needed = 4 * (2 * (1 << 30) + (1 << 28)) + 2 * ((1 << 30) + SIDE_BYTES)
     room_or_say(shared, made, Devices(needed))
-    monkeypatch.setattr("perfmodel.measure.room.free_memory_bytes", lambda: (2 << 30) - 1)
+    monkeypatch.setattr("perfmodel.measure.memory_check.free_memory_bytes", lambda: (2 << 30) - 1)
     with pytest.raises(InputError) as caught:
         room_or_say(shared, made, Devices(needed - 1))
     assert len(caught.value.faults) == 2  # neither on the GPU nor on the host
@@ -231,7 +229,7 @@ def test_the_machine_is_described_without_names():
 
 def test_other_work_is_what_neither_we_nor_our_children_did(monkeypatch):
     later = Busy(all_s=130.0, ours_s=7.0, at_s=20.0)
-    monkeypatch.setattr("perfmodel.measure.machine.busy_now", lambda: later)
+    monkeypatch.setattr("perfmodel.measure.environment.busy_now", lambda: later)
     # 30 s of processor time in 10 s on 4 cores, 5 s of them ours
     assert other_work(Busy(100.0, 2.0, 10.0), 4) == "62 % of the cores"
     assert other_work(None, 4) == ""
@@ -268,9 +266,11 @@ def test_without_torch_it_says_how_to_get_it(no_torch, backend):
 
 
 def test_importing_measure_does_not_import_torch():
-    names = [path.stem for path in (Path(perfmodel.__file__).parent / "measure").glob("*.py")]
-    assert "team" in names
-    code = "".join(f"import perfmodel.measure.{name}\n" for name in names if name != "__init__")
+    package = Path(perfmodel.__file__).parent
+    files = [path.relative_to(package) for path in (package / "measure").rglob("*.py")]
+    names = [".".join(path.with_suffix("").parts) for path in files if path.stem != "__init__"]
+    assert "measure.processes.launcher" in names
+    code = "".join(f"import perfmodel.{name}\n" for name in names)
     code += "import sys; assert 'torch' not in sys.modules"
     root = Path(perfmodel.__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)

@@ -6,16 +6,16 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.collectives import catalog
-from perfmodel.collectives.cost import IN_SWITCH
 from perfmodel.errors import DataMismatch, ExecutorUnavailable
-from perfmodel.measure import device as device_module
-from perfmodel.measure import probes as probes_module
-from perfmodel.measure import status as at
-from perfmodel.measure.device import measure_device
+from perfmodel.measure.gpu import backend as device_module
+from perfmodel.measure.gpu import microbenchmarks as probes_module
+from perfmodel.measure.gpu.backend import measure_device
+from perfmodel.measure.gpu.virtual_ranks import HostLanes, run_virtual
 from perfmodel.measure.job import ITEM_BYTES, Job, devices_or_say
-from perfmodel.measure.moves import Window, elements, execute, moves, starting_data
-from perfmodel.measure.team import join
-from perfmodel.measure.virtual import HostLanes, run_virtual
+from perfmodel.measure.processes import status as at
+from perfmodel.measure.processes.launcher import join
+from perfmodel.measure.reference import Window, elements, execute, moves, starting_data
+from perfmodel.testing.closed_forms import IN_SWITCH
 
 torch = pytest.importorskip("torch", reason="virtual ranks are torch tensors")
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.collectives import catalog, ring
-from perfmodel.collectives.cost import IN_SWITCH
+from perfmodel.collectives import catalog
+from perfmodel.collectives.algorithms import ring
 from perfmodel.errors import DataMismatch
-from perfmodel.measure.exchange import most_scratch, scratch_elements, staged_moves
-from perfmodel.measure.moves import (
+from perfmodel.measure.processes.p2p import most_scratch, scratch_elements, staged_moves
+from perfmodel.measure.reference import (
     MOST_WINDOWS,
     WINDOW_ELEMENTS,
     Move,
@@ -26,6 +26,7 @@ from perfmodel.measure.moves import (
     whole,
     windows,
 )
+from perfmodel.testing.closed_forms import IN_SWITCH
 
 # ---------------------------------------------------------------- moves and data
 
@@ -104,8 +105,8 @@ def test_windows_hold_what_whole_buffers_do(case, monkeypatch):
     (all_of_it,) = windows(schedule)
     buffers = starting_data(schedule, "int32", all_of_it)
     execute(moves(schedule), buffers)
-    monkeypatch.setattr("perfmodel.measure.moves.WINDOW_ELEMENTS", count)
-    monkeypatch.setattr("perfmodel.measure.moves.MOST_WINDOWS", 10_000)
+    monkeypatch.setattr("perfmodel.measure.reference.WINDOW_ELEMENTS", count)
+    monkeypatch.setattr("perfmodel.measure.reference.MOST_WINDOWS", 10_000)
     assert whole(schedule)
     seen = np.zeros(elements(schedule), dtype=int)
     for window, data in expected(schedule, "int32"):

@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.measure import status as at
 from perfmodel.measure.job import Job
-from perfmodel.measure.rank import MOST_REPEATS, PASSES, collective_times, repeats_within
+from perfmodel.measure.processes import status as at
+from perfmodel.measure.processes.worker import (
+    MOST_REPEATS,
+    PASSES,
+    collective_times,
+    repeats_within,
+)
 from perfmodel.measure.record import (
     Measurement,
     quantiles,

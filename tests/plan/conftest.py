@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from perfmodel.plan import plan_scenario
-from perfmodel.plan.model import Bill, Option, Plan, Step, Training
 from perfmodel.scenario import Scenario, load_scenario
+from perfmodel.studies.plan import plan_scenario
+from perfmodel.studies.plan.model import Bill, Option, Plan, Step, Training
 
 PLAN = """\
 # Which of these should train it?

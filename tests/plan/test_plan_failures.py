@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import lambertw
 
-from perfmodel.plan.failures import (
+from perfmodel.studies.plan.failures import (
     Upkeep,
     daly_s,
     expected_wall_s,
     in_whole_steps,
     job_mtbf_s,
+    simulate_walls,
+    summed_up,
+    with_luck,
     young_s,
 )
-from perfmodel.plan.simulated import simulate_walls, summed_up, with_luck
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perfmodel.plan.choose import choose
-from perfmodel.plan.model import Outcome, Plan
-from perfmodel.report import planning_tables as tables
-from perfmodel.report import planning_words as said
-from perfmodel.report.planning import plan_html, plan_markdown, write_plan
-from perfmodel.report.planning_figures import time_against_cost
+from perfmodel.report.planning import tables
+from perfmodel.report.planning import text as said
+from perfmodel.report.planning.figures import time_against_cost
+from perfmodel.report.planning.page import plan_html, plan_markdown, write_plan
+from perfmodel.studies.plan.decisions import choose
+from perfmodel.studies.plan.model import Outcome, Plan
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -9,19 +9,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel.plan.choose import choose, ladder, pareto
-from perfmodel.plan.failures import Upkeep, expected_wall_s
-from perfmodel.plan.model import Step
-from perfmodel.plan.priced import bill, node_W, rates
-from perfmodel.plan.target import samples_at, steps_for, target_words
-from perfmodel.plan.trained import train, upkeep_of
-from perfmodel.plan.upgrades import life_s, outcome, ranked
 from perfmodel.scenario import (
     CandidateSection,
     FailureSection,
     PowerSection,
     TargetSection,
     UpgradeSection,
+)
+from perfmodel.studies.plan.cost import bill, node_W, rates
+from perfmodel.studies.plan.decisions import choose, ladder, life_s, outcome, pareto, ranked
+from perfmodel.studies.plan.failures import Upkeep, expected_wall_s
+from perfmodel.studies.plan.model import Step
+from perfmodel.studies.plan.time_to_train import (
+    samples_at,
+    steps_for,
+    target_words,
+    train,
+    upkeep_of,
 )
 
 HOUR, DAY = 3600.0, 86400.0

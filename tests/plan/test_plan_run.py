@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
 from perfmodel.errors import InputError
-from perfmodel.plan import plan_scenario
-from perfmodel.plan.failures import daly_s, expected_wall_s
-from perfmodel.plan.written import CSV_COLUMNS, in_time, plan_csv, to_json
 from perfmodel.scenario import Scenario, changed, load_scenario
-from perfmodel.study import run_scenario
+from perfmodel.studies.plan import plan_scenario
+from perfmodel.studies.plan.export import CSV_COLUMNS, in_time, plan_csv, to_json
+from perfmodel.studies.plan.failures import daly_s, expected_wall_s
+from perfmodel.studies.run import run_scenario
 
 
 def of(plan, candidate, nodes=1):

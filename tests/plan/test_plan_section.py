@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError, UnitError
 from perfmodel.scenario import Money, TargetSection, load_scenario, scenario_digest
-from perfmodel.scenario.money import parse_money
-from perfmodel.scenario.plan import DatasetSize
+from perfmodel.scenario.sections.money import parse_money
+from perfmodel.scenario.sections.plan import DatasetSize
 
 GOOD = """\
 # Which cluster?

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import pytest
 
-from perfmodel.result import BucketTime, LinkUse, Memory, Point, Result
+from perfmodel.studies.run.result import BucketTime, LinkUse, Memory, Point, Result
 from perfmodel.timeline import Span, Timeline, exposed_s
 from perfmodel.topology.model import Gpu, Topology
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perfmodel.compare import compare
-from perfmodel.report.comparing import write_comparison
+from perfmodel.report.comparison.page import write_comparison
 from perfmodel.scenario import load_scenario
+from perfmodel.studies.compare import compare
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from perfmodel.report.explore_axes import Axis, Stop, axes_of
-from perfmodel.report.explore_grid import Grid, corners, explore, value_at
-from perfmodel.report.explorer import section, to_data
-from perfmodel.result import Result
+from perfmodel.report.explorer.axes import Axis, Stop, axes_of
+from perfmodel.report.explorer.grid import Grid, corners, explore, value_at
+from perfmodel.report.explorer.section import section, to_data
 from perfmodel.scenario import Scenario, changed, load_scenario
-from perfmodel.study import run_scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result import Result
 
 ASKED = "bucket-size-slow-ethernet"
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfmodel.report import explorer, words
-from perfmodel.report.explore_axes import Axis, Stop
-from perfmodel.report.explore_grid import Grid, value_at
-from perfmodel.report.page import document
-from perfmodel.result import Result
+from perfmodel.report.common import quantities
+from perfmodel.report.common.page import document
+from perfmodel.report.explorer import section
+from perfmodel.report.explorer.axes import Axis, Stop
+from perfmodel.report.explorer.grid import Grid, value_at
+from perfmodel.studies.run.result import Result
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -42,7 +43,7 @@ def build_grid(name: str = "n0/nic0 -> leaf0 (ethernet)") -> Grid:
         axis("cap", ["1 MiB", "25 MiB", "98 MiB"], [1, 25, 98], 1),
         axis("bandwidth", ["25 Gbit/s (x1)", "50 Gbit/s (x2)"], [1, 2], 0),
         Axis("gpus", "GPUs", tuple(
-            Stop(float(n), words.gpus(gpus), gpus, {}) for n, gpus in enumerate((1, 8, 64))
+            Stop(float(n), quantities.gpus(gpus), gpus, {}) for n, gpus in enumerate((1, 8, 64))
         ), 2),
     )  # fmt: skip
     rows = []
@@ -122,7 +123,7 @@ def desk(opened: Opened) -> Opened:
 
 def page_of(result: Result, grid: Grid) -> str:
     """The explorer without the other figures, which take long to draw."""
-    return document("Explorer", f"<main>{explorer.section(result, grid)}</main>")
+    return document("Explorer", f"<main>{section.section(result, grid)}</main>")
 
 
 def plain(text: str) -> str:
@@ -135,9 +136,9 @@ def test_opens_as_asked_and_asks_for_nothing(desk: Opened, file: Path, grid: Gri
     assert seen.requests == [file.as_uri()]
     step = value_at(grid, grid.asked, "step_time_s")
     assert step is not None
-    assert seen.text("step") == plain(words.duration(step))
+    assert seen.text("step") == plain(quantities.duration(step))
     assert seen.text("step-change") == "as asked"
-    assert seen.text("speed") == plain(words.count(32 * 64 / step))
+    assert seen.text("speed") == plain(quantities.count(32 * 64 / step))
     assert seen.text("mark").startswith("Simulated")
     assert seen.text("cap-value") == "25 MiB"
 
@@ -157,10 +158,10 @@ def test_every_point_shows_the_grids_numbers(desk: Opened, grid: Grid) -> None:
         gpus = (1, 8, 64)[size]
         alone = value_at(grid, (*place[:2], 0.0), "step_time_s")
         assert alone is not None
-        assert seen.text("step") == plain(words.duration(step))
-        assert seen.text("exposed") == plain(words.duration(wait))
-        assert seen.text("speed") == plain(words.count(32 * gpus / step))
-        assert seen.text("share") == plain(words.percent_column(alone / step))
+        assert seen.text("step") == plain(quantities.duration(step))
+        assert seen.text("exposed") == plain(quantities.duration(wait))
+        assert seen.text("speed") == plain(quantities.count(32 * gpus / step))
+        assert seen.text("share") == plain(quantities.percent_column(alone / step))
         assert seen.text("mark").startswith("Simulated")
         assert seen.text("limit") == ("compute" if size == 0 else "n0/nic0 -> leaf0 (ethernet)")
         assert seen.text("limit-change") == ("does not fit in GPU memory" if cap == 2 else "")
@@ -168,11 +169,11 @@ def test_every_point_shows_the_grids_numbers(desk: Opened, grid: Grid) -> None:
         if low is None or high is None:
             assert seen.text("interval") == "no interval known"
         else:
-            ends = f"80 % interval {words.duration(low)} to {words.duration(high)}"
+            ends = f"80 % interval {quantities.duration(low)} to {quantities.duration(high)}"
             assert seen.text("interval") == plain(ends)
         off = 100 * (step / asked - 1)
         sign = "\N{MINUS SIGN}" if off < 0 else "+"
-        changed = f"{sign}{words.count(abs(off))} % from what was asked"
+        changed = f"{sign}{quantities.count(abs(off))} % from what was asked"
         wanted = changed if abs(off) >= 0.05 else "as asked"
         assert seen.text("step-change") == wanted
 
@@ -187,8 +188,8 @@ def test_between_points_numbers_are_marked_and_equal_to_pythons(desk: Opened, gr
     wait = value_at(grid, (0.25, 0.25, 2.0), "exposed_comm_s")
     assert step is not None
     assert wait is not None
-    assert seen.text("step") == f"\N{ALMOST EQUAL TO} {plain(words.duration(step))}"
-    assert seen.text("exposed") == f"\N{ALMOST EQUAL TO} {plain(words.duration(wait))}"
+    assert seen.text("step") == f"\N{ALMOST EQUAL TO} {plain(quantities.duration(step))}"
+    assert seen.text("exposed") == f"\N{ALMOST EQUAL TO} {plain(quantities.duration(wait))}"
     assert "between simulated points" in (
         seen.page.locator("#explorer-cap").get_attribute("aria-valuetext") or ""
     )

@@ -16,7 +16,7 @@ sys.path.insert(0, str(HERE))
 from gallery import bucket_study, make, network_upgrade, scaling_curves  # noqa: E402
 
 from perfmodel.scenario import load_scenario  # noqa: E402
-from perfmodel.study import run_scenario  # noqa: E402
+from perfmodel.studies.run import run_scenario  # noqa: E402
 
 GALLERY = HERE / "gallery"
 CLOSE = 1e-6

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
 from perfmodel.errors import ExecutorUnavailable
-from perfmodel.report import images
-from perfmodel.report.html import write_report
-from perfmodel.result import Result
+from perfmodel.report.common import images
+from perfmodel.report.run.page import write_report
+from perfmodel.studies.run.result import Result
 
 browser_there = pytest.mark.skipif(
     not (shutil.which("chromium") or shutil.which("google-chrome")), reason="no chromium here"

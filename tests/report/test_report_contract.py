@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.report.contract import to_json
-from perfmodel.result import Result
+from perfmodel.report.run.export import to_json
+from perfmodel.studies.run.result import Result
 
 # Keys that other programs were promised for ``perfmodel run --json``.
 PROMISED = {

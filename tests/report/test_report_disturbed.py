@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.contract import to_json
-from perfmodel.report.disturbed import lines, section, steps_figure
-from perfmodel.report.html import report_html
-from perfmodel.report.text import print_result
-from perfmodel.result import Disturbance, EventCost, Neighbour, Result, Wait
+from perfmodel.report.run.events import lines, section, steps_figure
+from perfmodel.report.run.export import to_json
+from perfmodel.report.run.page import report_html
+from perfmodel.report.run.terminal import print_result
+from perfmodel.studies.run.result import Disturbance, EventCost, Neighbour, Result, Wait
 
 Changed = Callable[..., Result]
 WHAT = Disturbance(

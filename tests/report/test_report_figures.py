@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report import figures
-from perfmodel.report.palette import WORK, band_of, work_of
-from perfmodel.report.timeline_figure import timeline
-from perfmodel.result import Result
+from perfmodel.report.common import figures
+from perfmodel.report.common.palette import WORK, band_of, work_of
+from perfmodel.report.run.timeline_figure import timeline
+from perfmodel.studies.run.result import Result
 
 
 def by_name(figure: object) -> dict[str, object]:

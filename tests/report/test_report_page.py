@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.report import figures, scaling_figures, topology_figure
-from perfmodel.report.html import report_html, write_report
-from perfmodel.report.timeline_figure import timeline
-from perfmodel.result import BucketTime, LinkUse, Result
+from perfmodel.report.common import figures
+from perfmodel.report.run.page import report_html, write_report
+from perfmodel.report.run.timeline_figure import timeline
+from perfmodel.report.scaling import figures as scaling_figures
+from perfmodel.report.topology import figure as topology_figure
+from perfmodel.studies.run.result import BucketTime, LinkUse, Result
 from perfmodel.timeline import Timeline
 
 HOSTILE = '<script>alert("1")</script>'

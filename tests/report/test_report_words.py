@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from perfmodel.report import words
-from perfmodel.report.text import print_result
-from perfmodel.result import Result
+from perfmodel.report.common import quantities
+from perfmodel.report.run.terminal import print_result
+from perfmodel.studies.run.result import Result
 
 NO_INTERVAL = "no interval yet: the spread of this machine has not been measured"
 
@@ -27,18 +27,18 @@ def plain(text: str) -> str:
     ],
 )  # fmt: skip
 def test_duration(value: float, text: str) -> None:
-    assert plain(words.duration(value)) == text
+    assert plain(quantities.duration(value)) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(26214400, "25.0 MiB"), (1023.9 * 2**20, "1,024 MiB"), (0, "0 B")]
 )
 def test_size(value: float, text: str) -> None:
-    assert plain(words.size(value)).replace("1.00 GiB", "1,024 MiB") == text
+    assert plain(quantities.size(value)).replace("1.00 GiB", "1,024 MiB") == text
 
 
 def test_counts_keep_three_digits_and_no_exponent() -> None:
-    assert [words.count(n) for n in (1, 999.6, 31234, 1.5e7, 0.01234)] == [
+    assert [quantities.count(n) for n in (1, 999.6, 31234, 1.5e7, 0.01234)] == [
         "1.00", "1,000", "31,200", "15,000,000", "0.012",
     ]  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_headline_answers(with_main: Callable[..., Result]) -> None:
     changed = with_main(
         samples_per_s=31234.0, scaling_efficiency=0.931, step_time_s=0.098, exposed_comm_s=0.006
     )
-    assert plain(words.headline(changed)) == (
+    assert plain(quantities.headline(changed)) == (
         "256 GPUs train 31,200 images/s, 93 % of linear scaling; a step takes 98.0 ms, "
         "of which 6.00 ms is waiting for the network."
     )
@@ -55,7 +55,7 @@ def test_headline_answers(with_main: Callable[..., Result]) -> None:
 
 def test_headline_of_one_gpu_speaks_of_no_scaling(result: Result) -> None:
     alone = replace(result, points=result.points[:1])
-    text = plain(words.headline(alone))
+    text = plain(quantities.headline(alone))
     assert text.startswith("1 GPU trains ")
     assert "linear" not in text
     assert text.endswith("without any communication.")
@@ -63,35 +63,35 @@ def test_headline_of_one_gpu_speaks_of_no_scaling(result: Result) -> None:
 
 def test_headline_says_first_that_it_does_not_fit(with_main: Callable[..., Result]) -> None:
     memory = replace(with_main().main.memory, activations_bytes=90e9)
-    text = plain(words.headline(with_main(memory=memory)))
+    text = plain(quantities.headline(with_main(memory=memory)))
     assert text.startswith("Does not fit in GPU memory. If it did, 256 GPUs would train ")
-    assert words.memory(memory).startswith("Does not fit: needs ")
+    assert quantities.memory(memory).startswith("Does not fit: needs ")
 
 
 def test_hidden_communication_is_said(with_main: Callable[..., Result]) -> None:
-    assert "all communication hidden" in words.headline(with_main(exposed_comm_s=0.0))
+    assert "all communication hidden" in quantities.headline(with_main(exposed_comm_s=0.0))
 
 
 def test_samples_of_many_words(result: Result) -> None:
     tokens = replace(result, samples="sequence of 512 tokens")
-    assert words.samples(tokens) == "sequences of 512 tokens"
-    assert words.samples_short(tokens) == "sequences"
+    assert quantities.samples(tokens) == "sequences of 512 tokens"
+    assert quantities.samples_short(tokens) == "sequences"
 
 
 def test_missing_interval_is_said_and_a_known_one_shown(with_main: Callable[..., Result]) -> None:
-    assert words.interval(with_main().main) == NO_INTERVAL
-    alone = words.interval(with_main(comm_s=0.0).main)
+    assert quantities.interval(with_main().main) == NO_INTERVAL
+    alone = quantities.interval(with_main(comm_s=0.0).main)
     assert "nothing is communicated" in alone
-    assert "differs from step to step" in words.interval(
+    assert "differs from step to step" in quantities.interval(
         with_main(mode="flow, mean of 60 steps").main
     )
-    known = plain(words.interval(with_main(interval_s=(0.05, 0.07)).main))
+    known = plain(quantities.interval(with_main(interval_s=(0.05, 0.07)).main))
     assert known == "80 % interval 50.0 ms to 70.0 ms"
 
 
 def test_scaling_names_what_is_fixed(result: Result) -> None:
-    assert "64 images per GPU" in words.scaling(result)
-    strong = words.scaling(replace(result, scaling="strong"))
+    assert "64 images per GPU" in quantities.scaling(result)
+    strong = quantities.scaling(replace(result, scaling="strong"))
     assert strong.startswith("Strong scaling: 16,384 images per step")
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.step_rows import step_picture
-from perfmodel.result import Point, Result
+from perfmodel.report.run.timeline_layout import step_picture
+from perfmodel.studies.run.result import Point, Result
 from perfmodel.timeline import Span, Timeline
 
 

@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.report.cables import Cable, cables_between, path, shrink
-from perfmodel.report.topology_figure import (
+from perfmodel.report.topology.figure import (
+    Cable,
+    cables_between,
     caption,
     default_places,
     figure,
+    path,
+    shrink,
     write_topology,
 )
-from perfmodel.result import LinkUse, Result
+from perfmodel.studies.run.result import LinkUse, Result
 
 
 def test_cables_join_both_directions_and_parallel_links(result: Result) -> None:

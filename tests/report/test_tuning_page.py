@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perfmodel.report import tuning_words as said
-from perfmodel.report.tuning import tuned_html, write_tuned
-from perfmodel.report.tuning_contract import curve_csv, tuned_json
+from perfmodel.report.tuning import text as said
+from perfmodel.report.tuning.export import curve_csv, tuned_json
+from perfmodel.report.tuning.page import tuned_html, write_tuned
 from perfmodel.scenario import load_scenario
-from perfmodel.tune.tuned import Tuned
-from perfmodel.tune.tuning import tune_scenario
+from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.run import tune_scenario
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from perfmodel.arrays import Group
 from perfmodel.collectives.dependencies import Messages, followers, messages, unrolled
 from perfmodel.errors import SimulationError
-from perfmodel.library.carry import Carried, Group, Machine, carry_message
-from perfmodel.library.moved import moved
-from perfmodel.simulate.counted import Counted, count_collective, nothing_counted
-from perfmodel.simulate.estimate import Estimator
+from perfmodel.library.lowering.lower import carry_message
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.rerouting import moved
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.network import Counted, count_collective, nothing_counted
+from perfmodel.simulate.uncontended import Estimator
 
 LAST_IN_INSTANT = 2
 """SimPy priority after NORMAL (1): everything that starts at one time shares from the start."""

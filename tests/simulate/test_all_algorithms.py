@@ -8,16 +8,17 @@ from types import ModuleType
 import pytest
 import simpy
 
-from perfmodel.collectives import cost
 from perfmodel.collectives.catalog import ALGORITHMS, allows
 from perfmodel.errors import InputError
-from perfmodel.library.carry import Carried, Machine
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.flow import FlowNetwork
-from perfmodel.simulate.message import MessageNetwork
-from perfmodel.topology.build import build
+from perfmodel.simulate.flow.network import FlowNetwork
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.testing import closed_forms
 from perfmodel.topology.model import Topology
+from perfmodel.topology.templates.build import build
 
 Maker = Callable[..., Topology]
 PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if op != "send"]
@@ -111,9 +112,9 @@ def test_message_is_the_closed_form_on_uniform_ports(
     uniform = {"alpha_s": 1e-6, "beta_s_per_B": 1 / 50e9}
     # One host is one group of the hierarchical algorithm, which is then a ring.
     form = "ring" if name == "hierarchical" else name
-    wanted = cost.closed_form_s(op, form, RANKS, nbytes, **uniform)
+    wanted = closed_forms.closed_form_s(op, form, RANKS, nbytes, **uniform)
     found = timed(MessageNetwork, estimator, way)
-    assert found >= cost.lower_bound_s(op, form, RANKS, nbytes, **uniform) * (1 - 1e-9)
+    assert found >= closed_forms.lower_bound_s(op, form, RANKS, nbytes, **uniform) * (1 - 1e-9)
     if name in {"tree", *IN_SWITCH}:
         assert 0.3 * wanted <= found <= wanted
     elif name == "switch":  # its latency lies on the way up only

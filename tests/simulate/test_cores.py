@@ -10,11 +10,11 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.cores import Cores
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.sockets import SocketNetwork
+from perfmodel.simulate.sockets.cpu_cores import Cores
+from perfmodel.simulate.sockets.network import SocketNetwork
+from perfmodel.simulate.uncontended import Estimator
 from perfmodel.topology.model import Sockets, Topology
 
 Maker = Callable[..., Topology]

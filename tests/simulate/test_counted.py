@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 import simpy
 
-from perfmodel.library.carry import Machine, carry, carry_message
+from perfmodel.library.lowering.lower import carry, carry_message
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import library_on, load_library
-from perfmodel.simulate.counted import (
+from perfmodel.simulate.engine.engine import NETWORKS
+from perfmodel.simulate.network import (
     Counted,
     both_counted,
     count_elsewhere,
     count_stream,
     nothing_counted,
 )
-from perfmodel.simulate.engine import NETWORKS
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.topology.build import build
-from perfmodel.topology.change import without
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.faults import without
+from perfmodel.topology.templates.build import build
 
 NBYTES = 64 * 1024 * 1024
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from perfmodel.errors import SimulationError
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.engine import Run, simulate
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.engine.run import Run
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan import (
     Collective,

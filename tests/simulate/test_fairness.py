@@ -12,12 +12,12 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.fairness import max_min_rates
-from perfmodel.simulate.filling import filled
-from perfmodel.simulate.message import MessageNetwork
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.simulate.sharing.max_min_loops import filled
+from perfmodel.simulate.uncontended import Estimator
 from perfmodel.topology.model import Topology
 
 Network = tuple[list[float], list[list[int]], list[float]]

@@ -19,9 +19,9 @@ from oracle.must_agree import MUST_AGREE
 from oracle.need_not import NEED_NOT
 from oracle.scenes import Scene
 
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.flow import FlowNetwork
-from perfmodel.simulate.notes import NOTES
+from perfmodel.simulate.flow.approximation import NOTES
+from perfmodel.simulate.flow.network import FlowNetwork
+from perfmodel.simulate.uncontended import Estimator
 
 EXACT = 1e-6
 STATED = {

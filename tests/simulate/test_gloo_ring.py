@@ -10,14 +10,16 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import gloo
+from perfmodel.collectives.algorithms import ring
 from perfmodel.collectives.dependencies import messages, unrolled
-from perfmodel.collectives.timing import schedule_s
-from perfmodel.library.carry import Carried, Machine, carry
+from perfmodel.collectives.timing.recurrence import schedule_s
+from perfmodel.library.lowering.lower import carry
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import Library, load_library
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.flow import FlowNetwork
-from perfmodel.simulate.message import MessageNetwork
+from perfmodel.simulate.flow.network import FlowNetwork
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.uncontended import Estimator
 from perfmodel.topology.model import Topology
 
 Maker = Callable[..., Topology]
@@ -58,7 +60,7 @@ def test_flow_equals_message_on_unshared_links_of_any_speed(
     topology = switched_topology(rng.uniform(1e9, 9e10, ranks), rng.uniform(0, 1e-5, ranks))
     nbytes = ranks * segments * 4 * elements
     if segments > 2:
-        nbytes = ranks * segments * (gloo.SEGMENT_BYTES - 4 * elements)
+        nbytes = ranks * segments * (ring.SEGMENT_BYTES - 4 * elements)
     estimator = Estimator(Machine(topology, with_credits(credits)))
     way = carry(estimator.machine, "all_reduce", nbytes, range(ranks), algorithm=algorithm)[0]
     if algorithm == "gloo_ring":
@@ -71,7 +73,7 @@ def test_flow_equals_message_on_unshared_links_of_any_speed(
 @pytest.mark.parametrize("segment_bytes", [16, 64, 1 << 20])
 def test_data_come_one_lag_before_they_go_on(ranks: int, segment_bytes: int) -> None:
     """The lag that the phases state is what the dependencies say of the rounds."""
-    schedule = gloo.ring_all_reduce(ranks, ranks * 4 * 60, segment_bytes=segment_bytes)
+    schedule = ring.ring_all_reduce(ranks, ranks * 4 * 60, segment_bytes=segment_bytes)
     sent = messages(unrolled(schedule))
     last = [max(sent.round[list(waits)]) for waits in sent.after if waits]
     waiting = [number for number, waits in zip(sent.round, sent.after, strict=True) if waits]
@@ -115,7 +117,7 @@ def test_recurrence_equals_stepping(
     rate, latency = rng.uniform(1e9, 9e9, ranks), rng.uniform(0, 1e-4, ranks)
     if alike:
         rate[:], latency[:] = rate[0], latency[0]
-    schedule = gloo.ring_all_reduce(ranks, ranks * segments * 400, segment_bytes=400)
+    schedule = ring.ring_all_reduce(ranks, ranks * segments * 400, segment_bytes=400)
     assert schedule.phases[0].lag == segments
     src = schedule.phases[0].src
     found = schedule_s(schedule.phases, rate[src], latency[src], credits=credits)

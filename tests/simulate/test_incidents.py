@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from perfmodel.errors import SimulationError, TopologyError
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.engine import Fidelity, simulate
-from perfmodel.simulate.incidents import Beside, Change, Traffic
-from perfmodel.simulate.jitter import Jitter, Variation
-from perfmodel.simulate.parties import parties
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded, without
+from perfmodel.simulate.engine.background import Beside, Change, Traffic
+from perfmodel.simulate.engine.engine import Fidelity, simulate
+from perfmodel.simulate.engine.rank_class import parties
+from perfmodel.simulate.ranks.jitter import Jitter, Variation
+from perfmodel.studies.run.resolve.placement import placed
+from perfmodel.topology.faults import degraded, without
 from perfmodel.topology.model import Topology
-from perfmodel.training.placement import placed
+from perfmodel.topology.templates.build import build
 from perfmodel.training.plan import (
     Collective,
     Communicator,
@@ -26,7 +26,7 @@ from perfmodel.training.plan import (
     Stream,
     Task,
 )
-from perfmodel.training.split import Part, split
+from perfmodel.training.split_class import Part, split
 
 Maker = Callable[..., Topology]
 STREAMS = (Stream("compute", "compute"), Stream("comm", "comm"), Stream("tensor", "comm"))
@@ -247,7 +247,7 @@ def test_who_is_out_of_reach_is_named(pair: Topology, fidelity: Fidelity) -> Non
 def test_a_collective_that_cannot_start_is_named(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perfmodel.simulate.free import FreeNetwork
+    from perfmodel.simulate.network import FreeNetwork
 
     def refuse(*_: object) -> None:
         raise TopologyError("n3/gpu2 is unreachable from n0/gpu2")

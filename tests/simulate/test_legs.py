@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "reports"))
 from oracle.machines import drawn, with_credits
 from oracle.scenes import Launch, Scene, collective, play
 
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 
 MOST = 10
 RANKS = {

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.catalog import ALGORITHMS
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import Library, load_library
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.message import MessageNetwork
-from perfmodel.topology.change import degraded
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.faults import degraded
 from perfmodel.topology.model import Topology
 
 Maker = Callable[..., Topology]

@@ -11,15 +11,15 @@ import pytest
 import simpy
 
 from perfmodel.errors import SimulationError, TopologyError
-from perfmodel.library.carry import Machine, carry, carry_message
+from perfmodel.library.lowering.lower import carry, carry_message
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate import message
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.message import MessageNetwork
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded, without
+from perfmodel.simulate.message import network as message
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.faults import arcs_named, degraded, without
 from perfmodel.topology.model import Topology
-from perfmodel.topology.names import arcs_named
+from perfmodel.topology.templates.build import build
 
 Maker = Callable[..., Topology]
 HAS_NUMBA = importlib.util.find_spec("numba") is not None

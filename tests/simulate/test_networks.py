@@ -11,13 +11,13 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import Library, load_library
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.flow import FlowNetwork
-from perfmodel.simulate.message import MessageNetwork
-from perfmodel.topology.build import build
+from perfmodel.simulate.flow.network import FlowNetwork
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.uncontended import Estimator
 from perfmodel.topology.model import Topology
+from perfmodel.topology.templates.build import build
 
 Maker = Callable[..., Topology]
 NETWORKS = {"flow": FlowNetwork, "message": MessageNetwork}

@@ -11,16 +11,17 @@ import pytest
 import simpy
 
 from perfmodel.errors import TopologyError
-from perfmodel.library.carry import Carried, Machine, carry
-from perfmodel.library.machine import machine_on
+from perfmodel.library.lowering.lower import carry
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.rerouting import moved
+from perfmodel.library.machine import Machine, machine_on
 from perfmodel.library.model import load_library
-from perfmodel.library.moved import moved
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.flow import FlowNetwork
-from perfmodel.simulate.message import MessageNetwork
-from perfmodel.simulate.turns import share_at_ends
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded, without
+from perfmodel.simulate.flow.network import FlowNetwork
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.sharing.duty_cycle import share_at_ends
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.faults import degraded, without
+from perfmodel.topology.templates.build import build
 
 MiB = 1 << 20
 NETWORKS = (FlowNetwork, MessageNetwork)

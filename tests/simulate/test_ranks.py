@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from perfmodel.errors import SimulationError
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.engine import simulate
-from perfmodel.simulate.jitter import Jitter, Kind, SlowSteps, Variation
-from perfmodel.simulate.ranks import simulate_ranks
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.ranks.jitter import Jitter, Kind, SlowSteps, Variation
+from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
+from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan import (
     Collective,
@@ -29,8 +30,7 @@ from perfmodel.training.plan import (
     Task,
     Transfer,
 )
-from perfmodel.training.split import Part, one_class_per_rank, split
-from perfmodel.training.validate_plan import check_plan
+from perfmodel.training.split_class import Part, one_class_per_rank, split
 
 Maker = Callable[..., Topology]
 STREAMS = (
@@ -252,7 +252,7 @@ def test_a_hundred_thousand_ranks_are_vectors() -> None:
 
 
 def one_rank_machine() -> Machine:
-    from perfmodel.topology.build import build
+    from perfmodel.topology.templates.build import build
 
     return Machine(build("dgx-a100"), load_library("plain"))
 

@@ -9,13 +9,13 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate import sharing
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.flow import FlowNetwork
-from perfmodel.simulate.moving import stream_stage
-from perfmodel.simulate.sharing import Meeting, Share, shared_rates
+from perfmodel.simulate.flow.network import FlowNetwork
+from perfmodel.simulate.flow.transfers import stream_stage
+from perfmodel.simulate.sharing import between_collectives
+from perfmodel.simulate.sharing.between_collectives import Meeting, Share, shared_rates
+from perfmodel.simulate.uncontended import Estimator
 from perfmodel.topology.model import Topology
 
 
@@ -33,7 +33,7 @@ def test_those_who_meet_are_connected(
     meeting: Meeting[int] = Meeting()
     graph: nx.Graph[object] = nx.Graph()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharing, "LARGE", large)
+        patch.setattr(between_collectives, "LARGE", large)
         for job, links in enumerate(jobs):
             meeting.enter(job, links)
         for job, links in enumerate(jobs):

@@ -10,13 +10,13 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import gloo
-from perfmodel.library.carry import Machine
+from perfmodel.collectives.algorithms import ring as gloo
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import Library, load_library
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.simulate.loops import turns_of
-from perfmodel.simulate.sockets import SocketNetwork, goes_by_sockets
-from perfmodel.simulate.wires import Connection, Link
+from perfmodel.simulate.sockets.connection import Connection, Link
+from perfmodel.simulate.sockets.network import SocketNetwork, goes_by_sockets
+from perfmodel.simulate.sockets.rank_loops import turns_of
+from perfmodel.simulate.uncontended import Estimator
 from perfmodel.topology.model import Sockets, Topology
 
 Maker = Callable[..., Topology]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.schedule import Phase
-from perfmodel.library.carry import Stage
-from perfmodel.library.edges import Edges
-from perfmodel.simulate.turns import share_by_turns
+from perfmodel.library.lowering.edges import Edges
+from perfmodel.library.lowering.lowered import Stage
+from perfmodel.simulate.sharing.duty_cycle import share_by_turns
 
 
 def stage_of(routes: list[list[int]], works: list[list[tuple[int, int]]]) -> Stage:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.report.contract import to_json
-from perfmodel.result import Result
+from perfmodel.report.run.export import to_json
 from perfmodel.scenario import load_scenario
-from perfmodel.study import run_scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result import Result
 
 TEXT = """\
 # What does it cost?
@@ -153,7 +153,7 @@ def test_background_traffic_on_the_bottleneck(tmp_path: Path, quiet: Result) -> 
 
 def test_other_gpus_are_slower_by_their_own_roofline(tmp_path: Path) -> None:
     text = TEXT.replace("one-switch", "one-switch, mixed: [{nodes: [1], gpu: GPU}]")
-    from perfmodel.topology.gpus import gpu_names
+    from perfmodel.topology.templates.gpus import gpu_names
 
     a100 = next(name for name in gpu_names() if "A100" in name.upper())
     mixed = answered(tmp_path, text=text.replace("GPU}", f"{a100}}}"))

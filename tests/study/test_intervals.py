@@ -6,13 +6,12 @@ import pytest
 
 from perfmodel.library.machine import machine_on
 from perfmodel.library.model import load_library
-from perfmodel.library.spread import spread_factors
+from perfmodel.library.prediction_error import spread_factors
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.study import collective_rows, run_scenario
-from perfmodel.study.run import OF_SPREAD
-from perfmodel.study.spread import spread_bounds
-from perfmodel.topology.build import build
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.studies.run import collective_rows, run_scenario
+from perfmodel.studies.run.run import OF_SPREAD, spread_bounds
+from perfmodel.topology.templates.build import build
 
 MIB = 1 << 20
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
-from perfmodel.study import run_scenario
-from perfmodel.study.hardware import settings
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.resolve.machine import settings
 
 TEXT = """\
 # How long is a step?

@@ -3,10 +3,10 @@
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.study.limits import check_cluster_size, check_message_size
-from perfmodel.topology.build import build
+from perfmodel.studies.run.resolve.limits import check_cluster_size, check_message_size
+from perfmodel.topology.templates.build import build
 
 
 def test_clusters_have_a_largest_size():

@@ -8,9 +8,9 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import Size, load_scenario
-from perfmodel.study.quick import prepare
-from perfmodel.study.run import run_scenario
-from perfmodel.training.options import MIB, DdpOptions
+from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.run import run_scenario
+from perfmodel.training.ddp.options import MIB, DdpOptions
 
 DEFAULT: tuple[tuple[str, ...], DdpOptions] = ((), DdpOptions())
 OTHERS: tuple[tuple[tuple[str, ...], DdpOptions], ...] = (

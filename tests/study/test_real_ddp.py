@@ -1,6 +1,6 @@
 """Real steps of DDP over Gloo by the user's own path: a scenario says what the validation does.
 
-The validation (`perfmodel.validate.testbed`) predicts rows of recorded runs; here the same rows are
+The validation (`perfmodel.validate.trainings.testbed`) predicts rows of recorded runs; here the same rows are
 written as a scenario with files of parameters, times and a host, as a user would.
 """
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from perfmodel.files import read_yaml
+from perfmodel.files.csv_rows import read_table
 from perfmodel.scenario import load_scenario
-from perfmodel.study.quick import prepare
-from perfmodel.study.run import run_scenario
-from perfmodel.topology.build import build
-from perfmodel.validate.cells import read_table
-from perfmodel.validate.shaped import measured_links, shaped_of
-from perfmodel.validate.summary import shipped_folder
-from perfmodel.validate.testbed import models_of, predicted_s
+from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.run import run_scenario
+from perfmodel.topology.templates.build import build
+from perfmodel.validate.run import shipped_folder
+from perfmodel.validate.trainings.shaped_links import measured_links, shaped_of
+from perfmodel.validate.trainings.testbed import models_of, predicted_s
 
 FOLDER = shipped_folder() / "testbed"
 ROWS = list(csv.DictReader((FOLDER / "ddp_iters.csv").read_text().splitlines()))

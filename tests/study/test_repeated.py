@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.collectives.chain import PIECE_BYTES
-from perfmodel.library.carry import carry
+from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.library.lowering.lower import carry
 from perfmodel.library.machine import machine_on
 from perfmodel.library.model import load_library
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.study import collective_rows
-from perfmodel.study.repeated import hidden_s
-from perfmodel.topology.build import build
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.studies.run import collective_rows
+from perfmodel.studies.run.collective import hidden_s
+from perfmodel.topology.templates.build import build
 
 GIB = 1 << 30
 

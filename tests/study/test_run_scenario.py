@@ -15,10 +15,10 @@ from perfmodel.calibrate import read_profile
 from perfmodel.errors import InputError
 from perfmodel.files import shipped
 from perfmodel.library.model import load_library
-from perfmodel.result import Result
 from perfmodel.scenario import load_scenario
-from perfmodel.study import collective_rows, run_scenario
-from perfmodel.topology.build import build
+from perfmodel.studies.run import collective_rows, run_scenario
+from perfmodel.studies.run.result import Result
+from perfmodel.topology.templates.build import build
 
 TEXT = """# How long is a step?
 perfmodel: 1

@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from perfmodel.calibrate import apply, read_profile
 from perfmodel.errors import InputError
-from perfmodel.library.carry import Machine
-from perfmodel.library.machine import machine_on
+from perfmodel.library.machine import Machine, machine_on
 from perfmodel.library.model import load_library
-from perfmodel.result import Point, Result
 from perfmodel.scenario import WhatIf, load_scenario, scenario_digest, sizes
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.study import run_scenario
-from perfmodel.study.hardware import machine
-from perfmodel.study.run import measured_machine
-from perfmodel.study.what_if import imagined
-from perfmodel.topology.build import build, load_node, template_names
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.resolve.machine import machine
+from perfmodel.studies.run.resolve.what_if import imagined
+from perfmodel.studies.run.result import Point, Result
+from perfmodel.studies.run.run import measured_machine
+from perfmodel.topology.templates.build import build, load_node, template_names
 
 MIB = 1 << 20
 ETHERNET_BPS = 10e9 / 8 * 0.941

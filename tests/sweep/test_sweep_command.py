@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.scenario import load_scenario
-from perfmodel.study import run_scenario
+from perfmodel.studies.run import run_scenario
 
 TEXT = """# Which cap, and does it fit?
 perfmodel: 1
@@ -69,9 +69,9 @@ def test_the_terminal_shows_the_best_that_fits_first(file: str) -> None:
 
 
 def test_many_rows_are_bounded(file: str, monkeypatch) -> None:
-    from perfmodel.cli import sweeping
+    from perfmodel.cli import sweep
 
-    monkeypatch.setattr(sweeping, "SHOWN_ROWS", 3)
+    monkeypatch.setattr(sweep, "SHOWN_ROWS", 3)
     shown = called(file)
     assert len(shown.stdout.splitlines()) == 2 + 3
     assert "4 of 4 variants answered, the 3 fastest are shown" in shown.stderr
@@ -165,7 +165,7 @@ def test_wrong_input_is_said_without_a_traceback(file: str, words: list[str], sa
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     file: str, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("perfmodel.sweep.run_sweep", lambda *_, **__: pytest.fail("worked"))
+    monkeypatch.setattr("perfmodel.studies.sweep.run_sweep", lambda *_, **__: pytest.fail("worked"))
     (tmp_path / "text").write_text("")
     found = called(
         file, "--csv", str(tmp_path / "text" / "x.csv"), "--parquet", str(tmp_path), code=2

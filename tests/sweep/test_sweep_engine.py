@@ -16,8 +16,8 @@ import pytest
 
 from perfmodel.errors import ExecutorUnavailable, InputError, SweepError
 from perfmodel.scenario import load_scenario
-from perfmodel.sweep import Swept, run_sweep, variants
-from perfmodel.sweep.engine import check_backend, cores, each
+from perfmodel.studies.sweep import Swept, run_sweep, variants
+from perfmodel.studies.sweep.executor import check_backend, cores, each
 
 GRID = {
     "strategy.bucket_cap": ["1 MiB", "5 MiB", "25 MiB"],
@@ -76,9 +76,9 @@ def test_a_cluster_keeps_a_store_too(alone: Swept, cluster, tmp_path: Path) -> N
 
 def test_no_scheduler_is_said_soon(monkeypatch) -> None:
     pytest.importorskip("distributed")
-    from perfmodel.sweep import engine
+    from perfmodel.studies.sweep import executor
 
-    monkeypatch.setattr(engine, "CONNECT_S", 1)
+    monkeypatch.setattr(executor, "CONNECT_S", 1)
     with pytest.raises(
         ExecutorUnavailable, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:1"
     ):

@@ -13,9 +13,9 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
-from perfmodel.sweep import Answer, Store, run_sweep, variants
-from perfmodel.sweep import key as keys
-from perfmodel.sweep import run as running
+from perfmodel.studies.sweep import Answer, Store, run_sweep, variants
+from perfmodel.studies.sweep import cache_key as keys
+from perfmodel.studies.sweep import run as running
 
 TEXT = """# Which cap?
 perfmodel: 1
@@ -114,7 +114,7 @@ def test_failures_are_kept_with_their_message(scenario_file: Path, monkeypatch) 
 
 
 def test_what_nobody_expected_fails_one_variant_alone(scenario_file: Path, monkeypatch) -> None:
-    from perfmodel.sweep import answers as answering
+    from perfmodel.studies.sweep import worker as answering
 
     real = answering.run_scenario
 
@@ -180,10 +180,14 @@ def test_a_key_is_the_profile_and_the_model(scenario_file: Path) -> None:
 
 def test_the_version_is_that_of_source_and_data(tmp_path: Path, monkeypatch) -> None:
     package, topologies = tmp_path / "perfmodel", tmp_path / "topologies"
-    for path in (package / "study" / "run.py", package / "cli" / "app.py", topologies / "a.yaml"):
+    for path in (
+        package / "studies" / "run" / "run.py",
+        package / "cli" / "app.py",
+        topologies / "a.yaml",
+    ):
         path.parent.mkdir(parents=True)
         path.write_text("1")
-    monkeypatch.setattr(keys, "__file__", str(package / "sweep" / "key.py"))
+    monkeypatch.setattr(keys, "__file__", str(package / "studies" / "sweep" / "cache_key.py"))
     monkeypatch.setattr(keys, "data_folder", lambda _: topologies)
 
     def version() -> str:
@@ -194,7 +198,7 @@ def test_the_version_is_that_of_source_and_data(tmp_path: Path, monkeypatch) -> 
         first = version()
         (package / "cli" / "app.py").write_text("2")
         assert version() == first
-        (package / "study" / "run.py").write_text("2")
+        (package / "studies" / "run" / "run.py").write_text("2")
         second = version()
         (topologies / "a.yaml").write_text("2")
         assert len({first, second, version()}) == 3
@@ -204,13 +208,14 @@ def test_the_version_is_that_of_source_and_data(tmp_path: Path, monkeypatch) -> 
 
 def test_nothing_that_the_version_leaves_out_is_used_by_a_step() -> None:
     code = (
-        "import sys, perfmodel.study, perfmodel.sweep.answers; "
-        "print(sorted({m.split('.')[1] for m in sys.modules if m.startswith('perfmodel.')}))"
+        "import sys, perfmodel.studies.run, perfmodel.studies.sweep.worker; "
+        "print(sorted(m for m in sys.modules if m.startswith('perfmodel.')))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(shown.stdout.replace("'", '"')))
-    assert "simulate" in loaded
-    assert not loaded & keys.NOT_MODEL
+    assert "perfmodel.simulate" in loaded
+    folders = tuple(f"perfmodel.{folder.replace('/', '.')}" for folder in keys.NOT_MODEL)
+    assert not [name for name in loaded if f"{name}.".startswith(folders)]
 
 
 # ---------------------------------------------------------------- what is no store
@@ -254,7 +259,7 @@ def test_two_processes_may_share_a_store(scenario_file: Path) -> None:
     path, alone = scenario_file.parent / "s.sqlite", scenario_file.parent / "alone.sqlite"
     code = (
         "import sys; from perfmodel.scenario import load_scenario; "
-        "from perfmodel.sweep import run_sweep, variants; "
+        "from perfmodel.studies.sweep import run_sweep, variants; "
         "print(sys.stdin.readline()); "
         "run_sweep(variants(load_scenario(sys.argv[1])), jobs=1, store=sys.argv[2])"
     )
@@ -278,7 +283,7 @@ def test_two_processes_may_share_a_store(scenario_file: Path) -> None:
 KILLED = """
 import os, random, signal, sys, time
 from perfmodel.scenario import load_scenario
-from perfmodel.sweep import run_sweep, variants
+from perfmodel.studies.sweep import run_sweep, variants
 found = variants(load_scenario(sys.argv[1]))
 store, seed = sys.argv[2], int(sys.argv[3])
 chance, began = random.Random(seed), time.monotonic()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import Scenario, changed, load_scenario
-from perfmodel.study import run_scenario
-from perfmodel.sweep import Variant, run_sweep, variants
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.sweep import Variant, run_sweep, variants
 
 TEXT = """# Which cap, on how many nodes?
 perfmodel: 1

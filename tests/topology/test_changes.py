@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError, TopologyError
-from perfmodel.topology.build import build
-from perfmodel.topology.change import degraded, without
-from perfmodel.topology.names import arcs_named
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spec import FabricSpec
+from perfmodel.topology.faults import arcs_named, degraded, without
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.spec import FabricSpec
 
 RAILS = build("dgx-a100", hosts=4, fabric=FabricSpec(kind="rail-optimised", hosts_per_leaf=2))
 LEAVES = build(

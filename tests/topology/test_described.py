@@ -7,15 +7,15 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.topology.build import build
-from perfmodel.topology.check import check
-from perfmodel.topology.described import Described, describe
-from perfmodel.topology.gpus import gpu_names, load_gpu
+from perfmodel.topology.from_text.describe import Described, describe
+from perfmodel.topology.from_text.gpu_text import gpu_in, joined_in
+from perfmodel.topology.from_text.network_text import network_in
+from perfmodel.topology.from_text.parts import cpu_named, parts
 from perfmodel.topology.model import Topology
-from perfmodel.topology.networked import network_in
-from perfmodel.topology.parts import cpu_named, parts
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spelled import gpu_in, joined_in
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 
 
 def built(found: Described, hosts: int, gpus: int) -> Topology:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.files import validate
-from perfmodel.simulate.fairness import max_min_rates
-from perfmodel.topology.build import build
-from perfmodel.topology.check import check
+from perfmodel.simulate.sharing.max_min import max_min_rates
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spec import FABRIC_KINDS, ROUTINGS, FabricSpec
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.spec import FABRIC_KINDS, ROUTINGS, FabricSpec
 
 UPLINKS = 8
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from perfmodel.cli.app import app
-from perfmodel.topology.build import build
-from perfmodel.topology.check import check
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.check import check
 
 TABLE = """\
 \tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity

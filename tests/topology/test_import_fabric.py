@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.topology.build import build
-from perfmodel.topology.check import check
-from perfmodel.topology.readers import import_file
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spec import FabricSpec
+from perfmodel.topology.importers import import_file
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.spec import FabricSpec
 
 # Made up: two leaves joined by three cables (one of them slower), hosts of two adapters on both
 # leaves, an aggregation node, and a manager. Every cable stands at both of its ends.

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.topology.build import build
-from perfmodel.topology.check import check
+from perfmodel.topology.importers import Imported, import_file
+from perfmodel.topology.importers.nvidia_smi.matrix import matrix_of
+from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
 from perfmodel.topology.model import Topology
-from perfmodel.topology.paths import HostArc, best_paths
-from perfmodel.topology.readers import Imported, import_file
-from perfmodel.topology.readers.matrix import matrix_of
-from perfmodel.topology.readers.table import Matrix
-from perfmodel.topology.routes import Router
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.check import check
 
 # Of public posts: pytorch/pytorch benchmarks/distributed/ddp/README.md (a DGX-1),
 # NVIDIA/nccl-tests issue 178 (A100 PCIe in pairs), konnase.github.io (V100, other wiring).
@@ -39,7 +39,7 @@ mlx5_1  PHB     PHB     PIX     PIX     SYS     SYS     SYS     SYS     SYS     
 Legend:
 
   X    = Self
-"""  # noqa: E501  (the table as it is)
+"""
 
 PAIRS = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tGPU5\tGPU6\tGPU7\tCPU Affinity\tNUMA Affinity

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.library.nccl.system import system_of
-from perfmodel.library.rings import local_rings
+from perfmodel.library.channels.ring_search import local_rings
+from perfmodel.library.nccl.communicator import system_of
 from perfmodel.library.settings import Settings
-from perfmodel.study.collective import collective_rows
-from perfmodel.topology.build import build
-from perfmodel.topology.check import check
+from perfmodel.studies.run.collective import collective_rows
+from perfmodel.topology.importers import Imported, import_file
 from perfmodel.topology.model import Topology
-from perfmodel.topology.readers import Imported, import_file
-from perfmodel.topology.routes import Router
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.check import check
 
 # A made-up host: two sockets, a switch each with two GPUs and one NIC of two ports.
 DUMP = """<system version="1">

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import ExecutorUnavailable
-from perfmodel.topology.build import build
-from perfmodel.topology.check import check
-from perfmodel.topology.readers import nvml as reader
-from perfmodel.topology.readers.nvml import discover
-from perfmodel.topology.routes import Router
+from perfmodel.topology.importers import nvml as reader
+from perfmodel.topology.importers.nvml import discover
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.check import check
 
 
 class FakeError(Exception):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.build import build, load_node
-from perfmodel.topology.check import check
-from perfmodel.topology.fabrics import settle
-from perfmodel.topology.spec import DeviceSpec, EdgeSpec, expand, join
+from perfmodel.topology.fabric.settings import settle
+from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, expand, join
 
 GOOD = """\
 perfmodel: 1

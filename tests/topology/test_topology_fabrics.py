@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.topology.build import build, load_node
-from perfmodel.topology.check import check
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spec import FABRIC_KINDS, FabricSpec
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.spec import FABRIC_KINDS, FabricSpec
 
 TEMPLATES = {name: load_node(name) for name in ("ethernet-10g", "l40s-x8", "dgx1-v100", "aws-p4d")}
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import TopologyError
-from perfmodel.topology.build import build, template_names
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spec import FabricSpec
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build, template_names
+from perfmodel.topology.templates.spec import FabricSpec
 
 
 def devices_on(topology: Topology, arcs: tuple[int, ...]) -> list[str]:
@@ -109,7 +109,7 @@ def test_path_types(name: str, src: str, dst: str, kind: str) -> None:
 
 
 def test_two_bridges_are_pxb() -> None:
-    from perfmodel.topology.paths import HostArc, best_paths
+    from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
 
     kinds = {"g": "gpu", "p": "pcie_switch", "q": "pcie_switch", "n": "nic"}
     arcs = {
@@ -123,7 +123,7 @@ def test_two_bridges_are_pxb() -> None:
 
 
 def test_no_way_leads_through_a_nic() -> None:
-    from perfmodel.topology.paths import HostArc, best_paths
+    from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
 
     kinds = {"a": "gpu", "n": "nic", "b": "gpu"}
     arcs = {"a": [HostArc(0, "n", "pcie", 1.0)], "n": [HostArc(1, "b", "pcie", 1.0)]}
@@ -131,7 +131,7 @@ def test_no_way_leads_through_a_nic() -> None:
 
 
 def test_type_beats_bandwidth_and_bandwidth_beats_hops() -> None:
-    from perfmodel.topology.paths import HostArc, best_paths
+    from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
 
     kinds = {"a": "gpu", "b": "gpu", "c": "cpu", "p": "pcie_switch", "q": "pcie_switch"}
     arcs = {
@@ -253,7 +253,7 @@ def _level(name: str) -> int:
 
 def test_ways_do_not_depend_on_the_process() -> None:
     code = (
-        "from perfmodel.topology.build import build; from perfmodel.topology.routes import Router;"
+        "from perfmodel.topology.templates.build import build; from perfmodel.topology.routing.router import Router;"
         "r = Router(build('dgx1-v100', hosts=8, fabric='leaf-spine'));"
         "print([r.route('n0/nic0', f'n{h}/nic3', f) for h in range(1, 8) for f in range(8)])"
     )

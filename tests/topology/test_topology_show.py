@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.topology.build import build, template_names
-from perfmodel.topology.show import path_matrix, positions, summary
-from perfmodel.topology.spec import FabricSpec
+from perfmodel.report.topology.summary import path_matrix, positions, summary
+from perfmodel.topology.templates.build import build, template_names
+from perfmodel.topology.templates.spec import FabricSpec
 
 
 def test_summary_counts_links_and_path_types() -> None:

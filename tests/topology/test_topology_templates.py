@@ -8,11 +8,11 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.files import data_folder
-from perfmodel.topology.build import build, load_node, template_names
-from perfmodel.topology.check import check
-from perfmodel.topology.gpus import gpu_names, gpu_sources, load_gpu
-from perfmodel.topology.routes import Router
-from perfmodel.topology.spec import FABRIC_KINDS
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.build import build, load_node, template_names
+from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.gpus import gpu_names, gpu_sources, load_gpu
+from perfmodel.topology.templates.spec import FABRIC_KINDS
 
 REQUIRED = {
     "dgx1-v100", "dgx2-v100", "dgx-a100", "dgx-h100", "hgx-h200", "hgx-b200", "gb200-nvl72",

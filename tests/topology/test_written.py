@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.files.read import parse_yaml, plain
-from perfmodel.topology.build import load_node, template_names
-from perfmodel.topology.draft import rate
-from perfmodel.topology.written import template_text
+from perfmodel.topology.from_text.template_builder import rate
+from perfmodel.topology.importers.imported import template_text
+from perfmodel.topology.templates.build import load_node, template_names
 
 SCALARS = st.one_of(
     st.booleans(),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.training.buckets import assign_buckets
+from perfmodel.training.ddp.buckets import assign_buckets
 from perfmodel.workload.model import Tensor
 
 MIB = 1024 * 1024

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
+from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.data_parallel import (
     COALESCED_BYTES,
     broadcast_pieces,
@@ -18,7 +19,6 @@ from perfmodel.training.data_parallel import (
     reduction_pieces,
 )
 from perfmodel.training.plan import Collective, StepPlan
-from perfmodel.training.validate_plan import check_plan
 from perfmodel.workload.model import LayerTimes, Tensor, Workload
 from perfmodel.workload.zoo import build
 

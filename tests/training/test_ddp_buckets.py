@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.training.buckets import bucket_caps, ddp_buckets, gradient_order
-from perfmodel.training.options import MIB, DdpOptions
+from perfmodel.training.ddp.buckets import bucket_caps, ddp_buckets, gradient_order
+from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.workload.model import Layer, Tensor, Workload
 from perfmodel.workload.zoo import build
 

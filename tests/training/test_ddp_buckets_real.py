@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.training.buckets import ddp_buckets
-from perfmodel.training.options import DdpOptions, cap_bytes
+from perfmodel.training.ddp.buckets import ddp_buckets
+from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.workload.model import Tensor
 
 NAMES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16"}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError, ScheduleError
-from perfmodel.training.buckets import ddp_buckets
-from perfmodel.training.ddp import ddp_plan
-from perfmodel.training.options import MIB, DdpOptions
+from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.ddp.buckets import ddp_buckets
+from perfmodel.training.ddp.options import MIB, DdpOptions
+from perfmodel.training.ddp.plan import ddp_plan
 from perfmodel.training.plan import Collective, Compute, StepPlan, Task
-from perfmodel.training.validate_plan import check_plan
 from perfmodel.workload.model import Layer, LayerTimes, Tensor, Workload
 from perfmodel.workload.zoo import build
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.library.carry import Machine
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.engine import simulate
-from perfmodel.study.host import host_work
-from perfmodel.topology.build import build
-from perfmodel.topology.gpus import load_gpu
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.topology.model import Sockets
-from perfmodel.training.ddp import ddp_plan
-from perfmodel.training.options import DdpOptions
-from perfmodel.training.passes import CoreWork
+from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.plan import ddp_plan
+from perfmodel.training.forward_backward import CoreWork
 from perfmodel.training.plan import Compute, StepPlan
 from perfmodel.workload.model import Layer, LayerTimes, Tensor, Workload
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory import Setup, advice, largest_batch, memory
-from perfmodel.training.options import DdpOptions
 from perfmodel.units import format_bytes
 from perfmodel.workload.zoo import build
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.errors import ScheduleError
+from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.plan import (
     Collective,
     Communicator,
@@ -17,7 +18,6 @@ from perfmodel.training.plan import (
     Task,
     Transfer,
 )
-from perfmodel.training.validate_plan import check_plan
 
 COMPUTE, COMM = Stream("compute", "compute"), Stream("comm", "comm")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import ScheduleError
+from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.plan import (
     Collective,
     Communicator,
@@ -18,7 +19,6 @@ from perfmodel.training.plan import (
     Task,
     Transfer,
 )
-from perfmodel.training.validate_plan import check_plan
 
 GOOD = StepPlan(
     name="two classes",

@@ -10,14 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.scenario import Scenario, load_scenario
-from perfmodel.study.quick import prepare
-from perfmodel.tune.bench import bench_of
-from perfmodel.tune.bound import lower_bound_s, minorants
-from perfmodel.tune.caps import as_bytes, caps_mb, windows_of
-from perfmodel.tune.clock import buckets_of
-from perfmodel.tune.row import Cuts
-from perfmodel.tune.tuning import tune_scenario
-from perfmodel.tune.uniform import with_caps
+from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.tune.caps import as_bytes, caps_mb, windows_of, with_caps
+from perfmodel.studies.tune.objective.evaluator import bench_of
+from perfmodel.studies.tune.objective.gradients import Cuts
+from perfmodel.studies.tune.objective.surrogate import buckets_of
+from perfmodel.studies.tune.run import tune_scenario
+from perfmodel.studies.tune.search.lower_bound import lower_bound_s, minorants
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 Made = Callable[..., Scenario]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.training.options import MIB, DdpOptions, cap_bytes
-from perfmodel.tune.caps import (
+from perfmodel.studies.tune.caps import (
     Window,
     caps_mb,
     nice_mb,
@@ -20,8 +19,9 @@ from perfmodel.tune.caps import (
     whole_mb,
     windows_of,
 )
-from perfmodel.tune.lists import closed_by_whole
-from perfmodel.tune.row import Row, row_of
+from perfmodel.studies.tune.objective.gradients import Row, row_of
+from perfmodel.studies.tune.search.exact import closed_by_whole
+from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
 from perfmodel.workload import load
 from perfmodel.workload.model import Tensor, Workload
 

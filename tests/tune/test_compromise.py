@@ -6,9 +6,9 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
-from perfmodel.tune.compromise import shared_at, tune_all
-from perfmodel.tune.tuned import Tuned
-from perfmodel.tune.tuning import sizes_of, tune_scenario
+from perfmodel.studies.tune.choice.minimax_regret import shared_at, tune_all
+from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.run import sizes_of, tune_scenario
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.study.quick import prepare
-from perfmodel.tune.costs import Costs
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.tune.objective.allreduce_times import Costs
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,19 @@ import math
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.study.quick import prepare
-from perfmodel.tune.bench import bench_of
-from perfmodel.tune.caps import as_bytes
-from perfmodel.tune.elsewhere import WITHIN, plateau_of, ratios, robust_of, without_jumps
-from perfmodel.tune.tuned import CurvePoint
-from perfmodel.tune.tuning import tune_scenario
-from perfmodel.tune.uniform import with_cap
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.tune.caps import as_bytes, with_cap
+from perfmodel.studies.tune.choice.robustness import (
+    WITHIN,
+    plateau_of,
+    ratios,
+    robust_of,
+    without_jumps,
+)
+from perfmodel.studies.tune.model import CurvePoint
+from perfmodel.studies.tune.objective.evaluator import bench_of
+from perfmodel.studies.tune.run import tune_scenario
 
 SMALL = ["scale=null", "model.name=resnet18"]
 

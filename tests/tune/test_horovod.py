@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.scenario import load_scenario
-from perfmodel.tune.clock import Clock
-from perfmodel.tune.horovod import CYCLE_S, fused_groups, without_copies
-from perfmodel.tune.row import Row
-from perfmodel.tune.tuning import tune_scenario
+from perfmodel.studies.tune.horovod import CYCLE_S, fused_groups, without_copies
+from perfmodel.studies.tune.objective.gradients import Row
+from perfmodel.studies.tune.objective.surrogate import Clock
+from perfmodel.studies.tune.run import tune_scenario
 
 
 def clock_of(nbytes: Sequence[int], handed_s: Sequence[float]) -> Clock:

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.scenario import Scenario
-from perfmodel.study.quick import prepare
-from perfmodel.tune.tuning import tune_scenario
-from perfmodel.tune.uniform import groups_of, with_caps
+from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.tune.caps import groups_of, with_caps
+from perfmodel.studies.tune.run import tune_scenario
 
 Made = Callable[..., Scenario]
 ITEM = {"fp32": 4, "fp16": 2, "fp64": 8}

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.tune.clock import Clock, neighbours
-from perfmodel.tune.refine import improved, neighbours_of, simplified
-from perfmodel.tune.row import Cuts, Row
-from perfmodel.tune.search import best_cuts
+from perfmodel.studies.tune.objective.gradients import Cuts, Row
+from perfmodel.studies.tune.objective.surrogate import Clock, neighbours
+from perfmodel.studies.tune.search.exact import best_cuts
+from perfmodel.studies.tune.search.local_search import improved, neighbours_of, simplified
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 SECONDS = st.floats(0, 0.05)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from perfmodel.report.tuning_contract import snippet
+from perfmodel.report.tuning.export import snippet
 from perfmodel.scenario import Scenario
-from perfmodel.training.buckets import ddp_buckets
-from perfmodel.training.options import DdpOptions
-from perfmodel.tune.caps import as_bytes
-from perfmodel.tune.tuned import Tuned
-from perfmodel.tune.tuning import tune_scenario
+from perfmodel.studies.tune.caps import as_bytes
+from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.run import tune_scenario
+from perfmodel.training.ddp.buckets import ddp_buckets
+from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load
 
 WIDTHS = (300, 1100, 640, 130, 2048, 64, 700, 10)

@@ -11,15 +11,21 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import Scenario, load_scenario
-from perfmodel.study.quick import prepare
-from perfmodel.study.run import run_scenario
-from perfmodel.tune.bench import SAME
-from perfmodel.tune.caps import as_bytes, caps_mb, windows_of
-from perfmodel.tune.choose import AS_GOOD, FEWER
-from perfmodel.tune.row import Cuts, row_of
-from perfmodel.tune.tuned import Tuned
-from perfmodel.tune.tuning import sizes_of, tune_scenario
-from perfmodel.tune.uniform import uniform_partitions, with_cap, with_caps
+from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.run import run_scenario
+from perfmodel.studies.tune.caps import (
+    as_bytes,
+    caps_mb,
+    uniform_partitions,
+    windows_of,
+    with_cap,
+    with_caps,
+)
+from perfmodel.studies.tune.choice.tie_breaking import AS_GOOD, FEWER
+from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.objective.evaluator import SAME
+from perfmodel.studies.tune.objective.gradients import Cuts, row_of
+from perfmodel.studies.tune.run import sizes_of, tune_scenario
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 Made = Callable[..., Scenario]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.training.options import MIB, DdpOptions, cap_bytes
-from perfmodel.tune.row import row_of
-from perfmodel.tune.uniform import as_default, groups_of, uniform_partitions, with_cap
+from perfmodel.studies.tune.caps import as_default, groups_of, uniform_partitions, with_cap
+from perfmodel.studies.tune.objective.gradients import row_of
+from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
 from perfmodel.workload import load
 from perfmodel.workload.model import Layer, Tensor, Workload
 

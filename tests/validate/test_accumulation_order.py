@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.validate.order import accumulation_order
+from perfmodel.validate.trainings.testbed import accumulation_order
 
 SAID = {
     1: [0], 2: [0, 1], 3: [0, 1, 2], 4: [0, 1, 3, 2], 5: [0, 1, 4, 3, 2], 6: [0, 1, 4, 5, 3, 2],

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from perfmodel.study.quick import prepare
-from perfmodel.study.training import buckets
+from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.resolve.job import buckets
 from reports.experiments.gloo_ddp import compare
 from reports.experiments.gloo_ddp.asked import asked, write_scenario
 from reports.experiments.gloo_ddp.lab import Net
@@ -78,9 +78,9 @@ def test_what_is_recommended_is_as_good_as_the_best_that_was_measured() -> None:
 
 def test_the_records_are_of_torch_s_own_buckets() -> None:
     """What DDP said it made is what its caps make of the model, to the byte."""
-    from perfmodel.training.buckets import ddp_buckets
-    from perfmodel.validate.cells import read_table
-    from perfmodel.validate.testbed import models_of, options_of
+    from perfmodel.files.csv_rows import read_table
+    from perfmodel.training.ddp.buckets import ddp_buckets
+    from perfmodel.validate.trainings.testbed import models_of, options_of
 
     models = models_of(read_table(compare.FOLDER / "models.csv", []))
     for row in rows():

@@ -2,13 +2,12 @@
 
 import pytest
 
-from perfmodel.topology.routes import Router
-from perfmodel.validate import words
-from perfmodel.validate.asked import one_process, settings_of
-from perfmodel.validate.matching import Matched, Unmatched, match
-from perfmodel.validate.summary import shipped_folder
-from perfmodel.validate.sweeps import Sweep, read_sweeps, sweeps_folder
-from perfmodel.validate.times import Row
+from perfmodel.topology.routing.router import Router
+from perfmodel.validate.run import shipped_folder
+from perfmodel.topology.from_text import log_text as words
+from perfmodel.validate.sweeps.match import Matched, Unmatched, match
+from perfmodel.validate.sweeps.read import Row, Sweep, read_sweeps, sweeps_folder
+from perfmodel.validate.sweeps.settings_text import one_process, settings_of
 
 SHIPPED = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
 
@@ -69,7 +68,7 @@ EXPECTED = {
 
 def host_Gbps(found):
     """Raw rate of all NICs of one host, as META states it."""
-    from perfmodel.topology.spec import expand
+    from perfmodel.topology.templates.spec import expand
 
     node = found.node
     ports = [d.port for d in node.nodes if d.kind == "nic" for _ in expand(d.id)]

@@ -5,8 +5,8 @@ import csv
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.validate.summary import shipped_folder
-from perfmodel.validate.sweeps import operation, read_sweeps
+from perfmodel.validate.run import shipped_folder
+from perfmodel.validate.sweeps.read import operation, read_sweeps
 
 META = {
     "sweep_id": "one", "collective": "AllReduce", "gpu": "A100-SXM4-80GB", "nodes": "1",

@@ -10,13 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.training.buckets import ddp_buckets
-from perfmodel.validate import testbed
-from perfmodel.validate.cells import read_table
-from perfmodel.validate.shaped import Shaped, machine_of, measured_links, payload_Bps, shaped_of
-from perfmodel.validate.summary import shipped_folder
-from perfmodel.validate.testbed import gloo_dataset, models_of, options_of, predicted_s
+from perfmodel.files.csv_rows import read_table
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.training.ddp.buckets import ddp_buckets
+from perfmodel.validate.run import shipped_folder
+from perfmodel.validate.trainings import testbed
+from perfmodel.validate.trainings.shaped_links import (
+    Shaped,
+    machine_of,
+    measured_links,
+    payload_Bps,
+    shaped_of,
+)
+from perfmodel.validate.trainings.testbed import gloo_dataset, models_of, options_of, predicted_s
 
 FOLDER = shipped_folder() / "testbed"
 EVERY = 4

@@ -3,11 +3,10 @@
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.validate.published import published_datasets
-from perfmodel.validate.single import single_dataset
-from perfmodel.validate.summary import shipped_folder
-from perfmodel.validate.tables_of_trainings import datasets_in
-from perfmodel.validate.understood import LeftOut, layout_of, understood
+from perfmodel.validate.run import shipped_folder
+from perfmodel.validate.trainings.datasets import datasets_in
+from perfmodel.validate.trainings.parse import LeftOut, layout_of, understood
+from perfmodel.validate.trainings.published import published_datasets, single_dataset
 
 ROW = {
     "dataset": "x", "model": "ResNet50 v1.5", "framework": "PyTorch 1.9", "gpu": "V100-SXM2-16GB",

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.validate.matching import match
-from perfmodel.validate.predicted import Task, partners, predict
-from perfmodel.validate.summary import shipped_folder
-from perfmodel.validate.sweeps import Row, read_sweeps
+from perfmodel.validate.predict.run import Task, partners, predict
+from perfmodel.validate.run import shipped_folder
+from perfmodel.validate.sweeps.match import match
+from perfmodel.validate.sweeps.read import Row, read_sweeps
 
 SWEEPS = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
 

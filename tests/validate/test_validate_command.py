@@ -6,11 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.report.validation import write_validation
-from perfmodel.validate.fitted import fitted_on
-from perfmodel.validate.summary import to_json, validate
+from perfmodel.report.validation.page import write_validation
+from perfmodel.validate.run import to_json, validate
+from perfmodel.validate.sweeps.fitted import fitted_on
 
-HEADER = "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,nic_count_per_node,nic_gbps,proc_model,trust"  # noqa: E501
+HEADER = "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,nic_count_per_node,nic_gbps,proc_model,trust"
 ROWS = (
     "one,all_reduce,A100-SXM4-80GB,1,8,8,NVLink3 NVSwitch,none,,,single process 8 GPUs,4",
     "two,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand NDR,8,400,1 GPU/process,5",
@@ -84,7 +84,7 @@ def test_alpha_beta_is_the_formula(found):
 
 
 def test_an_unseen_folder_is_judged_by_the_shipped_intervals(found):
-    from perfmodel.library.spread import datasheet_interval_s
+    from perfmodel.library.prediction_error import datasheet_interval_s
 
     (first, *_) = (p for p in found.judged if p.sweep == "one")
     topology = next(p.matched.topology for p in found.predicted if p.sweep.id == "one")
@@ -109,10 +109,10 @@ def test_other_sweeps_of_the_same_hardware_are_used(folder):
 def test_a_copy_of_a_sweep_is_no_other_sweep():
     from dataclasses import replace
 
-    from perfmodel.validate.matching import match
-    from perfmodel.validate.predicted import partners
-    from perfmodel.validate.summary import shipped_folder
-    from perfmodel.validate.sweeps import read_sweeps
+    from perfmodel.validate.predict.run import partners
+    from perfmodel.validate.run import shipped_folder
+    from perfmodel.validate.sweeps.match import match
+    from perfmodel.validate.sweeps.read import read_sweeps
 
     sweeps = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
     one, other = sweeps["aws_p5_2n_allreduce"], sweeps["aws_p5_2n_doeks_allreduce"]
@@ -172,7 +172,7 @@ def test_the_command(folder, tmp_path):
     assert "not predicted: odd" in done.stdout
     assert "listed, not counted: vague" in done.stdout
     assert (out / "validation.html").is_file()
-    from perfmodel.library.spread import load_spread
+    from perfmodel.library.prediction_error import load_spread
 
     assert load_spread(spread).seen["ampere, NVSwitch, one host, all_reduce"] == 1
 
@@ -207,8 +207,8 @@ def test_faults_of_files_come_with_exit_code_two(tmp_path):
 
 
 def test_what_was_fitted_on_what_names_shipped_sweeps():
-    from perfmodel.validate.summary import shipped_folder
-    from perfmodel.validate.sweeps import read_sweeps
+    from perfmodel.validate.run import shipped_folder
+    from perfmodel.validate.sweeps.read import read_sweeps
 
     known = {sweep.id for sweep in read_sweeps(shipped_folder())}
     for one in fitted_on():
@@ -218,7 +218,7 @@ def test_what_was_fitted_on_what_names_shipped_sweeps():
 def test_fitted_sweeps_are_scored_apart(found):
     from dataclasses import replace
 
-    from perfmodel.validate.fitted import Fitted
+    from perfmodel.validate.sweeps.fitted import Fitted
 
     split = replace(found, fitted=(Fitted("NCCL steps", ("one",)),)).split()
     assert {name: bands["256 KiB and up"].sweeps for name, bands in split.items()} == {

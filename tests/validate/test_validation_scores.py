@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from perfmodel.library.spread import (
+from perfmodel.library.prediction_error import (
     Spread,
     band_of,
     datasheet_interval_s,
@@ -13,11 +13,11 @@ from perfmodel.library.spread import (
     kind_of_machine,
     load_spread,
 )
-from perfmodel.topology.build import build
-from perfmodel.validate.coverage import coverage, judged, limits, spread_of
-from perfmodel.validate.points import Point, even_weights, weighted_quantile
-from perfmodel.validate.scores import LARGE, by_band, on_common, score
-from perfmodel.validate.trainings import Case, Dataset
+from perfmodel.topology.templates.build import build
+from perfmodel.validate.score.coverage import coverage, judged, limits, spread_of
+from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
+from perfmodel.validate.score.scores import LARGE, by_band, on_common, score
+from perfmodel.validate.trainings.model import Case, Dataset
 
 
 def point(sweep="a", error=0.1, nbytes=2**20, **more):

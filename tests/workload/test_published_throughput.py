@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from perfmodel.topology.gpus import load_gpu
+from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.roofline import layer_times, step_s
 from perfmodel.workload.zoo import build
 
@@ -78,7 +78,7 @@ def _resnet50() -> list[Published]:
         ("v100-sxm2-16gb", "fp16", 256, 827.86, DLPERF, False),
         ("v100-sxm2-32gb", "fp32", 256, 370.194, PADDLE, False),
         ("v100-sxm2-32gb", "fp16", 256, 790.033, PADDLE, False),
-        ("v100-sxm2-16gb", "fp32", 32, 329.0, "github.com/pytorch/pytorch, benchmarks/distributed/ddp", False),  # noqa: E501
+        ("v100-sxm2-16gb", "fp32", 32, 329.0, "github.com/pytorch/pytorch, benchmarks/distributed/ddp", False),
         ("a100-sxm4-80gb", "tf32", 0, 938.0, DLE, False),
         ("a100-sxm4-80gb", "fp16", 0, 2470.0, DLE, True),
         ("a100-sxm4-40gb", "tf32", 256, 924.989, PADDLE, False),

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.workload import load, times_from_file
-from perfmodel.workload.fields import parse_shape
-from perfmodel.workload.timings import has_times
+from perfmodel.workload.readers.fields import parse_shape
+from perfmodel.workload.readers.layer_times import has_times
 
 CSV = """\
 # exported by hand

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.topology.model import Gpu
 from perfmodel.workload import Layer, Tensor, Workload, build, layer_times
-from perfmodel.workload.kernels import kernel_constants
+from perfmodel.workload.kernel_constants import kernel_constants
 from perfmodel.workload.roofline import optimizer_launches, step_s
 
 GPU = Gpu(

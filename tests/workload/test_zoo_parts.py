@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.workload.zoo.parts import (
+from perfmodel.workload.zoo.layers import (
     Image,
     assemble,
     convolution,

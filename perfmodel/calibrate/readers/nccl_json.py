@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.readers.ops import OPS, op_named, op_of_file
-from perfmodel.calibrate.readers.record import PERFORMANCE, Sweep, SweepRow, version_text
+from perfmodel.calibrate.readers.infer_op import OPS, op_named, op_of_file
+from perfmodel.calibrate.readers.records import PERFORMANCE, Sweep, SweepRow, version_text
 from perfmodel.errors import Fault, InputError, one_of
 
 Document = Mapping[str, Any]

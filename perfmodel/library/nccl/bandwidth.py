@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from perfmodel.library.nccl.communicator import System
 from perfmodel.library.nccl.constants import GENERATIONS, Constants
-from perfmodel.library.nccl.search import Graph
-from perfmodel.library.nccl.system import System
+from perfmodel.library.nccl.search.graphs import Graph
 
 
 @dataclass(frozen=True, slots=True)

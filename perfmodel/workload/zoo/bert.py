@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.workload.model import Buffers, Workload
-from perfmodel.workload.zoo.parts import (
+from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,

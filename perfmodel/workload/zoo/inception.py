@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo.parts import (
+from perfmodel.workload.zoo.layers import (
     Image,
     Part,
     assemble,

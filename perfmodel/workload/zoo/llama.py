@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from perfmodel.workload.model import Buffers, Workload
-from perfmodel.workload.zoo.parts import (
+from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     NORM_PASSES,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo.parts import (
+from perfmodel.workload.zoo.layers import (
     Image,
     Part,
     assemble,

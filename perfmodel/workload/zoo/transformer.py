@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perfmodel.workload.model import Layer
-from perfmodel.workload.zoo.parts import (
+from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo.parts import (
+from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     NORM_PASSES,
     Image,

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import perfmodel
+from perfmodel.files.csv_rows import Record
 from perfmodel.scenario import Scenario
-from perfmodel.tune.tuned import Tuned
-from perfmodel.tune.tuning import tune_scenario
-from perfmodel.validate.cells import Record
-from perfmodel.validate.order import accumulation_order
-from perfmodel.validate.shaped import measured_links, shaped_of
+from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.run import tune_scenario
+from perfmodel.validate.trainings.shaped_links import measured_links, shaped_of
+from perfmodel.validate.trainings.testbed import accumulation_order
 from reports.experiments.gloo_ddp.lab import Net
 from reports.experiments.gloo_ddp.models import MODELS, Layer
 

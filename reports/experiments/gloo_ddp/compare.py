@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.simulate.estimate import Estimator
-from perfmodel.validate.cells import read_table
-from perfmodel.validate.shaped import Shaped, measured_links
-from perfmodel.validate.testbed import models_of, predicted_s
+from perfmodel.files.csv_rows import read_table
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.validate.trainings.shaped_links import Shaped, measured_links
+from perfmodel.validate.trainings.testbed import models_of, predicted_s
 
 FOLDER = Path(__file__).with_name("testbed")
 Row = dict[str, str]

@@ -78,8 +78,8 @@ def _say(what: str) -> None:
 
 
 def _backward(answers: Any) -> None:
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     urgent()
     torch.set_num_threads(1)
@@ -93,8 +93,8 @@ def _backward(answers: Any) -> None:
 
 def _timed(layers: int, each: int, nbytes: int) -> tuple[float, ...]:
     """Counts of one backward (itself, layers, gradients, bytes), and its CPU time; microseconds."""
-    import torch  # noqa: PLC0415
-    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
 
     numel = max(1, nbytes // 4 // (layers * each))
     network, _ = sleeping(

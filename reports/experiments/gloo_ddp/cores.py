@@ -22,7 +22,7 @@ DROPPED, REPEATS, IN_A_ROW = 3, 12, 150
 
 def call_us(lab: Lab, nbytes: int = NBYTES, in_a_row: int = IN_A_ROW) -> list[float]:
     """CPU time of an all-reduce, mean of the processes of a lab, some times; microseconds."""
-    import torch  # noqa: F401, PLC0415  (once, before the ranks fork)
+    import torch  # noqa: F401  (once, before the ranks fork)
 
     context = mp.get_context("fork")
     answers = context.SimpleQueue()
@@ -50,8 +50,8 @@ def _rank(
     enter(namespace)
     urgent()
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group(

@@ -57,7 +57,7 @@ class Timed:
 
 def run_trials(lab: Lab, trials: Sequence[Trial]) -> list[Timed]:
     """Train in each way, one after the other, on all hosts of a lab."""
-    import torch  # noqa: F401, PLC0415  (once, before the ranks fork)
+    import torch  # noqa: F401  (once, before the ranks fork)
 
     context = mp.get_context("fork")
     answers = context.SimpleQueue()
@@ -87,8 +87,8 @@ def _rank(
         enter(namespace)
         urgent()
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-        import torch  # noqa: PLC0415
-        import torch.distributed as dist  # noqa: PLC0415
+        import torch
+        import torch.distributed as dist
 
         torch.set_num_threads(1)
         store = dist.FileStore(meeting, len(lab.names))
@@ -108,8 +108,8 @@ def _rank(
 
 
 def _train(trial: Trial) -> Timed:
-    import torch  # noqa: PLC0415
-    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
 
     network, clock = sleeping(MODELS[trial.model])
     caps: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def _train(trial: Trial) -> Timed:
 
 def sleeping(layers: Sequence[Layer]) -> tuple[Any, Any]:
     """A torch module of layers that sleep, and the clock that says until when."""
-    import torch  # noqa: PLC0415
+    import torch
 
     class Clock:
         due = 0

@@ -1,0 +1,222 @@
+"""From measurements to a profile."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from perfmodel.calibrate.link_costs.forward_model import Forward, cases_of
+from perfmodel.calibrate.link_costs.least_squares import (
+    WIDEST,
+    Solution,
+    solve,
+    spread_of,
+    tell_apart,
+)
+from perfmodel.calibrate.link_costs.model_selection import in_pieces, shared
+from perfmodel.calibrate.link_costs.run_variance import between_runs, widened
+from perfmodel.calibrate.profile import (
+    Fit,
+    Parameter,
+    Profile,
+    Residual,
+    Residuals,
+    Rows,
+    Source,
+    Undetermined,
+    Value,
+)
+from perfmodel.errors import Fault, InputError
+from perfmodel.library.machine import Machine, machine_on
+from perfmodel.library.model import Library
+from perfmodel.measure.record import Measurement
+from perfmodel.topology.model import Topology
+
+GIVEN_UP = ("host_step", "rank_rate", "reduce", "launch", "step", "bandwidth")
+"""Which numbers to do without first where the data cannot tell all."""
+
+METHOD = (
+    "least squares of soft L1 on the logarithm of median times; covariance of an M-estimator; "
+    "80 % intervals from Student's t, with the spread between runs"
+)
+
+
+def fit(
+    measurements: Sequence[Measurement],
+    topology: Topology,
+    library: Library,
+    *,
+    name: str = "measured",
+    sources: Sequence[Source] = (),
+    files: Sequence[str] = (),
+) -> Profile:
+    """Find the numbers of a machine from measured collectives.
+
+    The rows of the library's own collective and those of our schedule are fitted apart.
+
+    Parameters
+    ----------
+    measurements : sequence of Measurement
+        Each is a run of its own: how much they differ shows how much the next one will.
+    topology : Topology
+        Of at least as many ranks as were measured.
+    library : Library
+    name : str
+        Of the profile.
+    sources : sequence of Source
+        Where the measurements come from; default: from memory, without a file.
+    files : sequence of str
+        What to call the measurements in messages; default: their numbers.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    InputError
+        Measurements of another machine or library, or none at all; every fault at once.
+    """
+    if not measurements:
+        raise InputError(Fault("measurements", "none", "at least one"))
+    machine = machine_on(topology, library)
+    fits = []
+    for rows in get_args(Rows):
+        cases = cases_of(measurements, machine, rows, files)
+        if cases:
+            fits.append(_fit(Forward(machine, cases), rows))
+    if not fits:
+        allowed = "rows of what 'library' or 'schedule'"
+        raise InputError(Fault("measurements", "no row that says how a collective did", allowed))
+    return Profile(
+        name=name,
+        topology=topology.template,
+        library=library.name,
+        date=max(measurement.started for measurement in measurements)[:10],
+        source=tuple(sources) or tuple(source_of(one, None) for one in measurements),
+        fits=tuple(fits),
+    )
+
+
+def source_of(made: Measurement, path: Path | None) -> Source:
+    """Say where a measurement comes from."""
+    content = made.model_dump_json().encode() if path is None else path.read_bytes()
+    return Source(
+        file="(not a file)" if path is None else path.name,
+        sha256=hashlib.sha256(content).hexdigest(),
+        backend=made.backend,
+        collective=made.collective,
+        algorithm=made.algorithm,
+        ranks=made.ranks,
+        started=made.started,
+        machine=made.machine,
+        versions=made.versions,
+    )
+
+
+def _fit(forward: Forward, rows: Rows) -> Fit:
+    kept, lost = tell_apart(forward, forward.parameters())
+    if not forward.sums_differ():
+        for gamma in [key for key in kept if key.name == "reduce"]:
+            del kept[gamma]
+            lost[gamma] = "the same share of the bytes is added in all of these data"
+    solution = in_pieces(forward, shared(forward, solve(forward, kept)))
+    while (key := _vaguest(solution)) is not None:
+        lost[key] = _why_vague(solution.spread[key])
+        solution = solve(forward, {k: v for k, v in solution.values.items() if k != key})
+    runs = len({case.run for case in forward.cases})
+    between, scatter = between_runs(forward, solution)
+    covariance = widened(solution, between, runs)
+    spread = spread_of(solution.values, covariance, solution.factor)
+    return Fit(
+        rows=rows,
+        ranks=tuple(sorted({case.ranks for case in forward.cases})),
+        method=METHOD,
+        values=tuple(_value(key, si, spread[key]) for key, si in solution.values.items()),
+        covariance=tuple(tuple(_round(x) for x in row) for row in covariance.tolist()),
+        scatter=_round(scatter),
+        runs=runs,
+        run_spread=between.model_copy(
+            update={"times": _round(between.times), "rates": _round(between.rates)}
+        ),
+        residuals=_residuals(forward, solution.values),
+        undetermined=tuple(
+            Undetermined(parameter=key.name, where=key.where, reason=why,
+                         kept=_present(forward.machine, key))
+            for key, why in lost.items()
+        ),
+    )  # fmt: skip
+
+
+def _vaguest(solution: Solution) -> Parameter | None:
+    """A value whose interval says nothing, the least telling kind first; pieces of a rate stay."""
+    pieces = {key.where for key in solution.values if key.beyond_bytes}
+    spread = {k: factor for k, factor in solution.spread.items() if k.where not in pieces}
+    vague = [key for key, factor in spread.items() if factor > WIDEST]
+    return min(vague, key=lambda key: (GIVEN_UP.index(key.name), -spread[key]), default=None)
+
+
+def _why_vague(factor: float) -> str:
+    if factor > 1e6:
+        return "these data show no sign of it"
+    return f"these data leave a factor of {factor:.2g} up and down open"
+
+
+# ---------------------------------------------------------------- what is written down
+
+
+def _value(key: Parameter, value: float, factor: float) -> Value:
+    return Value(
+        parameter=key.name,
+        where=key.where,
+        beyond=f"{key.beyond_bytes:.0f} B",
+        value=key.format(value),
+        interval=(key.format(value / factor), key.format(value * factor)),
+    )
+
+
+def _present(machine: Machine, key: Parameter) -> str:
+    """What is used where the data say nothing; as text."""
+    arcs, (protocol, _, hop) = machine.topology.arcs, key.where.partition("/")
+    if key.name == "bandwidth":
+        rates = [r for r, k in zip(arcs.bandwidth_Bps, arcs.kinds, strict=True) if k == key.where]
+        return key.format(min(rates)) + ", as the topology says"
+    held = machine.library.protocols[protocol]
+    if key.name == "reduce":
+        rate = held.reduce_rate
+        return "no time of its own" if rate is None else key.format(rate)
+    if key.name in {"rank_rate", "host_step"}:
+        return "no limit of its own"
+    now = held.launch if key.name == "launch" else getattr(held.step, hop)
+    return key.format(now) + ", as the library says"
+
+
+def _residuals(forward: Forward, values: Mapping[Parameter, float]) -> Residuals:
+    times = forward.times_s(values)
+    groups: dict[tuple[str, int, int], list[int]] = {}
+    for at, case in enumerate(forward.cases):
+        groups.setdefault((case.collective, case.ranks, case.nbytes), []).append(at)
+    sizes = tuple(
+        Residual(
+            collective=collective,
+            ranks=ranks,
+            nbytes=nbytes,
+            runs=len(which),
+            measured_s=_round(np.exp(np.log(forward.measured_s[which]).mean())),
+            fitted_s=_round(times[which[0]]),
+        )
+        for (collective, ranks, nbytes), which in groups.items()
+    )
+    off = np.abs(times / forward.measured_s - 1.0)
+    return Residuals(
+        median_abs=_round(np.median(off)), p90_abs=_round(np.quantile(off, 0.9)), sizes=sizes
+    )
+
+
+def _round(number: float) -> float:
+    """Six digits: more would pretend."""
+    return float(f"{number:.6g}")

@@ -1,0 +1,222 @@
+"""Robust least squares on the logarithm of times, and which numbers the data can tell at all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.arrays import Floats
+from perfmodel.calibrate.link_costs.forward_model import Forward
+from perfmodel.calibrate.profile import PROBABILITY, Parameter
+
+NO_EFFECT = 1e-4
+"""A number whose doubling changes no time by more than about this much cannot be told."""
+
+TOO_ALIKE = 1e-3
+"""Share of a number's effect that no combination of others explains; below it, it is theirs."""
+
+WIDEST = 4.0
+"""Most that the ends of an interval may be apart from their value, as a factor."""
+
+UNTOLD = 100.0
+"""Standard deviation of the logarithm of a value that has shrunk until nothing depends on it."""
+
+FIRST_SCALE = 0.1
+"""Scatter that the first pass expects."""
+
+PIECES_APART = 3.0
+"""Factor, one standard deviation, by which rates of neighbouring sizes of chunk may differ."""
+
+FARTHEST = 20.0
+"""Logarithm of how far a value may go from where it starts: anything physical, no overflow."""
+
+MOST_STEPS = 25
+"""Of one pass. Smooth problems take 3 to 10; what takes more hops to and fro across a kink, where
+another way of carrying or another limit takes over, and gains nothing any more."""
+
+QUIETEST = 1e-6
+"""Scatter that is taken for rounding: the loss is quadratic below it."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Values with the covariance of their logarithms.
+
+    Parameters
+    ----------
+    values : dict
+        By parameter, in the order of the covariance.
+    covariance : ndarray of float, shape (values, values)
+    scatter : float
+        Robust standard deviation of the logarithm of measured over fitted times.
+    cost : float
+        Mean robust squared residual, for comparing models.
+    factor : float
+        Standard deviations of a logarithm from its value to the end of its interval.
+    """
+
+    values: dict[Parameter, float]
+    covariance: Floats
+    scatter: float
+    cost: float
+    factor: float
+
+    @property
+    def spread(self) -> dict[Parameter, float]:
+        """Factor between each value and the ends of its interval."""
+        return spread_of(self.values, self.covariance, self.factor)
+
+
+def spread_of(
+    values: Iterable[Parameter], covariance: Floats, factor: float
+) -> dict[Parameter, float]:
+    """Factor between each value and the ends of its interval, `factor` deviations away."""
+    deviations = np.sqrt(np.diag(covariance))
+    # Beyond e^50 an interval is as good as everything; larger powers would overflow.
+    return dict(zip(values, np.exp(np.minimum(deviations * factor, 50.0)).tolist(), strict=True))
+
+
+def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3) -> Solution:
+    """Find the values under which the cases' times come closest to those measured.
+
+    Loss: soft L1 of the logarithms' differences, quadratic up to 1.5 standard deviations, which are
+    estimated by the pass before. Rates of one link for neighbouring sizes of chunk are held
+    together by a weak prior (a factor of `PIECES_APART`). Covariance of an M-estimator: Huber,
+    Robust Statistics (1981), section 7.6, with n - p degrees of freedom.
+
+    Parameters
+    ----------
+    forward : Forward
+    start : mapping of Parameter to float
+    passes : int
+        One is enough to see which of several models is worth more.
+    """
+    from scipy import optimize, stats
+
+    keys = list(start)
+    measured, ties = np.log(forward.measured_s), _ties(keys)
+    freedom = max(len(measured) - len(keys), 1)
+    logs, scale = np.log(list(start.values())), FIRST_SCALE
+    first = logs
+
+    def off(logs: Floats) -> Floats:
+        off_by: Floats = np.log(forward.times_s(_named(keys, logs))) - measured
+        return off_by
+
+    def off_and_apart(logs: Floats) -> Floats:
+        return np.concatenate([off(logs), scale * (ties @ logs)])
+
+    for number in range(passes if keys else 0):
+        tight = 1e-10 if number == passes - 1 > 0 else 1e-4  # early passes only set the scale
+        found = optimize.least_squares(
+            off_and_apart, logs, loss="soft_l1", f_scale=scale, x_scale="jac", max_nfev=MOST_STEPS,
+            bounds=(first - FARTHEST, first + FARTHEST), xtol=tight, ftol=tight, gtol=tight,
+        )  # fmt: skip
+        logs = found.x
+        scale = max(1.5 * deviation(off(logs), freedom), QUIETEST)
+    left = off(logs)
+    return Solution(
+        values=_named(keys, logs),
+        covariance=_covariance(slopes(forward, _named(keys, logs)), ties, left, scale, freedom),
+        scatter=deviation(left, freedom),
+        cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (left / scale) ** 2) - 1.0))),
+        factor=float(stats.t.ppf(0.5 + PROBABILITY / 2, freedom)),
+    )
+
+
+def _named(keys: Sequence[Parameter], logs: Floats) -> dict[Parameter, float]:
+    return dict(zip(keys, np.exp(logs).tolist(), strict=True))
+
+
+def _ties(keys: Sequence[Parameter]) -> Floats:
+    """Rows that compare the logarithms of rates for neighbouring sizes of chunk."""
+    rates = sorted((k for k in keys if k.name == "bandwidth"), key=lambda k: k[1:])
+    pairs = [(a, b) for a, b in itertools.pairwise(rates) if a.where == b.where]
+    rows = np.zeros((len(pairs), len(keys)))
+    for row, (low, high) in zip(rows, pairs, strict=True):
+        row[keys.index(low)], row[keys.index(high)] = 1.0, -1.0
+    rows /= 1.5 * np.log(PIECES_APART)
+    return rows
+
+
+def _covariance(jacobian: Floats, ties: Floats, left: Floats, scale: float, freedom: int) -> Floats:
+    z = left / scale
+    psi, bend = scale * z / np.sqrt(1.0 + z**2), float(np.mean((1.0 + z**2) ** -1.5))
+    told = np.flatnonzero(np.abs(jacobian).max(axis=0, initial=0.0) >= NO_EFFECT)
+    covariance: Floats = np.diag(np.full(jacobian.shape[1], UNTOLD**2))
+    if len(told):
+        matrix = np.concatenate([jacobian, scale * ties])[:, told]
+        inverse = np.linalg.pinv(matrix.T @ matrix)
+        variance = float(np.sum(psi**2)) / freedom / bend**2
+        covariance[np.ix_(told, told)] = inverse * variance
+    return covariance
+
+
+def deviation(left: Floats, freedom: int) -> float:
+    """Standard deviation from the median of absolute values (1.4826 of it for a normal one)."""
+    return 1.4826 * float(np.median(np.abs(left))) * math.sqrt(len(left) / freedom)
+
+
+def slopes(
+    forward: Forward, values: Mapping[Parameter, float], *, only: Parameter | None = None
+) -> Floats:
+    """Relative change of each time per relative change of each value; shape (cases, values)."""
+    step = 1e-4
+    columns = []
+    for key, value in values.items():
+        if only not in {None, key}:
+            continue
+        up = forward.times_s({**values, key: value * np.exp(step)})
+        down = forward.times_s({**values, key: value * np.exp(-step)})
+        columns.append((np.log(up) - np.log(down)) / (2 * step))
+    return np.stack(columns, axis=1) if columns else np.zeros((len(forward.cases), 0))
+
+
+def tell_apart(
+    forward: Forward, start: Mapping[Parameter, float]
+) -> tuple[dict[Parameter, float], dict[Parameter, str]]:
+    """Split parameters into those that the cases can tell, and the others with the reason.
+
+    Earlier parameters come first: where two have the same effect the later one is given up.
+    """
+    columns = slopes(forward, start)
+    most = max(len(forward.cases) - 2, 0)
+    kept: dict[Parameter, float] = {}
+    chosen: list[int] = []
+    lost: dict[Parameter, str] = {}
+    for at, (key, value) in enumerate(start.items()):
+        column = columns[:, at]
+        if np.abs(column).max() < NO_EFFECT:
+            lost[key] = "no measured time depends on it"
+            continue
+        rest = column - _explained(columns[:, chosen], column)
+        if np.linalg.norm(rest) < TOO_ALIKE * np.linalg.norm(column):
+            names = " and ".join(str(key) for key in _twins(columns, chosen, column, list(start)))
+            lost[key] = f"in these data its effect is that of {names}"
+        elif len(chosen) >= most:
+            lost[key] = f"{len(forward.cases)} times are too few for more than {most} numbers"
+        else:
+            kept[key] = value
+            chosen.append(at)
+    return kept, lost
+
+
+def _explained(columns: Floats, column: Floats) -> Floats:
+    if not columns.shape[1]:
+        return np.zeros_like(column)
+    weights, *_ = np.linalg.lstsq(columns, column, rcond=None)
+    explained: Floats = columns @ weights
+    return explained
+
+
+def _twins(
+    columns: Floats, chosen: Sequence[int], column: Floats, keys: Sequence[Parameter]
+) -> list[Parameter]:
+    """Parameters that together have a column's effect."""
+    weights, *_ = np.linalg.lstsq(columns[:, chosen], column, rcond=None)
+    sizes = np.abs(weights) * np.linalg.norm(columns[:, chosen], axis=0)
+    return [keys[at] for at, size in zip(chosen, sizes, strict=True) if size > 0.05 * sizes.max()]

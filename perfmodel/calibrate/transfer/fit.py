@@ -1,0 +1,253 @@
+"""From sweeps of collectives to a profile that carries over to other scales of the machine."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from perfmodel.calibrate.profile import Parameter, Profile, Source
+from perfmodel.calibrate.transfer.apply import TOLD
+from perfmodel.calibrate.transfer.forward_model import Observed, Stretched
+from perfmodel.calibrate.transfer.model import Factor, Point, Transfer, model_of
+from perfmodel.calibrate.transfer.parameters import Expected, Left, Lever, prior, usually
+from perfmodel.calibrate.transfer.posterior import NO_EFFECT, Posterior, Seen, posterior
+from perfmodel.errors import Fault, InputError
+from perfmodel.library.machine import Machine, machine_on
+from perfmodel.library.model import Library, load_library
+from perfmodel.library.settings import Settings
+from perfmodel.topology.model import Topology
+
+HELD = 1.2816
+"""Standard deviations about zero that hold 80 % of a normal distribution."""
+
+PER_OCTAVE = 2
+"""Rows of a run that are used for each factor of two in size; more say the same again."""
+
+METHOD = (
+    "maximum a posteriori of factors on the mechanism's numbers beside a Gaussian process over "
+    "size and scale; rows and runs with Student's t; spreads expected before any data: sweeps.yaml"
+)
+
+
+class Timed(Protocol):
+    """A row of a sweep."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as the tool counts them."""
+
+    @property
+    def time_s(self) -> float:
+        """Seconds."""
+
+
+Observation = tuple[Topology, Settings, str, Sequence[Timed]]
+"""The machine whose ranks all took part, the library's settings, the collective, the rows."""
+
+
+def fit_profile(
+    observations: Sequence[Observation],
+    *,
+    topology: Topology | None = None,
+    library: str = "nccl",
+    name: str = "measured",
+    files: Sequence[str] = (),
+    sources: Sequence[Source] = (),
+    seen: Sequence[Seen] = (),
+    date: str | None = None,
+    expected: Expected | None = None,
+) -> Profile:
+    """Fit factors of a machine to sweeps of it, of any scales and collectives.
+
+    Parameters
+    ----------
+    observations : sequence of (Topology, Settings, str, rows)
+        Each is a run of its own.
+    topology : Topology, optional
+        Machine that the profile is named after; default: the first run's.
+    library : str
+    name : str
+        Of the profile.
+    files : sequence of str
+        Names of the runs; default: their numbers.
+    sources : sequence of Source
+        Where the runs come from.
+    seen : sequence of Seen
+        Rates of links that were measured by themselves.
+    date : str, optional
+        Default: today.
+    expected : Expected, optional
+        Spreads before any data; default: the shipped ones.
+
+    Raises
+    ------
+    InputError
+        No rows, or runs of different GPUs.
+    """
+    first = topology or (observations[0][0] if observations else None)
+    faults = _faults(observations, seen)
+    if faults or first is None:
+        raise InputError(faults)
+    expectation = expected or usually()
+    names = list(files) or [f"run {number + 1}" for number in range(len(observations))]
+    observed = _observed(observations, load_library(library), names)
+    forward = Stretched(observed)
+    levers = list(dict.fromkeys([*forward.levers(), *(one.lever for one in seen)]))
+    found = posterior(forward, levers, expectation, seen)
+    transfer = _transfer(found, forward, expectation, model_of(first.gpu.name), tuple(names))
+    told = tuple(settings for _, settings, *_ in observations)
+    return Profile(
+        name=name,
+        topology=first.template,
+        library=library,
+        date=date or dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        source=tuple(sources),
+        fits=(),
+        transfer=transfer.model_copy(update={"settings": told}),
+    )
+
+
+def _faults(observations: Sequence[Observation], seen: Sequence[Seen]) -> list[Fault]:
+    rows = sum(1 for *_, rows in observations for row in rows if row.nbytes > 0 and row.time_s > 0)
+    if not rows and not seen:
+        return [Fault("observations", f"{rows} rows", "at least one size with a time")]
+    models = sorted({model_of(topology.gpu.name) for topology, *_ in observations})
+    if len(models) > 1:
+        return [Fault("observations", " and ".join(models), "runs of one model of GPU")]
+    return []
+
+
+def _observed(
+    observations: Sequence[Observation], library: Library, names: Sequence[str]
+) -> list[Observed]:
+    machines: dict[tuple[int, str], Machine] = {}
+    found = []
+    for run, (topology, settings, op, rows) in enumerate(observations):
+        key = (id(topology), settings.model_dump_json())
+        if key not in machines:
+            machines[key] = machine_on(topology, library, settings=settings)
+        found += [
+            Observed(machines[key], op, row.nbytes, row.time_s, run, names[run])
+            for row in thinned(rows)
+        ]
+    return found
+
+
+def thinned(rows: Iterable[Timed], per_octave: int = PER_OCTAVE) -> list[Timed]:
+    """Rows with a time, no more than so many per factor of two in size, by size."""
+    chosen: dict[int, Timed] = {}
+    for row in sorted(rows, key=lambda row: row.nbytes):
+        if row.nbytes > 0 and row.time_s > 0:
+            chosen.setdefault(int(np.floor(per_octave * np.log2(row.nbytes) + 1e-9)), row)
+    return list(chosen.values())
+
+
+# ---------------------------------------------------------------- what is written down
+
+
+def _transfer(
+    found: Posterior, forward: Stretched, expected: Expected, gpu: str, files: tuple[str, ...]
+) -> Transfer:
+    where = found.places
+    points = tuple(
+        Point(
+            run=one.run, op=one.op, ranks=len(one.machine.topology.ranks),
+            hosts=one.machine.topology.hosts, nbytes=one.nbytes, algorithm=str(algorithm),
+            protocol=str(protocol), measured_s=_round(one.measured_s), fitted_s=_round(fitted),
+            own=_round(variance**0.5), slopes=tuple(_round(x) for x in slopes),
+            share=_round(min(max(share, 0.0), 1.0)),
+        )
+        for one, algorithm, protocol, share, fitted, variance, slopes in zip(
+            forward.observed, where.algorithm, where.protocol, where.shares, found.fitted_s,
+            found.weighed.row, found.slopes, strict=True,
+        )
+    )  # fmt: skip
+    made = _made(found, forward, expected, gpu, files, points)
+    if made.residual is None:
+        return made
+    after = [made.residual(p.situation) ** p.share * p.fitted_s / p.measured_s for p in points]
+    off = np.abs(np.array(after) - 1.0)
+    return made.model_copy(
+        update={"median_abs": _round(np.median(off)), "p90_abs": _round(np.quantile(off, 0.9))}
+    )
+
+
+def _made(
+    found: Posterior, forward: Stretched, expected: Expected, gpu: str, files: tuple[str, ...],
+    points: tuple[Point, ...],
+) -> Transfer:  # fmt: skip
+    return Transfer(
+        gpu=gpu,
+        factors=_factors(found, expected, forward.usual()),
+        covariance=tuple(tuple(_round(x) for x in row) for row in found.covariance.tolist()),
+        left=_rounded(found.weighed.left),
+        runs=expected.runs,
+        files=files,
+        points=points,
+        median_abs=0.0,
+        p90_abs=0.0,
+        method=METHOD,
+        odd=tuple(_round(x) for x in found.weighed.odd),
+    )
+
+
+def _factors(
+    found: Posterior, expected: Expected, usual: Mapping[Lever, float]
+) -> tuple[Factor, ...]:
+    before = np.sqrt(np.diag(prior(found.levers, expected)))
+    after = np.sqrt(np.diag(found.covariance))
+    most = np.abs(found.slopes).max(axis=0, initial=0.0)
+    factors = []
+    for at, lever in enumerate(found.levers):
+        told = float(np.clip(1.0 - after[at] / before[at], 0.0, 1.0))
+        log, wide = found.logs[at], HELD * after[at]
+        factors.append(
+            Factor(
+                of=lever.name, where=lever.where, factor=_round(np.exp(log)),
+                interval=(_round(np.exp(log - wide)), _round(np.exp(log + wide))),
+                told=_round(told),
+                now=_now(lever, usual.get(lever), float(np.exp(log))),
+                reason=_reason(found, at, told, most[at]),
+            )
+        )  # fmt: skip
+    return tuple(factors)
+
+
+def _now(lever: Lever, usual: float | None, factor: float) -> str:
+    """The number that results, where a way has it; with its unit."""
+    if usual is None:
+        return ""
+    if lever.name == "rate":
+        return f"{100 * usual * factor:.3g} % of the links' rate"
+    parameter = Parameter("bandwidth" if lever.name == "bandwidth" else "launch", lever.where)
+    return parameter.format(float(f"{usual * factor:.4g}"))
+
+
+def _reason(found: Posterior, at: int, told: float, most: float) -> str:
+    """Why a factor is as it was expected; empty where data tell it."""
+    if told >= TOLD:
+        return ""
+    if most < NO_EFFECT:
+        return "no measured time depends on it"
+    deviation = np.sqrt(np.diag(found.covariance))
+    with_it = found.covariance[at] / (deviation * deviation[at])
+    twins = [
+        str(found.levers[other])
+        for other in np.argsort(-np.abs(with_it)).tolist()
+        if other != at and abs(with_it[other]) > 0.4
+    ]
+    if twins:
+        return f"in these data its effect is like that of {' and '.join(twins[:2])}"
+    return "these data leave it nearly as open as it was"
+
+
+def _rounded(left: Left) -> Left:
+    return Left.model_validate({name: _round(x) for name, x in left.model_dump().items()})
+
+
+def _round(number: float) -> float:
+    """Six digits: more would pretend."""
+    return float(f"{number:.6g}")

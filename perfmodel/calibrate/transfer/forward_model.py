@@ -1,0 +1,231 @@
+"""Times of measured collectives as functions of the factors on the mechanism's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.arrays import Floats
+from perfmodel.calibrate.transfer.parameters import (
+    AWAITED,
+    ISSUE,
+    LAUNCH,
+    UNEVEN,
+    Lever,
+    bandwidths_of,
+    measured_of,
+)
+from perfmodel.library.corrections import Situation
+from perfmodel.library.lowering.edges import HOPS
+from perfmodel.library.lowering.lower import as_measured, carry, uneven_s
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.machine import Machine, observed_s
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.topology.model import Arcs, Topology
+
+TRIED = 0.02
+"""Logarithm by which a factor is moved to see what depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One measured time.
+
+    Parameters
+    ----------
+    machine : Machine
+        Whose ranks all took part.
+    op : str
+    nbytes : int
+    measured_s : float
+    run : int
+        Rows of one run were measured by the same processes.
+    file : str
+    """
+
+    machine: Machine
+    op: str
+    nbytes: int
+    measured_s: float
+    run: int
+    file: str = ""
+
+
+def stretched_arcs(topology: Topology, factors: Mapping[str, float]) -> Arcs:
+    """Links with the bandwidth of each kind multiplied by its factor."""
+    old = topology.arcs
+    by_kind = np.array([factors.get(kind, 1.0) for kind in old.kinds])
+    return Arcs(old.names, old.kinds, old.bandwidth_Bps * by_kind, old.latency_s)
+
+
+def with_arcs(topology: Topology, arcs: Arcs) -> Topology:
+    """The topology with other `arcs`, for timing alone; its graph is the old one's."""
+    changed = replace(topology)
+    vars(changed)["arcs"] = arcs  # the cached property, without reading the graph back
+    return changed
+
+
+class Stretched:
+    """Predicts the times of measured collectives from factors.
+
+    Parameters
+    ----------
+    observed : sequence of Observed
+    """
+
+    def __init__(self, observed: Sequence[Observed]) -> None:
+        self.observed = tuple(observed)
+        self.measured_s = np.array([one.measured_s for one in observed])
+        keys = [(id(one.machine), one.op, one.nbytes) for one in observed]
+        place = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        self._of = np.array([place[key] for key in keys], dtype=np.int64)
+        firsts = dict(zip(reversed(keys), reversed(self.observed), strict=True))
+        self._cases = [firsts[key] for key in place]
+        self._ways = [_ways(one) for one in self._cases]
+
+    def times_s(self, factors: Mapping[Lever, float]) -> Floats:
+        """Time of each collective; seconds, shape (observed,)."""
+        return self._timed(factors)[0]
+
+    def situations(self, factors: Mapping[Lever, float]) -> list[Situation]:
+        """What carries each collective when the factors hold."""
+        chosen = self._timed(factors)[1]
+        return [chosen[at] for at in self._of]
+
+    def shares(self, factors: Mapping[Lever, float]) -> Floats:
+        """Part of each time that is the way's, and not its start's; shape (observed,).
+
+        What changes the way's time by a percent changes what is seen by this part of a percent: by
+        nothing where a process is still busy to start the collective on other GPUs.
+        """
+        return self._timed(factors)[2]
+
+    def slopes(self, factors: Mapping[Lever, float], base_s: Floats | None = None) -> Floats:
+        """Change of the logarithm of each time per logarithm of each factor.
+
+        Returns
+        -------
+        ndarray of float, shape (observed, factors)
+        """
+        base = np.log(self.times_s(factors) if base_s is None else base_s)
+        columns = [
+            (np.log(self.times_s({**factors, lever: f * np.exp(TRIED)})) - base) / TRIED
+            for lever, f in factors.items()
+        ]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(base), 0))
+
+    def levers(self) -> list[Lever]:
+        """Every factor that some way of carrying these collectives has."""
+        found = {lever: None for ways in self._ways for way in ways for lever in way.levers}
+        order = ("bandwidth", "rate", "step")
+        machines = [one.machine for one in self._cases]
+        one_process = [m.settings.one_process and m.library.issue > 0 for m in machines]
+        awaited = [m.settings.awaited and m.library.awaited > 0 for m in machines]
+        lost = any(way.uneven_s for ways in self._ways for way in ways)
+        told = {LAUNCH: True, ISSUE: any(one_process), AWAITED: any(awaited), UNEVEN: lost}
+        first = [lever for lever, there in told.items() if there]
+        return [*first, *sorted(found, key=lambda lever: order.index(lever.name))]
+
+    def usual(self) -> dict[Lever, float]:
+        """What each factor multiplies, where it is met first; SI."""
+        found: dict[Lever, float] = {}
+        for one, ways in zip(self._cases, self._ways, strict=True):
+            arcs, library = one.machine.topology.arcs, one.machine.library
+            found |= {ISSUE: library.issue, AWAITED: library.awaited}
+            for way in ways:
+                begun_s = way.carried.launch_s - way.uneven_s
+                found.setdefault(LAUNCH, begun_s)
+                for lever in way.levers:
+                    if lever not in found:
+                        found[lever] = _number(way, lever, arcs)
+        return found
+
+    def _timed(self, factors: Mapping[Lever, float]) -> tuple[Floats, list[Situation], Floats]:
+        known: dict[int, Estimator] = {}
+        times, chosen, shares = [], [], []
+        measured = measured_of(factors)
+        for one, ways in zip(self._cases, self._ways, strict=True):
+            timed = [(way.time_s(one.machine, factors, known), way.situation) for way in ways]
+            best_s, situation = min(timed, key=lambda pair: pair[0])
+            seen_s = observed_s(one.machine, best_s, measured)
+            longer_s = observed_s(one.machine, best_s * (1.0 + TRIED), measured)
+            times.append(seen_s)
+            chosen.append(situation)
+            shares.append((longer_s / seen_s - 1.0) / TRIED)
+        return np.array(times)[self._of], chosen, np.array(shares)[self._of]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way of carrying a collective, and its times under the factors that were tried.
+
+    Parameters
+    ----------
+    carried : Carried
+    situation : Situation
+    levers : tuple of Lever
+        The factors that its time depends on, but for the launch.
+    uneven_s : float
+        Part of the launch that is what uneven channels lose.
+    known_s : dict
+        Time but for the launch, by values of `levers`; seconds.
+    """
+
+    carried: Carried
+    situation: Situation
+    levers: tuple[Lever, ...]
+    uneven_s: float
+    known_s: dict[tuple[float, ...], float]
+
+    def time_s(
+        self, machine: Machine, factors: Mapping[Lever, float], known: dict[int, Estimator]
+    ) -> float:
+        """Time under some factors; seconds. `known` are estimators under these, by machine."""
+        key = tuple(factors.get(lever, 1.0) for lever in self.levers)
+        if key not in self.known_s:
+            if id(machine) not in known:
+                arcs = stretched_arcs(machine.topology, bandwidths_of(factors))
+                changed = with_arcs(machine.topology, arcs)
+                known[id(machine)] = Estimator(replace(machine, topology=changed))
+            way = replace(self.carried, launch_s=0.0)
+            measured = measured_of(factors)
+            self.known_s[key] = known[id(machine)].way_s(as_measured(measured, way, self.situation))
+        launch_s = (self.carried.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
+        return self.known_s[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)
+
+
+def _number(way: _Way, lever: Lever, arcs: Arcs) -> float:
+    """What a factor multiplies in a way; seconds, bytes per second or a share."""
+    if lever.name == "bandwidth":
+        rates = zip(arcs.bandwidth_Bps.tolist(), arcs.kinds, strict=True)
+        return min(float(rate_Bps) for rate_Bps, kind in rates if kind == lever.where)
+    if lever.name == "rate":
+        return 1.0 / way.carried.wire_factor
+    hop = HOPS.index(lever.where.partition("/")[2])
+    steps_s = [stage.latency_s[stage.edges.hop == hop] for stage in way.carried.stages]
+    return float(np.median(np.concatenate(steps_s)))
+
+
+def _ways(one: Observed) -> list[_Way]:
+    topology = one.machine.topology
+    ranks = len(topology.ranks)
+    found = []
+    for way in carry(one.machine, one.op, one.nbytes, range(ranks)):
+        algorithm = way.schedule.algorithm
+        there = Situation(one.op, one.nbytes, ranks, topology.hosts, algorithm, way.protocol)
+        lost_s = uneven_s(one.machine.library, way, one.nbytes)
+        found.append(_Way(way, there, tuple(_levers(way, there, topology)), lost_s, {}))
+    return found
+
+
+def _levers(way: Carried, situation: Situation, topology: Topology) -> Iterator[Lever]:
+    """What a way's time depends on, but for the launch."""
+    kinds = np.array(topology.arcs.kinds)
+    edges = list({id(stage.edges): stage.edges for stage in way.stages}.values())
+    for kind in np.unique(np.concatenate([kinds[np.unique(e.arcs)] for e in edges])).tolist():
+        yield Lever("bandwidth", kind)
+    yield Lever("rate", f"{situation.algorithm}/{way.protocol}")
+    for hop in np.unique(np.concatenate([np.unique(e.hop) for e in edges])).tolist():
+        yield Lever("step", f"{way.protocol}/{HOPS[hop]}")

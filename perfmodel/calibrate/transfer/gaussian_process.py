@@ -1,0 +1,176 @@
+"""What the mechanism leaves of measured times: smooth over size, and fading away from the data.
+
+A Gaussian process (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006) over the
+logarithms of size, ranks and hosts, beside factors of the mechanism: Kennedy and O'Hagan, Bayesian
+calibration of computer models, J. R. Statist. Soc. B 63(3), 2001. Its mean is zero, so that it
+shrinks what rows do not agree on and says nothing about sizes and scales far from the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from perfmodel.arrays import Floats, Ints
+from perfmodel.calibrate.transfer.parameters import Left, Runs
+from perfmodel.library.corrections import Situation
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Situations as arrays.
+
+    Parameters
+    ----------
+    octaves : ndarray of float, shape (situations, 3)
+        Logarithms to base 2 of size, ranks and hosts.
+    op, algorithm, protocol : ndarray of str
+    shares : ndarray of float, shape (situations,)
+        Part of the time that is the way's, and so what is left of it counts.
+    """
+
+    octaves: Floats
+    op: np.ndarray
+    algorithm: np.ndarray
+    protocol: np.ndarray
+    shares: Floats
+
+    @staticmethod
+    def of(situations: Sequence[Situation], shares: Sequence[float] | None = None) -> Places:
+        """Arrays of some situations."""
+        return Places(
+            np.log2([[max(s.nbytes, 1), s.ranks, s.hosts] for s in situations]).reshape(-1, 3),
+            np.array([s.op for s in situations]),
+            np.array([s.algorithm for s in situations]),
+            np.array([s.protocol for s in situations]),
+            np.ones(len(situations)) if shares is None else np.array(shares),
+        )
+
+
+def inverse_of(matrix: Floats) -> Floats:
+    """Inverse of a covariance."""
+    found: Floats = np.asarray(np.linalg.inv(matrix), dtype=float)
+    return found
+
+
+def alike(one: Places, other: Places, left: Left, runs: Runs) -> Floats:
+    """Covariance of what is left in two sets of situations; shape (one, other)."""
+    apart = one.octaves[:, None, :] - other.octaves[None, :, :]
+    scale = np.exp(
+        -0.5 * (apart[:, :, 1] / left.ranks_octaves) ** 2
+        - 0.5 * (apart[:, :, 2] / left.hosts_octaves) ** 2
+    )
+    single = (one.octaves[:, 2] == 0)[:, None] != (other.octaves[:, 2] == 0)[None, :]
+    scale *= np.where(single, left.networked, 1.0)
+    scale *= np.where(one.op[:, None] == other.op[None, :], 1.0, left.other_op)
+    for name in ("algorithm", "protocol"):
+        same = getattr(one, name)[:, None] == getattr(other, name)[None, :]
+        scale = scale * np.where(same, 1.0, left.other_way)
+    here, there = (
+        by_size(place.octaves[:, 0], (left.small, left.deviation, left.large), runs)
+        for place in (one, other)
+    )
+    smooth = np.outer(here, there) * np.exp(-0.5 * (apart[:, :, 0] / left.octaves) ** 2)
+    found: Floats = scale * (left.level**2 + smooth) * np.outer(one.shares, other.shares)
+    return found
+
+
+def by_size(octaves: Floats, of: tuple[float, float, float], runs: Runs) -> Floats:
+    """What is so for small, middling and large sizes, with bends between them."""
+    small, middle, large = of
+    beyond, bulk = (
+        1.0 / (1.0 + np.exp(-(octaves - np.log2(nbytes))))
+        for nbytes in (runs.turn_bytes, runs.bulk_bytes)
+    )
+    found: Floats = small + (middle - small) * beyond + (large - middle) * bulk
+    return found
+
+
+def run_deviation(places: Places, runs: Runs) -> Floats:
+    """Standard deviation of the logarithm of a run's time from the next run's, by size.
+
+    Of the host's start of collectives it is another one: its processor differs.
+    """
+    own = by_size(places.octaves[:, 0], (runs.small, runs.middle, runs.large), runs)
+    found: Floats = places.shares * own + (1.0 - places.shares) * runs.start
+    return found
+
+
+def row_variance(places: Places, runs: Runs) -> Floats:
+    """Variance of the logarithm of a row's time that is the row's own, by size."""
+    found: Floats = (runs.row * run_deviation(places, runs)) ** 2
+    return found
+
+
+def within_runs(
+    places: Places, run: Ints, runs: Runs, odd: Sequence[float] | None = None
+) -> Floats:
+    """Covariance of what rows of the same run have in common; shape (rows, rows).
+
+    `odd` multiplies the variance of each run.
+    """
+    octaves = places.octaves[:, 0]
+    deviation = run_deviation(places, runs)
+    apart = (octaves[:, None] - octaves[None, :]) / runs.octaves
+    same = run[:, None] == run[None, :]
+    found: Floats = same * np.outer(deviation, deviation) * np.exp(-0.5 * apart**2)
+    return found if odd is None else found * np.array(odd)[run][:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """Factor on the time in a situation, from rows that were measured.
+
+    Parameters
+    ----------
+    places : Places
+    over : ndarray of float, shape (rows,)
+        Logarithm of measured over fitted time.
+    noise : ndarray of float, shape (rows, rows)
+        Covariance of what is the rows' and their runs' alone.
+    left : Left
+    runs : Runs
+    deviations : float
+        How many standard deviations above the mean; 0: what is expected.
+    new_run : bool
+        Whether these are deviations of the times of a new run, or of what is expected of one.
+    """
+
+    places: Places
+    over: Floats
+    noise: Floats
+    left: Left
+    runs: Runs
+    deviations: float = 0.0
+    new_run: bool = True
+
+    @cached_property
+    def _inverse(self) -> Floats:
+        whole = alike(self.places, self.places, self.left, self.runs) + self.noise
+        return inverse_of(whole + 1e-9 * np.eye(len(whole)))
+
+    @cached_property
+    def _weights(self) -> Floats:
+        weights: Floats = np.asarray(self._inverse @ self.over, dtype=float)
+        return weights
+
+    def __call__(self, situation: Situation) -> float:
+        """Factor on the time; see `perfmodel.library.corrections.Measured`."""
+        place = Places.of([situation])
+        common = alike(place, self.places, self.left, self.runs)[0]
+        log = float(common @ self._weights)
+        if self.deviations:
+            own = float(alike(place, place, self.left, self.runs)[0, 0])
+            known = float(common @ self._inverse @ common)
+            run = float(run_deviation(place, self.runs)[0]) * self.new_run
+            log += self.deviations * float(np.sqrt(max(own - known, 0.0) + run**2))
+        return float(np.exp(log))
+
+    def moved(self, over: Floats, deviations: float) -> Residual:
+        """The same with other rows' residuals, so many deviations above the mean."""
+        found = replace(self, over=over, deviations=deviations)
+        vars(found)["_inverse"] = self._inverse
+        return found

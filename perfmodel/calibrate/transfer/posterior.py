@@ -1,0 +1,156 @@
+"""Factors and what is left of the times, found together: a robust maximum a posteriori.
+
+Measured times are the mechanism's, stretched by factors, times a residual that is smooth over size,
+times what each run and each row has of its own: all lognormal but for the rows' tails (Student's
+t). Factors and residual share what the data show as their expected spreads say; the covariance of
+the factors counts the residual in, so that no factor is more certain than the mechanism is good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.arrays import Floats, Ints
+from perfmodel.calibrate.transfer.forward_model import Stretched
+from perfmodel.calibrate.transfer.gaussian_process import Places, alike, inverse_of
+from perfmodel.calibrate.transfer.noise_model import Weighed, weighed
+from perfmodel.calibrate.transfer.parameters import Expected, Lever, prior
+
+STEPS = 6
+"""Of Gauss and Newton; times are nearly linear in the factors but for changes of way."""
+
+STRAIGHT = 0.15
+"""Logarithm by which factors may move before the slopes are looked up again."""
+
+CLOSE = 0.01
+"""Logarithm of the last step: far below any interval."""
+
+FARTHEST = 2.0
+"""Logarithm of the largest factor that one step may apply."""
+
+NO_EFFECT = 1e-4
+"""A factor whose doubling changes no time by more than about this much cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """What the data say of the factors.
+
+    Parameters
+    ----------
+    levers : tuple of Lever
+    logs : ndarray of float, shape (levers,)
+        Logarithms of the factors.
+    covariance : ndarray of float, shape (levers, levers)
+        Of `logs`.
+    fitted_s : ndarray of float, shape (rows,)
+        Times of the stretched mechanism, without the residual.
+    slopes : ndarray of float, shape (rows, levers)
+    weighed : Weighed
+        How much rows, runs and the mechanism may be off.
+    places : Places
+    """
+
+    levers: tuple[Lever, ...]
+    logs: Floats
+    covariance: Floats
+    fitted_s: Floats
+    slopes: Floats
+    weighed: Weighed
+    places: Places
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A rate of a link that was measured by itself: a logarithm of its factor, and how sure."""
+
+    lever: Lever
+    log: float
+    deviation: float
+
+
+def posterior(
+    forward: Stretched, levers: Sequence[Lever], expected: Expected, seen: Sequence[Seen] = ()
+) -> Posterior:
+    """Find factors and the covariance of what they leave.
+
+    Parameters
+    ----------
+    forward : Stretched
+        At least one row.
+    levers : sequence of Lever
+    expected : Expected
+    seen : sequence of Seen
+        What other measurements say of single factors.
+    """
+    held, pull = _held(levers, expected, seen)
+    logs: Floats = inverse_of(held) @ pull
+    if not forward.observed:
+        return _without_rows(levers, logs, held, expected)
+    measured = np.log(forward.measured_s)
+    run = np.array([one.run for one in forward.observed])
+    expected_logs, open_ = logs, inverse_of(held)
+    slopes, since = np.zeros((0, 0)), np.inf
+    for _ in range(STEPS):
+        fitted_s, places = _fitted(forward, levers, logs)
+        if since > STRAIGHT:
+            slopes, since = forward.slopes(_factors(levers, logs), fitted_s), 0.0
+        over = measured - np.log(fitted_s)
+        before = over + slopes @ (logs - expected_logs)
+        found = weighed(slopes @ open_ @ slopes.T, places, run, before, expected)
+        inverse = inverse_of(_left_open(found, places, run, expected))
+        curve = slopes.T @ inverse @ slopes + held
+        step = np.linalg.solve(curve, slopes.T @ inverse @ over + pull - held @ logs)
+        logs = logs + np.clip(step, -FARTHEST, FARTHEST)
+        since += float(np.abs(step).max(initial=0.0))
+        if np.abs(step).max(initial=0.0) < CLOSE:
+            break
+    fitted_s, places = _fitted(forward, levers, logs)
+    if since > STRAIGHT:
+        slopes = forward.slopes(_factors(levers, logs), fitted_s)
+    inverse = inverse_of(_left_open(found, places, run, expected))
+    covariance = inverse_of(slopes.T @ inverse @ slopes + held)
+    return Posterior(tuple(levers), logs, covariance, fitted_s, slopes, found, places)
+
+
+def _left_open(found: Weighed, places: Places, run: Ints, expected: Expected) -> Floats:
+    """Covariance of rows but for what is open of the factors."""
+    return alike(places, places, found.left, expected.runs) + found.noise(places, run, expected)
+
+
+def _without_rows(
+    levers: Sequence[Lever], logs: Floats, held: Floats, expected: Expected
+) -> Posterior:
+    """What is expected, and what was seen of single factors."""
+    none = Weighed(expected.left, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
+    return Posterior(
+        tuple(levers), logs, inverse_of(held), np.zeros(0), np.zeros((0, len(levers))), none,
+        Places.of(()),
+    )  # fmt: skip
+
+
+def _held(
+    levers: Sequence[Lever], expected: Expected, seen: Sequence[Seen]
+) -> tuple[Floats, Floats]:
+    """Inverse covariance of what is known before any sweep, and that times its mean."""
+    held = inverse_of(prior(levers, expected))
+    pull = np.zeros(len(levers))
+    for one in seen:
+        if one.lever in levers:
+            at = list(levers).index(one.lever)
+            held[at, at] += one.deviation**-2
+            pull[at] += one.log * one.deviation**-2
+    return held, pull
+
+
+def _factors(levers: Sequence[Lever], logs: Floats) -> dict[Lever, float]:
+    return dict(zip(levers, np.exp(logs).tolist(), strict=True))
+
+
+def _fitted(forward: Stretched, levers: Sequence[Lever], logs: Floats) -> tuple[Floats, Places]:
+    factors = _factors(levers, logs)
+    places = Places.of(forward.situations(factors), forward.shares(factors).tolist())
+    return forward.times_s(factors), places

@@ -1,0 +1,189 @@
+"""``perfmodel models`` and ``perfmodel buckets``: what is trained, and how DDP cuts it up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli.options import Json, quantities, renamed
+from perfmodel.cli.output import note, print_json, print_table
+from perfmodel.errors import Fault, InputError, one_of
+
+if TYPE_CHECKING:
+    from perfmodel.training.ddp.buckets import Bucket
+    from perfmodel.training.ddp.options import DdpOptions
+    from perfmodel.workload.model import Workload
+
+
+BUCKETS_EXAMPLES = (
+    "perfmodel buckets resnet18",
+    "perfmodel buckets resnet50 --bucket-cap '50 MiB' --json",
+    "perfmodel buckets gpt2 --caps-list '1 MiB,25 MiB,100 MiB'",
+)
+MODELS_EXAMPLES = ("perfmodel models",)
+
+
+def models(json: Json = False) -> None:
+    """List the models of the zoo."""
+    from perfmodel.units import format_bytes
+    from perfmodel.workload import load, zoo_names
+
+    zoo = [load(name) for name in zoo_names()]
+    if json:
+        print_json({"models": [_model_json(model) for model in zoo]})
+        return
+    print_table(
+        ("model", ">parameters", ">tensors", ">size in fp32", "one sample"),
+        [
+            (m.name, f"{m.parameters:,}", f"{len(m.tensors)}", format_bytes(m.nbytes), m.sample)
+            for m in zoo
+        ],
+    )
+
+
+def _model_json(model: Workload) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "parameters": model.parameters,
+        "tensors": len(model.tensors),
+        "nbytes": model.nbytes,
+        "sample": model.sample,
+        "source": model.source,
+    }
+
+
+def buckets(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A model of the zoo (see 'perfmodel models') or parameter file."
+        ),
+    ],
+    bucket_cap: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="bucket_cap_mb; drops the 1 MiB first bucket."),
+    ] = None,
+    first_bucket: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Cap of the first bucket.")
+    ] = None,
+    caps_list: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="bucket_cap_mb_list, comma separated; last repeats."),
+    ] = None,
+    first_iteration: Annotated[
+        bool, typer.Option("--first-iteration", help="Before DDP rebuilds its buckets.")
+    ] = False,
+    find_unused: Annotated[
+        bool, typer.Option("--find-unused", help="find_unused_parameters=True.")
+    ] = False,
+    ready_order: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Parameter names in gradient-ready order, one a line."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print the gradient buckets that PyTorch DDP makes.
+
+    In launch order, to the byte; as they are from the second iteration on, unless
+    --first-iteration or --find-unused (which never rebuilds) say otherwise.
+    """
+    options = _options(bucket_cap, first_bucket, caps_list, find_unused=find_unused)
+
+    from perfmodel.training.ddp.buckets import ddp_buckets
+    from perfmodel.workload import load
+
+    workload = _named(load, model)
+    names = [tensor.name for tensor in workload.tensors]
+    order = None if ready_order is None else read_order(ready_order, names)
+    if order is not None and (first_iteration or find_unused):
+        note("--ready-order has no effect: these buckets are made before any gradient is ready")
+        order = None
+    try:
+        made = ddp_buckets(
+            workload,
+            options,
+            iteration="first" if first_iteration else "steady",
+            ready_order=order,
+        )
+    except InputError as error:
+        flags = {"ready_order": "--ready-order", "tensors": "MODEL"}
+        raise renamed(error, flags) from None
+    if json:
+        print_json({"buckets": [_bucket_json(bucket, names) for bucket in made]})
+    else:
+        _print_buckets(made, names)
+
+
+def _named(load: Any, model: str) -> Workload:
+    try:
+        workload: Workload = load(model)
+    except InputError as error:
+        raise renamed(error, {"model": "MODEL", "name": "MODEL"}) from None
+    return workload
+
+
+def _options(
+    bucket_cap: str | None, first_bucket: str | None, caps_list: str | None, *, find_unused: bool
+) -> DdpOptions:
+    from perfmodel.training.ddp.options import DdpOptions
+    from perfmodel.units import parse_bytes
+
+    caps = None if caps_list is None else [part.strip() for part in caps_list.split(",")]
+    named: dict[str, str | None] = {"--bucket-cap": bucket_cap, "--first-bucket": first_bucket}
+    listed = {f"--caps-list {i + 1}": text for i, text in enumerate(caps or ())}
+    sizes = quantities(parse_bytes, named | listed)
+    if caps is not None and (bucket_cap is not None or first_bucket is not None):
+        allowed = "no --bucket-cap and no --first-bucket beside it"
+        raise InputError(Fault("--caps-list", repr(caps_list), allowed))
+    return DdpOptions(
+        bucket_cap_bytes=sizes.get("--bucket-cap"),
+        first_bucket_bytes=sizes.get("--first-bucket"),
+        caps_list_bytes=None if caps is None else tuple(sizes[flag] for flag in listed),
+        find_unused_parameters=find_unused,
+    )
+
+
+def read_order(path: Path, names: Sequence[str]) -> list[int]:
+    """Read parameter names, one a line; return their indices in registration order.
+
+    Raises
+    ------
+    InputError
+        Unreadable, or names that the model does not have; with lines.
+    """
+    from perfmodel.files import read_text
+
+    position = {name: index for index, name in enumerate(names)}
+    lines = [(n, line.strip()) for n, line in enumerate(read_text(path).splitlines(), 1)]
+    listed = [(n, line) for n, line in lines if line and not line.startswith("#")]
+    faults = [
+        Fault("--ready-order", repr(name), one_of(names, name, limit=5), str(path), n)
+        for n, name in listed
+        if name not in position
+    ]
+    if faults:
+        raise InputError(faults)
+    return [position[name] for _, name in listed]
+
+
+def _bucket_json(bucket: Bucket, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "index": bucket.index,
+        "nbytes": bucket.nbytes,
+        "parameters": [names[tensor] for tensor in bucket.tensors],
+    }
+
+
+def _print_buckets(made: Sequence[Bucket], names: Sequence[str]) -> None:
+    from perfmodel.units import format_bytes
+
+    rows = []
+    for bucket in made:
+        held = [names[tensor] for tensor in bucket.tensors]
+        span = held[0] if len(held) == 1 else f"{held[0]} ... {held[-1]}"
+        size = format_bytes(bucket.nbytes)
+        rows.append((f"{bucket.index}", f"{bucket.nbytes:,}", size, f"{len(held)}", span))
+    print_table((">bucket", ">bytes", ">size", ">tensors", "parameters"), rows)

@@ -1,0 +1,287 @@
+"""``perfmodel calibrate``: from measurement files of any tool to a profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from perfmodel.cli.options import Fabric, GpusPerNode, Json, renamed
+from perfmodel.cli.output import note, print_json, print_table
+from perfmodel.errors import Fault, InputError, one_of
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+    from perfmodel.calibrate.profile import Fit
+    from perfmodel.calibrate.readers import Found
+    from perfmodel.calibrate.transfer.inputs import Asked
+    from perfmodel.calibrate.transfer.model import Transfer
+    from perfmodel.measure.record import Measurement
+
+
+CALIBRATE_EXAMPLES = (
+    "perfmodel calibrate m.json --topology cpu-loopback -o mine.yaml",
+    "perfmodel calibrate m-1.json m-2.json --topology cpu-loopback -o mine.yaml --plot fit.html",
+    "perfmodel calibrate 2n.log 8n.log --topology dgx-h100 --fabric rail-optimised -o mine.yaml",
+)
+
+
+_FLAGS = {
+    "topology": "--topology",
+    "hosts": "--nodes",
+    "gpus_per_host": "--gpus-per-node",
+    "fabric": "--fabric",
+    "kind": "--fabric",
+}
+
+
+def calibrate(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="What 'perfmodel measure', nccl-tests, rccl-tests, nvbandwidth or "
+            "p2pBandwidthLatencyTest wrote; any mix.",
+        ),
+    ],
+    topology: Annotated[
+        str, typer.Option("--topology", metavar="T", help="Machine that was measured.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="PROFILE", help="Write the profile here.")
+    ],
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, metavar="N", help="Machines; default: as the file says."),
+    ] = None,
+    gpus_per_node: GpusPerNode = None,
+    fabric: Fabric = None,
+    op: Annotated[
+        str | None,
+        typer.Option("--op", metavar="OP", help="Collective of tables that do not name theirs."),
+    ] = None,
+    library: Annotated[
+        Literal["nccl", "gloo", "plain"] | None,
+        typer.Option(help="Communication library; default: the one that was measured."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the profile; default: that of its file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.html", help="Draw the residuals here.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find the numbers of a machine from what was measured on it.
+
+    Prints every number with its 80 % interval, how far the fit is from each measured time, and what
+    these measurements cannot tell. Several files of the same measurement, each from processes
+    started afresh, also show how much one run differs from the next. From sweeps of nccl-tests and
+    the like come factors that hold for other numbers of nodes and GPUs as well. 'perfmodel
+    collective --profile' and 'perfmodel run --profile' then predict with it.
+    """
+    from perfmodel.calibrate.transfer.inputs import Asked
+
+    _check_places({"-o": output, "--plot": plot}, files)
+    asked = Asked(topology, nodes, gpus_per_node, fabric)
+    named = name or output.stem
+    found = _read(files, op, asked.ranks)
+    own = [one.measurement for one in found if one.measurement is not None]
+    if len(own) == len(found):
+        profile = _of_own(own, files, asked, library, named)
+    else:
+        profile = _of_any(found, files, asked, library, named)
+    write_and_show(profile, output, plot, json=json)
+
+
+def write_and_show(profile: Profile, output: Path, plot: Path | None, *, json: bool) -> None:
+    """Write a profile and its plot, and print what is in it."""
+    from perfmodel.calibrate import write_profile
+
+    write_profile(profile, output)
+    if json:
+        print_json(profile.model_dump(mode="json"))
+    else:
+        _print(profile)
+    note(f"wrote {output}")
+    if plot is not None:
+        from perfmodel.report.validation.residuals import write_residuals
+
+        note(f"wrote {write_residuals(profile, plot)}")
+
+
+def _of_any(
+    found: list[Found], files: list[Path], asked: Asked, library: str | None, name: str
+) -> Profile:
+    """Factors from sweeps and matrices of any tool."""
+    from perfmodel.calibrate.transfer.inputs import profile_of
+
+    if library not in {None, "nccl"}:
+        allowed = "'nccl', which these files were measured with"
+        raise InputError(Fault("--library", repr(library), allowed))
+    try:
+        profile = profile_of(found, asked, name=name, paths=files)
+    except InputError as error:
+        raise renamed(error, _FLAGS) from None
+    for text in profile.transfer.notes if profile.transfer else ():
+        note(f"Mind: {text}.")
+    return profile
+
+
+def _of_own(
+    measurements: list[Measurement],
+    files: list[Path],
+    asked: Asked,
+    library: str | None,
+    name: str,
+) -> Profile:
+    """Numbers from what 'perfmodel measure' wrote."""
+    from perfmodel.calibrate import doubts, fit, source_of
+    from perfmodel.library.model import load_library
+    from perfmodel.topology.templates.build import build
+
+    names = [str(path) for path in files]
+    try:
+        machine = build(
+            asked.topology,
+            hosts=asked.nodes or 1,
+            fabric=asked.fabric,
+            gpus_per_host=asked.gpus_per_node,
+        )
+    except InputError as error:
+        raise renamed(error, _FLAGS) from None
+    profile = fit(
+        measurements,
+        machine,
+        load_library(library or measurements[0].backend),
+        name=name,
+        sources=[source_of(m, path) for m, path in zip(measurements, files, strict=True)],
+        files=names,
+    )
+    if not any(found.values for found in profile.fits):
+        sizes = len({row.nbytes for made in measurements for row in made.rows})
+        allowed = "measurements at more sizes: these determine no number at all"
+        raise InputError(Fault("FILE", f"{sizes} sizes in all", allowed))
+    for doubt in doubts(measurements, machine, names):
+        note(f"Mind: {doubt}.")
+    return profile
+
+
+def _check_places(places: dict[str, Path | None], files: list[Path]) -> None:
+    """Every place can be written, and is not that of a measurement or of the other place."""
+    from perfmodel.cli.output import place_fault
+
+    taken = {path.resolve() for path in files}
+    faults = []
+    for flag, path in places.items():
+        if path is None:
+            continue
+        if (fault := place_fault(flag, path)) is not None:
+            faults.append(fault)
+        elif path.resolve() in taken:
+            faults.append(Fault(flag, f"{str(path)!r}, named before", "a file of its own"))
+        taken.add(path.resolve())
+    if faults:
+        raise InputError(faults)
+
+
+def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
+    """Read files of any kind; each may be given once, and measure collectives or links."""
+    from perfmodel.calibrate.readers import read_files
+    from perfmodel.collectives.catalog import ALGORITHMS
+
+    faults: list[Fault] = []
+    if op is not None and op not in ALGORITHMS:
+        faults.append(Fault("--op", repr(op), one_of(ALGORITHMS, op)))
+    found: list[Found] = []
+    try:
+        found = read_files(files, op=op, ranks=ranks)
+    except InputError as error:
+        faults += error.faults
+    for path, one in zip(files, found, strict=False):
+        if one.measurement is not None and one.measurement.backend == "device":
+            allowed = "backend 'gloo' or 'nccl': collectives between ranks"
+            faults.append(Fault("backend", "'device'", allowed, str(path)))
+    if not faults:
+        contents = [replace(one, file="") for one in found]
+        again = [path for i, path in enumerate(files) if contents[i] in contents[:i]]
+        faults += [Fault("FILE", "a measurement given before", "each once", str(p)) for p in again]
+    if faults:
+        raise InputError(faults)
+    return found
+
+
+# ---------------------------------------------------------------- on the terminal
+
+
+def _print(profile: Profile) -> None:
+    if profile.transfer is not None:
+        _print_transfer(profile.transfer)
+    for fit in profile.fits:
+        ranks = ", ".join(str(count) for count in fit.ranks)
+        whose = {"library": f"{profile.library}'s own collective", "schedule": "our schedule"}
+        runs = "1 run" if fit.runs == 1 else f"{fit.runs} runs"
+        typer.echo(f"{whose[fit.rows]}, measured on {ranks} ranks, {runs}")
+        print_table(
+            ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
+            [(v.parameter, v.where, v.beyond, v.value, *v.interval) for v in fit.values],
+        )
+        _print_residuals(fit)
+        if fit.run_spread is not None:
+            spread, source = fit.run_spread, fit.run_spread.source.partition(":")[0]
+            typer.echo(
+                f"another run: times {100 * spread.times:.0f} %, rates {100 * spread.rates:.0f} % "
+                f"up or down (one standard deviation; {source}); within a run single sizes "
+                f"scatter by {100 * fit.scatter:.0f} %"
+            )
+        for lost in fit.undetermined:
+            typer.echo(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
+                       f"kept: {lost.kept}")  # fmt: skip
+        typer.echo("")
+
+
+def _print_transfer(transfer: Transfer) -> None:
+    from perfmodel.calibrate.transfer.parameters import MEANINGS
+
+    typer.echo(f"{transfer.gpu}, {len(transfer.points)} times of {len(transfer.files)} runs")
+    print_table(
+        ("number", "of", ">now", ">factor", ">80 % from", ">to", ">settled"),
+        [
+            (MEANINGS[f.of], f.where or "all", f.now, f"{f.factor:.3f}", f"{f.interval[0]:.3f}",
+             f"{f.interval[1]:.3f}", f"{100 * f.told:.0f} %")
+            for f in transfer.factors
+        ],
+    )  # fmt: skip
+    for factor in transfer.factors:
+        if factor.reason:
+            typer.echo(f"cannot tell {factor.lever} by itself: {factor.reason}")
+    if not transfer.points:  # matrices of links alone: no collective was timed
+        return
+    typer.echo(
+        f"with what these leave, by size: absolute error of these times, median "
+        f"{100 * transfer.median_abs:.1f} %, 90th percentile {100 * transfer.p90_abs:.1f} %"
+    )
+
+
+def _print_residuals(fit: Fit) -> None:
+    from perfmodel.units import format_bytes, format_time
+
+    typer.echo("")
+    print_table(
+        ("collective", ">ranks", ">size", ">measured", ">fitted", ">error"),
+        [
+            (
+                size.collective,
+                str(size.ranks),
+                format_bytes(size.nbytes),
+                format_time(size.measured_s),
+                format_time(size.fitted_s),
+                f"{100 * size.error:+.1f} %",
+            )
+            for size in fit.residuals.sizes
+        ],
+    )
+    median, p90 = fit.residuals.median_abs, fit.residuals.p90_abs
+    typer.echo(f"absolute error: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %")

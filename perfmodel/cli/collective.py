@@ -1,0 +1,165 @@
+"""collective."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from perfmodel.cli.options import (
+    Environment,
+    Fabric,
+    Fidelity,
+    GpusPerNode,
+    Json,
+    NcclVersion,
+    Nodes,
+    OneProcess,
+    ProfileName,
+    ProtocolName,
+    check_algorithm,
+    library_settings,
+    quantities,
+    renamed,
+)
+from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.cli.topology import _FLAGS, _built
+from perfmodel.errors import Fault, InputError
+
+COLLECTIVE_EXAMPLES = (
+    "perfmodel collective dgx-a100",
+    "perfmodel collective dgx-a100 --nodes 4 --fabric rail-optimised -b '1 MiB' -e '1 GiB' --json",
+    "perfmodel collective dgx-h100 --env NCCL_ALGO=Ring --protocol simple --nccl-version 2.21.5",
+)
+_MOST_SIZES = 10_000
+
+
+def collective(
+    topology: Annotated[
+        str,
+        typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file."),
+    ],
+    op: Annotated[
+        Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"],
+        typer.Option(help="Which collective."),
+    ] = "all_reduce",
+    nodes: Nodes = 1,
+    gpus_per_node: GpusPerNode = None,
+    fabric: Fabric = None,
+    algorithm: Annotated[
+        str, typer.Option(metavar="NAME", help="auto (the library's own), ring, tree, ...")
+    ] = "auto",
+    library: Annotated[
+        Literal["nccl", "gloo", "mpi", "plain"], typer.Option(help="Communication library.")
+    ] = "nccl",
+    protocol: ProtocolName = "auto",
+    env: Environment = None,
+    nccl_version: NcclVersion = None,
+    one_process: OneProcess = False,
+    profile: ProfileName = None,
+    rows: Annotated[
+        Literal["library", "schedule"] | None,
+        typer.Option(
+            "--profile-rows",
+            help="Whose measured numbers: the library's own collective or perfmodel's schedule.",
+        ),
+    ] = None,
+    smallest: Annotated[
+        str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")
+    ] = "8 B",
+    largest: Annotated[
+        str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")
+    ] = "8 GiB",
+    factor: Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")] = 2,
+    fidelity: Fidelity = None,
+    json: Json = False,
+) -> None:
+    """Print what nccl-tests would on a machine.
+
+    Size, time, algbw (bytes over time) and busbw (what a link carries; see nccl-tests'
+    doc/PERFORMANCE.md).
+    """
+    sizes = sizes_between(smallest, largest, factor)
+    check_algorithm(library, algorithm)
+    settings = library_settings(library, protocol, env or [], nccl_version, one_process=one_process)
+    for text in settings.notes():
+        note(text)
+    machine = _built(topology, nodes, gpus_per_node, fabric)
+
+    from perfmodel.calibrate import read_profile
+    from perfmodel.studies.run import collective_rows
+
+    if profile is None and rows is not None:
+        raise InputError(Fault("--profile-rows", repr(rows), "nothing without --profile"))
+    with progress_bar("simulating") as progress:
+        try:
+            measured = None if profile is None else read_profile(profile)
+            times = collective_rows(
+                machine,
+                op=op,
+                sizes=sizes,
+                algorithm=algorithm,
+                library=library,
+                settings=settings,
+                profile=measured,
+                profile_rows=rows,
+                fidelity=fidelity or "flow",
+                progress=progress,
+            )
+        except InputError as error:
+            raise renamed(error, _FLAGS) from None
+    if json:
+        print_json({"rows": times})
+        return
+    _print_times(times)
+
+
+def _print_times(times: list[dict[str, Any]]) -> None:
+    """Print rows of `collective_rows` as a table."""
+    from perfmodel.units import format_bandwidth, format_time
+
+    print_table(
+        (">bytes", ">time", ">algbw", ">busbw", "algorithm", "protocol", ">80 % interval"),
+        [
+            (
+                f"{row['nbytes']:,}",
+                format_time(row["time_s"]),
+                format_bandwidth(row["algbw_Bps"]),
+                format_bandwidth(row["busbw_Bps"]),
+                str(row["algorithm"]),
+                str(row["protocol"]),
+                "not measured"
+                if row["interval_s"] is None
+                else " to ".join(format_time(end) for end in row["interval_s"]),
+            )
+            for row in times
+        ],
+    )
+
+
+def sizes_between(smallest: str, largest: str, factor: float) -> list[int]:
+    """Sizes from the smallest to the largest, each `factor` times the one before; whole bytes.
+
+    Examples
+    --------
+    >>> sizes_between("8 B", "1 KiB", 4)
+    [8, 32, 128, 512]
+
+    Raises
+    ------
+    InputError
+        A size without unit, a largest below the smallest, or a factor of 1 or less.
+    """
+    from perfmodel.units import parse_bytes
+
+    sizes = quantities(parse_bytes, {"-b": smallest, "-e": largest})
+    first, last = sizes["-b"], sizes["-e"]
+    if last < first:
+        raise InputError(Fault("-e", repr(largest), f"at least {smallest!r}, as -b says"))
+    if not 1.01 <= factor <= 1e6:
+        raise InputError(Fault("-f", repr(factor), "a factor from 1.01 to 1000000"))
+    found: list[int] = []
+    while first <= last * (1 + 1e-12) and len(found) < _MOST_SIZES:
+        found.append(max(1, round(first)))
+        first *= factor
+    return list(dict.fromkeys(found))

@@ -1,0 +1,154 @@
+"""``perfmodel compare``: scenarios or variations of one, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.options import Json, ProfileName
+from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.scenario import Scenario
+    from perfmodel.studies.compare import Comparison
+
+
+COMPARE_EXAMPLES = (
+    "perfmodel compare bert-large-v100-25g bert-large-v100-100g --attribute -o out",
+    "perfmodel compare resnet50-dgx-a100 --set what_if.network_bandwidth=4 --set what_if.compute=2",
+    "perfmodel compare gpt2-xl-pcie-p2p --with 'strategy.bucket_cap=50 MiB; strategy.hook=fp16'",
+)
+
+
+def compare(
+    scenarios: Annotated[
+        list[str], typer.Argument(metavar="SCENARIO...", help="Scenarios by name or file.")
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="With one SCENARIO: a variation of it, each a column. With several: for all.",
+        ),
+    ] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="'A=X; B=Y'",
+            help="A variation of one SCENARIO in several fields; may be repeated.",
+        ),
+    ] = None,
+    attribute: Annotated[
+        bool,
+        typer.Option(
+            "--attribute",
+            help="Also: what if the network were infinitely fast, latency zero, compute twice as "
+            "fast ...",
+        ),
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("-j", "--jobs", metavar="N", help="Processes; default: all physical cores."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write compare.html here.")
+    ] = None,
+    profile: ProfileName = None,
+    json: Json = False,
+) -> None:
+    """Put scenarios, or variations of one, side by side: what changed, by how much, and why.
+
+    All are compared with the first, at the size that each asks about. With -o it writes
+    compare.html (one file, works offline), compare.csv and compare.json.
+    """
+    columns = _columns(scenarios, set_ or [], with_ or [])
+    if len(columns) < 2 and not attribute:
+        allowed = "two or more, a variation (--set, --with), or --attribute"
+        raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
+
+    from perfmodel.calibrate import read_profile
+    from perfmodel.cli.output import place_fault
+    from perfmodel.studies.compare import compare as compared
+    from perfmodel.studies.compare.export import to_json
+
+    fault = None if output is None else place_fault("-o", output / "compare.html")
+    if fault is not None:
+        raise InputError(fault)
+    measured = None if profile is None else read_profile(profile)
+    with progress_bar("simulating") as progress:
+        found = compared(
+            columns, profile=measured, attribute=attribute, jobs=jobs, progress=progress
+        )
+    if json:
+        print_json(to_json(found))
+    else:
+        _print(found)
+    if output is not None:
+        from perfmodel.report.comparison.page import write_comparison
+
+        note(f"wrote {write_comparison(found, output)}")
+
+
+def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, Scenario]:
+    """Scenarios by label; all faults of all of them at once."""
+    from perfmodel.scenario import load_scenario
+
+    if len(names) > 1 and withs:
+        raise InputError(Fault("--with", "several scenarios", "variations of one"))
+    asked: list[tuple[str, str, list[str]]] = []
+    if len(names) > 1:
+        twice = {name for name in names if [Path(n).stem for n in names].count(Path(name).stem) > 1}
+        asked = [(name if name in twice else Path(name).stem, name, sets) for name in names]
+    else:
+        asked = [(Path(names[0]).stem, names[0], [])]
+        asked += [(text, names[0], [text]) for text in sets]
+        asked += [(text, names[0], _split(text)) for text in withs]
+    columns: dict[str, Scenario] = {}
+    faults: list[Fault] = []
+    for at, (label, name, overrides) in enumerate(asked, 1):
+        try:
+            loaded = load_scenario(name, overrides)
+        except InputError as error:
+            faults += error.faults
+        else:
+            columns[label if label not in columns else f"{label} ({at})"] = loaded
+    if faults:
+        raise InputError(dict.fromkeys(faults))
+    return columns
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def _print(found: Comparison) -> None:
+    """Print what differs, the figures, the what-ifs, and sentences that sum them up."""
+    from perfmodel.report.comparison import text as said
+
+    for line in said.sentences(found):
+        typer.echo(line.replace("\N{NO-BREAK SPACE}", " "))
+    typer.echo()
+    if len(found.sides) > 1:
+        if found.fields:
+            print_table(*said.fields(found))
+        else:
+            typer.echo("No field differs.")
+        typer.echo()
+    print_table(*said.figures(found))
+    typer.echo()
+    print_table(*said.step_parts(found))
+    if found.imagined:
+        typer.echo()
+        print_table(*said.imagined(found))
+        for one in found.imagined:
+            for side, message in zip(found.sides, one.messages, strict=True):
+                if message:
+                    note(f"{one.what}, {side.label}: {message}")
+    typer.echo()
+    for line in found.assumptions[:2] if found.imagined else found.assumptions[:1]:
+        note(line)

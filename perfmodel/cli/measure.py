@@ -1,0 +1,207 @@
+"""``perfmodel measure``: run a schedule for real and write down how long it took."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from perfmodel.cli.options import Json, quantities, renamed
+from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.measure.job import Job
+    from perfmodel.measure.record import Measurement
+
+
+MEASURE_EXAMPLES = (
+    "perfmodel measure ring --backend gloo --ranks 4 -b '1 KiB' -e '64 MiB' -o gloo.json",
+    "perfmodel measure ring --backend device --ranks 4 -b '64 KiB' -e '256 MiB' -o gpu.json",
+    "torchrun --nproc-per-node 8 --no-python perfmodel measure ring --backend nccl --ranks 8",
+)
+
+
+def measure(
+    algorithm: Annotated[str, typer.Argument(metavar="ALGORITHM", help="Such as ring.")],
+    backend: Annotated[
+        Literal["gloo", "nccl", "device"],
+        typer.Option(help="gloo: processes; nccl: GPUs; device: streams and probes on one GPU."),
+    ] = "gloo",
+    ranks: Annotated[int, typer.Option(min=2, max=512, metavar="N", help="How many ranks.")] = 4,
+    collective: Annotated[str, typer.Option(metavar="OP", help="Which collective.")] = "all_reduce",
+    smallest: Annotated[
+        str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")
+    ] = "1 KiB",
+    largest: Annotated[
+        str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")
+    ] = "64 MiB",
+    factor: Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")] = 4,
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="Data type.")] = "float32",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Time for repeats, all sizes together.")
+    ] = "30 s",
+    repeats: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Of each size, instead of a budget.")
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="End a run in which no rank advances for so long.")
+    ] = "60 s",
+    topology: Annotated[
+        str | None, typer.Option(metavar="T", help="Template that describes this machine.")
+    ] = None,
+    runs: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="K", help="Start anew so often; a file each.")
+    ] = 1,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it here (JSON).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run an algorithm's rounds for real, beside the library's own collective.
+
+    Between processes over gloo or GPUs over NCCL, started here or by torchrun; the data are
+    checked first. Backend device runs virtual ranks on one GPU and asks it for the speed of
+    copies, sums, launches and host transfers. Needs PyTorch: pip install 'perfmodel[torch]'.
+    """
+    from perfmodel.cli.collective import sizes_between
+    from perfmodel.measure.job import Job
+    from perfmodel.units import parse_time
+
+    times = quantities(parse_time, {"--budget": budget, "--timeout": timeout})
+    name = None if topology is None else _template(topology)
+    outputs = _outputs(output, runs)
+    job = Job(
+        backend,
+        algorithm.replace("-", "_"),
+        collective.replace("-", "_"),
+        ranks,
+        tuple(sizes_between(smallest, largest, factor)),
+        dtype=dtype,
+        budget_s=times["--budget"],
+        repeats=repeats,
+        timeout_s=times["--timeout"],
+        topology=name,
+    )
+    spent = ["--budget", budget] if repeats is None else ["--repeats", str(repeats)]
+    place = [] if topology is None else ["--topology", _portable(topology)]
+    words = [
+        "perfmodel", "measure", job.algorithm, "--backend", backend, "--ranks", str(ranks),
+        "--collective", job.collective, "--dtype", dtype, "-b", smallest, "-e", largest,
+        "-f", _shortest(factor), *spent, "--timeout", timeout, *place,
+    ]  # fmt: skip
+    job = replace(job, command=shlex.join(words))
+    documents = [
+        found.model_dump()
+        for number in range(1, runs + 1)
+        if (found := _run(job, number, runs, outputs, quiet=json)) is not None
+    ]
+    if json and documents:
+        print_json(documents[0] if runs == 1 else {"runs": documents})
+
+
+def _shortest(factor: float) -> str:
+    return f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor)
+
+
+def _portable(topology: str) -> str:
+    """A name or path without folders that exist on this machine only."""
+    return Path(topology).name if Path(topology).is_absolute() else topology
+
+
+def _run(
+    job: Job, number: int, runs: int, outputs: Sequence[Path], *, quiet: bool
+) -> Measurement | None:
+    """One start; its file is written before the next one. None: another rank of torchrun's."""
+    from perfmodel.measure.run import measure as execute
+
+    label = f"measuring {job.algorithm} on {job.backend}"
+    with progress_bar(label if runs == 1 else f"{label}, run {number} of {runs}") as progress:
+        try:
+            found = execute(job, progress)
+        except InputError as error:
+            flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
+            raise renamed(error, flags) from None
+    if found is None:
+        return None
+    if not quiet:
+        _print_rows(found)
+    if outputs:
+        from perfmodel.measure.record import write_measurement
+
+        write_measurement(found, outputs[number - 1])
+        note(f"wrote {outputs[number - 1]}")
+    return found
+
+
+def _outputs(output: Path | None, runs: int) -> list[Path]:
+    """The file of each run: the one asked for, or one for each, numbered before the suffix.
+
+    Finds out before the run, not after it, that a place cannot be written.
+    """
+    from perfmodel.measure.run import under_torchrun
+
+    if runs > 1 and under_torchrun():
+        allowed = "1 under torchrun, whose processes cannot start anew: start it again instead"
+        raise InputError(Fault("--runs", str(runs), allowed))
+    if output is None:
+        return []
+    digits = len(str(runs))
+    paths = [output]
+    if runs > 1:
+        numbers = range(1, runs + 1)
+        paths = [output.with_stem(f"{output.stem}-{number:0{digits}}") for number in numbers]
+    for path in paths:
+        _writable(path)
+    return paths
+
+
+def _writable(path: Path) -> None:
+    from perfmodel.cli.output import place_fault
+
+    fault = place_fault("-o", path)
+    if fault is None and not path.parent.is_dir():
+        fault = Fault("-o", f"{str(path)!r}", "a file in a folder that exists")
+    if fault is not None:
+        raise InputError(fault)
+
+
+def _template(topology: str) -> str | None:
+    """Name of the template, whatever file it was asked for by."""
+    from perfmodel.topology.templates.build import load_node
+
+    try:
+        return load_node(topology).name
+    except InputError as error:
+        raise renamed(error, {"topology": "--topology"}) from None
+
+
+def _print_rows(found: Measurement) -> None:
+    from perfmodel.units import format_bandwidth, format_time
+
+    named = any(row.setting for row in found.rows)
+    rows = [
+        (
+            row.what,
+            *([row.setting] if named else []),
+            f"{row.nbytes:,}",
+            f"{row.repeats}",
+            format_time(row.median_s),
+            f"{format_time(row.p25_s)} ... {format_time(row.p75_s)}",
+            format_bandwidth(row.nbytes / row.median_s)
+            if row.nbytes and row.what != "overlap"
+            else "",
+        )
+        for row in found.rows
+    ]
+    names = ["setting"] if named else []
+    print_table(("what", *names, ">bytes", ">repeats", ">median", ">middle half", ">algbw"), rows)
+    said = found.machine.get("other_work", "0 %")
+    if int(said.split()[0]) >= 5:
+        note(f"Other work kept {said} busy meanwhile; on a quiet machine times are shorter.")
+    if found.note:
+        note(found.note)

@@ -1,0 +1,133 @@
+"""Flags that tell the communication library something, and what they mean to it.
+
+Options that several commands share, and flags that carry units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.library.settings import Settings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+ProtocolName = Annotated[
+    Literal["auto", "ll", "ll128", "simple"], typer.Option(help="Of NCCL, as NCCL_PROTO.")
+]
+Environment = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="NCCL's environment; may be given repeatedly."),
+]
+NcclVersion = Annotated[
+    str | None, typer.Option(metavar="VERSION", help="Such as 2.23.4; default: the newest.")
+]
+OneProcess = Annotated[
+    bool, typer.Option("--one-process", help="One process drives all GPUs of a host.")
+]
+
+
+_NCCL_ALONE = frozenset({"nvls", "nvls_tree", "switch", "collnet", "collnet_direct", "pat"})
+"""Algorithms that need what only NCCL drives: NVSwitches and network switches that add; PAT."""
+
+
+def check_algorithm(library: str, algorithm: str) -> None:
+    """Refuse NCCL's own algorithms for MPI and Gloo; `plain` may try any.
+
+    Raises
+    ------
+    InputError
+        Such an algorithm.
+    """
+    if library in {"gloo", "mpi"} and algorithm.replace("-", "_") in _NCCL_ALONE:
+        allowed = f"one that --library {library} has; only nccl has this one"
+        raise InputError(Fault("--algorithm", repr(algorithm), allowed))
+
+
+def library_settings(
+    library: str, protocol: str, env: list[str], version: str | None, *, one_process: bool
+) -> Settings:
+    """Return what the flags tell the library.
+
+    Raises
+    ------
+    InputError
+        A variable or value that NCCL does not know, or NCCL's flags for another library.
+    """
+    from perfmodel.library.settings import environment_of, settings_of
+
+    given = {"--protocol": protocol if protocol != "auto" else None,
+             "--env": env[0] if env else None, "--nccl-version": version,
+             "--one-process": "given" if one_process else None}  # fmt: skip
+    others = {flag: value for flag, value in given.items() if value is not None}
+    if library != "nccl" and others:
+        allowed = f"nothing with --library {library}, only with nccl"
+        raise InputError(Fault(flag, repr(value), allowed) for flag, value in others.items())
+    told = environment_of(env)
+    if protocol != "auto":
+        if told.get("NCCL_PROTO", protocol).lower() != protocol:
+            clash = f"--env NCCL_PROTO={told['NCCL_PROTO']}"
+            raise InputError(Fault("--protocol", repr(protocol), f"the same as in {clash}"))
+        told["NCCL_PROTO"] = protocol
+    return settings_of(
+        version=version, env=told, one_process=one_process, fields=("--nccl-version", "--env")
+    )
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+Fidelity = Annotated[
+    Literal["flow", "message"] | None,
+    typer.Option(help="flow: rates on links; message: every send (up to some hundred GPUs)."),
+]
+Nodes = Annotated[
+    int, typer.Option("--nodes", min=1, metavar="N", help="How many of these machines.")
+]
+GpusPerNode = Annotated[
+    int | None, typer.Option("--gpus-per-node", min=1, metavar="G", help="Default: all of them.")
+]
+Fabric = Annotated[
+    str | None, typer.Option("--fabric", metavar="F", help="Network between them, by name.")
+]
+
+ProfileName = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", metavar="P", help="Measured numbers, by name or file (perfmodel calibrate)."
+    ),
+]
+
+
+def quantities(
+    parse: Callable[[object, str], float], flags: Mapping[str, str | None]
+) -> dict[str, float]:
+    """Read flags with units, all faults at once; flags that are None are left out.
+
+    Raises
+    ------
+    InputError
+        A unit that is missing or unknown, or a value that is not above zero; names the flag.
+    """
+    values: dict[str, float] = {}
+    faults: list[Fault] = []
+    for flag, text in flags.items():
+        if text is None:
+            continue
+        try:
+            values[flag] = parse(text, flag)
+        except InputError as error:
+            faults += error.faults
+        else:
+            if values[flag] <= 0:
+                faults.append(Fault(flag, repr(text), "more than zero"))
+    if faults:
+        raise InputError(faults)
+    return values
+
+
+def renamed(error: InputError, flags: Mapping[str, str]) -> InputError:
+    """Say faults of a function's parameters in terms of the flags that set them."""
+    return InputError(replace(f, field=flags.get(f.field, f.field)) for f in error.faults)

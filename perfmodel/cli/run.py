@@ -1,0 +1,132 @@
+"""``perfmodel run``: a scenario becomes a result and a report."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from perfmodel.cli.options import Fidelity, Json, ProfileName
+from perfmodel.cli.output import note, print_json, print_rich, progress_bar
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+    from perfmodel.report.explorer.grid import Grid
+    from perfmodel.scenario import Scenario
+    from perfmodel.studies.run.result import Result
+
+
+WARN_FROM_MIN = 2.0
+
+RUN_EXAMPLES = (
+    "perfmodel run resnet50-dgx-a100 -o out",
+    "perfmodel run bert-large-v100-25g --set 'strategy.bucket_cap=50 MiB' --json",
+    "perfmodel run bert-large-v100-25g -o out --explore --images png",
+)
+
+
+def run(
+    scenario: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCENARIO", help="A scenario by name (see 'perfmodel scenarios') or file."
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Write report and timeline here."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
+    ] = None,
+    fidelity: Fidelity = None,
+    profile: ProfileName = None,
+    explore: Annotated[
+        bool,
+        typer.Option("--explore", help="Simulate many settings for sliders in report.html."),
+    ] = False,
+    points: Annotated[
+        int,
+        typer.Option("--points", min=54, metavar="N", help="Settings for --explore, at most."),
+    ] = 360,
+    images: Annotated[
+        Literal["png", "svg"] | None,
+        typer.Option(help="Write the figures as images too (extra 'img', a Chromium)."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Simulate a scenario: step time, what limits it, scaling.
+
+    Without --json it prints one line per cluster size. With -o it writes report.html (one file,
+    works offline), report.md, tables as CSV, timeline.json (opens in Perfetto) and result.json.
+    --explore adds sliders to report.html: bucket cap, network, GPUs.
+    """
+    _check_flags(output, explore=explore, images=images)
+    from perfmodel.scenario import changed, load_scenario
+
+    question = load_scenario(scenario, set_ or ())
+
+    from perfmodel.calibrate import read_profile
+    from perfmodel.report.run.export import to_json
+    from perfmodel.studies.run import run_scenario
+
+    measured = None if profile is None else read_profile(profile)
+    began_s = time.monotonic()
+    with progress_bar("simulating") as progress:
+        result = run_scenario(question, fidelity=fidelity, profile=measured, progress=progress)
+    each_s = (time.monotonic() - began_s) / len(result.points)
+    if json:
+        print_json(to_json(result))
+    else:
+        from perfmodel.report.run.terminal import print_result
+
+        print_rich(print_result(result))
+    if output is not None:
+        from perfmodel.report.run.page import write_report
+
+        if fidelity is not None:
+            question = changed(question, {"fidelity": fidelity})
+        grid = _explored(question, result, measured, points, each_s) if explore else None
+        note(f"wrote {write_report(result, output, grid=grid, images=images)}")
+
+
+def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> None:
+    """Refuse what cannot be written before anything is simulated."""
+    wanted = {"--explore": explore, "--images": images is not None}
+    if output is None and any(wanted.values()):
+        flags = [flag for flag, given in wanted.items() if given]
+        raise InputError(Fault(flag, "no -o DIR", "a folder to write to: -o DIR") for flag in flags)
+    if images is not None:
+        from perfmodel.report.common.images import check_images
+
+        check_images()
+
+
+def _warn(points: int, each_s: float) -> None:
+    """Say how long the explorer will take if that is long, from how long one size took."""
+    from perfmodel.studies.sweep.executor import cores
+
+    minutes = points * each_s / cores() / 60
+    if minutes > WARN_FROM_MIN:
+        note(
+            f"--explore: {points} settings may take {math.ceil(minutes)} minutes; "
+            "--points N simulates fewer (54 or more)"
+        )
+
+
+def _explored(
+    question: Scenario, result: Result, measured: Profile | None, points: int, each_s: float
+) -> Grid:
+    """Simulate what the explorer's sliders reach: `points` settings at most."""
+    from perfmodel.report.explorer.axes import axes_of
+    from perfmodel.report.explorer.grid import explore
+
+    axes = axes_of(question, result, points)
+    _warn(math.prod(len(axis) for axis in axes), each_s)
+    with progress_bar("simulating settings") as progress:
+        return explore(question, result, axes, profile=measured, progress=progress)

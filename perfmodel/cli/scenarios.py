@@ -1,0 +1,49 @@
+"""What there is: scenarios, topologies, and the schemas of both."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from perfmodel.cli.options import Json
+from perfmodel.cli.output import print_json, print_table
+
+SCENARIOS_EXAMPLES = ("perfmodel scenarios",)
+SCHEMA_EXAMPLES = ("perfmodel schema scenario > scenario.schema.json",)
+
+
+def scenarios(json: Json = False) -> None:
+    """List the scenarios and the question of each."""
+    from perfmodel.files import read_text, shipped
+    from perfmodel.scenario import question_of
+
+    found = {name: question_of(read_text(path)) for name, path in shipped("scenarios").items()}
+    if json:
+        print_json({"scenarios": [{"name": n, "question": q} for n, q in found.items()]})
+    else:
+        print_table(("scenario", "question"), list(found.items()))
+
+
+def schema(
+    kind: Annotated[
+        Literal["scenario", "topology"],
+        typer.Argument(metavar="scenario|topology", help="Which file format."),
+    ],
+) -> None:
+    """Print the JSON Schema of a file format."""
+    from pydantic import TypeAdapter
+
+    if kind == "scenario":
+        from perfmodel.scenario import Scenario
+
+        document = Scenario.model_json_schema()
+    else:
+        from perfmodel.topology.templates.spec import FabricFile, GpuTable, NodeSpec
+
+        document = TypeAdapter(NodeSpec | FabricFile | GpuTable).json_schema()
+    draft = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"perfmodel {kind}",
+    }
+    print_json(document | draft)

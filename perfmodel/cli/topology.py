@@ -1,0 +1,123 @@
+"""``perfmodel collective``, ``topology show|check`` and ``verify``: hardware and schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.options import (
+    Fabric,
+    GpusPerNode,
+    Json,
+    Nodes,
+    renamed,
+)
+from perfmodel.cli.output import note, print_json, print_table
+from perfmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from perfmodel.topology.model import Topology
+
+
+SHOW_EXAMPLES = (
+    "perfmodel topology show dgx-a100",
+    "perfmodel topology show dgx-a100 --nodes 4 --fabric rail-optimised -o cluster.html",
+)
+CHECK_EXAMPLES = ("perfmodel topology check my-node.yaml",)
+
+_FLAGS = {
+    "topology": "TOPOLOGY",
+    "hosts": "--nodes",
+    "gpus_per_host": "--gpus-per-node",
+    "fabric": "--fabric",
+    "algorithm": "--algorithm",
+    "op": "--op",
+    "profile": "--profile",
+    "rows": "--profile-rows",
+    "fidelity": "--fidelity",
+    "kind": "--fabric",
+    "env.NCCL_ALGO": "--env NCCL_ALGO",
+    "env.NCCL_PROTO": "--protocol or --env NCCL_PROTO",
+}
+
+
+def _built(topology: str, nodes: int, gpus_per_node: int | None, fabric: str | None) -> Topology:
+    from perfmodel.topology.templates.build import build
+
+    try:
+        return build(topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
+    except InputError as error:
+        raise renamed(error, _FLAGS) from None
+
+
+def show(
+    topology: Annotated[
+        str,
+        typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file."),
+    ],
+    nodes: Nodes = 1,
+    gpus_per_node: GpusPerNode = None,
+    fabric: Fabric = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Draw it here.")
+    ] = None,
+) -> None:
+    """Summarise a machine or a cluster.
+
+    Devices, links, path types as nvidia-smi topo -m names them, and the source of each number.
+    """
+    machine = _built(topology, nodes, gpus_per_node, fabric)
+
+    from perfmodel.report.topology.summary import summary
+
+    typer.echo("\n".join(summary(machine)).rstrip())
+    typer.echo("\nwhere the numbers come from")
+    for name, source in machine.sources.items():
+        typer.echo(f"  {name}: {source}")
+    if output is not None:
+        from perfmodel.report.topology.figure import write_topology
+
+        note(f"wrote {write_topology(machine, output)}")
+
+
+def check(
+    topology: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOPOLOGY", help="Name or file of a node, a fabric or a table of GPUs."
+        ),
+    ],
+    nodes: Nodes = 1,
+    fabric: Fabric = None,
+) -> None:
+    """Find faults in a hardware description.
+
+    Unknown kinds, links to missing devices, unreachable GPUs, bandwidth of zero, and every fault
+    of the file's shape, with lines.
+    """
+    from perfmodel.files import find_file
+    from perfmodel.topology.templates.check import check as find_faults
+
+    faults = find_faults(find_file(topology, "topologies", field="TOPOLOGY"))
+    if not faults and (nodes > 1 or fabric is not None):
+        faults = find_faults(_built(topology, nodes, None, fabric))
+    if faults:
+        raise InputError(faults)
+    typer.echo(f"{topology}: no faults")
+
+
+def topologies(json: Json = False) -> None:
+    """List the shipped hardware descriptions."""
+    from perfmodel.files import read_yaml, shipped
+
+    found = [
+        {"name": name, "kind": str(file["kind"]), "description": str(file.get("description", ""))}
+        for name, path in shipped("topologies").items()
+        for file in [read_yaml(path)]
+    ]
+    if json:
+        print_json({"topologies": found})
+    else:
+        print_table(("topology", "kind", "what it is"), [tuple(row.values()) for row in found])

@@ -1,0 +1,117 @@
+"""``perfmodel topology import|discover``: from what other tools say to our own YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.options import renamed
+from perfmodel.cli.output import note, place_fault
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.topology.importers import Imported
+
+
+IMPORT_EXAMPLES = (
+    "perfmodel topology import nccl-topo.xml -o my-node.yaml",
+    "perfmodel topology import topo-m.txt --gpu A100-SXM4-80GB -o my-node.yaml",
+    "perfmodel topology import ibnetdiscover.txt -o my-fabric.yaml",
+)
+DISCOVER_EXAMPLES = ("perfmodel topology discover -o my-node.yaml",)
+
+_FLAGS = {"gpu": "--gpu", "template": "--template", "topology": "--template", "graph": "--graph"}
+_KINDS = {
+    "nccl-topology": "an NCCL topology",
+    "topo-matrix": "nvidia-smi topo -m",
+    "ibnetdiscover": "ibnetdiscover",
+    "nvml": "NVML",
+}
+
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE.yaml", help="Write it here; else print it."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
+
+
+def import_(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="What another tool wrote; its content tells.")
+    ],
+    output: Output = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model of the GPUs, if the file does not say."),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Machine from which the rest is completed."),
+    ] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="NCCL_GRAPH_DUMP_FILE of the machine: its channels."),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Turn a file of another tool into a topology.
+
+    NCCL topology XML (NCCL_TOPO_DUMP_FILE or a provider's), nvidia-smi topo -m, or ibnetdiscover
+    (a fabric). What the file leaves open is completed, and said.
+    """
+    _check_place(output, force=force)
+
+    from perfmodel.topology.importers import import_file
+
+    try:
+        found = import_file(
+            Path(file), gpu=gpu, template=template, graph=None if graph is None else Path(graph)
+        )
+    except InputError as error:
+        raise renamed(error, _FLAGS) from None
+    _deliver(found, output)
+
+
+def discover(output: Output = None, force: Force = False) -> None:
+    """Describe this machine: GPUs and NVLinks by NVML, NICs by sysfs.
+
+    Needs an NVIDIA driver and nvidia-ml-py (extra nvml).
+    """
+    _check_place(output, force=force)
+
+    from perfmodel.topology.importers.nvml import discover as look
+
+    _deliver(look(), output)
+
+
+def _check_place(output: Path | None, *, force: bool) -> None:
+    if output is None:
+        return
+    fault = place_fault("-o", output)
+    if fault is None and output.exists() and not force:
+        fault = Fault("-o", f"{str(output)!r}, which exists", "a new file, or --force beside it")
+    if fault is not None:
+        raise InputError(fault)
+
+
+def _deliver(found: Imported, output: Path | None) -> None:
+    """Check what was read, say what was assumed, and write it."""
+    from perfmodel.files import write_atomically
+    from perfmodel.topology.templates.check import check
+
+    if found.is_fabric:
+        found.fabric()
+    else:
+        faults = check(found.node())
+        if faults:
+            raise InputError(faults)
+    note(f"{_KINDS[found.kind]}: {found.document['description']}")
+    for text in found.notes:
+        note(f"assumed: {text}")
+    if output is None:
+        typer.echo(found.text(), nl=False)
+        return
+    write_atomically(output, found.text())
+    note(f"wrote {output}")

@@ -1,0 +1,121 @@
+"""``perfmodel tune``: which buckets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.options import Json, ProfileName
+from perfmodel.cli.output import note, print_json, print_rich
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+    from perfmodel.scenario import Scenario
+    from perfmodel.studies.tune.model import Tuned
+
+
+TUNE_EXAMPLES = (
+    "perfmodel tune bucket-size-slow-ethernet",
+    "perfmodel tune resnet50-dgx-a100 -o out",
+    "perfmodel tune bert-large-v100-25g bert-large-v100-100g",
+    "perfmodel tune resnet50-dgx-a100 --all-sizes --json",
+)
+
+
+def tune(
+    scenarios: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCENARIO...",
+            help="Scenarios by name or file; several: one cap for all of them.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Write page, JSON and curve here."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
+    ] = None,
+    profile: ProfileName = None,
+    all_sizes: Annotated[
+        bool,
+        typer.Option("--all-sizes", help="One cap for all sizes of the scaling curve."),
+    ] = False,
+    horovod: Annotated[
+        bool, typer.Option("--horovod", help="Tune Horovod's fusion threshold as well.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Find the best gradient buckets: one cap for all, and the best list of caps.
+
+    Every partition into buckets that some bucket_cap_mb makes is looked at, and the best list
+    (bucket_cap_mb_list, torch 2.13) is searched for. With -o it writes tune.html (one file, works
+    offline), tune.json and curve.csv.
+    """
+    from perfmodel.calibrate import read_profile
+    from perfmodel.scenario import load_scenario
+
+    questions = [load_scenario(name, set_ or ()) for name in scenarios]
+    measured = None if profile is None else read_profile(profile)
+    found = _tuned(questions, measured, all_sizes=all_sizes, horovod=horovod)
+    if len(found) == 1:
+        _answer_one(found[0], output, json=json)
+    else:
+        _answer_all(found, output, json=json)
+
+
+def _tuned(
+    questions: list[Scenario], profile: Profile | None, *, all_sizes: bool, horovod: bool
+) -> list[Tuned]:
+    from perfmodel.studies.tune.run import sizes_of, tune_scenario
+
+    say = note if sys.stderr.isatty() else None
+    found = []
+    for question in questions:
+        sizes = sizes_of(question) if all_sizes else (None,)
+        if not sizes:
+            raise InputError(Fault("--all-sizes", "one GPU only", "a size of 2 GPUs or more"))
+        found += [
+            tune_scenario(question, profile=profile, size=size, horovod=horovod, progress=say)
+            for size in sizes
+        ]
+    return found
+
+
+def _answer_one(found: Tuned, output: Path | None, *, json: bool) -> None:
+    if json:
+        from perfmodel.report.tuning.export import tuned_json
+
+        print_json(tuned_json(found))
+    else:
+        from perfmodel.report.tuning.text import print_tuned
+
+        print_rich(print_tuned(found))
+    if output is not None:
+        from perfmodel.report.tuning.page import write_tuned
+
+        note(f"wrote {write_tuned(found, output)}")
+
+
+def _answer_all(found: list[Tuned], output: Path | None, *, json: bool) -> None:
+    from perfmodel.studies.tune.choice.minimax_regret import tune_all
+
+    shared = tune_all(found)
+    if json:
+        from perfmodel.report.tuning.export import compromise_json
+
+        print_json(compromise_json(shared))
+    else:
+        from perfmodel.report.tuning.text import print_compromise
+
+        print_rich(print_compromise(shared))
+    if output is not None:
+        from perfmodel.report.tuning.page import write_compromise
+
+        note(f"wrote {write_compromise(shared, output)}")

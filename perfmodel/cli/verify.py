@@ -1,0 +1,86 @@
+"""verify."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli.options import (
+    Json,
+    renamed,
+)
+from perfmodel.cli.output import print_json, print_table, progress_bar
+from perfmodel.errors import Fault, InputError
+
+VERIFY_EXAMPLES = (
+    "perfmodel verify ring --ranks 2..17",
+    "perfmodel verify tree --ranks 64",
+)
+
+
+def verify(
+    algorithm: Annotated[
+        str, typer.Argument(metavar="ALGORITHM", help="ring, tree, halving_doubling, ...")
+    ],
+    ranks: Annotated[
+        str, typer.Option(metavar="N or N..M", help="Numbers of ranks to check.")
+    ] = "2..17",
+    orders: Annotated[int, typer.Option(min=1, help="Random legal orders per schedule.")] = 3,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json: Json = False,
+) -> None:
+    """Check that a collective leaves the right data behind.
+
+    NumPy moves real arrays along the schedule in random legal orders. Exit code 1 if a rank ends
+    with wrong data; the message names rank and chunk.
+    """
+    counts = ranks_between(ranks)
+
+    from dataclasses import asdict
+
+    from perfmodel.collectives.verify_table import verify_table
+
+    with progress_bar(f"verifying {algorithm}") as progress:
+        try:
+            rows = verify_table(algorithm, counts, orders=orders, seed=seed, progress=progress)
+        except InputError as error:
+            raise renamed(error, {"algorithm": "ALGORITHM", "ranks": "--ranks"}) from None
+    if json:
+        print_json({"verified": [asdict(row) for row in rows]})
+        return
+    headers = ("collective", ">ranks", ">steps", ">sends", ">bytes per rank / S", ">sizes tried")
+    print_table(
+        headers,
+        [
+            (
+                row.op,
+                str(row.ranks),
+                str(row.steps),
+                str(row.sends),
+                f"{row.bytes_per_rank_over_nbytes:.4g}",
+                str(len(row.sizes)),
+            )
+            for row in rows
+        ],
+    )
+    each = "1 random order" if orders == 1 else f"{orders} random orders"
+    typer.echo(f"{algorithm}: data right on {ranks} ranks, {each} each")
+
+
+def ranks_between(text: str) -> range:
+    """Read ``8`` or ``2..17``.
+
+    Raises
+    ------
+    InputError
+        Not whole numbers, below 2, or the wrong way round.
+    """
+    first, _, last = text.partition("..")
+    if (text.isascii() and first.isdecimal() and (last.isdecimal() or ".." not in text)) and len(
+        text
+    ) <= 12:
+        found = range(int(first), int(last or first) + 1)
+        if found and found[0] >= 2 and found[-1] <= 512:
+            return found
+    raise InputError(Fault("--ranks", repr(text), "a number or a range such as 2..17, 2 to 512"))

@@ -1,0 +1,124 @@
+"""Pipelined chains: broadcast from, and reduce to, one rank in pieces (NCCL's ring broadcast).
+
+Data goes around each ring the way that the ring goes, so that chains use the links of the rings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from perfmodel.arrays import Ints
+from perfmodel.collectives.algorithms.ring import Orders, checked_orders
+from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks, split_elements
+
+PIECE_BYTES = 1 << 19
+"""Default size of a piece; 512 KiB, one step of NCCL's Simple protocol: BROADCAST_SLICESTEPS and
+REDUCE_SLICESTEPS are 1 (NVIDIA/nccl 2.30.7 ``src/include/device.h``)."""
+
+
+def broadcast(
+    ranks: int,
+    nbytes: int,
+    *,
+    root: int = 0,
+    itemsize: int = 4,
+    piece_bytes: int = PIECE_BYTES,
+    orders: Orders | None = None,
+) -> Schedule:
+    """Copy the root's buffer to everyone, down a chain, in P pieces.
+
+    Steps: N - 2 + P. Bytes sent per rank: S (the last rank sends none).
+    Latency term: (N - 2 + P) alpha. Right for large buffers on a ring of equal links. Source:
+    NVIDIA/nccl 2.30.7 ``src/device/broadcast.h``.
+
+    Parameters
+    ----------
+    ranks, nbytes, root, itemsize : int
+        As everywhere.
+    piece_bytes : int
+        Largest piece; each ring's share is cut into equal pieces no larger than this.
+    orders : sequence of sequences of int, optional
+        One order of all ranks for each parallel ring, as for `perfmodel.collectives.algorithms.ring`; each
+        chain starts at the root.
+    """
+    checked_ranks(ranks, root)
+    chains = _turned(checked_orders(ranks, orders), root, first=0)
+    return _pipeline("broadcast", chains, nbytes, root, itemsize, piece_bytes)
+
+
+def reduce(
+    ranks: int,
+    nbytes: int,
+    *,
+    root: int = 0,
+    itemsize: int = 4,
+    piece_bytes: int = PIECE_BYTES,
+    orders: Orders | None = None,
+) -> Schedule:
+    """Sum everyone's buffer into the root's, down a chain that ends there, in P pieces.
+
+    Steps: N - 2 + P. Bytes sent per rank: S (the root sends none). Latency term: (N - 2 + P)
+    alpha. Right, and source, as for `broadcast`; parameters too. The other ranks' buffers hold
+    partial sums afterwards.
+    """
+    checked_ranks(ranks, root)
+    chains = _turned(checked_orders(ranks, orders), root, first=1)
+    return _pipeline("reduce", chains, nbytes, root, itemsize, piece_bytes)
+
+
+def _turned(orders: Ints, root: int, first: int) -> Ints:
+    """Each ring as a chain that begins `first` places after the root."""
+    at = np.argmax(orders == root, axis=1) + first
+    places = (at[:, None] + np.arange(orders.shape[1])) % orders.shape[1]
+    return np.take_along_axis(orders, places, axis=1)
+
+
+def _pipeline(
+    collective: str, chains: Ints, nbytes: int, root: int, itemsize: int, piece_bytes: int
+) -> Schedule:
+    rings, ranks = chains.shape
+    hops = ranks - 1
+    pieces = max(1, math.ceil(nbytes / rings / max(piece_bytes, itemsize)))
+    sizes = split_elements(nbytes, rings * pieces, itemsize)
+    share = sizes.reshape(rings, pieces).mean(axis=1)
+    phase = Phase(
+        name=collective,
+        src=chains[:, :-1].ravel(),
+        dst=chains[:, 1:].ravel(),
+        channel=np.repeat(np.arange(rings), hops),
+        nbytes=np.repeat(share, hops),
+        repeat=hops - 1 + pieces,
+        first=np.tile(np.arange(hops), rings),
+        active=np.full(rings * hops, pieces),
+        adds=collective == "reduce",
+    )
+
+    def rounds() -> Iterator[Round]:
+        for step in range(phase.repeat if hops else 0):
+            hop = np.arange(max(0, step - pieces + 1), min(hops, step + 1))
+            chunk = (np.arange(rings)[:, None] * pieces + step - hop).ravel()
+            yield Round(
+                src=chains[:, hop].ravel(),
+                dst=chains[:, hop + 1].ravel(),
+                src_chunk=chunk,
+                dst_chunk=chunk,
+                nbytes=sizes[chunk],
+                channel=np.repeat(np.arange(rings), len(hop)),
+                reduce=np.full(len(chunk), collective == "reduce"),
+            )
+
+    return Schedule(
+        collective=collective,
+        algorithm="chain",
+        ranks=ranks,
+        nbytes=nbytes,
+        itemsize=itemsize,
+        chunk_bytes=sizes,
+        owner=np.full(len(sizes), -1),
+        root=root,
+        phases=(phase,) if hops else (),
+        unroll=rounds,
+    )

@@ -1,0 +1,99 @@
+"""Reduction in the network's switches (SHARP): inside a node first, then up a tree of switches.
+
+Sources: Graham et al., "Scalable hierarchical aggregation protocol (SHARP)", COMHPC 2016;
+NVIDIA/nccl 2.30.7 ``src/device/all_reduce.h`` (CollnetChain, CollnetDirect).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.arrays import Ints
+from perfmodel.collectives.algorithms import pipelined_trees
+from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of
+from perfmodel.collectives.algorithms.tree import checked_groups
+from perfmodel.collectives.patterns import pieces_of
+from perfmodel.collectives.schedule import Schedule, checked_ranks
+
+PIECE_BYTES = 1 << 18
+"""Default size of a piece; 256 KiB, NCCL's chunk of CollNet chains for large buffers."""
+
+
+def chain_all_reduce(
+    ranks: int,
+    nbytes: int,
+    *,
+    groups: Sequence[Sequence[int]],
+    itemsize: int = 4,
+    piece_bytes: int = PIECE_BYTES,
+) -> Schedule:
+    """Sum a buffer: along a chain in each node, in a switch over nodes, and back along the chains.
+
+    With chains of g ranks and P pieces: Steps: 2g - 1 + P. Bytes sent by the busiest rank: S to
+    the one before it and S to the one after it (S for g = 1). Latency term: (2g - 1 + P) alpha.
+    Right for many nodes on a network whose switches reduce: a NIC carries S each way, whatever the
+    number of nodes. Source: see the module.
+
+    Parameters
+    ----------
+    ranks, nbytes, itemsize : int
+        As everywhere; the switch is participant number `ranks`.
+    groups : sequence of equal-sized sequences of int
+        The ranks of each node, from the one that speaks to the network on.
+    piece_bytes : int
+        Largest piece.
+    """
+    checked_ranks(ranks)
+    trees = forest_of(chained(checked_groups(ranks, groups))[None, :])
+    pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
+    return over_switches(trees, "collnet", 1, nbytes, pieces=pieces, itemsize=itemsize)
+
+
+def direct_all_reduce(
+    ranks: int,
+    nbytes: int,
+    *,
+    groups: Sequence[Sequence[int]],
+    itemsize: int = 4,
+    piece_bytes: int = PIECE_BYTES,
+) -> Schedule:
+    """Sum a buffer: each rank that of its 1/g in its node, then in a switch over nodes, and back.
+
+    With nodes of g ranks and P pieces of a rank's part: Steps: 3 + P (1 + P for g = 1). Bytes sent
+    per rank: S(2g - 1)/g. Latency term: (3 + P) alpha. Right for nodes whose GPUs all see each
+    other, with a NIC for each. Source: see the module; parameters as for `chain_all_reduce`.
+    """
+    checked_ranks(ranks)
+    table = checked_groups(ranks, groups)
+    trees = forest_of(np.stack([starred(table, head) for head in range(table.shape[1])]))
+    pieces = pieces_of(nbytes, trees.channels, piece_bytes, itemsize)
+    return over_switches(trees, "collnet_direct", 1, nbytes, pieces=pieces, itemsize=itemsize)
+
+
+def chained(table: Ints) -> Ints:
+    """Parents of ranks in chains, the first of each below a switch; the switch comes last."""
+    found = np.full(table.size + 1, ROOT, dtype=np.int64)
+    found[table[:, 0]] = table.size
+    found[table[:, 1:]] = table[:, :-1]
+    return found
+
+
+def starred(table: Ints, head: int) -> Ints:
+    """Parents of ranks, if one of each node speaks for it to a switch; the switch comes last."""
+    found = np.full(table.size + 1, ROOT, dtype=np.int64)
+    found[table] = table[:, [head]]
+    found[table[:, head]] = table.size
+    return found
+
+
+def over_switches(
+    trees: Forest, algorithm: str, switches: int, nbytes: int, *, pieces: int, itemsize: int = 4
+) -> Schedule:
+    """All-reduce over trees whose last participants are switches."""
+    if trees.ranks - switches < 2:
+        trees = forest_of(np.full((trees.channels, trees.ranks), ROOT))
+    made = pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
+    return replace(made, algorithm=algorithm, ranks=trees.ranks - switches, switches=switches)

@@ -1,0 +1,322 @@
+"""NVLink SHARP: each head sums its own part through the NVSwitch and sends the sum to all at once.
+
+Between nodes the heads of one rail stand in trees (NVLSTree). Sources: NVIDIA/nccl 2.30.7
+``src/transport/nvls.cc``, ``src/device/all_reduce.h`` and ``src/device/all_gather.h``: a head reads
+the sum of a chunk from the switch (multimem load-reduce), which fetches it from all GPUs, and
+writes results to all of them (multimem store).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.arrays import Ints
+from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of, node_parents
+from perfmodel.collectives.algorithms.tree import checked_groups
+from perfmodel.collectives.patterns import Pattern, assembled, pieces_of
+from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks, split_elements
+
+PIECE_BYTES = 1 << 17
+"""Default size of a head's piece; 128 KiB, NCCL's chunk of NVLS for large buffers."""
+
+
+def all_reduce(
+    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = PIECE_BYTES
+) -> Schedule:
+    """Sum a buffer behind one switch: each rank fetches the sum of its 1/N and sends it to all.
+
+    Steps: P + 3, with P pieces of each rank's part. Bytes sent per rank: S(1 + 1/N), and as many
+    received, while the next pieces follow. Latency term: (P + 3) alpha. Right behind an NVSwitch
+    that can reduce (Hopper and later): little more than half of a ring's bytes, and steps that do
+    not grow with N. Source: see the module.
+
+    Parameters
+    ----------
+    ranks, nbytes, itemsize : int
+        As everywhere; the switch is participant `ranks` when it reduces, `ranks` + 1 when it sends
+        to all.
+    piece_bytes : int
+        Largest piece of a rank's part.
+    """
+    return _one_node("all_reduce", ranks, nbytes, itemsize, piece_bytes)
+
+
+def reduce_scatter(
+    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = PIECE_BYTES
+) -> Schedule:
+    """Leave each rank the sum of its own part: it fetches it through the switch.
+
+    Steps: P + 1. Bytes sent per rank: S, with S the whole buffer; received: S/N. Latency term:
+    (P + 1) alpha. Right, parameters and source as for `all_reduce`.
+    """
+    return _one_node("reduce_scatter", ranks, nbytes, itemsize, piece_bytes)
+
+
+def all_gather(
+    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = PIECE_BYTES
+) -> Schedule:
+    """Give every rank the parts of all: each sends its own to the switch, which sends it to all.
+
+    Steps: P + 1. Bytes sent per rank: S/N, with S the whole result; received: S. Latency term:
+    (P + 1) alpha. Right, parameters and source as for `all_reduce`.
+    """
+    return _one_node("all_gather", ranks, nbytes, itemsize, piece_bytes)
+
+
+def tree_all_reduce(
+    ranks: int,
+    nbytes: int,
+    *,
+    groups: Sequence[Sequence[int]],
+    heads: int | None = None,
+    itemsize: int = 4,
+    piece_bytes: int = PIECE_BYTES,
+) -> Schedule:
+    """Sum a buffer: in each node's switch, between nodes up and down two trees, and back to all.
+
+    Node by node the first `heads` ranks fetch the sum of their part; the heads in the same place
+    (a rail) sum theirs up and down a double binary tree, half of it on each tree; then each sends
+    the result to all of its node. With k nodes, H heads and P pieces of half a head's part:
+    Steps: 2 ceil(log2 k) + 3 + P. Bytes sent by the busiest rank: S(1 + 1/H) through the switch
+    and 2 S/H between nodes for k >= 4 (3/2 S/H for k = 3, S/H for k = 2). Latency term:
+    (2 ceil(log2 k) + 3 + P) alpha. Right for many nodes with NVSwitches that can reduce: NICs carry
+    as much as in a ring, and steps grow with the logarithm of the nodes. Source: see the module.
+
+    Parameters
+    ----------
+    ranks, nbytes, itemsize : int
+        As everywhere; the switch of node i is participant `ranks` + i when it reduces, `ranks` +
+        k + i when it sends to all.
+    groups : sequence of equal-sized sequences of int
+        The ranks of each node, heads first.
+    heads : int, optional
+        Default: all ranks of a node.
+    piece_bytes : int
+        Largest piece of a head's part.
+
+    Raises
+    ------
+    ScheduleError
+        Groups of different sizes, or that do not hold each rank once.
+    """
+    checked_ranks(ranks)
+    nodes = switched_nodes(checked_groups(ranks, groups), heads)
+    number = max(1, -(-nbytes // (nodes.trees * nodes.heads * max(piece_bytes, itemsize))))
+    return over_nodes(nodes, nbytes, pieces=number, itemsize=itemsize)
+
+
+def _one_node(
+    collective: str, ranks: int, nbytes: int, itemsize: int, piece_bytes: int
+) -> Schedule:
+    checked_ranks(ranks)
+    nodes = switched_nodes(np.arange(ranks, dtype=np.int64)[None, :], None, collective)
+    pieces = pieces_of(nbytes, ranks, piece_bytes, itemsize)
+    return over_nodes(nodes, nbytes, pieces=pieces, itemsize=itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """Edges of a collective through switches that reduce and copy, and of trees between them.
+
+    Parameters
+    ----------
+    collective : str
+        "all_reduce", or on one node "reduce_scatter" or "all_gather".
+    ranks, nodes, heads, trees : int
+    src, dst : ndarray of int, shape (edges,)
+        Ranks; ranks + node for its switch when it reduces, ranks + nodes + node when it copies.
+    tree : ndarray of int, shape (edges,)
+    first : ndarray of int, shape (edges,)
+        Repeat of the first piece.
+    head : ndarray of int, shape (edges,)
+        Whose part the edge carries; -1: those of all heads.
+    adds : ndarray of bool, shape (edges,)
+    """
+
+    collective: str
+    ranks: int
+    nodes: int
+    heads: int
+    trees: int
+    src: Ints
+    dst: Ints
+    tree: Ints
+    first: Ints
+    head: Ints
+    adds: NDArray[np.bool_]
+
+
+def switched_nodes(
+    table: Ints, heads: int | None, collective: str = "all_reduce", *, only: int | None = None
+) -> Switched:
+    """Lay out a collective over nodes with reducing switches.
+
+    Parameters
+    ----------
+    table : ndarray of int, shape (nodes, size)
+        Ranks of each node, heads first.
+    heads : int, optional
+        Default: all.
+    collective : str
+    only : int, optional
+        Only this head's part.
+    """
+    nodes, size = table.shape
+    number = size if heads is None else min(heads, size)
+    kept = np.arange(number) if only is None else np.array([only])
+    trees = [] if table.size < 2 else range(1 if nodes == 1 else 2)
+    parts = [_edges(table, table[:, kept], bool(tree), collective) for tree in trees]
+    count = np.array([len(part.src) for part in parts], dtype=np.int64)
+    all_of = _joined(parts)
+    return Switched(
+        collective=collective,
+        ranks=table.size,
+        nodes=nodes,
+        heads=len(kept),
+        trees=max(1, len(parts)),
+        src=all_of.src,
+        dst=all_of.dst,
+        tree=np.repeat(np.arange(len(parts)), count),
+        first=all_of.first,
+        head=all_of.head,
+        adds=all_of.adds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """Some edges: columns of `Switched`."""
+
+    src: Ints
+    dst: Ints
+    first: Ints
+    head: Ints
+    adds: NDArray[np.bool_]
+
+
+def _joined(parts: Sequence[_Lanes]) -> _Lanes:
+    none = np.zeros(0, dtype=np.int64)
+    return _Lanes(
+        np.concatenate([none, *(part.src for part in parts)]),
+        np.concatenate([none, *(part.dst for part in parts)]),
+        np.concatenate([none, *(part.first for part in parts)]),
+        np.concatenate([none, *(part.head for part in parts)]),
+        np.concatenate([none.astype(np.bool_), *(part.adds for part in parts)]),
+    )
+
+
+def _edges(table: Ints, heads: Ints, second: bool, collective: str) -> _Lanes:
+    """Edges of one tree."""
+    parent = node_parents(len(table), second)[0]
+    trees = forest_of(parent[None, :])
+    height, depth = _levels(parent, trees)
+    # When the head of each node has the sum of all.
+    last = 0 * depth if collective == "all_gather" else 2 + int(height.max(initial=0)) + depth
+    between = _Lanes(
+        src=heads[trees.src].ravel(),
+        dst=heads[trees.dst].ravel(),
+        first=np.repeat(trees.first + 2, heads.shape[1]),
+        head=np.tile(np.arange(heads.shape[1]), len(trees.src)),
+        adds=np.repeat(trees.up, heads.shape[1]),
+    )
+    summing = _at_switch(table, heads, table.size, 0 * last, fetches=True)
+    copying = _at_switch(table, heads, table.size + len(table), last, fetches=False)
+    kinds = {
+        "all_reduce": [summing, between, copying],
+        "reduce_scatter": [summing],
+        "all_gather": [copying],
+    }
+    return _joined(kinds[collective])
+
+
+def _at_switch(table: Ints, heads: Ints, switch: int, first: Ints, *, fetches: bool) -> _Lanes:
+    """What ranks send to their switch and heads fetch from it, or heads send and ranks are sent.
+
+    `switch` is the number of the first node's, `first` the repeat in which each node begins.
+    """
+    nodes, size = table.shape
+    count = heads.shape[1]
+    rank_at, head_at = np.repeat(np.arange(nodes), size), np.repeat(np.arange(nodes), count)
+    ranks = (table.ravel(), switch + rank_at, np.full(table.size, -1), first[rank_at])
+    own = np.tile(np.arange(count), nodes)
+    few = (heads.ravel(), switch + head_at, own, first[head_at])
+    (up, there, up_head, begin), (down, here, down_head, after) = (
+        (ranks, few) if fetches else (few, ranks)
+    )
+    return _Lanes(
+        src=np.concatenate([up, here]),
+        dst=np.concatenate([there, down]),
+        first=np.concatenate([begin, after + 1]),
+        head=np.concatenate([up_head, down_head]),
+        adds=np.repeat([fetches, False], [len(up), len(down)]),
+    )
+
+
+def _levels(parent: Ints, trees: Forest) -> tuple[Ints, Ints]:
+    """Height over the leaves and depth below the root of each node."""
+    nodes = len(parent)
+    height, depth = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    up, down = trees.up, ~trees.up
+    height[trees.src[up]] = trees.first[up]
+    root = parent == ROOT
+    below = trees.dst[up] == int(np.flatnonzero(root)[0])
+    height[root] = 1 + int(trees.first[up][below].max(initial=-1))
+    depth[trees.dst[down]] = trees.first[down] - int(height.max(initial=0)) + 1
+    return height, depth
+
+
+def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) -> Schedule:
+    """Send a buffer over such edges; each head's part of each tree in so many pieces."""
+    sizes = split_elements(nbytes, nodes.trees * pieces * nodes.heads, itemsize)
+    table = sizes.reshape(nodes.trees, pieces, nodes.heads)
+    one = table.mean(axis=1)[nodes.tree, np.maximum(nodes.head, 0)]
+    every = table.sum(axis=2).mean(axis=1)[nodes.tree]
+    first, edges = nodes.first, len(nodes.src)
+    begin = np.maximum(nodes.head, 0)
+    count = np.where(nodes.head < 0, nodes.heads, 1)
+    phase = Phase(
+        name="through switches",
+        src=nodes.src,
+        dst=nodes.dst,
+        channel=nodes.tree,
+        nbytes=np.where(nodes.head < 0, every, one),
+        repeat=int(first.max(initial=0)) + pieces,
+        first=first,
+        active=np.full(edges, pieces),
+        adds=nodes.adds,
+    )
+
+    def step(repeat: int) -> Round:
+        works = np.flatnonzero((first <= repeat) & (repeat < first + pieces))
+        edge = np.repeat(works, count[works])
+        place = np.arange(len(edge)) - np.repeat(
+            np.cumsum(count[works]) - count[works], count[works]
+        )
+        piece = nodes.tree[edge] * pieces + repeat - first[edge]
+        chunk = piece * nodes.heads + begin[edge] + place
+        return Round(
+            src=nodes.src[edge],
+            dst=nodes.dst[edge],
+            src_chunk=chunk,
+            dst_chunk=chunk,
+            nbytes=sizes[chunk],
+            channel=nodes.tree[edge],
+            reduce=nodes.adds[edge],
+        )
+
+    scattered = nodes.collective != "all_reduce"
+    return assembled(
+        [Pattern(phase, step)],
+        owner=np.tile(np.arange(nodes.heads), nodes.trees * pieces) if scattered else None,
+        collective=nodes.collective,
+        algorithm="nvls" if nodes.nodes == 1 else "nvls_tree",
+        ranks=nodes.ranks,
+        nbytes=nbytes,
+        itemsize=itemsize,
+        chunk_bytes=sizes,
+        switches=2 * nodes.nodes,
+    )

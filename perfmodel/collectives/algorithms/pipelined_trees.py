@@ -1,0 +1,173 @@
+"""Trees side by side: all-reduce up and down one tree per channel, in pieces, as NCCL runs it.
+
+Between nodes stand two complementary binary trees; inside a node the GPUs form a chain that begins
+at the GPU beside the channel's NIC. Sources: NVIDIA/nccl 2.30.7 ``src/graph/trees.cc`` and
+``connect.cc``; Sanders, Speck and Träff, Parallel Computing 35(12), 2009.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.arrays import Ints
+from perfmodel.collectives.patterns import assembled, pipeline
+from perfmodel.collectives.schedule import Schedule, checked_ranks, split_elements
+from perfmodel.errors import ScheduleError
+
+ROOT = -1
+"""Parent of a tree's root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Edges of trees, first all that go up and then all that go down, tree after tree.
+
+    Parameters
+    ----------
+    ranks, channels : int
+    src, dst, channel : ndarray of int, shape (edges,)
+    first : ndarray of int, shape (edges,)
+        Repeat in which an edge sends its first piece.
+    up : ndarray of bool, shape (edges,)
+        Whether the edge reduces.
+    """
+
+    ranks: int
+    channels: int
+    src: Ints
+    dst: Ints
+    channel: Ints
+    first: Ints
+    up: NDArray[np.bool_]
+
+
+def forest_of(parents: Ints) -> Forest:
+    """Edges of trees over the same ranks.
+
+    Parameters
+    ----------
+    parents : ndarray of int, shape (channels, ranks)
+        Parent of each rank in each channel's tree; `ROOT` at its root.
+    """
+    channels, ranks = parents.shape
+    above = np.where(parents < 0, ROOT, parents + ranks * np.arange(channels)[:, None]).ravel()
+    depth, height = _depth(above), np.zeros(channels * ranks, dtype=np.int64)
+    child = np.flatnonzero(above >= 0)
+    order = child[np.argsort(-depth[child], kind="stable")]
+    ends = np.flatnonzero(np.diff(depth[order])) + 1
+    for lower in np.split(order, ends) if len(order) else ():
+        np.maximum.at(height, above[lower], height[lower] + 1)
+    tree = child // ranks
+    tallest = height.reshape(channels, ranks).max(axis=1, initial=0)[tree]
+    # A piece goes up once the children's have come, and down once the root has it whole.
+    first = np.concatenate([height[child], tallest + depth[child] - 1])
+    lower, upper = child % ranks, above[child] % ranks
+    return Forest(
+        ranks=ranks,
+        channels=channels,
+        src=np.concatenate([lower, upper]),
+        dst=np.concatenate([upper, lower]),
+        channel=np.concatenate([tree, tree]),
+        first=first,
+        up=np.repeat([True, False], len(child)),
+    )
+
+
+def _depth(above: Ints) -> Ints:
+    """Edges from each node up to its root, by doubling the way that is known."""
+    nodes = len(above)
+    up = np.append(np.where(above < 0, nodes, above), nodes)
+    depth = np.append((above >= 0).astype(np.int64), 0)
+    while (up[:-1] < nodes).any():
+        depth = depth + depth[up]
+        up = up[up]
+    return depth[:-1]
+
+
+def all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int = 4) -> Schedule:
+    """Sum a buffer over all ranks: up and down one tree per channel, each with an equal share.
+
+    Steps: 2H - 1 + P, with H the height of the highest tree and P pieces of a channel's share.
+    Bytes sent by a rank: S / channels for each of its edges up and down in each tree. Latency
+    term: (2H - 1 + P) alpha. Right for middle sizes on many nodes. Source: see the module.
+
+    Parameters
+    ----------
+    trees : Forest
+    nbytes : int
+    pieces : int
+        Of each channel's share.
+    itemsize : int
+    """
+    checked_ranks(trees.ranks)
+    if pieces < 1:
+        raise ScheduleError(f"{pieces} pieces; allowed: 1 or more")
+    sizes = split_elements(nbytes, trees.channels * pieces, itemsize)
+    both = pipeline(
+        "reduce and broadcast",
+        trees.src,
+        trees.dst,
+        trees.channel,
+        trees.first,
+        sizes.reshape(trees.channels, pieces),
+        reduces=trees.up,
+    )
+    return assembled(
+        [both],
+        collective="all_reduce",
+        algorithm="tree",
+        ranks=trees.ranks,
+        nbytes=nbytes,
+        itemsize=itemsize,
+        chunk_bytes=sizes,
+    )
+
+
+def node_parents(nodes: int, second: bool) -> tuple[Ints, NDArray[np.bool_]]:
+    """Parent of each node in NCCL's double binary tree, and who is its parent's first child.
+
+    The first tree is in order of nodes, so that odd ones are leaves; the second is its mirror
+    image, or for an odd number of nodes the same shifted by one.
+
+    Returns
+    -------
+    tuple of (ndarray of int, ndarray of bool), shape (nodes,)
+    """
+    node = np.arange(nodes)
+    bit = node & -node
+    above = (node ^ bit) | (bit << 1)
+    parent = np.where(above < nodes, above, node ^ bit)
+    parent[:1] = ROOT
+    is_first = node < parent
+    if not second:
+        return parent, is_first
+    if nodes % 2 == 0:
+        mirrored = parent[::-1]
+        return np.where(mirrored < 0, ROOT, nodes - 1 - mirrored), is_first[::-1]
+    shifted = np.roll(parent, 1)
+    return np.where(shifted < 0, ROOT, (shifted + 1) % nodes), np.roll(is_first, 1)
+
+
+def chained_parents(chains: Ints, *, second: bool, spread: bool) -> Ints:
+    """Parent of each rank, if chains of ranks (the GPUs of a node) stand in a binary tree.
+
+    Parameters
+    ----------
+    chains : ndarray of int, shape (nodes, size)
+        Positions of ranks; the first of each chain speaks to the parent node.
+    second : bool
+        Which of the two trees.
+    spread : bool
+        Whether a node's first child speaks to the second of its chain (NCCL's balanced tree), so
+        that two GPUs share the traffic of the NIC; else both children speak to the first.
+    """
+    nodes, size = chains.shape
+    parent, is_first = node_parents(nodes, second)
+    found = np.full(int(chains.max(initial=-1)) + 1, ROOT, dtype=np.int64)
+    place = np.where(is_first, 1, 0) if spread and size > 1 else np.zeros(nodes, dtype=np.int64)
+    found[chains[:, 0]] = np.where(parent < 0, ROOT, chains[parent, place])
+    found[chains[:, 1:]] = chains[:, :-1]
+    return found

@@ -1,0 +1,238 @@
+"""Recursive doubling and halving: partners at distances 1, 2, 4 ... meet; any number of ranks.
+
+Where N is no power of two, N - M ranks first fold their data into a neighbour's, M (the largest
+power of two) do the work, and the neighbours hand the result back.
+
+Sources: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19(1), 2005; Rabenseifner, "Optimization of collective reduction operations",
+ICCS 2004; Bruck et al., IEEE TPDS 8(11), 1997 (all-gather).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfmodel.arrays import Ints
+from perfmodel.collectives.patterns import Pattern, assembled, exchange
+from perfmodel.collectives.schedule import Schedule, checked_ranks, split_elements
+from perfmodel.errors import ScheduleError
+
+
+@dataclass(frozen=True, slots=True)
+class _Team:
+    """Who works: `members` (a power of two of them), and `partners`, who fold into `folded`.
+
+    Arrays of shape (members,), (extra,), (extra,).
+    """
+
+    members: Ints
+    folded: Ints
+    partners: Ints
+
+    @classmethod
+    def of(cls, ranks: int) -> _Team:
+        """Ranks 2i fold into 2i + 1 until a power of two is left."""
+        size = 1 << (ranks.bit_length() - 1)
+        extra = np.arange(ranks - size)
+        members = np.concatenate([2 * extra + 1, np.arange(2 * len(extra), ranks)])
+        return cls(members, 2 * extra + 1, 2 * extra)
+
+    @property
+    def doublings(self) -> int:
+        return len(self.members).bit_length() - 1
+
+    def nearest_first(self) -> Ints:
+        """Members renumbered so that halving begins between neighbours: bits reversed."""
+        number = np.arange(len(self.members))
+        turned = np.zeros_like(number)
+        for _ in range(self.doublings):
+            turned, number = (turned << 1) | (number & 1), number >> 1
+        return self.members[turned]
+
+
+def all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Sum a buffer over all ranks by recursive doubling: partners swap and add whole buffers.
+
+    Steps: log2 M, and 2 more if N is no power of two. Bytes sent by the busiest rank:
+    S log2 M, and S more if N is no power of two. Latency term: steps times alpha. Right for
+    small buffers: the fewest steps. Source: Thakur et al. (see the module).
+    """
+    checked_ranks(ranks)
+    team, sizes = _Team.of(ranks), split_elements(nbytes, 1, itemsize)
+    members, zeros = team.members, np.zeros(len(team.members), dtype=np.int64)
+    partners = [members[np.arange(len(members)) ^ mask] for mask in _masks(members)]
+    swaps = [exchange("swap", members, p, zeros, 1, sizes, reduces=True) for p in partners]
+    patterns = [_fold(team, sizes), *swaps, _unfold(team, sizes)]
+    return _made("all_reduce", "recursive_doubling", ranks, nbytes, itemsize, sizes, patterns)
+
+
+def halving_doubling(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Sum a buffer over all ranks: reduce-scatter by halving, then all-gather by doubling.
+
+    Neighbours swap the largest parts. Steps: 2 log2 M, and 2 more if N is no power of two.
+    Bytes sent by the busiest rank: 2(M-1)/M S, and S more if N is no power of two. Latency term:
+    steps times alpha. Right for middle sizes; for large ones where N is a power of two: a ring's
+    bytes in few steps, if the network carries any pairs at full rate. Source: Thakur et al.
+    """
+    checked_ranks(ranks)
+    team = _Team.of(ranks)
+    sizes = split_elements(nbytes, len(team.members), itemsize)
+    middle = _halve_and_double(team, sizes)
+    patterns = [_fold(team, sizes), *middle, _unfold(team, sizes)]
+    return _made("all_reduce", "halving_doubling", ranks, nbytes, itemsize, sizes, patterns)
+
+
+def rabenseifner(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Sum a buffer as `halving_doubling` does, but let both partners of a fold add one half.
+
+    Steps: 2 log2 M, and 3 more if N is no power of two (halves swapped, sum of one half, result).
+    Bytes sent by the busiest rank: 2(M-1)/M S, and 3/2 S more if N is no power of two; the
+    largest sum that a rank makes while folding is S/2 and not S. Latency term: steps times
+    alpha. Right where adding is dear. Source: Rabenseifner (see the module).
+    """
+    checked_ranks(ranks)
+    team = _Team.of(ranks)
+    sizes = split_elements(nbytes, len(team.members), itemsize)
+    half, extra = len(sizes) // 2, len(team.partners)
+    lower, upper = np.zeros(extra, dtype=np.int64), np.full(extra, half)
+    there = np.concatenate([team.partners, team.folded])
+    back = np.concatenate([team.folded, team.partners])
+    begin = np.concatenate([lower, upper])
+    folds = [
+        exchange("swap halves", there, back, begin, half, sizes, reduces=True),
+        exchange("fold", team.partners, team.folded, upper, half, sizes, reduces=False),
+    ]
+    patterns = [*folds, *_halve_and_double(team, sizes), _unfold(team, sizes)]
+    return _made("all_reduce", "rabenseifner", ranks, nbytes, itemsize, sizes, patterns)
+
+
+def _halve_and_double(team: _Team, sizes: Ints) -> list[Pattern]:
+    members, starts = team.nearest_first(), np.arange(len(team.members) + 1)
+    return [*_halve(members, starts, sizes), *_double(members, starts, sizes)]
+
+
+def reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Sum a buffer over all ranks and leave each rank its own part, by recursive halving.
+
+    Steps: log2 M, and 2 more if N is no power of two. Bytes sent by the busiest rank:
+    (N-1)/N S where N is a power of two, else S (who folds). Latency term: steps times alpha.
+    Right for small and middle sizes. Source: Thakur et al. (see the module).
+    """
+    checked_ranks(ranks)
+    team, sizes = _Team.of(ranks), split_elements(nbytes, ranks, itemsize)
+    # The parts of a member and of the partner that folded into it lie side by side.
+    number, extra = np.arange(len(team.members) + 1), len(team.partners)
+    starts = number + np.minimum(number, extra)
+    give = exchange("unfold", team.folded, team.partners, team.partners, 1, sizes, reduces=False)
+    patterns = [_fold(team, sizes), *_halve(team.members, starts, sizes), give]
+    own = np.arange(ranks)
+    return _made(
+        "reduce_scatter", "recursive_halving", ranks, nbytes, itemsize, sizes, patterns, owner=own
+    )
+
+
+def all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Give every rank the parts of all, by recursive doubling; N a power of two.
+
+    Steps: log2 N. Bytes sent per rank: (N-1)/N S. Latency term: log2 N alpha. Right for small
+    and middle sizes. Source: Thakur et al. (see the module).
+
+    Raises
+    ------
+    ScheduleError
+        N is no power of two; `bruck_all_gather` takes any.
+    """
+    checked_ranks(ranks)
+    if ranks & (ranks - 1):
+        raise ScheduleError(
+            f"recursive doubling all_gather on {ranks} ranks; allowed: a power of two "
+            "(algorithm 'bruck' takes any number)"
+        )
+    sizes, own = split_elements(nbytes, ranks, itemsize), np.arange(ranks)
+    patterns = _double(own, np.arange(ranks + 1), sizes)
+    return _made(
+        "all_gather", "recursive_doubling", ranks, nbytes, itemsize, sizes, patterns, owner=own
+    )
+
+
+def bruck_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Give every rank the parts of all: in step k, all that it has to the rank 2^k below.
+
+    Steps: ceil(log2 N). Bytes sent per rank: (N-1)/N S. Latency term: ceil(log2 N) alpha. Right
+    for small and middle sizes and any N. Source: Bruck et al. (see the module).
+    """
+    checked_ranks(ranks)
+    sizes, own = split_elements(nbytes, ranks, itemsize), np.arange(ranks)
+    distances = [1 << k for k in range((ranks - 1).bit_length())]
+    patterns = [
+        exchange("gather", own, (own - d) % ranks, own, min(d, ranks - d), sizes, reduces=False)
+        for d in distances
+    ]
+    return _made("all_gather", "bruck", ranks, nbytes, itemsize, sizes, patterns, owner=own)
+
+
+def _fold(team: _Team, sizes: Ints) -> Pattern:
+    """The partners add their whole buffers to their neighbours'."""
+    zeros = np.zeros_like(team.partners)
+    return exchange("fold", team.partners, team.folded, zeros, len(sizes), sizes, reduces=True)
+
+
+def _unfold(team: _Team, sizes: Ints) -> Pattern:
+    """The neighbours hand the whole result back."""
+    zeros = np.zeros_like(team.partners)
+    return exchange("unfold", team.folded, team.partners, zeros, len(sizes), sizes, reduces=False)
+
+
+def _halve(members: Ints, starts: Ints, sizes: Ints) -> list[Pattern]:
+    """Reduce-scatter: member x ends with chunks starts[x] ... starts[x + 1] - 1.
+
+    In each step x gives the half that it will not keep to the member that will.
+    """
+    return [
+        _swap("halve", members, mask, (np.arange(len(members)) ^ mask) & -mask, starts, sizes)
+        for mask in _masks(members)[::-1]
+    ]
+
+
+def _double(members: Ints, starts: Ints, sizes: Ints) -> list[Pattern]:
+    """All-gather: `_halve` backwards; x gives all that it has."""
+    return [
+        _swap("double", members, mask, np.arange(len(members)) & -mask, starts, sizes)
+        for mask in _masks(members)
+    ]
+
+
+def _masks(members: Ints) -> list[int]:
+    return [1 << k for k in range(len(members).bit_length() - 1)]
+
+
+def _swap(name: str, members: Ints, mask: int, block: Ints, starts: Ints, sizes: Ints) -> Pattern:
+    """Member x gives blocks block[x] ... block[x] + mask - 1 to member x ^ mask."""
+    partner = members[np.arange(len(members)) ^ mask]
+    count = starts[block + mask] - starts[block]
+    return exchange(name, members, partner, starts[block], count, sizes, reduces=name == "halve")
+
+
+def _made(
+    collective: str,
+    algorithm: str,
+    ranks: int,
+    nbytes: int,
+    itemsize: int,
+    sizes: Ints,
+    patterns: list[Pattern],
+    **own: Any,
+) -> Schedule:
+    return assembled(
+        patterns,
+        collective=collective,
+        algorithm=algorithm,
+        ranks=ranks,
+        nbytes=nbytes,
+        itemsize=itemsize,
+        chunk_bytes=sizes,
+        **own,
+    )

@@ -1,0 +1,305 @@
+"""Ring algorithms: all-reduce, reduce-scatter and all-gather on one or several rings.
+
+Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", JPDC 69(2), 2009; NCCL 2.30.7 ``src/device/all_reduce.h`` for the order of chunks.
+
+Gloo's all-reduce: a ring of small segments, several to a rank.
+
+Source: Gloo, ``gloo/allreduce.cc`` (ring).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from perfmodel.arrays import Floats, Ints
+from perfmodel.collectives.patterns import Pattern, assembled, ranges
+from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks, split_elements
+from perfmodel.errors import ScheduleError
+
+Orders = Sequence[Sequence[int]] | Ints
+
+
+def all_reduce(
+    ranks: int, nbytes: int, *, itemsize: int = 4, orders: Orders | None = None
+) -> Schedule:
+    """Sum a buffer over all ranks: reduce-scatter around the ring, then all-gather.
+
+    Steps: 2(N-1). Bytes sent per rank: 2(N-1)/N S (exact when chunks divide evenly).
+    Latency term: 2(N-1) alpha. Right for large buffers: no algorithm sends fewer bytes.
+    Source: Patarasuk and Yuan, JPDC 69(2), 2009.
+
+    Parameters
+    ----------
+    ranks : int
+        N.
+    nbytes : int
+        S, the size of the buffer on every rank; bytes.
+    itemsize : int
+        Bytes per element.
+    orders : sequence of sequences of int, optional
+        One order of all ranks for each parallel ring; the rings share the buffer evenly. Default:
+        one ring in rank order.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    ScheduleError
+        An order that is not a permutation, or a size that is not whole elements.
+    """
+    return _ring("all_reduce", ranks, nbytes, itemsize, orders)
+
+
+def reduce_scatter(
+    ranks: int, nbytes: int, *, itemsize: int = 4, orders: Orders | None = None
+) -> Schedule:
+    """Sum a buffer over all ranks and leave each rank its own part.
+
+    Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole buffer. Latency term: (N-1) alpha.
+    Right for large buffers. Parameters, return value, errors and source as in `all_reduce`.
+    """
+    return _ring("reduce_scatter", ranks, nbytes, itemsize, orders)
+
+
+def all_gather(
+    ranks: int, nbytes: int, *, itemsize: int = 4, orders: Orders | None = None
+) -> Schedule:
+    """Give every rank the parts of all.
+
+    Steps: N-1. Bytes sent per rank: (N-1)/N S, with S the whole result. Latency term: (N-1) alpha.
+    Right for large buffers. Parameters, return value, errors and source as in `all_reduce`.
+    """
+    return _ring("all_gather", ranks, nbytes, itemsize, orders)
+
+
+def both_ways(ranks: int) -> Orders:
+    """Orders of two rings in opposite directions, so that a link works in both of its own."""
+    checked_ranks(ranks)
+    order = list(range(ranks))
+    return [order, order[::-1]]
+
+
+def bidirectional_all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Sum a buffer over all ranks on two rings in opposite directions, half of it on each.
+
+    Steps: 2(N-1). Bytes sent per rank: 2(N-1)/N S, half of them to either neighbour. Latency
+    term: 2(N-1) alpha. Right on neighbour-to-neighbour links that carry both directions at once.
+    Source: as for `all_reduce`, twice.
+    """
+    return _ring("all_reduce", ranks, nbytes, itemsize, both_ways(ranks), "bidirectional_ring")
+
+
+def bidirectional_reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """As `reduce_scatter`, on two rings in opposite directions, half of the buffer on each.
+
+    Steps: N-1. Bytes sent per rank: (N-1)/N S. Latency term: (N-1) alpha. Right, and source, as
+    for `bidirectional_all_reduce`.
+    """
+    return _ring("reduce_scatter", ranks, nbytes, itemsize, both_ways(ranks), "bidirectional_ring")
+
+
+def bidirectional_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """As `all_gather`, on two rings in opposite directions, half of the buffer on each.
+
+    Steps: N-1. Bytes sent per rank: (N-1)/N S. Latency term: (N-1) alpha. Right, and source, as
+    for `bidirectional_all_reduce`.
+    """
+    return _ring("all_gather", ranks, nbytes, itemsize, both_ways(ranks), "bidirectional_ring")
+
+
+def _ring(
+    collective: str,
+    ranks: int,
+    nbytes: int,
+    itemsize: int,
+    orders: Orders | None,
+    algorithm: str = "ring",
+) -> Schedule:
+    checked_ranks(ranks)
+    table = checked_orders(ranks, orders)
+    sizes = split_elements(nbytes, ranks * len(table), itemsize).reshape(len(table), ranks)
+    # Position p of a ring ends up with chunk p + 1 after N - 1 steps of reducing, so the rank that
+    # owns chunk i of a ring stands at position i - 1; gathering starts from the same place.
+    owner = np.roll(table, 1, axis=1).ravel()
+    kinds = {"all_reduce": (True, False), "reduce_scatter": (True,), "all_gather": (False,)}
+    phases = _phases(table, sizes, kinds[collective]) if ranks > 1 else ()
+
+    def rounds() -> Iterator[Round]:
+        for reduces in kinds[collective]:
+            for step in range(ranks - 1):
+                yield _round(table, sizes, step if reduces else step + ranks - 1, reduces)
+
+    return Schedule(
+        collective=collective,
+        algorithm=algorithm,
+        ranks=ranks,
+        nbytes=nbytes,
+        itemsize=itemsize,
+        chunk_bytes=sizes.ravel(),
+        owner=np.full(owner.shape, -1) if collective == "all_reduce" else owner,
+        root=0,
+        phases=phases,
+        unroll=rounds,
+    )
+
+
+def checked_orders(ranks: int, orders: Orders | None) -> Ints:
+    """Orders of parallel rings as an array of shape (rings, ranks); one in rank order if None.
+
+    Raises
+    ------
+    ScheduleError
+        An order that does not hold each rank once.
+    """
+    if orders is None:
+        return np.arange(ranks, dtype=np.int64)[None, :]
+    table = np.asarray(orders, dtype=np.int64)
+    if table.ndim != 2 or table.shape[1] != ranks or len(table) == 0:
+        raise ScheduleError(f"ring orders of shape {table.shape}; allowed: (rings, {ranks})")
+    if not (np.sort(table, axis=1) == np.arange(ranks)).all():
+        raise ScheduleError(f"a ring order that does not hold each rank 0 to {ranks - 1} once")
+    return table
+
+
+def _phases(orders: Ints, sizes: Ints, kinds: Sequence[bool]) -> tuple[Phase, ...]:
+    """All edges of all rings; each sends every chunk but one in `ranks - 1` steps."""
+    rings, ranks = orders.shape
+    edges = rings * ranks
+    src, dst = orders.ravel(), np.roll(orders, -1, axis=1).ravel()
+    channel = np.repeat(np.arange(rings), ranks)
+    first, active = np.zeros(edges, dtype=np.int64), np.full(edges, ranks - 1)
+    return tuple(
+        Phase(
+            name="reduce-scatter" if reduces else "all-gather",
+            src=src,
+            dst=dst,
+            channel=channel,
+            nbytes=_mean_bytes(sizes, 0 if reduces else ranks - 1),
+            repeat=ranks - 1,
+            first=first,
+            active=active,
+            adds=reduces,
+        )
+        for reduces in kinds
+    )
+
+
+def _mean_bytes(sizes: Ints, offset: int) -> Floats:
+    """Bytes of a send, edge by edge, on average over steps offset ... offset + N - 2.
+
+    Position p sends chunks p - step: all but p - offset + 1.
+    """
+    ranks = sizes.shape[1]
+    left_out = np.take(sizes, (np.arange(ranks) - offset + 1) % ranks, axis=1)
+    mean: Floats = (sizes.sum(axis=1, keepdims=True) - left_out) / (ranks - 1)
+    return mean.ravel()
+
+
+def _round(orders: Ints, sizes: Ints, step: int, reduces: bool) -> Round:
+    """Step `step`: the rank at position p sends chunk p - step of its ring to position p + 1."""
+    rings, ranks = orders.shape
+    chunk = np.broadcast_to((np.arange(ranks) - step) % ranks, orders.shape)
+    number = chunk + np.arange(rings)[:, None] * ranks
+    return Round(
+        src=orders.ravel(),
+        dst=np.roll(orders, -1, axis=1).ravel(),
+        src_chunk=number.ravel(),
+        dst_chunk=number.ravel(),
+        nbytes=np.take_along_axis(sizes, chunk, axis=1).ravel(),
+        channel=np.repeat(np.arange(rings), ranks),
+        reduce=np.full(rings * ranks, reduces),
+    )
+
+
+SEGMENT_BYTES: Final = 1 << 20
+"""Largest segment; ``kMaxSegmentSize`` in Gloo, which PyTorch leaves as it is."""
+
+
+def segments(
+    ranks: int, nbytes: int, *, itemsize: int = 4, segment_bytes: int = SEGMENT_BYTES
+) -> tuple[int, int]:
+    """Return how many segments Gloo cuts a buffer into, and the bytes of each (the last is short).
+
+    Examples
+    --------
+    >>> segments(4, 25 * 2**20)
+    (28, 936232)
+    """
+    largest = max(segment_bytes // itemsize, 1) * itemsize
+    wanted = max(-(-nbytes // largest), 2 * ranks)
+    number = -(-wanted // ranks) * ranks
+    return number, -(-nbytes // (number * itemsize)) * itemsize
+
+
+def ring_all_reduce(
+    ranks: int, nbytes: int, *, itemsize: int = 4, segment_bytes: int = SEGMENT_BYTES
+) -> Schedule:
+    """Sum a buffer around a ring in k segments per rank: reduce-scatter, then all-gather.
+
+    Rank r sends to r - 1. What comes in is sent on k transfers later, so that adding overlaps
+    with transfers; the all-gather begins when all of the reduce-scatter is in.
+    Steps: 2(N-1)k, with k >= 2 (`segments` / N). Bytes sent per rank: 2(N-1)/N S (exact when
+    segments divide evenly). Latency term: 2(N-1)k alpha one by one, 2(N-1) alpha for k = 2 with
+    two in flight. Right for large buffers whose sums are made by CPUs. Source: Gloo (see the
+    module).
+
+    Parameters
+    ----------
+    ranks, nbytes, itemsize : int
+        As everywhere.
+    segment_bytes : int
+        Largest segment.
+
+    Raises
+    ------
+    ScheduleError
+        A size that is not whole elements.
+    """
+    checked_ranks(ranks)
+    if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
+        raise ScheduleError(
+            f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
+        )
+    number, each = segments(ranks, nbytes, itemsize=itemsize, segment_bytes=segment_bytes)
+    sizes = np.clip(nbytes - np.arange(number) * each, 0, each)
+    return assembled(
+        [
+            _down("reduce-scatter", ranks, sizes, ahead=1, reduces=True),
+            _down("all-gather", ranks, sizes, ahead=0, reduces=False),
+        ],
+        collective="all_reduce",
+        algorithm="gloo_ring",
+        ranks=ranks,
+        nbytes=nbytes,
+        itemsize=itemsize,
+        chunk_bytes=sizes,
+    )
+
+
+def _down(name: str, ranks: int, sizes: Ints, *, ahead: int, reduces: bool) -> Pattern:
+    """Rank r sends to r - 1 all segments but one rank's, beginning with those of r + `ahead`.
+
+    The edges stand in the order of the ring: 0 to N - 1, N - 1 to N - 2 ...
+    """
+    each = len(sizes) // ranks
+    ones, zeros = np.ones(ranks, np.int64), np.zeros(ranks, np.int64)
+    src = -np.arange(ranks) % ranks
+    dst, begin = (src - 1) % ranks, (src + ahead) % ranks * each
+    left_out = sizes.reshape(ranks, each).sum(axis=1)[(src + ahead - 1) % ranks]
+    repeat = (ranks - 1) * each
+    mean = (sizes.sum() - left_out) / max(repeat, 1)
+    active = np.full(ranks, repeat)
+    phase = Phase(
+        name, src, dst, zeros, mean, repeat, zeros, active,
+        lag=each, drained=not reduces, adds=reduces,
+    )  # fmt: skip
+    return Pattern(
+        phase,
+        lambda step: ranges(src, dst, zeros, begin + step, ones, sizes, reduces=reduces),
+    )

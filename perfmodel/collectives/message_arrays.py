@@ -1,0 +1,150 @@
+"""The messages of a schedule and what each waits for, as flat arrays.
+
+The same rules as in `dependencies.py`, derived for all sends at once: for simulating some 100,000
+messages, where tuples of Python numbers would take longer than the simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.arrays import Ints
+from perfmodel.collectives.dependencies import unrolled
+from perfmodel.collectives.schedule import Schedule
+
+COLUMNS = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel", "reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMessages:
+    """Messages (see `dependencies.Messages`): shape (messages,), but for the last two.
+
+    Message ``waits[k]`` may start only when message ``awaited[k]`` has landed; both of shape
+    (dependencies,), each pair once, ordered by `waits`.
+    """
+
+    src: Ints
+    dst: Ints
+    nbytes: Ints
+    channel: Ints
+    round: Ints
+    waits: Ints
+    awaited: Ints
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+
+def flat_messages(schedule: Schedule) -> FlatMessages:
+    """Unroll a schedule, derive what its sends wait for and join those over the same edge.
+
+    Raises
+    ------
+    ScheduleError
+        Two sends of a round that write the same chunk and do not both add.
+    """
+    rounds = list(schedule.rounds())
+    empty = np.zeros(0, np.int64)
+    send = {
+        name: np.concatenate([*(getattr(part, name) for part in rounds), empty]).astype(np.int64)
+        for name in COLUMNS
+    }
+    number = np.repeat(np.arange(len(rounds)), [len(part.src) for part in rounds])
+    chunks = 1 + int(max(send["src_chunk"].max(initial=0), send["dst_chunk"].max(initial=0)))
+    source = send["src"] * chunks + send["src_chunk"]
+    target = send["dst"] * chunks + send["dst_chunk"]
+    if _races(target, number, send["reduce"]):
+        unrolled(schedule)  # says where
+    waits, awaited = _waits(source, target, number)
+    keys = np.stack([number, send["channel"], send["src"], send["dst"]])
+    first, of_send = _numbered(keys)
+    nbytes = np.bincount(of_send, weights=send["nbytes"], minlength=len(first)).astype(np.int64)
+    pairs = np.unique(of_send[waits] * max(1, len(first)) + of_send[awaited])
+    return FlatMessages(
+        src=send["src"][first],
+        dst=send["dst"][first],
+        nbytes=nbytes,
+        channel=send["channel"][first],
+        round=number[first],
+        waits=pairs // max(1, len(first)),
+        awaited=pairs % max(1, len(first)),
+    )
+
+
+def _numbered(keys: Ints) -> tuple[Ints, Ints]:
+    """Number columns that are alike by their first occurrence.
+
+    Returns the place of each first occurrence, and the number of each column.
+    """
+    joint = np.zeros(keys.shape[1], np.int64)
+    for row in keys:
+        joint = joint * (1 + int(row.max(initial=0))) + row
+    _, first, which = np.unique(joint, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[which]
+
+
+def _races(target: Ints, number: Ints, adds: Ints) -> bool:
+    """Whether several sends of one round write to a chunk, and not all of them add."""
+    place = target * (1 + int(number.max(initial=0))) + number
+    _, which, times = np.unique(place, return_inverse=True, return_counts=True)
+    return bool(((times[which] > 1) & (adds == 0)).any())
+
+
+def _waits(source: Ints, target: Ints, number: Ints) -> tuple[Ints, Ints]:
+    """Pairs of sends: the first waits for the second, which is of an earlier round.
+
+    A read waits for the last write of its chunk, a write for that and for the reads since.
+    """
+    span = 2 + int(number.max(initial=0))
+    writes = _Ordered.of(target * span + number)
+    reads = _Ordered.of(source * span + number)
+    pairs = []
+    for place in (source, target):
+        low, high = writes.before(place, number, span)
+        pairs.append(writes.expanded(low, high))
+    written = writes.last_round(target, number, span)
+    low = np.searchsorted(reads.keys, target * span + written, side="right")
+    low = np.where(written < 0, np.searchsorted(reads.keys, target * span, side="left"), low)
+    high = np.searchsorted(reads.keys, target * span + number, side="left")
+    pairs.append(reads.expanded(low, high))
+    waits, awaited = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    return waits, awaited
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """Reads or writes in the order of place and round: `keys`, and the `sends` that do them."""
+
+    keys: Ints
+    sends: Ints
+
+    @classmethod
+    def of(cls, keys: Ints) -> _Ordered:
+        sends = np.argsort(keys, kind="stable")
+        return cls(keys[sends], sends)
+
+    def last_round(self, place: Ints, number: Ints, span: int) -> Ints:
+        """Round of the last access to a place before a round; -1 if there is none."""
+        at = np.searchsorted(self.keys, place * span + number, side="left") - 1
+        key = self.keys[np.maximum(at, 0)] if len(self.keys) else np.zeros_like(place)
+        return np.where((at >= 0) & (key >= place * span), key - place * span, -1)
+
+    def before(self, place: Ints, number: Ints, span: int) -> tuple[Ints, Ints]:
+        """Where the accesses to a place in its last round before a round begin and end."""
+        last = self.last_round(place, number, span)
+        key = place * span + last
+        low = np.searchsorted(self.keys, key, side="left")
+        high = np.searchsorted(self.keys, key, side="right")
+        return low, np.where(last < 0, low, high)
+
+    def expanded(self, low: Ints, high: Ints) -> tuple[Ints, Ints]:
+        """Pairs of each query and the sends from its low to its high end."""
+        count = np.maximum(0, high - low)
+        query = np.repeat(np.arange(len(count)), count)
+        offset = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
+        return query, self.sends[low[query] + offset]

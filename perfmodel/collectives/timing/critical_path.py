@@ -1,0 +1,261 @@
+"""How long a ring of unlike edges takes, without stepping through it: the heaviest walk.
+
+Each edge may send when the edge before it has delivered, when its own last send is on the wire and
+when its send of `credits` steps ago has been delivered. So the time of n steps is the weight of the
+heaviest walk over the edges that takes n - 1 steps: one step on to the next edge weighs what the
+edge left behind takes to deliver (hold + latency); one step on the spot weighs the hold; `credits`
+steps on the spot weigh a delivery. A walk covers a window of neighbouring edges and spends the
+steps that are left where that weighs most, so the best window is a question of prefix sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfmodel.arrays import Floats
+from perfmodel.collectives.schedule import Phase
+
+_ALIKE = 1e-12
+_EQUAL = 1e-6
+_MOST_PERIODS = 64
+"""Places of a ring at which its first edge may come back; beyond, it is taken as a whole."""
+
+
+def rings_s(
+    phases: Sequence[Phase], rings: int, rate_Bps: Floats, latency_s: Floats, credits: int
+) -> tuple[float, float] | None:
+    """Time of closed rings whose steps are alike, if it can be told without stepping.
+
+    Where sends differ by a few bytes (chunks of whole elements, averaged over the repeats) the time
+    is that for sends in the middle between the least and the most: no walk has more sends than
+    there are repeats, so that the time is off by half their difference on the slowest edge, times
+    the repeats, at most. That has to be less than a millionth.
+
+    Parameters
+    ----------
+    phases : sequence of Phase
+        Over the same edges, ring after ring, every edge at work in every repeat.
+    rings : int
+    rate_Bps, latency_s : ndarray of float, shape (edges,)
+    credits : int
+        At least two.
+
+    Returns
+    -------
+    tuple of (float, float) or None
+        When the last byte has left and when everything has arrived; seconds.
+    """
+    if any(phase.lag != 1 or phase.drained for phase in phases):
+        return None
+    repeat = sum(phase.repeat for phase in phases)
+    least = min(float(phase.nbytes.min()) for phase in phases)
+    most = max(float(phase.nbytes.max()) for phase in phases)
+    hold_s = ((least + most) / 2 / rate_Bps).reshape(rings, -1)
+    found = _slowest(hold_s, latency_s.reshape(rings, -1), repeat, credits)
+    unsure_s = repeat * (most - least) / float(rate_Bps.min())
+    return None if found is None or unsure_s > _EQUAL * found[1] else found
+
+
+def _slowest(
+    hold_s: Floats, latency_s: Floats, repeat: int, credits: int
+) -> tuple[float, float] | None:
+    """Time of the slowest of some rings, shape (rings, edges); each different one is looked at."""
+    unlike = {
+        (hold.tobytes(), late.tobytes()): (hold, late)
+        for hold, late in zip(hold_s, latency_s, strict=True)
+    }
+    ends = [-np.inf, -np.inf]
+    for ring in unlike.values():
+        for at, sent in enumerate((True, False)):
+            found = ring_s(*ring, repeat, credits, sent=sent)
+            if found is None:
+                return None
+            ends[at] = max(ends[at], found)
+    return ends[0], ends[1]
+
+
+def ring_s(
+    hold_s: Floats, latency_s: Floats, repeat: int, credits: int, *, sent: bool = False
+) -> float | None:
+    """Time of `repeat` steps of a ring, every edge at work in each.
+
+    Parameters
+    ----------
+    hold_s, latency_s : ndarray of float, shape (edges,)
+        What repeats around the ring: how long a send occupies its edge, and how much later it is
+        delivered.
+    repeat : int
+    credits : int
+        Sends that an edge may have under way.
+    sent : bool
+        Until the last byte has left, and not until everything has arrived.
+
+    Returns
+    -------
+    float or None
+        Seconds; None where the heaviest walk cannot be told from its bound (the edge on which it
+        should wait lies outside its window), so that only stepping gives the time.
+
+    Notes
+    -----
+    Let W be the largest delivery and H the largest hold. Waiting is worth W per `credits` steps and
+    H for each of the b < `credits` steps that remain, or H for every step if that is more. Taking
+    both for granted bounds the time from above; the bound is reached, and so is the time, if the
+    best window holds edges that have them.
+    """
+    around = _period(hold_s, latency_s)
+    hold_s, delivery_s = hold_s[:around], (hold_s + latency_s)[:around]
+    most, longest = float(delivery_s.max()), float(hold_s.max())
+    stride = credits if most > credits * longest else 1
+    wait_s = most / stride if stride > 1 else longest
+    windows = _Windows(delivery_s - wait_s, -latency_s[:around] * sent, stride, repeat)
+    best, window, rest = -np.inf, (0, 1), 0
+    for spare in range(min(stride, repeat)):
+        start, end, gain = windows.best(repeat - spare)
+        total = gain + (repeat - spare) * wait_s + spare * longest
+        if total > best:
+            best, window, rest = total, (start, end), spare
+    inside = np.arange(*window)[:around] % around
+    waits = repeat - (window[1] - window[0]) - rest
+    crossing = delivery_s[inside].max() if stride > 1 else hold_s[inside].max()
+    least = most if stride > 1 else longest
+    found = (waits == 0 or crossing >= least * (1 - _ALIKE)) and (
+        rest == 0 or hold_s[inside].max() >= longest * (1 - _ALIKE)
+    )
+    return best if found else None
+
+
+def _period(hold_s: Floats, latency_s: Floats) -> int:
+    """After how many edges those of a ring come back, as they do host after host."""
+    count = len(hold_s)
+    near = (hold_s == hold_s[0]) & (latency_s == latency_s[0])
+    for period in np.flatnonzero(near)[1:_MOST_PERIODS].tolist():
+        if count % period == 0 and all(
+            np.array_equal(values[period:], values[:-period]) for values in (hold_s, latency_s)
+        ):
+            return int(period)
+    return count
+
+
+class _Windows:
+    """Windows of neighbouring edges of a ring, and what they are worth.
+
+    Once around the ring adds the same whatever the window. So among lengths that differ by whole
+    turns (of the ring, and of the stride) the shortest or the longest is best.
+
+    Parameters
+    ----------
+    gain_s : ndarray of float, shape (edges,)
+        What an edge in a window is worth.
+    last_s : ndarray of float, shape (edges,)
+        What an edge is worth more as the last of its window.
+    stride : int
+        Lengths that are chosen from differ by this.
+    longest : int
+        No window is longer.
+    """
+
+    def __init__(self, gain_s: Floats, last_s: Floats, stride: int, longest: int) -> None:
+        self._edges, self._stride = len(gain_s), stride
+        self._turn = int(np.lcm(self._edges, stride))
+        self._sums = np.concatenate([[0.0], np.cumsum(gain_s)])
+        ends = np.arange(self._edges + min(longest, 3 * self._turn) + 1)
+        turns, rest = np.divmod(ends, self._edges)
+        self._ends = turns * self._sums[-1] + self._sums[rest] + last_s[rest - 1]
+        self._ahead: dict[tuple[int, int], Floats] = {}
+
+    def best(self, longest: int) -> tuple[int, int, float]:
+        """Begin, end and worth of the best of `longest` edges less a multiple of the stride."""
+        stride, turn = self._stride, self._turn
+        shortest = (longest - 1) % stride + 1
+        if longest - shortest < 2 * turn:
+            return self._best_of(shortest, longest)
+        short = self._best_of(shortest, shortest + turn - stride)
+        whole = (longest - shortest) // turn - 1  # turns that all of the longest have
+        low = longest - turn + stride - whole * turn
+        start, end, gain = self._best_of(low, low + turn - stride)
+        gain += whole * turn // self._edges * float(self._sums[-1])
+        return short if short[2] > gain else (start, end + whole * turn, gain)
+
+    def _best_of(self, low: int, high: int) -> tuple[int, int, float]:
+        """The best of `low`, `low + stride` ... or `high` edges."""
+        stride, lengths = self._stride, (high - low) // self._stride + 1
+        best, chosen = -np.inf, 0
+        for first in range(min(stride, self._edges)):
+            own = self._sums[first : self._edges : stride]
+            after = (first + low) // stride
+            ahead = self._most_ahead((first + low) % stride, lengths)[after : after + len(own)]
+            gains = ahead - own
+            at = int(gains.argmax())
+            if gains[at] > best:
+                best, chosen = float(gains[at]), first + stride * at
+        reached = self._ends[chosen + low : chosen + high + 1 : stride]
+        return chosen, chosen + low + stride * int(reached.argmax()), best
+
+    def _most_ahead(self, first: int, size: int) -> Floats:
+        """What the best of so many ends is worth, from each on."""
+        if (first, size) not in self._ahead:
+            self._ahead[first, size] = _most_ahead(self._ends[first :: self._stride], size)
+        return self._ahead[first, size]
+
+
+def _most_ahead(values: Floats, size: int) -> Floats:
+    """Largest of `size` values from each on, shape (values - size + 1,).
+
+    Every stretch is the end of one block of `size` values and the beginning of the next. Source:
+    van Herk, Pattern Recognition Letters 13, 1992.
+    """
+    padded = np.full(-(-len(values) // size) * size, -np.inf)
+    padded[: len(values)] = values
+    blocks = padded.reshape(-1, size)
+    begun = np.maximum.accumulate(blocks, axis=1).ravel()
+    left = np.maximum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
+    return np.maximum(left[: len(values) - size + 1], begun[size - 1 : len(values)])
+
+
+def chains_s(
+    phase: Phase, rate_Bps: Floats, latency_s: Floats, credits: int
+) -> tuple[float, Floats] | None:
+    """Time of pipelines along open chains; None if the phase's edges do not form such.
+
+    The walk crosses every edge of a chain once and waits, chunk after chunk, where that weighs
+    most; every edge is in its window, so nothing is left to guess.
+
+    Parameters
+    ----------
+    phase : Phase
+        Chain after chain, each edge beginning one repeat after the one that feeds it.
+    rate_Bps, latency_s : ndarray of float, shape (edges,)
+    credits : int
+
+    Returns
+    -------
+    tuple of (float, ndarray of float, shape (edges,)) or None
+        When the last byte has left, and when the last send of each edge has arrived; seconds.
+    """
+    chains = int(phase.channel.max()) + 1
+    if phase.drained or len(phase.src) % chains:
+        return None
+    src, dst, first, active, channel = (
+        column.reshape(chains, -1)
+        for column in (phase.src, phase.dst, phase.first, phase.active, phase.channel)
+    )
+    in_order = (
+        (src[:, 1:] == dst[:, :-1]).all()
+        and (first == np.arange(first.shape[1])).all()
+        and (active == active[:, :1]).all()
+        and (channel == np.arange(chains)[:, None]).all()
+    )
+    if not in_order:
+        return None
+    hold_s = (phase.nbytes / rate_Bps).reshape(chains, -1)
+    late_s = latency_s.reshape(chains, -1)
+    delivery_s = hold_s + late_s
+    longest, most = (np.maximum.accumulate(part, axis=1) for part in (hold_s, delivery_s))
+    more = active[:, :1] - 1
+    whole, rest = np.divmod(more, credits)
+    waits_s = np.maximum(more * longest, whole * most + rest * longest)
+    landed_s: Floats = np.cumsum(delivery_s, axis=1) + waits_s
+    return float((landed_s - late_s).max()), landed_s.ravel()

@@ -1,0 +1,188 @@
+"""How long a schedule takes when each edge has its own speed: a max-plus recurrence over edges.
+
+A send may start when its data has arrived, when its edge has finished putting the send before
+it on the wire, and when the edge has a credit: with c credits, when the send c before it has
+been delivered. It occupies the edge for ``nbytes / rate`` and is delivered ``latency`` later.
+With one credit a step costs alpha + nbytes beta (Hockney) and a ring with one slow edge takes
+2(N-1) of that edge's steps; with more, latency is pipelined. What a send needs has come `Phase.lag`
+repeats before it, and a phase may begin with nothing under way (`Phase.drained`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfmodel.arrays import Floats
+from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.critical_path import chains_s, rings_s
+from perfmodel.collectives.timing.pipelines import pipelines_s
+from perfmodel.collectives.timing.unrolled import course_of, places_of
+from perfmodel.collectives.timing.variable_rate import Clocks, Ends, Pace
+
+LONG = 256
+"""Edges of a ring or chain from which on its heaviest walk is looked for, instead of stepping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Phases that share their edges, and what these can do.
+
+    Parameters
+    ----------
+    phases : tuple of Phase
+    rate_Bps : ndarray of float, shape (edges,)
+        Payload rate of each edge while it sends.
+    latency_s : ndarray of float, shape (edges,)
+    """
+
+    phases: tuple[Phase, ...]
+    rate_Bps: Floats
+    latency_s: Floats
+
+
+@dataclass
+class Doors:
+    """When each edge may begin the next leg.
+
+    A rank begins when its sends and receives before have landed; sends that add to what the
+    receiver was sent before, or replace it, wait for that too (`Phase.adds`, `Phase.overwrites`).
+
+    Parameters
+    ----------
+    ranks : int
+        Ranks, and switches that take part, of the whole schedule.
+    """
+
+    ranks: int
+    _open_s: Floats = field(default_factory=lambda: np.zeros(0))
+    _came_s: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def begin_s(self, phase: Phase) -> Floats:
+        """When each edge of a phase may send at the earliest; shape (edges,)."""
+        self._grow(phase)
+        starts, ends = places_of(phase, self.ranks)
+        begin_s = self._open_s[starts]
+        waits = np.logical_or(phase.adds, phase.overwrites)
+        return np.maximum(begin_s, np.where(waits, self._came_s[ends], 0.0))
+
+    def land(self, phase: Phase, landed_s: Floats) -> None:
+        """Take note of when the last sends over the edges of a leg have landed."""
+        self._grow(phase)
+        starts, ends = places_of(phase, self.ranks)
+        np.maximum.at(self._came_s, ends, landed_s)
+        np.maximum.at(self._open_s, starts, landed_s)
+        np.maximum(self._open_s, self._came_s, out=self._open_s)
+
+    def _grow(self, phase: Phase) -> None:
+        more = (int(phase.channel.max()) + 1) * self.ranks - len(self._open_s)
+        if more > 0:
+            self._open_s = np.append(self._open_s, np.zeros(more))
+            self._came_s = np.append(self._came_s, np.zeros(more))
+
+
+def legs_ends(
+    legs: Sequence[Leg], ranks: int, *, credits: int
+) -> Iterator[tuple[Floats | None, Ends]]:
+    """Time the legs of a collective, each begun rank by rank.
+
+    Yields
+    ------
+    tuple of (ndarray of float, shape (edges,), or None) and Ends
+        When each edge of a leg may send (None: at once), and how the leg ends.
+    """
+    if len(legs) == 1:
+        yield None, leg_ends(legs[0], credits)
+        return
+    doors = Doors(ranks)
+    for leg in legs:
+        begin_s = doors.begin_s(leg.phases[0])
+        ends = _stepped(leg, begin_s, credits)
+        doors.land(leg.phases[0], ends.landed_s)
+        yield begin_s, ends
+
+
+def schedule_s(
+    phases: Sequence[Phase], rate_Bps: Floats, latency_s: Floats, *, credits: int
+) -> float:
+    """Time of phases that share their edges; seconds.
+
+    Parameters
+    ----------
+    phases : sequence of Phase
+        In order, all with the same edges.
+    rate_Bps : ndarray of float, shape (edges,)
+        Rate of each edge while it sends.
+    latency_s : ndarray of float, shape (edges,)
+    credits : int
+        Sends that an edge may have under way.
+
+    Returns
+    -------
+    float
+        When the last send is delivered.
+    """
+    return leg_ends(Leg(tuple(phases), rate_Bps, latency_s), credits).last_s if phases else 0.0
+
+
+def leg_ends(leg: Leg, credits: int) -> Ends:
+    """How a leg ends that all edges may begin at once.
+
+    Of legs that have a closed form, `landed_s` holds the last arrival of all.
+    """
+    phases, late = leg.phases, leg.latency_s
+    with np.errstate(divide="ignore"):  # a link that carries nothing: infinite
+        busy = [phase.nbytes / leg.rate_Bps for phase in phases]
+    rings = _closed_rings(phases)
+    blocking = credits == 1 or (rings and all(phase.lag == 1 for phase in phases))
+    if blocking and _uniform(busy, late):
+        # Every send waits for a whole step of the one before it: around a ring for its data, at
+        # the head of a chain for its only credit.
+        steps = zip(phases, busy, strict=True)
+        end_s = sum(float(phase.repeat * (hold[0] + late[0])) for phase, hold in steps)
+        return Ends(end_s - float(late[0]), np.array([end_s]))
+    if credits == 1 and all((p.active == p.repeat).all() for p in phases):
+        # Staying on the slowest edge costs its whole step each time, and no path through the
+        # recurrence can cost more than the largest step at every repeat.
+        total = sum(p.repeat * (b + late) for p, b in zip(phases, busy, strict=True))
+        slowest = int(np.argmax(total))
+        end_s = float(np.asarray(total)[slowest])
+        return Ends(end_s - float(late[slowest]), np.array([end_s]))
+    known = _long_ends(leg, rings, credits)
+    return _stepped(leg, np.zeros(len(late)), credits) if known is None else known
+
+
+def _long_ends(leg: Leg, rings: bool, credits: int) -> Ends | None:
+    """How long rings or chains end, if it can be told without stepping."""
+    first = leg.phases[0]
+    channels = int(first.channel[-1]) + 1
+    is_long = len(leg.latency_s) >= LONG * channels
+    if rings and credits > 1 and is_long:
+        known = rings_s(leg.phases, channels, leg.rate_Bps, leg.latency_s, credits)
+        return None if known is None else Ends(known[0], np.array([known[1]]))
+    if len(leg.phases) == 1 and first.first.any():
+        chains = chains_s(first, leg.rate_Bps, leg.latency_s, credits) if is_long else None
+        ways = chains or pipelines_s(first, leg.rate_Bps, leg.latency_s, credits)
+        return None if ways is None else Ends(*ways)
+    return None
+
+
+def _stepped(leg: Leg, begin_s: Floats, credits: int) -> Ends:
+    course = course_of(leg.phases, credits)
+    return Clocks(course, begin_s, Pace(-np.inf, leg.rate_Bps, leg.latency_s)).ends()
+
+
+def _uniform(busy: Sequence[Floats], latency_s: Floats) -> bool:
+    return all(bool((values == values[0]).all()) for values in (latency_s, *busy))
+
+
+def _closed_rings(phases: Sequence[Phase]) -> bool:
+    """Whether the edges form closed rings, ring after ring, that work all the time."""
+    first = phases[0]
+    edges, rings = len(first.src), int(first.channel[-1]) + 1
+    if edges % rings or any((p.active != p.repeat).any() for p in phases):
+        return False
+    src, dst = first.src.reshape(rings, -1), first.dst.reshape(rings, -1)
+    return bool(np.array_equal(np.roll(src, -1, axis=1), dst))

@@ -1,0 +1,251 @@
+"""The course of a collective over one set of edges: what each repeat sends and waits for."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from perfmodel.arrays import Floats, Ints
+from perfmodel.collectives.schedule import Phase
+
+SAME = 1e-12
+"""Values this close are alike."""
+MOST_WALKED = 200_000
+"""Edges up to which rings are looked for that do not stand one after the other."""
+
+
+@dataclass
+class Course:
+    """Phases that share their edges, prepared for being stepped through.
+
+    Parameters
+    ----------
+    phases : tuple of Phase
+    credits : int
+        Sends that an edge may have under way.
+    feeders : ndarray of int, shape (edges, most feeders)
+        Edges that bring what each edge sends on; padded with `edges`.
+    order : ndarray of int, shape (rings, edges of a ring), or None
+        The edges ring by ring, each fed by the one before it; None if they form no such rings, or
+        not all of them work all the time.
+    """
+
+    phases: tuple[Phase, ...]
+    credits: int
+    feeders: Ints
+    order: Ints | None
+    edges: int = field(init=False)
+    depth: int = field(init=False)
+    steps: int = field(init=False)
+    together: bool = field(init=False)
+    pipelined: bool = field(init=False)
+    sends: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = self.phases[0].first
+        self.edges = len(first)
+        self.together = all(bool((p.active == p.repeat).all()) for p in self.phases)
+        self.pipelined = bool(first.max(initial=0) > 0)
+        padded = np.append(first, first.max(initial=0))
+        ahead = int(np.max(first[:, None] - padded[self.feeders], initial=0))
+        self.depth = self.credits + max(ahead, *(p.lag for p in self.phases)) + 1
+        self._firsts = [0]
+        self._done = [np.zeros(self.edges, dtype=np.int64)]
+        for phase in self.phases:
+            self._firsts.append(self._firsts[-1] + phase.repeat)
+            self._done.append(self._done[-1] + phase.active)
+        self.steps, self.sends = self._firsts[-1], self._done[-1]
+        self._working: dict[int, tuple[Ints, Ints]] = {}
+
+    @property
+    def rings(self) -> int:
+        """Number of rings; 0 if the edges form none."""
+        return 0 if self.order is None else len(self.order)
+
+    def phase_at(self, step: int) -> tuple[Phase, int]:
+        """Return the phase of a step, and its first step."""
+        index = self._index(step)
+        return self.phases[index], self._firsts[index]
+
+    def _index(self, step: int) -> int:
+        return min(bisect.bisect_right(self._firsts, step), len(self.phases)) - 1
+
+    def done(self, step: int) -> Ints:
+        """Sends of each edge in the phases before that of a step."""
+        return self._done[self._index(step)]
+
+    def sent(self, step: int) -> Ints:
+        """Sends of each edge in the steps before this one."""
+        phase, first = self.phase_at(step)
+        return self.done(step) + np.clip(step - first - phase.first, 0, phase.active)
+
+    def stride(self, phase: Phase) -> int:
+        """After how many steps a cycle may show; 0 if there is none to wait for."""
+        if self.order is None:
+            return 0
+        around = self.order.shape[1]
+        return around if phase.lag == 1 else int(np.lcm(around, self.credits))
+
+    def landed(self, phase: Phase, last_s: Floats) -> Floats:
+        """When the last send of any edge that starts or ends where this one starts has landed."""
+        if self.order is not None:
+            return np.maximum(last_s, last_s[self.feeders[:, 0]])
+        places, ends = places_of(phase)
+        landed = np.zeros(int(max(places.max(), ends.max())) + 1)
+        np.maximum.at(landed, places, last_s)
+        np.maximum.at(landed, ends, last_s)
+        return landed[places]
+
+    def working(self, phase: Phase, step: int) -> Ints:
+        """Edges that work in a repeat of a phase."""
+        if (phase.active != phase.active[0]).any():
+            return np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
+        if id(phase) not in self._working:
+            begins = np.argsort(phase.first, kind="stable")
+            self._working[id(phase)] = (begins, phase.first[begins])
+        begins, first = self._working[id(phase)]
+        low, high = np.searchsorted(first, [step - phase.active[0] + 1, step + 1])
+        return begins[low:high]
+
+
+def course_of(phases: Sequence[Phase], credits: int) -> Course:
+    """Prepare phases over the same edges, at least one."""
+    rings = _rings(phases)
+    if rings is not None:
+        feeders = np.empty(rings.size, dtype=np.int64)
+        feeders[rings.ravel()] = np.roll(rings, 1, axis=1).ravel()
+        return Course(tuple(phases), credits, feeders[:, None], rings)
+    if sum(phase.repeat for phase in phases) == 1:
+        nobody = np.full((len(phases[0].src), 1), len(phases[0].src), dtype=np.int64)
+        return Course(tuple(phases), credits, nobody, None)
+    feeders = feeders_of(phases[0])
+    steady = all(bool((p.active == p.repeat).all()) for p in phases)
+    return Course(tuple(phases), credits, feeders, _walked(feeders) if steady else None)
+
+
+def places_of(phase: Phase, ranks: int = 0) -> tuple[Ints, Ints]:
+    """Where each edge starts and where it ends: a number for each rank on each channel."""
+    count = ranks or 1 + int(max(phase.src.max(), phase.dst.max()))
+    return phase.channel * count + phase.src, phase.channel * count + phase.dst
+
+
+def feeders_of(phase: Phase) -> Ints:
+    """Edges that bring what each edge sends on, shape (edges, most feeders); padded with `edges`.
+
+    They end where it starts, on its channel. In a pipeline an edge that starts working later
+    sends on what came over those that started before it; where all start together, each repeat
+    sends what the one before brought.
+    """
+    edges = len(phase.src)
+    starts, ends = places_of(phase)
+    by_end = np.argsort(ends, kind="stable")
+    low = np.searchsorted(ends[by_end], starts, side="left")
+    high = np.searchsorted(ends[by_end], starts, side="right")
+    place = low[:, None] + np.arange(max(1, int((high - low).max(initial=0))))
+    found = np.where(place < high[:, None], by_end[np.minimum(place, edges - 1)], edges)
+    if phase.first.max(initial=0) > 0:
+        begun = np.append(phase.first, edges + 1)[found] < phase.first[:, None]
+        found = np.where(begun, found, edges)
+    return found.astype(np.int64)
+
+
+def _rings(phases: Sequence[Phase]) -> Ints | None:
+    """Edges of closed rings that stand ring after ring; None if they do not."""
+    first = phases[0]
+    edges, rings = len(first.src), int(first.channel[-1]) + 1
+    if edges % rings or any((p.active != p.repeat).any() for p in phases):
+        return None
+    src, dst = first.src.reshape(rings, -1), first.dst.reshape(rings, -1)
+    if not np.array_equal(np.roll(src, -1, axis=1), dst):
+        return None
+    if rings > 1 and (np.diff(first.channel.reshape(rings, -1), axis=1) != 0).any():
+        return None
+    return np.arange(edges).reshape(rings, -1)
+
+
+def _walked(feeders: Ints) -> Ints | None:
+    """Edges of rings of one length, in whatever order they stand; None if they form none."""
+    edges = len(feeders)
+    if feeders.shape[1] != 1 or edges > MOST_WALKED:
+        return None
+    if not np.array_equal(np.sort(feeders[:, 0]), np.arange(edges)):
+        return None
+    after = np.empty(edges, dtype=np.int64)
+    after[feeders[:, 0]] = np.arange(edges)
+    follows, seen, found = after.tolist(), [False] * edges, []
+    for edge in range(edges):
+        if seen[edge]:
+            continue
+        ring = []
+        while not seen[edge]:
+            seen[edge] = True
+            ring.append(edge)
+            edge = follows[edge]  # noqa: PLW2901  (walks on)
+        found.append(ring)
+        if len(ring) != len(found[0]):
+            return None
+    return np.array(found, dtype=np.int64)
+
+
+Part = tuple[Ints, Ints]
+"""Edges that stand for others, shape (rings, edges), and for each edge who stands for it, or -1."""
+
+
+def parts_of(course: Course, rows: Sequence[Floats]) -> list[Part] | None:
+    """Edges of rings that are unlike in what they send and in `rows`; None without rings.
+
+    Like hosts make a ring periodic: its edges inside a host and out of it come back host after
+    host, and so do their times; and rings on like rails are alike.
+    """
+    if course.order is None:
+        return None
+    table = np.stack([*(p.nbytes for p in course.phases), *rows])[:, course.order]
+    unlike: list[int] = []
+    stands_for = []
+    for ring in range(table.shape[1]):
+        same = next((i for i in unlike if _close(table[:, ring], table[:, i])), ring)
+        if same == ring:
+            unlike.append(ring)
+        stands_for.append(same)
+    by_period: dict[int, list[int]] = {}
+    for ring in unlike:
+        by_period.setdefault(_period(table[:, ring]), []).append(ring)
+    return [_part(course.order, period, rings, stands_for) for period, rings in by_period.items()]
+
+
+def _part(order: Ints, period: int, rings: list[int], stands_for: list[int]) -> Part:
+    back = np.full(order.size, -1, dtype=np.int64)
+    around = np.arange(order.shape[1]) % period
+    number = {ring: place for place, ring in enumerate(rings)}
+    for ring, same in enumerate(stands_for):
+        if same in number:
+            back[order[ring]] = number[same] * period + around
+    return order[rings][:, :period], back
+
+
+def part_of(course: Course, which: Ints) -> Course:
+    """The course of the edges that stand for others, each fed by the one before it."""
+    flat = which.ravel()
+    names = ("src", "dst", "channel", "nbytes", "first", "active")
+    phases = tuple(
+        replace(p, **{name: getattr(p, name)[flat] for name in names}) for p in course.phases
+    )
+    order = np.arange(flat.size).reshape(which.shape)
+    return Course(phases, course.credits, np.roll(order, 1, axis=1).reshape(-1, 1), order)
+
+
+def _close(one: Floats, other: Floats) -> bool:
+    return bool((np.abs(one - other) <= SAME * np.abs(other)).all())
+
+
+def _period(rows: Floats) -> int:
+    """After how many edges the values of a ring come back."""
+    length: int = rows.shape[1]
+    small = [d for d in range(1, int(length**0.5) + 1) if length % d == 0]
+    for period in sorted({*small, *(length // d for d in small)}):
+        if period < length and _close(rows[:, period:], rows[:, :-period]):
+            return period
+    return length

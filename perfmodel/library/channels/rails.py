@@ -1,0 +1,102 @@
+"""A group of ranks host by host, and the ways of NCCL's channels through its hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.library.channels.channels import by_host, serving_nics
+from perfmodel.library.channels.ring_search import direct_nvlinks, local_rings, rail_rings
+from perfmodel.library.lowering.edge_routing import NEAREST
+from perfmodel.library.lowering.edges import Ints
+from perfmodel.library.transport import GDR_PATHS, way_between
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.router import Router
+
+BY_ONE_GPU = frozenset({"hopper", "blackwell"})
+"""Generations whose trees meet the network at one GPU of a node where no two share a NIC: NCCL
+tries its plain tree there (``src/graph/search.cc``, compute capability 9 and later)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rails:
+    """Channels of a regular group: every host has the same GPUs in it.
+
+    Parameters
+    ----------
+    hosts : ndarray of int, shape (hosts, size)
+        Ranks of the topology.
+    chains : ndarray of int, shape (channels, size)
+        Positions in a host, from the GPU that speaks to the network on.
+    nics : ndarray of int, shape (channels,)
+        Numbers of the NICs in their host; `NEAREST` within one host.
+    spread : ndarray of bool, shape (channels,)
+        Whether the second GPU of a chain speaks to the network too.
+    """
+
+    hosts: Ints
+    chains: Ints
+    nics: Ints
+    spread: NDArray[np.bool_]
+
+    @property
+    def places(self) -> Ints:
+        """Positions of the ranks in their group, host by host; shape (hosts, size)."""
+        return np.arange(self.hosts.size).reshape(self.hosts.shape)
+
+    @property
+    def trees(self) -> int:
+        """Trees that each channel has: two between hosts."""
+        return 1 if len(self.hosts) == 1 else 2
+
+    def only(self, channel: int) -> Rails:
+        """The same group on one of the channels."""
+        one = slice(channel, channel + 1)
+        return Rails(self.hosts, self.chains[one], self.nics[one], self.spread[one])
+
+
+def rails_over(
+    topology: Topology, router: Router, ranks: Ints, *, at_most: int | None = None
+) -> Rails:
+    """Find the channels of a group, `at_most` so many.
+
+    Of an irregular group, in which hosts differ in which GPUs take part, every rank is a host of
+    its own: its trees know nothing of nodes.
+    """
+    hosts = by_host(ranks, topology.gpus_per_host)
+    if hosts is None:
+        one = np.zeros((1, 1), dtype=np.int64)
+        return Rails(ranks[:, None], one, np.array([NEAREST]), np.zeros(1, dtype=np.bool_))
+    gpus = [topology.ranks[rank] for rank in hosts[0].tolist()]
+    router = router.healthy
+    if len(hosts) == 1:
+        chains = np.array(local_rings(router, gpus)[:at_most], dtype=np.int64)
+        nics = np.full(len(chains), NEAREST)
+        return Rails(hosts, chains, nics, np.zeros(len(chains), dtype=np.bool_))
+    names = serving_nics(router, gpus)
+    ways = [even for even, _ in rail_rings(router, gpus, names)[:at_most]]
+    found = [_chain(router, gpus, way.order, names[way.nic_in or 0]) for way in ways]
+    return Rails(
+        hosts,
+        np.array([chain for chain, _ in found], dtype=np.int64),
+        np.array([router.nic_number(names[way.nic_in or 0]) for way in ways]),
+        np.array([spread for _, spread in found]),
+    )
+
+
+def _chain(
+    router: Router, gpus: list[str], order: tuple[int, ...], nic: str
+) -> tuple[tuple[int, ...], bool]:
+    """Chain of a tree through a host, and whether its second GPU shares the NIC's traffic."""
+    if len(order) == 1:
+        return order, False
+    first, *others = order
+    near = [gpu for gpu in others if way_between(router, gpus[gpu], nic) in GDR_PATHS]
+    if near and direct_nvlinks(router.topology, gpus) is None:
+        others = [near[0], *(gpu for gpu in others if gpu != near[0])]
+    shares = bool(near) and others[0] == near[0]
+    reached = way_between(router, gpus[others[0]], nic) != "DIS"
+    spread = shares or (router.topology.gpu.generation not in BY_ONE_GPU and reached)
+    return (first, *others), spread

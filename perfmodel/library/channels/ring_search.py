@@ -1,0 +1,308 @@
+"""Rings over real hardware: in which order each parallel ring visits the GPUs, and by which NICs.
+
+The rules follow NVIDIA/nccl 2.30.7 ``src/graph/search.cc`` and ``connect.cc``: behind an NVSwitch
+any order serves; on a mesh of direct NVLinks, rings are edge-disjoint Hamiltonian cycles; between
+hosts each ring uses one NIC to enter a host and one to leave it, starting at the GPU nearest the
+first and ending at the GPU nearest the second, so that traffic stays on its rail.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS, nic_path, way_between
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.routing.shortest_paths import PATH_TYPES
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRing:
+    """One ring's way through a host.
+
+    Parameters
+    ----------
+    order : tuple of int
+        Local GPU numbers, first to last.
+    nic_in, nic_out : int or None
+        Local NIC numbers by which the ring enters and leaves; None when it stays in the host.
+    """
+
+    order: Order
+    nic_in: int | None = None
+    nic_out: int | None = None
+
+    def turned(self) -> HostRing:
+        """The same way from its end to its beginning."""
+        return HostRing(self.order[::-1], self.nic_out, self.nic_in)
+
+
+def local_rings(router: Router, gpus: Sequence[str]) -> tuple[Order, ...]:
+    """Rings inside one host, as positions into `gpus`."""
+    dumped = dumped_rings(router.topology, gpus)
+    if dumped:
+        return tuple(dict.fromkeys(ring.order for ring in dumped))
+    lanes = direct_nvlinks(router.topology, gpus)
+    if len(gpus) > 2 and lanes is not None:
+        cycles = hamiltonian_cycles(len(gpus), lanes) or relayed_cycles(router, gpus, lanes)
+        if cycles:
+            return cycles
+    return (tuple(range(len(gpus))),)
+
+
+def dumped_rings(
+    topology: Topology, gpus: Sequence[str], nics: Sequence[str] = ()
+) -> tuple[HostRing, ...]:
+    """Rings that a dump of NCCL's own names for just these GPUs; empty where there is none.
+
+    With `nics`, those whose ends are among them.
+    """
+    if not topology.graphs:
+        return ()
+    nodes = topology.graph.nodes
+    number = {
+        nodes[gpu]["local"]: at for at, gpu in enumerate(topology.ranks[: topology.gpus_per_host])
+    }
+    places = [number[nodes[gpu]["local"]] for gpu in gpus]
+    found = topology.graph_of("ring", places)
+    at_nic = {int(nodes[nic]["local"].removeprefix("nic")): at for at, nic in enumerate(nics)
+              if nodes[nic]["local"].removeprefix("nic").isdigit()}  # fmt: skip
+    ways = found.ways if found is not None else ()
+    return tuple(
+        HostRing(
+            tuple(places.index(gpu) for gpu in way.gpus),
+            at_nic.get(-1 if way.nic_in is None else way.nic_in),
+            at_nic.get(-1 if way.nic_out is None else way.nic_out),
+        )
+        for way in ways
+        if not nics or {way.nic_in, way.nic_out} <= at_nic.keys()
+    )
+
+
+def direct_nvlinks(topology: Topology, gpus: Sequence[str]) -> dict[tuple[int, int], int] | None:
+    """NVLink lanes between GPUs, as positions into `gpus`; None behind an NVSwitch or without."""
+    lanes: dict[tuple[int, int], int] = {}
+    place = {gpu: position for position, gpu in enumerate(gpus)}
+    for gpu in gpus:
+        for peer, arcs in topology.graph.adj[gpu].items():
+            for arc in arcs.values():
+                if arc["kind"] != "nvlink":
+                    continue
+                if topology.graph.nodes[peer]["kind"] != "gpu":
+                    return None
+                if peer in place:
+                    lanes[place[gpu], place[peer]] = int(arc["lanes"])
+    return lanes or None
+
+
+def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tuple[Order, ...]:
+    """Pack as many directed rings as the lanes carry; each takes one lane of each of its links.
+
+    A cycle and its reverse use the two directions of the same links, so cycles are packed on
+    undirected lanes and each is run both ways.
+    """
+    best: list[Order] = []
+    degree = sum(number for (src, _), number in lanes.items() if src == 0)
+
+    def pack(left: dict[tuple[int, int], int], chosen: list[Order]) -> bool:
+        if len(chosen) > len(best):
+            best[:] = chosen
+        if len(best) * 2 >= degree:
+            return True
+        floor = chosen[-1] if chosen else ()
+        for cycle in _paths(count, left, start=0, end=None, closed=True):
+            if cycle < floor or cycle[1] > cycle[-1]:  # each set of cycles once, each cycle one way
+                continue
+            for src, dst in _links(cycle):
+                left[src, dst] -= 1
+                left[dst, src] -= 1
+            done = pack(left, [*chosen, cycle])
+            for src, dst in _links(cycle):
+                left[src, dst] += 1
+                left[dst, src] += 1
+            if done:
+                return True
+        return False
+
+    pack(dict(lanes), [])
+    return tuple(ring for cycle in best for ring in (cycle, (cycle[0], *cycle[:0:-1])))
+
+
+def relayed_cycles(
+    router: Router, gpus: Sequence[str], lanes: Mapping[tuple[int, int], int]
+) -> tuple[Order, ...]:
+    """Rings where not every hop has a link: some pass through a third GPU of the group (NVB).
+
+    Both ways round at once; rings that cross the fewest links come first, and each takes one lane
+    of every link that it crosses.
+    """
+    count, place = len(gpus), {gpu: position for position, gpu in enumerate(gpus)}
+    if count > _MOST_RELAYED:
+        return ()
+    names = router.topology.arcs.names
+    crossed = {
+        (a, b): [(place.get(names[arc][0], -1), place.get(names[arc][1], -1))
+                 for arc in router.route(gpus[a], gpus[b])]
+        for a, b in itertools.permutations(range(count), 2)
+        if router.path_type(gpus[a], gpus[b]) in NVLINK_PATHS
+    }  # fmt: skip
+    use: dict[Order, Counter[tuple[int, int]]] = {}
+    for middle in itertools.permutations(range(1, count)):
+        ring = (0, *middle)
+        back = (0, *middle[::-1])
+        hops = [*_links(ring), *_links(back)]
+        if middle[0] < middle[-1] and all(hop in crossed for hop in hops):
+            use[ring] = Counter(link for hop in hops for link in crossed[hop])
+    left, found = Counter(lanes), list[Order]()
+    for ring, links in sorted(use.items(), key=lambda item: (item[1].total(), item[0])):
+        while all(left[link] >= number for link, number in links.items()):
+            left.subtract(links)
+            found += [ring, (0, *ring[:0:-1])]
+    return tuple(found)
+
+
+_MOST_RELAYED = 8
+"""GPUs on a mesh whose rings are tried one by one."""
+
+
+def _links(cycle: Order) -> Iterator[tuple[int, int]]:
+    return zip(cycle, (*cycle[1:], cycle[0]), strict=True)
+
+
+def _paths(
+    count: int, lanes: Mapping[tuple[int, int], int], *, start: int, end: int | None, closed: bool
+) -> Iterator[Order]:
+    """Hamiltonian paths over links with lanes left, widest link first."""
+
+    def extend(path: list[int]) -> Iterator[Order]:
+        if len(path) == count:
+            if not closed or lanes.get((path[-1], start), 0) > 0:
+                yield tuple(path)
+            return
+        here = path[-1]
+        options = [
+            node
+            for node in range(count)
+            if node not in path
+            and lanes.get((here, node), 0) > 0
+            and (node != end or len(path) == count - 1)
+        ]
+        for node in sorted(options, key=lambda node: (-lanes[here, node], node)):
+            yield from extend([*path, node])
+
+    return extend([start])
+
+
+def rail_rings(
+    router: Router, gpus: Sequence[str], nics: Sequence[str]
+) -> tuple[tuple[HostRing, HostRing], ...]:
+    """Ways through an even and an odd host, one pair per ring, one ring per NIC.
+
+    Where two GPUs share a NIC's PCIe switch the ring enters and leaves by that NIC. Where each GPU
+    has a NIC of its own, two rings swap a pair of NICs, and odd hosts run them the other way
+    round, so that both ends of every cable are on the same rail. GPUs that are linked directly
+    have no more rings than their links carry, whatever the number of NICs.
+    """
+    dumped = dumped_rings(router.topology, gpus, nics)
+    if dumped:
+        return tuple((r, r if r.nic_in == r.nic_out else r.turned()) for r in dumped)
+    lanes = direct_nvlinks(router.topology, gpus)
+    free = dict(lanes) if lanes else {}
+    if len(gpus) == 1:
+        rings = [HostRing((0,), nic, nic) for nic in range(len(nics))]
+        return tuple((ring, ring) for ring in rings)
+    near = [_by_distance(router, nic, gpus) for nic in nics]
+    result: list[tuple[HostRing, HostRing]] = []
+    for nic, (first, last, out) in enumerate(_ends(router, gpus, nics, near)):
+        order = _over_links(len(gpus), free, first, last)
+        if order is None and free and len(gpus) > 2 and result:  # it would only slow the others
+            continue
+        ring = HostRing(order or _through(len(gpus), first, last), nic, out)
+        result.append((ring, ring if out == nic else ring.turned()))
+    return tuple(result)
+
+
+def _by_distance(router: Router, nic: str, gpus: Sequence[str]) -> list[int]:
+    """GPUs from near to far; a GPU whose own nearest NIC this is comes before its equals."""
+
+    def distance(position: int) -> tuple[int, int, int]:
+        own = router.nearest_nics(gpus[position])[0] == nic
+        way = way_between(router, gpus[position], nic)
+        worth = PATH_TYPES.index(way) if way in PATH_TYPES else len(PATH_TYPES)
+        return (worth, 0 if own else 1, position)
+
+    return sorted(range(len(gpus)), key=distance)
+
+
+def _ends(
+    router: Router, gpus: Sequence[str], nics: Sequence[str], near: list[list[int]]
+) -> Iterator[tuple[int, int, int]]:
+    """For each NIC: the first GPU, the last GPU and the NIC by which the ring leaves."""
+    load: Counter[int] = Counter()
+    for nic, order in enumerate(near):
+        if nic_path(router.topology, router, gpus[order[0]], nics[nic], outward=True).staged:
+            yield *_staged_ends(router, gpus, nics[nic], order, load), nic
+            continue
+        siblings = [g for g in order if way_between(router, gpus[g], nics[nic]) in GDR_PATHS]
+        partner = nic ^ max(1, len(nics) // len(gpus))  # of the next GPU, which may have several
+        if len(siblings) >= 2 or partner >= len(nics):
+            first, last = (siblings if len(siblings) >= 2 else order)[:2]
+            reached = way_between(router, gpus[last], nics[nic]) != "DIS"
+            yield first, last, nic if reached else _own(router, gpus[last], nics)
+            continue
+        last = near[partner][0] if near[partner][0] != order[0] else near[partner][1]
+        yield order[0], last, partner
+
+
+def _own(router: Router, gpu: str, nics: Sequence[str]) -> int:
+    return list(nics).index(router.nearest_nics(gpu)[0])
+
+
+def _staged_ends(
+    router: Router, gpus: Sequence[str], nic: str, order: list[int], load: Counter[int]
+) -> tuple[int, int]:
+    """First and last GPU whose ways through host memory crowd each other least.
+
+    Staged traffic crosses PCIe on its way to and from the host: a GPU behind the NIC's own switch
+    would send up the very link over which the NIC's arrivals go up. `load` counts the flows that
+    earlier rings put on each arc, and grows.
+    """
+    topology = router.topology
+    capacity = topology.arcs.bandwidth_Bps
+
+    def arcs(first: int, last: int) -> Counter[int]:
+        into = nic_path(topology, router, gpus[first], nic, outward=False).arcs
+        out = nic_path(topology, router, gpus[last], nic, outward=True).arcs
+        return Counter(into + out)
+
+    def crowding(ends: tuple[int, int]) -> tuple[float, int]:
+        mine = arcs(*ends)
+        rate = min(float(capacity[arc]) / (load[arc] + count) for arc, count in mine.items())
+        return -rate, order.index(ends[0]) + order.index(ends[1])
+
+    best = min(itertools.permutations(order, 2), key=crowding)
+    load.update(arcs(*best))
+    return best
+
+
+def _over_links(
+    count: int, free: dict[tuple[int, int], int], first: int, last: int
+) -> Order | None:
+    """A path from the first to the last GPU over free NVLink lanes, which it takes."""
+    if count <= 2:
+        return None
+    for path in _paths(count, free, start=first, end=last, closed=False):
+        for src, dst in itertools.pairwise(path):
+            free[src, dst] -= 1
+        return path
+    return None
+
+
+def _through(count: int, first: int, last: int) -> Order:
+    """All GPUs between the first and the last, in their order."""
+    return (first, *(gpu for gpu in range(count) if gpu not in (first, last)), last)

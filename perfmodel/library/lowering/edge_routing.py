@@ -1,0 +1,309 @@
+"""From pairs of ranks to edges on real links, many at once.
+
+Inside hosts there are few different ways (hosts are alike), so each is found once and shifted;
+between hosts the fabric's structure gives the routes of all edges in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.library.lowering.edges import HOPS, Edges, Floats, Ints, chosen, ranges
+from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.fabric_routes import NoWay
+from perfmodel.topology.routing.router import Router
+
+NEAREST = -1
+"""In place of a NIC's number: the nearest one."""
+
+
+RELAYED = -2
+"""In place of the NIC that a rank sends by: the like of the one by which its bytes arrive."""
+
+
+def edges_between(
+    topology: Topology, router: Router, src: Ints, dst: Ints, *, relayed: bool = False
+) -> Edges:
+    """Edges between given pairs of ranks, each by its nearest NICs.
+
+    `relayed`: by the NIC on the rail on which the bytes arrive, if the sender reaches that over
+    NVLink and another GPU (NCCL's PXN for single messages, NCCL_P2P_PXN_LEVEL 2).
+    """
+    nics = np.full(len(src), NEAREST)
+    out = np.full(len(src), RELAYED) if relayed and _relays(topology, router) else nics
+    return lay(topology, router, src, dst, out, nics)
+
+
+def _relays(topology: Topology, router: Router) -> bool:
+    """Whether any GPU of a host hands bytes to any other over NVLink, and NICs fetch them there."""
+    gpus = topology.ranks[: topology.gpus_per_host]
+    router = router.healthy
+    linked = all(router.path_type(gpus[0], gpu) in NVLINK_PATHS for gpu in gpus[1:])
+    return bool(gdr_paths(topology)) and topology.reach.relay and linked
+
+
+def lay(
+    topology: Topology, router: Router, src: Ints, dst: Ints, nic_out: Ints, nic_in: Ints
+) -> Edges:
+    """Lay edges between pairs of ranks.
+
+    On a machine that has lost something they are laid as on the machine before, and then those
+    that cross what is lost are led around it (see `relaid`).
+
+    Parameters
+    ----------
+    topology : Topology
+    router : Router
+    src, dst : ndarray of int, shape (edges,)
+        Ranks of the topology.
+    nic_out, nic_in : ndarray of int, shape (edges,)
+        Numbers of the NICs (in their host) by which an edge leaves one host and enters the other;
+        `NEAREST` for the nearest. Unused inside a host.
+
+    Raises
+    ------
+    TopologyError
+        Nothing connects two of the ranks.
+    """
+    ends = (np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64))
+    flow = np.arange(len(src))
+    laid = _laid(topology, router.healthy, *ends, nic_out, nic_in, flow)
+    return relaid(topology, router, laid)
+
+
+def edges_of_names(topology: Topology, router: Router, src: list[str], dst: list[str]) -> Edges:
+    """Edges between devices of one host by name, a reducing NVSwitch among them."""
+    number = {name: rank for rank, name in enumerate(topology.ranks)}
+    ends = [np.array([number.get(name, -1) for name in names]) for names in (src, dst)]
+    paths = [Path(router.route(a, b), "nvlink") for a, b in zip(src, dst, strict=True)]
+    lengths = np.array([len(path.arcs) for path in paths], dtype=np.int64)
+    arcs = np.array([arc for path in paths for arc in path.arcs], dtype=np.int64)
+    hop = np.full(len(paths), HOPS.index("nvlink"))
+    return _edges(topology, ends[0], ends[1], lengths, arcs, np.full(len(paths), np.inf), hop)
+
+
+# ---------------------------------------------------------------- around what is lost
+
+
+def relaid(topology: Topology, router: Router, edges: Edges) -> Edges:
+    """Return the edges with those that cross something lost led by what ways are left.
+
+    An edge keeps a NIC that is left, or else takes the nearest one, which it may have to share.
+    All others stay where they are, as a switch that rehashes only the flows of a dead cable does.
+
+    Raises
+    ------
+    TopologyError
+        No way is left between the ends of an edge; names both and what was lost.
+    """
+    if not topology.dead:
+        return edges
+    dead = np.zeros(len(topology.arcs), dtype=np.bool_)
+    dead[list(topology.dead)] = True
+    owner = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))
+    cut = np.unique(owner[dead[edges.arcs]])
+    if not len(cut):
+        return edges
+    switched = (edges.src[cut] < 0) | (edges.dst[cut] < 0)
+    if switched.any():
+        found = _relaid_by_name(topology, router, chosen(edges, cut[switched]))
+        edges = _replaced(topology, edges, cut[switched], found)
+        cut = cut[~switched]
+    out, into = _nics_of(topology, router, edges, cut)
+    again = _laid(topology, router, edges.src[cut], edges.dst[cut], out, into, cut)
+    return _replaced(topology, edges, cut, again)
+
+
+def _nics_of(topology: Topology, router: Router, edges: Edges, which: Ints) -> tuple[Ints, Ints]:
+    """Numbers of the NICs by which edges leave and enter hosts; `NEAREST` inside a host."""
+    names, first = topology.arcs.names, topology.first_cable
+    found = np.full((2, len(which)), NEAREST)
+    for at, edge in enumerate(which.tolist()):
+        way = edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist()
+        cables = [arc for arc in way if arc >= first]
+        if cables:
+            found[:, at] = [router.nic_number(names[cables[end]][end]) for end in (0, -1)]
+    return found[0], found[1]
+
+
+def _relaid_by_name(topology: Topology, router: Router, edges: Edges) -> Edges:
+    """Edges between ranks and a switch that takes part; they stay in their host."""
+    names = topology.arcs.names
+    src = [names[arc][0] for arc in edges.arcs[edges.pointers[:-1]].tolist()]
+    dst = [names[arc][1] for arc in edges.arcs[edges.pointers[1:] - 1].tolist()]
+    return replace(edges_of_names(topology, router, src, dst), hop=edges.hop)
+
+
+def _replaced(topology: Topology, edges: Edges, which: Ints, others: Edges) -> Edges:
+    """Edges, some of them in the place of which stand others."""
+    lengths, cap_Bps, hop = np.diff(edges.pointers), edges.cap_Bps.copy(), edges.hop.copy()
+    lengths[which] = np.diff(others.pointers)
+    cap_Bps[which], hop[which] = others.cap_Bps, others.hop
+    starts = np.cumsum(lengths) - lengths
+    arcs = np.empty(int(lengths.sum()), dtype=np.int64)
+    kept = np.setdiff1d(np.arange(len(edges)), which)
+    arcs[ranges(starts[kept], lengths[kept])] = edges.arcs[
+        ranges(edges.pointers[:-1][kept], lengths[kept])
+    ]
+    arcs[ranges(starts[which], lengths[which])] = others.arcs
+    staged = edges.staged or others.staged
+    return _edges(topology, edges.src, edges.dst, lengths, arcs, cap_Bps, hop, staged)
+
+
+# ---------------------------------------------------------------- many at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """Ways inside hosts, by number, as arcs of the first host.
+
+    `of` is the number of each edge's way; ``arcs[starts[w] : starts[w] + lengths[w]]`` is way w.
+    """
+
+    of: Ints
+    starts: Ints
+    lengths: Ints
+    arcs: Ints
+    cap_Bps: Floats
+    hop: Ints
+    staged: bool
+
+    def put(self, arcs: Ints, at: Ints, shift: Ints) -> None:
+        """Write each edge's way at its place, shifted to its host."""
+        lengths = self.lengths[self.of]
+        shifted = self.arcs[ranges(self.starts[self.of], lengths)] + np.repeat(shift, lengths)
+        arcs[ranges(at, lengths)] = shifted
+
+
+def _laid(
+    topology: Topology, router: Router, src: Ints, dst: Ints, nic_out: Ints, nic_in: Ints,
+    flow: Ints,
+) -> Edges:  # fmt: skip
+    size, block = topology.gpus_per_host, topology.host_arcs
+    here, there = src // size, dst // size
+    inside = here == there
+    near, far = np.flatnonzero(inside), np.flatnonzero(~inside)
+    local = _ways(topology, router, "local", here[near], src[near] % size, dst[near] % size)
+    out, into = _nics(topology, router, src[far], dst[far], nic_out[far], nic_in[far])
+    head = _ways(topology, router, "out", here[far], src[far] % size, out)
+    tail = _ways(topology, router, "in", there[far], into, dst[far] % size)
+    hops, fabric = _across(router, src[far], dst[far], here[far], out, there[far], into, flow[far])
+
+    lengths = np.empty(len(src), dtype=np.int64)
+    lengths[near] = local.lengths[local.of]
+    lengths[far] = head.lengths[head.of] + hops + tail.lengths[tail.of]
+    starts = np.cumsum(lengths) - lengths
+    arcs = np.empty(int(lengths.sum()), dtype=np.int64)
+    local.put(arcs, starts[near], here[near] * block)
+    head.put(arcs, starts[far], here[far] * block)
+    middle = starts[far] + head.lengths[head.of]
+    arcs[ranges(middle, hops)] = fabric
+    tail.put(arcs, middle + hops, there[far] * block)
+
+    cap_Bps, hop = np.full(len(src), np.inf), np.full(len(src), HOPS.index("network"))
+    cap_Bps[near], hop[near] = local.cap_Bps[local.of], local.hop[local.of]
+    cap_Bps[far] = np.minimum(head.cap_Bps[head.of], tail.cap_Bps[tail.of])
+    staged = local.staged or head.staged or tail.staged
+    return _edges(topology, src, dst, lengths, arcs, cap_Bps, hop, staged)
+
+
+def _edges(
+    topology: Topology, src: Ints, dst: Ints, lengths: Ints, arcs: Ints, cap_Bps: Floats,
+    hop: Ints, staged: bool = False,
+) -> Edges:  # fmt: skip
+    pointers = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    latency_s = topology.arcs.latency_s[arcs]
+    if len(src):
+        latency_s = np.add.reduceat(latency_s, pointers[:-1])
+    return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged)
+
+
+def _ways(topology: Topology, router: Router, kind: str, host: Ints, a: Ints, b: Ints) -> _Ways:
+    """Ways from device a to device b of each host; each different one is found once."""
+    find: Callable[[str, int, int], Path] = {
+        "local": lambda h, i, j: local_path(topology, router, gpu(h, i), gpu(h, j)),
+        "out": lambda h, i, j: nic_path(topology, router, gpu(h, i), nic(h, j), outward=True),
+        "in": lambda h, i, j: nic_path(topology, router, gpu(h, j), nic(h, i), outward=False),
+    }[kind]
+
+    def gpu(h: int, i: int) -> str:
+        return topology.ranks[h * topology.gpus_per_host + i]
+
+    def nic(h: int, i: int) -> str:
+        return router.nic_name(h, i)
+
+    wide = 1 + max(int(a.max(initial=0)), int(b.max(initial=0)))
+    code = ((router.variants[host] + 1) * wide + a) * wide + b
+    _, first, of = np.unique(code, return_index=True, return_inverse=True)
+    ends = list(zip(host[first].tolist(), a[first].tolist(), b[first].tolist(), strict=True))
+    paths = [find(*end) for end in ends]
+    lengths = np.array([len(path.arcs) for path in paths], dtype=np.int64)
+    return _Ways(
+        of=of,
+        starts=np.cumsum(lengths) - lengths,
+        lengths=lengths,
+        arcs=np.array(
+            [arc - end[0] * topology.host_arcs for path, end in zip(paths, ends, strict=True)
+             for arc in path.arcs], dtype=np.int64,
+        ),
+        cap_Bps=np.array([path.cap_Bps for path in paths], dtype=float),
+        hop=np.array([HOPS.index(path.hop) for path in paths], dtype=np.int64),
+        staged=any(path.staged for path in paths),
+    )  # fmt: skip
+
+
+def _nics(
+    topology: Topology, router: Router, src: Ints, dst: Ints, out: Ints, into: Ints
+) -> tuple[Ints, Ints]:
+    """NICs that edges between hosts use: those that are asked for while they last."""
+    arriving = _usable(topology, router, dst, into)
+    if router.by_rails:  # the sender passes its bytes to the rail on which they arrive
+        out = np.where((out == NEAREST) & (into == NEAREST), arriving, out)
+    out = np.where(out == RELAYED, arriving, out)
+    return _usable(topology, router, src, out), arriving
+
+
+def _usable(topology: Topology, router: Router, rank: Ints, nic: Ints) -> Ints:
+    """NICs by number; the nearest one of a rank where none is asked for, or that one is lost."""
+    size = topology.gpus_per_host
+    variant, local = router.variants[rank // size], rank % size
+    wide = 2 + int(nic.max(initial=0))
+    code = ((variant + 1) * size + local) * wide + nic + 1
+    _, first, of = np.unique(code, return_index=True, return_inverse=True)
+    found = [
+        _one_usable(topology, router, int(rank[at]), int(nic[at]), whole=bool(variant[at] < 0))
+        for at in first.tolist()
+    ]
+    return np.array(found, dtype=np.int64)[of]
+
+
+def _one_usable(topology: Topology, router: Router, rank: int, nic: int, *, whole: bool) -> int:
+    if nic != NEAREST and whole:
+        return nic
+    gpu = topology.ranks[rank]
+    left = router.nearest_nics(gpu)
+    host = rank // topology.gpus_per_host
+    if nic != NEAREST and router.nic_name(host, nic) in left:
+        return nic
+    if not left:
+        other = next(name for name in topology.ranks if not name.startswith(f"n{host}/"))
+        raise router.unreachable(other, gpu, f"{gpu} reaches no NIC")
+    return router.nic_number(left[0])
+
+
+def _across(
+    router: Router, src: Ints, dst: Ints, here: Ints, out: Ints, there: Ints, into: Ints, flow: Ints
+) -> tuple[Ints, Ints]:
+    """Lengths and arcs of the ways over the fabric."""
+    if not len(src):
+        return src, src
+    try:
+        return router.across(router.ports(here, out), router.ports(there, into), flow)
+    except NoWay as lost:
+        ranks = router.topology.ranks
+        ends = ranks[src[lost.flow]], ranks[dst[lost.flow]]
+        raise router.unreachable(*ends, str(lost)) from None

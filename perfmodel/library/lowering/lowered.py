@@ -1,0 +1,89 @@
+"""A collective as it travels, and the machine that carries it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfmodel.arrays import Floats
+from perfmodel.collectives.schedule import Phase, Schedule
+from perfmodel.library.lowering.edges import Edges
+
+ITEM_BYTES = 4
+"""Chunks are cut at 4-byte elements; a size that is not whole elements is rounded up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive phases of a schedule over the same edges; stages follow one another.
+
+    A rank begins a stage when its sends and receives of the stage before have landed.
+
+    Parameters
+    ----------
+    phases : tuple of Phase
+    edges : Edges
+        The links of each edge, in the phases' order.
+    latency_s : ndarray of float, shape (edges,)
+        Links' latency and the library's own time per step.
+    cap_Bps : ndarray of float, shape (edges,)
+        Most that an edge may carry (of wire bytes).
+    load : ndarray of float, shape (edges,)
+        What an edge carries per byte of payload, beside the protocol's `Carried.wire_factor`: the
+        phases have it in their bytes.
+    """
+
+    phases: tuple[Phase, ...]
+    edges: Edges
+    latency_s: Floats
+    cap_Bps: Floats
+    load: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """One collective as it travels.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Over positions 0 ... N-1 of the group.
+    stages : tuple of Stage
+    protocol : str
+    launch_s : float
+        Time before the first byte moves.
+    wire_factor : float
+        Bytes on the wire per byte of payload.
+    credits : int
+    alike : int
+        How many such run side by side, over rails like this one, of which only one is laid: then
+        `schedule` holds an `alike`-th of the bytes.
+    """
+
+    schedule: Schedule
+    stages: tuple[Stage, ...]
+    protocol: str
+    launch_s: float
+    wire_factor: float
+    credits: int
+    alike: int = 1
+
+
+Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
+"""Phases and the links of their edges, stage by stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A schedule and the links of its edges, before any protocol.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    laid : Laid
+    alike : int
+        As in `Carried`.
+    """
+
+    schedule: Schedule
+    laid: Laid
+    alike: int = 1

@@ -1,0 +1,110 @@
+"""What a protocol adds to the steps of a schedule, given the size of its chunks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from perfmodel.arrays import Floats
+from perfmodel.collectives.schedule import Schedule
+from perfmodel.library.lowering.edges import HOPS, Edges
+from perfmodel.library.model import Protocol
+
+MIB = 1 << 20
+
+
+def launch_s(protocol: Protocol, nbytes: float) -> float:
+    """Time of a collective of this size that none of its links sees; seconds."""
+    return protocol.launch + protocol.unevenness * math.sqrt(nbytes / MIB)
+
+
+def chunk_bytes(schedule: Schedule) -> float:
+    """Size of the sends of a schedule, weighted by their bytes (where all are alike: that size)."""
+    sends = [(phase.nbytes, phase.active) for phase in schedule.phases]
+    total = sum(float((nbytes * active).sum()) for nbytes, active in sends)
+    return sum(float((nbytes**2 * active).sum()) for nbytes, active in sends) / (total or 1.0)
+
+
+def wire_factor(protocol: Protocol, chunk: float) -> float:
+    """Bytes on the wire per byte of a chunk of this size (bytes)."""
+    if not protocol.wire_segments or chunk <= 0:
+        return 1.0 / protocol.wire_efficiency
+    starts = np.array([0.0, *(segment.beyond for segment in protocol.wire_segments)])
+    efficiency = [protocol.wire_efficiency, *(s.efficiency for s in protocol.wire_segments)]
+    parts = np.diff(np.minimum(np.append(starts, np.inf), chunk))
+    return float((parts / efficiency).sum() / chunk)
+
+
+def reduced_bytes(schedule: Schedule) -> float:
+    """Bytes of a send that its receiver adds to its own, averaged over the schedule's bytes.
+
+    Half of what a bandwidth-optimal all-reduce sends is partial sums on their way, half is results;
+    in recursive doubling all of it is added.
+    """
+    sent = added = 0.0
+    for phase in schedule.phases:
+        nbytes = phase.nbytes * phase.active
+        sent += float(nbytes.sum())
+        added += float((nbytes * phase.adds).sum())
+    return chunk_bytes(schedule) * added / (sent or 1.0)
+
+
+def step_latency_s(
+    protocol: Protocol, edges: Edges, schedule: Schedule, *, reduced: float | None = None
+) -> Floats:
+    """Time of a step on each edge beyond its bytes on the wire; seconds, shape (edges,).
+
+    Parameters
+    ----------
+    protocol : Protocol
+    edges : Edges
+    schedule : Schedule
+    reduced : float, optional
+        `reduced_bytes` of the schedule, if known already.
+    """
+    library_s = np.array([getattr(protocol.step, hop) for hop in HOPS])[edges.hop]
+    if protocol.host_step > 0:
+        library_s = np.maximum(library_s, protocol.host_step * _sharing(edges))
+    waits_s: Floats = edges.latency_s * protocol.latencies_per_step + library_s
+    if _in_turn(protocol, schedule):
+        waits_s = waits_s / 2
+    if protocol.reduce_rate is None:
+        return waits_s
+    added = reduced_bytes(schedule) if reduced is None else reduced
+    return waits_s + added / protocol.reduce_rate
+
+
+def credits_of(protocol: Protocol, schedule: Schedule) -> int:
+    """Sends that an edge of a schedule may have under way."""
+    return 1 if _in_turn(protocol, schedule) else protocol.credits
+
+
+def _in_turn(protocol: Protocol, schedule: Schedule) -> bool:
+    """Whether segments that could be in flight together go one at a time (`two_in_turn`).
+
+    k segments of b seconds then take k (b + L): the first ready message travels alone, and each of
+    the others follows the segment before it the other way.
+    """
+    pipelined = any(phase.lag > 1 for phase in schedule.phases)
+    return protocol.two_in_turn and schedule.ranks == 2 and pipelined
+
+
+def rate_limit_Bps(protocol: Protocol, edges: Edges, schedule: Schedule) -> Floats:
+    """Most that each edge may carry; bytes on the wire per second, shape (edges,)."""
+    cap_Bps = edges.cap_Bps
+    if protocol.network_rate is not None:
+        between = edges.hop == HOPS.index("network")
+        cap_Bps = np.where(between, np.minimum(cap_Bps, protocol.network_rate), cap_Bps)
+    if protocol.max_rate is None:
+        return cap_Bps
+    channels = 1 + max((int(phase.channel.max()) for phase in schedule.phases), default=0)
+    return np.minimum(cap_Bps, protocol.max_rate / channels)
+
+
+def _sharing(edges: Edges) -> Floats:
+    """How many of the edges use the busiest link of each edge through host memory; 0 elsewhere."""
+    users = np.bincount(edges.arcs)[edges.arcs].astype(float)
+    busiest = np.maximum.reduceat(users, edges.pointers[:-1]) if len(edges) else users
+    shared: Floats = np.where(edges.hop == HOPS.index("memory"), busiest, 0.0)
+    return shared

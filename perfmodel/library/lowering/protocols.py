@@ -1,0 +1,116 @@
+"""Which protocols a group may use, and a schedule with what a protocol adds to it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.arrays import Group, members
+from perfmodel.collectives.schedule import Phase
+from perfmodel.errors import Fault, InputError
+from perfmodel.library.lowering.edges import HOPS, Edges
+from perfmodel.library.lowering.lowered import Carried, Stage, Way
+from perfmodel.library.lowering.protocol_costs import (
+    chunk_bytes,
+    credits_of,
+    launch_s,
+    rate_limit_Bps,
+    step_latency_s,
+    wire_factor,
+)
+from perfmodel.library.lowering.rings import SINGLE_SENDS
+from perfmodel.library.machine import Machine
+from perfmodel.library.model import Library, Protocol, protocols_of
+from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS
+
+LIKE: Mapping[str, str] = MappingProxyType({"chain": "ring", "collnet_direct": "collnet"})
+"""Algorithms whose numbers are those of another, unless the library has their own."""
+
+
+def numbers_of(library: Library, op: str, algorithm: str) -> Mapping[str, Protocol]:
+    """Protocols of a library with the numbers of an algorithm, or of single sends ("p2p").
+
+    Numbers of an algorithm for one operation ("reduce/chain") come before its own.
+    """
+    name = "p2p" if op in SINGLE_SENDS else algorithm
+    for known in (f"{op}/{name}", name):
+        if known in library.by_algorithm:
+            return protocols_of(library, known)
+    return protocols_of(library, LIKE.get(name, name))
+
+
+_NETWORK = HOPS.index("network")
+
+
+def usable(machine: Machine, group: Group, op: str, algorithm: str) -> Mapping[str, Protocol]:
+    """Protocols in which this group may run an algorithm.
+
+    Raises
+    ------
+    InputError
+        None of those that the library is left with.
+    """
+    protocols = numbers_of(machine.library, op, algorithm)
+    fast = _ordered_writes(machine, group)
+    usable = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
+    if not usable:
+        found = ", ".join(repr(name) for name in protocols)
+        allowed = "'simple' or 'll': between these GPUs not every path is NVLink or GPUDirect"
+        raise InputError(Fault("protocol", found, allowed))
+    return usable
+
+
+def _ordered_writes(machine: Machine, group: Group) -> bool:
+    """Whether all paths keep 128-byte writes whole: NVLink inside hosts, GPUDirect between them.
+
+    Source: NVIDIA/nccl 2.30.7 ``src/graph/tuning.cc``, where LL128 is enabled.
+    """
+    router, size = machine.router, machine.topology.gpus_per_host
+    ranks = members(group)
+    hosts = ranks // size
+    first, last = int(hosts.min()), int(hosts.max())
+    gpus = [machine.topology.ranks[rank] for rank in ranks[hosts == first].tolist()]
+    inside = all(router.path_type(a, b) in NVLINK_PATHS for a, b in itertools.pairwise(gpus))
+    if first == last or not inside:
+        return inside
+    reach = all(router.path_type(gpu, router.nearest_nics(gpu)[0]) in GDR_PATHS for gpu in gpus)
+    return machine.topology.gpudirect_rdma and reach
+
+
+def with_protocol(way: Way, name: str, protocol: Protocol, nbytes: int) -> Carried:
+    """Return a way of carrying so many bytes with what a protocol adds to its steps."""
+    schedule = way.schedule
+    if way.alike > 1 and protocol.max_rate is not None:
+        protocol = protocol.model_copy(update={"max_rate": protocol.max_rate / way.alike})
+
+    def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
+        load = _load_of(edges, protocol)
+        return Stage(
+            phases=tuple(replace(phase, nbytes=phase.nbytes * load) for phase in phases),
+            edges=edges,
+            latency_s=step_latency_s(protocol, edges, schedule),
+            cap_Bps=rate_limit_Bps(protocol, edges, schedule),
+            load=load,
+        )
+
+    return Carried(
+        schedule=schedule,
+        stages=tuple(stage_of(*laid) for laid in way.laid),
+        protocol=name,
+        launch_s=launch_s(protocol, nbytes),
+        wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
+        credits=credits_of(protocol, schedule),
+        alike=way.alike,
+    )
+
+
+def _load_of(edges: Edges, protocol: Protocol) -> NDArray[np.float64]:
+    """What links to reducing switches, and networks, carry per byte of payload."""
+    between = protocol.network_efficiency * (protocol.staged_efficiency if edges.staged else 1.0)
+    factor = np.where((edges.src < 0) | (edges.dst < 0), 1.0 / protocol.switch_efficiency, 1.0)
+    return np.where(edges.hop == _NETWORK, 1.0 / between, factor)

@@ -1,0 +1,71 @@
+"""What becomes of a collective under way when the machine changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.library.lowering.edge_routing import relaid
+from perfmodel.library.lowering.edges import Edges
+from perfmodel.library.lowering.lowered import Carried, Stage
+from perfmodel.library.lowering.protocol_costs import rate_limit_Bps, step_latency_s
+from perfmodel.library.lowering.protocols import numbers_of
+from perfmodel.library.machine import Machine
+
+
+def moved(way: Carried, machine: Machine) -> Carried:
+    """Return a collective as the changed machine carries it on.
+
+    The schedule, the edges and their order stay, so edge i of the result continues the work of
+    edge i. Edges that cross a dead arc take another route; latencies are those of the links as
+    they are now.
+
+    Parameters
+    ----------
+    way : Carried
+        Laid on a machine of the same ranks and arc numbers.
+    machine : Machine
+        After the change.
+
+    Returns
+    -------
+    Carried
+        `way` itself when nothing changed for it.
+
+    Raises
+    ------
+    TopologyError
+        Two ranks that an edge joins cannot reach each other any more.
+    """
+    stages = tuple(_moved(way, stage, machine) for stage in way.stages)
+    if all(new is old for new, old in zip(stages, way.stages, strict=True)):
+        return way
+    return replace(way, stages=stages)
+
+
+def _moved(way: Carried, stage: Stage, machine: Machine) -> Stage:
+    edges = _now(relaid(machine.topology, machine.router, stage.edges), machine)
+    if edges is stage.edges:
+        return stage
+    protocol = numbers_of(machine.library, way.schedule.collective, way.schedule.algorithm)[
+        way.protocol
+    ]
+    before_s = step_latency_s(protocol, stage.edges, way.schedule)
+    after_s = step_latency_s(protocol, edges, way.schedule)
+    rest_s = stage.latency_s - before_s  # of what was measured, and of how a pipeline fills
+    return Stage(
+        phases=stage.phases,
+        edges=edges,
+        latency_s=np.where(rest_s == 0, after_s, after_s + rest_s),
+        cap_Bps=rate_limit_Bps(protocol, edges, way.schedule),
+        load=stage.load,
+    )
+
+
+def _now(edges: Edges, machine: Machine) -> Edges:
+    """Edges with the latencies that their links have now."""
+    latency_s = np.add.reduceat(machine.topology.arcs.latency_s[edges.arcs], edges.pointers[:-1])
+    return (
+        edges if np.array_equal(latency_s, edges.latency_s) else replace(edges, latency_s=latency_s)
+    )

@@ -1,0 +1,160 @@
+"""Collectives over the machine's own rings and channels, and any other over the nearest links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from perfmodel.arrays import Group, Ints, members
+from perfmodel.collectives.algorithms import chain, linear, ring
+from perfmodel.collectives.catalog import ROOTED, make
+from perfmodel.collectives.schedule import Phase, Schedule
+from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.library.channels.channels import Rings
+from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
+from perfmodel.library.lowering.edges import Edges, chosen
+from perfmodel.library.lowering.lowered import ITEM_BYTES, Way
+from perfmodel.library.machine import Machine
+
+
+def on_rings(machine: Machine, op: str, nbytes: int, group: Group, root: int) -> Way:
+    """Rings, and chains along them, over the machine's channels; stars over the nearest links."""
+    ranks = len(group)
+    at = root_place(group, root) if op in ROOTED else 0
+    if op in {"scatter", "gather"}:
+        make = linear.scatter if op == "scatter" else linear.gather
+        return directly(machine, make(ranks, nbytes, root=at, itemsize=ITEM_BYTES), group)
+    rings = machine.rings(group)
+    orders = _places(group)[rings.orders]
+    if op in RING_ALGORITHMS:
+        schedule = RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders)
+        return Way(schedule, ((schedule.phases, rings.edges),))
+    if op not in CHAIN_ALGORITHMS:
+        known = [*RING_ALGORITHMS, *CHAIN_ALGORITHMS, "scatter", "gather"]
+        raise ScheduleError(f"no algorithm for {op!r}; allowed: {', '.join(known)}")
+    chained = CHAIN_ALGORITHMS[op](ranks, nbytes, root=at, itemsize=ITEM_BYTES, orders=orders)
+    return Way(chained, ((chained.phases, _along(rings, orders, chained)),))
+
+
+def by_name(machine: Machine, op: str, algorithm: str, nbytes: int, group: Group, root: int) -> Way:
+    """An algorithm by name, with what it needs to know of the machine."""
+    own: dict[str, Any] = {"root": root_place(group, root)} if op in ROOTED else {}
+    if algorithm == "hierarchical":
+        own["groups"] = _by_host(members(group) // machine.topology.gpus_per_host)
+    schedule = make(op, algorithm, len(group), nbytes, itemsize=ITEM_BYTES, **own)
+    return directly(machine, schedule, group)
+
+
+def root_place(group: Group, root: int) -> int:
+    """Position of the root in its group."""
+    if root not in group:
+        raise ScheduleError(f"root {root}; allowed: a rank of the group, which it is not in")
+    return group.index(root)
+
+
+def _places(group: Group) -> Ints:
+    """Position in its group of each rank of the topology; -1 for those that are not in it."""
+    ranks = members(group)
+    places = np.full(int(ranks.max()) + 1, -1)
+    places[ranks] = np.arange(len(ranks))
+    return places
+
+
+def _by_host(hosts: Ints) -> list[Ints]:
+    """Positions of the ranks of each host, in the order in which the hosts come."""
+    order = np.argsort(hosts, kind="stable")
+    begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
+    groups = np.split(order, begins[1:])
+    return sorted(groups, key=lambda group: int(group[0]))
+
+
+def directly(machine: Machine, schedule: Schedule, group: Group) -> Way:
+    """Any schedule, each pair of ranks over its nearest links."""
+    ranks = members(group)
+    laid: list[tuple[tuple[Phase, ...], Edges]] = []
+    for phases in stages_of(schedule):
+        if phases[0].drained:  # over the edges of the stage before
+            laid.append((phases, laid[-1][1]))
+            continue
+        src, dst = phases[0].src, phases[0].dst
+        if schedule.switches:
+            names = _names(machine, group, schedule, src, dst)
+            edges = edges_of_names(machine.topology, machine.router, *names)
+        else:
+            ends = ranks[src], ranks[dst]
+            relayed = machine.library.name == "nccl" and schedule.collective in SINGLE_SENDS
+            edges = edges_between(machine.topology, machine.router, *ends, relayed=relayed)
+        laid.append((phases, edges))
+    return Way(schedule, tuple(laid))
+
+
+def _names(
+    machine: Machine, group: Group, schedule: Schedule, src: Ints, dst: Ints
+) -> tuple[list[str], list[str]]:
+    """Devices by name, of ranks and of the switch that reduces and copies for them."""
+    topology = machine.topology
+    hosts = {rank // topology.gpus_per_host for rank in group}
+    kinds = topology.graph.nodes
+    switches = [
+        node
+        for node in topology.graph.adj[topology.ranks[group[0]]]
+        if kinds[node]["kind"] == "nvswitch"
+    ]
+    if len(hosts) > 1 or not switches:
+        found = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"
+        raise InputError(
+            Fault(
+                "algorithm", f"{schedule.algorithm!r} for {found}", "ranks that share an NVSwitch"
+            )
+        )
+    names = [*(topology.ranks[rank] for rank in group), *switches[:1] * schedule.switches]
+    return [names[at] for at in src.tolist()], [names[at] for at in dst.tolist()]
+
+
+SINGLE_SENDS = frozenset({"all_to_all", "scatter", "gather", "send"})
+"""Operations that NCCL has no collective for: they are sends and receives, started together."""
+
+OWN_ALGORITHM: Mapping[str, str] = {
+    "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain",
+    "reduce": "chain", "scatter": "star", "gather": "star", "all_to_all": "pairwise",
+}  # fmt: skip
+"""What a library runs unless it (`Library.algorithms`) or the user says otherwise."""
+
+LAID = frozenset({"ring", "chain", "star"})
+"""Algorithms laid over the machine's own rings and channels; others go by the nearest links."""
+
+
+def stages_of(schedule: Schedule) -> tuple[tuple[Phase, ...], ...]:
+    """Consecutive phases over the same edges belong together, up to one that begins drained."""
+    stages: list[list[Phase]] = []
+    for phase in schedule.phases:
+        if stages and not phase.drained and _same_edges(stages[-1][0], phase):
+            stages[-1].append(phase)
+        else:
+            stages.append([phase])
+    return tuple(tuple(stage) for stage in stages)
+
+
+def _same_edges(one: Phase, other: Phase) -> bool:
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("src", "dst", "channel")
+    )
+
+
+def _along(rings: Rings, orders: Ints, chained: Schedule) -> Edges:
+    """The rings' own edges that a chain's phase goes over, in the phase's order."""
+    phase, ranks = chained.phases[0], orders.shape[1]
+    at = np.empty_like(orders)
+    np.put_along_axis(at, orders, np.arange(ranks)[None, :], axis=1)
+    return chosen(rings.edges, phase.channel * ranks + at[phase.channel, phase.src])
+
+
+RING_ALGORITHMS = {
+    "all_reduce": ring.all_reduce,
+    "reduce_scatter": ring.reduce_scatter,
+    "all_gather": ring.all_gather,
+}
+CHAIN_ALGORITHMS = {"broadcast": chain.broadcast, "reduce": chain.reduce}

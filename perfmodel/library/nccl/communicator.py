@@ -1,0 +1,158 @@
+"""What NCCL knows of a group of ranks before it decides anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.library.nccl.hardware import hardware
+from perfmodel.library.nccl.search.graphs import (
+    Graph,
+    collnet_graph,
+    nvls_graph,
+    ring_graph,
+    tree_graph,
+)
+from perfmodel.library.nccl.search.host_graph import Host, Vendor, host_of
+from perfmodel.library.settings import Settings
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A group of ranks as NCCL's tuner sees it.
+
+    Parameters
+    ----------
+    nodes, ranks : int
+    capability : int
+        Compute capability, 90 for sm90.
+    cpu : {"intel", "amd", "arm", "power"}
+    ring, tree : Graph
+    nvls : Graph or None
+        None without an NVSwitch that reduces.
+    collnet : Graph or None
+        Chain and direct alike; None on one host.
+    gpus : int
+        Ranks on the host that was looked at.
+    net_latency_us : float
+        Latency of a hop between hosts, as the network's plugin states it.
+    ordered : bool
+        Whether the network keeps 128-byte writes whole and in order.
+    """
+
+    nodes: int
+    ranks: int
+    capability: int
+    cpu: Vendor
+    ring: Graph
+    tree: Graph
+    nvls: Graph | None
+    collnet: Graph | None
+    gpus: int
+    net_latency_us: float = 0.0
+    ordered: bool = True
+
+    @property
+    def per_node(self) -> float:
+        """Ranks per node, on average."""
+        return self.ranks / self.nodes
+
+
+def system_of(
+    topology: Topology, router: Router, group: range | tuple[int, ...], settings: Settings
+) -> System:
+    """Look at one host of a group and search its channels.
+
+    Parameters
+    ----------
+    topology : Topology
+        As the settings let it be used (`perfmodel.library.transport.told`).
+    router : Router
+    group : range or tuple of int
+        Ranks of the topology, at least two.
+    settings : Settings
+        Version and environment.
+    """
+    local, nodes = _smallest_host(topology, group)
+    gpus = [topology.ranks[rank] for rank in local]
+    host = host_of(
+        topology,
+        router.healthy,
+        gpus,
+        between_hosts=nodes > 1,
+        release=settings.release,
+        merging=settings.release >= (2, 20) and settings.is_on("NCCL_IB_MERGE_NICS", default=True),
+    )
+    most = _most_channels(settings) // 2
+    crossing = settings.count("NCCL_CROSS_NIC")
+    ring = _dumped(topology, "ring", local) or ring_graph(
+        host, cross_nic=2 if crossing is None else crossing, most=most
+    )
+    plugin = hardware().plugins.get(topology.network) if nodes > 1 else None
+    return System(
+        nodes=nodes,
+        ranks=len(group),
+        capability=host.capability,
+        cpu=host.cpu,
+        ring=ring,
+        tree=_dumped(topology, "tree", local) or tree_graph(host, ring),
+        nvls=_nvls(host, settings),
+        collnet=collnet_graph(host, ring),
+        gpus=len(gpus),
+        net_latency_us=plugin.stated_us(host.capability, settings.release) if plugin else 0.0,
+        ordered=plugin is None or plugin.keeps_order(host.capability, settings.release),
+    )
+
+
+def channels_of(system: System, algorithm: str, settings: Settings) -> int:
+    """Channels (thread blocks of a GPU) that an algorithm runs on for large messages.
+
+    Each channel of a search becomes two, four between hosts where few of Hopper or later are fast
+    (ncclTopoPostset); then the user's bounds hold. NVLS takes its own count (facts of
+    ``src/transport/nvls.cc``: 16 on Hopper; on Blackwell 24, between hosts 32).
+    """
+    if algorithm in {"nvls", "nvls_tree"}:
+        blackwell = system.capability >= 100
+        return (24 if system.nodes == 1 else 32) if blackwell else 16
+    graph = system.ring
+    most = _most_channels(settings)
+    count = min(2 * graph.channels, most)
+    if system.capability >= 90 and system.nodes > 1 and graph.intra_GBps > 45 and count < 16:
+        count = 2 * count
+    least = settings.count("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS") or 1
+    top = settings.count("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS") or most
+    return max(min(count, top), min(least, most))
+
+
+def _dumped(topology: Topology, pattern: str, local: list[int]) -> Graph | None:
+    """Channels of a dump of NCCL's own, where the topology has one for just these GPUs."""
+    found = topology.graph_of(pattern, [rank % topology.gpus_per_host for rank in local])
+    if found is None:
+        return None
+    speeds = found.intra_Bps / 1e9, found.inter_Bps / 1e9
+    return Graph(len(found.ways), *speeds, found.type_intra, found.type_inter, found.same_channels)
+
+
+def _most_channels(settings: Settings) -> int:
+    limits = hardware().channels
+    for version, most in limits.most_before.items():
+        if settings.release < tuple(int(part) for part in version.split(".")):
+            return most
+    return limits.most
+
+
+def _nvls(host: Host, settings: Settings) -> Graph | None:
+    if settings.release < (2, 17) or not settings.is_on("NCCL_NVLS_ENABLE", default=True):
+        return None
+    return nvls_graph(host, raise_inter=settings.release >= (2, 23))
+
+
+def _smallest_host(topology: Topology, group: range | tuple[int, ...]) -> tuple[list[int], int]:
+    """Ranks of the host with the fewest of the group, and how many hosts there are."""
+    ranks = np.asarray(group, dtype=np.int64)
+    hosts, counts = np.unique(ranks // topology.gpus_per_host, return_counts=True)
+    chosen = hosts[int(counts.argmin())]
+    return ranks[ranks // topology.gpus_per_host == chosen].tolist(), len(hosts)

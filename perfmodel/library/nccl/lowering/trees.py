@@ -1,0 +1,96 @@
+"""NCCL's double binary tree over real NICs and channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.arrays import Group, members
+from perfmodel.collectives.algorithms import pipelined_trees
+from perfmodel.collectives.algorithms.pipelined_trees import Forest, chained_parents, forest_of
+from perfmodel.library.channels.rails import Rails, rails_over
+from perfmodel.library.channels.symmetry import folded, stands_for
+from perfmodel.library.lowering.edge_routing import lay
+from perfmodel.library.lowering.edges import Edges
+from perfmodel.library.lowering.lowered import ITEM_BYTES, Way
+from perfmodel.library.machine import Machine
+from perfmodel.library.nccl.chunk_sizes import pieces_of_share, tree_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LaidForest:
+    """Trees over a group, and the links of their edges.
+
+    Parameters
+    ----------
+    trees : Forest
+    edges : Edges
+    rails : Rails
+    alike : int
+        How many rails the laid one stands for.
+    """
+
+    trees: Forest
+    edges: Edges
+    rails: Rails
+    alike: int
+
+
+def rails_of(machine: Machine, group: Group) -> Rails:
+    """The channels of a group; found once."""
+    return machine.known(
+        ("rails", group),
+        lambda: rails_over(
+            machine.topology, machine.router, members(group), at_most=machine.channels
+        ),
+    )
+
+
+def tree(machine: Machine, nbytes: int, group: Group, protocol: str, channels: int) -> Way:
+    """All-reduce up and down trees, in the pieces of a protocol.
+
+    Parameters
+    ----------
+    machine : Machine
+    nbytes : int
+    group : range or tuple of int
+    protocol : str
+    channels : int
+        That NCCL uses for this message; each of those laid stands for some of them.
+    """
+    laid = machine.known(("tree", group), lambda: _laid(machine, group))
+    nodes, size = laid.rails.hosts.shape
+    chunk = tree_bytes(protocol, nbytes, channels, nodes, size)
+    schedule = pipelined_trees.all_reduce(
+        laid.trees,
+        -(-nbytes // (laid.alike * ITEM_BYTES)) * ITEM_BYTES,
+        pieces=pieces_of_share(nbytes, channels, chunk),
+        itemsize=ITEM_BYTES,
+    )
+    return Way(schedule, ((schedule.phases, laid.edges),), laid.alike)
+
+
+def _laid(machine: Machine, group: Group) -> LaidForest:
+    rails = rails_of(machine, group)
+    alike = stands_for(machine, rails)
+    if alike == 1:
+        return LaidForest(*over_rails(machine, rails), rails, 1)
+    trees, edges = over_rails(machine, rails.only(0))
+    return LaidForest(trees, folded(machine, edges, alike), rails, alike)
+
+
+def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:
+    """Two trees over nodes on each channel, or within one node its chains, laid on links."""
+    trees = forest_of(
+        np.stack(
+            [
+                chained_parents(rails.places[:, chain], second=bool(second), spread=bool(spread))
+                for chain, spread in zip(rails.chains, rails.spread, strict=True)
+                for second in range(rails.trees)
+            ]
+        )
+    )
+    ranks, nics = rails.hosts.ravel(), rails.nics[trees.channel // rails.trees]
+    ends = ranks[trees.src], ranks[trees.dst]
+    return trees, lay(machine.topology, machine.router, *ends, nics, nics)

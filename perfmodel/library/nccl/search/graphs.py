@@ -1,0 +1,295 @@
+"""NCCL's search of channels: how many paths of what speed a host's links carry at once.
+
+Written from the rules of NVIDIA/nccl 2.30.7 ``src/graph/search.cc`` (ncclTopoCompute): speeds from
+a list are tried from fast to slow, each with near path types first; what carries most wins; a
+second pass then doubles channels or raises their speed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from perfmodel.library.nccl.hardware import hardware
+from perfmodel.library.nccl.search.host_graph import RANK, Host, Way
+from perfmodel.library.nccl.search.packing import Demand, at_most, packed
+from perfmodel.library.settings import LEVELS
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What a search found.
+
+    Parameters
+    ----------
+    channels : int
+        As the tuner counts them; a ring or tree runs on twice as many.
+    intra_GBps, inter_GBps : float
+        Speed of one channel inside the host and between hosts.
+    type_intra, type_inter : str
+        Farthest path types used; "LOC" where there is no way of that kind.
+    same_channels : bool
+        Whether all channels pass the GPUs in one order.
+    plain : bool
+        Of a tree: parent and children all hang on one GPU.
+    """
+
+    channels: int
+    intra_GBps: float
+    inter_GBps: float
+    type_intra: str
+    type_inter: str = "LOC"
+    same_channels: bool = True
+    plain: bool = False
+
+
+FALLBACK = Graph(1, 0.1, 0.1, "SYS", "SYS")
+"""Where no search succeeds: one channel in simple order (search.cc)."""
+
+
+@lru_cache(maxsize=64)
+def ring_graph(host: Host, *, cross_nic: int, most: int) -> Graph:
+    """Search rings.
+
+    Parameters
+    ----------
+    host : Host
+    cross_nic : {0, 1, 2}
+        ``NCCL_CROSS_NIC``: whether a ring may leave by another NIC than it entered by; 2 if need
+        be.
+    most : int
+        Channels at most.
+    """
+    speeds = _speeds(host)
+    found: Graph | None = None
+    crossed = 0
+    for speed in speeds:
+        if found is not None and speed / found.inter_GBps <= 0.49:
+            break
+        for cross in (0, 2) if cross_nic == 2 else (cross_nic,):
+            better, done = _at_speed(host, speed, cross, most, found, crossed)
+            if better is not found:
+                found, crossed = better, cross
+            if done:
+                break
+        if found is not None and found.channels * found.inter_GBps >= _total(host):
+            break
+    return _raised_ring(host, _doubled(host, found, most), crossed) if found else FALLBACK
+
+
+def _at_speed(
+    host: Host, speed: float, cross: int, most: int, best: Graph | None, crossed: int
+) -> tuple[Graph | None, bool]:
+    """Best graph after one speed, and whether nothing more can be won."""
+    found = best
+    for inter in _types(host, between=True):
+        reached = found is not None and RANK[inter] > max(RANK[found.type_inter], RANK["PXN"])
+        if reached:
+            break
+        for intra in _types(host, between=False):
+            if host.nic_GBps and RANK[intra] > RANK[inter] and intra != "LOC":
+                break
+            if found is not None and RANK[intra] > RANK[found.type_intra]:
+                break
+            for same in _orders(host, intra):
+                demand = Demand(speed, speed, intra, inter, cross, same)
+                better = _better(host, demand, most, found, cross - crossed)
+                if better is not None:
+                    found, crossed = better, cross
+                if found is not None and found.channels * speed >= _total(host):
+                    return found, True
+    return found, False
+
+
+def _better(
+    host: Host, demand: Demand, most: int, best: Graph | None, crossing: int
+) -> Graph | None:
+    """Graph of a demand if it is better, which is not searched where no packing could be."""
+
+    def graph(channels: int) -> Graph:
+        speeds = demand.intra_GBps, demand.inter_GBps
+        inter = demand.type_inter if host.nic_GBps else None
+        return Graph(channels, *speeds, demand.type_intra, inter or "LOC", demand.same)
+
+    if not _is_better(graph(at_most(host, demand, most=most)), best, crossing):
+        return None
+    found = graph(packed(host, demand, most=most))
+    return found if found.channels and _is_better(found, best, crossing) else None
+
+
+def _is_better(graph: Graph, best: Graph | None, crossing: int) -> bool:
+    """More bandwidth; a way that crosses NICs must gain 15 % per step (ncclTopoCompareGraphs)."""
+    if best is None:
+        return True
+    bar = best.channels * best.intra_GBps * (1 + 0.15 * crossing)
+    return graph.channels * graph.intra_GBps > bar
+
+
+def _orders(host: Host, intra: str) -> tuple[bool, ...]:
+    """The same order for all channels first, then different ones.
+
+    Not where GPUs meet across AMD's NUMA domains (as in search.cc), nor behind a switch inside one
+    host, where no order is better than another.
+    """
+    alike = (host.cpu == "amd" and intra == "SYS") or (host.switched and not host.nic_GBps)
+    return (True,) if alike else (True, False)
+
+
+def _types(host: Host, *, between: bool) -> list[str]:
+    ways: Sequence[Way]
+    ways = [*host.outward.values(), *host.inward.values()] if between else [*host.peers.values()]
+    found = {way.type for way in ways} - {"DIS"}
+    return sorted(found, key=LEVELS.index) or ["LOC"]
+
+
+def _speeds(host: Host) -> tuple[float, ...]:
+    table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
+    listed = table.of(host.capability)
+    bound = min(_widest(host), _total(host))
+    return tuple(speed for speed in listed if speed <= bound) or listed[-1:]
+
+
+def _widest(host: Host) -> float:
+    """Speed of the widest single way."""
+    ways = host.inward.items() if host.nic_GBps else host.peers.items()
+    return max(
+        (
+            min(
+                [host.arc_GBps[arc] for arc in way.arcs]
+                + ([host.nic_GBps[end[1]]] if host.nic_GBps else [])
+            )
+            for end, way in ways
+            if way.arcs
+        ),
+        default=0.0,
+    )
+
+
+def _total(host: Host) -> float:
+    """Most that one GPU can send: its NVLinks, or its PCIe link."""
+    if host.nvlink_GBps:
+        return host.nvlink_GBps
+    ways = (*host.peers.values(), *host.outward.values())
+    return max((host.arc_GBps[way.arcs[0]] for way in ways if way.arcs), default=0.0)
+
+
+def _doubled(host: Host, graph: Graph, most: int) -> Graph:
+    """Two channels of half the speed where one is fast (ncclTopoDupChannels)."""
+    fast_enough = host.capability > 80 and graph.intra_GBps < 50 and graph.channels > 4
+    count = min(2 * graph.channels, most)
+    if graph.intra_GBps < 25 or fast_enough or count == graph.channels:
+        return graph
+    parts = -(-count // graph.channels)
+    return replace(
+        graph,
+        channels=count,
+        intra_GBps=graph.intra_GBps / parts,
+        inter_GBps=graph.inter_GBps / parts,
+    )
+
+
+def _faster(host: Host, speed: float) -> Iterator[float]:
+    """Listed speeds above one, from slow to fast."""
+    table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
+    return (other for other in reversed(table.of(host.capability)) if other > speed)
+
+
+def _raised_ring(host: Host, graph: Graph, cross: int) -> Graph:
+    """As many channels at a higher speed, if that fits (second pass)."""
+    for speed in _faster(host, graph.inter_GBps):
+        demand = Demand(
+            speed, speed, graph.type_intra, graph.type_inter, cross, graph.same_channels
+        )
+        if not _fits(host, demand, graph.channels):
+            break
+        graph = replace(graph, intra_GBps=speed, inter_GBps=speed)
+    return graph
+
+
+def _fits(host: Host, demand: Demand, channels: int) -> bool:
+    """Whether so many channels can be packed."""
+    return (
+        at_most(host, demand, most=channels) == channels
+        and packed(host, demand, most=channels) == channels
+    )
+
+
+@lru_cache(maxsize=64)
+def tree_graph(host: Host, ring: Graph) -> Graph:
+    """As many chains through the host as there are rings, faster inside it if that fits."""
+    graph = replace(ring, plain=host.gpus == 1)
+    for speed in _faster(host, graph.intra_GBps):
+        if host.gpus < 2 or graph.intra_GBps >= 2 * graph.inter_GBps:
+            break
+        demand = Demand(speed, 0.0, graph.type_intra, None, 0, graph.same_channels)
+        if not _fits(host, demand, graph.channels):
+            break
+        graph = replace(graph, intra_GBps=speed)
+    return graph
+
+
+def nvls_graph(host: Host, *, raise_inter: bool) -> Graph | None:
+    """Channels through the switch's own reduction: one per GPU; None without such a switch.
+
+    Each head costs two units on its own GPU's links and one on all others, so a channel is at most
+    the GPU's NVLink over heads + 1.
+
+    Parameters
+    ----------
+    host : Host
+    raise_inter : bool
+        Whether the speed between hosts is raised after packing (2.23 and later).
+    """
+    heads = min(host.gpus, hardware().channels.most_heads)
+    if not host.switched or host.capability < 90 or heads < 2:
+        return None
+    bound = host.nvlink_GBps / (heads + 1)
+    between = _head_GBps(host, heads) if host.nic_GBps else float("inf")
+    table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
+    listed = [s for s in table.of(host.capability) if s <= min(bound, between)]
+    if not listed:
+        return None
+    speed = inter = listed[0]
+    for faster in _faster(host, inter) if raise_inter else ():
+        if inter >= 2 * speed or faster > between:
+            break
+        inter = faster
+    type_inter = max((way.type for way in _nearest(host)), key=LEVELS.index, default="LOC")
+    return Graph(heads, speed, inter, "NVL", type_inter, same_channels=False)
+
+
+def _nearest(host: Host) -> list[Way]:
+    """Each GPU's best way from a NIC."""
+    return [
+        min((host.inward[g, n] for n in range(len(host.nic_GBps))), key=lambda way: RANK[way.type])
+        for g in range(host.gpus)
+        if host.nic_GBps
+    ]
+
+
+def _head_GBps(host: Host, heads: int) -> float:
+    """What the NICs give each head, if they are spread evenly."""
+    shared = -(-heads // len(host.nic_GBps))
+    links = min(
+        (min((host.arc_GBps[arc] for arc in way.arcs), default=0.0) for way in _nearest(host)),
+        default=0.0,
+    )
+    return min(min(host.nic_GBps) / shared, links)
+
+
+def collnet_graph(host: Host, ring: Graph) -> Graph | None:
+    """One head per NIC, its channel as fast as the NIC and its GPU's NVLink allow."""
+    if not host.nic_GBps:
+        return None
+    heads = min(len(host.nic_GBps), host.gpus)
+    bound = min(_head_GBps(host, heads), (host.nvlink_GBps or _total(host)) / max(1, heads - 1))
+    listed = [s for s in hardware().speeds_between_hosts.of(host.capability) if s <= bound]
+    if not listed:
+        return None
+    counts = Counter(way.type for way in _nearest(host))
+    type_inter = max(counts, key=LEVELS.index)
+    return replace(
+        ring, channels=heads, intra_GBps=listed[0], inter_GBps=listed[0], type_inter=type_inter
+    )

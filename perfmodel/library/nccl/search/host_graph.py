@@ -1,0 +1,306 @@
+"""One host as NCCL sees it: ways between GPUs and to NICs, with NCCL's own idea of their speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perfmodel.errors import TopologyError
+from perfmodel.library.channels.ring_search import direct_nvlinks
+from perfmodel.library.nccl.hardware import hardware
+from perfmodel.library.settings import LEVELS
+from perfmodel.library.transport import NVLINK_PATHS, gdr_paths, peer_paths, way_between
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.router import Router
+
+Vendor = Literal["intel", "amd", "arm", "power"]
+Pair = tuple[int, int]
+
+RANK = {name: rank for rank, name in enumerate((*LEVELS, "NET", "DIS"))}
+"""How far path types reach, near to far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A path inside the host.
+
+    Parameters
+    ----------
+    type : str
+        One of `perfmodel.library.settings.LEVELS`; the farther one where bytes are staged.
+    arcs : tuple of int
+        Links crossed.
+    cost : float
+        What a byte is charged on each of them.
+    """
+
+    type: str
+    arcs: tuple[int, ...]
+    cost: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What NCCL knows of one host of a group of ranks.
+
+    GPUs and NICs are numbered from 0, in the order of ranks and of NICs.
+
+    Parameters
+    ----------
+    capability : int
+        Compute capability, 90 for sm90.
+    cpu : str
+    gpus : int
+    peers : mapping of (int, int) to Way
+        Between two GPUs.
+    outward, inward : mapping of (int, int) to Way
+        (GPU, NIC) and the way back; empty for a group on one host.
+    nic_GBps : tuple of float
+    arc_GBps : mapping of int to float
+        Capacity of each link that a way crosses.
+    mesh : mapping of (int, int) to float, or None
+        GB/s of direct NVLinks; None behind an NVSwitch or without NVLink.
+    nvlink_GBps : float
+        Of one GPU.
+    switched : bool
+        Whether an NVSwitch joins the GPUs.
+    """
+
+    capability: int
+    cpu: Vendor
+    gpus: int
+    peers: Mapping[Pair, Way]
+    outward: Mapping[Pair, Way]
+    inward: Mapping[Pair, Way]
+    nic_GBps: tuple[float, ...]
+    arc_GBps: Mapping[int, float]
+    mesh: Mapping[Pair, float] | None
+    nvlink_GBps: float
+    switched: bool
+
+    def __hash__(self) -> int:
+        """By what costs little to compare: searches of equal hosts are looked up."""
+        return hash((self.capability, self.gpus, self.nic_GBps, frozenset(self.arc_GBps.items())))
+
+
+def capability_of(topology: Topology) -> int:
+    """Compute capability of the GPUs, 90 for sm90; 80 for generations that we do not know.
+
+    Some chips of a generation differ from its data-centre ones: they are told by their names.
+    """
+    table, name = hardware().compute_capability, topology.gpu.name
+    generation = topology.gpu.generation
+    if name.lower().split("-")[0] in table.consumer_names and generation in table.consumer:
+        return table.consumer[generation]
+    return table.of.get(generation, 80)
+
+
+def vendor_of(topology: Topology) -> Vendor:
+    """Who made the CPUs, as far as the template's sources say; Intel where they do not."""
+    text = " ".join(
+        f"{key} {sentence}" for key, sentence in topology.sources.items()
+        if not key.startswith(("gpu ", "fabric "))
+    )  # fmt: skip
+    if "AMD" in text or "EPYC" in text or "infinity-fabric" in text:
+        return "amd"
+    if "Arm CPU" in text or "Grace" in text:
+        return "arm"
+    return "power" if "POWER" in text else "intel"
+
+
+def host_of(
+    topology: Topology,
+    router: Router,
+    gpus: Sequence[str],
+    *,
+    between_hosts: bool,
+    release: tuple[float, float],
+    merging: bool = True,
+) -> Host:
+    """Look at one host.
+
+    Parameters
+    ----------
+    topology : Topology
+    router : Router
+    gpus : sequence of str
+        The group's GPUs on that host.
+    between_hosts : bool
+        Whether the group has ranks on other hosts too, so that NICs matter.
+    release : (float, float)
+        NCCL's version; NVLink of sm90 counts 20 GB/s a lane before 2.23.
+    merging : bool
+        Whether the ports of one adapter count as one NIC.
+    """
+    capability, cpu = capability_of(topology), vendor_of(topology)
+    ports = dict(_adapters(topology, _nics(router, gpus), merging)) if between_hosts else {}
+    peers = dict(_peers(topology, router, gpus, cpu))
+    outward, inward = (
+        dict(_to_nics(topology, router, gpus, tuple(ports), outward=out)) for out in (True, False)
+    )
+    lane = _lane_GBps(capability, release)
+    crossed = {
+        arc
+        for ways in (peers, outward, inward)
+        for way in ways.values()
+        for arc in way.arcs
+    }  # fmt: skip
+    arcs = {arc: _arc_GBps(topology, arc, lane, cpu) for arc in crossed}
+    mesh = _mesh(topology, gpus, peers, arcs)
+    return Host(
+        capability=capability,
+        cpu=cpu,
+        gpus=len(gpus),
+        peers=peers,
+        outward=outward,
+        inward=inward,
+        nic_GBps=tuple(_port_GBps(topology, nic) * count for nic, count in ports.items()),
+        arc_GBps=arcs,
+        mesh=mesh,
+        nvlink_GBps=_nvlink_GBps(len(gpus), peers, arcs),
+        switched=mesh is None and bool(peers) and all(_nvl(way) for way in peers.values()),
+    )
+
+
+def _mesh(
+    topology: Topology, gpus: Sequence[str], peers: Mapping[Pair, Way], arcs: Mapping[int, float]
+) -> Mapping[Pair, float] | None:
+    """Direct NVLinks between GPUs; None behind an NVSwitch, without NVLink, or if told not to."""
+    lanes = direct_nvlinks(topology, gpus)
+    if lanes is None or topology.reach.peer == "LOC":
+        return None
+    ways = ((pair, peers[pair]) for pair in lanes)
+    return {pair: arcs[way.arcs[0]] for pair, way in ways if _nvl(way) and len(way.arcs) == 1}
+
+
+def _nvlink_GBps(gpus: int, peers: Mapping[Pair, Way], arcs: Mapping[int, float]) -> float:
+    """NVLinks of the GPU that has most."""
+    firsts = [{way.arcs[0] for (a, _), way in peers.items() if a == g and _nvl(way)}
+              for g in range(gpus)]  # fmt: skip
+    return max((sum(arcs[arc] for arc in first) for first in firsts), default=0.0)
+
+
+def _nvl(way: Way) -> bool:
+    return way.type == "NVL"
+
+
+def _nics(router: Router, gpus: Sequence[str]) -> list[str]:
+    """NICs that the GPUs reach: each GPU's nearest first, in the order of their numbers."""
+    nearest = {router.nearest_nics(gpu)[0] for gpu in gpus if router.nearest_nics(gpu)}
+    every = {nic for gpu in gpus for nic in router.nearest_nics(gpu)}
+    near = sorted(nearest, key=router.nic_number)
+    return near + sorted(every - nearest, key=router.nic_number)
+
+
+def _adapters(topology: Topology, nics: Sequence[str], merging: bool) -> Iterator[tuple[str, int]]:
+    """One NIC of each adapter, and how many ports it has.
+
+    A PCIe switch with several NICs for each of its GPUs has adapters of several ports: an
+    assumption, since a topology does not say which NICs share a card. Source of the merging:
+    NVIDIA/nccl ``src/transport/net_ib`` (NCCL_IB_MERGE_NICS) and, for EFA, aws-ofi-nccl.
+    """
+    graph, beside = topology.graph, dict[str, list[str]]()
+    for nic in nics:
+        parent = next((p for p in graph.adj[nic] if graph.nodes[p]["host"] >= 0), nic)
+        beside.setdefault(parent, []).append(nic)
+    for parent, there in beside.items():
+        gpus = sum(graph.nodes[end]["kind"] == "gpu" for end in graph.adj[parent])
+        even = merging and 0 < gpus < len(there) and len(there) % gpus == 0
+        ports = len(there) // gpus if even else 1
+        yield from ((nic, ports) for nic in there[::ports])
+
+
+def _peers(
+    topology: Topology, router: Router, gpus: Sequence[str], cpu: Vendor
+) -> Iterator[tuple[Pair, Way]]:
+    direct = peer_paths(topology)
+    overhead = hardware().pcie.intel_peer_overhead
+    for a, src in enumerate(gpus):
+        for b, dst in enumerate(gpus):
+            if a == b:
+                continue
+            way = router.path_type(src, dst)
+            if way in direct or not topology.reach.memory:
+                arcs = router.route(src, dst)
+            else:  # through the host's memory
+                hub = router.nearest_cpu(src)
+                arcs = router.route(src, hub) + router.route(hub, dst)
+                way = way if RANK[way] >= RANK["PHB"] else "PHB"
+            taxed = way == "PHB" and cpu == "intel"
+            yield (a, b), Way(way, arcs, overhead if taxed else 1.0)
+
+
+def _to_nics(
+    topology: Topology, router: Router, gpus: Sequence[str], nics: Sequence[str], *, outward: bool
+) -> Iterator[tuple[Pair, Way]]:
+    """Ways between GPUs and NICs: direct, through another GPU (PXN), or by the host's memory."""
+    direct = gdr_paths(topology)
+    relaying = outward and topology.reach.relay
+    for n, nic in enumerate(nics):
+        types = [way_between(router, gpu, nic) for gpu in gpus]
+        beside = [gpu for gpu, way in zip(gpus, types, strict=True) if way in direct]
+        for g, (gpu, way) in enumerate(zip(gpus, types, strict=True)):
+            ends = (gpu, nic) if outward else (nic, gpu)
+            if way in direct:
+                yield (g, n), Way(way, router.route(*ends))
+                continue
+            relay = _relay(router, gpu, beside) if relaying else None
+            if relay is not None:
+                arcs = router.route(gpu, relay) + router.route(relay, nic)
+                yield (g, n), Way("PXN", arcs)
+            else:
+                yield (g, n), _by_memory(router, gpu, ends, way)
+
+
+def _relay(router: Router, gpu: str, beside: Sequence[str]) -> str | None:
+    """First of the GPUs beside a NIC that this one reaches over NVLink."""
+    return next((peer for peer in beside if router.path_type(gpu, peer) in NVLINK_PATHS), None)
+
+
+def _by_memory(router: Router, gpu: str, ends: tuple[str, str], way: str) -> Way:
+    if way == "DIS":
+        return Way("DIS", ())
+    try:
+        cpu = router.nearest_cpu(gpu)
+    except TopologyError:
+        return Way(way, router.route(*ends))
+    arcs = router.route(ends[0], cpu) + router.route(cpu, ends[1])
+    return Way(way if RANK[way] >= RANK["PHB"] else "PHB", arcs)
+
+
+def _lane_GBps(capability: int, release: tuple[float, float]) -> float:
+    """NVLink of one lane; NVIDIA/nccl: 20.6 for sm90 since 2.23, 20 before."""
+    table = hardware().nvlink_per_lane.GBps
+    if capability == 90 and release < (2, 23):
+        return table[80]
+    return table[max((known for known in table if known <= capability), default=min(table))]
+
+
+def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> float:
+    """Capacity that NCCL takes a link to have, by its kind; the link's own where it has no idea."""
+    arcs = topology.arcs
+    own, kind = float(arcs.bandwidth_Bps[arc]) / 1e9, arcs.kinds[arc]
+    if kind == "nvlink":
+        src, dst = arcs.names[arc]
+        lanes = sum(int(data["lanes"]) for data in topology.graph[src][dst].values())
+        known = lanes * lane_GBps
+        return known if 0.7 < known / own < 1.4 else own
+    if kind == "pcie":
+        return min(hardware().pcie.GBps, key=lambda rate: max(rate / own, own / rate))
+    if kind == "upi":
+        return hardware().between_amd_numa.GBps if cpu == "amd" else own
+    return float("inf") if kind == "memory" else own
+
+
+def _port_GBps(topology: Topology, nic: str) -> float:
+    """Nominal rate of a NIC's cables: the next usual one above what they carry."""
+    own = sum(
+        float(data["bandwidth_Bps"])
+        for cables in topology.graph.adj[nic].values()
+        for data in cables.values()
+        if data["kind"] in {"ethernet", "infiniband"}
+    ) / 1e9  # fmt: skip
+    nominal = (rate / 8 for rate in hardware().network.Gbps if rate / 8 >= own * 0.999)
+    above = next(nominal, own)
+    return above if own > 0.6 * above else own

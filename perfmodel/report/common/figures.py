@@ -1,0 +1,158 @@
+"""The house style of figures; where the time goes, and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.palette import FONT, INK, MEMORY, QUIET_INK, RULE, WORK
+from perfmodel.studies.run.result import Memory, Point, Result
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+_UNEVEN = 4.0
+"""Steps that differ by more than this factor are drawn as shares: else the short ones vanish."""
+
+_TIME_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
+
+
+def blank(height: int, **layout: Any) -> go.Figure:
+    """Empty figure in the house style; plots other than the timeline do not zoom."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    figure.update_layout(
+        template="none",
+        height=height,
+        font={"family": FONT, "size": 13, "color": INK},
+        margin={"l": 2, "r": 8, "t": 12, "b": 12, "pad": 4},
+        paper_bgcolor="rgba(0,0,0,0)",  # that of the page, light or dark
+        plot_bgcolor="rgba(0,0,0,0)",
+        hoverlabel={
+            "bgcolor": "white",
+            "bordercolor": QUIET_INK,
+            "font": {"color": INK, "family": FONT, "size": 13},
+            "align": "left",
+        },
+        dragmode=False,
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        **layout,
+    )
+    return figure
+
+
+def axis(title: str = "", **more: Any) -> dict[str, Any]:
+    """Describe an axis in the house style."""
+    return {
+        "title": {"text": title, "font": {"size": 13, "color": QUIET_INK}, "standoff": 8},
+        "gridcolor": RULE,
+        "linecolor": QUIET_INK,
+        "tickfont": {"size": 12, "color": QUIET_INK},
+        "zeroline": False,
+        "automargin": True,
+        "fixedrange": True,
+    } | more
+
+
+def time_unit(longest_s: float) -> tuple[str, float]:
+    """Return the unit for an axis that reaches `longest_s`, and its seconds."""
+    fitting = [unit for unit in _TIME_UNITS if longest_s >= 2 * unit[1]]
+    return fitting[-1] if fitting else _TIME_UNITS[0]
+
+
+def gpu_ticks(points: Sequence[Point], apart: float = 0.09) -> list[int]:
+    """Choose sizes to label, the first and the last among them, on a logarithmic axis.
+
+    Labels stand at least the share `apart` of the axis from each other.
+    """
+    sizes = [point.gpus for point in points]
+    span = math.log(sizes[-1] / sizes[0]) or 1.0
+    kept = [sizes[-1]]
+    for size in reversed(sizes[:-1]):
+        if math.log(kept[-1] / size) >= apart * span:
+            kept.append(size)
+    if kept[-1] != sizes[0]:
+        kept[-1:] = [sizes[0]] if len(kept) > 1 else [kept[-1], sizes[0]]
+    return kept[::-1]
+
+
+def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round values between `low` and `high`, spread evenly on a logarithmic axis."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    decades = range(first, last + 1)
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [step * 10.0**decade for decade in decades for step in steps]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) <= most:
+            break
+    return inside
+
+
+def breakdown(result: Result) -> go.Figure:
+    """Draw where the step's time goes at each size, as times or (if uneven) as shares."""
+    steps = [point.step_time_s for point in result.points]
+    shares = max(steps) > _UNEVEN * min(steps)
+    unit, scale = ("%", 0.01) if shares else time_unit(max(steps))
+    figure = blank(360, barmode="stack", bargap=0.35)
+    for part in _parts(result.points):
+        times = [point.breakdown_s.get(part, 0.0) for point in result.points]
+        figure.add_bar(
+            x=[f"{point.gpus:,}" for point in result.points],
+            y=[t / (s if shares else 1) / scale for t, s in zip(times, steps, strict=True)],
+            name=part, marker={"color": WORK.get(part, WORK["host"])}, hoverinfo="text",
+            hovertext=[
+                f"<b>{quantities.gpus(point.gpus)}</b><br>{escape(part)} {quantities.duration(time)}"
+                f"<br>{quantities.percent(time / point.step_time_s)} of the step"
+                for point, time in zip(result.points, times, strict=True)
+            ],
+        )  # fmt: skip
+    figure.update_xaxes(**axis("GPUs", type="category", showgrid=False))
+    title = "share of the step" if shares else f"time per step ({unit})"
+    figure.update_yaxes(**axis(title, rangemode="tozero", ticksuffix=" %" if shares else ""))
+    return figure
+
+
+def _parts(points: Sequence[Point]) -> list[str]:
+    """Parts of the step that matter somewhere, in the order of the palette."""
+    present = {
+        part
+        for point in points
+        for part, time in point.breakdown_s.items()
+        if time > 1e-4 * point.step_time_s
+    }
+    return [part for part in WORK if part in present] + sorted(present - WORK.keys())
+
+
+def memory(part: Memory) -> go.Figure:
+    """Draw memory per GPU as one bar against the device's capacity."""
+    gib = 2.0**30
+    parts = {
+        "parameters": part.parameters_bytes,
+        "gradients": part.gradients_bytes,
+        "optimizer states": part.optimizer_bytes,
+        "buckets": part.buckets_bytes,
+        "activations": part.activations_bytes,
+    }
+    figure = blank(150, barmode="stack")
+    for name, nbytes in parts.items():
+        figure.add_bar(
+            x=[nbytes / gib], y=[""], orientation="h", width=0.6, hoverinfo="text",
+            name=f"{name} {quantities.size(nbytes)}", marker={"color": MEMORY[name]},
+            hovertext=[f"{name}: {quantities.size(nbytes)}"],
+        )  # fmt: skip
+    capacity = part.capacity_bytes / gib
+    figure.add_vline(x=capacity, line={"color": INK, "width": 2})
+    figure.add_annotation(
+        x=capacity, y=1, yref="paper", yanchor="bottom", xanchor="right", showarrow=False,
+        text=f"capacity {quantities.size(part.capacity_bytes)}", font={"size": 12},
+    )  # fmt: skip
+    figure.update_layout(margin={"t": 28})
+    longest = max(capacity, part.total_bytes / gib)
+    figure.update_xaxes(**axis("GiB per GPU", range=[0, 1.02 * longest]))
+    figure.update_yaxes(**axis(showticklabels=False, showgrid=False, showline=False))
+    return figure

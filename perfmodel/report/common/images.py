@@ -1,0 +1,159 @@
+"""Figures as PNG or SVG files: drawn by kaleido, which drives an installed browser."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from html import escape
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+from perfmodel.errors import ExecutorUnavailable
+from perfmodel.report.common import figures, quantities
+from perfmodel.report.common.page import legend
+from perfmodel.report.run.timeline_figure import timeline
+from perfmodel.report.scaling import figures as scaling_figures
+from perfmodel.report.topology import figure as topology_figure
+from perfmodel.studies.run.result import Result
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+ImageFormat = Literal["png", "svg"]
+
+WIDTH, _HEAD = 900, 88
+_SHARPNESS = {"png": 2, "svg": 1}
+_TIMEOUT_S = 90
+
+HOW_TO = (
+    "static images need kaleido and a browser of the Chromium family: "
+    "pip install 'perfmodel[img]', and apt install chromium (or set BROWSER_PATH to one)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure with the title that it needs outside a page."""
+
+    figure: go.Figure
+    title: str
+    below: str
+
+
+def check_images() -> None:
+    """Refuse before any work where images cannot be drawn for want of kaleido.
+
+    Raises
+    ------
+    ExecutorUnavailable
+        Says what to install.
+    """
+    if find_spec("kaleido") is None:
+        raise ExecutorUnavailable(f"kaleido is not installed; {HOW_TO}")
+
+
+def pictures(result: Result) -> dict[str, Picture]:
+    """Every figure of a result's page by the name of its file."""
+    main = result.main
+    setting = f"{result.workload} with {result.strategy} on {result.machine}"
+    scaled = f"{setting}, {result.scaling} scaling"
+    of_main = f"{setting}, {quantities.gpus(main.gpus)}"
+    found: dict[str, Picture] = {}
+    if len(result.points) > 1:
+        speed = f"Throughput, {quantities.samples(result)} per second"
+        found["throughput"] = Picture(scaling_figures.throughput(result), speed, scaled)
+        share = "Efficiency, share of linear scaling"
+        found["efficiency"] = Picture(scaling_figures.efficiency(result), share, scaled)
+        found["step-time"] = Picture(scaling_figures.step_time(result), "Step time", scaled)
+    parts = "Where the time of a step goes"
+    found["breakdown"] = Picture(figures.breakdown(result), parts, scaled)
+    found["timeline"] = Picture(timeline(main), "One step", of_main)
+    drawn = topology_figure.figure(result.topology, main.links)
+    found["topology"] = Picture(
+        drawn, "Machine and links", topology_figure.caption(result.topology)
+    )
+    found["memory"] = Picture(figures.memory(main.memory), "Memory per GPU", of_main)
+    return found
+
+
+def render(drawn: Mapping[str, Picture], kind: ImageFormat) -> dict[str, bytes]:
+    """Draw pictures on white paper, all in one browser.
+
+    Parameters
+    ----------
+    drawn : mapping of str to Picture
+        By the name of the file, without its ending.
+    kind : {"png", "svg"}
+
+    Returns
+    -------
+    dict of str to bytes
+        By file name. Nothing is written.
+
+    Raises
+    ------
+    ExecutorUnavailable
+        kaleido or a browser is missing; says what to install.
+    """
+    check_images()
+    on_paper = {name: _on_paper(picture) for name, picture in drawn.items()}
+    with ThreadPoolExecutor(1) as elsewhere:  # a notebook's own event loop may be running here
+        return elsewhere.submit(asyncio.run, _render(on_paper, kind)).result()
+
+
+async def _render(drawn: Mapping[str, go.Figure], kind: ImageFormat) -> dict[str, bytes]:
+    kaleido, errors = import_module("kaleido"), import_module("kaleido.errors")  # an optional extra
+    found: dict[str, bytes] = {}
+    try:
+        async with kaleido.Kaleido(n=1, timeout=_TIMEOUT_S, mathjax=False) as browser:
+            for name, figure in drawn.items():
+                size = {"format": kind, "width": WIDTH, "height": figure.layout.height}
+                image = await browser.calc_fig(figure, {**size, "scale": _SHARPNESS[kind]})
+                found[f"{name}.{kind}"] = image
+    except (
+        errors.ChromeNotFoundError, errors.BrowserFailedError, errors.BrowserClosedError,
+        errors.KaleidoError, OSError, RuntimeError,
+    ) as error:  # fmt: skip
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
+        raise ExecutorUnavailable(f"no image could be drawn ({first}); {HOW_TO}") from None
+    return found
+
+
+def _on_paper(picture: Picture) -> go.Figure:
+    """Put a title and a legend above a figure, and white behind it."""
+    figure = picture.figure
+    _name_lines(figure)
+    below = escape(picture.below, quote=False)
+    height = figure.layout.height + _HEAD
+    margin = figure.layout.margin
+    figure.update_layout(
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        height=height,
+        showlegend=bool(legend(figure)),
+        legend={"traceorder": "normal", "x": 0.008, "xref": "container", "yanchor": "top",
+                "y": 1 - 58 / height, "yref": "container"},
+        margin={"l": 12, "r": 20, "t": _HEAD + (margin.t or 0), "b": max(16, margin.b or 0)},
+        title={
+            "text": f"<b>{escape(picture.title, quote=False)}</b><br><sup>{below}</sup>",
+            "x": 0.012, "xref": "container", "xanchor": "left",
+            "y": 1 - 20 / height, "yref": "container", "yanchor": "top",
+            "font": {"size": 18},
+        },
+    )  # fmt: skip
+    return figure
+
+
+def _name_lines(figure: go.Figure) -> None:
+    """Let lines stand in the legend instead of the unseen marks that answer to the pointer."""
+    for mark in figure.data:
+        if mark.type != "scatter" or mark.marker.opacity != 0:
+            continue
+        lines = [one for one in figure.data if one.name == mark.name and one is not mark]
+        for number, line in enumerate(lines):
+            line.showlegend = number == 0
+        mark.showlegend = not lines

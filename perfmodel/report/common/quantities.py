@@ -1,0 +1,180 @@
+"""Sentences and short numbers computed from a result; the page and the terminal say the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from perfmodel.studies.run.result import Memory, Point, Result
+from perfmodel.units import TIMES
+
+_SPACE = "\N{NO-BREAK SPACE}"
+_SIZES = (("B", 1.0), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
+_RATES = (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9), ("TB/s", 1e12))
+_DURATIONS = tuple(
+    (name, TIMES[unit])
+    for name, unit in (("ns", "ns"), ("\N{MICRO SIGN}s", "us"), ("ms", "ms"), ("s", "s"))
+)
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits, never an exponent, thousands separated."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    rounded = float(f"{value:.3g}")
+    digits = 2 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(0, min(digits, 3))}f}"
+
+
+def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    fitting = [(name, scale) for name, scale in units if abs(value) >= scale * 0.9995]
+    name, scale = fitting[-1] if fitting else units[0]
+    return f"{_three_digits(value / scale)}{_SPACE}{name}"
+
+
+def count(value: float) -> str:
+    """Write a number with three significant digits and separated thousands.
+
+    Examples
+    --------
+    >>> count(31234.0), count(0.5)
+    ('31,200', '0.500')
+    """
+    return _three_digits(value)
+
+
+def duration(time_s: float) -> str:
+    """Write a time with three digits; the space does not break.
+
+    Examples
+    --------
+    >>> duration(0.0983).replace(chr(160), " ")
+    '98.3 ms'
+    """
+    return f"0{_SPACE}s" if time_s == 0 else _scaled(time_s, _DURATIONS)
+
+
+def size(nbytes: float) -> str:
+    """Write a size with a binary prefix and three digits."""
+    return _scaled(nbytes, _SIZES)
+
+
+def rate(rate_Bps: float) -> str:
+    """Write a bandwidth with a decimal prefix and three digits."""
+    return _scaled(rate_Bps, _RATES)
+
+
+def percent(fraction: float) -> str:
+    """Write a fraction in per cent; one digit more where rounding would hide the rest.
+
+    Examples
+    --------
+    >>> [percent(f).replace(chr(160), " ") for f in (0.934, 0.9962, 0.004, 0.0)]
+    ['93 %', '99.6 %', '0.4 %', '0 %']
+    """
+    value = 100 * fraction
+    near_whole = 99 < value < 100 or 0 < value < 1
+    return f"{value:.1f}{_SPACE}%" if near_whole else f"{value:.0f}{_SPACE}%"
+
+
+def percent_column(fraction: float) -> str:
+    """Write a fraction in per cent with one digit, so that a column of them lines up."""
+    return f"{100 * fraction:.1f}{_SPACE}%"
+
+
+def samples(result: Result) -> str:
+    """Name of samples in the plural: "images", "sequences of 512 tokens"."""
+    first, _, rest = result.samples.partition(" ")
+    return f"{first}s {rest}".strip()
+
+
+def samples_short(result: Result) -> str:
+    """Name of samples in one plural word: "images", "sequences"."""
+    return samples(result).partition(" ")[0]
+
+
+def gpus(number: int) -> str:
+    """``"1 GPU"``, ``"256 GPUs"``."""
+    return f"{number:,}{_SPACE}GPU{'' if number == 1 else 's'}"
+
+
+def nodes(number: int) -> str:
+    """``"1 node"``, ``"32 nodes"``."""
+    return f"{number:,}{_SPACE}node{'' if number == 1 else 's'}"
+
+
+def headline(result: Result) -> str:
+    """Answer the scenario's question in one sentence."""
+    main = result.main
+    verb = "trains" if main.gpus == 1 else "train"
+    speed = f"{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
+    if not main.memory.fits:
+        speed = f"Does not fit in GPU memory. If it did, {speed.replace('train', 'would train', 1)}"
+        speed = speed.replace("would trains", "would train")
+    linear = ""
+    if main.gpus != result.efficiency_base:
+        linear = f", {percent(main.scaling_efficiency)} of linear scaling"
+    return f"{speed}{linear}; a step takes {duration(main.step_time_s)}, {waiting(main)}."
+
+
+def waiting(point: Point) -> str:
+    """Say how much of the step is spent waiting for the network."""
+    if point.comm_s == 0:
+        return "without any communication"
+    if point.exposed_comm_s < 0.001 * point.step_time_s:
+        return "with all communication hidden behind compute"
+    return f"of which {duration(point.exposed_comm_s)} is waiting for the network"
+
+
+def interval(point: Point) -> str:
+    """Say how sure the step time is."""
+    if point.interval_s is None:
+        return f"no interval yet: {no_interval_because(point)}"
+    low, high = point.interval_s
+    return f"80{_SPACE}% interval {duration(low)} to {duration(high)}"
+
+
+def no_interval_because(point: Point) -> str:
+    """Why a size has no interval."""
+    if point.comm_s == 0:
+        return "nothing is communicated, and compute times have no known spread"
+    if "mean of" in point.mode:
+        return "what happens around it differs from step to step, and only a mean is known"
+    return "the spread of this machine has not been measured"
+
+
+def span(low: float, high: float, write: Callable[[float], str]) -> str:
+    """Write an interval; a unit that both ends share stands once.
+
+    Examples
+    --------
+    >>> span(0.0983, 0.1, duration).replace(chr(160), " ").replace(chr(8211), "-")
+    '98.3 - 100 ms'
+    """
+    first, last = write(low), write(high)
+    number, _, unit = first.partition(_SPACE)
+    if unit and last.endswith(f"{_SPACE}{unit}"):
+        first = number
+    return f"{first}{_SPACE}\N{EN DASH}{_SPACE}{last}"
+
+
+def scaling(result: Result) -> str:
+    """Say which batch is held fixed while the cluster grows."""
+    main = result.main
+    if result.scaling == "weak":
+        each = f"{main.batch_per_gpu:,} {samples(result)} per GPU at every size"
+        return f"Weak scaling: {each}, so the global batch grows"
+    batch = f"{main.global_batch:,} {samples(result)} per step"
+    return f"Strong scaling: {batch} at every size, shared by all GPUs"
+
+
+def efficiency_base(result: Result) -> str:
+    """Say what efficiency is relative to."""
+    return f"relative to {gpus(result.efficiency_base)}"
+
+
+def memory(part: Memory) -> str:
+    """Say whether the training state fits."""
+    share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
+    used = f"{size(part.total_bytes)} of {size(part.capacity_bytes)} per GPU ({share})"
+    return f"Fits: {used}" if part.fits else f"Does not fit: needs {used}"

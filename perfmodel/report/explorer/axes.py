@@ -1,0 +1,320 @@
+"""The axes of the what-if explorer: which settings are simulated, and where sliders may stand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from perfmodel.errors import InputError
+from perfmodel.report.common import quantities
+from perfmodel.scenario import DdpStrategy, Scenario, changed
+from perfmodel.scenario.sections.what_if import INFINITE
+from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
+from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.run import resolved, run_scenario
+
+MOST_POINTS, LEAST_POINTS = 360, 54
+"""Settings that are simulated at most, each in a fraction of a second; and how few suffice for
+both ends of each slider and what is asked."""
+
+CAPS = tuple(mib * 2.0**20 for mib in (1, 5, 25, 50, 100, 400))
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+DELAYS = (0.25, 1.0, 4.0)
+"""Bucket caps, and factors on bandwidth and latency, that the sliders offer beside what is asked:
+a generation of hardware is about a factor of two, and latency matters least."""
+
+MOST_SIZES = 4
+
+_FEW_NODES = 4
+"""From so many nodes on, sizes between simulated ones are interpolated. Below, each is a case of
+its own: a part of a node is wired unlike the whole, and the share (n - 1)/n of a ring's bytes that
+leaves a node grows from 1/2 to 3/4."""
+
+_BETWEEN = (0.25, 0.5, 0.75)
+
+Settings = Mapping[str, Any]
+"""Fields of a scenario and their values as written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a slider may stand.
+
+    Parameters
+    ----------
+    at : float
+        Position among the simulated points of the axis; whole where it is one of them.
+    label : str
+        What the slider says there, with its unit.
+    value : float
+        Bytes, factor or GPUs.
+    settings : mapping of str to object
+    """
+
+    at: float
+    label: str
+    value: float
+    settings: Settings
+
+    @property
+    def short(self) -> str:
+        """Label of an axis: without what stands in brackets."""
+        return self.label.partition(" (")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One slider. `asked` is the point that the scenario asks about."""
+
+    key: str
+    name: str
+    stops: tuple[Stop, ...]
+    asked: int
+
+    @property
+    def points(self) -> tuple[Stop, ...]:
+        """Stops that are simulated."""
+        return tuple(stop for stop in self.stops if stop.at.is_integer())
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+def axes_of(scenario: Scenario, result: Result, most: int = MOST_POINTS) -> tuple[Axis, ...]:
+    """Sliders that make sense for a scenario, whose points make at most `most` combinations.
+
+    `most` is `LEAST_POINTS` or more.
+
+    Buckets have one only under DDP with a uniform cap, the network only where there is one, GPUs
+    only where there is more than one size. The last axis is always that of GPUs.
+    """
+    caps = _caps(scenario, result)
+    rates, delays = _network(scenario, result)
+    sizes = [(p.gpus, p.nodes) for p in _spread(_sizes(scenario, result))]
+    found = [_cap_axis(scenario, caps)] if caps else []
+    if rates:
+        found.append(_factor_axis(scenario, "bandwidth", rates))
+    if delays:
+        found.append(_factor_axis(scenario, "latency", delays))
+    found.append(_gpu_axis(scenario, result, sizes))
+    return _bounded(found, most)
+
+
+def _bounded(axes: Sequence[Axis], most: int) -> tuple[Axis, ...]:
+    """Leave inner points out of the longest axis until there are few enough in all."""
+    found = list(axes)
+    while math.prod(map(len, found)) > most:
+        longest = max(range(len(found)), key=lambda at: (len(_inner(found[at])), len(found[at])))
+        if not _inner(found[longest]):
+            break
+        found[longest] = _shorter(found[longest])
+    return tuple(found)
+
+
+def _inner(axis: Axis) -> list[int]:
+    """Points that may be left out: neither an end nor the one that is asked about."""
+    return [at for at in range(1, len(axis) - 1) if at != axis.asked]
+
+
+def _shorter(axis: Axis) -> Axis:
+    """Leave out the inner point whose neighbours are nearest to each other."""
+    values = [math.log(point.value) for point in axis.points]
+    gone = min(_inner(axis), key=lambda at: values[at + 1] - values[at - 1])
+    kept = [point for at, point in enumerate(axis.points) if at != gone]
+    between = [stop for stop in axis.stops if not stop.at.is_integer()]
+    return replace(axis, stops=_placed(kept, between), asked=axis.asked - (gone < axis.asked))
+
+
+def _placed(points: Sequence[Stop], between: Iterable[Stop]) -> tuple[Stop, ...]:
+    """Number the points, and place the stops between them by the logarithm of their value."""
+    found = [replace(point, at=float(number)) for number, point in enumerate(points)]
+    for stop in between:
+        for low, high in pairwise(found[: len(points)]):
+            if low.value < stop.value < high.value:
+                share = math.log(stop.value / low.value) / math.log(high.value / low.value)
+                found.append(replace(stop, at=low.at + share))
+    return tuple(sorted(found, key=lambda stop: stop.at))
+
+
+# ---------------------------------------------------------------- buckets
+
+
+def _caps(scenario: Scenario, result: Result) -> list[float]:
+    """Caps from the smallest of `CAPS` to one that takes the whole model in one bucket."""
+    strategy = scenario.strategy
+    total = sum(bucket.nbytes for bucket in result.main.buckets)
+    if not isinstance(strategy, DdpStrategy) or strategy.bucket_caps or not total:
+        return []
+    mib = 2.0**20
+    whole = math.ceil(total / mib) * mib
+    return sorted({*(cap for cap in CAPS if cap < 0.8 * whole), whole, _cap_asked(strategy)})
+
+
+def _cap_asked(strategy: DdpStrategy) -> float:
+    return strategy.bucket_cap or 25 * 2.0**20  # PyTorch's default
+
+
+def _cap_axis(scenario: Scenario, caps: Sequence[float]) -> Axis:
+    strategy = scenario.strategy
+    assert isinstance(strategy, DdpStrategy)
+    first = strategy.first_bucket
+    if strategy.bucket_cap is None and first is None:
+        first = 2.0**20  # PyTorch's default; naming a cap would drop it
+
+    def stop(at: float, nbytes: float) -> Stop:
+        settings = {"strategy.bucket_cap": f"{nbytes:.0f} B"}
+        if first is not None:
+            settings["strategy.first_bucket"] = f"{first:.0f} B"
+        return Stop(at, _short(quantities.size(nbytes)), nbytes, settings)
+
+    # Nothing between: a parameter goes into one bucket or the other, so that the time jumps.
+    stops = tuple(stop(float(at), nbytes) for at, nbytes in enumerate(caps))
+    return Axis("cap", "Bucket cap", stops, caps.index(_cap_asked(strategy)))
+
+
+def _short(text: str) -> str:
+    """Drop the decimals of a round number: ``"25.0 MiB"`` becomes ``"25 MiB"``."""
+    number, space, unit = text.partition("\N{NO-BREAK SPACE}")
+    return f"{float(number.replace(',', '')):,g}{space}{unit}"
+
+
+# ---------------------------------------------------------------- network
+
+
+def _network(scenario: Scenario, result: Result) -> tuple[list[float], list[float]]:
+    """Factors on what is asked; none without a network, or where it is infinite or zero."""
+    if result.main.nodes < 2:
+        return [], []
+    rate, delay = _imagined(scenario)
+    return list(RATES) if rate < INFINITE / max(RATES) else [], list(DELAYS) if delay > 0 else []
+
+
+def _imagined(scenario: Scenario) -> tuple[float, float]:
+    """Factors on bandwidth and latency that the scenario itself has."""
+    what_if = scenario.what_if
+    return (1.0, 1.0) if what_if is None else (what_if.network_bandwidth, what_if.network_latency)
+
+
+def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axis:
+    rate, delay = _imagined(scenario)
+    asked = rate if kind == "bandwidth" else delay
+    rate_Bps, delay_s = _adapter(scenario)
+
+    def stop(at: float, factor: float) -> Stop:
+        value = asked * factor
+        if kind == "bandwidth":
+            text = (
+                ""
+                if rate_Bps is None
+                else f"{float(f'{rate_Bps * value * 8 / 1e9:.3g}'):,g} Gbit/s"
+            )
+        else:
+            text = "" if not delay_s else _short(quantities.duration(delay_s * value))
+        label = (
+            f"{text} (\N{MULTIPLICATION SIGN}{factor:.3g})"
+            if text
+            else f"\N{MULTIPLICATION SIGN}{factor:.3g}"
+        )
+        return Stop(at, label, factor, {f"what_if.network_{kind}": value})
+
+    name = {
+        "bandwidth": "Network bandwidth per adapter",
+        "latency": "Network latency per adapter",
+    }[kind]
+    return Axis(kind, name, _with_between(factors, stop), list(factors).index(1.0))
+
+
+def _adapter(scenario: Scenario) -> tuple[float | None, float | None]:
+    """Nominal bandwidth and latency of the links between nodes, if they are all alike."""
+    node = resolved(scenario)[0]
+    links = [link for link in node.links.values() if link.kind in BETWEEN_NODES]
+    if len({(link.bandwidth, link.latency) for link in links}) != 1:
+        return None, None
+    return links[0].bandwidth, links[0].latency
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    gpus: int
+    nodes: int
+
+
+def _sizes(scenario: Scenario, result: Result) -> list[_Cluster]:
+    """Sizes of the curve; powers of two of nodes where only one size was asked for."""
+    if scenario.scale is not None:
+        return [_Cluster(point.gpus, point.nodes) for point in result.points]
+    nodes, each = result.main.nodes, result.main.gpus // result.main.nodes
+    powers = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
+    return [
+        _Cluster(count * each, count)
+        for count in (*powers, nodes)
+        if _divides(scenario, count * each)
+        and (count == nodes or _has_what_events_name(scenario, count))
+    ]
+
+
+def _has_what_events_name(scenario: Scenario, nodes: int) -> bool:
+    """Whether a scenario can be asked for fewer nodes: events may name what only more of them have.
+
+    On a scaling curve such events are left out, but a slider that shows a size shows all of it.
+    """
+    if not (scenario.events or scenario.cluster.mixed):
+        return True
+    try:
+        run_scenario(changed(scenario, {"scale": {"nodes": [nodes]}}))
+    except InputError:
+        return False
+    return True
+
+
+def _spread(sizes: Sequence[_Cluster]) -> list[_Cluster]:
+    """At most `MOST_SIZES`: both ends, and others evenly between them."""
+    if len(sizes) <= MOST_SIZES:
+        return list(sizes)
+    step = (len(sizes) - 1) / (MOST_SIZES - 1)
+    return [sizes[round(number * step)] for number in range(MOST_SIZES)]
+
+
+def _divides(scenario: Scenario, gpus: int) -> bool:
+    """Whether a global batch can be split over so many GPUs."""
+    total = scenario.training.global_batch
+    return total is None or total % (gpus * scenario.accumulate) == 0
+
+
+def _gpu_axis(scenario: Scenario, result: Result, sizes: Sequence[tuple[int, int]]) -> Axis:
+    each = result.main.gpus // result.main.nodes
+
+    def stop(at: float, gpus: int, nodes: int) -> Stop:
+        scale = {"nodes": [nodes]} if gpus == nodes * each else {"gpus": [gpus]}
+        return Stop(at, quantities.gpus(gpus), float(gpus), {"scale": scale})
+
+    points = [stop(float(at), gpus, nodes) for at, (gpus, nodes) in enumerate(sizes)]
+    between = []
+    for (low, nodes), (high, more) in pairwise(sizes):
+        if low != nodes * each or nodes < _FEW_NODES:
+            continue
+        counts = {round(nodes * (more / nodes) ** share) for share in _BETWEEN}
+        between += [
+            stop(0.5, count * each, count)
+            for count in sorted(counts)
+            if low < count * each < high and _divides(scenario, count * each)
+        ]
+    return Axis("gpus", "GPUs", _placed(points, between), len(points) - 1)
+
+
+def _with_between(
+    values: Sequence[float], stop: Callable[[float, float], Stop]
+) -> tuple[Stop, ...]:
+    points = [stop(float(at), value) for at, value in enumerate(values)]
+    between = [
+        stop(0.5, low * (high / low) ** share)
+        for low, high in pairwise(values)
+        for share in _BETWEEN
+    ]
+    return _placed(points, between)

@@ -1,0 +1,244 @@
+"""Everything that the explorer's sliders reach, simulated beforehand; and how good the rest is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from perfmodel.calibrate import Profile
+from perfmodel.report.explorer.axes import Axis, Stop
+from perfmodel.scenario import Scenario
+from perfmodel.studies.run.result import Result
+from perfmodel.studies.sweep import run_sweep, variants
+
+Place = tuple[float, ...]
+"""Position along every axis, among its points; whole where it is one of them."""
+
+_RANDOM_CHECKS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A place between points, simulated only to see how far off interpolation is there.
+
+    Parameters
+    ----------
+    place : tuple of float
+    axis : str
+        Key of the only axis along which it lies between points; "several" else.
+    simulated_s, interpolated_s : float
+        Step time.
+    """
+
+    place: Place
+    axis: str
+    simulated_s: float
+    interpolated_s: float
+
+    @property
+    def error(self) -> float:
+        """How far interpolation is off, as a share of the simulated step time."""
+        return abs(self.interpolated_s / self.simulated_s - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Simulated points: the product of all axes, the last axis varying fastest.
+
+    Parameters
+    ----------
+    axes : tuple of Axis
+    rows : tuple of mapping or None
+        Columns of `perfmodel.studies.sweep.Swept.table`; None where the simulation failed.
+    samples_per_gpu : float or None
+        Samples of a step per GPU; None where the global batch is fixed.
+    samples : float
+        Samples of a step at the size that is asked about.
+    tried : tuple of Tried
+    failed : str
+        The first message of a point that could not be simulated; "" if there is none.
+    """
+
+    axes: tuple[Axis, ...]
+    rows: tuple[Mapping[str, Any] | None, ...]
+    samples_per_gpu: float | None
+    samples: float
+    tried: tuple[Tried, ...] = ()
+    failed: str = ""
+
+    @property
+    def asked(self) -> Place:
+        """Where the scenario as asked lies."""
+        return tuple(float(axis.asked) for axis in self.axes)
+
+    @property
+    def worst_error(self) -> float:
+        """Largest error of interpolation where it was tried; 0 if it was not."""
+        return max((one.error for one in self.tried), default=0.0)
+
+    @property
+    def median_error(self) -> float:
+        """Median of those errors."""
+        return median(one.error for one in self.tried) if self.tried else 0.0
+
+
+def corners(axes: Sequence[Axis], place: Place) -> Iterator[tuple[int, float]]:
+    """Index and weight of the simulated points around a place; one with weight 1 on a point."""
+    around: list[tuple[int, float]] = [(0, 1.0)]
+    for axis, at in zip(axes, place, strict=True):
+        low = min(math.floor(at), len(axis) - 1)
+        share = at - low
+        around = [
+            (index * len(axis) + low + up, weight * (share if up else 1 - share))
+            for index, weight in around
+            for up in ((0, 1) if share > 0 else (0,))
+        ]
+    return iter(around)
+
+
+def value_at(grid: Grid, place: Place, column: str) -> float | None:
+    """Interpolate a time of a step; on a point it is the point's own, to the bit.
+
+    The logarithm of a time is taken as linear in the logarithm of each axis: exact for a time that
+    goes with a power of the setting, such as bytes over bandwidth. Exposed communication, which may
+    be zero, is what the step has beyond its other parts, and both are interpolated that way.
+
+    Parameters
+    ----------
+    grid : Grid
+    place : tuple of float
+    column : {"step_time_s", "low_s", "high_s", "exposed_comm_s"}
+
+    Returns
+    -------
+    float or None
+        Seconds; None where a point around the place has no value.
+    """
+    around = [(grid.rows[index], weight) for index, weight in corners(grid.axes, place)]
+    rows = [(row, weight) for row, weight in around if row is not None and row[column] is not None]
+    if len(rows) < len(around):
+        return None
+    if len(rows) == 1:
+        return float(rows[0][0][column])
+    if column != "exposed_comm_s":
+        return _mean([(row[column], weight) for row, weight in rows])
+    steps = _mean([(row["step_time_s"], weight) for row, weight in rows])
+    others = _mean([(row["step_time_s"] - row[column], weight) for row, weight in rows])
+    return max(0.0, steps - others)
+
+
+def _mean(values: Sequence[tuple[float, float]]) -> float:
+    """Geometric mean of times by their weights."""
+    return math.exp(sum(weight * math.log(value) for value, weight in values))
+
+
+def explore(
+    scenario: Scenario,
+    result: Result,
+    axes: tuple[Axis, ...],
+    *,
+    profile: Profile | None = None,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Grid:
+    """Simulate the points of all sliders, and places between them to see how good those are.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        As it was loaded.
+    result : Result
+        Its answer.
+    axes : tuple of Axis
+        As `axes_of` makes them.
+    profile : Profile, optional
+    jobs : int, optional
+        Processes; default: one per physical core.
+    progress : callable, optional
+        Called with (simulations done, simulations in all).
+    """
+    places = [tuple(map(float, at)) for at in itertools.product(*(range(len(a)) for a in axes))]
+    between = list(_between(axes))
+    wanted = [*places, *between]
+    run = [_quiet(axes, place) for place in wanted]
+    distinct = list(dict.fromkeys(run))
+    asked = [_settings(axes, place) for place in distinct]
+    together = variants(scenario, zip={name: [one[name] for one in asked] for name in asked[0]})
+    swept = run_sweep(together, jobs=jobs, profile=profile, progress=progress)
+    by_place = dict(zip(distinct, swept.rows, strict=True))
+    rows = [row if row["status"] == "ok" else None for row in (by_place[place] for place in run)]
+    main = result.main
+    weak = scenario.training.scaling == "weak"
+    grid = Grid(
+        axes=axes,
+        rows=tuple(rows[: len(places)]),
+        samples_per_gpu=main.global_batch / main.gpus if weak else None,
+        samples=float(main.global_batch),
+        failed=next((row["message"] for row in swept.rows if row["status"] != "ok"), ""),
+    )
+    return replace(grid, tried=tuple(_tried(grid, between, rows[len(places) :])))
+
+
+def _settings(axes: Sequence[Axis], place: Place) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for axis, at in zip(axes, place, strict=True):
+        found |= _stop(axis, at).settings
+    return found
+
+
+def _stop(axis: Axis, at: float) -> Stop:
+    return next(stop for stop in axis.stops if stop.at == at)
+
+
+def _quiet(axes: Sequence[Axis], place: Place) -> Place:
+    """The same place with the network as asked, where one node has none."""
+    size = _stop(axes[-1], place[-1])
+    alone = size.settings["scale"].get("nodes") == [1] or "gpus" in size.settings["scale"]
+    if not alone:
+        return place
+    return tuple(
+        float(axis.asked) if axis.key in {"bandwidth", "latency"} else at
+        for axis, at in zip(axes, place, strict=True)
+    )
+
+
+def _between(axes: Sequence[Axis]) -> Iterator[Place]:
+    """Places in the middle between points: along each axis, and some amid several."""
+    asked = tuple(float(axis.asked) for axis in axes)
+    middles = [_middles(axis) for axis in axes]
+    for number, stops in enumerate(middles):
+        for at in stops:
+            yield (*asked[:number], at, *asked[number + 1 :])
+    free = [number for number, stops in enumerate(middles) if stops]
+    if len(free) > 1:
+        amid = list(itertools.product(*(middles[number] for number in free)))
+        draw = random.Random(0)  # noqa: S311  (places to try, the same ones every time)
+        for chosen in draw.sample(amid, min(_RANDOM_CHECKS, len(amid))):
+            stands = dict(zip(free, chosen, strict=True))
+            yield tuple(stands.get(number, at) for number, at in enumerate(asked))
+
+
+def _middles(axis: Axis) -> list[float]:
+    """The stop nearest to the middle between each two points."""
+    found = []
+    for low in range(len(axis) - 1):
+        inside = [stop.at for stop in axis.stops if low < stop.at < low + 1]
+        if inside:
+            found.append(min(inside, key=lambda at: abs(at - low - 0.5)))
+    return found
+
+
+def _tried(
+    grid: Grid, places: Sequence[Place], rows: Sequence[Mapping[str, Any] | None]
+) -> Iterator[Tried]:
+    for place, row in zip(places, rows, strict=True):
+        guessed = value_at(grid, place, "step_time_s")
+        if row is None or guessed is None:
+            continue
+        off = [a.key for a, at in zip(grid.axes, place, strict=True) if not at.is_integer()]
+        yield Tried(place, off[0] if len(off) == 1 else "several", row["step_time_s"], guessed)

@@ -1,0 +1,190 @@
+"""The what-if explorer as a section of the page: sliders over a grid of simulated points."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from perfmodel.files import finite
+from perfmodel.report.common import quantities
+from perfmodel.report.common.page import figure_section
+from perfmodel.report.explorer.axes import Axis, Stop
+from perfmodel.report.explorer.grid import Grid, Tried
+from perfmodel.studies.run.result import Result
+
+_AXES = {"cap": "bucket cap", "bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}
+
+_TILES = (
+    ("step", "Step time", ""),
+    ("speed", "Throughput, {samples}/s", ""),
+    ("share", "Scaling efficiency", ""),
+    ("exposed", "Waiting for network", ""),
+    ("limit", "Bottleneck", "text"),
+)
+
+_HINT = "Arrow keys move a slider, Page Up and Page Down go to the next simulated setting."
+_NETWORK_HINT = (
+    " Network bandwidth and latency are those of all links between nodes; the library's own "
+    "latency between nodes is scaled alike, and it chooses its algorithms anew."
+)
+_DOTS = "Dots are simulated. The ring is where the slider stands"
+_BETWEEN_DOTS = (
+    "Dots are simulated; dashed lines, and hollow dots, which appear while another slider stands "
+    "between simulated settings, are interpolated. The ring is where the slider stands"
+)
+
+COARSE = 0.05
+"""From such an error of interpolation on, readers are told to simulate what they decide by."""
+
+_FILE = re.compile(r"^.*?(?=\S+: found )")
+
+COLUMNS = ("step_time_s", "low_s", "high_s", "exposed_comm_s")
+
+
+def section(result: Result, grid: Grid) -> str:
+    """Build the section: sliders as asked, what they show, the grid and the script."""
+    first = grid.axes[-1].points[0]
+    lead = (
+        f"Move a slider: all {len(grid.rows):,} combinations of the ticked settings were simulated "
+        f"beforehand. {checked(grid)} Efficiency is relative to {first.label} with the same other "
+        "settings."
+    )
+    sliders = "".join(_slider(axis) for axis in grid.axes)
+    network = any(axis.key in {"bandwidth", "latency"} for axis in grid.axes)
+    hint = _HINT + (_NETWORK_HINT if network else "")
+    tiles = "".join(_tile(result, *tile) for tile in _TILES)
+    return figure_section(
+        "What if",
+        lead,
+        f"<style>\n{_read('explorer.css')}</style>",
+        f'<div class="explorer" id="explorer"><div>{sliders}'
+        '<button type="button" id="explorer-reset">Back to what was asked</button>'
+        f'<p class="hint">{hint}</p></div>'
+        '<div><p id="explorer-mark" role="status">The explorer needs JavaScript.</p>'
+        f'<div class="answers">{tiles}</div></div></div>'
+        '<h3 id="explorer-chart-title"></h3>'
+        '<div><svg id="explorer-chart" role="img"></svg></div>'
+        f'<p class="hint">{_BETWEEN_DOTS if grid.tried else _DOTS}; shaded: '
+        "80\N{NO-BREAK SPACE}% interval.</p>",
+        f'<script type="application/json" id="explorer-data">{_embedded(to_data(grid))}</script>',
+        f"<script>\n{_read('explorer.js')}</script>",
+    )
+
+
+def checked(grid: Grid) -> str:
+    """Say how far interpolation was off where it was tried."""
+    if not grid.tried:
+        return "Nothing lies between them."
+    worst = max(grid.tried, key=lambda one: one.error)
+    between = _AXES.get(worst.axis, "several settings at once")
+    coarse = " Simulate a setting itself before you rely on it: perfmodel run --set."
+    return (
+        f"Between them numbers are interpolated and say so: at {len(grid.tried)} places in the "
+        f"middle between points, simulated only to check this, the step time was off by "
+        f"{quantities.percent(grid.median_error)} in the median and {quantities.percent(worst.error)} at "
+        f"worst (between values of {between}).{coarse if worst.error > COARSE else ''}"
+    )
+
+
+def errors_by_axis(tried: Sequence[Tried]) -> Mapping[str, float]:
+    """Largest error along each axis, and amid several."""
+    found: dict[str, float] = {}
+    for one in tried:
+        found[one.axis] = max(found.get(one.axis, 0.0), one.error)
+    return found
+
+
+def to_data(grid: Grid) -> dict[str, Any]:
+    """Write the grid as the script reads it: flat columns, the last axis varying fastest."""
+    names = sorted({row["bottleneck"] for row in grid.rows if row is not None})
+    error = f"Where this was tried it was off by up to {quantities.percent(grid.worst_error)}."
+    return {
+        "axes": [_axis_data(grid, axis) for axis in grid.axes],
+        "columns": {
+            **{name: [_number(row, name) for row in grid.rows] for name in COLUMNS},
+            "bottleneck": [
+                None if row is None else names.index(row["bottleneck"]) for row in grid.rows
+            ],
+            "fits": [None if row is None else bool(row["fits"]) for row in grid.rows],
+        },
+        "bottlenecks": names,
+        "error": error,
+        "failed": _without_file(grid.failed.partition("\n")[0]),
+    }
+
+
+def _without_file(message: str) -> str:
+    """Drop the path of the scenario's file before the field, which is nobody else's business."""
+    return _FILE.sub("", message, count=1)
+
+
+def _number(row: Mapping[str, Any] | None, column: str) -> float | None:
+    value = None if row is None else row[column]
+    return None if value is None else finite(float(value), column)
+
+
+def _axis_data(grid: Grid, axis: Axis) -> dict[str, Any]:
+    return {
+        "key": axis.key,
+        "name": axis.name,
+        "points": len(axis),
+        "asked": _asked(axis),
+        "stops": [_stop_data(grid, axis, stop) for stop in axis.stops],
+    }
+
+
+def _stop_data(grid: Grid, axis: Axis, stop: Stop) -> dict[str, Any]:
+    found: dict[str, Any] = {"at": stop.at, "label": stop.label, "short": stop.short}
+    if axis.key == "gpus":
+        each = grid.samples_per_gpu
+        samples = grid.samples if each is None else each * stop.value
+        found |= {"gpus": int(stop.value), "samples": samples}
+    return found
+
+
+def _asked(axis: Axis) -> int:
+    """Number of the stop that the scenario asks about."""
+    return next(number for number, stop in enumerate(axis.stops) if stop.at == axis.asked)
+
+
+def _slider(axis: Axis) -> str:
+    name, stops = f"explorer-{axis.key}", axis.stops
+    asked = stops[_asked(axis)]
+    ticks = "".join(
+        f'<option value="{number}"></option>'
+        for number, stop in enumerate(stops)
+        if stop.at.is_integer()
+    )
+    fixed = " disabled" if len(stops) < 2 else ""
+    return (
+        f'<div class="axis"><label for="{name}"><span>{escape(axis.name)}</span>'
+        f'<output id="{name}-value" for="{name}">{escape(asked.label)}</output></label>'
+        f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" '
+        f'value="{_asked(axis)}" list="{name}-points" autocomplete="off"{fixed}>'
+        f'<datalist id="{name}-points">{ticks}</datalist></div>'
+    )
+
+
+def _tile(result: Result, name: str, title: str, look: str) -> str:
+    shown = escape(title.format(samples=quantities.samples_short(result)))
+    interval = '<small id="explorer-interval"></small>' if name == "step" else ""
+    return (
+        f'<div class="tile {look}"><span>{shown}</span><strong id="explorer-{name}"></strong>'
+        f'<small id="explorer-{name}-change"></small>{interval}</div>'
+    )
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _embedded(data: Mapping[str, Any]) -> str:
+    """JSON that no HTML parser can take for the end of the script or for a comment."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

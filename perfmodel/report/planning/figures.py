@@ -1,0 +1,173 @@
+"""Pictures of a plan: time against cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import axis, blank, log_ticks
+from perfmodel.report.common.palette import INK, QUIET_INK
+from perfmodel.report.planning.text import DAY_S, HOUR_S, amount_only, given_span, money, span
+from perfmodel.studies.plan.model import Option, Plan
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7d8794")
+"""One per candidate, again from the first one on if there are more (Okabe and Ito)."""
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "hexagon")
+"""One per candidate beside its colour."""
+
+LABELLED = 24
+"""Points that still get their number of nodes beside them."""
+
+
+def time_against_cost(plan: Plan) -> go.Figure:
+    """Draw every option with its intervals; the front, deadline and budget as lines."""
+    priced = [option for option in plan.usable if option.cost is not None]
+    unit, unit_s = _unit(priced)
+    figure = blank(460)
+    front = plan.answers.pareto
+    if len(front) > 1:
+        figure.add_scatter(
+            x=[option.wall_s / unit_s for option in front],
+            y=[option.cost for option in front],
+            mode="lines", name="front: quickest for its cost", hoverinfo="skip",
+            line={"color": QUIET_INK, "width": 1.5, "dash": "dot", "shape": "hv"},
+        )  # fmt: skip
+    for at, name in enumerate(dict.fromkeys(option.candidate for option in plan.options)):
+        own = [option for option in priced if option.candidate == name]
+        if own:
+            figure.add_scatter(**_trace(plan, own, at, unit_s, labelled=len(priced) <= LABELLED))
+    logs = all(option.cost for option in priced)  # nothing has no logarithm
+    _limits(figure, plan, unit_s, logs=logs)
+    low, high = _ends([_time_ends(option) for option in priced], plan.deadline_s)
+    figure.update_xaxes(**_log_axis(f"time to train ({unit})", low / unit_s, high / unit_s))
+    low, high = _ends([_cost_ends(option) for option in priced], plan.budget)
+    title = f"cost ({plan.currency})"
+    figure.update_yaxes(
+        **(_log_axis(title, low, high) if logs else axis(title, rangemode="tozero"))
+    )
+    return figure
+
+
+def _unit(options: Sequence[Option]) -> tuple[str, float]:
+    longest_s = max(option.wall_s for option in options)
+    return ("days", DAY_S) if longest_s >= 2 * DAY_S else ("hours", HOUR_S)
+
+
+def _trace(
+    plan: Plan, own: Sequence[Option], at: int, unit_s: float, *, labelled: bool
+) -> dict[str, Any]:
+    """One candidate: its sizes joined by a thin line, each with its intervals."""
+    colour = COLOURS[at % len(COLOURS)]
+    x = [option.wall_s / unit_s for option in own]
+    y = [option.cost or 0.0 for option in own]
+    bars = {"color": colour, "thickness": 1, "width": 3}
+    return {
+        "x": x,
+        "y": y,
+        "mode": "lines+markers+text" if labelled else "lines+markers",
+        "name": own[0].candidate,
+        "line": {"color": colour, "width": 1},
+        "marker": {"color": colour, "size": 10, "symbol": SYMBOLS[at % len(SYMBOLS)]},
+        "text": [f"{option.nodes:,}" for option in own],
+        "textposition": "top right",
+        "textfont": {"size": 12, "color": QUIET_INK},
+        "error_x": _bars(x, [_time_ends(option) for option in own], unit_s) | bars,
+        "error_y": _bars(y, [_cost_ends(option) for option in own], 1.0) | bars,
+        "hovertext": [_hover(plan, option) for option in own],
+        "hoverinfo": "text",
+    }
+
+
+def _bars(
+    likely: Sequence[float], ends: Sequence[tuple[float, float]], unit: float
+) -> dict[str, Any]:
+    pairs = list(zip(likely, ends, strict=True))
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(0.0, high / unit - value) for value, (_, high) in pairs],
+        "arrayminus": [max(0.0, value - low / unit) for value, (low, _) in pairs],
+    }
+
+
+def _time_ends(option: Option) -> tuple[float, float]:
+    training = option.training
+    ends = None if training is None else training.wall_interval_s
+    return ends or (option.wall_s, option.wall_s)
+
+
+def _cost_ends(option: Option) -> tuple[float, float]:
+    cost = option.cost or 0.0
+    ends = None if option.bill is None else option.bill.interval
+    return ends or (cost, cost)
+
+
+def _hover(plan: Plan, option: Option) -> str:
+    assert option.training is not None
+    assert option.step is not None
+    return (
+        f"<b>{escape(option.candidate)}</b>, {quantities.nodes(option.nodes)}"
+        f"<br>{quantities.gpus(option.gpus or 0)}, {span(option.wall_s)}"
+        f"<br>{escape(money(option.cost or 0.0, plan.currency))}"
+        f"<br>step {quantities.duration(option.step.step_time_s)}"
+        f"<br>goodput {quantities.percent(option.training.goodput)}"
+    )
+
+
+def _limits(figure: go.Figure, plan: Plan, unit_s: float, *, logs: bool) -> None:
+    """Draw deadline and budget; `logs` says that the cost axis is logarithmic."""
+    line = {"color": INK, "width": 1, "dash": "dash"}
+    font = {"size": 12, "color": QUIET_INK}
+    if plan.deadline_s is not None:
+        at = plan.deadline_s / unit_s
+        figure.add_vline(x=at, line=line)
+        figure.add_annotation(
+            x=math.log10(at), y=1, yref="paper", yanchor="bottom", xanchor="right", font=font,
+            showarrow=False, text=f"deadline {given_span(plan.deadline_s)}",
+        )  # fmt: skip
+    if plan.budget is not None:
+        figure.add_hline(y=plan.budget, line=line)
+        figure.add_annotation(
+            x=1, xref="paper", y=math.log10(plan.budget) if logs else plan.budget,
+            yanchor="bottom", xanchor="right",
+            font=font, showarrow=False, text=f"budget {amount_only(plan.budget)}",
+        )  # fmt: skip
+    figure.update_layout(margin={"t": 28})
+
+
+def _ends(ranges: Sequence[tuple[float, float]], limit: float | None) -> tuple[float, float]:
+    """Room for all intervals and for a limit, with a margin."""
+    numbers = [end for ends in ranges for end in ends if end > 0]
+    numbers += [] if limit is None else [limit]
+    low, high = min(numbers, default=1.0), max(numbers, default=1.0)
+    room = (high / low) ** 0.06 * 1.08
+    return low / room, high * room
+
+
+def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
+    ticks = log_ticks(low, high)
+    if len(ticks) < 2:
+        ticks = _between(low, high)
+    return axis(
+        title,
+        type="log",
+        range=[math.log10(low), math.log10(high)],
+        tickvals=ticks,
+        ticktext=[f"{tick:,.4g}" if tick < 1e4 else f"{tick:,.0f}" for tick in ticks],
+    )
+
+
+def _between(low: float, high: float) -> list[float]:
+    """Round values inside less than a decade."""
+    step = 10.0 ** math.floor(math.log10((high - low) / 2))
+    step *= next(more for more in (1, 2, 5, 10) if (high - low) / (more * step) <= 6)
+    first = math.ceil(low / step)
+    return [step * count for count in range(first, math.floor(high / step) + 1)]

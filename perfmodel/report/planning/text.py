@@ -1,0 +1,296 @@
+"""What a plan says in sentences; terminal, page and Markdown say the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from perfmodel.report.common import quantities
+from perfmodel.studies.plan.export import in_time
+from perfmodel.studies.plan.model import Option, Outcome, Pays, Plan
+
+HOUR_S, DAY_S = 3600.0, 86400.0
+
+_SPACE = "\N{NO-BREAK SPACE}"
+
+
+Unit = tuple[str, float]
+"""Name of a unit of time, and its seconds."""
+
+_UNITS = (
+    ("s", 1.0, 120.0), ("min", 60.0, 2 * HOUR_S), ("h", HOUR_S, 2 * DAY_S), ("d", DAY_S, math.inf),
+)  # fmt: skip
+"""Name of a unit, its seconds, and the time from which the next one is used."""
+
+
+def unit_of(time_s: float) -> Unit:
+    """Choose the unit that a time is written in."""
+    return next((name, unit_s) for name, unit_s, most_s in _UNITS if time_s < most_s)
+
+
+def common_unit(times_s: Sequence[float]) -> Unit | None:
+    """One unit for a column of times; None where the shortest would be lost in it."""
+    if not times_s:
+        return None
+    name, unit_s = unit_of(max(times_s))
+    return (name, unit_s) if min(times_s) >= 0.1 * unit_s else None
+
+
+def span(time_s: float, unit: Unit | None = None) -> str:
+    """Write how long a training takes, with three digits, by default in a unit that fits.
+
+    Examples
+    --------
+    >>> [span(t).replace(chr(160), " ") for t in (90.0, 5 * 3600.0, 12.34 * 86400)]
+    ['90.0 s', '5.00 h', '12.3 d']
+    """
+    name, unit_s = unit or unit_of(time_s)
+    return f"{quantities.count(time_s / unit_s)}{_SPACE}{name}"
+
+
+def given_span(time_s: float) -> str:
+    """Write a time as somebody gave it, without digits that say nothing.
+
+    Examples
+    --------
+    >>> given_span(10 * 86400.0).replace(chr(160), " ")
+    '10 d'
+    """
+    name, unit_s = unit_of(time_s)
+    return f"{time_s / unit_s:.6g}{_SPACE}{name}"
+
+
+def span_range(ends: tuple[float, float], likely_s: float) -> str:
+    """Write an interval of times in the unit of the likely one.
+
+    Examples
+    --------
+    >>> span_range((1.46 * 3600, 4.3 * 3600), 2.36 * 3600).replace(chr(160), " ")
+    '1.46 to 4.30 h'
+    """
+    name, unit_s = unit_of(likely_s)
+    low, high = (quantities.count(end / unit_s) for end in ends)
+    return f"{low} to {high}{_SPACE}{name}"
+
+
+def brief_range(likely: str, low: str, high: str) -> str:
+    """Write a number and its interval in a cell of a table; one that rounds away is left out.
+
+    Examples
+    --------
+    >>> brief_range("5.56 d", "5.54", "5.65"), brief_range("5.56 d", "5.56", "5.56")
+    ('5.56 d (5.54\u20135.65)', '5.56 d')
+    """
+    digits = likely.split(maxsplit=1)[0]
+    return likely if low == digits == high else f"{likely} ({low}\N{EN DASH}{high})"
+
+
+def money(amount: float, currency: str | None) -> str:
+    """Write an amount in whole units of its currency, or with cents where it is small.
+
+    Examples
+    --------
+    >>> money(1234567.8, "USD").replace(chr(160), " "), money(0.0021, "EUR").replace(chr(160), " ")
+    ('1,234,568 USD', '0.0021 EUR')
+    """
+    return f"{amount_only(amount)}{_SPACE}{currency or ''}".strip()
+
+
+def amount_only(amount: float) -> str:
+    """Write an amount without its currency."""
+    if abs(amount) >= 100 or amount == 0:
+        return f"{amount:,.0f}"
+    return f"{amount:,.2f}" if abs(amount) >= 1 else f"{amount:.2g}"
+
+
+def amount_range(ends: tuple[float, float]) -> str:
+    """Write an interval of amounts without their currency."""
+    return f"{amount_only(ends[0])} to {amount_only(ends[1])}"
+
+
+def energy(energy_kWh: float) -> str:
+    """Write an energy in kWh or MWh."""
+    name, value = ("MWh", energy_kWh / 1000) if energy_kWh >= 1000 else ("kWh", energy_kWh)
+    return f"{quantities.count(value)}{_SPACE}{name}"
+
+
+def cluster(option: Option) -> str:
+    """Name an option: ``"rented A100, 4 nodes (32 GPUs)"``."""
+    gpus = "" if option.gpus is None else f" ({quantities.gpus(option.gpus)})"
+    return f"{option.candidate}, {quantities.nodes(option.nodes)}{gpus}"
+
+
+def time_and_cost(option: Option, currency: str | None, *, intervals: bool = True) -> str:
+    """Say how long and how dear, with intervals where they are known and wanted."""
+    training, sums = option.training, option.bill
+    assert training is not None
+    said = f"in {span(training.wall_s)}"
+    if intervals and training.wall_interval_s is not None:
+        said += f" ({span_range(training.wall_interval_s, training.wall_s)})"
+    if sums is None or sums.total is None:
+        return said
+    said += f" for {money(sums.total, currency)}"
+    if intervals and sums.interval is not None:
+        said += f" ({amount_range(sums.interval)})"
+    if sums.outlay is not None:
+        said += f", its share of {money(sums.outlay, currency)} to buy"
+        said += " and electricity" if sums.energy else ""
+    return said
+
+
+# ---------------------------------------------------------------- sentences
+
+LOST = (
+    "Lost is time for checkpoints, restarts and work done again: expected by Daly's formula, the "
+    "mean of simulated trainings with its standard error, and what nine of ten of them stay below. "
+    "The step time's own uncertainty is left out of this."
+)
+
+
+def odds(plan: Plan) -> str:
+    """Explain what is said of being in time."""
+    if plan.deadline_s is None:
+        return ""
+    return (
+        " In time: the whole 80 % interval is, the expected time but not the slow end is, or only "
+        "the quick end is."
+    )
+
+
+def setting(plan: Plan) -> str:
+    """Say what is trained, to what end."""
+    return f"{plan.workload} to {plan.target}"
+
+
+def headline(plan: Plan) -> str:
+    """Answer the plan in one sentence."""
+    best = best_of(plan)
+    if best is None:
+        return f"None of the {len(plan.options)} options can train {plan.workload}"
+    kind = "Fastest" if best.cost is None else "Cheapest"
+    if plan.deadline_s is not None:
+        within = given_span(plan.deadline_s)
+        if best.wall_s > plan.deadline_s:
+            return f"Nothing finishes in {within}: even {cluster(best)} takes {span(best.wall_s)}"
+        kind = f"{'Smallest' if best.cost is None else kind} that finishes in {within}"
+    return f"{kind}: {_said(plan, best, intervals=False)}"
+
+
+def best_of(plan: Plan) -> Option | None:
+    """The option that the headline speaks of."""
+    answers = plan.answers
+    if plan.deadline_s is not None:
+        return answers.cheapest_in_time or answers.smallest_in_time or answers.fastest
+    return answers.cheapest or answers.fastest
+
+
+def answers(plan: Plan) -> list[tuple[str, str]]:
+    """Each question and its answer; questions with the same answer stand together."""
+    found: dict[str, str] = {}
+    for question, answer in _choices(plan):
+        before = found.get(answer)
+        found[answer] = question if before is None else f"{before}, {_lower(question)}"
+    return [(question, answer) for answer, question in found.items()] + list(_upgrade_answers(plan))
+
+
+def _lower(question: str) -> str:
+    return question[0].lower() + question[1:]
+
+
+def _choices(plan: Plan) -> list[tuple[str, str]]:
+    """Each question that chooses an option, and the one that it chooses."""
+    found, said = plan.answers, []
+    if plan.deadline_s is not None:
+        within = f"that finishes in {given_span(plan.deadline_s)}"
+        said.append((f"Smallest {within}", _or_fastest(plan, found.smallest_in_time)))
+        if found.cheapest is not None:
+            said.append((f"Cheapest {within}", _or_fastest(plan, found.cheapest_in_time)))
+    if plan.budget is not None:
+        within = f"Fastest for {money(plan.budget, plan.currency)} at most"
+        best = found.fastest_in_budget
+        nothing = "none"
+        if found.cheapest is not None:
+            nothing = f"none; the cheapest is {_said(plan, found.cheapest)}"
+        said.append((within, nothing if best is None else _said(plan, best)))
+    if found.fastest is not None:
+        said.append(("Fastest of all", _said(plan, found.fastest)))
+    if found.cheapest is not None:
+        said.append(("Cheapest of all", _said(plan, found.cheapest)))
+    return said
+
+
+def _said(plan: Plan, option: Option, *, intervals: bool = True) -> str:
+    """The option, what it takes, and how sure it is to be in time."""
+    said = f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
+    met = in_time(option, plan.deadline_s)
+    return said if met is None else f"{said}; {_IN_TIME[met]}"
+
+
+_IN_TIME = {
+    "whole interval": "in time, also at the slow end",
+    "expected": "in time if all goes as expected, not at the slow end",
+    "quick end": "in time at the quick end only",
+    "no": "not in time",
+}
+
+
+def _or_fastest(plan: Plan, option: Option | None) -> str:
+    if option is not None:
+        return _said(plan, option)
+    fastest = plan.answers.fastest
+    return "none" if fastest is None else f"none; the fastest is {_said(plan, fastest)}"
+
+
+def _upgrade_answers(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The best use of each upgrade."""
+    for name in dict.fromkeys(one.upgrade for one in plan.outcomes):
+        own = [one for one in plan.outcomes if one.upgrade == name]
+        saving = [one for one in own if one.pays not in {"never", "unknown"}]
+        best = next((one for one in saving if (one.saved_s or 0) > 0), None)
+        if best is None:
+            never = "no: it saves nothing anywhere here"
+            if all(one.saved_s is None for one in own):
+                never = f"it fails: {own[0].after.reason}"
+            yield f"Does '{name}' pay?", never
+        else:
+            does = f"{_PAYS[best.pays]}: {cluster(best.before)}, {pays(best, plan.currency)}"
+            yield f"Does '{name}' pay?", f"{does}{_beside(plan, own, best)}"
+
+
+def _beside(plan: Plan, own: Sequence[Outcome], best: Outcome) -> str:
+    """What the upgrade does for the option of the headline, if another one has most of it."""
+    chosen = best_of(plan)
+    here = next((one for one in own if one.before is chosen and one is not best), None)
+    if here is None:
+        return f"; that is the best of {len(own)} clusters" if len(own) > 1 else ""
+    does = "nothing is saved" if here.pays == "never" else _PAYS[here.pays]
+    back = "" if not here.payback_s else f", its price is back after {span(here.payback_s)}"
+    return f"; {cluster(here.before)}, the one above: {does}{back}"
+
+
+_PAYS: Mapping[Pays, str] = {
+    "in this training": "yes", "later": "only in the long run", "not in its life": "no",
+    "no price": "no price is given", "never": "no", "unknown": "not known",
+}  # fmt: skip
+
+
+def pays(one: Outcome, currency: str | None) -> str:
+    """Say whether an upgrade of an option pays."""
+    if one.saved_s is None:
+        return f"fails: {one.after.reason}"
+    saves = f"saves {span(one.saved_s)}" if one.saved_s > 0 else "saves no time"
+    if one.saved is not None:
+        more = "and" if one.saved >= 0 else "but costs"
+        saves += f" {more} {money(abs(one.saved), currency)}{' more' if one.saved < 0 else ''}"
+    saves += " per training"
+    if one.pays == "no price":
+        return f"{saves}: worth no more than that"
+    if one.pays == "in this training":
+        return f"{saves}, more than its price" if one.price else f"{saves} with its rent paid"
+    if one.pays in {"later", "not in its life"}:
+        back_s = one.payback_s or 0.0
+        trainings = f"{math.ceil(back_s / one.after.wall_s):,}"
+        gone = "" if one.pays == "later" else ", longer than the nodes are used"
+        back = f"its price is back after {span(back_s)} of this, {trainings} trainings{gone}"
+        return f"{saves}, {back}"
+    return f"{saves}, never pays back" if one.pays == "never" else saves

@@ -1,0 +1,121 @@
+"""The sizes of a curve as tables: for people, and as CSV for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+from perfmodel.report.common import quantities
+from perfmodel.report.scaling.analysis import WORTH, Grown, Range, grown
+from perfmodel.studies.run.result import Result
+
+_EFFICIENCY, _BOTTLENECK = slice(6, 8), 9
+
+KNEE_HINT = (
+    "An added GPU brings: extra throughput per extra GPU over one GPU's. Knee: the largest size to "
+    f"which growing, from any smaller one, brings {quantities.percent(WORTH)} or more."
+)
+LINK_HINT = (
+    "A link is named by its ends: n0 is the first host, nic0 its first network adapter; fabric is "
+    "what stands between hosts."
+)
+
+
+def listed(result: Result) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[int, ...]]:
+    """Titles, rows and which columns hold words; no efficiency where there is one size only."""
+    rows = [_header(result), *(_row(one) for one in grown(result))]
+    at = _BOTTLENECK
+    if len(result.points) < 2:
+        rows = [(*row[: _EFFICIENCY.start], *row[_EFFICIENCY.stop :]) for row in rows]
+        at -= _EFFICIENCY.stop - _EFFICIENCY.start
+    return rows[0], rows[1:], (at,)
+
+
+def hints(result: Result) -> list[str]:
+    """Explain what the table of sizes names."""
+    found = [KNEE_HINT] if len(result.points) > 1 else []
+    return [*found, LINK_HINT] if any("->" in p.bottleneck for p in result.points) else found
+
+
+def _header(result: Result) -> tuple[str, ...]:
+    """Titles of the table of sizes."""
+    speed = f"{quantities.samples_short(result)}/s"
+    interval = "80\N{NO-BREAK SPACE}% interval"
+    return (
+        "GPUs", "Nodes", "Step", interval, speed, interval, "Efficiency", "Added GPU brings",
+        "Exposed", "Bottleneck", "Memory per GPU",
+    )  # fmt: skip
+
+
+def _row(grown_size: Grown) -> tuple[str, ...]:
+    """One size of the table of sizes."""
+    point = grown_size.point
+    marginal = grown_size.marginal
+    interval = point.interval_s
+    return (
+        f"{point.gpus:,}",
+        f"{point.nodes:,}",
+        quantities.duration(point.step_time_s),
+        "none" if interval is None else quantities.span(*interval, quantities.duration),
+        quantities.count(point.samples_per_s),
+        "none"
+        if grown_size.samples is None
+        else quantities.span(*grown_size.samples, quantities.count),
+        quantities.percent_column(point.scaling_efficiency),
+        "" if marginal is None else quantities.percent_column(marginal),
+        quantities.duration(point.exposed_comm_s),
+        point.bottleneck,
+        quantities.size(point.memory.total_bytes) + ("" if point.memory.fits else ", does not fit"),
+    )
+
+
+def sizes_csv(result: Result) -> str:
+    """Every number of every size; SI units, empty where there is no interval."""
+    parts = sorted({part for point in result.points for part in point.breakdown_s})
+    titles = (
+        "gpus", "nodes", "global_batch", "batch_per_gpu",
+        "step_time_s", "step_low_s", "step_high_s", "first_step_time_s",
+        "samples_per_s", "samples_low_per_s", "samples_high_per_s",
+        "scaling_efficiency", "efficiency_low", "efficiency_high", "marginal_efficiency",
+        "compute_s", "comm_s", "exposed_comm_s", "bottleneck", "memory_bytes",
+        "memory_capacity_bytes", "fits", *(f"{part.replace(' ', '_')}_s" for part in parts),
+    )  # fmt: skip
+    return _csv(titles, (_numbers(one, parts) for one in grown(result)))
+
+
+def _numbers(one: Grown, parts: Sequence[str]) -> list[object]:
+    point = one.point
+    return [
+        point.gpus, point.nodes, point.global_batch, point.batch_per_gpu,
+        point.step_time_s, *_ends(point.interval_s), point.first_step_time_s,
+        point.samples_per_s, *_ends(one.samples),
+        point.scaling_efficiency, *_ends(one.efficiency), one.marginal,
+        point.compute_s, point.comm_s, point.exposed_comm_s, point.bottleneck,
+        point.memory.total_bytes, point.memory.capacity_bytes, point.memory.fits,
+        *(point.breakdown_s.get(part, 0.0) for part in parts),
+    ]  # fmt: skip
+
+
+def _ends(found: Range | None) -> tuple[float | None, float | None]:
+    return (None, None) if found is None else found
+
+
+def buckets_csv(result: Result) -> str:
+    """Gradient buckets of the size that is asked about; seconds from the start of the step."""
+    titles = ("index", "nbytes", "ready_s", "start_s", "end_s", "parameters")
+    return _csv(
+        titles,
+        (
+            (b.index, b.nbytes, b.ready_s, b.start_s, b.end_s, " ".join(b.parameters))
+            for b in result.main.buckets
+        ),
+    )
+
+
+def _csv(titles: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(titles)
+    writer.writerows(rows)
+    return text.getvalue()

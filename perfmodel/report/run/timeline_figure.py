@@ -1,0 +1,170 @@
+"""Picture of one training step: compute and communication side by side, the exposed part shaded."""
+
+from __future__ import annotations
+
+from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import axis, blank, time_unit
+from perfmodel.report.common.palette import INK, QUIET_INK, WAIT_INK, WORK
+from perfmodel.report.run.timeline_layout import Bar, Row, StepPicture, Tail, step_picture
+from perfmodel.studies.run.result import Point
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+_ROW_PIXELS = 84
+_NUMBER_ROOM = {1: 0.022, 2: 0.055, 3: 0.09}
+"""Share of the step's length that a number of so many digits needs, so that neighbours do not
+touch on a screen of 360 pixels."""
+_SHADED, _LABELLED = 0.001, 0.005
+"""Shares of the step from which exposed communication is shaded, and labelled."""
+_LABEL_ROOM = 0.4
+
+
+def timeline(point: Point) -> go.Figure:
+    """Draw one step; the horizontal axis zooms, rows stand below each other."""
+    picture = step_picture(point)
+    unit, scale = time_unit(picture.length_s)
+    figure = blank(110 + _ROW_PIXELS * max(1, len(picture.rows)), barmode="overlay", bargap=0.3)
+    for work in WORK:
+        _add_bars(figure, picture, work, scale)
+    _add_waits(figure, picture, scale)
+    _shade(figure, picture, scale)
+    figure.update_xaxes(
+        **axis(
+            f"time since the step began ({unit})",
+            range=[0, 1.01 * picture.length_s / scale],
+            fixedrange=False,
+        )
+    )
+    _write_rows(figure, picture, scale)
+    figure.update_yaxes(
+        **axis(
+            showgrid=False, showline=False, showticklabels=False,
+            range=[-0.55, len(picture.rows) - 0.45],
+        )
+    )  # fmt: skip
+    figure.update_layout(dragmode="zoom", margin={"t": 30})
+    return figure
+
+
+def _write_rows(figure: go.Figure, picture: StepPicture, scale: float) -> None:
+    """Put each row's title above it and the numbers of its buckets below it."""
+    for position, row in enumerate(picture.rows):
+        height = len(picture.rows) - 1 - position
+        figure.add_annotation(
+            x=0, xref="paper", y=height + 0.3, xanchor="left", yanchor="bottom", showarrow=False,
+            text=escape(row.title, quote=False), font={"size": 12, "color": QUIET_INK},
+        )  # fmt: skip
+        for middle, bucket in _numbers(row, picture.length_s):
+            figure.add_annotation(
+                x=middle / scale, y=height - 0.27, xanchor="center", yanchor="top",
+                showarrow=False, text=f"{bucket}", font={"size": 12, "color": INK},
+            )  # fmt: skip
+
+
+def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
+    """Middle and number of the buckets to number: every one, or every 2nd, 5th, 10th ..."""
+    placed = sorted(
+        ((bar.start_s + bar.end_s) / 2, bar.bucket) for bar in row.bars if bar.bucket is not None
+    )
+    shown = placed
+    for stride in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
+        shown = [(middle, bucket) for middle, bucket in placed if bucket % stride == 0]
+        room = [_NUMBER_ROOM[min(3, len(f"{bucket}"))] * length_s for _, bucket in shown[1:]]
+        gaps = [after - before for (before, _), (after, _) in pairwise(shown)]
+        if all(gap >= least for gap, least in zip(gaps, room, strict=True)):
+            break
+    return shown
+
+
+def _add_bars(figure: go.Figure, picture: StepPicture, work: str, scale: float) -> None:
+    placed = [
+        (len(picture.rows) - 1 - position, row, bar)
+        for position, row in enumerate(picture.rows)
+        for bar in row.bars
+        if bar.work == work
+    ]
+    if not placed:
+        return
+    edge = 0.7 if work == "communication" else 0
+    figure.add_bar(
+        orientation="h",
+        base=[bar.start_s / scale for _, _, bar in placed],
+        x=[(bar.end_s - bar.start_s) / scale for _, _, bar in placed],
+        y=[height for height, _, _ in placed],
+        width=[0.52] * len(placed),
+        name=work,
+        marker={"color": WORK[work], "line": {"color": "white", "width": edge}},
+        hovertext=[_hover(row, bar) for _, row, bar in placed],
+        hoverinfo="text",
+    )
+
+
+def _add_waits(figure: go.Figure, picture: StepPicture, scale: float) -> None:
+    """Fill the gaps of compute rows in which only communication runs."""
+    top = len(picture.rows) - 1
+    heights = [top - at for at, row in enumerate(picture.rows) if row.role == "compute"]
+    waits = [(height, tail) for height in heights for tail in _visible(picture)]
+    if not waits:
+        return
+    figure.add_bar(
+        orientation="h",
+        base=[tail.start_s / scale for _, tail in waits],
+        x=[(tail.end_s - tail.start_s) / scale for _, tail in waits],
+        y=[height for height, _ in waits],
+        width=[0.52] * len(waits),
+        name="exposed communication",
+        marker={"color": WORK["exposed communication"], "line": {"width": 0}},
+        hovertext=[
+            f"<b>waiting for the network</b><br>{quantities.duration(tail.exposed_s)} exposed"
+            for _, tail in waits
+        ],
+        hoverinfo="text",
+    )
+
+
+def _visible(picture: StepPicture) -> list[Tail]:
+    return [tail for tail in picture.tails if tail.exposed_s >= _SHADED * picture.length_s]
+
+
+def _hover(row: Row, bar: Bar) -> str:
+    names = bar.first if bar.spans == 1 else f"{bar.first} ... {bar.last} ({bar.spans} spans)"
+    where = bar.work if row.title in {row.role, bar.work} else f"{bar.work}, {row.title}"
+    lines = [f"<b>{escape(names, quote=False)}</b>", escape(where, quote=False)]
+    if bar.bucket is not None:
+        wait = max(0.0, bar.start_s - bar.ready_s)
+        lines.append(
+            f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, waited {quantities.duration(wait)}"
+        )
+    lines.append(
+        f"{quantities.duration(bar.start_s)} to {quantities.duration(bar.end_s)}, busy "
+        f"{quantities.duration(bar.busy_s)}"
+    )
+    return "<br>".join(lines)
+
+
+def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
+    """Shade exposed parts over all rows and say how long the longest ones are."""
+    colour = WORK["exposed communication"]
+    labelled: list[float] = []
+    for tail in sorted(_visible(picture), key=lambda tail: -tail.exposed_s):
+        figure.add_vrect(
+            x0=tail.start_s / scale, x1=tail.end_s / scale, fillcolor=colour, opacity=0.13,
+            line_width=0, layer="below",
+        )  # fmt: skip
+        middle = (tail.start_s + tail.end_s) / 2 / picture.length_s
+        short = labelled and tail.exposed_s < _LABELLED * picture.length_s
+        if short or any(abs(middle - other) < _LABEL_ROOM for other in labelled):
+            continue
+        labelled.append(middle)
+        figure.add_annotation(
+            x=(tail.end_s if middle > 0.5 else tail.start_s) / scale, y=1, yref="paper",
+            yanchor="bottom", xanchor="right" if middle > 0.5 else "left", showarrow=False,
+            text=f"<b>{quantities.duration(tail.exposed_s)} exposed</b>",
+            font={"color": WAIT_INK, "size": 13},
+        )  # fmt: skip

@@ -1,0 +1,184 @@
+"""A timeline prepared for the eye: rows, bars merged until they can be seen, exposed parts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.report.common.palette import work_of
+from perfmodel.studies.run.result import Point
+from perfmodel.timeline import Span, exposed, lanes
+
+_HOST_KINDS = frozenset({"issue", "wait"})
+_GAP = 1 / 400
+"""Bars of one kind are drawn as one if less than this share of the step lies between them, and
+bars shorter than that beside a longer bar of another kind become part of it."""
+_HOST_BOUND = 0.05
+"""The host's row is shown when the device idles for more than this share of the step."""
+_ORDER = ("host", "compute", "copy", "communication")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: a span, or a run of neighbours of one kind. Times from the start of the step."""
+
+    work: str
+    start_s: float
+    end_s: float
+    first: str
+    last: str
+    spans: int
+    busy_s: float
+    nbytes: int = 0
+    bucket: int | None = None
+    ready_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the picture."""
+
+    title: str
+    role: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Exposed communication, `start_s` to `end_s`; `exposed_s` leaves out slivers of compute."""
+
+    start_s: float
+    end_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepPicture:
+    """Everything that the timeline figure draws; seconds from the start of the step."""
+
+    rows: tuple[Row, ...]
+    tails: tuple[Tail, ...]
+    length_s: float
+
+
+def step_picture(point: Point) -> StepPicture:
+    """Arrange the spans of one step into rows of visible bars.
+
+    The step starts where its first work on a device starts: the host may run ahead.
+    """
+    spans = point.timeline.spans
+    device = [span for span in spans if span.kind not in _HOST_KINDS]
+    origin = min((span.start_s for span in device), default=0.0)
+    end = max((span.end_s for span in device), default=0.0)
+    length = max(point.step_time_s, end - origin)
+    with_host = point.breakdown_s.get("idle", 0.0) > _HOST_BOUND * point.step_time_s
+    shown = list(spans) if with_host else device
+    rows = _rows([span for span in shown if span.end_s > origin], origin, _GAP * length)
+    return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
+
+
+def _exposed(device: Sequence[Span], origin: float, gap_s: float) -> tuple[Tail, ...]:
+    """Communication during which no compute runs; tails that nearly touch are one."""
+    comm = [(s.start_s, s.end_s) for s in device if s.kind == "communication"]
+    compute = [(s.start_s, s.end_s) for s in device if s.kind != "communication"]
+    tails: list[Tail] = []
+    for low, high in exposed(comm, compute):
+        start, end, length = low - origin, high - origin, high - low
+        if tails and start - tails[-1].end_s <= gap_s:
+            last = tails.pop()
+            start, length = last.start_s, last.exposed_s + length
+        tails.append(Tail(start, end, length))
+    return tuple(tails)
+
+
+def _role(spans: Iterable[Span]) -> str:
+    kinds = {span.kind for span in spans}
+    if kinds <= _HOST_KINDS:
+        return "host"
+    if "communication" in kinds:
+        return "communication"
+    return "copy" if kinds == {"copy"} else "compute"
+
+
+def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]:
+    streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in spans:
+        streams[span.rank_class, span.stream].append(span)
+    classes = list(dict.fromkeys(rank_class for rank_class, _ in streams))
+    rows: list[tuple[int, int, Row]] = []
+    for (rank_class, _stream), members in streams.items():
+        role = _role(members)
+        prefix = f"{rank_class}: " if len(classes) > 1 else ""
+        for number, lane in enumerate(lanes(members)):
+            title = f"{prefix}{role}" + (f" {number + 1}" if number else "")
+            row = Row(title, role, _bars(lane, origin, gap_s))
+            rows.append((classes.index(rank_class), _ORDER.index(role), row))
+    rows.sort(key=lambda entry: entry[:2])
+    return tuple(row for _, _, row in rows)
+
+
+def _bars(lane: Sequence[Span], origin: float, gap_s: float) -> tuple[Bar, ...]:
+    """Merge neighbours per kind of work; communication keeps one bar per bucket."""
+    groups: dict[tuple[str, int | None, str], list[Bar]] = defaultdict(list)
+    for span in lane:
+        if span.end_s <= span.start_s:
+            continue
+        work = work_of(span.kind)
+        communication = work == "communication"
+        key = (work, span.bucket if communication else None, span.name if communication else "")
+        bar = _bar(span, work, origin)
+        run = groups[key]
+        if run and not communication and bar.start_s - run[-1].end_s <= gap_s:
+            run[-1] = _joined(run[-1], bar)
+        else:
+            run.append(bar)
+    kept: list[Bar] = []
+    found = [bar for run in groups.values() for bar in run]
+    for bar in sorted(found, key=lambda bar: -bar.busy_s):
+        host = _absorbed_by(kept, bar, gap_s)
+        if host is None:
+            kept.append(bar)
+        else:
+            wider = replace(
+                kept[host],
+                start_s=min(kept[host].start_s, bar.start_s),
+                end_s=max(kept[host].end_s, bar.end_s),
+            )
+            kept[host] = wider
+    return tuple(kept)
+
+
+def _absorbed_by(kept: Sequence[Bar], bar: Bar, gap_s: float) -> int | None:
+    """Index of the longer bar that a bar is interleaved with, or is a crumb beside.
+
+    Spans of one lane never overlap, so a bar overlaps another one only where short spans of both
+    kinds alternate: there the kind that is busier is drawn.
+    """
+    length = bar.end_s - bar.start_s
+    for index, other in enumerate(kept):
+        shared = min(bar.end_s, other.end_s) - max(bar.start_s, other.start_s)
+        beside = length < gap_s and shared > -gap_s and other.work != bar.work
+        if shared > 0.5 * length or (beside and other.end_s - other.start_s > gap_s):
+            return index
+    return None
+
+
+def _bar(span: Span, work: str, origin: float) -> Bar:
+    start, end = max(0.0, span.start_s - origin), span.end_s - origin
+    bucket = span.bucket if work == "communication" else None
+    ready = span.ready_s - origin
+    return Bar(work, start, end, span.name, span.name, 1, end - start, span.nbytes, bucket, ready)
+
+
+def _joined(left: Bar, right: Bar) -> Bar:
+    return Bar(
+        left.work,
+        left.start_s,
+        max(left.end_s, right.end_s),
+        left.first,
+        right.last,
+        left.spans + right.spans,
+        left.busy_s + right.busy_s,
+        left.nbytes + right.nbytes,
+    )

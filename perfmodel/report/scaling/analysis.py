@@ -1,0 +1,217 @@
+"""What a scaling curve says: intervals, what an added GPU brings, the knee, bottlenecks by size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from perfmodel.studies.run.result import Point, Result
+
+WORTH = 0.8
+"""Share of one GPU's throughput that an added GPU must bring for growing to pay.
+
+The knee is the largest size to which growing pays from every smaller size. A convention, said
+wherever the knee is: beyond it more than a fifth of what is added is lost."""
+
+GOOD = 0.9
+"""Efficiency that is reported beside the knee: the share of linear scaling most papers aim at."""
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """One size of the curve, beside the sizes before it.
+
+    Parameters
+    ----------
+    point : Point
+    samples : (low, high) or None
+        80 % interval of throughput, samples per second; from that of the step time.
+    efficiency : (low, high) or None
+        80 % interval of the efficiency; throughput at `Result.efficiency_base` is held at its
+        predicted value.
+    marginal : float or None
+        Throughput that each GPU added since the size before brings, over the throughput per GPU
+        at `Result.efficiency_base`. None for the smallest size.
+    moved : bool
+        Whether the bottleneck is of another kind than at the size before.
+    """
+
+    point: Point
+    samples: Range | None
+    efficiency: Range | None
+    marginal: float | None
+    moved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far a curve keeps a promise.
+
+    Parameters
+    ----------
+    gpus : int
+        The largest size that keeps it.
+    beyond : int or None
+        The next size, which does not; None where all sizes were studied.
+    value : float
+        What is promised, at `beyond` or else at `gpus`.
+    but : tuple of int
+        Smaller sizes that do not keep it.
+    """
+
+    gpus: int
+    beyond: int | None
+    value: float
+    but: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring sizes with the same kind of bottleneck."""
+
+    first: int
+    last: int
+    bottleneck: str
+    kind: str
+
+
+def grown(result: Result) -> tuple[Grown, ...]:
+    """Every size of a curve with what it adds to the size before it."""
+    marginals = (None, *marginal_efficiencies(result, [p.samples_per_s for p in result.points]))
+    kinds = [kind_of(point.bottleneck) for point in result.points]
+    return tuple(
+        Grown(
+            point=point,
+            samples=throughput_interval(point),
+            efficiency=_scaled(throughput_interval(point), point),
+            marginal=marginal,
+            moved=at > 0 and kinds[at] != kinds[at - 1],
+        )
+        for at, (point, marginal) in enumerate(zip(result.points, marginals, strict=True))
+    )
+
+
+def throughput_interval(point: Point) -> Range | None:
+    """80 % interval of samples per second: a longer step is less throughput."""
+    if point.interval_s is None:
+        return None
+    low_s, high_s = point.interval_s
+    samples = point.samples_per_s * point.step_time_s
+    return samples / high_s, samples / low_s
+
+
+def _scaled(samples: Range | None, point: Point) -> Range | None:
+    if samples is None:
+        return None
+    share = point.scaling_efficiency / point.samples_per_s
+    return samples[0] * share, samples[1] * share
+
+
+def kind_of(bottleneck: str) -> str:
+    """Kind of a bottleneck: the same link of another host or switch is the same kind.
+
+    Examples
+    --------
+    >>> kind_of("n1/nic0 -> fabric/leaf3 (ethernet)")
+    'n*/nic* -> fabric/leaf* (ethernet)'
+    """
+    return re.sub(r"\d+", "*", bottleneck)
+
+
+def _per_gpu(result: Result) -> float:
+    """Throughput per GPU at the size that efficiency is relative to."""
+    base = next((p for p in result.points if p.gpus == result.efficiency_base), result.points[0])
+    return base.samples_per_s / base.gpus
+
+
+def marginal_efficiencies(result: Result, samples_per_s: Sequence[float]) -> tuple[float, ...]:
+    """Extra throughput per extra GPU over the base's throughput per GPU, for each growth.
+
+    Parameters
+    ----------
+    result : Result
+    samples_per_s : sequence of float, shape (sizes,)
+
+    Returns
+    -------
+    tuple of float, shape (sizes - 1,)
+        Negative where a larger cluster is slower.
+    """
+    each = _per_gpu(result)
+    sizes = [point.gpus for point in result.points]
+    return tuple(
+        (after - before) / (more - fewer) / each
+        for (fewer, before), (more, after) in pairwise(zip(sizes, samples_per_s, strict=True))
+    )
+
+
+def knee(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach | None:
+    """The largest size to which growing pays from every smaller size; None for one size.
+
+    It pays where each added GPU brings at least `WORTH` of the throughput of one GPU.
+    """
+    points = result.points
+    if len(points) < 2:
+        return None
+    speeds = samples_per_s or [point.samples_per_s for point in points]
+    each, sizes = _per_gpu(result), [point.gpus for point in points]
+
+    def gain(before: int, after: int) -> float:
+        added = sizes[after] - sizes[before]
+        return (speeds[after] - speeds[before]) / added / each
+
+    least = [min(gain(b, a) for b in range(a)) for a in range(1, len(sizes))]
+    found = _reach(sizes, [1.0, *least], WORTH)
+    if found.beyond is None:
+        return found
+    at = sizes.index(found.gpus)
+    return replace(found, value=gain(at, at + 1))
+
+
+def good_until(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach | None:
+    """The largest size whose efficiency is at least `GOOD`; None for one size."""
+    if len(result.points) < 2:
+        return None
+    speeds = samples_per_s or [point.samples_per_s for point in result.points]
+    each, sizes = _per_gpu(result), [point.gpus for point in result.points]
+    return _reach(sizes, [s / n / each for n, s in zip(sizes, speeds, strict=True)], GOOD)
+
+
+def _reach(sizes: Sequence[int], values: Sequence[float], least: float) -> Reach:
+    """The largest size whose value is at least `least`; the smallest size if there is none."""
+    kept = [value >= least for value in values]
+    at = max((number for number, is_kept in enumerate(kept) if is_kept), default=0)
+    but = tuple(size for size, is_kept in zip(sizes[:at], kept[:at], strict=True) if not is_kept)
+    if at + 1 == len(sizes):
+        return Reach(sizes[at], None, values[at], but)
+    return Reach(sizes[at], sizes[at + 1], values[at + 1], but)
+
+
+def ends(result: Result) -> tuple[list[float], list[float]] | None:
+    """Throughput of every size at the slow and at the quick end of its interval.
+
+    Sizes without an interval stand with their predicted value. None where no size has one.
+    """
+    found = [throughput_interval(point) for point in result.points]
+    if all(one is None for one in found):
+        return None
+    slow = [one[0] if one else p.samples_per_s for p, one in zip(result.points, found, strict=True)]
+    fast = [one[1] if one else p.samples_per_s for p, one in zip(result.points, found, strict=True)]
+    return slow, fast
+
+
+def runs(result: Result) -> tuple[Run, ...]:
+    """Neighbouring sizes with the same kind of bottleneck, joined."""
+    found: list[Run] = []
+    for point in result.points:
+        kind = kind_of(point.bottleneck)
+        if found and found[-1].kind == kind:
+            last = found[-1]
+            found[-1] = Run(last.first, point.gpus, last.bottleneck, kind)
+        else:
+            found.append(Run(point.gpus, point.gpus, point.bottleneck, kind))
+    return tuple(found)

@@ -1,0 +1,310 @@
+"""Picture of a machine: devices, links, and (where a step ran over them) how busy each link was.
+
+Links of a topology prepared for drawing: one cable per neighbouring pair, and its shape.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import write_atomically
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import blank
+from perfmodel.report.common.page import document, embed, figure_section
+from perfmodel.report.common.palette import LINKS, NODES, QUIET_INK, UTILISATION, band_of
+from perfmodel.studies.run.result import LinkUse
+from perfmodel.topology.model import Topology
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+Place = tuple[float, float]
+
+_PHONE_PIXELS = 330
+"""Width of the drawing on a phone: devices are made small enough not to overlap there."""
+_SAG = 0.14
+_CURVE_POINTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """Everything between two neighbouring devices, both directions together.
+
+    `bandwidth_Bps` is the sum of one direction; `utilisation` and `nbytes` are those of the
+    busiest arc.
+    """
+
+    ends: tuple[str, str]
+    kind: str
+    bandwidth_Bps: float
+    arcs: int
+    utilisation: float
+    nbytes: float
+
+
+def cables_between(
+    topology: Topology, links: Iterable[LinkUse] | None, nodes: Iterable[str]
+) -> list[Cable]:
+    """Join parallel and opposite arcs between each two of `nodes`."""
+    drawn = set(nodes)
+    use: dict[tuple[str, str, str], LinkUse] = {}
+    for link in links or ():
+        key = (link.src, link.dst, link.kind)
+        if key not in use or link.utilisation > use[key].utilisation:
+            use[key] = link
+    found: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
+    for src, dst, data in topology.graph.edges(drawn, data=True):
+        if dst in drawn:
+            low, high = sorted((src, dst))
+            found[low, high, data["kind"]].append((src, data["bandwidth_Bps"]))
+    return [_cable(ends, arcs, use) for ends, arcs in found.items()]
+
+
+def _cable(
+    ends: tuple[str, str, str],
+    arcs: Sequence[tuple[str, float]],
+    use: Mapping[tuple[str, str, str], LinkUse],
+) -> Cable:
+    low, high, kind = ends
+    directions = [[Bps for src, Bps in arcs if src == end] for end in (low, high)]
+    busiest = max(
+        (use[key] for key in ((low, high, kind), (high, low, kind)) if key in use),
+        key=lambda link: link.utilisation,
+        default=None,
+    )
+    return Cable(
+        ends=(low, high),
+        kind=kind,
+        bandwidth_Bps=max(sum(direction) for direction in directions),
+        arcs=max(len(direction) for direction in directions),
+        utilisation=busiest.utilisation if busiest else 0.0,
+        nbytes=busiest.nbytes if busiest else 0.0,
+    )
+
+
+def path(cable: Cable, places: Mapping[str, Place]) -> list[Place]:
+    """Points of the line to draw: straight, or sagging between devices of one row.
+
+    Without the sag, links between devices of one row would lie on top of each other.
+    """
+    (x0, y0), (x1, y1) = (places[end] for end in cable.ends)
+    if y0 != y1:
+        return [(x0, y0), (x1, y1)]
+    depth = min(0.9, _SAG * abs(x1 - x0))
+    steps = [step / _CURVE_POINTS for step in range(_CURVE_POINTS + 1)]
+    return [(x0 + t * (x1 - x0), y0 - 4 * depth * t * (1 - t)) for t in steps]
+
+
+def width(cable: Cable) -> float:
+    """Line width in pixels: 1 at 1 GB/s, one more for each factor of 4, at most 5."""
+    steps = math.log(max(cable.bandwidth_Bps, 1.0) / 1e9, 4)
+    return float(min(5, max(1, 1 + round(steps))))
+
+
+def shrink(places: Mapping[str, Place], nodes: Iterable[str], diameter: float = 18.0) -> float:
+    """Factor by which `nodes` of `diameter` pixels shrink to clear their rows on a phone."""
+    heights = {places[node][1] for node in nodes}
+    xs = [x for x, _ in places.values()]
+    span = max(xs, default=0.0) - min(xs, default=0.0)
+    gaps = [
+        right - left
+        for height in heights
+        for left, right in pairwise(sorted(x for x, y in places.values() if y == height))
+    ]
+    if span == 0 or not gaps:
+        return 1.0
+    return min(1.0, max(0.25, min(gaps) / span * _PHONE_PIXELS / diameter))
+
+
+_HOSTS_SHOWN = 2
+_LEAST_COLUMNS = 8.0
+_ROW_PIXELS = 78
+_NUMBERED = 0.8
+"""Devices that had to shrink below this factor carry no numbers."""
+_CROWD = 60
+"""Cables of one colour beyond this number are drawn thinner and fainter."""
+
+
+def figure(
+    topology: Topology,
+    links: Sequence[LinkUse] | None = None,
+    places: Mapping[str, Place] | None = None,
+) -> go.Figure:
+    """Draw a topology; with `links`, coloured by how busy each link was during a step.
+
+    Parameters
+    ----------
+    topology : Topology
+    links : sequence of LinkUse, optional
+        Traffic of one step. Without it, colours tell kinds of links apart.
+    places : mapping of str to (x, y), optional
+        Where devices stand; devices that are not in it are not drawn. By default the layout of
+        `perfmodel.report.topology.summary`, with the first hosts only.
+    """
+    if places is None:
+        places = default_places(topology)
+    drawn = blank(120 + _ROW_PIXELS * len({y for _, y in places.values()}))
+    groups: dict[tuple[str, str], list[Cable]] = defaultdict(list)
+    for cable in cables_between(topology, links, places.keys()):
+        groups[_look(cable, with_traffic=links is not None)].append(cable)
+    order = [(name, colour) for _, colour, name in UTILISATION]
+    order += [(name, colour) for colour, name in LINKS.values()]
+    for look in sorted(groups, key=lambda look: order.index(look) if look in order else 99):
+        _add_cables(drawn, look, groups[look], places, with_traffic=links is not None)
+    _add_devices(drawn, topology, places)
+    _name_hosts(drawn, topology, places)
+    _frame(drawn, places)
+    return drawn
+
+
+def default_places(topology: Topology) -> dict[str, Place]:
+    """Positions of the devices that are drawn: the first hosts and the fabric."""
+    from perfmodel.report.topology.summary import positions
+
+    return positions(topology, hosts_shown=_HOSTS_SHOWN)
+
+
+def _look(cable: Cable, *, with_traffic: bool) -> tuple[str, str]:
+    """Name in the legend and colour."""
+    if with_traffic:
+        _, colour, name = UTILISATION[band_of(cable.utilisation)]
+    else:
+        colour, name = LINKS.get(cable.kind, (QUIET_INK, cable.kind))
+    return name, colour
+
+
+def _add_cables(
+    drawn: go.Figure,
+    look: tuple[str, str],
+    cables: Sequence[Cable],
+    places: Mapping[str, Place],
+    *,
+    with_traffic: bool,
+) -> None:
+    name, colour = look
+    crowded = len(cables) > _CROWD
+    by_width: dict[float, list[Cable]] = defaultdict(list)
+    for cable in cables:
+        idle = with_traffic and cable.utilisation == 0
+        by_width[1.0 if idle else min(width(cable), 1.5 if crowded else 5)].append(cable)
+    for pixels, members in sorted(by_width.items()):
+        points = [(*path(cable, places), (None, None)) for cable in members]
+        drawn.add_scatter(
+            x=[x for line in points for x, _ in line], y=[y for line in points for _, y in line],
+            mode="lines", line={"color": colour, "width": pixels}, hoverinfo="skip", name=name,
+            opacity=0.75 if crowded else 1.0, showlegend=False,
+        )  # fmt: skip
+    spots = [(spot, cable) for cable in cables for spot in _spots(path(cable, places))]
+    drawn.add_scatter(
+        x=[x for (x, _), _ in spots], y=[y for (_, y), _ in spots], mode="markers",
+        marker={"size": 12, "color": colour, "opacity": 0}, hoverinfo="text", name=name,
+        hovertext=[_cable_hover(cable, with_traffic) for _, cable in spots],
+    )  # fmt: skip
+
+
+def _spots(line: Sequence[Place]) -> list[Place]:
+    """Points on a cable where the pointer finds it; lines themselves do not answer to it."""
+    if len(line) > 2:
+        return [line[len(line) // 4], line[len(line) // 2], line[-len(line) // 4]]
+    (x0, y0), (x1, y1) = line
+    return [(x0 + t * (x1 - x0), y0 + t * (y1 - y0)) for t in (0.25, 0.5, 0.75)]
+
+
+def _cable_hover(cable: Cable, with_traffic: bool) -> str:
+    low, high = (escape(end, quote=False) for end in cable.ends)
+    several = f", {cable.arcs} links" if cable.arcs > 1 else ""
+    kind = escape(LINKS.get(cable.kind, ("", cable.kind))[1])
+    text = f"<b>{low} - {high}</b><br>{kind}{several}, {quantities.rate(cable.bandwidth_Bps)}"
+    if with_traffic:
+        text += f"<br>{quantities.percent(cable.utilisation)} used, {quantities.size(cable.nbytes)} per step"
+    return text
+
+
+def _add_devices(drawn: go.Figure, topology: Topology, places: Mapping[str, Place]) -> None:
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for node in places:
+        kinds[topology.graph.nodes[node]["kind"]].append(node)
+    for kind, (colour, symbol, diameter, name) in NODES.items():
+        nodes = kinds.get(kind, [])
+        if not nodes:
+            continue
+        factor = shrink(places, nodes)
+        numbered = factor >= _NUMBERED
+        drawn.add_scatter(
+            x=[places[node][0] for node in nodes], y=[places[node][1] for node in nodes],
+            mode="markers+text" if numbered else "markers", name=name,
+            marker={"color": colour, "symbol": symbol, "size": factor * diameter,
+                    "line": {"color": "white", "width": 1.5 * factor}},
+            text=[_number(topology, node) for node in nodes], textposition="middle center",
+            textfont={"size": 10, "color": "white"}, hoverinfo="text",
+            hovertext=[f"<b>{escape(node, quote=False)}</b><br>{name}" for node in nodes],
+        )  # fmt: skip
+
+
+def _number(topology: Topology, node: str) -> str:
+    """Digits at the end of a device's name: the legend says what kind it is."""
+    local = str(topology.graph.nodes[node].get("local") or node)
+    found = re.search(r"\d{1,3}$", local)
+    return found.group() if found else ""
+
+
+def _name_hosts(drawn: go.Figure, topology: Topology, places: Mapping[str, Place]) -> None:
+    """Name each host below its lowest device, where no cable runs."""
+    hosts: dict[int, list[Place]] = defaultdict(list)
+    for node, place in places.items():
+        hosts[topology.graph.nodes[node]["host"]].append(place)
+    for host, spots in hosts.items():
+        if host >= 0:
+            drawn.add_annotation(
+                x=(min(x for x, _ in spots) + max(x for x, _ in spots)) / 2, y=0, yref="paper",
+                yanchor="top", yshift=-4, showarrow=False, text=f"host {host}",
+                font={"size": 12, "color": QUIET_INK},
+            )  # fmt: skip
+
+
+def _frame(drawn: go.Figure, places: Mapping[str, Place]) -> None:
+    """Leave room around the devices, and do not stretch a narrow machine over the page."""
+    bare = {"visible": False, "fixedrange": True, "automargin": False}
+    xs = [x for x, _ in places.values()] or [0.0]
+    middle = (min(xs) + max(xs)) / 2
+    half = max(_LEAST_COLUMNS, 1.06 * (max(xs) - min(xs))) / 2
+    drawn.update_xaxes(**bare, range=[middle - half, middle + half])
+    drawn.update_yaxes(**bare)
+    drawn.update_layout(margin={"t": 8, "b": 30})
+
+
+def caption(topology: Topology, shown_hosts: int = _HOSTS_SHOWN) -> str:
+    """Say what is drawn and what is left out."""
+    devices = f"{len(topology.ranks):,} GPUs ({topology.gpu.name}) in {topology.hosts:,} hosts"
+    if topology.hosts == 1:
+        devices = f"{quantities.gpus(len(topology.ranks))} ({topology.gpu.name}) in one host"
+    some = ""
+    if topology.hosts > shown_hosts:
+        some = f"; the first {shown_hosts} hosts are drawn, the others are wired alike"
+    return f"{topology.name}: {devices}{some}"
+
+
+def write_topology(topology: Topology, path: Path) -> Path:
+    """Write the picture as one self-contained HTML page.
+
+    Raises
+    ------
+    InputError
+        The file's name does not end in ``.html``, or it cannot be written.
+    """
+    if path.suffix.lower() not in {".html", ".htm"}:
+        raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))
+    picture = embed(figure(topology), "topology", f"Picture of {topology.name}")
+    section = figure_section("Topology", f"{caption(topology)}.", picture)
+    write_atomically(path, document(topology.name, f"<main>\n{section}\n</main>"))
+    return path

@@ -1,0 +1,211 @@
+"""A topology for people: a summary in plain text, and a layout to draw it by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from perfmodel.errors import TopologyError
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.router import Router
+from perfmodel.units import format_bandwidth, format_bytes, format_time
+
+_PLURALS = {
+    "gpu": "GPUs", "nvswitch": "NVSwitches", "pcie_switch": "PCIe switches", "cpu": "CPUs (NUMA)",
+    "memory": "host memories", "nic": "NICs", "switch": "network switches",
+}  # fmt: skip
+
+_LAYERS = {"nvswitch": -1.0, "gpu": 0.0, "pcie_switch": 1.0, "memory": 1.0, "cpu": 2.0, "nic": 3.0}
+"""Height of each kind; NVSwitches hang below the GPUs, so that no NVLink crosses PCIe."""
+
+_MOST_COLUMNS = 16
+
+
+def summary(topology: Topology) -> list[str]:
+    """Describe a topology in lines of plain text.
+
+    Counts by kind, links with bandwidth per direction and latency, the path types of one host as
+    ``nvidia-smi topo -m`` prints them, how many bytes per second leave a host, and how much the
+    fabric is oversubscribed.
+    """
+    gpu = topology.gpu
+    size = f"{len(topology.ranks)} ranks on {topology.hosts} host(s), fabric {topology.fabric}"
+    lines = [
+        f"{topology.name}: {size}",
+        f"GPU {gpu.name}: {format_bytes(gpu.memory_bytes)} at {format_bandwidth(gpu.memory_Bps)}",
+        "",
+        *_counts(topology),
+        "",
+        *_links(topology),
+        "",
+        *_matrix_lines(topology),
+    ]
+    return [*lines, "", *_rates(topology)]
+
+
+def path_matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
+    """Path types of one host, as ``nvidia-smi topo -m`` prints them.
+
+    Returns
+    -------
+    names : list of str
+        GPUs, then NICs.
+    rows : list of list of str
+        Path type from each GPU and NIC to each; "X" on the diagonal, "-" where nothing connects
+        them. NVLink says how many lanes: "NV12"; a switched or direct path alike.
+    """
+    router = Router(topology)
+    names = [
+        name
+        for kind in ("gpu", "nic")
+        for name, data in topology.graph.nodes(data=True)
+        if data["host"] == 0 and data["kind"] == kind
+    ]
+    rows = [[_cell(topology, router, a, b) for b in names] for a in names]
+    return [topology.graph.nodes[name]["local"] for name in names], rows
+
+
+def _cell(topology: Topology, router: Router, src: str, dst: str) -> str:
+    if src == dst:
+        return "X"
+    try:
+        kind = router.path_type(src, dst)
+        arcs = router.route(src, dst)
+    except TopologyError:
+        return "-"
+    return f"NV{min(_lanes(topology, arc) for arc in arcs)}" if kind == "NVL" else kind
+
+
+def _lanes(topology: Topology, index: int) -> int:
+    src, dst = topology.arcs.names[index]
+    cables = topology.graph[src][dst].values()
+    return int(next(data["lanes"] for data in cables if data["index"] == index))
+
+
+def _counts(topology: Topology) -> Iterator[str]:
+    counts = Counter(data["kind"] for _, data in topology.graph.nodes(data=True))
+    for kind, word in _PLURALS.items():
+        if counts[kind]:
+            yield f"{counts[kind]:>8}  {word}"
+
+
+def _links(topology: Topology) -> Iterator[str]:
+    arcs = topology.arcs
+    rows = Counter(
+        zip(arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), strict=True)
+    )
+    yield f"{'links':>8}  {'kind':<11} {'per direction':>14} {'latency':>10}"
+    for (kind, rate_Bps, latency_s), count in sorted(rows.items()):
+        both = f"{count / 2:g}"
+        yield f"{both:>8}  {kind:<11} {format_bandwidth(rate_Bps):>14} {format_time(latency_s):>10}"
+
+
+def _matrix_lines(topology: Topology) -> Iterator[str]:
+    names, rows = path_matrix(topology)
+    shown = names[:_MOST_COLUMNS]
+    width = max(len(name) for name in names) + 1
+    yield " " * width + "".join(f"{name:>7}" for name in shown)
+    for name, row in list(zip(names, rows, strict=True))[:_MOST_COLUMNS]:
+        yield f"{name:<{width}}" + "".join(f"{cell:>7}" for cell in row[:_MOST_COLUMNS])
+    if len(names) > _MOST_COLUMNS:
+        yield f"... and {len(names) - _MOST_COLUMNS} more devices"
+
+
+def _rates(topology: Topology) -> Iterator[str]:
+    nodes, arcs = topology.graph.nodes, topology.arcs
+    out_Bps = up_Bps = 0.0
+    start = topology.hosts * topology.host_arcs
+    for (src, dst), rate_Bps in zip(arcs.names[start:], arcs.bandwidth_Bps[start:], strict=True):
+        if nodes[src]["kind"] == "nic":
+            out_Bps += float(rate_Bps)
+        elif (
+            _is_leaf(topology, src)
+            and nodes[dst]["kind"] == "switch"
+            and not _is_leaf(topology, dst)
+        ):
+            up_Bps += float(rate_Bps)
+    if not topology.gpu_p2p:
+        yield "GPUs may not copy to each other over PCIe: traffic is staged in host memory"
+    if out_Bps:
+        yield f"each host sends {format_bandwidth(out_Bps / topology.hosts)} into the fabric"
+    if up_Bps:
+        ratio = out_Bps / up_Bps
+        yield (
+            f"leaf switches are oversubscribed {ratio:.3g} : 1"
+            if ratio > 1.0001
+            else ("leaf switches pass on all that their hosts send")
+        )
+
+
+def _is_leaf(topology: Topology, name: str) -> bool:
+    return any(topology.graph.nodes[n]["kind"] == "nic" for n in topology.graph.successors(name))
+
+
+# ---------------------------------------------------------------- layout
+
+
+def positions(topology: Topology, hosts_shown: int = 2) -> dict[str, tuple[float, float]]:
+    """Lay out the first hosts and the switches that they reach, in layers.
+
+    Parameters
+    ----------
+    topology : Topology
+    hosts_shown : int
+        Hosts to draw; the others and what only they reach are left out.
+
+    Returns
+    -------
+    dict of str to (float, float)
+        From bottom to top: NVSwitches, GPUs, PCIe switches, CPUs, NICs, then the fabric level by
+        level. One unit is the distance between neighbours of the widest layer.
+    """
+    shown = min(hosts_shown, topology.hosts)
+    layers: dict[tuple[int, float], list[str]] = {}
+    for name, data in topology.graph.nodes(data=True):
+        if 0 <= data["host"] < shown:
+            layers.setdefault((data["host"], _LAYERS[data["kind"]]), []).append(name)
+    width = max(len(names) for names in layers.values())
+    placed: dict[str, tuple[float, float]] = {}
+    for (host, height), names in layers.items():
+        left = host * (width + 1)
+        placed |= {
+            name: (left + x, height)
+            for name, x in zip(names, _spread(len(names), width), strict=True)
+        }
+    total = shown * (width + 1) - 1
+    for height, names in enumerate(_fabric_levels(topology, placed), start=4):
+        placed |= {
+            name: (x, float(height))
+            for name, x in zip(names, _spread(len(names), total), strict=True)
+        }
+    return placed
+
+
+def _spread(count: int, width: int) -> list[float]:
+    """Middles of `count` equal parts of a line of `width` places."""
+    return [(i + 0.5) * width / count - 0.5 for i in range(count)]
+
+
+def _fabric_levels(
+    topology: Topology, placed: dict[str, tuple[float, float]]
+) -> Iterator[list[str]]:
+    graph = topology.graph
+    seen = set(placed)
+    level = list(placed)
+    while level:
+        above = dict.fromkeys(
+            name
+            for here in level
+            for name in graph.successors(here)
+            if graph.nodes[name]["kind"] == "switch" and name not in seen
+        )
+        level = [name for name in above if not _is_foreign_leaf(topology, name, placed)]
+        seen |= above.keys()
+        if level:
+            yield level
+
+
+def _is_foreign_leaf(topology: Topology, name: str, placed: dict[str, tuple[float, float]]) -> bool:
+    """Whether a switch serves NICs, but none that is drawn."""
+    nics = [n for n in topology.graph.successors(name) if topology.graph.nodes[n]["kind"] == "nic"]
+    return bool(nics) and not any(n in placed for n in nics)

@@ -1,0 +1,227 @@
+"""Figures of tuned buckets: what each cap costs, and when the buckets travel."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import TYPE_CHECKING
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import axis, blank, log_ticks, time_unit
+from perfmodel.report.common.palette import INK, QUIET_INK, WORK
+from perfmodel.report.tuning import text as said
+from perfmodel.studies.tune.caps import number
+from perfmodel.studies.tune.model import Choice, CurvePoint, Tuned
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+LEAST_MB = 0.05
+"""Caps below are not drawn: hardly a bucket holds more than one gradient there."""
+_ROW_PIXELS = 62
+_ROOM = 0.07
+"""Share of a step that a bucket's bar must have for its size to be written on it."""
+_PLATEAU = WORK["optimizer"]
+
+
+def curve(tuned: Tuned) -> go.Figure:
+    """Draw step time against the cap, with what to compare it with."""
+    points = _drawn(tuned)
+    unit, scale = time_unit(max(point.step_time_s for point in points))
+    figure = blank(380)
+    _shade(figure, tuned)
+    _steps(figure, points, [p.step_time_s / scale for p in points], "one cap for all", INK)
+    for name, value_s, colour, dash in _levels(tuned):
+        _level(figure, points, value_s / scale, name, colour, dash)
+    _dot(figure, 25.0, tuned.default.step_time_s / scale, "PyTorch's default", "diamond",
+         WORK["exposed communication"])  # fmt: skip
+    best = tuned.best_uniform
+    _dot(figure, best.bucket_cap_mb or 0.0, best.step_time_s / scale, "best cap for all", "circle",
+         WORK["backward"])  # fmt: skip
+    _caps_axis(figure, points)
+    top = _upper(tuned, points) / scale
+    bottom = min(_lowest(tuned), best.step_time_s) / scale
+    pad = 0.06 * (top - bottom) or 0.01 * top
+    figure.update_yaxes(**axis(f"step time ({unit})", range=[bottom - pad, top + pad]))
+    return figure
+
+
+def exposed(tuned: Tuned) -> go.Figure:
+    """Draw exposed communication against the cap."""
+    points = _drawn(tuned)
+    unit, scale = time_unit(max(point.exposed_comm_s for point in points))
+    figure = blank(220)
+    _shade(figure, tuned)
+    values = [point.exposed_comm_s / scale for point in points]
+    _steps(figure, points, values, "exposed communication", WORK["exposed communication"])
+    _caps_axis(figure, points)
+    figure.update_yaxes(**axis(f"exposed ({unit})", rangemode="tozero"))
+    return figure
+
+
+def _drawn(tuned: Tuned) -> list[CurvePoint]:
+    return [p for p in tuned.curve if p.high_mb > LEAST_MB] or list(tuned.curve)
+
+
+def _lowest(tuned: Tuned) -> float:
+    return tuned.best_list.step_time_s if tuned.lower_bound_s is None else tuned.lower_bound_s
+
+
+def _upper(tuned: Tuned, points: list[CurvePoint]) -> float:
+    """Top of the axis: small caps may cost so much more that the rest would look flat."""
+    usual = [p.step_time_s for p in points if p.high_mb > 1.0] or [p.step_time_s for p in points]
+    return max(*usual, tuned.default.step_time_s)
+
+
+def _levels(tuned: Tuned) -> list[tuple[str, float, str, str]]:
+    found = [("best list", tuned.best_list.step_time_s, WORK["optimizer"], "solid")]
+    if tuned.lower_bound_s is not None:
+        found.append(("no buckets are below", tuned.lower_bound_s, QUIET_INK, "dash"))
+    return found
+
+
+def _ends(points: list[CurvePoint]) -> tuple[float, float]:
+    low = max(points[0].low_mb, LEAST_MB)
+    return low, max(2 * low, 1.35 * points[-1].low_mb, 30.0)
+
+
+def _steps(
+    figure: go.Figure, points: list[CurvePoint], values: list[float], name: str, colour: str
+) -> None:
+    low, high = _ends(points)
+    figure.add_scatter(
+        x=[max(point.low_mb, low) for point in points] + [high],
+        y=[*values, values[-1]],
+        mode="lines",
+        line={"color": colour, "width": 1.6, "shape": "hv"},
+        name=name,
+        hoverinfo="text",
+        hovertext=[
+            f"<b>{escape(number(p.bucket_cap_mb))} MiB</b>, {p.buckets} buckets"
+            f"<br>step {said.fine(p.step_time_s)}"
+            f"<br>exposed {quantities.duration(p.exposed_comm_s)}"
+            for p in (*points, points[-1])
+        ],
+    )
+
+
+def _level(
+    figure: go.Figure, points: list[CurvePoint], value: float, name: str, colour: str, dash: str
+) -> None:
+    low, high = _ends(points)
+    line = {"color": colour, "width": 2} | ({"dash": dash} if dash != "solid" else {})
+    figure.add_scatter(
+        x=[low, high], y=[value, value], mode="lines", line=line, name=name, hoverinfo="name"
+    )
+
+
+def _dot(figure: go.Figure, x: float, y: float, name: str, symbol: str, colour: str) -> None:
+    figure.add_scatter(
+        x=[x], y=[y], mode="markers", name=name, hoverinfo="name",
+        marker={
+            "color": colour, "size": 12, "symbol": symbol, "line": {"color": "white", "width": 1},
+        },
+    )  # fmt: skip
+
+
+def _shade(figure: go.Figure, tuned: Tuned) -> None:
+    """Shade caps that are as good as the best; mark those that are whatever is uncertain."""
+    low, high = _ends(_drawn(tuned))
+    for begin, end in said.wide_spans(tuned.plateau.spans_mb):
+        if end > low:
+            figure.add_vrect(
+                x0=max(begin, low), x1=min(end, high), fillcolor=_PLATEAU, opacity=0.16,
+                line_width=0,
+            )  # fmt: skip
+    for begin, end in said.wide_spans(tuned.robust.spans_mb) if tuned.robust else ():
+        if end > low:
+            figure.add_shape(
+                type="rect", xref="x", yref="paper", x0=max(begin, low), x1=min(end, high), y0=0,
+                y1=0.03, fillcolor=_PLATEAU, opacity=0.9, line_width=0,
+            )  # fmt: skip
+
+
+def _caps_axis(figure: go.Figure, points: list[CurvePoint]) -> None:
+    low, high = _ends(points)
+    ticks = log_ticks(low, high)
+    figure.update_xaxes(
+        **axis(
+            "bucket_cap_mb (MiB)",
+            type="log",
+            range=[math.log10(low), math.log10(high)],
+            tickvals=ticks,
+            ticktext=[f"{tick:g}" for tick in ticks],
+        )
+    )
+
+
+# ---------------------------------------------------------------- buckets in time
+
+
+def buckets(tuned: Tuned) -> go.Figure:
+    """Draw when the buckets of each setting are reduced, in one step."""
+    rows = [
+        ("PyTorch's default", tuned.default),
+        (f"best cap for all: {said.caps(tuned.best_uniform)} MiB", tuned.best_uniform),
+        (f"best list: {said.caps(tuned.best_list)}", tuned.best_list),
+    ]
+    longest_s = max(choice.step_time_s for _, choice in rows)
+    unit, scale = time_unit(longest_s)
+    figure = blank(90 + _ROW_PIXELS * len(rows), barmode="overlay", bargap=0.3)
+    for place, (title, choice) in enumerate(reversed(rows)):
+        _row(figure, place, title, choice, scale, last=place == len(rows) - 1)
+    figure.update_xaxes(
+        **axis(f"time since the step began ({unit})", range=[0, 1.01 * longest_s / scale])
+    )
+    figure.update_yaxes(**axis(showgrid=False, showticklabels=False, range=[-0.5, len(rows) - 0.3]))
+    return figure
+
+
+def _row(
+    figure: go.Figure, place: int, title: str, choice: Choice, scale: float, *, last: bool
+) -> None:
+    step = choice.step_time_s / scale
+    figure.add_bar(
+        y=[place], x=[step], base=[0], orientation="h", width=0.36, name="step",
+        marker={"color": WORK["idle"]}, hoverinfo="text", showlegend=last,
+        hovertext=[f"step {quantities.duration(choice.step_time_s)}"],
+    )  # fmt: skip
+    spans = [(b.start_s / scale, (b.end_s - b.start_s) / scale) for b in choice.buckets]
+    figure.add_bar(
+        y=[place] * len(spans),
+        x=[length for _, length in spans],
+        base=[start for start, _ in spans],
+        orientation="h",
+        width=0.36,
+        name="all-reduce of a bucket",
+        showlegend=last,
+        marker={"color": WORK["communication"], "line": {"color": "white", "width": 1}},
+        hoverinfo="text",
+        hovertext=[
+            f"<b>bucket {at}</b>, {quantities.size(b.nbytes)}<br>ready {quantities.duration(b.ready_s)}"
+            f"<br>reduced in {quantities.duration(b.end_s - b.start_s)}"
+            for at, b in enumerate(choice.buckets)
+        ],
+    )
+    figure.add_scatter(
+        x=[bucket.ready_s / scale for bucket in choice.buckets],
+        y=[place - 0.27] * len(choice.buckets),
+        mode="markers",
+        name="bucket ready",
+        showlegend=last,
+        marker={"color": WORK["backward"], "size": 7, "symbol": "triangle-up"},
+        hoverinfo="skip",
+    )
+    figure.add_annotation(
+        x=0, xref="paper", y=place + 0.2, xanchor="left", yanchor="bottom", showarrow=False,
+        text=escape(f"{title}: {said.fine(choice.step_time_s)}", quote=False),
+        font={"size": 12, "color": QUIET_INK},
+    )  # fmt: skip
+    for bucket in choice.buckets:
+        length_s = bucket.end_s - bucket.start_s
+        if length_s >= _ROOM * choice.step_time_s * 1.6:
+            figure.add_annotation(
+                x=(bucket.start_s + length_s / 2) / scale, y=place, showarrow=False,
+                text=quantities.size(bucket.nbytes), font={"size": 12, "color": "#1b2430"},
+            )  # fmt: skip

@@ -1,0 +1,316 @@
+"""Sentences and rows about tuned buckets; the page and the terminal say the same.
+
+Tuned buckets in the terminal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from perfmodel.report.common import quantities
+from perfmodel.report.tuning.export import snippet
+from perfmodel.studies.tune.caps import number, text_mb
+from perfmodel.studies.tune.choice.minimax_regret import Compromise, Shared
+from perfmodel.studies.tune.model import Choice, Horovod, Spans, Tuned
+from perfmodel.training.ddp.options import MIB
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+
+SLIVER = 0.02
+"""Gaps between equally good caps that are narrower than this share of the cap go unsaid."""
+MOST_SPANS = 3
+WORTH = 5e-3
+"""Gain below which PyTorch's default is called as good."""
+ROUNDING = 5e-5
+"""Change that is called none."""
+INTERVAL = "80\N{NO-BREAK SPACE}% interval"
+_UNITS = (("ns", 1e-9), ("\N{MICRO SIGN}s", 1e-6), ("ms", 1e-3), ("s", 1.0))
+
+COLUMNS = ("setting", "step", "exposed", "to default", "buckets", "first step")
+
+
+def headline(tuned: Tuned) -> str:
+    """Say in one sentence what good buckets are worth."""
+    default, best = tuned.default.step_time_s, tuned.best_list.step_time_s
+    where = f"{tuned.workload} on {quantities.gpus(tuned.gpus)} ({tuned.machine})"
+    gain = 1.0 - best / default
+    if gain < ROUNDING:
+        return (
+            f"{where}: PyTorch's default buckets are as good as any; a step takes {fine(default)}."
+        )
+    if gain < WORTH:
+        return (
+            f"{where}: PyTorch's default buckets are as good; a step takes {fine(default)}, and "
+            f"the best list of caps would save {_percent(gain)} of it."
+        )
+    return (
+        f"{where}: with the best list of caps a step takes {fine(best)}, "
+        f"{_percent(gain)} less than with PyTorch's default."
+    )
+
+
+def _percent(fraction: float) -> str:
+    if 0 <= fraction < 5e-5:
+        return "0\N{NO-BREAK SPACE}%"
+    return f"{100 * fraction:.2g}\N{NO-BREAK SPACE}%"
+
+
+def rows(tuned: Tuned) -> list[tuple[str, ...]]:
+    """Each setting with its figures, as `COLUMNS`."""
+    found = [_row(tuned, "PyTorch's default: 1, then 25", tuned.default)]
+    if tuned.asked is not None:
+        found.append(_row(tuned, "the scenario's own", tuned.asked))
+    found += [
+        _row(tuned, f"best cap for all: {caps(tuned.best_uniform)}", tuned.best_uniform),
+        _row(tuned, f"best list: {caps(tuned.best_list)}", tuned.best_list),
+    ]
+    if tuned.best_integer_list.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
+        whole = tuned.best_integer_list
+        found.append(_row(tuned, f"best list of whole MiB: {caps(whole)}", whole))
+    if tuned.lower_bound_s is not None:
+        bound_s = tuned.lower_bound_s
+        below = change(bound_s / tuned.default.step_time_s - 1.0)
+        found.append(("lower bound: no buckets beat it", fine(bound_s), "", below, "", ""))
+    return found
+
+
+def _row(tuned: Tuned, name: str, choice: Choice) -> tuple[str, ...]:
+    return (
+        name,
+        fine(choice.step_time_s),
+        quantities.duration(choice.exposed_comm_s),
+        change(choice.step_time_s / tuned.default.step_time_s - 1.0),
+        f"{len(choice.buckets)}",
+        quantities.duration(choice.first_step_time_s),
+    )
+
+
+def fine(time_s: float) -> str:
+    """Write a step time with four digits: settings often differ by less than the third.
+
+    Examples
+    --------
+    >>> fine(0.18932).replace(chr(160), " ")
+    '189.3 ms'
+    """
+    short = quantities.duration(time_s)
+    _, _, unit = short.partition("\N{NO-BREAK SPACE}")
+    scale = next(s for name, s in _UNITS if name == unit)
+    digits = max(0, 3 - math.floor(math.log10(abs(time_s / scale)))) if time_s else 0
+    return f"{time_s / scale:,.{digits}f}\N{NO-BREAK SPACE}{unit}"
+
+
+def slower(fraction: float) -> str:
+    """Write how much longer something takes.
+
+    Examples
+    --------
+    >>> slower(0.0), slower(0.0142).replace(chr(160), " ")
+    ('just as quick', '1.4 % slower')
+    """
+    return "just as quick" if fraction < ROUNDING else f"{_percent(fraction)} slower"
+
+
+def change(fraction: float) -> str:
+    """Write a relative change with its sign."""
+    if abs(fraction) < 5e-5:
+        return "same"
+    sign = "+" if fraction > 0 else "\N{MINUS SIGN}"
+    digits = 2 if abs(fraction) < 0.01 else 1
+    return f"{sign}{100 * abs(fraction):.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def caps(choice: Choice) -> str:
+    """Caps in MiB, as one would type them; long lists are cut."""
+    if choice.bucket_cap_mb_list is not None:
+        shown = choice.bucket_cap_mb_list
+        if len(shown) <= 8:
+            return text_mb(shown)
+        return f"{text_mb(shown[:6])[:-1]}, ... {len(shown) - 6} more]"
+    return "default" if choice.bucket_cap_mb is None else number(choice.bucket_cap_mb)
+
+
+def advice(tuned: Tuned) -> tuple[str, ...]:
+    """Say which caps for all are as good as the best, which is safe, what the default loses."""
+    found, robust = tuned.plateau, tuned.robust
+    lines = [
+        f"Caps within {quantities.percent(found.within)} of the best cap: {spans(found.spans_mb)}."
+    ]
+    if robust is not None:
+        worst = robust.worst_regret
+        loses = "nothing" if worst < ROUNDING else f"at most {_percent(worst)}"
+        lines.append(
+            f"If the network is as quick or as slow as its {INTERVAL} allows: "
+            f"{number(robust.bucket_cap_mb)} MiB; it loses {loses} to the cap that is best then."
+        )
+    return (*lines, _of_default(tuned))
+
+
+def _of_default(tuned: Tuned) -> str:
+    likely, *others = tuned.default_regrets
+    text = f"PyTorch's default (1, then 25 MiB) {_loses(likely)}"
+    if not others:
+        return f"{text}."
+    most = max(tuned.default_regrets)
+    if most < ROUNDING:
+        return f"{text}, nor anywhere in that interval of the network."
+    return f"{text}; it may lose up to {_percent(most)} within that interval of the network."
+
+
+def _loses(regret: float) -> str:
+    if regret < -ROUNDING:
+        return f"is {_percent(-regret)} quicker than the best cap"
+    if regret < ROUNDING:
+        return "loses nothing to the best cap"
+    return f"loses {_percent(regret)} to the best cap"
+
+
+def spans(found: Spans) -> str:
+    """Write spans of caps in MiB by growing cap; of many only the widest."""
+    wide = wide_spans(found)
+    if wide[0][0] * MIB <= 1.0 and math.isinf(wide[0][1]):
+        return "any"
+    shown = "; ".join(mb_span(*span) for span in sorted(wide[:MOST_SPANS]))
+    more = len(wide) - MOST_SPANS
+    if more < 1:
+        return f"{shown} MiB"
+    return f"{shown} MiB, and {more} narrower range{'' if more == 1 else 's'}"
+
+
+def wide_spans(found: Spans) -> list[tuple[float, float]]:
+    """Spans of equally good caps, those with slivers between them joined, widest first."""
+    joined: list[tuple[float, float]] = []
+    for low, high in found:
+        if joined and low - joined[-1][1] <= SLIVER * low:
+            joined[-1] = (joined[-1][0], high)
+        else:
+            joined.append((low, high))
+    return sorted(joined, key=lambda span: -math.log(min(span[1], 1e9) / span[0]))
+
+
+def mb_span(low: float, high: float) -> str:
+    """Two caps in MiB, with three digits."""
+    is_least = low * MIB <= 1.0
+    if math.isinf(high):
+        return f"{_short(low)} and more"
+    if is_least:
+        return f"up to {_short(high)}"
+    return f"{_short(low)} to {_short(high)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def to_paste(tuned: Tuned) -> tuple[tuple[str, str], ...]:
+    """What to paste, and a word about it."""
+    lines = [(snippet(tuned, tuned.best_uniform), "any torch")]
+    lines.append((snippet(tuned, tuned.best_list), "torch 2.13 or later"))
+    whole = tuned.best_integer_list
+    if whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
+        lost = whole.step_time_s / tuned.best_list.step_time_s - 1.0
+        lines.append((snippet(tuned, whole), f"the same in whole MiB, {slower(lost)}"))
+    return tuple(lines)
+
+
+def first_step(tuned: Tuned) -> str:
+    """What a list does to the first iteration."""
+    listed, usual = tuned.best_list.first_step_time_s, tuned.default.first_step_time_s
+    return (
+        "A list also makes the buckets of the first iteration, in the order of registration; "
+        f"otherwise that has one bucket per dtype: {fine(listed)} instead of {fine(usual)}."
+    )
+
+
+def horovod_line(found: Horovod) -> str:
+    """Which fusion threshold, and what it is worth."""
+    best, default = found.best, found.default
+    gain = 1.0 - best.step_time_s / default.step_time_s
+    worth = f"{quantities.percent(gain)} less than" if gain > 5e-5 else "as with"
+    return (
+        f"Horovod: HOROVOD_FUSION_THRESHOLD of {number(best.threshold_mb)} MiB "
+        f"({round(best.threshold_mb * 2**20)}), a step of {quantities.duration(best.step_time_s)}, "
+        f"{worth} the default of {number(default.threshold_mb)} MiB, in {best.all_reduces} "
+        f"all-reduces."
+    )
+
+
+# ---------------------------------------------------------------- several scenarios
+
+
+def shared_headline(found: Compromise) -> str:
+    """Say in one sentence which cap serves all."""
+    return (
+        f"One cap for all {len(found.each)}: {number(found.best.bucket_cap_mb or 0)} MiB, at most "
+        f"{_percent(found.best.worst_regret)} slower than the best cap of each; PyTorch's "
+        f"default is at most {_percent(max(0.0, found.default.worst_regret))} slower."
+    )
+
+
+SHARED_COLUMNS = ("scenario", "GPUs", "own best cap", "step", "shared cap", "default")
+
+
+def shared_rows(found: Compromise) -> Iterator[tuple[str, ...]]:
+    """Scenario by scenario: its own best cap, and what it loses by the shared one."""
+    for at, tuned in enumerate(found.each):
+        yield (
+            tuned.scenario.name,
+            f"{tuned.gpus:,}",
+            f"{number(tuned.best_uniform.bucket_cap_mb or 0)} MiB",
+            fine(tuned.best_uniform.step_time_s),
+            _lost(found.best, at),
+            _lost(found.default, at),
+        )
+
+
+def _lost(shared: Shared, at: int) -> str:
+    return change(shared.regrets[at])
+
+
+def print_tuned(tuned: Tuned) -> Group:
+    """Arrange a tuning for ``rich.print``: the answer, settings, what to paste."""
+    from rich.console import Group
+    from rich.text import Text
+
+    paste = [f"  {code}  # {note}" for code, note in to_paste(tuned)]
+    notes = [first_step(tuned), *tuned.assumptions]
+    fusion = [] if tuned.horovod is None else [Text(horovod_line(tuned.horovod))]
+    notes += [] if tuned.horovod is None else tuned.horovod.assumptions
+    return Group(
+        Text(headline(tuned), style="bold"),
+        _table(COLUMNS, rows(tuned)),
+        Text("\n".join(advice(tuned))),
+        Text("\n".join(paste)),
+        *fusion,
+        Text("\n".join(notes), style="dim"),
+    )
+
+
+def print_compromise(found: Compromise) -> Group:
+    """Arrange one setting for several scenarios for ``rich.print``."""
+    from rich.console import Group
+    from rich.text import Text
+
+    cap = number(found.best.bucket_cap_mb or 0)
+    return Group(
+        Text(shared_headline(found), style="bold"),
+        _table(SHARED_COLUMNS, shared_rows(found)),
+        Text(f"  DistributedDataParallel(model, bucket_cap_mb={cap})"),
+    )
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="left" if at == 0 else "right", no_wrap=at > 0)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table

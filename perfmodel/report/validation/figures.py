@@ -1,0 +1,291 @@
+"""Figures of a validation; readable on white and on black."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import axis, blank, log_ticks
+from perfmodel.report.validation.tables import MODE_NAMES, percent
+from perfmodel.validate.predict.run import Mode, Predicted
+from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
+from perfmodel.validate.score.scores import LARGE, MODES, Score, in_band
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from perfmodel.validate.trainings.model import Dataset
+
+
+MEASURED = "#7d8794"
+COLOURS: Mapping[str, str] = {
+    "datasheet": "#1f8fd6",
+    "transferred": "#009e73",
+    "calibrated": "#56b4e9",
+    "nccl tuner": "#cc79a7",
+    "alpha-beta": "#e69f00",
+}
+"""Okabe and Ito's set, the blue a little lighter so that it is seen on black."""
+
+_DASHES = {"nccl tuner": "dash", "alpha-beta": "dot"}
+_WIDTHS = {"datasheet": 2.6, "transferred": 2.6}
+_LEAST = 0.003
+"""Smallest error that is drawn on a logarithmic axis."""
+
+
+def _line(mode: str) -> dict[str, object]:
+    return {"color": COLOURS[mode], "width": _WIDTHS.get(mode, 1.8), "dash": _DASHES.get(mode)}
+
+
+def _round(text: str) -> str:
+    """Drop the decimals of a round number: ``"4.00 KiB"`` becomes ``"4 KiB"``."""
+    number, space, unit = text.partition("\N{NO-BREAK SPACE}")
+    return f"{float(number.replace(',', '')):g}{space}{unit}"
+
+
+def _sizes_axis(smallest: int, largest: int, most: int = 6, **more: Any) -> dict[str, object]:
+    """Logarithmic axis of sizes, labelled at powers of two."""
+    low, high = math.floor(math.log2(smallest)), math.ceil(math.log2(max(largest, 2 * smallest)))
+    step = max(1, -(-(high - low) // (most - 1)))
+    ticks = [2**e for e in range(low, high + 1, step)]
+    labels = [_round(quantities.size(tick)) for tick in ticks]
+    span = [math.log10(2**low) - 0.1, math.log10(2**high) + 0.1]
+    return axis(type="log", tickvals=ticks, ticktext=labels, range=span, **more)
+
+
+def distribution(points: Sequence[Point]) -> go.Figure:
+    """Draw the share of points below an error, from 256 KiB on; a line per mode."""
+    figure = blank(360)
+    for mode in MODES:
+        own = in_band([p for p in points if p.mode == mode and p.counted], LARGE)
+        if not own:
+            continue
+        errors = np.maximum(np.abs([p.error for p in own]), _LEAST)
+        weights = even_weights(own)
+        shares = np.linspace(0.01, 0.99, 99)
+        at = [weighted_quantile(errors, weights, share) for share in shares]
+        figure.add_scatter(
+            x=at, y=100 * shares, mode="lines", name=MODE_NAMES[mode], line=_line(mode),
+            hovertext=[f"{MODE_NAMES[mode]}: {s:.0%} of sizes within {percent(e)}"
+                       for s, e in zip(shares, at, strict=True)],
+            hoverinfo="text",
+        )  # fmt: skip
+    ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
+    figure.update_xaxes(
+        **axis("absolute error", type="log", range=[math.log10(0.005), math.log10(4)],
+               tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
+    )  # fmt: skip
+    figure.update_yaxes(**axis("share of sizes", range=[0, 100], ticksuffix=" %"))
+    return figure
+
+
+def over_size(points: Sequence[Point]) -> go.Figure:
+    """Draw predicted over measured by size: medians, and where 80 % of datasheet lie."""
+    figure = blank(380)
+    counted = [p for p in points if p.counted]
+    for mode in MODES:
+        bins: dict[int, list[Point]] = {}
+        for p in counted:
+            if p.mode == mode:
+                bins.setdefault(round(math.log2(p.nbytes) / 2) * 2, []).append(p)
+        at = sorted(e for e, own in bins.items() if len({p.sweep for p in own}) >= 3)
+        if not at:
+            continue
+        x = [2.0**e for e in at]
+        quantiles = {share: [_ratio_at(bins[e], share) for e in at] for share in (0.1, 0.5, 0.9)}
+        if mode == "datasheet":
+            figure.add_scatter(
+                x=x + x[::-1], y=quantiles[0.9] + quantiles[0.1][::-1], mode="lines",
+                fill="toself", fillcolor="rgba(31,143,214,0.16)", line={"width": 0},
+                name="datasheet, 80 % of sweeps", hoverinfo="skip",
+                marker={"color": "rgba(31,143,214,0.35)"},
+            )  # fmt: skip
+        figure.add_scatter(
+            x=x, y=quantiles[0.5], mode="lines", name=f"{MODE_NAMES[mode]}, median",
+            line=_line(mode), hoverinfo="text",
+            hovertext=[f"{MODE_NAMES[mode]}, {quantities.size(s)}: median x {q:.2f}"
+                       for s, q in zip(x, quantiles[0.5], strict=True)],
+        )  # fmt: skip
+    if counted:
+        sizes = [p.nbytes for p in counted]
+        figure.update_xaxes(**_sizes_axis(min(sizes), max(sizes), 5))
+    figure.update_yaxes(**_ratio_axis("predicted / measured", 0.125, 8))
+    figure.add_hline(y=1, line={"color": MEASURED, "width": 1})
+    return figure
+
+
+def _ratio_at(points: Sequence[Point], share: float) -> float:
+    ratios = np.array([p.predicted_s / p.measured_s for p in points])
+    return weighted_quantile(ratios, even_weights(points), share)
+
+
+def _ratio_axis(title: str, low: float, high: float, **more: Any) -> dict[str, object]:
+    """Logarithmic axis of predicted over measured."""
+    ticks = [t for t in (0.125, 0.25, 0.5, 1, 2, 4, 8) if low <= t <= high]
+    return axis(
+        title, type="log", range=[math.log10(low), math.log10(high)], tickvals=ticks,
+        ticktext=[f"{t:g}" for t in ticks], **more,
+    )  # fmt: skip
+
+
+def machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Figure:
+    """Draw the median error from 256 KiB on, a row per kind of machine and a mark per mode."""
+    names = [n for n, modes in scored.items() if any(LARGE in own for own in modes.values())]
+    names.sort(key=lambda n: _large(scored[n], "datasheet"), reverse=True)
+    figure = blank(60 + 38 * max(len(names), 2))
+    for mode in reversed(MODES):
+        rows = [(n, scored[n][mode][LARGE]) for n in names if LARGE in scored[n].get(mode, {})]
+        if not rows:
+            continue
+        figure.add_scatter(
+            x=[max(one.median_abs_error, _LEAST) for _, one in rows],
+            y=[name for name, _ in rows], mode="markers", name=MODE_NAMES[mode],
+            marker={"color": COLOURS[mode], "size": 11 if mode in _WIDTHS else 8,
+                    "symbol": "circle" if mode in _WIDTHS else "diamond"},
+            hovertext=[f"{name}<br>{MODE_NAMES[mode]}: median {percent(one.median_abs_error)}, "
+                       f"90th percentile {percent(one.p90_abs_error)}, {one.sweeps} sweeps"
+                       for name, one in rows],
+            hoverinfo="text",
+        )  # fmt: skip
+    ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
+    figure.update_xaxes(
+        **axis("median absolute error", type="log", range=[math.log10(0.0025), math.log10(6)],
+               tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
+    )  # fmt: skip
+    figure.update_yaxes(
+        **axis(
+            categoryorder="array",
+            categoryarray=names,
+            showticklabels=False,
+            range=[-0.6, len(names) - 0.3],
+        )
+    )
+    _labels(figure, names, names)
+    return figure
+
+
+def _labels(figure: go.Figure, names: Sequence[str], rows: Sequence[Any]) -> None:
+    """Write names above their rows: beside them they would take half of a narrow screen."""
+    for name, row in zip(names, rows, strict=True):
+        figure.add_annotation(
+            text=name, x=0, xref="paper", xanchor="left", y=row, yanchor="bottom", yshift=5,
+            showarrow=False, font={"size": 12},
+        )  # fmt: skip
+
+
+def _large(modes: Mapping[Mode, Mapping[str, Score]], mode: Mode) -> float:
+    one = modes.get(mode, {}).get(LARGE)
+    return 0.0 if one is None else one.median_abs_error
+
+
+def sweep(one: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go.Figure:
+    """Draw one sweep: times over size above, predicted over measured below."""
+    figure = blank(300)
+    sizes = [row.nbytes for row in one.sweep.rows]
+    measured = [row.time_s for row in one.sweep.rows]
+    figure.add_scatter(
+        x=sizes, y=measured, mode="markers", name="measured", hoverinfo="text",
+        marker={"color": MEASURED, "size": 5},
+        hovertext=[f"{quantities.size(s)}: measured {quantities.duration(t)}"
+                   for s, t in zip(sizes, measured, strict=True)],
+    )  # fmt: skip
+    _band(figure, sizes, measured, intervals)
+    for mode in reversed(MODES):
+        if mode in one.times:
+            _mode_lines(figure, mode, sizes, measured, one.times[mode].time_s)
+    low, high = _time_range(one)
+    ticks = log_ticks(low, high, 4)
+    figure.update_layout(
+        yaxis=axis(type="log", domain=[0.46, 1], range=[math.log10(low), math.log10(high)],
+                   tickvals=ticks, ticktext=[_round(quantities.duration(t)) for t in ticks]),
+        xaxis=_sizes_axis(min(sizes), max(sizes), 4, showticklabels=False, anchor="y"),
+        xaxis2=_sizes_axis(min(sizes), max(sizes), 4, anchor="y2", matches="x"),
+        yaxis2=_ratio_axis("", 0.25, 4, domain=[0, 0.38], anchor="x2"),
+    )  # fmt: skip
+    figure.add_shape(
+        type="line", xref="x2 domain", yref="y2", x0=0, x1=1, y0=1, y1=1,
+        line={"color": MEASURED, "width": 1},
+    )  # fmt: skip
+    return figure
+
+
+def _time_range(one: Predicted) -> tuple[float, float]:
+    times = [row.time_s for row in one.sweep.rows] + list(one.times["datasheet"].time_s)
+    return min(times) / 1.6, max(times) * 1.6
+
+
+def _band(
+    figure: go.Figure,
+    sizes: Sequence[int],
+    measured: Sequence[float],
+    intervals: Sequence[tuple[float, float] | None],
+) -> None:
+    """Draw the 80 % interval of the datasheet prediction as a band of ratios."""
+    known = [(s, m, i) for s, m, i in zip(sizes, measured, intervals, strict=True) if i]
+    if not known:
+        return
+    x = [s for s, _, _ in known]
+    low, high = [i[0] / m for _, m, i in known], [i[1] / m for _, m, i in known]
+    figure.add_scatter(
+        x=x + x[::-1], y=high + low[::-1], mode="lines", fill="toself", xaxis="x2", yaxis="y2",
+        fillcolor="rgba(31,143,214,0.16)", line={"width": 0}, hoverinfo="skip",
+        name="80 % interval, datasheet", marker={"color": "rgba(31,143,214,0.35)"},
+    )  # fmt: skip
+
+
+def _mode_lines(
+    figure: go.Figure,
+    mode: Mode,
+    sizes: Sequence[int],
+    measured: Sequence[float],
+    times: Sequence[float],
+) -> None:
+    lone = len(sizes) == 1
+    drawn = "markers" if lone else "lines"
+    text = [f"{quantities.size(s)}: {MODE_NAMES[mode]} {quantities.duration(t)} ({percent(t / m - 1)} off)"
+            for s, t, m in zip(sizes, times, measured, strict=True)]  # fmt: skip
+    for y, more in (
+        (list(times), {}),
+        ([t / m for t, m in zip(times, measured, strict=True)],
+         {"xaxis": "x2", "yaxis": "y2", "showlegend": False}),
+    ):  # fmt: skip
+        figure.add_scatter(
+            x=list(sizes), y=y, mode=drawn, name=MODE_NAMES[mode], line=_line(mode),
+            marker={"color": COLOURS[mode], "size": 8}, hovertext=text, hoverinfo="text", **more,
+        )  # fmt: skip
+
+
+def trainings(datasets: Sequence[Dataset]) -> go.Figure:
+    """Draw predicted over published, a column of marks per dataset."""
+    datasets = [one for one in datasets if one.cases]
+    figure = blank(90 + 64 * max(1, len(datasets)))
+    titles = [one.title for one in datasets]
+    for number, one in enumerate(datasets):
+        ordered = sorted(one.cases, key=lambda case: case.error)
+        heights = [number + 0.5 * (i % 7 - 3) / 7 for i in range(len(ordered))]
+        figure.add_scatter(
+            x=[1 + case.error for case in ordered], y=heights, mode="markers", name=one.title,
+            showlegend=False, hoverinfo="text",
+            marker={"color": COLOURS["datasheet"], "size": 6, "opacity": 0.7},
+            hovertext=[f"{case.name}<br>published {quantities.count(case.published)} {case.unit}, "
+                       f"predicted {quantities.count(case.predicted)}" for case in ordered],
+        )  # fmt: skip
+    ticks = [0.25, 0.5, 0.8, 1, 1.25, 2, 4]
+    figure.update_xaxes(
+        **axis("predicted / published", type="log", range=[math.log10(0.25), math.log10(4)],
+               tickvals=ticks, ticktext=[f"{t:g}" for t in ticks])
+    )  # fmt: skip
+    figure.update_yaxes(
+        **axis(showticklabels=False, showgrid=False, range=[-0.5, len(titles) - 0.25])
+    )
+    for number, title in enumerate(titles):
+        figure.add_annotation(
+            text=title, x=0, xref="paper", xanchor="left", y=number + 0.24, yanchor="bottom",
+            showarrow=False, font={"size": 12},
+        )  # fmt: skip
+    figure.add_vline(x=1, line={"color": MEASURED, "width": 1})
+    return figure

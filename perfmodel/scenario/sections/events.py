@@ -1,0 +1,192 @@
+"""Things that go wrong, and what else moves: the words of ``events:``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+
+from perfmodel.files import Bandwidth, Bytes, Count, Seconds, Spec
+from perfmodel.scenario.sections.base import DdpStrategy, Index, ModelSection, Name, Placement
+
+Factor = Annotated[float, Field(strict=True, ge=1)]
+"""How many times longer or slower: a plain number of one or more."""
+
+
+def _each_once(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    twice = sorted({number for number in numbers if numbers.count(number) > 1})
+    if twice:
+        raise ValueError(f"each once, but {', '.join(map(str, twice))} is there again")
+    return numbers
+
+
+Indices = Annotated[tuple[Index, ...], Field(min_length=1), AfterValidator(_each_once)]
+"""Ranks, nodes or steps, counted from 0."""
+
+
+class SlowEvent(Spec):
+    """GPUs whose work takes longer: a straggler."""
+
+    ranks: Indices | None = Field(default=None, description="ranks of this job, counted from 0")
+    nodes: Indices | None = Field(
+        default=None, description="nodes of this job, counted from 0: all of their GPUs"
+    )
+    by: Factor = Field(description="how many times longer: 1.3 is 30 % slower")
+    steps: Indices | None = Field(
+        default=None, description="counted steps in which they are slow; default: all"
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SlowEvent:
+        if (self.ranks is None) == (self.nodes is None):
+            raise ValueError("either 'ranks' or 'nodes', exactly one list")
+        return self
+
+
+class JitterEvent(Spec):
+    """Random variation of every GPU's work, the same on average."""
+
+    kind: Literal["normal", "lognormal", "gamma", "exponential"] = "lognormal"
+    cv: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
+        description="standard deviation over mean"
+    )
+    per: Literal["step", "layer"] = Field(
+        default="step", description="one factor per GPU and step, or one per piece of work"
+    )
+    seed: Index | None = Field(default=None, description="default: the scenario's")
+
+    @model_validator(mode="after")
+    def _above_zero(self) -> JitterEvent:
+        if self.kind == "normal" and self.cv > 1 / 3:
+            raise ValueError("a cv of 1/3 at most with kind: normal, which would fall below zero")
+        return self
+
+
+class DegradeEvent(Spec):
+    """A link that is slower than it should be."""
+
+    link: Name = Field(
+        description="'n0/nic0 -> fabric/leaf0' (one way), '--' (both ways), or a device: all its "
+        "links"
+    )
+    to: Bandwidth | None = Field(
+        default=None, description="what it still carries, headers taken off"
+    )
+    by: Factor | None = Field(default=None, description="how many times slower")
+    latency: Seconds | None = Field(default=None, description="its latency from then on")
+    at: Seconds | None = Field(
+        default=None, description="since the settled state began; default: from before the start"
+    )
+    until: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _says_how(self) -> DegradeEvent:
+        if self.to is not None and self.by is not None:
+            raise ValueError("'to' or 'by', not both")
+        if self.to is None and self.by is None and self.latency is None:
+            raise ValueError("'to' (a bandwidth), 'by' (a factor) or 'latency', at least one")
+        if self.until is not None and self.until <= (self.at or 0.0):
+            raise ValueError("'until' later than 'at'")
+        return self
+
+
+class DownEvent(Spec):
+    """A link that goes down; traffic on it stands still until it is routed around."""
+
+    link: Name = Field(description="as for `degrade`")
+    at: Seconds | None = Field(
+        default=None, description="since the settled state began; default: from before the start"
+    )
+    reroute_after: Seconds = Field(
+        default=0.0, description="how long traffic over it stands still; unused without `at`"
+    )
+
+
+class LoseEvent(Spec):
+    """A NIC that is lost; its traffic stands still until another one takes it over."""
+
+    nic: Name = Field(description="a NIC such as 'n1/nic3'")
+    at: Seconds | None = Field(
+        default=None, description="since the settled state began; default: from before the start"
+    )
+    reroute_after: Seconds = Field(
+        default=0.0, description="how long its traffic stands still; unused without `at`"
+    )
+
+
+class TrafficEvent(Spec):
+    """Other bytes on the machine: an input pipeline, the writing of checkpoints."""
+
+    from_: Name = Field(alias="from", description="a device, or several such as 'n[0-3]/cpu0'")
+    to: Name = Field(description="a device, or several: one for each sender, or one for all")
+    rate: Bandwidth | None = Field(default=None, description="most that each takes")
+    nbytes: Bytes | None = Field(default=None, description="size of a burst; default: no end")
+    every: Seconds | None = Field(default=None, description="from burst to burst; default: once")
+    at: Seconds = Field(default=0.0, description="since the settled state began")
+
+    @model_validator(mode="after")
+    def _stream_or_bursts(self) -> TrafficEvent:
+        if self.nbytes is None and self.rate is None:
+            raise ValueError("'rate' (a stream) or 'nbytes' (a burst), at least one")
+        if self.every is not None and (self.nbytes is None or self.every == 0):
+            raise ValueError("'every' above zero, and together with 'nbytes'")
+        return self
+
+
+EVENT_KINDS = ("slow", "jitter", "degrade", "down", "lose", "traffic")
+
+
+class EventSection(Spec):
+    """One thing that happens, by its kind."""
+
+    slow: SlowEvent | None = None
+    jitter: JitterEvent | None = None
+    degrade: DegradeEvent | None = None
+    down: DownEvent | None = None
+    lose: LoseEvent | None = None
+    traffic: TrafficEvent | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> EventSection:
+        if len(self.model_fields_set) != 1 or getattr(self, self.kind) is None:
+            raise ValueError(f"exactly one of {', '.join(map(repr, EVENT_KINDS))} per event")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Which of the fields it has."""
+        return next(iter(self.model_fields_set), EVENT_KINDS[0])
+
+
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class _OrWord:
+    """Says in the schema that a name alone, as a word, will do."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "minLength": 1}, handler(core_schema)]}
+
+
+class OtherJob(Spec):
+    """Another DDP job on the same network, step after step; it computes as `compute` says."""
+
+    name: Name | None = Field(default=None, description="default: its model's")
+    model: Annotated[ModelSection, BeforeValidator(_named), _OrWord()] = Field(
+        description="as for this job; a name alone will do"
+    )
+    strategy: DdpStrategy = DdpStrategy()
+    batch_per_gpu: Count
+    nodes: Count
+    placement: Placement = "packed"
+    start: Seconds = Field(
+        default=0.0,
+        description="when its first step begins, since the settled state began; default: from "
+        "before the start",
+    )

@@ -1,0 +1,267 @@
+"""Which cluster to buy or rent: the words of ``plan:``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from perfmodel.files import Bandwidth, Bytes, Count, Power, Seconds, Spec
+from perfmodel.scenario.sections.base import Fabric, Name
+from perfmodel.scenario.sections.money import EnergyPrice, HourlyPrice, Money, Price
+
+_DATASET = re.compile(r"\s*(?P<number>[\d_.eE+]+)\s*(?P<unit>samples|tokens)\s*", re.ASCII)
+
+
+def _whole(value: object) -> int:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0 or value != int(value):  # type: ignore[arg-type, call-overload, operator]
+        raise ValueError("a whole number above zero, such as 300e9")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+Many = Annotated[
+    int, BeforeValidator(_whole), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
+]
+"""A whole number above zero, however large; "300e9" is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSize:
+    """How much one epoch goes through: a count of samples or of tokens."""
+
+    count: int
+    unit: str
+
+
+def _dataset(value: object) -> DatasetSize:
+    if isinstance(value, DatasetSize):
+        return value
+    match = _DATASET.fullmatch(value) if isinstance(value, str) else None
+    try:
+        if match is not None:
+            return DatasetSize(_whole(float(match["number"])), match["unit"])
+        return DatasetSize(_whole(value), "samples")
+    except ValueError:
+        raise ValueError("a number of samples, or '10e9 tokens'") from None
+
+
+Dataset = Annotated[
+    DatasetSize,
+    BeforeValidator(_dataset),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "examples": ["10e9 tokens"]},
+            ]
+        }
+    ),
+]
+
+Positive = Annotated[float, Field(strict=True, gt=0)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
+Changes = Annotated[dict[Name, Any], Field(min_length=1)]
+"""Dotted fields of the scenario and their values, as ``--set`` would give them."""
+
+
+class TargetSection(Spec):
+    """How much there is to train: samples, tokens, or epochs over a data set.
+
+    With `critical_batch` a large global batch needs more samples for the same result, as
+    1 + batch / critical_batch (McCandlish et al. 2018, arXiv 1812.06162, section 2.3).
+    """
+
+    samples: Many | None = None
+    tokens: Many | None = Field(default=None, description="of a transformer's sequences")
+    epochs: Positive | None = None
+    dataset: Dataset | None = Field(
+        default=None, description="with `epochs`: samples, or '10e9 tokens'"
+    )
+    critical_batch: Many | None = Field(
+        default=None,
+        description="gradient noise scale, samples; default: a larger batch needs no more samples",
+    )
+    reference_batch: Many | None = Field(
+        default=None,
+        description="global batch at which the target is known to suffice; default: a small one",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> TargetSection:
+        if sum(given is not None for given in (self.samples, self.tokens, self.epochs)) != 1:
+            raise ValueError("exactly one of 'samples', 'tokens' and 'epochs'")
+        if (self.epochs is None) != (self.dataset is None):
+            raise ValueError("'dataset' together with 'epochs', and only then")
+        if self.reference_batch is not None and self.critical_batch is None:
+            raise ValueError("'reference_batch' together with 'critical_batch' only")
+        return self
+
+
+class PurchaseSection(Spec):
+    """A node that is bought: its price is spread over the hours in which it is used."""
+
+    price_per_node: Price = Field(description="with its share of switches, racks and installation")
+    years: Positive = Field(description="until it is written off")
+    utilisation: Share = Field(
+        default=1.0, description="share of those years in which it is used for something"
+    )
+
+
+class PowerSection(Spec):
+    """What a candidate draws while it trains, and what electricity costs."""
+
+    per_node: Power | None = Field(default=None, description="of a whole node under load")
+    per_gpu: Power | None = Field(
+        default=None, description="default: what `topologies/gpus.yaml` says of its board (TDP)"
+    )
+    factor: Positive = Field(
+        default=1.0, description="draw of the node over that of its GPUs, with `per_gpu` or TDP"
+    )
+    pue: Annotated[float, Field(strict=True, ge=1)] = Field(
+        default=1.0, description="power usage effectiveness of the building: cooling, losses"
+    )
+    energy_price: EnergyPrice | None = Field(
+        default=None, description="default: energy costs nothing extra, as in a rent"
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PowerSection:
+        if self.per_node is not None and {"per_gpu", "factor"} & self.model_fields_set:
+            raise ValueError("'per_node', or 'per_gpu' and 'factor', not both")
+        return self
+
+
+class CandidateSection(Spec):
+    """A cluster that might do: hardware, sizes, and what it costs."""
+
+    name: Name
+    node: Name = Field(description="a node template by name or file: see `perfmodel topology list`")
+    fabric: Fabric | None = None
+    nodes: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
+        description="sizes to consider, growing"
+    )
+    gpus_per_node: Count | None = Field(default=None, description="default: all of a node's")
+    price_per_gpu_hour: HourlyPrice | None = Field(default=None, description="of renting")
+    purchase: PurchaseSection | None = None
+    power: PowerSection | None = None
+    mtbf_per_node: Annotated[Seconds, Field(gt=0)] | None = Field(
+        default=None, description="instead of that of `failures`"
+    )
+    set: Changes | None = Field(
+        default=None,
+        description="fields of the scenario that differ, such as training.batch_per_gpu",
+    )
+
+    @model_validator(mode="after")
+    def _paid_once(self) -> CandidateSection:
+        if self.price_per_gpu_hour is not None and self.purchase is not None:
+            raise ValueError("'price_per_gpu_hour' (rented) or 'purchase' (bought), not both")
+        if any(b <= a for a, b in itertools.pairwise(self.nodes)):
+            raise ValueError("'nodes' that grow, such as [1, 2, 4, 8]")
+        return self
+
+
+class FailureSection(Spec):
+    """What breaks, and what is done about it: checkpoints and restarts.
+
+    Default of `checkpoint_every`: the interval that wastes least (Daly 2006).
+    """
+
+    mtbf_per_node: Annotated[Seconds, Field(gt=0)] = Field(
+        description="mean time between failures of one node that stop the job"
+    )
+    restart: Seconds = Field(description="from a failure to the first new step: notice, reload")
+    checkpoint_write: Seconds | None = Field(
+        default=None, description="how long training stands still for one checkpoint"
+    )
+    checkpoint_size: Bytes | None = Field(
+        default=None, description="default: parameters and optimizer states, as on one GPU"
+    )
+    storage_bandwidth: Bandwidth | None = Field(
+        default=None, description="at which a checkpoint is written, while training stands still"
+    )
+    checkpoint_every: Annotated[Seconds, Field(gt=0)] | None = Field(
+        default=None, description="training time between checkpoints"
+    )
+    runs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = Field(
+        default=1000, description="trainings to simulate, for the spread of their wall time"
+    )
+
+    @model_validator(mode="after")
+    def _written_one_way(self) -> FailureSection:
+        if (self.checkpoint_write is None) == (self.storage_bandwidth is None):
+            raise ValueError("either 'checkpoint_write' (a time) or 'storage_bandwidth'")
+        if self.checkpoint_size is not None and self.storage_bandwidth is None:
+            raise ValueError("'checkpoint_size' together with 'storage_bandwidth' only")
+        return self
+
+
+class UpgradeSection(Spec):
+    """Something better that could be had for every candidate, and its price."""
+
+    name: Name
+    set: Changes = Field(
+        description="such as {what_if.network_bandwidth: 2}; of the plan, plan.failures only"
+    )
+    candidates: Annotated[tuple[Name, ...], Field(min_length=1)] | None = Field(
+        default=None, description="names of those that it is offered for; default: all"
+    )
+    price: Price | None = Field(default=None, description="once, for the whole cluster")
+    price_per_node: Price | None = Field(default=None, description="once, for each node")
+    price_per_gpu_hour: HourlyPrice | None = Field(
+        default=None, description="more rent for each GPU"
+    )
+
+    @model_validator(mode="after")
+    def _paid_once(self) -> UpgradeSection:
+        given = (self.price, self.price_per_node, self.price_per_gpu_hour)
+        if sum(price is not None for price in given) > 1:
+            raise ValueError("one of 'price', 'price_per_node' and 'price_per_gpu_hour'")
+        return self
+
+
+class PlanSection(Spec):
+    """Candidate clusters for a target; `cluster` and `scale` of the scenario are left aside."""
+
+    target: TargetSection
+    candidates: Annotated[tuple[CandidateSection, ...], Field(min_length=1)]
+    failures: FailureSection | None = Field(
+        default=None, description="default: nothing ever fails, and nothing is checkpointed"
+    )
+    deadline: Annotated[Seconds, Field(gt=0)] | None = None
+    budget: Price | None = Field(default=None, description="for the training, not for the purchase")
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] | None = Field(
+        default=None, description="of all money here; default: that of most prices"
+    )
+    upgrades: tuple[UpgradeSection, ...] = ()
+
+    @property
+    def money(self) -> dict[str, Money]:
+        """All money of the plan, by dotted field within it."""
+        return {field: value for field, value in _money(self, "") if value is not None}
+
+    @property
+    def paid_in(self) -> str | None:
+        """The currency, that of most prices; None if there is no money."""
+        used = Counter(money.currency for money in self.money.values())
+        return self.currency or next((word for word, _ in used.most_common(1)), None)
+
+
+def _money(section: Spec, prefix: str) -> Iterator[tuple[str, Money | None]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        members = enumerate(value) if isinstance(value, tuple) else ()
+        if isinstance(value, Money):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, Spec):
+            yield from _money(value, f"{prefix}{name}.")
+        for at, member in members:
+            if isinstance(member, Spec):
+                yield from _money(member, f"{prefix}{name}.{at}.")

@@ -1,0 +1,65 @@
+"""What a simulated run gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfmodel.simulate.engine.background import Meeting
+from perfmodel.simulate.flow.approximation import Note
+from perfmodel.simulate.network import Counted
+from perfmodel.timeline import Span, Timeline
+from perfmodel.training.plan import Compute, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A simulated run.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        All spans; times since the start of the run.
+    step_ends_s : tuple of float
+        When the last task of each step that is not the host's ended.
+    counted : Counted
+        Bytes over each directed link, whole run.
+    meetings : tuple of Meeting
+        How the ranks of each collective met; empty where all ranks are alike.
+    others_step_ends_s : mapping of str to tuple of float
+        Of the jobs beside this one, by their plan's name.
+    notes : tuple of Note
+        Where fidelity "flow" was an approximation, and how far off it may be.
+    """
+
+    timeline: Timeline
+    step_ends_s: tuple[float, ...]
+    counted: Counted
+    meetings: tuple[Meeting, ...] = ()
+    others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def step_time_s(self) -> float:
+        """Duration of the last step, end to end; seconds."""
+        return self.step_times_s[-1]
+
+    @property
+    def step_times_s(self) -> tuple[float, ...]:
+        """Duration of each step, from the end of the one before to its own; seconds."""
+        starts = (0.0, *self.step_ends_s[:-1])
+        return tuple(end - start for start, end in zip(starts, self.step_ends_s, strict=True))
+
+
+def span_of(
+    task: Task, step: int, start_s: float, end_s: float, ready_s: float, stretch: float = 1.0
+) -> Span:
+    """Write a task down as it ran; `stretch` is how much longer its work was than planned."""
+    work = task.work
+    nbytes, work_s = (
+        (0, work.duration_s * stretch) if isinstance(work, Compute) else (work.nbytes, 0.0)
+    )
+    return Span(
+        task.name, task.kind, task.rank_class, task.stream, step, start_s, end_s, ready_s,
+        nbytes, task.bucket, task.micro_batch, work_s,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Where fidelity "flow" is an approximation, and how far off fidelity "message" it was there.
+
+The differences are those of the scenes in ``reports/oracle/need_not.py``, all of ranks up to eight,
+rounded up; ``reports/oracle/fidelities.md`` has them one by one. A test holds them to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.collectives.timing.unrolled import places_of
+from perfmodel.library.lowering.lowered import Stage
+
+Floats = NDArray[np.float64]
+Why = Literal["shared", "staged", "met", "changed"]
+
+ALIKE = 1e-9
+"""Edges whose sends take as long but for this part are alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a fluid only approximates.
+
+    Parameters
+    ----------
+    why : {"shared", "staged", "met", "changed"}
+    text : str
+    median, p90, worst : float
+        Differences from fidelity "message", as parts of the time of a collective.
+    """
+
+    why: Why
+    text: str
+    median: float
+    p90: float
+    worst: float
+
+    def __str__(self) -> str:
+        return (
+            f"Fidelity flow is an approximation where {self.text}: on small machines a collective "
+            f"is off by {self.median:.0%} in the median, {self.p90:.0%} in one case of ten, "
+            f"{self.worst:.0%} at worst."
+        )
+
+
+NOTES: Mapping[Why, Note] = {
+    note.why: note
+    for note in (
+        Note("shared", "unlike edges of a collective share links", 0.01, 0.06, 0.15),
+        Note("staged", "edges of several stages of a collective share links", 0.02, 0.07, 0.10),
+        Note("met", "unlike collectives or streams meet on links", 0.01, 0.12, 0.42),
+        Note("changed", "links change under sends that share them", 0.01, 0.03, 0.28),
+    )
+}
+
+
+def approximated(stages: tuple[Stage, ...], rates: tuple[Floats, ...]) -> Why | None:
+    """Say in what respect a fluid only approximates a collective alone; None if in none.
+
+    It is exact where no two edges share a link, and where those that do are alike and start
+    together.
+    """
+    sends = [_sends(stage, rate) for stage, rate in zip(stages, rates, strict=True)]
+    if any(_unlike(stage, send) for stage, send in zip(stages, sends, strict=True)):
+        return "shared"
+    return "staged" if len(stages) > 1 and _overlap(stages) else None
+
+
+def _overlap(stages: tuple[Stage, ...]) -> bool:
+    """Whether a link serves several stages, and not for one rank, which takes one by one."""
+    stage_of = [np.full(len(stage.edges.arcs), i) for i, stage in enumerate(stages)]
+    ranks = 1 + max(int(max(s.phases[0].src.max(), s.phases[0].dst.max())) for s in stages)
+    owner = [np.repeat(places_of(s.phases[0], ranks)[0], _lengths(s)) for s in stages]
+    arcs = np.concatenate([stage.edges.arcs for stage in stages])
+    return all(_varies(arcs, np.concatenate(values).astype(float)) for values in (stage_of, owner))
+
+
+def _sends(stage: Stage, rates_Bps: Floats) -> tuple[Floats, ...]:
+    """What must be the same for edges to be alike, each of shape (edges,)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        held = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(rates_Bps)))
+        busy = np.nan_to_num(held / rates_Bps)
+    first = np.asarray(stage.phases[0].first, float) if stage.phases else np.zeros(len(rates_Bps))
+    return busy, stage.latency_s, first
+
+
+def _unlike(stage: Stage, sends: tuple[Floats, ...]) -> bool:
+    """Whether edges share a link and not all are alike; then they do not keep in step."""
+    if np.bincount(stage.edges.arcs).max(initial=0) < 2:
+        return False
+    return any(bool((np.abs(v - v[0]) > ALIKE * np.abs(v[0])).any()) for v in sends)
+
+
+def _varies(arcs: NDArray[np.int64], values: Floats) -> bool:
+    """Whether some link has unlike values."""
+    mean = np.bincount(arcs, weights=values) / np.maximum(np.bincount(arcs), 1)
+    return bool((np.abs(values - mean[arcs]) > ALIKE * np.abs(mean[arcs])).any())
+
+
+def _lengths(stage: Stage) -> NDArray[np.int64]:
+    return np.diff(stage.edges.pointers)

@@ -1,0 +1,138 @@
+"""Ranks that are not quite alike: jitter by distribution and seed, and ranks slow for some steps.
+
+Every factor is drawn by what it is for (seed, step, piece of work, rank) and not by when it is
+asked for, so that the same seed gives the same bits in whatever order a simulator asks, and a rank
+draws the same alone in its class as among thousands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.training.plan import StepPlan
+
+Floats = NDArray[np.float64]
+Kind = Literal["normal", "lognormal", "gamma", "exponential"]
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter:
+    """Random factors on GPU work with mean 1 and a coefficient of variation.
+
+    Parameters
+    ----------
+    kind : {"normal", "lognormal", "gamma", "exponential"}
+        "normal" is cut at zero; "exponential" is 1 - cv and an exponential tail of mean cv.
+    cv : float
+        Standard deviation over mean.
+    per : {"step", "layer"}
+        One factor for all work of a rank in a step, or one for each piece of work.
+    seed : int
+    """
+
+    kind: Kind
+    cv: float
+    per: Literal["step", "layer"]
+    seed: int
+
+    def factors(self, ranks: int, step: int, piece: int) -> Floats:
+        """Draw one factor per rank.
+
+        Parameters
+        ----------
+        ranks : int
+        step : int
+        piece : int
+            Number of the piece of work in its step; without meaning with `per` "step".
+
+        Returns
+        -------
+        ndarray of float, shape (ranks,)
+        """
+        what = (self.seed, step, piece if self.per == "layer" else 0)
+        draw = np.random.Generator(np.random.SFC64(np.random.SeedSequence(what)))
+        cv = self.cv
+        if self.kind == "normal":
+            return np.maximum(0.0, draw.normal(1.0, cv, ranks))
+        if self.kind == "lognormal":
+            sigma = math.sqrt(math.log1p(cv * cv))
+            return draw.lognormal(-sigma * sigma / 2, sigma, ranks)
+        if self.kind == "gamma":
+            return draw.gamma(1 / (cv * cv), cv * cv, ranks)
+        return 1.0 - cv + draw.exponential(cv, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSteps:
+    """A class of ranks that is `by` times slower in some steps."""
+
+    rank_class: str
+    by: float
+    steps: frozenset[int]
+
+
+@dataclass
+class Variation:
+    """How much longer each task is on each rank of its class; a `Stretch` of the engine.
+
+    Work on the host is not varied. Copies of a task in several classes (see
+    `perfmodel.training.split_class`) are the same piece of work.
+
+    Parameters
+    ----------
+    plan : StepPlan
+    jitters : sequence of Jitter
+    slow : sequence of SlowSteps
+    """
+
+    plan: StepPlan
+    jitters: Sequence[Jitter] = ()
+    slow: Sequence[SlowSteps] = ()
+    _piece: list[int] = field(init=False)
+    _place: Mapping[str, NDArray[np.int64] | slice] = field(init=False)
+    _ranks: int = field(init=False)
+    _drawn: dict[int, tuple[tuple[int, int], Floats]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        on_host = {stream.name for stream in self.plan.streams if stream.kind == "host"}
+        count: dict[str, int] = {}
+        self._piece = []
+        for task in self.plan.tasks:
+            piece = count.get(task.rank_class, 0)
+            count[task.rank_class] = piece + 1
+            self._piece.append(-1 if task.stream in on_host else piece)
+        members = [np.asarray(c.ranks, dtype=np.int64) for c in self.plan.classes]
+        everyone = np.sort(np.concatenate(members))
+        self._ranks = len(everyone)
+        self._place = {
+            c.name: slice(None) if len(part) == len(everyone) else np.searchsorted(everyone, part)
+            for c, part in zip(self.plan.classes, members, strict=True)
+        }
+
+    def __call__(self, step: int, index: int) -> float | Floats:
+        """Return the factor on a task: one for the class, or one for each of its ranks."""
+        piece = self._piece[index]
+        if piece < 0:
+            return 1.0
+        name = self.plan.tasks[index].rank_class
+        factor: float | Floats = 1.0
+        for slow in self.slow:
+            if slow.rank_class == name and step in slow.steps:
+                factor = factor * slow.by
+        for number, jitter in enumerate(self.jitters):
+            factor = factor * self._draw(number, jitter, step, piece)[self._place[name]]
+        return factor
+
+    def _draw(self, number: int, jitter: Jitter, step: int, piece: int) -> Floats:
+        """Factors of all ranks; the last ones are kept, for classes that ask one by one."""
+        what = (step, piece if jitter.per == "layer" else 0)
+        known = self._drawn.get(number)
+        if known is None or known[0] != what:
+            known = self._drawn[number] = (what, jitter.factors(self._ranks, *what))
+        return known[1]

@@ -1,0 +1,269 @@
+"""Ranks that differ, as vectors: a recurrence over their clocks instead of a process for each.
+
+Every stream of a class has a clock for each of its ranks. Compute moves its clocks on by what it
+takes on each rank; a collective starts when the last rank has come, takes what it takes alone, and
+leaves all clocks equal. That is what the engine does with a class for every rank, as long as at
+most one collective is under way at a time (`unsuited` says when not).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from perfmodel.errors import SimulationError
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.engine.background import Meeting
+from perfmodel.simulate.engine.engine import NETWORKS, Fidelity
+from perfmodel.simulate.engine.plan_run import Stretch
+from perfmodel.simulate.engine.run import Run, span_of
+from perfmodel.simulate.flow.approximation import Note
+from perfmodel.simulate.network import Counted, both_counted, nothing_counted
+from perfmodel.simulate.ranks.task_order import Node, order, unsuited
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.timeline import Span, Timeline
+from perfmodel.training.plan import Collective, Compute, StepPlan, Task
+
+Clock = float | NDArray[np.float64]
+"""A time for each rank of a class, or one time for all of them; seconds."""
+
+
+def simulate_ranks(
+    plan: StepPlan,
+    machine: Machine,
+    *,
+    steps: int = 1,
+    fidelity: Fidelity | Literal["free"] = "flow",
+    overlap_slowdown: float | None = None,
+    estimator: Estimator | None = None,
+    stretch: Stretch | None = None,
+) -> Run:
+    """Run a plan whose ranks differ for some steps.
+
+    Parameters
+    ----------
+    plan, machine, steps, fidelity, overlap_slowdown, estimator
+        As for `perfmodel.simulate.engine.engine.simulate`.
+    stretch : callable, optional
+        How much longer a task's work is on each rank of its class, by step and index.
+
+    Returns
+    -------
+    Run
+        Its spans are those of the first rank of each class.
+
+    Raises
+    ------
+    SimulationError
+        The recurrence would not be exact for this plan, or the plan cannot finish.
+    """
+    reason = unsuited(plan)
+    if reason:
+        raise SimulationError(f"ranks of {plan.name!r} cannot be a vector: {reason}")
+    slowdown = (
+        machine.topology.gpu.overlap_slowdown if overlap_slowdown is None else overlap_slowdown
+    )
+    alone = _Alone(plan, estimator or Estimator(machine), fidelity)
+    return _Recurrence(plan, alone, steps, slowdown, stretch).run()
+
+
+@dataclass
+class _Alone:
+    """What each collective of a plan takes with nothing else on the network."""
+
+    plan: StepPlan
+    estimator: Estimator
+    fidelity: str
+    notes: dict[str, Note] = field(default_factory=dict)
+    """Where what was simulated is an approximation, by kind."""
+    _known: dict[Collective, tuple[float, Counted]] = field(default_factory=dict)
+
+    def __call__(self, work: Collective) -> tuple[float, Counted]:
+        """Return its duration in seconds, and its bytes on each arc."""
+        if work not in self._known:
+            env = simpy.Environment()
+            network = NETWORKS[self.fidelity](env, self.estimator)
+            groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
+            env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
+            self._known[work] = (env.now, network.counted)
+            self.notes |= {note.why: note for note in network.notes}
+        return self._known[work]
+
+
+class _Recurrence:
+    """The clocks of all ranks."""
+
+    def __init__(
+        self, plan: StepPlan, alone: _Alone, steps: int, slowdown: float, stretch: Stretch | None
+    ) -> None:
+        self._plan, self._alone, self._steps = plan, alone, steps
+        self._slowdown, self._stretch = slowdown, stretch
+        self._kind = {stream.name: stream.kind for stream in plan.streams}
+        self._ranks = {c.name: c.ranks for c in plan.classes}
+        self._clock: dict[tuple[str, str], Clock] = {}
+        self._end: dict[Node, Clock] = {}
+        self._uses = Counter(i for task in plan.tasks for i in (*task.after, *task.after_previous))
+        self._left: dict[Node, int] = {}
+        self._from_s: list[float] = []  # of the collectives so far, which never overlap
+        self._to_s: list[float] = []
+        self._spans: list[Span] = []
+        self._meetings: list[Meeting] = []
+        self._step_ends = [0.0] * steps
+        self._counted = nothing_counted(len(alone.estimator.machine.topology.arcs))
+
+    def run(self) -> Run:
+        for nodes in order(self._plan, self._steps):
+            step, index = nodes[0]
+            task = self._plan.tasks[index]
+            if isinstance(task.work, Compute):
+                self._compute(step, index, task, task.work.duration_s)
+            elif isinstance(task.work, Collective):
+                self._meet(nodes, task.work)
+        spans = tuple(sorted(self._spans, key=lambda span: (span.start_s, span.end_s)))
+        return Run(
+            Timeline(spans),
+            tuple(self._step_ends),
+            self._counted,
+            tuple(self._meetings),
+            notes=tuple(self._alone.notes.values()),
+        )
+
+    # ------------------------------------------------------------ tasks
+
+    def _compute(self, step: int, index: int, task: Task, duration_s: float) -> None:
+        stretch = 1.0 if self._stretch is None else self._stretch(step, index)
+        ready = self._ready(step, task)
+        start = _later(ready, self._clock.get((task.rank_class, task.stream), 0.0))
+        end = start + duration_s * stretch
+        if self._kind[task.stream] == "compute" and self._slowdown > 1.0:
+            end = self._slowed(start, end)
+        self._note(step, index, task, ready, start, end, stretch)
+
+    def _meet(self, nodes: tuple[Node, ...], work: Collective) -> None:
+        """Start a collective when the last rank has come; all ranks leave it together."""
+        step = nodes[0][0]
+        tasks = [self._plan.tasks[index] for _, index in nodes]
+        ready = [self._ready(step, task) for task in tasks]
+        came = [
+            _later(at, self._clock.get((task.rank_class, task.stream), 0.0))
+            for task, at in zip(tasks, ready, strict=True)
+        ]
+        start_s = max(_last(at) for at in came)
+        takes_s, counted = self._alone(work)
+        end_s = start_s + takes_s
+        if self._to_s and start_s == self._to_s[-1]:
+            self._to_s[-1] = end_s
+        elif takes_s > 0:
+            self._from_s.append(start_s)
+            self._to_s.append(end_s)
+        self._counted = both_counted(self._counted, counted)
+        for (_, index), task, at in zip(nodes, tasks, ready, strict=True):
+            self._note(step, index, task, at, start_s, end_s)
+        self._meetings += _meeting(step, tasks, came, start_s, self._ranks)
+
+    def _ready(self, step: int, task: Task) -> Clock:
+        """When everything that a task waits for has ended, on each rank."""
+        ready: Clock = 0.0
+        waits = [(step, index) for index in task.after]
+        if step:
+            waits += [(step - 1, index) for index in task.after_previous]
+        for node in waits:
+            ended = self._end[node]
+            if self._plan.tasks[node[1]].rank_class != task.rank_class:
+                ended = _last(ended)
+            ready = _later(ready, ended)
+            self._left[node] -= 1
+            if not self._left[node]:
+                del self._end[node], self._left[node]
+        return ready
+
+    def _note(
+        self,
+        step: int,
+        index: int,
+        task: Task,
+        ready: Clock,
+        start: Clock,
+        end: Clock,
+        stretch: Clock = 1.0,
+    ) -> None:
+        """Keep what a task leaves behind: clocks, and a span of the first rank."""
+        self._clock[task.rank_class, task.stream] = end
+        if self._uses[index]:
+            self._end[step, index] = end
+            self._left[step, index] = self._uses[index]
+        if self._kind[task.stream] != "host":
+            self._step_ends[step] = max(self._step_ends[step], _last(end))
+        first = (_first(start), _first(end), _first(ready), _first(stretch))
+        self._spans.append(span_of(task, step, *first))
+
+    def _slowed(self, start: Clock, end: Clock) -> Clock:
+        """Delay compute by the collectives that were under way meanwhile.
+
+        While one is, work goes on at 1 / slowdown of its speed. `end` is when the work would have
+        ended if none came any more; each one moves it on.
+        """
+        if not self._to_s or self._to_s[-1] <= (earliest := _soonest(start)):
+            return end
+        latest = _last(end)
+        for at in range(bisect_right(self._to_s, earliest), len(self._to_s)):
+            begin_s, stop_s = self._from_s[at], self._to_s[at]
+            if begin_s >= latest:
+                break
+            here = _later(start, begin_s) if begin_s > earliest else start
+            slow_s = (end - here) * (self._slowdown - 1.0)
+            most_s = (stop_s - here) * (1.0 - 1.0 / self._slowdown)
+            end = end + np.maximum(0.0, np.minimum(slow_s, most_s))
+            latest = _last(end)
+        return end
+
+
+def _meeting(
+    step: int,
+    tasks: list[Task],
+    came: list[Clock],
+    start_s: float,
+    ranks: dict[str, range | tuple[int, ...]],
+) -> list[Meeting]:
+    """Who came last to a collective, and how long the others waited."""
+    sizes = [len(ranks[task.rank_class]) for task in tasks]
+    if sum(sizes) < 2:
+        return []
+    waited_s = sum(
+        size * (start_s - (at if isinstance(at, float) else float(at.mean())))
+        for size, at in zip(sizes, came, strict=True)
+    )
+    latest = max(range(len(tasks)), key=lambda number: _last(came[number]))
+    at, task = came[latest], tasks[latest]
+    place = 0 if isinstance(at, float) else int(np.argmax(at))
+    first = min(_soonest(at) for at in came)
+    rank = ranks[task.rank_class][place]
+    others = sum(sizes) - 1
+    return [
+        Meeting(step, task.name, task.bucket, start_s, task.rank_class, rank, waited_s / others,
+                start_s - first)
+    ]  # fmt: skip
+
+
+def _later(one: Clock, other: Clock) -> Clock:
+    if isinstance(one, float) and isinstance(other, float):
+        return max(one, other)
+    return np.maximum(one, other)
+
+
+def _last(at: Clock) -> float:
+    return at if isinstance(at, float) else float(at.max())
+
+
+def _soonest(at: Clock) -> float:
+    return at if isinstance(at, float) else float(at.min())
+
+
+def _first(at: Clock) -> float:
+    return at if isinstance(at, float) else float(at[0])

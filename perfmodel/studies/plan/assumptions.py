@@ -1,0 +1,187 @@
+"""What the numbers of a plan rest on, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from perfmodel.scenario import CandidateSection, PlanSection, PowerSection, Scenario
+from perfmodel.studies.plan.candidates import Hardware
+from perfmodel.studies.plan.model import Option
+from perfmodel.topology.templates.gpus import gpu_sources
+
+Found = Mapping[str, Hardware | str]
+"""What each candidate's node has, or why that is not known."""
+
+OF_STEPS = (
+    "Step times are predictions by simulation, as of `perfmodel run` for each cluster; every step "
+    "takes as long as a settled one, and the input pipeline never holds a GPU up."
+)
+
+
+OF_COMPUTE = (
+    "Intervals know of communication and of luck with failures, not of compute: where its times "
+    "come from data sheets they may be off by 10 % in the median and by a third at worst, as "
+    "published throughputs of single GPUs say (perfmodel validate). Leave room before a deadline."
+)
+"""The bounds are those that the validation of single-GPU throughput is held to."""
+
+
+def assumptions(scenario: Scenario, options: Sequence[Option], hardware: Found) -> tuple[str, ...]:
+    """Say what was assumed; the step itself is explained by `perfmodel run`."""
+    plan = scenario.plan
+    assert plan is not None
+    return (
+        OF_STEPS,
+        *_of_samples(plan, options),
+        *_of_failures(plan),
+        _of_intervals(plan),
+        *_of_money(plan),
+        *_of_power(plan, hardware),
+    )
+
+
+def cautions(scenario: Scenario, options: Sequence[Option]) -> tuple[str, ...]:
+    """What a reader has to know before believing the numbers."""
+    assert scenario.plan is not None
+    plan = scenario.plan
+    return (
+        OF_COMPUTE,
+        *_of_samples(plan, options),
+        *_of_unlike_energies(plan),
+        *_of_free_energy(plan),
+    )
+
+
+def _of_free_energy(plan: PlanSection) -> Iterator[str]:
+    """A purchase whose electricity costs nothing looks cheaper than a rent that has it."""
+    for one in plan.candidates:
+        if one.purchase is not None and (one.power is None or one.power.energy_price is None):
+            yield f"{one.name}: electricity costs nothing here (no power.energy_price is given)."
+
+
+def _of_unlike_energies(plan: PlanSection) -> Iterator[str]:
+    """Whole nodes beside bare boards cannot be compared."""
+    bare = [one.name for one in plan.candidates if not _of_whole_node(one.power)]
+    if 0 < len(bare) < len(plan.candidates):
+        yield (
+            f"The energy of {', '.join(bare)} is that of the GPUs alone, of the others that of "
+            "whole nodes: give each candidate power.per_node or power.factor to compare them."
+        )
+
+
+def _of_whole_node(power: PowerSection | None) -> bool:
+    return power is not None and (power.per_node is not None or power.factor > 1)
+
+
+def _of_intervals(plan: PlanSection) -> str:
+    luck = "" if plan.failures is None else " and luck with failures, as if independent,"
+    return (
+        f"80 % intervals are of communication{luck} carried through to days and costs. Compute "
+        "times, prices and what upgrades save have none."
+    )
+
+
+def _of_samples(plan: PlanSection, options: Sequence[Option]) -> Iterator[str]:
+    batches = sorted({o.step.global_batch for o in options if o.step and o.status == "ok"})
+    if not batches:
+        return
+    target = plan.target
+    if target.critical_batch is not None:
+        reference = f" at a batch of {target.reference_batch:,}" if target.reference_batch else ""
+        yield (
+            "Samples grow with the global batch as 1 + batch / critical batch (McCandlish et al. "
+            f"2018, arXiv 1812.06162), with the critical batch of {target.critical_batch:,} and "
+            f"the target{reference or ' for small batches'} as given."
+        )
+    elif batches[0] != batches[-1]:
+        yield (
+            f"The global batch is {batches[0]:,} to {batches[-1]:,} samples, and every batch is "
+            "taken to need as many samples for the same result: whether the largest still "
+            "trains as well is not modelled (target.critical_batch would)."
+        )
+
+
+def _of_failures(plan: PlanSection) -> Iterator[str]:
+    if plan.failures is None:
+        yield "Nothing ever fails and nothing is checkpointed (no `failures` given)."
+        return
+    how = (
+        "checkpoints come as often as given"
+        if plan.failures.checkpoint_every
+        else "checkpoints come at Daly's interval (2006), in whole steps"
+    )
+    yield (
+        "Failures of nodes are independent, equally likely at any time, and each stops the whole "
+        f"job; {how}, training stands still while one is written, and goes on from the last one "
+        "after the restart. A failed node is replaced within the restart."
+    )
+    if plan.failures.checkpoint_write is None and plan.failures.checkpoint_size is None:
+        yield (
+            "A checkpoint holds parameters, buffers and optimizer states once, with fp32 master "
+            "weights where parameters are narrower."
+        )
+    yield (
+        "Expected wall time is Daly's exponential formula; simulated trainings check it and give "
+        "the spread that luck with failures has."
+    )
+
+
+def _of_money(plan: PlanSection) -> Iterator[str]:
+    bought = [one for one in plan.candidates if one.purchase is not None]
+    rented = [one for one in plan.candidates if one.price_per_gpu_hour is not None]
+    if bought or rented:
+        yield (
+            "Prices are the scenario file's. A cluster is paid for from start to end of the "
+            "training, failures included, and no longer; setting it up, storage, networks to the "
+            "outside and people cost nothing here."
+        )
+    for one in bought:
+        purchase = one.purchase
+        assert purchase is not None
+        yield (
+            f"{one.name}: a node's price is spread over {purchase.years:g} years of which "
+            f"{100 * purchase.utilisation:.3g} % are used, without interest and resale value; "
+            "electricity is charged for the training only."
+        )
+    if plan.upgrades:
+        yield (
+            "An upgrade pays back by what each training costs less; the cluster is taken to train "
+            "like this one after the other until then."
+        )
+
+
+def _of_power(plan: PlanSection, hardware: Found) -> Iterator[str]:
+    for one in plan.candidates:
+        has = hardware[one.name]
+        if not isinstance(has, str):
+            yield f"{one.name}: {_power_words(one, has)}."
+
+
+def _power_words(candidate: CandidateSection, has: Hardware) -> str:
+    power = candidate.power or PowerSection()
+    losses = f", times a PUE of {power.pue:g}" if power.pue != 1 else ""
+    free = "is in the rent" if candidate.price_per_gpu_hour else "is not charged for"
+    charged = "" if power.energy_price else f"; its energy {free}"
+    if power.per_node is not None:
+        return f"a node draws {power.per_node:g} W all the time, as given{losses}{charged}"
+    if power.per_gpu is None and has.gpu.power_W is None:
+        return f"what a {has.gpu.name} draws is not known, so its energy is not either"
+    each = power.per_gpu or has.gpu.power_W
+    whose = "as given" if power.per_gpu else "the data sheet's most"
+    rest = (
+        f" times {power.factor:g} for the rest of the node"
+        if power.factor != 1
+        else " and the rest of the node nothing"
+    )
+    return f"a GPU draws {each:g} W all the time, {whose},{rest}{losses}{charged}"
+
+
+def sources(plan: PlanSection, hardware: Found) -> dict[str, str]:
+    """Where the power of each GPU comes from, unless the file gives it."""
+    found = {}
+    for one in plan.candidates:
+        has = hardware[one.name]
+        given = one.power is not None and (one.power.per_node or one.power.per_gpu)
+        if not isinstance(has, str) and has.gpu.power_W is not None and not given:
+            found[f"power of {has.gpu.name}"] = gpu_sources(has.gpu.name)["power"]
+    return found

@@ -1,0 +1,308 @@
+"""The scenarios behind a plan: each candidate at each size, as it is and with each upgrade.
+
+Training steps of a plan's candidates, predicted all at once and on all cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perfmodel.calibrate import Profile
+from perfmodel.errors import InputError, PerfmodelError
+from perfmodel.scenario import (
+    CandidateSection,
+    FailureSection,
+    Scenario,
+    UpgradeSection,
+    changed,
+    scenario_digest,
+)
+from perfmodel.studies.plan.model import Interval, Step
+from perfmodel.studies.sweep import Answer, Variant, run_sweep
+from perfmodel.topology.model import Gpu
+from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.workload.memory import optimizer_state_bytes
+from perfmodel.workload.model import Workload
+
+LONGEST_ALLOWED = 120
+"""Letters of what is allowed, in a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One training step to predict.
+
+    Parameters
+    ----------
+    candidate : CandidateSection
+    nodes : int
+    upgrade : UpgradeSection or None
+    alone : bool
+        One GPU of the candidate, which its efficiency is relative to.
+    """
+
+    candidate: CandidateSection
+    nodes: int
+    upgrade: UpgradeSection | None = None
+    alone: bool = False
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Fields of the scenario that make it so."""
+        one = self.candidate
+        fabric = None if one.fabric is None else one.fabric.model_dump(exclude_none=True)
+        found: dict[str, Any] = {
+            "plan": None,
+            "sweep": None,
+            "scale": None,
+            "cluster": {
+                "node": one.node,
+                "nodes": self.nodes,
+                "gpus_per_node": 1 if self.alone else one.gpus_per_node,
+                "fabric": fabric,
+            },
+        }
+        found |= one.set or {}
+        more = {} if self.upgrade is None else self.upgrade.set
+        return found | {name: value for name, value in more.items() if not _of_failures(name)}
+
+    @property
+    def failure_changes(self) -> dict[str, Any]:
+        """Fields of the plan that the upgrade sets, such as a faster storage."""
+        more = {} if self.upgrade is None else self.upgrade.set
+        return {name: value for name, value in more.items() if _of_failures(name)}
+
+    @property
+    def words(self) -> dict[str, object]:
+        """What tells it from the others, for the list of a sweep."""
+        told: dict[str, object] = {"candidate": self.candidate.name, "nodes": self.nodes}
+        if self.upgrade is not None:
+            told["upgrade"] = self.upgrade.name
+        if self.alone:
+            told["gpus_per_node"] = 1
+        return told
+
+
+def _of_failures(name: str) -> bool:
+    return name.startswith("plan.")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a candidate's node has."""
+
+    gpus_per_node: int
+    gpu: Gpu
+
+
+def all_asked(scenario: Scenario) -> Iterator[Asked]:
+    """Everything to predict: sizes of candidates, upgrades of them, and one GPU alone each."""
+    plan = scenario.plan
+    assert plan is not None
+    for candidate in plan.candidates:
+        for nodes in candidate.nodes:
+            yield Asked(candidate, nodes)
+        if scenario.training.scaling == "weak":
+            yield Asked(candidate, 1, alone=True)
+        for upgrade in plan.upgrades:
+            if upgrade.candidates is None or candidate.name in upgrade.candidates:
+                for nodes in candidate.nodes:
+                    yield Asked(candidate, nodes, upgrade)
+
+
+def scenario_of(scenario: Scenario, asked: Asked) -> Scenario | str:
+    """The scenario to predict, or why there is none."""
+    try:
+        return changed(scenario, asked.changes)
+    except InputError as error:
+        return reason(error)
+
+
+def failures_of(scenario: Scenario, asked: Asked) -> FailureSection | str | None:
+    """How it fails; None where nothing does, or why that is not known."""
+    assert scenario.plan is not None
+    if not asked.failure_changes:
+        return scenario.plan.failures
+    try:
+        plan = changed(scenario, asked.failure_changes).plan
+    except InputError as error:
+        return reason(error)
+    return None if plan is None else plan.failures
+
+
+def hardware_of(scenario: Scenario, candidate: CandidateSection) -> Hardware | str:
+    """What a candidate's node has, or why that is not known."""
+    name = scenario.origin.beside("plan.candidates", candidate.node)
+    try:
+        spec = load_node(name)
+        return Hardware(candidate.gpus_per_node or len(build(spec).ranks), load_gpu(spec.gpu))
+    except PerfmodelError as error:
+        return reason(error)
+
+
+def reason(error: PerfmodelError) -> str:
+    """An error in one line; its place is that of the candidate, not of a line of the file.
+
+    Examples
+    --------
+    >>> from perfmodel.errors import Fault
+    >>> reason(InputError(Fault("cluster.node", "'dgx'", "a node", "mine.yaml", 3)))
+    "cluster.node: found 'dgx'; allowed: a node"
+    """
+    if not isinstance(error, InputError):
+        return str(error).replace("\n", "; ")
+    return "; ".join(
+        f"{fault.field}: found {fault.found}; allowed: {_shortened(fault.allowed)}"
+        for fault in error.faults
+    )
+
+
+def _shortened(allowed: str) -> str:
+    """Leave out most of a long list of names, and keep the one that was probably meant."""
+    if len(allowed) <= LONGEST_ALLOWED:
+        return allowed
+    meant = allowed.rfind(" (did you mean")
+    hint = allowed[meant:] if meant >= 0 else ""
+    return f"{allowed[:LONGEST_ALLOWED].rpartition(',')[0]}, ...{hint}"
+
+
+def fabric_words(candidate: CandidateSection) -> str:
+    """The network between nodes in words: its kind, and what differs from it.
+
+    Examples
+    --------
+    >>> one = CandidateSection(name="a", node="dgx-a100", nodes=[2], fabric="rail-optimised")
+    >>> fabric_words(one)
+    'rail-optimised'
+    """
+    if candidate.fabric is None:
+        return "none"
+    given: Mapping[str, Any] = candidate.fabric.model_dump(exclude_none=True, exclude={"kind"})
+    more = ", ".join(
+        f"{name.replace('_', ' ')} {value:g}"
+        if isinstance(value, float)
+        else f"{name.replace('_', ' ')} {value}"
+        for name, value in given.items()
+    )
+    return f"{candidate.fabric.kind}{f' ({more})' if more else ''}"
+
+
+PASSES = 3
+"""Forward products per training step: one forward, two of the same size backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A step that was asked for, and what became of it.
+
+    Parameters
+    ----------
+    asked : Asked
+    scenario : Scenario or None
+        None where the changes make none.
+    step : Step or None
+        None where it failed, and then `reason` says why.
+    """
+
+    asked: Asked
+    scenario: Scenario | None
+    step: Step | None
+    reason: str = ""
+
+
+def predict(
+    scenario: Scenario,
+    wanted: Sequence[Asked],
+    *,
+    profile: Profile | None = None,
+    jobs: int | None = None,
+    store: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Predicted]:
+    """Predict steps; what fails keeps its reason and stops no other.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With a plan.
+    wanted : sequence of Asked
+    profile, jobs, store, progress
+        As for `perfmodel.studies.sweep.run_sweep`.
+    """
+    variants = [_variant(at, one, scenario_of(scenario, one)) for at, one in enumerate(wanted)]
+    swept = run_sweep(variants, jobs=jobs, store=store, profile=profile, progress=progress)
+    return [
+        Predicted(one, variant.scenario, _step(found), _shorter(found.message, scenario))
+        for one, variant, found in zip(wanted, variants, swept.answers, strict=True)
+    ]
+
+
+def _variant(index: int, asked: Asked, made: Scenario | str) -> Variant:
+    if isinstance(made, str):
+        return Variant(index, asked.words, None, f"{index}: {made}", made)
+    return Variant(index, asked.words, made, scenario_digest(made))
+
+
+def _shorter(message: str, scenario: Scenario) -> str:
+    """Leave out the file, which is the plan's own, and line breaks."""
+    file = scenario.origin.file
+    lines = (line.removeprefix(f"{file}: ") if file else line for line in message.splitlines())
+    return "; ".join(lines)
+
+
+def _step(found: Answer) -> Step | None:
+    if found.status != "ok" or found.step_time_s is None or found.samples_per_s is None:
+        return None
+    interval: Interval | None = None
+    if found.low_s is not None and found.high_s is not None:
+        interval = found.low_s, found.high_s
+    return Step(
+        step_time_s=found.step_time_s,
+        interval_s=interval,
+        samples_per_s=found.samples_per_s,
+        global_batch=round(found.samples_per_s * found.step_time_s),
+        exposed_comm_s=found.exposed_comm_s or 0.0,
+        bottleneck=found.bottleneck or "",
+        memory_bytes=found.memory_bytes or 0.0,
+        fits=bool(found.fits),
+    )
+
+
+def rated(step: Step, gpus: int, base_per_gpu: float | None, flops: float | None) -> Step:
+    """Add efficiency and model FLOPs utilisation.
+
+    Parameters
+    ----------
+    step : Step
+    gpus : int
+    base_per_gpu : float or None
+        Samples per second and GPU that are an efficiency of one.
+    flops : float or None
+        Of one sample over the dense peak of one GPU; seconds.
+    """
+    each = step.samples_per_s / gpus
+    return replace(
+        step,
+        efficiency=None if base_per_gpu is None else each / base_per_gpu,
+        mfu=None if not flops else each * flops,
+    )
+
+
+def sample_at_peak_s(workload: Workload, hardware: Hardware, precision: str) -> float | None:
+    """Time of one sample's products at a GPU's dense peak; None where either is not known; s."""
+    flops = PASSES * sum(layer.matmul_flops for layer in workload.layers)
+    peak = hardware.gpu.peak_flops.get(precision)
+    return flops / peak if flops and peak else None
+
+
+def checkpoint_bytes(workload: Workload, optimizer: str) -> float:
+    """Size of a checkpoint: parameters, buffers and optimizer states, once.
+
+    Ranks of DistributedDataParallel all hold the same, so one of them writes.
+    """
+    states = optimizer_state_bytes(workload, optimizer)
+    return float(workload.nbytes + workload.buffer_bytes + states)

@@ -1,0 +1,100 @@
+"""What a training costs in money and energy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfmodel.scenario import CandidateSection, PowerSection
+from perfmodel.studies.plan.model import Bill, Interval
+
+HOURS_PER_YEAR = 365.25 * 24
+JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a cluster costs and draws while it is held; money per hour in the plan's currency.
+
+    Parameters
+    ----------
+    machines : float or None
+        Rent, or the purchase over the hours in which it is used.
+    energy_per_kWh : float
+        0 where none is charged.
+    power_W : float or None
+        With the building's losses.
+    outlay : float or None
+    """
+
+    machines: float | None
+    energy_per_kWh: float
+    power_W: float | None
+    outlay: float | None
+
+
+def rates(
+    candidate: CandidateSection,
+    *,
+    nodes: int,
+    gpus_per_node: int,
+    gpu_W: float | None,
+    more_rent: float = 0.0,
+) -> Rates:
+    """What a candidate costs per hour at one size.
+
+    Parameters
+    ----------
+    candidate : CandidateSection
+    nodes, gpus_per_node : int
+        As they are used; a node is bought and drawn whole.
+    gpu_W : float or None
+        Data-sheet power of one GPU; watts.
+    more_rent : float
+        Per GPU and hour, for an upgrade.
+    """
+    machines, outlay = None, None
+    if candidate.price_per_gpu_hour is not None:
+        machines = nodes * gpus_per_node * candidate.price_per_gpu_hour.amount
+    if candidate.purchase is not None:
+        bought = candidate.purchase
+        outlay = nodes * bought.price_per_node.amount
+        machines = outlay / (bought.years * HOURS_PER_YEAR * bought.utilisation)
+    if machines is not None:
+        machines += nodes * gpus_per_node * more_rent
+    power = candidate.power or PowerSection()
+    price = 0.0 if power.energy_price is None else power.energy_price.amount
+    drawn = node_W(power, gpus_per_node, gpu_W)
+    whole = None if drawn is None else nodes * drawn * power.pue
+    return Rates(machines, price, whole, outlay)
+
+
+def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> float | None:
+    """Draw of one node under load; None where neither file nor data sheet says it; watts."""
+    if power.per_node is not None:
+        return power.per_node
+    each = power.per_gpu or gpu_W
+    return None if each is None else gpus_per_node * each * power.factor
+
+
+def bill(held: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Bill:
+    """Add up a training.
+
+    Parameters
+    ----------
+    held : Rates
+    wall_s : float
+        How long the cluster is held; seconds.
+    interval_s : (low, high) or None
+        Of `wall_s`.
+    steps : int
+    """
+    energy_kWh = None if held.power_W is None else held.power_W * wall_s / JOULES_PER_KWH
+    energy = 0.0 if energy_kWh is None else energy_kWh * held.energy_per_kWh
+    if held.machines is None:
+        return Bill(None, None, None, None, held.outlay, energy_kWh, held.power_W)
+    machines = held.machines * wall_s / 3600
+    total = machines + energy
+    ends = None
+    if interval_s is not None:  # every part of the cost grows with the time
+        ends = total * interval_s[0] / wall_s, total * interval_s[1] / wall_s
+    return Bill(machines, energy, ends, total / steps, held.outlay, energy_kWh, held.power_W)

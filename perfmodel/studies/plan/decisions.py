@@ -1,0 +1,157 @@
+"""Whether an upgrade pays: what it saves, against its price.
+
+Which options answer which question.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from perfmodel.scenario import CandidateSection, UpgradeSection
+from perfmodel.studies.plan.cost import HOURS_PER_YEAR
+from perfmodel.studies.plan.model import Answers, Option, Outcome, Pays
+
+
+def one_off_price(upgrade: UpgradeSection, nodes: int) -> float | None:
+    """What an upgrade of so many nodes costs once; None where no such price is given."""
+    if upgrade.price is not None:
+        return upgrade.price.amount
+    if upgrade.price_per_node is not None:
+        return nodes * upgrade.price_per_node.amount
+    return None
+
+
+def outcome(
+    upgrade: UpgradeSection, candidate: CandidateSection, before: Option, after: Option
+) -> Outcome:
+    """Compare an option with what it becomes.
+
+    Parameters
+    ----------
+    upgrade : UpgradeSection
+    candidate : CandidateSection
+        Of both options.
+    before, after : Option
+        `after` pays the upgrade's rent already, if it has one.
+    """
+    price = one_off_price(upgrade, before.nodes)
+    if after.status != "ok":
+        return Outcome(upgrade.name, before, after, None, None, price, None, "unknown")
+    saved_s = before.wall_s - after.wall_s
+    saved = None if before.cost is None or after.cost is None else before.cost - after.cost
+    payback_s = _payback_s(
+        saved, price, after.wall_s, rented=upgrade.price_per_gpu_hour is not None
+    )
+    pays = _verdict(upgrade, saved, price, payback_s, life_s(candidate))
+    return Outcome(upgrade.name, before, after, saved_s, saved, price, payback_s, pays)
+
+
+def life_s(candidate: CandidateSection) -> float | None:
+    """Hours of use that a purchase has, in seconds; None for what is not bought."""
+    bought = candidate.purchase
+    return None if bought is None else bought.years * bought.utilisation * HOURS_PER_YEAR * 3600
+
+
+def _payback_s(
+    saved: float | None, price: float | None, wall_s: float, *, rented: bool
+) -> float | None:
+    """Training time until savings reach the price: price over what is saved per second."""
+    if saved is None or saved <= 0:
+        return None
+    if rented:
+        return 0.0
+    return None if price is None else price / saved * wall_s
+
+
+def _verdict(
+    upgrade: UpgradeSection,
+    saved: float | None,
+    price: float | None,
+    payback_s: float | None,
+    life: float | None,
+) -> Pays:
+    if price is None and upgrade.price_per_gpu_hour is None:
+        return "no price"
+    if saved is None:
+        return "unknown"
+    if payback_s is None:
+        return "never"
+    if life is not None and payback_s > life:
+        return "not in its life"
+    return "in this training" if price is None or price <= saved else "later"
+
+
+def ranked(outcomes: list[Outcome]) -> tuple[Outcome, ...]:
+    """Soonest paid back first, then by what is saved; those that failed last."""
+
+    def key(one: Outcome) -> tuple[bool, bool, float, float]:
+        never = one.payback_s is None
+        return one.saved_s is None, never, one.payback_s or 0.0, -(one.saved or one.saved_s or 0.0)
+
+    return tuple(sorted(outcomes, key=key))
+
+
+def pareto(options: Iterable[Option]) -> tuple[Option, ...]:
+    """Options that no other is both as quick and as cheap as, and better in one; quickest first.
+
+    Options without a price are left out.
+    """
+    priced = [option for option in options if option.cost is not None]
+    front: list[Option] = []
+    for option in sorted(priced, key=_quick_then_cheap):
+        alike = bool(front) and _quick_then_cheap(option) == _quick_then_cheap(front[-1])
+        if alike or not front or _cost(option) < _cost(front[-1]):
+            front.append(option)
+    return tuple(front)
+
+
+def ladder(options: Iterable[Option]) -> tuple[Option, ...]:
+    """Smallest clusters by deadline: each is quicker than all with as many GPUs or fewer.
+
+    The first takes longest; for a deadline take the first one that meets it.
+    """
+    found: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.gpus or 0, o.wall_s, _cost(o))):
+        if not found or option.wall_s < found[-1].wall_s:
+            found.append(option)
+    return tuple(found)
+
+
+def choose(options: Sequence[Option], deadline_s: float | None, budget: float | None) -> Answers:
+    """Answer what is asked of options that run and fit.
+
+    Parameters
+    ----------
+    options : sequence of Option
+        With status "ok".
+    deadline_s : float or None
+        Against expected wall times; seconds.
+    budget : float or None
+    """
+    in_time = [o for o in options if deadline_s is not None and o.wall_s <= deadline_s]
+    priced = [o for o in options if o.cost is not None]
+    in_budget = [o for o in priced if budget is not None and _cost(o) <= budget]
+    return Answers(
+        smallest_in_time=_best(in_time, lambda o: (o.gpus or 0, _cost(o), o.wall_s)),
+        cheapest_in_time=_best(
+            [o for o in in_time if o.cost is not None], lambda o: (_cost(o), o.wall_s)
+        ),
+        fastest_in_budget=_best(in_budget, _quick_then_cheap),
+        fastest=_best(options, _quick_then_cheap),
+        cheapest=_best(priced, lambda o: (_cost(o), o.wall_s)),
+        pareto=pareto(options),
+        ladder=ladder(options),
+    )
+
+
+def _quick_then_cheap(option: Option) -> tuple[float, float]:
+    return option.wall_s, _cost(option)
+
+
+def _cost(option: Option) -> float:
+    return math.inf if option.cost is None else option.cost
+
+
+def _best(options: Sequence[Option], key: Callable[[Option], tuple[float, ...]]) -> Option | None:
+    return min(options, key=key, default=None)

@@ -1,0 +1,194 @@
+"""A plan as plain data: the document that ``perfmodel plan --json`` prints, and the CSV table.
+
+Keys are a contract that other programs rely on: they are added to, never renamed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from perfmodel.files import finite
+from perfmodel.studies.plan.failures import daly_s, young_s
+from perfmodel.studies.plan.model import Option, Outcome, Plan, Training
+
+CSV_COLUMNS = (
+    "candidate", "node", "fabric", "nodes", "gpus", "status", "reason", "pareto", "in_time",
+    "in_budget", "step_time_s", "step_low_s", "step_high_s", "samples_per_s", "global_batch",
+    "efficiency", "mfu", "exposed_comm_s", "bottleneck", "memory_bytes", "fits", "samples", "steps",
+    "work_s", "wall_s", "wall_low_s", "wall_high_s", "goodput", "mtbf_s", "checkpoint_every_s",
+    "checkpoint_steps", "checkpoint_write_s", "simulated_mean_s", "simulated_low_s",
+    "simulated_high_s", "cost", "cost_low", "cost_high", "cost_machines", "cost_energy",
+    "cost_per_step", "outlay", "energy_kWh", "power_W", "currency",
+)  # fmt: skip
+"""One row per option; SI units but for kWh, money in the plan's currency."""
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Write a plan as plain data; times in seconds, energy in kWh, every number finite."""
+    answers = plan.answers
+    document = {
+        "scenario": plan.scenario,
+        "question": plan.question,
+        "workload": plan.workload,
+        "target": plan.target,
+        "samples": plan.samples,
+        "currency": plan.currency,
+        "deadline_s": plan.deadline_s,
+        "budget": plan.budget,
+        "efficiency_base": plan.efficiency_base,
+        "options": [option_to_json(option, plan) for option in plan.options],
+        "answers": {
+            "smallest_in_time": _key(answers.smallest_in_time),
+            "cheapest_in_time": _key(answers.cheapest_in_time),
+            "fastest_in_budget": _key(answers.fastest_in_budget),
+            "fastest": _key(answers.fastest),
+            "cheapest": _key(answers.cheapest),
+            "pareto": [_key(option) for option in answers.pareto],
+            "smallest_by_deadline": [_key(option) for option in answers.ladder],
+        },
+        "upgrades": [_outcome(one) for one in plan.outcomes],
+        "cautions": list(plan.cautions),
+        "assumptions": list(plan.assumptions),
+        "sources": dict(plan.sources),
+        "provenance": dict(plan.provenance),
+    }
+    _check(document, "plan")
+    return document
+
+
+def in_time(option: Option, deadline_s: float | None) -> str | None:
+    """How much of an option's 80 % interval meets a deadline.
+
+    "whole interval" if its slow end does; "expected" if the expected time does; "quick end" if only
+    that does; else "no". No odds, because the intervals know nothing of compute.
+    """
+    if deadline_s is None or option.training is None:
+        return None
+    low_s, high_s = option.training.wall_interval_s or (option.wall_s, math.inf)
+    if high_s <= deadline_s:
+        return "whole interval"
+    if option.wall_s <= deadline_s:
+        return "expected"
+    return "quick end" if low_s <= deadline_s else "no"
+
+
+def option_to_json(option: Option, plan: Plan) -> dict[str, Any]:
+    """Write one candidate at one size; null where it has no such number."""
+    step, sums = option.step, option.bill
+    return {
+        "candidate": option.candidate,
+        "node": option.node,
+        "fabric": option.fabric,
+        "nodes": option.nodes,
+        "gpus": option.gpus,
+        "status": option.status,
+        "reason": option.reason,
+        "pareto": option in plan.answers.pareto,
+        "in_time": in_time(option, plan.deadline_s),
+        "in_budget": _in_budget(option, plan.budget),
+        "step": None if step is None else asdict(step) | {"interval_s": _listed(step.interval_s)},
+        "training": None if option.training is None else _training(option.training),
+        "cost": None
+        if sums is None
+        else asdict(sums) | {"interval": _listed(sums.interval), "total": sums.total},
+    }
+
+
+def _in_budget(option: Option, budget: float | None) -> bool | None:
+    return None if budget is None or option.cost is None else option.cost <= budget
+
+
+def _training(one: Training) -> dict[str, Any]:
+    upkeep = one.upkeep
+    return {
+        "samples": one.samples,
+        "steps": one.steps,
+        "work_s": one.work_s,
+        "wall_s": one.wall_s,
+        "wall_interval_s": _listed(one.wall_interval_s),
+        "goodput": one.goodput,
+        "mtbf_s": None if upkeep is None else upkeep.mtbf_s,
+        "checkpoint_every_s": None if upkeep is None else upkeep.interval_s,
+        "checkpoint_steps": one.checkpoint_steps,
+        "checkpoint_write_s": None if upkeep is None else upkeep.write_s,
+        "young_s": None if upkeep is None else young_s(upkeep.write_s, upkeep.mtbf_s),
+        "daly_s": None if upkeep is None else daly_s(upkeep.write_s, upkeep.mtbf_s),
+        "restart_s": None if upkeep is None else upkeep.restart_s,
+        "simulated": None if one.simulated is None else asdict(one.simulated),
+    }
+
+
+def _outcome(one: Outcome) -> dict[str, Any]:
+    after = one.after
+    return {
+        "upgrade": one.upgrade,
+        **(_key(one.before) or {}),
+        "pays": one.pays,
+        "saved_s": one.saved_s,
+        "saved": one.saved,
+        "price": one.price,
+        "payback_s": one.payback_s,
+        "step_time_s": None if after.step is None else after.step.step_time_s,
+        "wall_s": None if after.training is None else after.training.wall_s,
+        "cost": after.cost,
+        "reason": after.reason,
+    }
+
+
+def _key(option: Option | None) -> dict[str, Any] | None:
+    """Which option, by candidate and size."""
+    if option is None:
+        return None
+    return {"candidate": option.candidate, "nodes": option.nodes, "gpus": option.gpus}
+
+
+def _listed(interval: Sequence[float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)
+
+
+def _check(value: object, field: str) -> None:
+    if isinstance(value, float):
+        finite(value, field)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check(inner, f"{field}.{key}")
+    elif isinstance(value, list):
+        for position, inner in enumerate(value):
+            _check(inner, f"{field}[{position}]")
+
+
+def csv_rows(plan: Plan) -> list[dict[str, Any]]:
+    """One flat row per option, by the names of `CSV_COLUMNS`."""
+    return [_row(option_to_json(option, plan), plan.currency) for option in plan.options]
+
+
+def _row(option: dict[str, Any], currency: str | None) -> dict[str, Any]:
+    step, training, cost = (option[part] or {} for part in ("step", "training", "cost"))
+    simulated = training.get("simulated") or {}
+    found = {**option, **step, **training, "currency": currency}
+    for name, ends in (
+        ("step", step.get("interval_s")),
+        ("wall", training.get("wall_interval_s")),
+    ):
+        found[f"{name}_low_s"], found[f"{name}_high_s"] = ends or (None, None)
+    found |= {f"simulated_{end}_s": simulated.get(f"{end}_s") for end in ("mean", "low", "high")}
+    found["cost"] = cost.get("total")
+    found["cost_low"], found["cost_high"] = cost.get("interval") or (None, None)
+    found |= {"cost_machines": cost.get("machines"), "cost_energy": cost.get("energy")}
+    found |= {"cost_per_step": cost.get("per_step"), "outlay": cost.get("outlay")}
+    found |= {"energy_kWh": cost.get("energy_kWh"), "power_W": cost.get("power_W")}
+    return {name: found.get(name) for name in CSV_COLUMNS}
+
+
+def plan_csv(plan: Plan) -> str:
+    """Write the table of options as CSV; empty where an option has no such number."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(csv_rows(plan))
+    return text.getvalue()

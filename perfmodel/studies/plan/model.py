@@ -1,0 +1,226 @@
+"""What a plan holds: options, answers, upgrades. Times in seconds, energy in kWh, one currency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from perfmodel.studies.plan.failures import Simulated, Upkeep
+
+Interval = tuple[float, float]
+"""Low and high end of 80 %."""
+
+Status = Literal["ok", "too big", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A training step of one candidate at one size, as `perfmodel run` predicts it.
+
+    `efficiency` is throughput per GPU over that of the base that the plan names; `mfu` is model
+    FLOPs utilisation: three times the forward products of the batch over the dense peak.
+    """
+
+    step_time_s: float
+    interval_s: Interval | None
+    samples_per_s: float
+    global_batch: int
+    exposed_comm_s: float
+    bottleneck: str
+    memory_bytes: float
+    fits: bool
+    efficiency: float | None = None
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A whole training: the target's samples, with failures and checkpoints.
+
+    Parameters
+    ----------
+    samples : float
+        That it takes at this global batch.
+    steps : int
+    work_s : float
+        Steps without failures and checkpoints.
+    wall_s : float
+        Expected time from start to end.
+    wall_interval_s : (low, high) or None
+        80 %, of the step time and of luck with failures together.
+    goodput : float
+        Share of `wall_s` that is training that counts: `work_s` over it.
+    upkeep : Upkeep or None
+        None where nothing fails.
+    checkpoint_steps : int or None
+        Steps from checkpoint to checkpoint.
+    simulated : Simulated or None
+        At the likely step time.
+    """
+
+    samples: float
+    steps: int
+    work_s: float
+    wall_s: float
+    wall_interval_s: Interval | None
+    goodput: float
+    upkeep: Upkeep | None = None
+    checkpoint_steps: int | None = None
+    simulated: Simulated | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a training costs; amounts in the plan's currency, None where no price is given.
+
+    Parameters
+    ----------
+    machines : float or None
+        Rent, or the share of the purchase that its hours are.
+    energy : float or None
+        Electricity; 0 where none is charged.
+    interval : (low, high) or None
+        Of the total, from the interval of the wall time.
+    per_step : float or None
+        Total over all steps, so with what failures waste.
+    outlay : float or None
+        To buy the nodes.
+    energy_kWh, power_W : float or None
+        With the building's losses (PUE); None where no power is known.
+    """
+
+    machines: float | None
+    energy: float | None
+    interval: Interval | None
+    per_step: float | None
+    outlay: float | None
+    energy_kWh: float | None
+    power_W: float | None
+
+    @property
+    def total(self) -> float | None:
+        """Machines and energy."""
+        return None if self.machines is None else self.machines + (self.energy or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One candidate at one size.
+
+    `reason` says why it is none: what did not fit or was not found. An option that does not fit
+    memory still has its (hypothetical) step.
+    """
+
+    candidate: str
+    node: str
+    fabric: str
+    nodes: int
+    gpus: int | None
+    status: Status
+    reason: str = ""
+    step: Step | None = None
+    training: Training | None = None
+    bill: Bill | None = None
+
+    @property
+    def wall_s(self) -> float:
+        """Expected time to train; only where `status` is "ok"."""
+        assert self.training is not None
+        return self.training.wall_s
+
+    @property
+    def cost(self) -> float | None:
+        """What the training costs, if that is known."""
+        return None if self.bill is None else self.bill.total
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Options that answer a question, or None where none does or the question is not asked.
+
+    `pareto` is the front of wall time against cost; `ladder` the smallest cluster by deadline.
+    """
+
+    smallest_in_time: Option | None
+    cheapest_in_time: Option | None
+    fastest_in_budget: Option | None
+    fastest: Option | None
+    cheapest: Option | None
+    pareto: tuple[Option, ...]
+    ladder: tuple[Option, ...]
+
+
+Pays = Literal["in this training", "later", "not in its life", "never", "no price", "unknown"]
+"""When an upgrade is paid back: never where it saves nothing, not in its life where that of a
+purchase ends before; unknown where there is no cost to compare or the upgrade fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """An upgrade of one option.
+
+    Parameters
+    ----------
+    upgrade : str
+    before, after : Option
+        `after` may have failed.
+    saved_s : float or None
+        Wall time of a training.
+    saved : float or None
+        Cost of a training, more rent for the upgrade taken off: what it is worth per training.
+    price : float or None
+        Once, for the whole cluster.
+    payback_s : float or None
+        Training time, with the upgrade, until what it saves is its price; 0 for one that is
+        rented and saves more than it costs; None for never.
+    pays : str
+    """
+
+    upgrade: str
+    before: Option
+    after: Option
+    saved_s: float | None
+    saved: float | None
+    price: float | None
+    payback_s: float | None
+    pays: Pays
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer to a scenario's `plan:` section.
+
+    Parameters
+    ----------
+    target : str
+        In words.
+    samples : str
+        What one sample is ("image").
+    efficiency_base : str
+        What efficiency is relative to, in words.
+    cautions : tuple of str
+        Those of the assumptions that a reader should not miss.
+    """
+
+    scenario: str
+    question: str
+    workload: str
+    target: str
+    samples: str
+    currency: str | None
+    deadline_s: float | None
+    budget: float | None
+    efficiency_base: str
+    options: tuple[Option, ...]
+    answers: Answers
+    outcomes: tuple[Outcome, ...]
+    cautions: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    sources: Mapping[str, str]
+    provenance: Mapping[str, str]
+
+    @property
+    def usable(self) -> tuple[Option, ...]:
+        """Options that run and fit."""
+        return tuple(option for option in self.options if option.status == "ok")

@@ -1,0 +1,237 @@
+"""Answer a scenario's plan: every candidate at every size, and every upgrade of them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfmodel.calibrate import Profile
+from perfmodel.scenario import PlanSection, Scenario, scenario_digest
+from perfmodel.studies.plan.assumptions import assumptions, cautions, sources
+from perfmodel.studies.plan.candidates import (
+    Asked,
+    Hardware,
+    Predicted,
+    all_asked,
+    checkpoint_bytes,
+    fabric_words,
+    failures_of,
+    hardware_of,
+    predict,
+    rated,
+    sample_at_peak_s,
+)
+from perfmodel.studies.plan.cost import bill, rates
+from perfmodel.studies.plan.decisions import choose, outcome, ranked
+from perfmodel.studies.plan.model import Option, Outcome, Plan, Status, Step, Training
+from perfmodel.studies.plan.time_to_train import target_samples, target_words, train, upkeep_of
+from perfmodel.studies.run.resolve.job import load_workload
+from perfmodel.units import format_bytes
+from perfmodel.version import __version__
+from perfmodel.workload.model import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all options share."""
+
+    scenario: Scenario
+    section: PlanSection
+    hardware: dict[str, Hardware | str]
+    bases: dict[str, float] = field(default_factory=dict)
+    _workloads: dict[str, Workload] = field(default_factory=dict)
+
+    def workload(self, scenario: Scenario) -> Workload:
+        """The model of a variant; a candidate may train it with another dtype or length."""
+        key = scenario.model.model_dump_json()
+        if key not in self._workloads:
+            self._workloads[key] = load_workload(scenario)
+        return self._workloads[key]
+
+
+def plan_scenario(
+    scenario: Scenario,
+    *,
+    profile: Profile | None = None,
+    jobs: int | None = None,
+    store: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Plan:
+    """Answer a scenario's plan.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With a `plan:` section, read from a file.
+    profile : Profile, optional
+        Measured numbers instead of datasheets'.
+    jobs : int, optional
+        Processes; default: one per physical core.
+    store : Path, optional
+        File in which predicted steps are kept, as of `perfmodel sweep`.
+    progress : callable, optional
+        Called with (steps predicted, steps in all).
+
+    Raises
+    ------
+    InputError
+        No plan, or a target that the model has no meaning for. A candidate that is wrong is
+        listed with the reason instead.
+    """
+    section = scenario.plan
+    if section is None:
+        allowed = "a section with target and candidates: see plan-gpt2-xl"
+        raise scenario.fault("plan", "nothing", allowed)
+    workload = load_workload(scenario)
+    target_samples(scenario, workload)  # raises what would be wrong with every candidate
+    hardware = {one.name: hardware_of(scenario, one) for one in section.candidates}
+    shared = _Plan(scenario, section, hardware)
+    found = predict(
+        scenario, list(all_asked(scenario)), profile=profile, jobs=jobs, store=store,
+        progress=progress,
+    )  # fmt: skip
+    shared.bases.update(_bases(shared, found))
+    plain = [one for one in found if one.asked.upgrade is None and not one.asked.alone]
+    options = [_option(shared, one) for one in plain]
+    budget = None if section.budget is None else section.budget.amount
+    usable = [option for option in options if option.status == "ok"]
+    return Plan(
+        scenario=scenario.name,
+        question=scenario.question,
+        workload=workload.name,
+        target=target_words(section.target),
+        samples=workload.sample,
+        currency=section.paid_in,
+        deadline_s=section.deadline,
+        budget=budget,
+        efficiency_base=_base_words(scenario),
+        options=tuple(options),
+        answers=choose(usable, section.deadline, budget),
+        outcomes=_outcomes(shared, found, options),
+        cautions=cautions(scenario, options),
+        assumptions=assumptions(scenario, options, hardware),
+        sources=sources(section, hardware),
+        provenance=_provenance(scenario, section, profile),
+    )
+
+
+def _provenance(
+    scenario: Scenario, section: PlanSection, profile: Profile | None
+) -> dict[str, str]:
+    import hashlib
+
+    return {
+        "perfmodel": __version__,
+        "scenario_sha256": scenario_digest(scenario),
+        "plan_sha256": hashlib.sha256(section.model_dump_json().encode()).hexdigest(),
+        "profile": profile.name if profile is not None else scenario.profile or "none",
+        "seed": str(scenario.seed),
+        "python": platform.python_version(),
+    }
+
+
+def _base_words(scenario: Scenario) -> str:
+    if scenario.training.scaling == "weak":
+        return "relative to one GPU of the candidate"
+    return "relative to the candidate's smallest size that fits"
+
+
+def _bases(shared: _Plan, found: Sequence[Predicted]) -> dict[str, float]:
+    """Samples per second and GPU that are an efficiency of one, by candidate."""
+    weak = shared.scenario.training.scaling == "weak"
+    bases: dict[str, float] = {}
+    for one in found:
+        name, hardware = one.asked.candidate.name, shared.hardware[one.asked.candidate.name]
+        if one.step is None or isinstance(hardware, str) or one.asked.upgrade is not None:
+            continue
+        # One GPU alone may lack the memory and still be what scaling is measured against.
+        if weak == one.asked.alone and (weak or one.step.fits) and name not in bases:
+            gpus = 1 if one.asked.alone else one.asked.nodes * hardware.gpus_per_node
+            bases[name] = one.step.samples_per_s / gpus
+    return bases
+
+
+def _option(shared: _Plan, one: Predicted) -> Option:
+    """One candidate at one size, with whatever an upgrade changes."""
+    candidate, nodes = one.asked.candidate, one.asked.nodes
+    hardware = shared.hardware[candidate.name]
+    if isinstance(hardware, str):
+        return _refused(one.asked, None, "failed", hardware)
+    gpus = nodes * hardware.gpus_per_node
+    if one.step is None or one.scenario is None:
+        return _refused(one.asked, gpus, "failed", one.reason)
+    precision = one.scenario.compute.precision
+    peak_s = sample_at_peak_s(shared.workload(one.scenario), hardware, precision)
+    step = rated(one.step, gpus, shared.bases.get(candidate.name), peak_s)
+    if not step.fits:
+        has = format_bytes(hardware.gpu.memory_bytes)
+        why = f"needs {format_bytes(step.memory_bytes)} of memory per GPU, which has {has}"
+        return _refused(one.asked, gpus, "too big", why, step)
+    return _paid(shared, one, hardware, step)
+
+
+def _paid(shared: _Plan, one: Predicted, hardware: Hardware, step: Step) -> Option:
+    """Train to the target and add up the bill."""
+    assert one.scenario is not None
+    asked = one.asked
+    gpus = asked.nodes * hardware.gpus_per_node
+    training = _trained(shared, asked, one.scenario, step)
+    if isinstance(training, str):
+        return _refused(asked, gpus, "failed", training, step)
+    rent = None if asked.upgrade is None else asked.upgrade.price_per_gpu_hour
+    held = rates(
+        asked.candidate,
+        nodes=asked.nodes,
+        gpus_per_node=hardware.gpus_per_node,
+        gpu_W=hardware.gpu.power_W,
+        more_rent=0.0 if rent is None else rent.amount,
+    )
+    if held.power_W is None and held.energy_per_kWh:
+        why = f"an energy price, but no data sheet says what a {hardware.gpu.name} draws"
+        return _refused(asked, gpus, "failed", f"{why}: give power.per_gpu or per_node", step)
+    sums = bill(held, training.wall_s, training.wall_interval_s, training.steps)
+    fabric = fabric_words(asked.candidate)
+    return Option(
+        asked.candidate.name, asked.candidate.node, fabric, asked.nodes, gpus, "ok", "",
+        step, training, sums,
+    )  # fmt: skip
+
+
+def _trained(shared: _Plan, asked: Asked, made: Scenario, step: Step) -> Training | str:
+    """Train to the target, or say why not; how far luck goes is not asked of upgrades."""
+    failures = failures_of(shared.scenario, asked)
+    if isinstance(failures, str):
+        return failures
+    workload = shared.workload(made)
+    samples = target_samples(shared.scenario, workload)
+    target, seed = shared.section.target, shared.scenario.seed
+    if failures is None:
+        return train(step, target, samples, None)
+    size = checkpoint_bytes(workload, made.compute.optimizer)
+    upkeep = upkeep_of(failures, asked.candidate, asked.nodes, step.step_time_s, size)
+    runs = failures.runs if asked.upgrade is None else 0
+    return train(step, target, samples, upkeep, runs=runs, seed=seed)
+
+
+def _refused(
+    asked: Asked, gpus: int | None, status: Status, why: str, step: Step | None = None
+) -> Option:
+    one = asked.candidate
+    return Option(one.name, one.node, fabric_words(one), asked.nodes, gpus, status, why, step)
+
+
+def _outcomes(
+    shared: _Plan, found: Sequence[Predicted], options: Sequence[Option]
+) -> tuple[Outcome, ...]:
+    """Every upgrade of every option that runs as it is."""
+    usable = {(o.candidate, o.nodes): o for o in options if o.status == "ok"}
+    seen: list[Outcome] = []
+    for one in found:
+        before = usable.get((one.asked.candidate.name, one.asked.nodes))
+        if one.asked.upgrade is None or before is None:
+            continue
+        after = _option(shared, one)
+        seen.append(outcome(one.asked.upgrade, one.asked.candidate, before, after))
+    return ranked(seen)

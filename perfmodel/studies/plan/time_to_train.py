@@ -1,0 +1,218 @@
+"""From a step to a whole training: samples, steps, failures, wall time.
+
+How many samples and steps a target takes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from perfmodel.errors import InputError
+from perfmodel.scenario import CandidateSection, FailureSection, Scenario, TargetSection
+from perfmodel.studies.plan.failures import (
+    HOPELESS,
+    MOST_FAILURES,
+    Upkeep,
+    daly_s,
+    expected_wall_s,
+    in_whole_steps,
+    job_mtbf_s,
+    simulate_walls,
+    summed_up,
+    with_luck,
+)
+from perfmodel.studies.plan.model import Interval, Step, Training
+from perfmodel.units import format_time
+from perfmodel.workload.model import Workload
+
+_SEQUENCE = re.compile(r"sequence of (\d+) tokens")
+
+
+def tokens_per_sample(workload: Workload) -> int | None:
+    """Tokens of one sample; None for a model whose samples are no sequences.
+
+    A model of the zoo says it in the name of its sample.
+    """
+    match = _SEQUENCE.fullmatch(workload.sample)
+    return int(match[1]) if match else None
+
+
+def target_samples(scenario: Scenario, workload: Workload) -> float:
+    """Samples of the target at its reference batch.
+
+    Raises
+    ------
+    InputError
+        Tokens of a model whose samples are no sequences.
+    """
+    assert scenario.plan is not None
+    target = scenario.plan.target
+    if target.samples is not None:
+        return float(target.samples)
+    if target.tokens is not None:
+        return target.tokens / _tokens(scenario, workload, "plan.target.tokens")
+    dataset = target.dataset
+    assert dataset is not None
+    count = float(dataset.count)
+    if dataset.unit == "tokens":
+        count /= _tokens(scenario, workload, "plan.target.dataset")
+    return (target.epochs or 0.0) * count
+
+
+def _tokens(scenario: Scenario, workload: Workload, field: str) -> int:
+    each = tokens_per_sample(workload)
+    if each is None:
+        raise _no_sequence(scenario, workload, field)
+    return each
+
+
+def _no_sequence(scenario: Scenario, workload: Workload, field: str) -> InputError:
+    found = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
+    return scenario.fault(field, found, "samples, or a transformer of the zoo")
+
+
+def samples_at(target: TargetSection, samples: float, global_batch: int) -> float:
+    """Samples that a global batch takes for the same result.
+
+    E(B) = E_min (1 + B / B_crit), McCandlish et al. 2018 (arXiv 1812.06162), their equation for the
+    trade between steps and examples solved for the examples; scaled so that the reference batch
+    takes `samples`. Without a critical batch every batch takes the same.
+
+    Examples
+    --------
+    >>> samples_at(TargetSection(samples=1000, critical_batch=256), 1000.0, 256)
+    2000.0
+    """
+    if target.critical_batch is None:
+        return samples
+    more = 1 + global_batch / target.critical_batch
+    return samples * more / (1 + (target.reference_batch or 0) / target.critical_batch)
+
+
+def steps_for(samples: float, global_batch: int) -> int:
+    """Whole steps that go through so many samples."""
+    return max(1, math.ceil(samples / global_batch * (1 - 1e-12)))
+
+
+def target_words(target: TargetSection) -> str:
+    """Say the target as it was asked.
+
+    Examples
+    --------
+    >>> target_words(TargetSection(tokens=300e9))
+    '300 billion tokens'
+    """
+    if target.samples is not None:
+        return f"{_many(target.samples)} samples"
+    if target.tokens is not None:
+        return f"{_many(target.tokens)} tokens"
+    assert target.dataset is not None
+    epochs = f"{target.epochs:g} epoch{'' if target.epochs == 1 else 's'}"
+    return f"{epochs} of {_many(target.dataset.count)} {target.dataset.unit}"
+
+
+def _many(count: float) -> str:
+    for scale, name in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
+        if count >= scale:
+            return f"{count / scale:.6g}{name}"
+    return f"{count:,.0f}"
+
+
+def train(
+    step: Step,
+    target: TargetSection,
+    samples: float,
+    upkeep: tuple[Upkeep, int] | None,
+    *,
+    runs: int = 0,
+    seed: int = 0,
+) -> Training | str:
+    """Train to the target, or say why that never ends.
+
+    Parameters
+    ----------
+    step : Step
+    target : TargetSection
+    samples : float
+        That the target takes at its reference batch.
+    upkeep : (Upkeep, steps between checkpoints) or None
+        See `upkeep_of`; None where nothing fails.
+    runs, seed : int
+        Of the simulation; 0 runs for none, and then luck is not in the interval.
+    """
+    wanted = samples_at(target, samples, step.global_batch)
+    steps = steps_for(wanted, step.global_batch)
+    work_s = steps * step.step_time_s
+    ends = step.interval_s
+    if upkeep is None:
+        of_steps = None if ends is None else (steps * ends[0], steps * ends[1])
+        return Training(wanted, steps, work_s, work_s, of_steps, 1.0)
+    kept, every = upkeep
+    wall_s = expected_wall_s(work_s, kept)
+    if not wall_s <= HOPELESS * work_s:
+        return _hopeless(kept)
+    interval, seen = None, None
+    if ends is not None:
+        low_s, high_s = (expected_wall_s(steps * end, kept) for end in ends)
+        interval = _around(wall_s, low_s, high_s)
+    if runs and wall_s <= MOST_FAILURES * kept.mtbf_s:
+        walls_s, failures = simulate_walls(work_s, kept, runs=runs, seed=seed)
+        seen = summed_up(walls_s, failures)
+        if interval is not None:
+            low, high = (end_s / wall_s for end_s in interval)
+            interval = _around(wall_s, *with_luck(walls_s, low, high))
+    return Training(
+        samples=wanted,
+        steps=steps,
+        work_s=work_s,
+        wall_s=wall_s,
+        wall_interval_s=interval,
+        goodput=work_s / wall_s,
+        upkeep=kept,
+        checkpoint_steps=every,
+        simulated=seen,
+    )
+
+
+def _around(wall_s: float, low_s: float, high_s: float) -> Interval:
+    """An interval with the expected time in it: rare failures may all be beyond its end."""
+    return min(low_s, wall_s), max(high_s, wall_s)
+
+
+def _hopeless(upkeep: Upkeep) -> str:
+    fails, writes, restarts = (
+        format_time(time_s) for time_s in (upkeep.mtbf_s, upkeep.write_s, upkeep.restart_s)
+    )
+    return (
+        f"it would take more than {HOPELESS:g} times as long as without failures: one comes every "
+        f"{fails} on average, a checkpoint takes {writes} and a restart {restarts}"
+    )
+
+
+def upkeep_of(
+    failures: FailureSection,
+    candidate: CandidateSection,
+    nodes: int,
+    step_time_s: float,
+    checkpoint: float,
+) -> tuple[Upkeep, int]:
+    """How one option fails and saves, and the steps from checkpoint to checkpoint.
+
+    Parameters
+    ----------
+    failures : FailureSection
+    candidate : CandidateSection
+    nodes : int
+    step_time_s : float
+    checkpoint : float
+        Size that the model says; bytes. Unused where the file says size or time.
+    """
+    mtbf_s = job_mtbf_s(candidate.mtbf_per_node or failures.mtbf_per_node, nodes)
+    write_s = failures.checkpoint_write
+    if write_s is None:
+        assert failures.storage_bandwidth is not None
+        write_s = (failures.checkpoint_size or checkpoint) / failures.storage_bandwidth
+    wanted_s = failures.checkpoint_every or daly_s(write_s, mtbf_s)
+    every, interval_s = in_whole_steps(wanted_s, step_time_s)
+    return Upkeep(mtbf_s, write_s, failures.restart, interval_s), every

@@ -1,0 +1,187 @@
+"""What nccl-tests would print for a machine.
+
+Collectives one behind the other, as benchmarks time them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import simpy
+
+from perfmodel.arrays import Group
+from perfmodel.calibrate import Profile, apply, draws, interval_s, measured_at
+from perfmodel.calibrate.profile import Rows
+from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.collectives.catalog import maker
+from perfmodel.library.lowering.lower import carry
+from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.machine import Machine, machine_on, observed_s
+from perfmodel.library.model import load_library
+from perfmodel.library.prediction_error import datasheet_interval_s
+from perfmodel.library.settings import Settings
+from perfmodel.simulate.engine.engine import Fidelity
+from perfmodel.simulate.flow.network import FlowNetwork
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.uncontended import Estimator, stage_bytes
+from perfmodel.studies.run.resolve.limits import check_message_size
+from perfmodel.testing.closed_forms import bus_factor
+from perfmodel.topology.model import Topology
+
+
+def hidden_s(known: Estimator, way: Carried, op: str, group: Group) -> float:
+    """What repeating a broadcast or a reduction hides of its time; seconds.
+
+    nccl-tests starts the next one without waiting for the last (one time for 20 of them). A rank of
+    a chain is done when it has passed its last piece on, long before the end of the chain is; so
+    what a single one needs to travel down the chain is seen once, and not in each of them.
+
+    Parameters
+    ----------
+    known : Estimator
+    way : Carried
+        How the collective is carried.
+    op : str
+    group : range or tuple of int
+    """
+    schedule = way.schedule
+    hops = schedule.ranks - 1
+    if schedule.algorithm != "chain" or op not in {"broadcast", "reduce"} or hops < 2:
+        return 0.0
+    chains = 1 + max(int(phase.channel.max()) for phase in schedule.phases)
+    piece = min(schedule.nbytes, PIECE_BYTES * chains)
+    alone = carry(known.machine, op, piece, group, algorithm="chain")
+    first = next((one for one in alone if one.protocol == way.protocol), None)
+    if first is None:
+        return 0.0
+    travel_s = (known.way_s(first) - first.launch_s) * (1 - 1 / hops)
+    return max(0.0, min(travel_s, known.way_s(way) - way.launch_s - _busy_s(known, way)))
+
+
+def _busy_s(known: Estimator, way: Carried) -> float:
+    """Least time that the busiest edge needs for what it sends; seconds."""
+    return max(
+        float(np.max(stage_bytes(way, stage) / known.rates(stage))) for stage in known.legs(way)
+    )
+
+
+DRAWS = 40
+"""Draws of a profile that an interval rests on."""
+
+
+def collective_rows(
+    topology: Topology,
+    *,
+    op: str = "all_reduce",
+    sizes: Iterable[int],
+    algorithm: str = "auto",
+    library: str = "nccl",
+    settings: Settings | None = None,
+    profile: Profile | None = None,
+    profile_rows: Rows | None = None,
+    fidelity: Fidelity = "flow",
+    progress: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Time one collective over all ranks of a machine at several sizes.
+
+    Parameters
+    ----------
+    topology : Topology
+    op : str
+    sizes : iterable of int
+        As nccl-tests counts them; bytes.
+    algorithm : str
+        "auto" for the library's own, or a name of `perfmodel.collectives.catalog`.
+    library : str
+    settings : Settings, optional
+        Version and environment of the library.
+    profile : Profile, optional
+        Measured numbers instead of datasheets'; they bring an interval with them. Without one, the
+        interval is the spread of recorded sweeps about predictions from datasheets.
+    profile_rows : {"library", "schedule"}, optional
+        Whose numbers of the profile: the library's own collective (default, if measured) or our
+        schedule's.
+    fidelity : {"flow", "message"}
+    progress : callable, optional
+        Called with (done, total).
+
+    Returns
+    -------
+    list of dict
+        One row per size with nbytes, time_s, algbw_Bps, busbw_Bps, algorithm, protocol, interval_s.
+
+    Raises
+    ------
+    InputError
+        Too many ranks for fidelity "message", or rows that the profile does not have.
+    """
+    plain = machine_on(topology, load_library(library), settings=settings)
+    machine = plain if profile is None else apply(profile, plain, rows=profile_rows)
+    named = None if algorithm == "auto" else algorithm.replace("-", "_")
+    if named is not None:
+        maker(op, named)  # says which names there are, whatever the number of ranks
+    drawn: list[Machine] = []
+    size = len(topology.ranks)
+    if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=named):
+        drawn = [apply(p, plain, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
+    known, alternatives = Estimator(machine), [Estimator(other) for other in drawn]
+    wanted = list(sizes)
+    if fidelity == "message":
+        pairs = [(op, nbytes) for nbytes in wanted]
+        check_message_size(machine, pairs, algorithm=named)
+    rows = []
+    for done, nbytes in enumerate(wanted):
+        row = _row(known, op, nbytes, named, fidelity)
+        spread = _interval(alternatives, op, nbytes, named, row)
+        if profile is None and named is None and library == "nccl" and size > 1:
+            spread = list(datasheet_interval_s(topology, op, nbytes, row["time_s"]))
+        rows.append(row | {"interval_s": spread})
+        if progress is not None:
+            progress(done + 1, len(wanted))
+    return rows
+
+
+def _row(
+    known: Estimator, op: str, nbytes: int, algorithm: str | None, fidelity: Fidelity
+) -> dict[str, Any]:
+    env = simpy.Environment()
+    network = (FlowNetwork if fidelity == "flow" else MessageNetwork)(env, known)
+    ranks = range(len(known.machine.topology.ranks))
+    way = None
+    if len(ranks) > 1:
+        way = known.best(op, nbytes, ranks, 0, algorithm)[0]
+        env.run(until=network.launch([way]))
+    time_s = 0.0
+    if way is not None:
+        repeated_s = float(env.now) - hidden_s(known, way, op, ranks)
+        time_s = observed_s(known.machine, repeated_s)
+    algbw_Bps = nbytes / time_s if time_s > 0 else 0.0
+    return {
+        "nbytes": nbytes,
+        "time_s": time_s,
+        "algbw_Bps": algbw_Bps,
+        "busbw_Bps": algbw_Bps * bus_factor(op, len(ranks)),
+        "algorithm": way.schedule.algorithm if way else "none",
+        "protocol": way.protocol if way else "none",
+    }
+
+
+def _interval(
+    alternatives: list[Estimator],
+    op: str,
+    nbytes: int,
+    algorithm: str | None,
+    row: dict[str, Any],
+) -> list[float] | None:
+    """80 % interval of the time, from draws of the profile's numbers; None without them."""
+    ranks = range(len(alternatives[0].machine.topology.ranks)) if alternatives else range(0)
+    if len(ranks) < 2:
+        return None
+    times = []
+    for other in alternatives:
+        way, alone_s = other.best(op, nbytes, ranks, 0, algorithm)
+        times.append(observed_s(other.machine, alone_s - hidden_s(other, way, op, ranks)))
+    found = interval_s(times, row["time_s"])
+    return None if found is None else list(found)

@@ -1,0 +1,65 @@
+"""What a step costs the process that runs it, where ranks are processes on CPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfmodel.library.model import Library
+from perfmodel.topology.model import Gpu, Sockets
+from perfmodel.training.forward_backward import NO_CORE_WORK, CoreWork
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """What a step of DistributedDataParallel costs beyond layers and collectives.
+
+    Parameters
+    ----------
+    step_s : float
+        After the last gradients are reduced: Python, and copies and memory of all gradients.
+    cast_Bps : float, optional
+        At what rate a compressing hook converts; bytes of the gradients per second.
+    copies_Bps : float, optional
+        What stands for the rate of copies to and from buckets, where `step_s` has them.
+    core : CoreWork
+        What backward takes of a core.
+    """
+
+    step_s: float = 0.0
+    cast_Bps: float | None = None
+    copies_Bps: float | None = None
+    core: CoreWork = NO_CORE_WORK
+
+
+def host_work(
+    library: Library, gpu: Gpu, sockets: Sockets, gradients_bytes: Sequence[float], ranks: int, *,
+    views: bool,
+) -> HostWork:  # fmt: skip
+    """Work out what a step costs each of some processes.
+
+    Parameters
+    ----------
+    library : Library
+        Has the numbers, and their sources.
+    gpu : Gpu
+        Nothing for real ones.
+    sockets : Sockets
+        Says how many cores all processes share; more processes than cores take turns.
+    gradients_bytes : sequence of float
+        Of each tensor of one rank.
+    ranks : int
+    views : bool
+        Gradients are views of their buckets: what is copied to a bucket is not copied back.
+    """
+    if gpu.generation != "cpu":
+        return HostWork()
+    in_turn = 1.0 if sockets.cores is None else max(1.0, ranks / sockets.cores)
+    python_s = (library.host_step + len(gradients_bytes) * library.host_tensor) / sockets.core_speed
+    core = CoreWork(library.core_layer, library.core_gradient, library.host_copies or math.inf)
+    if library.host_copies is None:
+        return HostWork(python_s * in_turn, core=core)
+    copied_s = sum(gradients_bytes) / library.host_copies * (0.5 if views else 1.0)
+    casts_Bps = None if library.host_casts is None else library.host_casts / in_turn
+    return HostWork((python_s + copied_s) * in_turn, casts_Bps, math.inf, core)

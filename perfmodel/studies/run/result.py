@@ -1,0 +1,301 @@
+"""What a study answers: one point per cluster size, with everything a report needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from perfmodel.timeline import Timeline
+from perfmodel.topology.model import Topology
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Scaling = Literal["weak", "strong"]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTime:
+    """One gradient bucket in the measured step; times in seconds from the start of the step.
+
+    `ready_s`: its last gradient is in the bucket. `start_s`: its all-reduce begins (it may wait
+    for the bucket before it). `end_s`: reduced.
+    """
+
+    index: int
+    nbytes: int
+    ready_s: float
+    start_s: float
+    end_s: float
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """Traffic over one directed link during one step.
+
+    `nbytes` are bytes of payload. `utilisation`, 0 to 1, is how much of the step the link was busy
+    with them and with what protocols add, or what a slow protocol leaves unused.
+    """
+
+    src: str
+    dst: str
+    kind: str
+    nbytes: float
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes per GPU (the fullest one), and whether they fit."""
+
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    buckets_bytes: float
+    activations_bytes: float
+    capacity_bytes: float
+    advice: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all parts."""
+        return (
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.buckets_bytes
+            + self.activations_bytes
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the parts fit the device's memory."""
+        return self.total_bytes <= self.capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventCost:
+    """What one event or other job costs; times in seconds.
+
+    Parameters
+    ----------
+    what : str
+        The event in words.
+    without_s : float
+        Mean step time with everything else that happens, but not this.
+    costs_s : float
+        How much longer a step takes because of it, on average over the counted steps.
+    """
+
+    what: str
+    without_s: float
+    costs_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Who came last to a collective, over the counted steps; times in seconds.
+
+    Parameters
+    ----------
+    collective : str
+    bucket : int, optional
+    last : str
+        The rank or the class of ranks that came last most often.
+    share : float
+        Of the counted steps, those in which it was the last; 0 to 1.
+    waited_s : float
+        How long the other ranks waited, on average.
+    longest_s : float
+        How long the first one waited, at most.
+    """
+
+    collective: str
+    bucket: int | None
+    last: str
+    share: float
+    waited_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another job on the same network; times in seconds.
+
+    `step_time_s` is its mean while the main job's steps were counted; `alone_s` is its step on the
+    same nodes with the network for itself.
+    """
+
+    name: str
+    gpus: int
+    step_time_s: float
+    alone_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What events and other jobs did to a step; times in seconds.
+
+    Parameters
+    ----------
+    steps_s : tuple of float
+        The counted steps, one after the other; `Point.step_time_s` is their mean.
+    undisturbed_s : float
+        A step without any of the events.
+    mean_interval_s : (low, high) or None
+        80 % interval of the mean step under jitter; None where nothing is random.
+    events : tuple of EventCost
+        In the order of the scenario.
+    waits : tuple of Wait
+        In the order of the step.
+    jobs : tuple of Neighbour
+    """
+
+    steps_s: tuple[float, ...]
+    undisturbed_s: float
+    mean_interval_s: tuple[float, float] | None
+    events: tuple[EventCost, ...]
+    waits: tuple[Wait, ...]
+    jobs: tuple[Neighbour, ...] = ()
+
+    @property
+    def costs_s(self) -> float:
+        """How much longer a step takes with everything that happens, on average."""
+        return sum(self.steps_s) / len(self.steps_s) - self.undisturbed_s
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A training step at one cluster size. Times in seconds, of one step in steady state.
+
+    Parameters
+    ----------
+    gpus, nodes : int
+    step_time_s : float
+    first_step_time_s : float
+        The first iteration (before DDP rebuilds its buckets).
+    compute_s : float
+        Time during which the busiest class computes (forward, backward, copies, optimizer).
+    comm_s : float
+        Time during which communication is in flight.
+    exposed_comm_s : float
+        The part of `comm_s` during which no compute runs.
+    breakdown_s : mapping of str to float
+        Where the step goes; parts add up to `step_time_s`: "forward", "backward", "copies",
+        "optimizer", "slowdown" (compute made slower by overlap), "exposed communication", "idle".
+    samples_per_s : float
+        Over all GPUs.
+    scaling_efficiency : float
+        Throughput over that of `efficiency_base` GPUs scaled up linearly.
+    bottleneck : str
+        The slowest link by name, or "compute".
+    interval_s : (low, high) or None
+        80 % interval of `step_time_s`; None until a spread is known.
+    mode : str
+        How it was simulated ("flow, 1 rank class").
+    disturbance : Disturbance, optional
+        What events and other jobs did; None where there are none.
+    notes : tuple of str
+        Where the simulation is an approximation, and by how much.
+    """
+
+    gpus: int
+    nodes: int
+    step_time_s: float
+    first_step_time_s: float
+    compute_s: float
+    comm_s: float
+    exposed_comm_s: float
+    breakdown_s: Mapping[str, float]
+    samples_per_s: float
+    scaling_efficiency: float
+    bottleneck: str
+    global_batch: int
+    batch_per_gpu: int
+    memory: Memory
+    interval_s: tuple[float, float] | None
+    buckets: tuple[BucketTime, ...]
+    links: tuple[LinkUse, ...]
+    timeline: Timeline
+    mode: str
+    disturbance: Disturbance | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer to one scenario.
+
+    Parameters
+    ----------
+    scenario, question, workload, strategy, machine : str
+        Names for titles: file name, first comment line, model, strategy, machine.
+    scaling : {"weak", "strong"}
+    points : tuple of Point
+        By growing number of GPUs; the last one is the size that the scenario asks about.
+    efficiency_base : int
+        GPUs of the point that efficiency is relative to (1, or the smallest size).
+    samples : str
+        What one sample is ("image").
+    topology : Topology
+        Of the last point.
+    assumptions : tuple of str
+    sources : mapping of str to str
+        Where numbers come from.
+    provenance : mapping of str to str
+        Digests, version, seed, fidelity.
+    """
+
+    scenario: str
+    question: str
+    workload: str
+    strategy: str
+    machine: str
+    scaling: Scaling
+    points: tuple[Point, ...]
+    efficiency_base: int
+    samples: str
+    topology: Topology
+    assumptions: tuple[str, ...]
+    sources: Mapping[str, str]
+    provenance: Mapping[str, str]
+
+    @property
+    def main(self) -> Point:
+        """The point that the scenario asks about."""
+        return self.points[-1]
+
+    @property
+    def timeline(self) -> Timeline:
+        """Spans of one steady step of the main point."""
+        return self.main.timeline
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row per cluster size; units in the column names."""
+        import pandas as pd
+
+        return pd.DataFrame([self._row(point) for point in self.points])
+
+    def _row(self, point: Point) -> dict[str, Any]:
+        return {
+            "gpus": point.gpus,
+            "nodes": point.nodes,
+            "global_batch": point.global_batch,
+            "step_time_s": point.step_time_s,
+            "compute_s": point.compute_s,
+            "comm_s": point.comm_s,
+            "exposed_comm_s": point.exposed_comm_s,
+            "samples_per_s": point.samples_per_s,
+            "scaling_efficiency": point.scaling_efficiency,
+            "bottleneck": point.bottleneck,
+            "memory_bytes": point.memory.total_bytes,
+            "fits": point.memory.fits,
+        }
+
+    def _repr_html_(self) -> str:
+        """Show the summary in a notebook."""
+        return self.summary._repr_html_()  # type: ignore[operator,no-any-return]

@@ -1,0 +1,122 @@
+"""What a stored answer is found by: the question, the files it names, the profile, the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from perfmodel.calibrate import Profile
+from perfmodel.errors import InputError
+from perfmodel.files import USER_FOLDER, data_folder, find_file
+from perfmodel.files.find import is_shipped
+from perfmodel.scenario import Scenario
+from perfmodel.studies.sweep.variants import Variant
+from perfmodel.version import __version__
+
+NOT_MODEL = (
+    "cli/", "report/", "validate/", "studies/plan/", "studies/tune/", "studies/compare/", "_data/",
+)  # fmt: skip
+"""Folders that a step time cannot depend on: nothing that `studies.run` imports lies in them."""
+
+
+@cache
+def model_version() -> str:
+    """Version of the package and a digest of all of its source and data that an answer may use.
+
+    So a model that was changed never gives old answers.
+    """
+    package = Path(__file__).parents[2]
+    topologies = data_folder("topologies")
+    digest = hashlib.sha256()
+    for root in (package, topologies):
+        for path in sorted(root.rglob("*")):
+            inside = path.relative_to(root)
+            own = root == package
+            skipped = own and inside.as_posix().startswith(NOT_MODEL)
+            if path.is_file() and path.suffix in {".py", ".yaml", ".csv", ".json"} and not skipped:
+                name = f"{'package' if own else 'topologies'}/{inside.as_posix()}"
+                digest.update(f"{name}\0{_of_file(path)}\0".encode())
+    return f"{__version__}+{digest.hexdigest()[:16]}"
+
+
+def profile_digest(profile: Profile | None) -> str:
+    """Digest of a profile's numbers; "" without one."""
+    return "" if profile is None else _of_text(profile.model_dump_json())
+
+
+def key_of(
+    variant: Variant, profile: str, version: str, known: dict[Path, str] | None = None
+) -> str:
+    """Return the key of a variant's answer.
+
+    Parameters
+    ----------
+    variant : Variant
+    profile : str
+        `profile_digest`.
+    version : str
+        `model_version`.
+    known : dict of Path to str, optional
+        Digests of files; filled here, so that many variants read each file once.
+    """
+    files = {} if variant.scenario is None else _contents(variant.scenario, known)
+    asked = {"question": variant.digest, "files": files, "profile": profile, "model": version}
+    return _of_text(json.dumps(asked, sort_keys=True))
+
+
+def _contents(scenario: Scenario, known: dict[Path, str] | None) -> Mapping[str, str]:
+    """Digest of every file of the user's that the scenario names, by field."""
+    known = {} if known is None else known
+    found = {}
+    for field, path in _files(scenario):
+        if not path.is_file():
+            continue
+        if path not in known:
+            known[path] = "" if is_shipped(path) else _of_file(path)
+        if known[path]:  # those that ship are part of the model's version
+            found[field] = known[path]
+    return found
+
+
+def _files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
+    origin, cluster = scenario.origin, scenario.cluster
+    for field, name, kind in (
+        ("cluster.node", cluster.node, "topologies"),
+        ("profile", scenario.profile, "topologies/profiles"),
+    ):
+        if name is not None:
+            yield from _named(field, origin.beside(field, name), kind)
+    if cluster.fabric is not None:
+        kind = cluster.fabric.kind
+        if kind.endswith((".yaml", ".yml")):
+            yield from _named("cluster.fabric", origin.beside("cluster.fabric", kind), "topologies")
+        yield "cluster.fabric.kind", Path("topologies") / "fabrics" / f"{kind}.yaml"
+    for folder in (USER_FOLDER.expanduser() / "topologies", Path("topologies")):
+        yield f"gpus of {folder}", folder / "gpus.yaml"
+    models = [("model", scenario.model)]
+    models += [(f"jobs.{at}.model", job.model) for at, job in enumerate(scenario.jobs)]
+    for field, model in models:
+        if model.file is not None:
+            yield f"{field}.file", origin.resolve(f"{field}.file", model.file)
+        elif model.name is not None:
+            yield f"{field}.name", Path(model.name)
+    if scenario.compute.times is not None:
+        yield "compute.times", origin.resolve("compute.times", scenario.compute.times)
+
+
+def _named(field: str, name: str, kind: str) -> Iterator[tuple[str, Path]]:
+    try:
+        yield field, find_file(name, kind)
+    except InputError:
+        return  # the answer will say so
+
+
+def _of_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,261 @@
+"""Many calls on many cores: processes of this machine or a cluster.
+
+Many calls on a ray cluster, or on the one that ray makes of this machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from typing import Any, Literal, TypeVar, get_args
+
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError, one_of
+
+AHEAD = 2
+"""Calls per worker that are under way, so that none waits for the next."""
+
+
+def each_on_ray(
+    function: Callable[..., R],
+    calls: Sequence[tuple[Any, ...]],
+    jobs: int | None = None,
+    address: str | None = None,
+) -> Iterator[R]:
+    """Call a function with each of some arguments; results come as they are ready.
+
+    joblib's own backend for ray gives results only when all are there, so that nothing would be
+    kept of a sweep that is stopped.
+
+    Parameters
+    ----------
+    function : callable
+        At the top level of a module that the workers have.
+    calls : sequence of tuple
+    jobs : int, optional
+        Calls at once; default: as many as the cluster has CPUs.
+    address : str, optional
+        HOST:PORT of a cluster, or "auto"; default: as ``ray.init`` finds one or makes one here.
+
+    Raises
+    ------
+    SweepError
+        A worker was killed, or lacks what the function needs.
+    ExecutorUnavailable
+        ray or the cluster is not there.
+    """
+    with _connected(address) as ray:
+        under_way = jobs or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        work = ray.remote(max_retries=0)(_ray_call)
+        begun = (work.remote(function, call) for call in calls)
+        running = list(islice(begun, under_way))
+        try:
+            while running:
+                done, running = ray.wait(running)
+                running += islice(begun, len(done))
+                yield from ray.get(done)
+        except ray.exceptions.RayError as error:
+            said = str(error).strip().splitlines()[-1]
+            raise SweepError(
+                f"a ray worker failed; what was done until then is kept in the store, if there is "
+                f"one: {said}"
+            ) from None
+
+
+def _ray_call(function: Callable[..., R], call: tuple[Any, ...]) -> R:
+    return function(*call)
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[Any]:
+    try:
+        import ray
+    except ImportError:
+        raise ExecutorUnavailable("--backend ray needs ray: pip install 'perfmodel[ray]'") from None
+    ours = not ray.is_initialized()
+    try:
+        if ours:
+            _check_reachable(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # noqa: BLE001  (ray raises that itself, of no kind of its own)
+        found = "ray does not start" if address is None else f"no ray cluster answers at {address}"
+        raise ExecutorUnavailable(f"{found}: {error}") from None
+    try:
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Try the port of an address that has one."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+
+
+Backend = Literal["loky", "dask", "ray"]
+"""loky: processes of this machine. dask and ray: a cluster that is there already."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+WATCH_S = 0.5
+"""How often a worker looks whether its parent is still there."""
+
+CONNECT_S = 10
+"""How long to wait for a scheduler to answer, and for its first worker."""
+
+
+def cores() -> int:
+    """Physical cores that this process may use."""
+    from joblib import cpu_count
+
+    return int(cpu_count(only_physical_cores=True))
+
+
+def check_backend(backend: str, scheduler: str | None, jobs: int | None) -> Backend:
+    """Return the name of a backend.
+
+    Raises
+    ------
+    InputError
+        An unknown one, a scheduler for loky, none for dask, or no workers; all faults.
+    """
+    faults = []
+    if backend not in get_args(Backend):
+        faults.append(Fault("--backend", repr(backend), one_of(get_args(Backend), backend)))
+    if backend == "dask" and scheduler is None:
+        faults.append(Fault("--scheduler", "nothing", "the address of dask's, tcp://HOST:PORT"))
+    if backend == "loky" and scheduler is not None:
+        allowed = "nothing with --backend loky, which needs none"
+        faults.append(Fault("--scheduler", repr(scheduler), allowed))
+    if jobs is not None and jobs < 1:
+        faults.append(Fault("-j", str(jobs), "1 or more"))
+    if faults:
+        raise InputError(faults)
+    return backend  # type: ignore[return-value]
+
+
+def each(
+    function: Callable[..., R],
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    jobs: int | None = None,
+    backend: Backend = "loky",
+    scheduler: str | None = None,
+) -> Iterator[R]:
+    """Call a function with each of some arguments; results come as they are ready.
+
+    Parameters
+    ----------
+    function : callable
+        At the top level of a module.
+    calls : sequence of tuple
+    jobs : int, optional
+        Processes; 1 stays in this one. Default: one per physical core, or all that a cluster has.
+    backend : {"loky", "dask", "ray"}
+    scheduler : str, optional
+        Address of a cluster's scheduler.
+
+    Raises
+    ------
+    SweepError
+        A worker was killed.
+    ExecutorUnavailable
+        A package or a cluster that is not there.
+    """
+    if backend == "loky":
+        jobs = min(jobs or cores(), max(1, len(calls)))
+        if jobs == 1:
+            yield from (function(*call) for call in calls)
+            return
+    if backend == "ray":
+        yield from each_on_ray(function, calls, jobs, scheduler)
+        return
+    yield from _with_joblib(function, calls, jobs or -1, backend, scheduler)
+
+
+def _with_joblib(
+    function: Callable[..., R],
+    calls: Sequence[tuple[Any, ...]],
+    jobs: int,
+    backend: Backend,
+    scheduler: str | None,
+) -> Iterator[R]:
+    from joblib import Parallel, delayed, parallel_config
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    parent = os.getpid() if backend == "loky" else None
+    tasks: Iterable[Any] = (delayed(_call)(parent, function, call) for call in calls)
+    with _cluster(backend, scheduler) as options, parallel_config(backend, n_jobs=jobs, **options):
+        found = Parallel(return_as="generator_unordered")(tasks)
+        try:
+            yield from found
+        except TerminatedWorkerError:
+            raise SweepError(
+                "a worker process was killed, most likely for want of memory; what was done until "
+                "then is kept in the store, if there is one. Run again with fewer processes (-j 1)"
+            ) from None
+        finally:
+            found.close()
+
+
+def _call(parent: int | None, function: Callable[..., R], call: tuple[Any, ...]) -> R:
+    """Call a function in a worker, which ends with the process that wants the answer."""
+    if parent is not None:
+        _end_with(parent)
+    return function(*call)
+
+
+@cache
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, which may be killed and then cannot say so.
+
+    Left alone, loky's workers would finish what they have and then wait for minutes.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _cluster(backend: Backend, scheduler: str | None) -> Iterator[dict[str, Any]]:
+    """Connect to a cluster; what joblib has to be told."""
+    if backend == "dask":
+        with _dask(scheduler or "") as client:
+            yield {"client": client, "wait_for_workers_timeout": CONNECT_S}
+    else:
+        yield {}
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[Any]:
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ExecutorUnavailable(
+            "--backend dask needs dask and distributed: pip install 'perfmodel[dask]'"
+        ) from None
+    try:
+        client: Any = Client(  # type: ignore[no-untyped-call]
+            address, timeout=CONNECT_S, set_as_default=False
+        )
+    except (OSError, TimeoutError, ValueError) as error:
+        raise ExecutorUnavailable(f"no dask scheduler answers at {address}: {error}") from None
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=CONNECT_S)
+        except TimeoutError:
+            raise ExecutorUnavailable(f"the dask scheduler at {address} has no workers") from None
+        yield client

@@ -1,0 +1,66 @@
+"""The table of a sweep as files: CSV and Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.errors import ExecutorUnavailable
+from perfmodel.files import write_atomically
+from perfmodel.studies.sweep.run import Swept, as_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def flat(swept: Swept) -> pd.DataFrame:
+    """Return the table with set fields as columns can hold them: of one plain type, or as text."""
+    table = swept.table
+    for name in swept.fields:
+        values = [variant.set.get(name) for variant in swept.variants]
+        kinds = {type(value) for value in values if value is not None}
+        if kinds == {int, float}:
+            table[name] = [None if value is None else float(value) for value in values]
+        elif len(kinds) > 1 or not kinds <= {str, int, float, bool}:
+            table[name] = [None if value is None else as_text(value) for value in values]
+    return table
+
+
+def write_csv(swept: Swept, path: Path) -> None:
+    """Write one row per variant; floats so that reading them gives the same bits."""
+    write_atomically(path, flat(swept).to_csv(lineterminator="\n"))
+
+
+def check_parquet() -> None:
+    """Refuse before the work is done what could not be written afterwards.
+
+    Raises
+    ------
+    ExecutorUnavailable
+        pyarrow is not installed.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401  (an extra)
+    except ImportError:
+        raise ExecutorUnavailable(
+            "--parquet needs pyarrow: pip install 'perfmodel[parquet]'"
+        ) from None
+
+
+def write_parquet(swept: Swept, path: Path) -> None:
+    """Write one row per variant.
+
+    Raises
+    ------
+    ExecutorUnavailable
+        pyarrow is not installed.
+    """
+    check_parquet()
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    content = io.BytesIO()
+    pq.write_table(pa.Table.from_pandas(flat(swept)), content)
+    write_atomically(path, content.getvalue())

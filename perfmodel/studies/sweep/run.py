@@ -1,0 +1,155 @@
+"""Run the variants of a sweep: what is known is looked up, the rest is worked out and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.calibrate import Profile
+from perfmodel.scenario import Scenario
+from perfmodel.studies.sweep.cache_key import key_of, model_version, profile_digest
+from perfmodel.studies.sweep.executor import check_backend, each
+from perfmodel.studies.sweep.store import Store
+from perfmodel.studies.sweep.variants import Variant
+from perfmodel.studies.sweep.worker import FIGURES, Answer, answer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A sweep that was run.
+
+    Parameters
+    ----------
+    variants : tuple of Variant
+    answers : tuple of Answer
+        One for each variant.
+    reused : int
+        How many answers the store had already.
+    """
+
+    variants: tuple[Variant, ...]
+    answers: tuple[Answer, ...]
+    reused: int = 0
+
+    @property
+    def failed(self) -> int:
+        """How many variants have no answer."""
+        return sum(one.status == "failed" for one in self.answers)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields that the sweep sets."""
+        return tuple(dict.fromkeys(name for variant in self.variants for name in variant.set))
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """One mapping per variant: the set fields, then the columns of `Answer`."""
+        return tuple(
+            {name: variant.set.get(name) for name in self.fields} | found.as_row
+            for variant, found in zip(self.variants, self.answers, strict=True)
+        )
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per variant, indexed by its number; units in the column names."""
+        import pandas as pd
+
+        columns = [*self.fields, *FIGURES, "status", "message"]
+        index = pd.Index([variant.index for variant in self.variants], name="variant")
+        return pd.DataFrame(list(self.rows), columns=columns, index=index)
+
+
+def run_sweep(
+    variants: Sequence[Variant],
+    *,
+    jobs: int | None = None,
+    backend: str = "loky",
+    scheduler: str | None = None,
+    store: str | Path | None = None,
+    profile: Profile | None = None,
+    progress: Progress | None = None,
+) -> Swept:
+    """Answer all variants, each question once; the same bits whatever the number of workers.
+
+    Parameters
+    ----------
+    variants : sequence of Variant
+        See `perfmodel.studies.sweep.variants`.
+    jobs : int, optional
+        Processes; 1 stays in this one. Default: one per physical core.
+    backend : {"loky", "dask", "ray"}
+    scheduler : str, optional
+        Address of a dask or ray cluster.
+    store : str or Path, optional
+        File that answers are looked up in and kept in as they come.
+    profile : Profile, optional
+        Measured numbers instead of datasheets'.
+    progress : callable, optional
+        Called with (variants done, variants in all).
+
+    Raises
+    ------
+    InputError
+        A backend or a store that cannot be used.
+    SweepError
+        A worker was killed.
+    """
+    chosen = check_backend(backend, scheduler, jobs)
+    keys = _keys(variants, profile, stored=store is not None)
+    first = dict(reversed(list(zip(keys, variants, strict=True))))
+    with Store(Path(store)) if store is not None else nullcontext() as kept:
+        known = kept.find(first) if kept is not None else {}
+        reused = sum(key in known for key in keys)
+        left = [(key, variant) for key, variant in first.items() if key not in known][::-1]
+        for done, (key, found) in enumerate(_answered(left, profile, jobs, chosen, scheduler), 1):
+            known[key] = found
+            if kept is not None:
+                kept.add(key, first[key].set, found)
+            if progress is not None:
+                progress(len(variants) - len(left) + done, len(variants))
+    return Swept(tuple(variants), tuple(known[key] for key in keys), reused)
+
+
+def _keys(variants: Sequence[Variant], profile: Profile | None, *, stored: bool) -> list[str]:
+    """Keys of the answers; in memory all are of this model."""
+    files: dict[Path, str] = {}
+    of_profile, version = profile_digest(profile), model_version() if stored else ""
+    return [key_of(variant, of_profile, version, files) for variant in variants]
+
+
+def _answered(
+    left: Sequence[tuple[str, Variant]], profile: Profile | None, jobs: int | None, *where: Any
+) -> Iterator[tuple[str, Answer]]:
+    calls = []
+    for key, variant in left:
+        if variant.scenario is None:
+            yield key, Answer("failed", variant.fault)
+        else:
+            calls.append((key, variant.scenario, profile))
+    backend, scheduler = where
+    yield from each(_keyed, calls, jobs=jobs, backend=backend, scheduler=scheduler)
+
+
+def _keyed(key: str, scenario: Scenario, profile: Profile | None) -> tuple[str, Answer]:
+    return key, answer(scenario, profile)
+
+
+def as_text(value: object) -> str:
+    """Write a value of a set field as it could stand in a file."""
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def set_as_text(values: Mapping[str, Any]) -> str:
+    """Write what a variant sets in one line: ``cluster.nodes=2, strategy.bucket_cap=1 MiB``."""
+    return ", ".join(f"{name}={as_text(value)}" for name, value in values.items())

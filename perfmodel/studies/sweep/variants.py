@@ -1,0 +1,179 @@
+"""The variants of a sweep: every combination of its fields' values, each a scenario of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import validate
+from perfmodel.scenario import Scenario, changed, scenario_digest
+from perfmodel.scenario.load import changed_content
+from perfmodel.scenario.sections.sweep import SweepSection
+
+SIZE_FIELDS = ("cluster.nodes", "cluster.gpus_per_node")
+"""Fields that say how large the cluster is; where one is varied, ``scale`` no longer asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One point of a sweep.
+
+    Parameters
+    ----------
+    index : int
+        Position in the sweep, from 0.
+    set : mapping of str to object
+        The fields that the sweep sets, and their values as written.
+    scenario : Scenario or None
+        With these values; None where they do not make one.
+    digest : str
+        Of what is asked: the same for the same question.
+    fault : str
+        Why there is no scenario.
+    """
+
+    index: int
+    set: Mapping[str, Any]
+    scenario: Scenario | None
+    digest: str
+    fault: str = ""
+
+
+def variants(
+    scenario: Scenario,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    zip: Mapping[str, Sequence[Any]] | None = None,  # noqa: A002  (the word of the file)
+) -> tuple[Variant, ...]:
+    """Return the variants of a scenario, the last field varying fastest.
+
+    Each asks about one size: the last of ``scale``, or the whole cluster where the sweep varies
+    `SIZE_FIELDS` and no field of ``scale``.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        As it was loaded, with ``sweep`` unless `grid` or `zip` is given.
+    grid, zip : mapping of str to sequence, optional
+        Instead of those of ``sweep``.
+
+    Raises
+    ------
+    InputError
+        No sweep, fields that a scenario does not have, and values that cannot stand in them; all
+        faults at once. Values that are sound by themselves but not together make a variant without
+        a scenario.
+
+    Examples
+    --------
+    >>> from perfmodel.scenario import load_scenario
+    >>> here = load_scenario("bucket-size-slow-ethernet")
+    >>> [v.set for v in variants(here, grid={"strategy.bucket_cap": ["1 MiB", "25 MiB"]})]
+    [{'strategy.bucket_cap': '1 MiB'}, {'strategy.bucket_cap': '25 MiB'}]
+    """
+    section = _section(scenario, grid, zip)
+    base = changed(scenario, {"sweep": None})
+    if base.model_dump(exclude={"sweep"}) != scenario.model_dump(exclude={"sweep"}):
+        raise ValueError(
+            f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.changed"
+        )
+    base = _of_one_size(base, section)
+    if faults := list(_faults(scenario, base, section)):
+        raise InputError(dict.fromkeys(faults))
+    return tuple(
+        _variant(base, index, _lines(scenario, places), values)
+        for index, (places, values) in enumerate(_combinations(section))
+    )
+
+
+def _section(
+    scenario: Scenario,
+    grid: Mapping[str, Sequence[Any]] | None,
+    together: Mapping[str, Sequence[Any]] | None,
+) -> SweepSection:
+    if grid is not None or together is not None:
+        given = {"grid": grid or {}, "zip": together or {}}
+        return validate(SweepSection, {key: dict(value) for key, value in given.items()})
+    if scenario.sweep is None:
+        allowed = "a section 'sweep' such as {grid: {strategy.bucket_cap: [1 MiB, 25 MiB]}}"
+        raise scenario.fault("sweep", "nothing", allowed)
+    return scenario.sweep
+
+
+def _of_one_size(base: Scenario, section: SweepSection) -> Scenario:
+    fields = [field for _, field, _ in section.axes]
+    asks = any(field.partition(".")[0] == "scale" for field in fields)
+    if not asks and any(field in SIZE_FIELDS or field == "cluster" for field in fields):
+        return changed(base, {"scale": None})
+    return base
+
+
+def _combinations(
+    section: SweepSection,
+) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """Where each value of a variant stands in the file, and the values, both by field."""
+    rows = min((len(values) for values in section.zip.values()), default=1)
+    counts = [range(len(values)) for values in section.grid.values()]
+    for *at, row in itertools.product(*counts, range(rows)):
+        chosen = [("grid", field, n) for field, n in zip(section.grid, at, strict=True)]
+        chosen += [("zip", field, row) for field in section.zip]
+        values = {field: getattr(section, part)[field][n] for part, field, n in chosen}
+        yield {field: f"sweep.{part}.{field}.{n}" for part, field, n in chosen}, values
+
+
+def _lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, int]:
+    """Lines of the file at which values stand, where they come from one."""
+    if scenario.origin.from_flag("sweep"):
+        return {}
+    found = {field: scenario.locate(place)[1] for field, place in places.items()}
+    return {field: line for field, line in found.items() if line is not None}
+
+
+def _faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterator[Fault]:
+    """What is wrong with single values, whatever stands beside them."""
+    for part, field, values in section.axes:
+        for at, value in enumerate(values):
+            place = f"sweep.{part}.{field}.{at}"
+            content, _, broken = changed_content(base, {field: value}, {}, ())
+            found = list(broken)
+            try:
+                validate(Scenario, content)
+            except InputError as error:
+                found += [f for f in error.faults if _is_about(f.field, field)]
+            yield from (scenario.origin.fault(place, f.found, f.allowed) for f in found)
+
+
+def _is_about(found: str, field: str) -> bool:
+    """Whether a fault lies in what a value of this field says, and not in what it goes with."""
+    found = found.removeprefix("--set ")
+    return found == field or found.startswith(f"{field}.")
+
+
+def _variant(
+    base: Scenario, index: int, lines: Mapping[str, int], values: Mapping[str, Any]
+) -> Variant:
+    flags = () if base.origin.file and lines else tuple(values)
+    try:
+        scenario = of_last_size(changed(base, values, lines=lines, flags=flags))
+    except InputError as error:
+        content, _, _ = changed_content(base, values, {}, ())
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+        digest = hashlib.sha256(f"no scenario: {text}".encode()).hexdigest()
+        return Variant(index, values, None, digest, str(error))
+    return Variant(index, values, scenario, scenario_digest(scenario))
+
+
+def of_last_size(scenario: Scenario) -> Scenario:
+    """Leave out the smaller sizes of a scaling curve, which have no row."""
+    scale = scenario.scale
+    if scale is None:
+        return scenario
+    only = {name: sizes[-1:] for name, sizes in scale if sizes}
+    found = scenario.model_copy(update={"scale": scale.model_copy(update=only)})
+    content = {**scenario.origin.content, "scale": {name: list(of) for name, of in only.items()}}
+    return found.with_origin(replace(scenario.origin, content=content))

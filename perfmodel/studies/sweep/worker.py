@@ -1,0 +1,98 @@
+"""One variant answered: what a worker does, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from perfmodel.calibrate import Profile
+from perfmodel.errors import PerfmodelError
+from perfmodel.scenario import Scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result import Point
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Figures of one variant; times in seconds. None where it failed, and then `message` says why.
+
+    Parameters
+    ----------
+    status : {"ok", "failed"}
+    message : str
+    step_time_s, low_s, high_s : float or None
+        The step, and its 80 % interval where one is known.
+    compute_s, comm_s, exposed_comm_s, samples_per_s : float or None
+        As `perfmodel.studies.run.result.Point` has them.
+    gpus : int or None
+    bottleneck : str or None
+    memory_bytes : float or None
+        On the fullest GPU.
+    fits : bool or None
+    """
+
+    status: Literal["ok", "failed"]
+    message: str = ""
+    step_time_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    compute_s: float | None = None
+    comm_s: float | None = None
+    exposed_comm_s: float | None = None
+    samples_per_s: float | None = None
+    gpus: int | None = None
+    bottleneck: str | None = None
+    memory_bytes: float | None = None
+    fits: bool | None = None
+
+    @property
+    def as_row(self) -> dict[str, Any]:
+        """By name; status and message last."""
+        row = asdict(self)
+        return {
+            **{key: row[key] for key in FIGURES},
+            "status": self.status,
+            "message": self.message,
+        }
+
+
+FIGURES = (
+    "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
+    "gpus", "bottleneck", "memory_bytes", "fits",
+)  # fmt: skip
+"""Columns of a variant that was answered."""
+
+
+def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
+    """Run a scenario; whatever goes wrong becomes part of the answer.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    profile : Profile, optional
+        Measured numbers instead of datasheets'.
+    """
+    try:
+        return _answered(run_scenario(scenario, profile=profile, with_first=False).main)
+    except PerfmodelError as error:
+        return Answer("failed", str(error))
+    except Exception as error:  # noqa: BLE001  (one variant must not stop the others)
+        return Answer("failed", f"{type(error).__name__}: {error}")
+
+
+def _answered(point: Point) -> Answer:
+    low_s, high_s = point.interval_s or (None, None)
+    return Answer(
+        "ok",
+        step_time_s=point.step_time_s,
+        low_s=low_s,
+        high_s=high_s,
+        compute_s=point.compute_s,
+        comm_s=point.comm_s,
+        exposed_comm_s=point.exposed_comm_s,
+        samples_per_s=point.samples_per_s,
+        gpus=point.gpus,
+        bottleneck=point.bottleneck,
+        memory_bytes=point.memory.total_bytes,
+        fits=point.memory.fits,
+    )

@@ -1,0 +1,100 @@
+"""What a tuning rests on, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfmodel.studies.tune.model import CurvePoint
+from perfmodel.studies.tune.objective.evaluator import Bench
+
+
+def assumptions(
+    bench: Bench, exact: bool, curve: Sequence[CurvePoint], unsure: float
+) -> tuple[str, ...]:
+    """Return what the answer rests on.
+
+    Parameters
+    ----------
+    bench : Bench
+    exact : bool
+        Whether the list is proven to be the best.
+    curve : sequence of CurvePoint
+    unsure : float
+        How far off the curve may be where it was not simulated, relatively.
+    """
+    simulated = sum(point.simulated for point in curve)
+    lines = [
+        _of_caps(len(curve)),
+        _of_curve(bench, simulated, len(curve), unsure),
+        _of_list(bench, exact),
+    ]
+    if bench.row.flipped:
+        lines.append(
+            "PyTorch does not rebuild these buckets: they are filled in the order of registration "
+            "and launched in the reverse."
+        )
+    if bench.prepared.others:
+        lines.append(
+            "On a quicker or a slower network nothing was simulated: steps there are those on the "
+            "likely one, longer or shorter by what the all-reduces add bucket by bucket. All sizes "
+            "are taken to be quicker or slower together."
+        )
+    if not bench.row.single:
+        lines.append("The caps of a list hold for the first, second ... bucket of each dtype.")
+    return tuple(lines)
+
+
+def _of_caps(points: int) -> str:
+    if points == 1:
+        return "Whatever the cap, the buckets are the same."
+    return (
+        f"One cap for all can make {points} different partitions into buckets; the curve has a "
+        "point for each."
+    )
+
+
+def _of_curve(bench: Bench, simulated: int, points: int, unsure: float) -> str:
+    if simulated == points:
+        return (
+            "This was simulated in full." if points == 1 else "All of them were simulated in full."
+        )
+    were = "was" if simulated == 1 else "were"
+    how = f"{simulated} of them {were} simulated in full. "
+    if bench.reasons:
+        return (
+            f"{how}The steps of the others are estimates, up to {100 * bench.off:.2g} % off where "
+            f"they were checked, because {' and '.join(bench.reasons)}: a better cap may be among "
+            "them, and only what was simulated is recommended."
+        )
+    return (
+        f"{how}The steps of the others follow, bucket by bucket, from times of all-reduces of "
+        f"{bench.costs.worked_out} sizes; between these times were interpolated, which may put a "
+        f"step on the curve off by up to {percent(unsure)}. What is recommended was simulated."
+    )
+
+
+def percent(fraction: float) -> str:
+    """Write a small fraction in per cent, not below what is worth saying.
+
+    Examples
+    --------
+    >>> percent(0.00123), percent(1e-9)
+    ('0.12 %', '0.01 %')
+    """
+    return f"{100 * max(fraction, 1e-4):.2g} %"
+
+
+def _of_list(bench: Bench, exact: bool) -> str:
+    if exact:
+        return "The list is the best of all groups of neighbouring gradients (dynamic programming)."
+    if bench.reasons:
+        return "The list is the best that was simulated; no cap that was simulated is better."
+    if bench.clock.slowdown > 1:
+        return (
+            "The list was found by dynamic programming. All-reduces slow compute down, so that it "
+            "is not proven to be the best of all; no cap for all is better."
+        )
+    return (
+        "The list is the best of all groups of neighbouring gradients (dynamic programming), as "
+        "far as interpolated times of all-reduces are right."
+    )

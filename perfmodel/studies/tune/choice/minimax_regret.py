@@ -1,0 +1,100 @@
+"""One setting for several clusters, models or sizes: the least of the largest regrets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.studies.tune.caps import Window, nice_mb
+from perfmodel.studies.tune.model import Tuned
+from perfmodel.training.ddp.options import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One setting for all.
+
+    Parameters
+    ----------
+    bucket_cap_mb : float or None
+        None: PyTorch's default.
+    steps_s : tuple of float
+        Scenario by scenario; seconds.
+    regrets : tuple of float
+        How much longer a step is than with the best cap for that scenario alone, relatively.
+    """
+
+    bucket_cap_mb: float | None
+    steps_s: tuple[float, ...]
+    regrets: tuple[float, ...]
+
+    @property
+    def worst_regret(self) -> float:
+        """Where it is largest."""
+        return max(self.regrets)
+
+
+@dataclass(frozen=True)
+class Compromise:
+    """The answer of ``perfmodel tune`` for several scenarios.
+
+    Parameters
+    ----------
+    each : tuple of Tuned
+    best : Shared
+        The cap whose largest regret is the least.
+    low_mb, high_mb : float
+        Caps that do exactly the same everywhere; MiB.
+    default : Shared
+        PyTorch's own caps.
+    """
+
+    each: tuple[Tuned, ...]
+    best: Shared
+    low_mb: float
+    high_mb: float
+    default: Shared
+
+
+def tune_all(each: Sequence[Tuned]) -> Compromise:
+    """Find one cap for several scenarios.
+
+    Parameters
+    ----------
+    each : sequence of Tuned
+        Two or more; their curves cover all caps, so that none is missed.
+
+    Raises
+    ------
+    InputError
+        Fewer than two.
+    """
+    if len(each) < 2:
+        raise InputError(Fault("scenarios", f"{len(each)}", "two or more for one setting"))
+    ends = sorted({point.low_mb for tuned in each for point in tuned.curve})
+    rated = [(shared_at(each, low), low) for low in ends]
+    least = min(shared.worst_regret for shared, _ in rated)
+    at = next(at for at, (one, _) in enumerate(rated) if one.worst_regret <= least + ROUNDING)
+    found, low_mb = rated[at]
+    high_mb = ends[at + 1] if at + 1 < len(ends) else float("inf")
+    window = Window(round(low_mb * MIB) - 1, high_mb * MIB - 1)
+    best = Shared(nice_mb(window), found.steps_s, found.regrets)
+    steps = tuple(tuned.default.step_time_s for tuned in each)
+    default = Shared(None, steps, _regrets(each, steps))
+    return Compromise(tuple(each), best, low_mb, high_mb, default)
+
+
+ROUNDING = 1e-9
+
+
+def shared_at(each: Sequence[Tuned], cap_mb: float) -> Shared:
+    """Return what one cap means for several scenarios."""
+    steps = tuple(tuned.at(cap_mb).step_time_s for tuned in each)
+    return Shared(cap_mb, steps, _regrets(each, steps))
+
+
+def _regrets(each: Sequence[Tuned], steps_s: Sequence[float]) -> tuple[float, ...]:
+    return tuple(
+        step_s / tuned.least_uniform_s - 1.0 for tuned, step_s in zip(each, steps_s, strict=True)
+    )

@@ -1,0 +1,179 @@
+"""The same caps on machines that may be true instead: the quick and the slow end of an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from perfmodel.library.corrections import Measured, Situation
+from perfmodel.library.machine import Machine
+from perfmodel.library.prediction_error import BANDS
+from perfmodel.simulate.uncontended import Estimator
+from perfmodel.studies.tune.caps import number
+from perfmodel.studies.tune.model import CurvePoint, Plateau, Robust
+from perfmodel.studies.tune.objective.allreduce_times import CostOf
+from perfmodel.studies.tune.objective.evaluator import Bench
+from perfmodel.studies.tune.objective.gradients import Groups
+
+WITHIN = 0.01
+"""Regret that is still as good as the best."""
+SAMPLES = 5
+"""Sizes at which another machine is compared with the likely one."""
+TENTH = 0.1
+"""Draws at this share from either end bound eight of ten."""
+
+ALIKE = 5e-4
+"""Difference of regrets for which a rounder cap is preferred."""
+TINY_S = 1e-30
+
+Ratio = Callable[[int], float]
+"""How much longer an all-reduce of so many bytes takes elsewhere."""
+
+
+def ratios(bench: Bench) -> tuple[Ratio, ...]:
+    """Return how much longer all-reduces take on the quick machine, and on the slow one."""
+    others = bench.prepared.others
+    if not others:
+        return ()
+    span = np.geomspace(min(bench.row.nbytes), bench.row.sums[-1], SAMPLES)
+    sizes = [int(size) for size in np.unique(span.astype(int))]
+    if len(others) > 2:
+        middle = sizes[len(sizes) // 2]
+        ranked = sorted(others, key=lambda other: _time_s(bench, Estimator(other), middle))
+        at = int(TENTH * len(ranked))
+        others = (ranked[at], ranked[-1 - at])
+    return tuple(_ratio(bench, other, sizes) for other in others)
+
+
+def _ratio(bench: Bench, machine: Machine, sizes: Sequence[int]) -> Ratio:
+    """Compare a machine with the likely one: by its one factor, or at some sizes."""
+    if _differs_by_residual(bench, machine):
+        residual = without_jumps(machine).measured.residual
+        ranks, hosts = bench.prepared.size.gpus, bench.prepared.size.nodes
+
+        def factor(nbytes: int) -> float:
+            wire = bench.costs.wire(nbytes)
+            situation = Situation("all_reduce", wire, ranks, hosts, "", "")
+            return 1.0 if residual is None else residual(situation)
+
+        return cache(factor)
+    estimator = Estimator(machine)
+    likely = bench.costs.estimator
+    found = [_time_s(bench, estimator, n) / max(_time_s(bench, likely, n), TINY_S) for n in sizes]
+    logs = np.log(sizes)
+    return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, found)))
+
+
+def _differs_by_residual(bench: Bench, machine: Machine) -> bool:
+    here, there = bench.prepared.machine, machine.measured
+    same = machine.library is here.library and machine.topology is here.topology
+    return same and here.measured == Measured() and there == Measured(residual=there.residual)
+
+
+def without_jumps(machine: Machine) -> Machine:
+    """Return a machine whose residual goes over gradually from band to band of sizes.
+
+    Intervals are known band by band (`perfmodel.library.prediction_error`). One machine that is slow in all
+    of them does not reduce 65 MiB quicker than 63 MiB, as the steps between bands would have it,
+    and no cap should be recommended because of them.
+    """
+    residual = machine.measured.residual
+    if residual is None:
+        return machine
+    low, high = (end for _, end in BANDS[:2])
+    middle = (low * high) ** 0.5
+    middles = (middle * low / high, middle, middle * high / low)
+    logs = np.log(middles)
+
+    def factor(situation: Situation) -> float:
+        known = [np.log(residual(replace(situation, nbytes=int(n)))) for n in middles]
+        return float(np.exp(np.interp(np.log(max(1, situation.nbytes)), logs, known)))
+
+    return machine.stretched(machine.topology, Measured(residual=factor))
+
+
+def _time_s(bench: Bench, estimator: Estimator, nbytes: int) -> float:
+    return estimator.best("all_reduce", bench.costs.wire(nbytes), bench.costs.group)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """Some buckets, and their step on the likely machine."""
+
+    groups: Groups
+    step_s: float
+
+
+def regrets(bench: Bench, default: Rated, caps: Sequence[Rated]) -> list[tuple[float, ...]]:
+    """Return how much longer a step is than the best cap's, machine by machine.
+
+    Parameters
+    ----------
+    bench : Bench
+    default : Rated
+        PyTorch's default buckets, which may be better than every cap for all.
+    caps : sequence of Rated
+        Caps for all. On another machine steps differ from those on the likely one by as much as
+        the recurrence says.
+
+    Returns
+    -------
+    list of tuple of float
+        Of the default, then of each cap: on the likely machine, then on the quick and slow one.
+    """
+    every = (default, *caps)
+    rows = [[one.step_s for one in every]]
+    known = ratios(bench)
+    here = [bench.guess(one.groups) for one in every] if known else []
+    for ratio in known:
+        cost = _times_there(bench, ratio)
+        there = [bench.clock.step_s(bench.buckets(one.groups), cost) for one in every]
+        rows.append(
+            [
+                one.step_s + there_s - here_s
+                for one, there_s, here_s in zip(every, there, here, strict=True)
+            ]
+        )
+    best = [min(row[1:]) for row in rows]
+    return [
+        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(of, best, strict=True))
+        for of in zip(*rows, strict=True)
+    ]
+
+
+def _times_there(bench: Bench, ratio: Ratio) -> CostOf:
+    return cache(lambda nbytes: bench.costs.time_s(nbytes) * ratio(nbytes))
+
+
+def plateau_of(curve: Sequence[CurvePoint]) -> Plateau:
+    """Return the caps that are as good as the best on the likely machine."""
+    return Plateau(WITHIN, _spans(curve, [point.regrets[0] for point in curve]))
+
+
+def robust_of(curve: Sequence[CurvePoint]) -> Robust | None:
+    """Return the cap that loses least wherever the truth may lie; None if no spread is known."""
+    if len(curve[0].regrets) < 2:
+        return None
+    worst = [point.worst_regret for point in curve]
+    least = min(worst)
+    alike = [point for point in curve if point.worst_regret <= least + ALIKE]
+    best = min(alike, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
+    return Robust(WITHIN, _spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
+
+
+def _spans(
+    curve: Sequence[CurvePoint], regrets_of: Sequence[float]
+) -> tuple[tuple[float, float], ...]:
+    limit = min(regrets_of) + WITHIN
+    spans: list[tuple[float, float]] = []
+    for point, regret in zip(curve, regrets_of, strict=True):
+        if regret > limit:
+            continue
+        if spans and spans[-1][1] == point.low_mb:
+            spans[-1] = (spans[-1][0], point.high_mb)
+        else:
+            spans.append((point.low_mb, point.high_mb))
+    return tuple(spans)

@@ -1,0 +1,125 @@
+"""Horovod's tensor fusion for the same job: which threshold.
+
+Every cycle a thread looks which gradients have been handed over, fuses them in that order into
+buffers of at most the threshold, and reduces buffer after buffer; a gradient that fits nowhere goes
+alone (horovod/horovod, docs/tensor-fusion.rst). Hooks hand gradients over when the host has issued
+their kernels, so that the host decides what is fused; the all-reduce waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from perfmodel.studies.tune.model import Fusion, Horovod
+from perfmodel.studies.tune.objective.allreduce_times import Costs
+from perfmodel.studies.tune.objective.evaluator import SAME, Bench
+from perfmodel.studies.tune.objective.surrogate import Clock
+from perfmodel.training.ddp.options import MIB
+
+CYCLE_S = 1e-3
+"""Default of HOROVOD_CYCLE_TIME since 0.21.0 (its release notes: 5 ms became 1 ms); seconds."""
+DEFAULT_MB = 128.0
+"""Default of HOROVOD_FUSION_THRESHOLD since 0.21.0 (its release notes: 64 MB became 128); MiB."""
+THRESHOLDS_MB = (0.0, *(2.0**power for power in range(-2, 11)))
+PHASES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""When the first cycle ends, in cycles since backward began: any is as likely as another."""
+
+ASSUMPTIONS = (
+    f"A cycle takes {CYCLE_S * 1e3:g} ms and begins at any time before backward: steps are means.",
+    (
+        "Agreeing on what is ready takes no time beside the cycle; copies into and out of a fused "
+        "buffer run beside compute; no buffers are broadcast."
+    ),
+    "Steps under Horovod were worked out bucket by bucket, and not simulated.",
+)
+
+
+def horovod_of(bench: Bench) -> Horovod:
+    """Work out which fusion threshold is best for a job."""
+    clock = without_copies(bench.clock)
+    curve = tuple(fusion(bench, clock, threshold) for threshold in THRESHOLDS_MB)
+    default = next(one for one in curve if one.threshold_mb == DEFAULT_MB)
+    least_s = min(one.step_time_s for one in curve)
+    alike = [one for one in curve if one.step_time_s <= least_s * (1 + SAME)]
+    nearest = min(alike, key=lambda one: abs(one.threshold_mb - DEFAULT_MB))
+    return Horovod(CYCLE_S, default, nearest, curve, ASSUMPTIONS)
+
+
+def without_copies(clock: Clock) -> Clock:
+    """Return a step without DDP's buckets and its broadcast of buffers."""
+    total, ready = 0.0, []
+    for at, in_s in zip(clock.ready_s, clock.in_s, strict=True):
+        total += in_s
+        ready.append(at - total)
+    return replace(
+        clock,
+        before_s=clock.forward_s,
+        ready_s=tuple(ready),
+        backward_s=clock.backward_s - total,
+        out_s=(0.0,) * len(ready),
+    )
+
+
+def fusion(bench: Bench, clock: Clock, threshold_mb: float) -> Fusion:
+    """Work a step out, as a mean over when cycles begin."""
+    found = []
+    for phase in PHASES:
+        fused = fused_groups(clock, int(threshold_mb * MIB), phase * CYCLE_S)
+        found.append((*_step(clock, bench.costs, fused), len(fused)))
+    steps, waits, counts = zip(*found, strict=True)
+    return Fusion(threshold_mb, fmean(steps), fmean(waits), round(fmean(counts)))
+
+
+def fused_groups(clock: Clock, threshold: int, first_s: float) -> list[list[int]]:
+    """Return which gradients are reduced together, by position in the row.
+
+    Parameters
+    ----------
+    clock : Clock
+    threshold : int
+        Bytes of a buffer; 0 fuses nothing.
+    first_s : float
+        When the first cycle ends, since the host began to issue backward; seconds.
+    """
+    handed = clock.host_s if any(clock.host_s) else clock.ready_s
+    groups: list[list[int]] = []
+    waiting, at = list(range(len(handed))), first_s
+    while waiting:
+        here = [place for place in waiting if handed[place] <= at]
+        groups += _fused(clock, here, threshold)
+        waiting = waiting[len(here) :]
+        at += CYCLE_S
+    return groups
+
+
+def _fused(clock: Clock, places: Sequence[int], threshold: int) -> list[list[int]]:
+    """Fill buffers: each with the first that is left, then with all that still fit."""
+    nbytes, dtypes = clock.row.nbytes, clock.row.dtypes
+    left, groups = list(places), []
+    while left:
+        group, size = [left[0]], nbytes[left[0]]
+        for place in left[1:]:
+            if size + nbytes[place] <= threshold and dtypes[place] == dtypes[group[0]]:
+                group.append(place)
+                size += nbytes[place]
+        groups.append(group)
+        left = [place for place in left if place not in set(group)]
+    return groups
+
+
+def _step(clock: Clock, costs: Costs, groups: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Step time and how long all-reduces kept the device waiting; seconds."""
+    now = ended = done_s = 0.0
+    latest = 0
+    for group in groups:
+        latest = max(latest, *group)
+        now = clock.after(now, clock.ready_s[latest] - done_s, ended)
+        done_s = clock.ready_s[latest]
+        copies_s = 2 * sum(clock.in_s[place] for place in group) if len(group) > 1 else 0.0
+        size = sum(clock.row.nbytes[place] for place in group)
+        ended = max(now, ended) + copies_s + costs.time_s(size)
+    now = clock.after(now, clock.backward_s - done_s, ended)
+    end_s = max(now, ended)
+    return clock.before_s + end_s + clock.optimizer_s, end_s - now

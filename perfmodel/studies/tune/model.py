@@ -1,0 +1,220 @@
+"""What tuning the buckets of a scenario found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfmodel.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """When one bucket was ready, and when it was reduced; seconds since the step's start."""
+
+    nbytes: int
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One setting of the caps, simulated.
+
+    Parameters
+    ----------
+    bucket_cap_mb : float, optional
+        One cap for all; None with a list, and for PyTorch's default.
+    bucket_cap_mb_list : tuple of float, optional
+    step_time_s, exposed_comm_s : float
+        Of the settled step.
+    first_step_time_s : float
+        Of the very first, whose buckets are not yet rebuilt.
+    buckets : tuple of Reduced
+    """
+
+    bucket_cap_mb: float | None
+    bucket_cap_mb_list: tuple[float, ...] | None
+    step_time_s: float
+    exposed_comm_s: float
+    first_step_time_s: float
+    buckets: tuple[Reduced, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Caps for all buckets that make the same buckets, and what these cost.
+
+    Parameters
+    ----------
+    bucket_cap_mb : float
+        A short number among them; MiB.
+    low_mb, high_mb : float
+        The least, and the first one beyond (infinite for the last); MiB.
+    buckets : int
+    step_time_s, exposed_comm_s : float
+    simulated : bool
+        Whether by the full simulation; else by the recurrence over buckets.
+    regrets : tuple of float
+        How much longer the step is than with the best cap, relatively: on the likely machine, then
+        on those at the quick and the slow end of what is uncertain, where that is known.
+    """
+
+    bucket_cap_mb: float
+    low_mb: float
+    high_mb: float
+    buckets: int
+    step_time_s: float
+    exposed_comm_s: float
+    simulated: bool
+    regrets: tuple[float, ...]
+
+    @property
+    def worst_regret(self) -> float:
+        """On the machine where it is largest."""
+        return max(self.regrets)
+
+    @property
+    def room(self) -> float:
+        """How wide its caps lie, as a ratio; two where they are wider than that."""
+        return min(self.high_mb, 2 * self.low_mb) / self.low_mb
+
+
+Spans = tuple[tuple[float, float], ...]
+"""From the least cap to the first one beyond (infinite: no limit); MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plateau:
+    """Caps for all that are as good as the best one on the likely machine.
+
+    Parameters
+    ----------
+    within : float
+        Largest regret that is still as good.
+    spans_mb : tuple of (float, float)
+    """
+
+    within: float
+    spans_mb: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Robust:
+    """The cap to take if the machine may be as quick or as slow as its interval allows.
+
+    Parameters
+    ----------
+    within : float
+    spans_mb : tuple of (float, float)
+        Caps whose largest regret is that of `bucket_cap_mb`, or so much more.
+    bucket_cap_mb : float
+        The cap whose largest regret is the least; MiB.
+    worst_regret : float
+        Of that cap, to the cap that is best on the machine where it loses most.
+    """
+
+    within: float
+    spans_mb: Spans
+    bucket_cap_mb: float
+    worst_regret: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Horovod with one fusion threshold.
+
+    Parameters
+    ----------
+    threshold_mb : float
+        ``HOROVOD_FUSION_THRESHOLD``; MiB.
+    step_time_s, exposed_comm_s : float
+    all_reduces : int
+    """
+
+    threshold_mb: float
+    step_time_s: float
+    exposed_comm_s: float
+    all_reduces: int
+
+
+@dataclass(frozen=True, slots=True)
+class Horovod:
+    """The same job under Horovod's tensor fusion."""
+
+    cycle_s: float
+    default: Fusion
+    best: Fusion
+    curve: tuple[Fusion, ...]
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The answer of ``perfmodel tune``.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    workload, machine : str
+    gpus, nodes : int
+    default : Choice
+        PyTorch's own: 1 MiB first, then 25 MiB.
+    asked : Choice or None
+        What the scenario asks for, where that is something else.
+    best_uniform, best_list, best_integer_list : Choice
+        The cap is a round one among those that are as good (see `perfmodel.studies.tune.choice.tie_breaking`).
+    curve : tuple of CurvePoint
+        By growing cap; together they cover all caps.
+    plateau : Plateau
+    robust : Robust or None
+        None where no interval is known.
+    default_regrets : tuple of float
+        Of PyTorch's default buckets, like those of a `CurvePoint`; negative where they are better
+        than every cap for all.
+    lower_bound_s : float or None
+        No buckets whatever are quicker; None where nothing can be proven.
+    exact : bool
+        Whether the list is the best of all groups of neighbours, and not only the best found.
+    compute_s : float
+        What the device computes in a step, undisturbed.
+    horovod : Horovod or None
+    assumptions : tuple of str
+    provenance : mapping of str to str
+    """
+
+    scenario: Scenario = field(repr=False)
+    workload: str
+    machine: str
+    gpus: int
+    nodes: int
+    default: Choice
+    asked: Choice | None
+    best_uniform: Choice
+    best_list: Choice
+    best_integer_list: Choice
+    curve: tuple[CurvePoint, ...] = field(repr=False)
+    plateau: Plateau
+    robust: Robust | None
+    default_regrets: tuple[float, ...]
+    lower_bound_s: float | None
+    exact: bool
+    compute_s: float
+    horovod: Horovod | None
+    assumptions: tuple[str, ...]
+    provenance: Mapping[str, str]
+
+    def regret(self, choice: Choice) -> float:
+        """How much longer a step is than with the best list, relatively."""
+        return choice.step_time_s / self.best_list.step_time_s - 1.0
+
+    @property
+    def least_uniform_s(self) -> float:
+        """Step of the very best cap, which a rounder one may be preferred to; seconds."""
+        known = (point.step_time_s for point in self.curve if point.simulated)
+        return min(self.best_uniform.step_time_s, *known)
+
+    def at(self, cap_mb: float) -> CurvePoint:
+        """Return the point of the curve that holds a cap."""
+        return next((p for p in self.curve if cap_mb < p.high_mb), self.curve[-1])

@@ -1,0 +1,227 @@
+"""A scenario on the bench: what is known of its steps, and every setting that was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from perfmodel.scenario import Scenario
+from perfmodel.studies.run.prepared import Prepared, Stepped
+from perfmodel.studies.run.resolve.events import Incident
+from perfmodel.studies.run.steps.output_analysis import SETTLED
+from perfmodel.studies.run.steps.simulate_step import estimator_of, run_disturbed
+from perfmodel.studies.tune.caps import as_bytes, as_default, groups_of, with_cap, with_caps
+from perfmodel.studies.tune.model import Reduced
+from perfmodel.studies.tune.objective.allreduce_times import Costs
+from perfmodel.studies.tune.objective.gradients import Groups, Row, row_of
+from perfmodel.studies.tune.objective.surrogate import Bucket, Clock, buckets_of, clock_of
+from perfmodel.training.ddp.buckets import bucket_caps
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.workload.model import ITEM_BYTES, Workload
+
+SAME = 1e-9
+"""Relative difference that is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the simulation says of some buckets."""
+
+    step_time_s: float
+    exposed_comm_s: float
+    buckets: tuple[Reduced, ...]
+
+
+@dataclass
+class Bench:
+    """See the module.
+
+    Parameters
+    ----------
+    prepared : Prepared
+    row : Row
+    clock : Clock
+    costs : Costs
+    reasons : list of str
+        Why the recurrence is a guide only, and not what the simulation says; empty where it is.
+    """
+
+    prepared: Prepared
+    row: Row
+    clock: Clock
+    costs: Costs
+    reasons: list[str]
+    tried: dict[Groups, Outcome] = field(default_factory=dict)
+    off: float = 0.0
+    _first_s: dict[tuple[int, ...], float] = field(default_factory=dict)
+    _buckets: dict[Groups, list[Bucket]] = field(default_factory=dict)
+    _guesses: dict[Groups, tuple[int, tuple[float, float]]] = field(default_factory=dict)
+
+    @property
+    def scenario(self) -> Scenario:
+        """What is asked."""
+        return self.prepared.job.scenario
+
+    @property
+    def workload(self) -> Workload:
+        """What is trained."""
+        return self.prepared.job.workload
+
+    @property
+    def options(self) -> DdpOptions:
+        """What the scenario asks of DDP."""
+        return self.prepared.job.options
+
+    @property
+    def workers(self) -> int:
+        """All-reduces under way at a time."""
+        return self.prepared.job.library.workers
+
+    def uniform(self, cap_mb: float) -> DdpOptions:
+        """Options with one cap; MiB."""
+        return with_cap(self.options, as_bytes((cap_mb,))[0])
+
+    def listed(self, caps_mb: tuple[float, ...]) -> DdpOptions:
+        """Options with a cap per bucket; MiB."""
+        return with_caps(self.options, as_bytes(caps_mb))
+
+    def default(self) -> DdpOptions:
+        """Options with PyTorch's default caps."""
+        return as_default(self.options)
+
+    def simulate(self, options: DdpOptions) -> Outcome:
+        """Simulate a setting, unless its buckets have been."""
+        groups = groups_of(self.workload, options)
+        if groups not in self.tried:
+            stepped = self.prepared.step(options)
+            self.tried[groups] = Outcome(
+                stepped.step_time_s, stepped.exposed_comm_s, reduced(stepped)
+            )
+            self._compare(groups)
+        return self.tried[groups]
+
+    def first_step_s(self, options: DdpOptions) -> float:
+        """Simulate the very first step, unless one with the same initial buckets has been."""
+        key = bucket_caps(options)[0]
+        if key not in self._first_s:
+            self._first_s[key] = self.prepared.first_step_s(options)
+        return self._first_s[key]
+
+    def _compare(self, groups: Groups) -> None:
+        """Find out whether the recurrence says what the simulation says."""
+        if not self.reasons:
+            self.learn(groups)
+        outcome = self.tried[groups]
+        off = abs(self.guess(groups) / outcome.step_time_s - 1.0)
+        self.off = max(self.off, off)
+        if off > SAME and not self.reasons:
+            self.reasons.append("the host holds the device up, or ranks differ")
+
+    def learn(self, groups: Groups) -> int:
+        """Work out what the all-reduces of some buckets take; returns how many were not known."""
+        return self.costs.refine((self.row.size(group) for group in groups), len(groups))
+
+    def guess(self, groups: Groups, optimism: bool = False) -> float:
+        """Step time by the recurrence; with optimism as low as what is read off may be off."""
+        return self.guess_both(groups, optimism)[0]
+
+    def guess_both(self, groups: Groups, optimism: bool = False) -> tuple[float, float]:
+        """Step time and exposed communication by the recurrence."""
+        if optimism:
+            return self.clock.times(self.buckets(groups), self.costs.least)
+        version, known = self._guesses.get(groups, (-1, (0.0, 0.0)))
+        if version != self.costs.worked_out:
+            known = self.clock.times(self.buckets(groups), self.costs.time_s)
+            self._guesses[groups] = (self.costs.worked_out, known)
+        return known
+
+    def buckets(self, groups: Groups) -> list[Bucket]:
+        """Return groups as the recurrence sees them."""
+        if groups not in self._buckets:
+            self._buckets[groups] = buckets_of(self.clock, groups)
+        return self._buckets[groups]
+
+
+def bench_of(prepared: Prepared) -> Bench:
+    """Put a scenario on the bench."""
+    sized, job = prepared.sized, prepared.job
+    row = row_of(job.workload, job.options)
+    lasting = [one for one in sized.happening if _lasts(one)]
+    finest = sized.with_options(with_cap(job.options, 1.0)).plan_for(None)
+    clock = clock_of(finest, row, _before_s(prepared, lasting), _slowdown(prepared))
+    clock = clock.stretched(_slowest(lasting))
+    costs = _costs(prepared, row)
+    costs.prepare(min(row.nbytes), row.sums[-1])
+    return Bench(prepared, row, clock, costs, _reasons(prepared, row))
+
+
+def _lasts(one: Incident) -> bool:
+    """Whether something only makes ranks or links slower, the same in every step."""
+    others = one.gpu is not None or one.traffic or one.beside is not None
+    return not (one.varies or others)
+
+
+def _slowest(lasting: Sequence[Incident]) -> float:
+    """How much slower the slowest ranks are, whom all others wait for."""
+    by: dict[int, float] = {}
+    for one in lasting:
+        for rank in one.ranks:
+            by[rank] = by.get(rank, 1.0) * one.by
+    return max(by.values(), default=1.0)
+
+
+def _before_s(prepared: Prepared, lasting: Sequence[Incident]) -> float:
+    """From the end of a step to the start of the last backward, where that is latest; seconds."""
+    sized = prepared.sized
+    quiet = replace(sized.setting(launches=False), fidelity="flow")
+    _, run, _ = run_disturbed(quiet, lasting, SETTLED)
+    last = sized.job.options.accumulate - 1
+    begin_s: dict[str, float] = {}
+    for span in run.timeline.spans:
+        if span.step == SETTLED - 1 and span.kind == "backward" and span.micro_batch == last:
+            begin_s.setdefault(span.rank_class, span.start_s)
+    return max(begin_s.values()) - run.step_ends_s[-2]
+
+
+def _slowdown(prepared: Prepared) -> float:
+    asked = prepared.job.scenario.compute.overlap_slowdown
+    return prepared.machine.topology.gpu.overlap_slowdown if asked is None else asked
+
+
+def _costs(prepared: Prepared, row: Row) -> Costs:
+    sized, hook = prepared.sized, prepared.job.hook
+    setting = sized.setting()
+    scale = 1.0 if hook == "none" else ITEM_BYTES[hook] / ITEM_BYTES[row.dtypes[0]]
+    factor = 0.0 if setting.fidelity == "free" else 1.0
+    return Costs(estimator_of(setting, sized.happening), sized.where.mine, scale, factor)
+
+
+def _reasons(prepared: Prepared, row: Row) -> list[str]:
+    """Why the recurrence may differ from the simulation."""
+    known = {
+        "what happens around the job varies": not all(map(_lasts, prepared.sized.happening)),
+        "every message is simulated": prepared.sized.fidelity == "message",
+        "several all-reduces are under way at a time": prepared.job.library.workers > 1,
+        "a hook compresses each bucket": prepared.job.hook != "none",
+        "gradients of several dtypes share the list": not row.single,
+        "buckets are never rebuilt": row.flipped,
+        "the host waits for each all-reduce": prepared.job.library.host_staged,
+    }
+    return [words for words, holds in known.items() if holds]
+
+
+def reduced(stepped: Stepped) -> tuple[Reduced, ...]:
+    """When the buckets of the last step were reduced."""
+    at = stepped.steps - 1
+    start_s = (0.0, *stepped.run.step_ends_s)[at]
+    spans = [
+        span
+        for span in stepped.run.timeline.spans
+        if span.step == at and span.kind == "communication" and span.bucket is not None
+    ]
+    one = {cast("int", span.bucket): span for span in reversed(spans)}
+    return tuple(
+        Reduced(span.nbytes, span.ready_s - start_s, span.start_s - start_s, span.end_s - start_s)
+        for _, span in sorted(one.items())
+    )

@@ -1,0 +1,94 @@
+"""The gradients of a model in the order in which DDP reduces them, and groups of neighbours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from perfmodel.training.ddp.buckets import ddp_buckets
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.workload.model import Workload
+
+Groups = tuple[tuple[int, ...], ...]
+"""Buckets in launch order, each as tensor indices (registration order)."""
+Cuts = tuple[int, ...]
+"""Where groups of neighbours in a row end: positions after their last tensor; the last is all."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Trained tensors in the order in which their buckets are launched.
+
+    Parameters
+    ----------
+    tensors : tuple of int
+        Indices in registration order.
+    nbytes : tuple of int
+        Sizes of their gradients.
+    dtypes : tuple of str
+        What they are stored as.
+    flipped : bool
+        Whether buckets are filled from the end of the row: where PyTorch never rebuilds them, it
+        fills them in registration order and launches the last one first.
+    """
+
+    tensors: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    flipped: bool
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @property
+    def single(self) -> bool:
+        """Whether all tensors share buckets: then buckets are groups of neighbours."""
+        return len(set(self.dtypes)) == 1
+
+    @cached_property
+    def sums(self) -> tuple[int, ...]:
+        """Bytes before each position; one more than there are tensors."""
+        return (0, *itertools.accumulate(self.nbytes))
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Position of each tensor."""
+        return {tensor: place for place, tensor in enumerate(self.tensors)}
+
+    def groups(self, cuts: Cuts) -> Groups:
+        """Return neighbours as groups of tensors, as they lie in their buckets."""
+        step = -1 if self.flipped else 1
+        return tuple(self.tensors[a:b][::step] for a, b in itertools.pairwise((0, *cuts)))
+
+    def cuts(self, groups: Groups) -> Cuts:
+        """Return where groups of neighbours end."""
+        return tuple(itertools.accumulate(len(group) for group in groups))
+
+    def size(self, group: Sequence[int]) -> int:
+        """Bytes of a group of tensors."""
+        return sum(self.nbytes[self.places[tensor]] for tensor in group)
+
+
+def row_of(workload: Workload, options: DdpOptions) -> Row:
+    """Line the gradients of a workload up.
+
+    Parameters
+    ----------
+    workload : Workload
+    options : DdpOptions
+        Whether PyTorch rebuilds its buckets in the order in which gradients get ready.
+    """
+    single = DdpOptions(
+        bucket_cap_bytes=1.0,
+        find_unused_parameters=options.find_unused_parameters,
+        static_graph=options.static_graph,
+    )
+    buckets = ddp_buckets(workload, single)
+    return Row(
+        tensors=tuple(bucket.tensors[0] for bucket in buckets),
+        nbytes=tuple(bucket.nbytes for bucket in buckets),
+        dtypes=tuple("fp32" if b.dtype == "tf32" else b.dtype for b in buckets),
+        flipped=not options.rebuilds,
+    )

@@ -1,0 +1,206 @@
+"""A settled step as a recurrence over buckets: what the simulation does, in microseconds.
+
+It equals the simulation where one all-reduce is under way at a time, all ranks are alike, and the
+host is ahead of the device: then compute goes on without a pause from the first layer of the last
+backward to its end, slower while an all-reduce is under way, and bucket by bucket
+``end = max(ready, end of the one before) + cost``. Elsewhere it is a guide for the search only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from perfmodel.studies.tune.objective.allreduce_times import CostOf
+from perfmodel.studies.tune.objective.gradients import Cuts, Groups, Row
+from perfmodel.training.plan import Compute, StepPlan, Task
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What a step has to do, whatever its buckets.
+
+    Parameters
+    ----------
+    row : Row
+    before_s : float
+        From the end of the step before to the start of the last backward.
+    ready_s : tuple of float
+        Work from there until each gradient of the row is in its bucket, undisturbed.
+    backward_s : float
+        Work of all of that backward, copies in included.
+    out_s : tuple of float
+        Work to copy each gradient back.
+    optimizer_s : float
+        With what follows it.
+    slowdown : float
+        Factor on compute while an all-reduce is under way.
+    forward_s : float
+        Work from the end of the step before to the start of the last backward.
+    in_s : tuple of float
+        Work to copy each gradient into its bucket, which `ready_s` holds too.
+    host_s : tuple of float
+        When the host has issued the backward of each gradient, since that backward began; zeros
+        where issuing takes no time.
+    """
+
+    row: Row
+    before_s: float
+    ready_s: tuple[float, ...]
+    backward_s: float
+    out_s: tuple[float, ...]
+    optimizer_s: float
+    slowdown: float
+    forward_s: float = 0.0
+    in_s: tuple[float, ...] = ()
+    host_s: tuple[float, ...] = ()
+
+    @cached_property
+    def outs_s(self) -> tuple[float, ...]:
+        """Work to copy back all gradients before each position; one more than gradients."""
+        return (0.0, *itertools.accumulate(self.out_s))
+
+    @property
+    def work_s(self) -> float:
+        """All that the device has to do in a step, undisturbed, waits before backward included."""
+        return self.before_s + self.backward_s + sum(self.out_s) + self.optimizer_s
+
+    def stretched(self, by: float) -> Clock:
+        """Return the step of ranks that are so much slower; `before_s` stays."""
+        return replace(
+            self,
+            ready_s=tuple(by * at for at in self.ready_s),
+            backward_s=by * self.backward_s,
+            out_s=tuple(by * each for each in self.out_s),
+            optimizer_s=by * self.optimizer_s,
+            forward_s=by * self.forward_s,
+            in_s=tuple(by * each for each in self.in_s),
+            host_s=tuple(by * at for at in self.host_s),
+        )
+
+    def step_s(self, buckets: Sequence[Bucket], cost: CostOf) -> float:
+        """Return the time of a step with some buckets; seconds."""
+        return self.times(buckets, cost)[0]
+
+    def times(self, buckets: Sequence[Bucket], cost: CostOf) -> tuple[float, float]:
+        """Return the time of a step, and how long all-reduces kept the device waiting; seconds."""
+        now = ended = done_s = waited_s = 0.0
+        ends = []
+        for place, nbytes, _ in buckets:
+            now = self.after(now, self.ready_s[place] - done_s, ended)
+            done_s = self.ready_s[place]
+            ended = max(now, ended) + cost(nbytes)
+            ends.append(ended)
+        now = self.after(now, self.backward_s - done_s, ended)
+        for (_, _, out_s), end in zip(buckets, ends, strict=True):
+            waited_s += max(0.0, end - now)
+            now = self.after(max(now, end), out_s, ended)
+        waited_s += max(0.0, ended - now)
+        return self.before_s + max(now, ended) + self.optimizer_s, waited_s
+
+    def after(self, now: float, work_s: float, ended: float) -> float:
+        """Return when work that begins now is done, with an all-reduce under way until `ended`."""
+        if ended <= now or self.slowdown == 1.0:
+            return now + work_s
+        done_s = (ended - now) / self.slowdown
+        slowed = work_s <= done_s
+        return now + work_s * self.slowdown if slowed else ended + (work_s - done_s)
+
+
+Bucket = tuple[int, int, float]
+"""Position of the gradient that it waits for, its bytes, and the work to copy it back."""
+
+
+def clock_of(plan: StepPlan, row: Row, before_s: float, slowdown: float) -> Clock:
+    """Read a clock off a plan in which each gradient has a bucket of its own.
+
+    Parameters
+    ----------
+    plan : StepPlan
+    row : Row
+        Its gradients in the order of the plan's buckets.
+    before_s : float
+        From the end of a step to the start of the last backward of the next; seconds.
+    slowdown : float
+    """
+    last = max(task.micro_batch for task in plan.tasks)
+    begin = next(
+        index
+        for index, task in enumerate(plan.tasks)
+        if task.kind == "backward" and task.micro_batch == last
+    )
+    forward_s = sum(
+        task.work.duration_s
+        for task in plan.tasks[:begin]
+        if task.stream == "compute" and task.kind != "copy" and isinstance(task.work, Compute)
+    )
+    parts = _Parts(len(row))
+    for task in plan.tasks[begin:]:
+        parts.count(task)
+    return Clock(
+        row=row,
+        before_s=before_s,
+        ready_s=tuple(itertools.accumulate(parts.ready, max)),
+        backward_s=parts.work_s,
+        out_s=tuple(parts.out),
+        optimizer_s=parts.optimizer_s,
+        slowdown=slowdown,
+        forward_s=forward_s,
+        in_s=tuple(parts.into),
+        host_s=tuple(itertools.accumulate(parts.host, max)),
+    )
+
+
+class _Parts:
+    """Work of the last backward and of what follows it, task by task."""
+
+    def __init__(self, gradients: int) -> None:
+        self.ready, self.out = [0.0] * gradients, [0.0] * gradients
+        self.into, self.host = [0.0] * gradients, [0.0] * gradients
+        self.work_s = self.optimizer_s = self.issued_s = 0.0
+        self.is_over = False
+
+    def count(self, task: Task) -> None:
+        """Add a task."""
+        if not isinstance(task.work, Compute):
+            return
+        if task.stream == "host":
+            self.issued_s += task.work.duration_s
+        elif task.stream != "compute":
+            return
+        elif task.kind == "optimizer" or self.is_over:
+            self.is_over = True
+            self.optimizer_s += task.work.duration_s
+        elif task.name.startswith("copy out") and task.bucket is not None:
+            self.out[task.bucket] += task.work.duration_s
+        elif not task.name.startswith("compress"):  # a bucket's, not a gradient's
+            self.work_s += task.work.duration_s
+            if task.kind == "copy" and task.bucket is not None:
+                self.ready[task.bucket] = self.work_s
+                self.into[task.bucket] += task.work.duration_s
+                self.host[task.bucket] = self.issued_s
+
+
+def neighbours(clock: Clock, cuts: Cuts) -> list[Bucket]:
+    """Return groups of neighbours as buckets."""
+    row = clock.row
+    return [
+        (end - 1, row.sums[end] - row.sums[begin], clock.outs_s[end] - clock.outs_s[begin])
+        for begin, end in itertools.pairwise((0, *cuts))
+    ]
+
+
+def buckets_of(clock: Clock, groups: Groups) -> list[Bucket]:
+    """Return groups of any tensors as buckets; each waits for those before it as well."""
+    places = [[clock.row.places[tensor] for tensor in group] for group in groups]
+    latest = itertools.accumulate((max(group) for group in places), max)
+    return [
+        (
+            last,
+            sum(clock.row.nbytes[place] for place in group),
+            sum(clock.out_s[place] for place in group),
+        )
+        for last, group in zip(latest, places, strict=True)
+    ]

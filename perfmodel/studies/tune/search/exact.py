@@ -1,0 +1,217 @@
+"""The best groups of neighbours: labels of partial solutions, of which none beats another.
+
+A label stands for the buckets of the first gradients: when the last of these is ready (later the
+more all-reduces have slowed compute down), when the last all-reduce has ended, and how late that
+makes the copies back. All three only ever make what follows later, so a label that is worse than
+another in all of them can be dropped. With compute that communication does not slow down, this is
+the recurrence ``finish(j) = min_i max(ready(j), finish(i)) + cost(i+1..j)``.
+
+The best list of caps where the recurrence over buckets is what the simulation says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.studies.tune.objective.evaluator import Bench
+from perfmodel.studies.tune.objective.gradients import Cuts, Row
+from perfmodel.studies.tune.objective.surrogate import Clock, neighbours
+from perfmodel.studies.tune.search.local_search import improved, simplified
+from perfmodel.training.ddp.options import MIB
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Read = Callable[[Ints], Floats]
+"""Seconds of all-reduces by bytes of gradients."""
+
+MOST_LABELS = 24
+"""Labels kept at a position: more than are ever left without a slowdown on models of the zoo."""
+
+
+@dataclass
+class _Labels:
+    """Partial solutions, all positions one after the other."""
+
+    place: Ints
+    ready: Floats
+    ended: Floats
+    late: Floats
+    before: Ints
+    count: int = 0
+
+    def add(self, place: int, rows: tuple[Floats, Floats, Floats, Ints]) -> None:
+        here = slice(self.count, self.count + len(rows[0]))
+        self.place[here] = place
+        self.ready[here], self.ended[here], self.late[here], self.before[here] = rows
+        self.count = here.stop
+
+
+def best_cuts(
+    clock: Clock, read: Read, *, allowed: NDArray[np.bool_] | None = None, keep: int = MOST_LABELS
+) -> list[Cuts]:
+    """Return the best groups of neighbours, and the runners-up that other labels stand for.
+
+    Parameters
+    ----------
+    clock : Clock
+    read : callable
+        Times of all-reduces.
+    allowed : ndarray of bool, shape (gradients, gradients + 1), optional
+        Whether a group may go from one position to another.
+    keep : int
+        Labels kept at a position.
+
+    Returns
+    -------
+    list of tuple of int
+        By growing time according to the labels, which count copies back as if all-reduces did not
+        slow them down. Empty if nothing is allowed.
+    """
+    row = clock.row
+    n, sums = len(row), np.array(row.sums, dtype=np.int64)
+    work = np.array((0.0, *clock.ready_s))
+    out = np.concatenate([[0.0], np.cumsum(clock.out_s)])
+    size = n * keep + 1
+    labels = _Labels(
+        np.zeros(size, np.int64), np.zeros(size), np.zeros(size), np.zeros(size),
+        np.zeros(size, np.int64),
+    )  # fmt: skip
+    nothing = np.zeros(1)
+    labels.add(0, (nothing, nothing, nothing - np.inf, np.full(1, -1)))
+    for place in range(1, n + 1):
+        known = np.arange(labels.count)
+        if allowed is not None:
+            known = known[allowed[labels.place[known], place]]
+        if len(known):
+            cost = read(sums[place] - sums[:place])[labels.place[known]]
+            labels.add(
+                place, _extended(labels, known, cost, clock.slowdown, place, work, out, keep)
+            )
+    return _traced(labels, clock, n, float(out[-1]))
+
+
+def _extended(
+    labels: _Labels,
+    known: Ints,
+    cost: Floats,
+    slowdown: float,
+    place: int,
+    work: Floats,
+    out: Floats,
+    keep: int,
+) -> tuple[Floats, Floats, Floats, Ints]:
+    """All labels with one more bucket, up to a position; those that none beats."""
+    begin = labels.place[known]
+    ready, ended = labels.ready[known], labels.ended[known]
+    left = work[place] - work[begin]
+    busy = np.maximum(0.0, ended - ready)
+    slowed = np.minimum(left, busy / slowdown)
+    ready = ready + slowed * slowdown + (left - slowed)
+    ended = np.maximum(ready, ended) + cost
+    late = np.maximum(labels.late[known], ended - out[begin])
+    order = np.lexsort((late, ready, ended))
+    ready, ended, late = ready[order], ended[order], late[order]
+    better = np.ones(len(order), dtype=bool)
+    better[1:] = (ready[1:] < np.minimum.accumulate(ready)[:-1]) | (
+        late[1:] < np.minimum.accumulate(late)[:-1]
+    )
+    kept = np.flatnonzero(better)
+    if len(kept) > keep:  # the quickest, and evenly some of those that are ready earlier
+        kept = kept[np.unique(np.linspace(0, len(kept) - 1, keep).astype(np.int64))]
+    return ready[kept], ended[kept], late[kept], known[order[kept]]
+
+
+def _traced(labels: _Labels, clock: Clock, n: int, out_s: float) -> list[Cuts]:
+    """Ways to the last position, the quickest first."""
+    last = np.flatnonzero(labels.place[: labels.count] == n)
+    ready, ended = labels.ready[last], labels.ended[last]
+    left = clock.backward_s - clock.ready_s[-1]
+    slowed = np.minimum(left, np.maximum(0.0, ended - ready) / clock.slowdown)
+    ready = ready + slowed * clock.slowdown + (left - slowed)
+    total = np.maximum(ready + out_s, labels.late[last] + out_s)
+    return [_way(labels, int(last[at])) for at in np.argsort(total, kind="stable")]
+
+
+def _way(labels: _Labels, at: int) -> Cuts:
+    cuts = []
+    while labels.place[at] > 0:
+        cuts.append(int(labels.place[at]))
+        at = int(labels.before[at])
+    return tuple(reversed(cuts))
+
+
+PASSES = 4
+"""Searches, each with the times of all that the one before chose worked out."""
+LABELS, LABELS_SLOWED = 24, 8
+FINALISTS = 4
+"""Ways to the end that are looked at closely where all-reduces slow copies back down."""
+
+
+def list_by_clock(bench: Bench, allowed: NDArray[np.bool_] | None = None) -> Cuts | None:
+    """Return the groups of neighbours with the least time; None if none are allowed.
+
+    Parameters
+    ----------
+    bench : Bench
+    allowed : ndarray of bool, shape (gradients, gradients + 1), optional
+        Whether a group may go from one position to another.
+    """
+    clock, costs = bench.clock, bench.costs
+    slowed = clock.slowdown > 1.0
+
+    def rate(cuts: Cuts) -> float:
+        if allowed is not None and not all(
+            allowed[a, b] for a, b in zip((0, *cuts), cuts, strict=False)
+        ):
+            return float("inf")
+        return clock.step_s(neighbours(clock, cuts), costs.time_s)
+
+    best: Cuts | None = None
+    for _ in range(PASSES):
+        keep = LABELS_SLOWED if slowed else LABELS
+        found = best_cuts(clock, costs.estimate, allowed=allowed, keep=keep)
+        if not found:
+            return None
+        ways = [*found[: FINALISTS if slowed else 1], *([best] if best else [])]
+        way = min(ways, key=rate)
+        way = simplified(way, rate)
+        best = simplified(improved(way, rate), rate) if slowed else way
+        if not bench.learn(bench.row.groups(best)):
+            break
+    return best
+
+
+def all_sizes_known(bench: Bench) -> bool:
+    """Whether no time was read off, so that the search left no group of neighbours out."""
+    sums = bench.row.sums
+    sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
+    return all(bench.costs.is_known(size) for size in sizes)
+
+
+def work_out_all(bench: Bench, at_most: int) -> None:
+    """Work out what every group of neighbours takes, if these are few."""
+    sums = bench.row.sums
+    if len(sums) ** 2 > 4 * at_most:
+        return
+    sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
+    if len(sizes) <= at_most:
+        for size in sorted(sizes):
+            bench.costs.exact(size)
+
+
+def closed_by_whole(row: Row) -> NDArray[np.bool_]:
+    """Whether a cap of whole MiB makes a group of the gradients from one position to another."""
+    n, sums = len(row), np.array(row.sums, dtype=np.int64)
+    begin, end = np.meshgrid(np.arange(n), np.arange(n + 1), indexing="ij")
+    nbytes = sums[end] - sums[begin]
+    sizes = np.array(row.nbytes, dtype=np.int64)
+    last = sizes[begin] if row.flipped else sizes[np.maximum(end, 1) - 1]
+    above = nbytes - last
+    number = np.maximum(1, above // MIB + 1)
+    left_over = begin == 0 if row.flipped else end == n
+    found: NDArray[np.bool_] = (end > begin) & ((number * MIB <= nbytes) | left_over)
+    return found

@@ -1,0 +1,76 @@
+"""Small changes of groups of neighbours: an end moved, taken away or added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from perfmodel.studies.tune.objective.gradients import Cuts
+
+Rate = Callable[[Cuts], float]
+"""Seconds of a step, or infinity where a group is not allowed."""
+
+SHIFTS = (-8, -4, -2, -1, 1, 2, 4, 8)
+EFFORT = 100_000
+MANY = 30
+"""Groups from which on not every new end is tried."""
+LEAST_GAIN = 1e-10
+"""Relative gain that is worth another round."""
+
+
+def neighbours_of(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
+    """Groups that differ from some in one end.
+
+    Parameters
+    ----------
+    cuts : tuple of int
+    every : bool
+        Whether to try all new ends, or only the middle of each group.
+    """
+    inner, n = cuts[:-1], cuts[-1]
+    ends = set(inner)
+    for at, cut in enumerate(inner):
+        yield (*inner[:at], *inner[at + 1 :], n)
+        low, high = (0, *inner)[at], (*inner, n)[at + 1]
+        for shift in SHIFTS:
+            if low < cut + shift < high:
+                yield (*inner[:at], cut + shift, *inner[at + 1 :], n)
+    if every:
+        new = [place for place in range(1, n) if place not in ends]
+    else:
+        new = [(a + b) // 2 for a, b in zip((0, *inner), cuts, strict=True) if b - a > 1]
+    for place in new:
+        yield tuple(sorted((*cuts, place)))
+
+
+def improved(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
+    """Follow the best small change as long as there is one, and effort is left.
+
+    Parameters
+    ----------
+    cuts : tuple of int
+    rate : callable
+    effort : int
+        Buckets to rate in all.
+    """
+    best_s = rate(cuts)
+    while effort > 0:
+        near = list(neighbours_of(cuts, every=len(cuts) <= MANY))
+        effort -= len(near) * len(cuts)
+        found_s, found = min(((rate(one), one) for one in near), default=(best_s, cuts))
+        if found_s >= best_s * (1 - LEAST_GAIN):
+            break
+        best_s, cuts = found_s, found
+    return cuts
+
+
+def simplified(cuts: Cuts, rate: Rate, within: float = LEAST_GAIN) -> Cuts:
+    """Take ends away that gain nothing."""
+    best_s = rate(cuts)
+    at = 0
+    while at < len(cuts) - 1:
+        fewer = (*cuts[:at], *cuts[at + 1 :])
+        if rate(fewer) <= best_s * (1 + within):
+            cuts = fewer
+        else:
+            at += 1
+    return cuts

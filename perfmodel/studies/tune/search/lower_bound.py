@@ -1,0 +1,124 @@
+"""What no choice of buckets can beat: neither groups of neighbours nor any others.
+
+Let C be all that the device has to compute in a step, X the time in which all-reduces are under
+way, and f the factor by which these slow compute down. Of X the device loses at least 1 - 1/f, so
+``T >= C + (1 - 1/f) X``. What gets ready from gradient k on, B_k bytes, is reduced after that, when
+work W_k is done; while that goes on nothing else counts:
+``T >= W_k + (1 - 1/f)(X - X_k) + X_k + (copy out, optimizer)`` with X_k >= h(B_k). And h(B), the
+least time in which B bytes are reduced in any number of all-reduces, is bounded by every line
+a + b s (a, b >= 0) that no all-reduce of s bytes is quicker than: ``h(B) >= a + b B``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from perfmodel.studies.tune.objective.allreduce_times import Costs
+from perfmodel.studies.tune.objective.surrogate import Clock
+
+Line = tuple[float, float]
+"""Seconds, and seconds per byte on the network."""
+Point = tuple[float, float]
+"""Bytes on the network, and seconds that these take at least."""
+
+SLACK = 1e-9
+"""Taken off, relatively, for the rounding of sums."""
+
+
+def lower_bound_s(clock: Clock, costs: Costs, workers: int) -> float:
+    """Return a time that no step is below, whatever its buckets; seconds.
+
+    Parameters
+    ----------
+    clock : Clock
+    costs : Costs
+        Of which the least and the largest possible size have been worked out.
+    workers : int
+        All-reduces under way at a time.
+    """
+    return _bound(clock, costs, workers)[0]
+
+
+def tighten(clock: Clock, costs: Costs, workers: int, best_s: float, at_most: int) -> float:
+    """Work sizes out where that may raise the bound, as long as it is below a step of `best_s`.
+
+    Returns
+    -------
+    float
+        The bound; seconds.
+    """
+    for _ in range(at_most):
+        bound_s, weakest = _bound(clock, costs, workers)
+        if bound_s > best_s * (1 - CLOSE) or weakest is None:
+            break
+        costs.exact(int(weakest / costs.scale))
+    return lower_bound_s(clock, costs, workers)
+
+
+CLOSE = 1e-3
+"""Relative distance from the best step at which a bound is not worth more work."""
+
+
+def _bound(clock: Clock, costs: Costs, workers: int) -> tuple[float, float | None]:
+    """The bound, and a size whose time would raise it if it were known."""
+    cells = costs.floor()
+    points = [(float(high), least_s) for _, high, least_s in cells]
+    lines = list(minorants(points))
+    rate = costs.wire_s_per_byte
+    lost = 1.0 - 1.0 / clock.slowdown
+    total = clock.row.sums[-1] * costs.scale
+
+    def least_s(nbytes: float) -> tuple[float, Line | None]:
+        found = max((a + b * nbytes, (a, b)) for a, b in lines)
+        by_wire_s = rate * nbytes
+        return (
+            (by_wire_s, None) if by_wire_s > found[0] / workers else (found[0] / workers, found[1])
+        )
+
+    all_s, line = least_s(total)
+    best = clock.work_s + lost * all_s
+    tight = line
+    behind_s = min(clock.out_s) + clock.optimizer_s + clock.before_s
+    for place, ready_s in enumerate(clock.ready_s):
+        rest_s, of_rest = least_s((clock.row.sums[-1] - clock.row.sums[place]) * costs.scale)
+        bound_s = behind_s + ready_s + lost * max(0.0, all_s - rest_s) + rest_s
+        if bound_s > best:
+            best, tight = bound_s, of_rest
+    return best * (1 - SLACK), _weakest(cells, tight)
+
+
+def _weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
+    """Middle of a wide cell whose floor a line touches."""
+    if line is None:
+        return None
+    a, b = line
+    touched = [
+        (high - low, (low + high) / 2)
+        for low, high, least_s in cells
+        if high - low > 4 and high > 1.003 * low and least_s <= (a + b * high) * (1 + 1e-9)
+    ]
+    return max(touched)[1] if touched else None
+
+
+def minorants(points: Sequence[Point]) -> Iterator[Line]:
+    """Lines with a, b >= 0 below all points: edges of their lower hull, and the two extremes."""
+    yield min(y for _, y in points), 0.0
+    yield 0.0, min(y / x for x, y in points)
+    hull: list[Point] = []
+    for x, y in sorted(points):
+        if hull and hull[-1][0] == x:
+            continue  # the lower one of two above each other came first
+        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], (x, y)):
+            hull.pop()
+        hull.append((x, y))
+    for (x0, y0), (x1, y1) in pairwise(hull):
+        b = (y1 - y0) / (x1 - x0)
+        a = y0 - b * x0
+        if a >= 0 and b >= 0:
+            yield a, b
+
+
+def _turns_down(one: Point, two: Point, three: Point) -> bool:
+    """Whether the middle one of three points lies above the line through the others."""
+    return (two[1] - one[1]) * (three[0] - one[0]) >= (three[1] - one[1]) * (two[0] - one[0])

@@ -1,0 +1,399 @@
+"""What each algorithm costs on uniform links, in numbers that its schedule must confirm.
+
+The model: every rank has one port that carries 1/beta bytes per second each way; what it sends
+(or receives) at once shares the port; a step costs alpha and the bytes of its busiest port; steps
+follow each other. Sources of the forms: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005;
+Patarasuk and Yuan, JPDC 69(2), 2009; Sanders et al., Parallel Computing 35(12), 2009. S is the
+buffer, N the ranks, M the largest power of two up to N.
+
+Closed forms: what a collective costs on uniform links, and bounds that nothing may beat.
+
+alpha is the latency of one step in seconds, beta the inverse bandwidth in seconds per byte.
+Source of the forms: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005; Hockney's alpha-beta model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from perfmodel.collectives.algorithms import (
+    all_to_all,
+    chain,
+    collnet,
+    in_network,
+    nvls,
+    ring,
+    tree,
+)
+from perfmodel.collectives.catalog import maker, near_root
+from perfmodel.collectives.patterns import pieces_of
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A closed form.
+
+    Parameters
+    ----------
+    steps : int
+        Rounds of the schedule: factor of alpha.
+    sent_bytes : float
+        By the busiest rank in all.
+    path_bytes : float
+        Of the busiest port of each step, added up: factor of beta.
+    reduced_bytes : float
+        That the busiest rank adds up in all: factor of gamma.
+    """
+
+    steps: int
+    sent_bytes: float
+    path_bytes: float
+    reduced_bytes: float = 0.0
+
+
+Formula = Callable[[int, float, Mapping[str, Any]], Form]
+
+
+def form(op: str, algorithm: str, ranks: int, nbytes: float, **own: Any) -> Form:
+    """Return the closed form of an algorithm; exact where chunks divide evenly.
+
+    Parameters
+    ----------
+    op, algorithm : str
+        As in `perfmodel.collectives.catalog.ALGORITHMS`.
+    ranks : int
+    nbytes : float
+    **own
+        ``piece_bytes`` (chain, tree, switch, nvls, collnet), ``segment_bytes`` (gloo_ring),
+        ``group_size`` (hierarchical, nvls_tree, collnet), ``columns`` (torus), ``servers`` (a
+        number); defaults
+        as in the catalog.
+
+    Raises
+    ------
+    InputError
+        No such operation or algorithm.
+    """
+    maker(op, algorithm)
+    if ranks < 2:
+        return Form(0, 0.0, 0.0)
+    op, algorithm = op.replace("-", "_"), algorithm.replace("-", "_")
+    return _FORMS[op, algorithm](ranks, nbytes, own)
+
+
+def _power(ranks: int) -> tuple[int, int, int]:
+    """M, log2 M, and 1 if N is no power of two."""
+    doublings = ranks.bit_length() - 1
+    return 1 << doublings, doublings, int(ranks != 1 << doublings)
+
+
+def _height(ranks: int) -> int:
+    """ceil(log2 N)."""
+    return (ranks - 1).bit_length()
+
+
+def _ring(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    half = (ranks - 1) / ranks * nbytes
+    return Form(2 * (ranks - 1), 2 * half, 2 * half, half)
+
+
+def _ring_scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    half = (ranks - 1) / ranks * nbytes
+    return Form(ranks - 1, half, half, half)
+
+
+def _ring_gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    half = (ranks - 1) / ranks * nbytes
+    return Form(ranks - 1, half, half)
+
+
+def _gloo_ring(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    largest = int(own.get("segment_bytes", ring.SEGMENT_BYTES))
+    number, _ = ring.segments(ranks, int(nbytes), segment_bytes=largest)
+    half = (ranks - 1) / ranks * nbytes
+    return Form(2 * (ranks - 1) * (number // ranks), 2 * half, 2 * half, half)
+
+
+def _tree(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    pieces = pieces_of(int(nbytes), 2, int(own.get("piece_bytes", tree.PIECE_BYTES)), 1)
+    steps = 2 * _height(ranks) - 1 + pieces
+    # The busiest port carries one piece up and two down in one tree, one up in the other.
+    at_once = min(ranks, 4) / 2 * nbytes
+    return Form(steps, at_once, steps / pieces * at_once, nbytes if ranks > 2 else nbytes / 2)
+
+
+def _binomial(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    half = _height(ranks) * nbytes
+    return Form(2 * _height(ranks), half, 2 * half, half)
+
+
+def _recursive_doubling(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    _power_of_two, doublings, fold = _power(ranks)
+    sent = (doublings + fold) * nbytes
+    return Form(doublings + 2 * fold, sent, sent + fold * nbytes, sent)
+
+
+def _halving_doubling(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    members, doublings, fold = _power(ranks)
+    half = (members - 1) / members * nbytes
+    extra = fold * nbytes
+    return Form(2 * doublings + 2 * fold, 2 * half + extra, 2 * (half + extra), half + extra)
+
+
+def _rabenseifner(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    members, doublings, fold = _power(ranks)
+    half, extra = (members - 1) / members * nbytes, fold * nbytes
+    sent = 2 * half + 1.5 * extra
+    return Form(2 * doublings + 3 * fold, sent, 2 * (half + extra), half + extra / 2)
+
+
+def _two_level(size_of: str) -> Formula:
+    def found(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+        size = int(own.get(size_of, near_root(ranks)))
+        half = (ranks - 1) / ranks * nbytes
+        return Form(2 * (size - 1) + 2 * (ranks // size - 1), 2 * half, 2 * half, half)
+
+    return found
+
+
+def _server(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    servers = int(own.get("servers", 1))
+    pushed = (ranks - 1) / servers * nbytes
+    return Form(2, pushed + (servers - 1) / servers * nbytes, 2 * pushed, pushed)
+
+
+def _switch(_: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", in_network.PIECE_BYTES)), 1)
+    return Form(pieces + 1, nbytes, (pieces + 1) / pieces * nbytes)
+
+
+def _nvls(steps: int, sent: Callable[[int], float], path: Callable[[int], float]) -> Formula:
+    """Through a switch, where the busiest port carries `path` of S, most of what is `sent`."""
+
+    def found(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+        largest = int(own.get("piece_bytes", nvls.PIECE_BYTES))
+        pieces = pieces_of(int(nbytes), ranks, largest, 1)
+        repeats = pieces + steps
+        return Form(repeats, sent(ranks) * nbytes, repeats / pieces * path(ranks) * nbytes)
+
+    return found
+
+
+def _nvls_tree(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    heads = int(own.get("group_size", near_root(ranks)))
+    nodes = ranks // heads
+    largest = int(own.get("piece_bytes", nvls.PIECE_BYTES))
+    pieces = pieces_of(int(nbytes), heads * min(nodes, 2), largest, 1)
+    repeats = pieces + 2 * _height(nodes) + 3
+    # In one tree half a part up and twice half a part down, in the other half a part up.
+    between = min(nodes, 4) / 2 * (nodes > 1) / heads
+    sent = (1 + 1 / heads + between) * nbytes
+    reduced = min(nodes - 1, 2) / 2 / heads * nbytes
+    return Form(repeats, sent, repeats / pieces * sent, reduced)
+
+
+def _collnet(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    size = int(own.get("group_size", near_root(ranks)))
+    pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", collnet.PIECE_BYTES)), 1)
+    repeats = 2 * size - 1 + pieces
+    sent = min(size, 2) * nbytes
+    return Form(repeats, sent, repeats / pieces * sent, nbytes * (size > 1))
+
+
+def _collnet_direct(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    size = int(own.get("group_size", near_root(ranks)))
+    pieces = pieces_of(int(nbytes), size, int(own.get("piece_bytes", collnet.PIECE_BYTES)), 1)
+    repeats = pieces + (3 if size > 1 else 1)
+    sent = (2 * size - 1) / size * nbytes
+    return Form(repeats, sent, repeats / pieces * sent, (size - 1) / size * nbytes)
+
+
+def _recursive_halving(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    members, doublings, fold = _power(ranks)
+    extra = ranks - members
+    # Members that a partner folded into have two parts; those parts are all at one end.
+    parts = sum((1 << k) + min(extra, 1 << k) for k in range(doublings))
+    halved, folded = parts / ranks * nbytes, fold * nbytes
+    path = halved + folded + folded / ranks
+    return Form(doublings + 2 * fold, folded or halved, path, halved + folded)
+
+
+def _log_gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    sent = (ranks - 1) / ranks * nbytes
+    return Form(_height(ranks), sent, sent)
+
+
+def _log_scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    sent = (ranks - 1) / ranks * nbytes
+    return Form(_height(ranks), sent, sent, sent)
+
+
+def _chain(reduces: bool) -> Formula:
+    def found(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+        pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", chain.PIECE_BYTES)), 1)
+        steps = ranks - 2 + pieces
+        return Form(steps, nbytes, steps / pieces * nbytes, nbytes * reduces)
+
+    return found
+
+
+def _binomial_broadcast(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    return Form(_height(ranks), _height(ranks) * nbytes, _height(ranks) * nbytes)
+
+
+def _binomial_reduce(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    return Form(_height(ranks), nbytes, _height(ranks) * nbytes, _height(ranks) * nbytes)
+
+
+def _all_pairs(steps_of: Callable[[int], int]) -> Formula:
+    def found(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+        sent = (ranks - 1) / ranks * nbytes
+        return Form(steps_of(ranks), sent, sent)
+
+    return found
+
+
+def _bruck_all_to_all(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    sent = sum(way.bit_count() for way in range(1, ranks)) / ranks * nbytes
+    return Form(_height(ranks), sent, sent)
+
+
+def _scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    return Form(1, (ranks - 1) / ranks * nbytes, (ranks - 1) / ranks * nbytes)
+
+
+def _gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    return Form(1, nbytes / ranks, (ranks - 1) / ranks * nbytes)
+
+
+def _send(_ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    return Form(1, nbytes, nbytes)
+
+
+_FORMS: Final[Mapping[tuple[str, str], Formula]] = MappingProxyType(
+    {
+        ("all_reduce", "ring"): _ring,
+        ("all_reduce", "bidirectional_ring"): _ring,
+        ("all_reduce", "tree"): _tree,
+        ("all_reduce", "binomial"): _binomial,
+        ("all_reduce", "recursive_doubling"): _recursive_doubling,
+        ("all_reduce", "halving_doubling"): _halving_doubling,
+        ("all_reduce", "rabenseifner"): _rabenseifner,
+        ("all_reduce", "hierarchical"): _two_level("group_size"),
+        ("all_reduce", "torus"): _two_level("columns"),
+        ("all_reduce", "server"): _server,
+        ("all_reduce", "gloo_ring"): _gloo_ring,
+        ("all_reduce", "switch"): _switch,
+        ("all_reduce", "nvls"): _nvls(3, lambda n: 1 + 1 / n, lambda n: 1 + 1 / n),
+        ("all_reduce", "nvls_tree"): _nvls_tree,
+        ("reduce_scatter", "nvls"): _nvls(1, lambda _: 1.0, lambda _: 1.0),
+        ("all_gather", "nvls"): _nvls(1, lambda n: 1 / n, lambda _: 1.0),
+        ("all_reduce", "collnet"): _collnet,
+        ("all_reduce", "collnet_direct"): _collnet_direct,
+        ("reduce_scatter", "pat"): _log_scatter,
+        ("all_gather", "pat"): _log_gather,
+        ("all_to_all", "batched"): _all_pairs(lambda n: -(-(n - 1) // all_to_all.BATCH)),
+        ("reduce_scatter", "ring"): _ring_scatter,
+        ("reduce_scatter", "bidirectional_ring"): _ring_scatter,
+        ("reduce_scatter", "recursive_halving"): _recursive_halving,
+        ("all_gather", "ring"): _ring_gather,
+        ("all_gather", "bidirectional_ring"): _ring_gather,
+        ("all_gather", "recursive_doubling"): _log_gather,
+        ("all_gather", "bruck"): _log_gather,
+        ("broadcast", "chain"): _chain(reduces=False),
+        ("broadcast", "binomial"): _binomial_broadcast,
+        ("reduce", "chain"): _chain(reduces=True),
+        ("reduce", "binomial"): _binomial_reduce,
+        ("all_to_all", "pairwise"): _all_pairs(lambda ranks: ranks - 1),
+        ("all_to_all", "bruck"): _bruck_all_to_all,
+        ("all_to_all", "direct"): _all_pairs(lambda _: 1),
+        ("scatter", "star"): _scatter,
+        ("gather", "star"): _gather,
+        ("send", "direct"): _send,
+    }
+)
+
+
+def closed_form_s(
+    op: str,
+    algorithm: str,
+    ranks: int,
+    nbytes: float,
+    *,
+    alpha_s: float,
+    beta_s_per_B: float,
+    gamma_s_per_B: float = 0.0,
+    **own: Any,
+) -> float:
+    """Time of an algorithm on uniform links: steps alpha + path beta + sums gamma; seconds.
+
+    Parameters
+    ----------
+    op, algorithm : str
+        As in `perfmodel.collectives.catalog.ALGORITHMS`.
+    ranks : int
+    nbytes : float
+        S; bytes.
+    alpha_s, beta_s_per_B : float
+        Latency of a step, and inverse bandwidth of a rank's port in one direction. Sends that
+        share a port share its bandwidth.
+    gamma_s_per_B : float
+        Time to add one byte; the busiest rank's sums are counted as if nothing overlapped them.
+    **own
+        The algorithm's own parameters, as for `perfmodel.testing.closed_forms.form`.
+
+    Raises
+    ------
+    InputError
+        No such operation or algorithm.
+    """
+    cost = form(op, algorithm, ranks, nbytes, **own)
+    wire_s = cost.steps * alpha_s + cost.path_bytes * beta_s_per_B
+    return wire_s + cost.reduced_bytes * gamma_s_per_B
+
+
+def steps(op: str, algorithm: str, ranks: int, nbytes: float, **own: Any) -> int:
+    """Number of rounds of an algorithm's schedule."""
+    return form(op, algorithm, ranks, nbytes, **own).steps
+
+
+def bytes_per_rank(op: str, algorithm: str, ranks: int, nbytes: float, **own: Any) -> float:
+    """Bytes that the busiest rank sends in an algorithm; exact where chunks divide evenly."""
+    return form(op, algorithm, ranks, nbytes, **own).sent_bytes
+
+
+def lower_bound_s(
+    op: str, algorithm: str, ranks: int, nbytes: float, *, alpha_s: float, beta_s_per_B: float
+) -> float:
+    """Time that no algorithm of this kind can beat, on ports as in `closed_form_s`; seconds.
+
+    The larger of two bounds. Bandwidth: what the busiest port must carry (`bus_factor` S; S for
+    an all-reduce in a switch). Latency: if a rank hears from f others in a step, data of N ranks
+    needs log N / log(1+f) steps to come together, and a switch needs two.
+    """
+    if ranks < 2:
+        return 0.0
+    in_switch = algorithm.replace("-", "_") in IN_SWITCH
+    summed = in_switch and op.replace("-", "_") == "all_reduce"
+    share = 1.0 if summed else bus_factor(op.replace("-", "_"), ranks)
+    heard = {"server": ranks - 1, "direct": ranks - 1, "star": ranks - 1, "tree": 4}
+    heard |= {"bidirectional_ring": 2, "batched": ranks - 1}
+    fewest = math.log(ranks) / math.log(1 + heard.get(algorithm.replace("-", "_"), 1))
+    least = 2 if in_switch else math.ceil(fewest - 1e-9)
+    return max(least * alpha_s, share * nbytes * beta_s_per_B)
+
+
+IN_SWITCH = frozenset({"switch", "nvls", "nvls_tree", "collnet", "collnet_direct"})
+"""Algorithms in which switches add and copy."""
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Return busbw / algbw, as nccl-tests defines it (``doc/PERFORMANCE.md``)."""
+    if ranks < 2:
+        return 1.0
+    share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "reduce": 1.0, "send": 1.0}
+    return share.get(collective, (ranks - 1) / ranks)

@@ -1,0 +1,274 @@
+"""The shapes of fabrics: which NIC is plugged into which switch, which switches are joined.
+
+Pure arithmetic; `perfmodel.topology.fabric.assemble` turns a `Wiring` into arcs. Ports are counted host by
+host, so port p belongs to host ``p // ports_per_host``.
+
+A fabric whose switches, cables and hosts are listed one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.topology.fabric.settings import Fabric
+from perfmodel.topology.routing.clos import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """Cables between two switches.
+
+    Parameters
+    ----------
+    lower, upper : str
+    cables : int
+        Parallel links, each an arc of its own.
+    lanes : int
+        Cables bonded into each link (adaptive routing).
+    raw_Bps : float or None
+        Rate of one cable; None: as the fabric's others.
+    first : int
+        Number of its first cable among those of the same two switches.
+    """
+
+    lower: str
+    upper: str
+    cables: int
+    lanes: int = 1
+    raw_Bps: float | None = None
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Cables of a fabric.
+
+    Parameters
+    ----------
+    switches : tuple of str
+        Leaves first.
+    leaf_of : ndarray of int, shape (ports,)
+        Leaf switch of each port, as a position in `switches`.
+    trunks : tuple of Trunk
+        Leaf by leaf; then, in a fat tree, those of the level above.
+    leaves, pod, above, cables, cores : int
+        See `perfmodel.topology.routing.clos.Tiers`.
+    assumptions : tuple of str
+    """
+
+    switches: tuple[str, ...]
+    leaf_of: Ints
+    trunks: tuple[Trunk, ...] = ()
+    leaves: int = 1
+    pod: int = 1
+    above: int = 0
+    cables: int = 0
+    cores: int = 0
+    assumptions: tuple[str, ...] = ()
+
+
+def wire(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
+    """Plug every NIC of every host into the fabric.
+
+    Parameters
+    ----------
+    fabric : Fabric
+    rails : tuple of int
+        Rail of each NIC of one host.
+    hosts : int
+
+    Raises
+    ------
+    InputError
+        The fabric has too few ports.
+    """
+    shapes: Mapping[str, Callable[[Fabric, tuple[int, ...], int], Wiring]] = {
+        "one-switch": _one_switch,
+        "rail-optimised": _rail_optimised,
+        "leaf-spine": _leaf_spine,
+        "fat-tree": _fat_tree,
+    }
+    return shapes[fabric.kind](fabric, rails, hosts)
+
+
+def _one_switch(_fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
+    return Wiring(("fabric/switch0",), np.zeros(hosts * len(rails), dtype=np.int64))
+
+
+def _rail_optimised(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
+    """One leaf per rail for each group of hosts; spines above join the rails and the groups."""
+    used = sorted(set(rails))
+    cables = len(rails) // len(used)  # NICs of one host on one rail
+    group = fabric.hosts_per_leaf or max(1, fabric.down_ports // cables)
+    groups = math.ceil(hosts / group)
+    rail = np.array([used.index(rail) for rail in rails], dtype=np.int64)
+    leaf_of = (np.arange(hosts)[:, None] // group * len(used) + rail).ravel()
+    return _with_spines(fabric, groups * len(used), leaf_of, min(group, hosts) * cables)
+
+
+def _leaf_spine(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
+    """Leaves hold whole hosts where a host fits; spines above join the leaves."""
+    nics = len(rails)
+    per_leaf = fabric.down_ports
+    if fabric.hosts_per_leaf or nics <= per_leaf:
+        per_leaf = nics * (fabric.hosts_per_leaf or per_leaf // nics)
+    ports = hosts * nics
+    leaf_of = np.arange(ports) // per_leaf
+    return _with_spines(fabric, math.ceil(ports / per_leaf), leaf_of, min(per_leaf, ports))
+
+
+def _with_spines(fabric: Fabric, leaves: int, leaf_of: Ints, down: int) -> Wiring:
+    """Join leaves of `down` used ports by the fewest spines that have ports enough."""
+    names = tuple(f"fabric/leaf{i}" for i in range(leaves))
+    if leaves == 1:
+        return Wiring(names, leaf_of)
+    up = max(1, round(down / fabric.oversubscription))
+    spines = next(
+        (s for s in range(1, up + 1) if up % s == 0 and leaves * up // s <= fabric.radix), up
+    )
+    notes = []
+    if leaves * up // spines > fabric.radix:
+        notes.append(
+            f"assumption: {spines} modular spine switches of {leaves * up // spines} ports "
+            f"each stand for the third level that switches of {fabric.radix} ports would need"
+        )
+    if abs(down / up - fabric.oversubscription) > 1e-9:
+        notes.append(
+            f"assumption: {up} uplinks for {down} host ports of a leaf, so oversubscription "
+            f"{down / up:.3g} (asked: {fabric.oversubscription:g})"
+        )
+    above, cables, lanes = spines, up // spines, 1
+    if fabric.routing == "adaptive":
+        notes.append(_one_for_all(f"{spines} spine switches"))
+        above, cables, lanes = 1, 1, up
+    upper = tuple(f"fabric/spine{s}" for s in range(above))
+    trunks = tuple(Trunk(leaf, spine, cables, lanes) for leaf in names for spine in upper)
+    return Wiring(
+        names + upper, leaf_of, trunks,
+        leaves=leaves, pod=leaves, above=above, cables=cables, assumptions=tuple(notes),
+    )  # fmt: skip
+
+
+def _one_for_all(switches: str) -> str:
+    return (
+        f"assumption: adaptive routing spreads every flow evenly over all ways, so {switches} act "
+        "as one, and the cables from a switch to them as one link of their summed rate"
+    )
+
+
+def _fat_tree(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
+    """Three levels of equal switches (Al-Fares et al., SIGCOMM 2008): k**3 / 4 host ports.
+
+    Only what the ports in use need is built: their edge switches, whole pods above them, and core
+    switches if there are several pods.
+    """
+    ports = hosts * len(rails)
+    k = fabric.k or _smallest_k(ports)
+    if ports > k**3 // 4 or k > max(fabric.radix, fabric.k or 0):
+        most = (fabric.k or fabric.radix - fabric.radix % 2) ** 3 // 4
+        raise InputError(
+            Fault("fabric", f"{ports} NICs", f"at most {most} in a fat tree of such switches")
+        )
+    half = k // 2
+    edges = math.ceil(ports / half)
+    leaf_of = np.arange(ports) // half
+    names = tuple(f"fabric/edge{e}" for e in range(edges))
+    if edges == 1:
+        return Wiring(names, leaf_of)
+    pods = math.ceil(edges / half)
+    adaptive = fabric.routing == "adaptive"
+    above, lanes = (1, half) if adaptive else (half, 1)  # switches of a pod, cables to each
+    cores = above if pods > 1 else 0  # above each of those
+    aggs = tuple(f"fabric/agg{a}" for a in range(pods * above))
+    tops = tuple(f"fabric/core{c}" for c in range(above * cores))
+    trunks = [Trunk(names[e], aggs[e // half * above + a], 1, lanes)
+              for e in range(edges) for a in range(above)]  # fmt: skip
+    trunks += [Trunk(aggs[a], tops[a % above * cores + c], 1, lanes * lanes)
+               for a in range(pods * above) for c in range(cores)]  # fmt: skip
+    switched = _one_for_all(f"the {half} aggregation switches of a pod and all core switches")
+    return Wiring(
+        names + aggs + tops, leaf_of, tuple(trunks),
+        leaves=edges, pod=half, above=above, cables=1, cores=cores,
+        assumptions=(switched,) if adaptive else (),
+    )  # fmt: skip
+
+
+def _smallest_k(ports: int) -> int:
+    k = 2
+    while k**3 // 4 < ports:
+        k += 2
+    return k
+
+
+def listed_wiring(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
+    """Plug the NICs of the first hosts into the switches that the list says.
+
+    Raises
+    ------
+    InputError
+        More hosts than the list has, NICs that differ in number, or switches that no cable joins.
+    """
+    rows = fabric.hosts[:hosts]
+    faults = []
+    if hosts > len(fabric.hosts):
+        faults.append(Fault("hosts", str(hosts), f"at most {len(fabric.hosts)} in this fabric"))
+    wrong = next((row for row in rows if len(row.leaves) != len(rails)), None)
+    if wrong is not None:
+        found = f"{len(rails)} NICs per host, and {len(wrong.leaves)} of {wrong.name} in the fabric"
+        faults.append(Fault("fabric", found, "as many as the host template has"))
+    if faults:
+        raise InputError(faults)
+    leaves = list(dict.fromkeys(leaf for row in rows for leaf in row.leaves))
+    reached = _reached(leaves[:1], [(trunk.from_, trunk.to) for trunk in fabric.trunks])
+    apart = [leaf for leaf in leaves if leaf not in reached]
+    if apart:
+        raise InputError(Fault("fabric.trunks", f"no cables from {leaves[0]} to {apart[0]}",
+                               "switches that are joined"))  # fmt: skip
+    names = [*leaves, *(name for name in reached if name not in set(leaves))]
+    place = {name: at for at, name in enumerate(names)}
+    return Wiring(
+        switches=tuple(f"fabric/{name}" for name in names),
+        leaf_of=np.array([place[leaf] for row in rows for leaf in row.leaves], dtype=np.int64),
+        trunks=tuple(_trunks(fabric, place)),
+        leaves=len(leaves),
+        assumptions=(f"assumption: the first {hosts} of {len(fabric.hosts)} hosts of the fabric",)
+        if hosts < len(fabric.hosts)
+        else (),
+    )
+
+
+def _trunks(fabric: Fabric, place: Mapping[str, int]) -> Iterator[Trunk]:
+    """Cables between switches that are used, each from the earlier switch to the later."""
+    laid: Counter[tuple[str, str]] = Counter()
+    for trunk in fabric.trunks:
+        ends = trunk.from_, trunk.to
+        if trunk.from_ == trunk.to:
+            raise InputError(Fault("fabric.trunks", f"{trunk.to} joined to itself",
+                                   "two different switches"))  # fmt: skip
+        if trunk.from_ in place:
+            low, high = sorted(ends, key=place.__getitem__)
+            yield Trunk(f"fabric/{low}", f"fabric/{high}", trunk.cables, 1, trunk.bandwidth,
+                        laid[low, high])  # fmt: skip
+            laid[low, high] += trunk.cables
+
+
+def _reached(start: Iterable[str], pairs: list[tuple[str, str]]) -> dict[str, None]:
+    """Switches that cables lead to, in the order in which they are met."""
+    beside: dict[str, list[str]] = {}
+    for a, b in pairs:
+        beside.setdefault(a, []).append(b)
+        beside.setdefault(b, []).append(a)
+    reached = dict.fromkeys(start)
+    queue = list(reached)
+    for name in queue:
+        for other in beside.get(name, ()):
+            if other not in reached:
+                reached[other] = None
+                queue.append(other)
+    return reached

@@ -1,0 +1,124 @@
+"""Networks between hosts: their numbers, from files and from what a scenario overrides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.files import data_folder, find_file, line_of, read_yaml, validate
+from perfmodel.topology.templates.spec import (
+    FABRIC_KINDS,
+    FabricFile,
+    FabricSpec,
+    ListedHost,
+    ListedTrunk,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """A fabric with every number settled; the fields are those of `FabricSpec`, in SI units."""
+
+    kind: str
+    switch_latency_s: float
+    cable_latency_s: float
+    radix: int
+    oversubscription: float
+    leaf_ports: int | None
+    hosts_per_leaf: int | None
+    uplink_Bps: float | None
+    k: int | None
+    routing: str
+    sources: Mapping[str, str]
+    hosts: tuple[ListedHost, ...] = ()
+    trunks: tuple[ListedTrunk, ...] = ()
+
+    @property
+    def down_ports(self) -> int:
+        """Ports of a leaf that face hosts: as many as leave room for the uplinks."""
+        if self.leaf_ports is not None:
+            return self.leaf_ports
+        share = self.oversubscription / (1 + self.oversubscription)
+        return max(1, math.floor(self.radix * share + 1e-9))
+
+
+# ---------------------------------------------------------------- from files
+
+
+def settle(fabric: FabricSpec | str) -> Fabric:
+    """Fill what a fabric leaves open from the file of its shape.
+
+    Parameters
+    ----------
+    fabric : FabricSpec or str
+        A shape with overrides, the name of a shape, or the path of a fabric file.
+
+    Raises
+    ------
+    InputError
+        Unknown shape, unreadable or wrong file.
+    """
+    if isinstance(fabric, str):
+        return _settled(_read(_path(fabric)), None)
+    shape = "one-switch" if fabric.kind == "listed" else fabric.kind  # for times alone
+    return _settled(_read(_path(shape)), fabric)
+
+
+def _path(name: str) -> Path:
+    if name in FABRIC_KINDS:
+        return data_folder("topologies") / "fabrics" / f"{name}.yaml"
+    if name.endswith((".yaml", ".yml")) or name.startswith("fabrics/"):
+        return find_file(name, "topologies", field="fabric")
+    own = Path("topologies") / "fabrics" / f"{name}.yaml"
+    if own.is_file():
+        return own
+    raise InputError(Fault("fabric", repr(name), one_of(FABRIC_KINDS, name)))
+
+
+def _read(path: Path) -> FabricFile:
+    document = read_yaml(path)
+    file = validate(FabricFile, document, str(path))
+    given = file.fabric.model_fields_set - {"kind", "routing"}
+    line = line_of(document, ["sources"])
+    if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
+        needed = "hosts of a listed fabric, and of no other"
+        raise InputError(Fault("fabric.hosts", "them" if file.fabric.hosts else "none", needed,
+                               str(path), line_of(document, ["fabric"])))  # fmt: skip
+    faults = [
+        Fault(f"sources.{name}", "nothing", "a source for this number", str(path), line)
+        for name in sorted(given - set(file.sources))
+    ] + [
+        Fault(f"sources.{name}", repr(name), one_of(given, name), str(path), line)
+        for name in sorted(set(file.sources) - given)
+    ]
+    if faults:
+        raise InputError(faults)
+    return file
+
+
+def _settled(file: FabricFile, wanted: FabricSpec | None) -> Fabric:
+    asked = {} if wanted is None else wanted.model_dump(exclude_none=True, exclude={"kind"})
+    listed = wanted or file.fabric
+    lists = {"hosts", "trunks"}
+    values = file.fabric.model_dump(exclude_none=True, exclude=lists) | {
+        name: value for name, value in asked.items() if name not in lists
+    }
+    asked.pop("routing", None)  # a choice, not a number that needs a source
+    return Fabric(
+        kind=listed.kind,
+        switch_latency_s=values.get("switch_latency", 0.0),
+        cable_latency_s=values.get("cable_latency", 0.0),
+        radix=values.get("radix", 64),
+        oversubscription=values.get("oversubscription", 1.0),
+        leaf_ports=values.get("leaf_ports"),
+        hosts_per_leaf=values.get("hosts_per_leaf"),
+        uplink_Bps=values.get("uplink_bandwidth"),
+        k=values.get("k"),
+        routing=values.get("routing", "ecmp"),
+        sources={**file.sources, **dict.fromkeys(asked, "given in the scenario")},
+        hosts=listed.hosts or (),
+        trunks=listed.trunks or (),
+    )

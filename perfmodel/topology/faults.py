@@ -1,0 +1,199 @@
+"""A machine that changes: links that slow down, links and devices that are lost.
+
+A changed machine is a `Topology` with the same ranks, graph and arc numbers; only what its arcs
+carry differs. Its ``healthy`` field keeps the machine as it was built, whose preferences among
+routes stay (a library that is running does not choose its rings anew when a link slows down).
+
+Links by name: what a scenario's ``link:`` means on a machine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.topology.model import Arcs, Topology
+
+_LINK = re.compile(r"(?P<src>\S+)\s*(?P<way>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?P<cable>\d+))?")
+
+
+def arcs_named(topology: Topology, text: str) -> tuple[int, ...]:
+    """Directed links that a name stands for, by rising number.
+
+    Parameters
+    ----------
+    topology : Topology
+    text : str
+        ``"n0/nic0 -> fabric/leaf0"`` (one direction), ``"n0/nic0 -- fabric/leaf0"`` (both),
+        ``"n1/nic3"`` (all links of a device). Names may hold ``*`` and ``?``; of parallel cables
+        all are meant unless one is told by its number (``"fabric/leaf0 -- fabric/spine1 #2"``).
+
+    Raises
+    ------
+    InputError
+        No such device, or devices that no link joins; the message names the nearest.
+    """
+    match = _LINK.fullmatch(text.strip())
+    if match is None:
+        nodes = _nodes(topology, text.strip())
+        return tuple(sorted({arc for node in nodes for arc in arcs_at(topology, node)}))
+    left, right = _nodes(topology, match["src"]), _nodes(topology, match["dst"])
+    cable = None if match["cable"] is None else int(match["cable"])
+    found = _between(topology, left, right, cable)
+    if match["way"] == "--":
+        found |= _between(topology, right, left, cable)
+    if not found:
+        raise InputError(Fault("link", repr(text), _neighbours(topology, left, cable)))
+    return tuple(sorted(found))
+
+
+def arcs_at(topology: Topology, node: str) -> set[int]:
+    """All directed links that leave a device or enter it."""
+    beside = (topology.graph.succ[node], topology.graph.pred[node])
+    return {
+        int(data["index"])
+        for neighbours in beside
+        for cables in neighbours.values()
+        for data in cables.values()
+    }
+
+
+def no_device(topology: Topology, name: str, field: str) -> Fault:
+    """Fault of a name that no device has, with the nearest that there are."""
+    return Fault(field, repr(name), _allowed(topology, name))
+
+
+def _allowed(topology: Topology, name: str) -> str:
+    head = name.partition("/")[0] + "/"
+    near = [node for node in topology.graph if node.startswith(head)]
+    known = near or [node for node in topology.graph if node.startswith(("n0/", "fabric/"))]
+    return f"a device: {one_of(known, name, limit=12)}"
+
+
+def _nodes(topology: Topology, name: str) -> set[str]:
+    if name in topology.graph:
+        return {name}
+    is_pattern = "*" in name or "?" in name
+    found = {node for node in topology.graph if is_pattern and fnmatchcase(node, name)}
+    if not found:
+        raise InputError(no_device(topology, name, "link"))
+    return found
+
+
+def _between(
+    topology: Topology, left: Iterable[str], right: set[str], cable: int | None
+) -> set[int]:
+    adjacent = topology.graph.adj
+    return {
+        int(data["index"])
+        for src in left
+        for dst, cables in adjacent[src].items()
+        if dst in right
+        for key, data in enumerate(cables.values())
+        if cable is None or key == cable
+    }
+
+
+def _neighbours(topology: Topology, left: set[str], cable: int | None) -> str:
+    beside = sorted({dst for src in left for dst in topology.graph.adj[src]})
+    shown = one_of(beside, limit=12)
+    number = "" if cable is None else " (parallel cables are numbered from #0)"
+    return f"a link from {min(left)} to {shown}{number}"
+
+
+_NOTHING: Mapping[int, float] = MappingProxyType({})
+
+
+def degraded(
+    topology: Topology,
+    bandwidth_Bps: Mapping[int, float] = _NOTHING,
+    latency_s: Mapping[int, float] = _NOTHING,
+) -> Topology:
+    """Return the machine with other numbers on some of its links.
+
+    Parameters
+    ----------
+    topology : Topology
+    bandwidth_Bps : mapping of int to float
+        New usable rate by arc; 0 means that traffic on it stands still (but keeps its route).
+    latency_s : mapping of int to float
+        New latency by arc; seconds.
+
+    Raises
+    ------
+    InputError
+        An arc that there is not, or a number that is negative or not finite; every fault.
+    """
+    _refuse(topology, {"bandwidth": bandwidth_Bps, "latency": latency_s})
+    arcs = topology.arcs
+    rates, delays = arcs.bandwidth_Bps.copy(), arcs.latency_s.copy()
+    rates[list(bandwidth_Bps)] = list(bandwidth_Bps.values())
+    delays[list(latency_s)] = list(latency_s.values())
+    rates[list(topology.dead)] = 0.0
+    return _with(topology, Arcs(arcs.names, arcs.kinds, rates, delays))
+
+
+def without(
+    topology: Topology, *, arcs: Iterable[int] = (), nodes: Collection[str] = ()
+) -> Topology:
+    """Return the machine with links or devices lost: nothing is routed over them any more.
+
+    Parameters
+    ----------
+    topology : Topology
+    arcs : iterable of int
+        Directed links; see `perfmodel.topology.faults.arcs_named`.
+    nodes : collection of str
+        Devices, lost with all their links.
+
+    Raises
+    ------
+    InputError
+        An arc or a device that there is not; every fault.
+    """
+    unknown = [no_device(topology, name, "lose") for name in nodes if name not in topology.graph]
+    if unknown:
+        raise InputError(unknown)
+    gone = set(arcs)
+    _refuse(topology, {"link": dict.fromkeys(gone, 0.0)})
+    names = (*topology.lost, *nodes, *_cables(topology, gone))
+    gone = gone.union(*(arcs_at(topology, node) for node in nodes))
+    dead = topology.dead | gone
+    old = topology.arcs
+    rates = old.bandwidth_Bps.copy()
+    rates[list(dead)] = 0.0
+    changed = _with(topology, Arcs(old.names, old.kinds, rates, old.latency_s))
+    return replace(changed, dead=dead, lost=tuple(dict.fromkeys(names)))
+
+
+def _with(topology: Topology, arcs: Arcs) -> Topology:
+    return replace(topology, changed=arcs, healthy=topology.healthy or topology)
+
+
+def _cables(topology: Topology, arcs: Collection[int]) -> list[str]:
+    """Names of links: "a -- b" where both directions are meant, else "a -> b"."""
+    ends = {topology.arcs.names[arc] for arc in sorted(arcs)}
+    return sorted(
+        f"{a} -- {b}" if (b, a) in ends else f"{a} -> {b}"
+        for a, b in ends
+        if (b, a) not in ends or a < b
+    )
+
+
+def _refuse(topology: Topology, numbers: Mapping[str, Mapping[int, float]]) -> None:
+    count = len(topology.arcs)
+    faults = []
+    for field, values in numbers.items():
+        for arc, value in values.items():
+            if not 0 <= arc < count:
+                faults.append(Fault(field, f"arc {arc}", f"0 to {count - 1}"))
+            elif not (math.isfinite(value) and value >= 0):
+                label = topology.arcs.label(arc)
+                faults.append(Fault(field, f"{value} on {label}", "a number of zero or more"))
+    if faults:
+        raise InputError(faults)

@@ -1,0 +1,141 @@
+"""What hosts are made of: links, ports, CPUs, GPUs' connectors, and machines that have a template.
+
+The numbers stand in ``parts.yaml`` beside this file, each with its source.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from perfmodel.files import Bandwidth, Seconds, Spec, load
+from perfmodel.topology.model import LinkKind, NetworkKind
+from perfmodel.topology.templates.spec import LinkSpec, Source
+from perfmodel.units import parse_bandwidth
+
+Layout = Literal["nvswitch", "cube", "mesh", "bridge", "pcie"]
+"""How GPUs of a host are joined: by a switch, a hybrid cube mesh, all to all, in pairs, or not."""
+
+
+class PortPart(Spec):
+    """What leaves a NIC, whatever its rate."""
+
+    kind: LinkKind
+    network: NetworkKind
+    mtu: int
+    """Payload of a packet; bytes."""
+    slow_mtu: int | None = None
+    """The same up to 40 Gbit/s, where jumbo frames are unusual."""
+    header: int
+    """What a packet takes on the wire beside its payload; bytes."""
+    efficiency_source: Source
+    latency: Seconds
+    latency_source: Source
+
+
+class CpuPart(Spec):
+    """One generation of CPUs."""
+
+    vendor: str
+    families: tuple[int, ...] = ()
+    from_model: int
+    between: Bandwidth
+    between_source: Source
+    dram: Bandwidth
+    dram_source: Source
+    pcie: str
+
+    @property
+    def amd(self) -> bool:
+        """Whether its inter-socket link is called Infinity Fabric."""
+        return self.vendor == "AuthenticAMD"
+
+
+class GpuPart(Spec):
+    """How one model of GPU is written and what it is plugged into."""
+
+    spelled: str
+    form: Literal["sxm", "sxm2", "sxm3", "sxm4", "sxm5", "pcie", "nvl", "superchip"]
+    memory: int
+    sm: int
+    nvlink: str | None = None
+    lanes: int = 0
+    pcie: str
+    cpu: str
+    c2c: str | None = None
+    geforce: bool = False
+    devices: tuple[str, ...] = ()
+
+    @property
+    def on_board(self) -> bool:
+        """Whether it sits on a board with its peers, and not in a slot."""
+        return self.form.startswith("sxm") or self.form == "superchip"
+
+
+class MachinePart(Spec):
+    """A machine that has a template."""
+
+    template: str
+    words: tuple[str, ...]
+    gpu: str
+    layout: Layout
+    gpus: int
+    network: NetworkKind | None = None
+    nics: int = 0
+    nic: Bandwidth = 1.0
+    p2p: bool = True
+    only_if_named: bool = False
+    """Whether a machine is this one only where its name was said."""
+
+
+class SharedPart(Spec):
+    """Fields of a link that all links of a kind share."""
+
+    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    efficiency_source: Source | None = None
+    latency: Seconds
+    latency_source: Source
+
+
+class Parts(Spec):
+    """The file of parts."""
+
+    perfmodel: Literal[1]
+    kind: Literal["parts"]
+    sources: dict[str, str]
+    links: dict[str, LinkSpec]
+    switched_nvlink: SharedPart
+    ports: dict[str, PortPart]
+    cpus: dict[str, CpuPart]
+    dram: SharedPart
+    between: SharedPart
+    gpus: dict[str, GpuPart]
+    machines: tuple[MachinePart, ...]
+    usual_nics: dict[str, dict[str, str]]
+
+
+@cache
+def parts() -> Parts:
+    """Return the parts that ship with perfmodel."""
+    return load(Parts, Path(__file__).with_name("parts.yaml"))
+
+
+def cpu_named(vendor: str, family: int, model: int) -> str | None:
+    """Name of the generation of a CPU, by what /proc/cpuinfo says; None if it is unknown."""
+    fitting = [
+        name
+        for name, cpu in parts().cpus.items()
+        if cpu.vendor == vendor and model >= cpu.from_model
+        if not cpu.families or family in cpu.families
+    ]
+    return fitting[-1] if fitting else None
+
+
+def usual_nics(network: str, spelled: str) -> tuple[int, float]:
+    """NICs of the machine that is usual for a family of GPU: how many, and bytes per second."""
+    of_kind = parts().usual_nics[network]
+    count, _, rate = of_kind.get(spelled, of_kind["other"]).partition(" x ")
+    return int(count), parse_bandwidth(rate)

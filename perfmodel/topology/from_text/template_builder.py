@@ -1,0 +1,173 @@
+"""A node template in the making: parts in, a document out, with the source of each number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from perfmodel.files import validate
+from perfmodel.topology.from_text.parts import SharedPart, parts
+from perfmodel.topology.templates.spec import LinkSpec, NodeSpec
+
+_LINK_ORDER = ("kind", "network", "bandwidth", "source", "efficiency", "efficiency_source",
+               "latency", "latency_source")  # fmt: skip
+
+
+@dataclass
+class Draft:
+    """A node template in the making: devices and edges as they are added, links as needed.
+
+    Parameters
+    ----------
+    gpu : str
+        Name in the table of GPUs.
+    description : str
+    name : str
+    """
+
+    gpu: str
+    description: str
+    name: str
+    links: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    edges: list[dict[str, Any]] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def link(self, name: str, document: Mapping[str, Any]) -> str:
+        """Add a link unless it is there; return its name."""
+        ordered = {key: document[key] for key in _LINK_ORDER if key in document}
+        self.links.setdefault(name, ordered)
+        return name
+
+    def add(self, pattern: str, kind: str, **more: Any) -> None:
+        """Add devices."""
+        self.nodes.append({"id": pattern, "kind": kind, **more})
+
+    def add_nics(self, ports: Sequence[str]) -> None:
+        """Add ``nic0``, ``nic1``, ...; those in a row with the same port as one pattern."""
+        first = 0
+        for name, row in groupby(ports):
+            count = len(list(row))
+            self.add(pattern("nic", count, first), "nic", port=name)
+            first += count
+
+    def join(self, src: str, dst: str, link: str, **more: Any) -> None:
+        """Add an edge."""
+        self.edges.append({"from": src, "to": dst, "link": link, **more})
+
+    def document(self) -> dict[str, Any]:
+        """Return the document, with the sources that its links name."""
+        known = parts().sources | self.sources
+        named = {
+            text
+            for link in self.links.values()
+            for key, text in link.items()
+            if key.endswith("source")
+        }
+        return {
+            "perfmodel": 1,
+            "kind": "node",
+            "name": self.name,
+            "description": self.description,
+            "gpu": self.gpu,
+            "sources": {key: text for key, text in known.items() if key in named},
+            "links": self.links,
+            "nodes": self.nodes,
+            "edges": self.edges,
+            **self.extra,
+        }
+
+    def node(self) -> NodeSpec:
+        """Return the template, checked."""
+        return validate(NodeSpec, self.document())
+
+
+def pattern(stem: str, count: int, first: int = 0) -> str:
+    """Return the pattern of several devices: ``gpu[0-7]``, or ``gpu0`` for one."""
+    return f"{stem}{first}" if count == 1 else f"{stem}[{first}-{first + count - 1}]"
+
+
+def rate(Bps: float) -> str:
+    """Return a rate of bytes as a file says it, digits kept."""
+    return f"{Bps / 1e9:.6g} GB/s"
+
+
+def bits(Bps: float) -> str:
+    """Return a rate of a network as a file says it."""
+    return f"{Bps * 8e-9:.6g} Gbit/s"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.6g} us" if seconds else "0 s"
+
+
+def _written(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
+    """Return the fields of a link that a file would hold."""
+    fields = spec.model_dump(exclude_none=True)
+    fields["latency"] = _time(fields["latency"])
+    if "bandwidth" in fields:
+        fields["bandwidth"] = rate(fields["bandwidth"])
+    return fields | more
+
+
+def stock_link(name: str, **more: Any) -> dict[str, Any]:
+    """Return a link of the file of parts as a document, some fields replaced."""
+    return _written(parts().links[name], **more)
+
+
+def nvlink(name: str, *, switched: bool, **more: Any) -> dict[str, Any]:
+    """Return an NVLink as a document: one lane, to a peer or to a switch."""
+    switch = _written(parts().switched_nvlink) if switched else {}
+    return stock_link(name, **switch, **more)
+
+
+def between_cpus(name: str) -> tuple[str, dict[str, Any]]:
+    """Return name and document of the link between NUMA domains of a kind of CPU."""
+    cpu = parts().cpus[name]
+    link = _written(
+        parts().between, kind="upi", bandwidth=rate(cpu.between), source=cpu.between_source
+    )
+    return "infinity-fabric" if cpu.amd else "upi", link
+
+
+def dram(name: str, domains_per_socket: int = 1) -> dict[str, Any]:
+    """Return the memory bus of a NUMA domain as a document."""
+    cpu = parts().cpus[name]
+    return _written(
+        parts().dram,
+        kind="memory",
+        bandwidth=rate(cpu.dram / domains_per_socket),
+        source=cpu.dram_source,
+    )
+
+
+def port(network: str, Bps: float, source: str, mtu: int | None = None) -> dict[str, Any]:
+    """Return what leaves a NIC as a document.
+
+    Parameters
+    ----------
+    network : str
+        Kind of network.
+    Bps : float
+        Raw rate; bytes per second.
+    source : str
+        Where the rate comes from.
+    mtu : int, optional
+        Payload of a packet, if it was said; bytes.
+    """
+    part = parts().ports[network]
+    usual = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu
+    payload = mtu or usual
+    return {
+        "kind": part.kind,
+        "network": part.network,
+        "bandwidth": bits(Bps),
+        "source": source,
+        "efficiency": round(payload / (payload + part.header), 4),
+        "efficiency_source": part.efficiency_source,
+        "latency": _time(part.latency),
+        "latency_source": part.latency_source,
+    }

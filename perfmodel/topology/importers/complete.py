@@ -1,0 +1,284 @@
+"""What a topology file leaves open: the GPU, the machine, NVLinks, NICs' rates; and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.topology.from_text.gpu_text import gpu_in
+from perfmodel.topology.from_text.match_template import said_in, templates_present
+from perfmodel.topology.from_text.parts import GpuPart, MachinePart, parts
+from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
+from perfmodel.topology.templates.build import load_node
+from perfmodel.topology.templates.spec import NodeSpec, expand
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What is known beside the file's own elements.
+
+    Parameters
+    ----------
+    file : str
+        Its name, for messages.
+    words : str
+        Its name and comments, in lower case.
+    gpu, template : str or None
+        What the user said.
+    """
+
+    file: str
+    words: str
+    gpu: str | None = None
+    template: str | None = None
+
+    def refuse(self, field: str, found: str, allowed: str) -> InputError:
+        """Return the error for something that is missing or wrong in the file."""
+        return InputError(Fault(field, found, allowed, self.file))
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a file is taken to describe.
+
+    Parameters
+    ----------
+    gpu : str
+        Name in the table of GPUs.
+    part : GpuPart
+    template : NodeSpec or None
+        Machine from which the rest is completed.
+    machine : MachinePart or None
+        The same among the parts.
+    notes : tuple of str
+        What was assumed.
+    """
+
+    gpu: str
+    part: GpuPart
+    template: NodeSpec | None
+    machine: MachinePart | None
+    notes: tuple[str, ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the template; 0 without one."""
+        return len(devices_of(self.template, "gpu")) if self.template else 0
+
+    @property
+    def nics(self) -> int:
+        """NICs of the template; 0 without one."""
+        return len(devices_of(self.template, "nic")) if self.template else 0
+
+
+def devices_of(node: NodeSpec, kind: str) -> tuple[str, ...]:
+    """Names of a template's devices of one kind."""
+    return tuple(name for d in node.nodes if d.kind == kind for name in expand(d.id))
+
+
+def known_from(domains: Sequence[Domain], hints: Hints) -> Known:
+    """Tell GPU and machine by what the user said, the file says, or its structure.
+
+    Raises
+    ------
+    InputError
+        Neither the file nor the user says which GPU it is; or the two disagree.
+    """
+    notes: list[str] = []
+    machine, template = _machine(domains, hints, notes)
+    gpu = _gpu(domains, hints, template, notes)
+    part = part_of(gpu)
+    if template is not None and hints.template is None:
+        notes.append(f"what the file leaves open is as in the template {template.name}")
+    return Known(gpu, part, template, machine, tuple(notes))
+
+
+def part_of(gpu: str) -> GpuPart:
+    """How a GPU of the table is plugged in."""
+    known = parts().gpus
+    return known[gpu] if gpu in known else gpu_in(gpu).part
+
+
+# ---------------------------------------------------------------- machine
+
+
+def _machine(
+    domains: Sequence[Domain], hints: Hints, notes: list[str]
+) -> tuple[MachinePart | None, NodeSpec | None]:
+    if hints.template is not None:
+        node = load_node(hints.template)
+        notes.append(f"what the file leaves open is as in {hints.template}, as was asked")
+        return _row(hints.template), node
+    gpus = _kind(domains, "gpu")
+    if any(device.gpu is not None for device in gpus):
+        return None, None  # a real dump says all
+    named = next((m for m in templates_present() if said_in(m, hints.words)), None)
+    if named is not None and (not gpus or len(gpus) <= named.gpus):
+        notes.append(f"{named.template}: the file's name or a comment says so")
+        return named, load_node(named.template)
+    family = _family(domains, hints)
+    told = [net for device in _kind(domains, "nic") for net in device.nets]
+    if not gpus or (family and told and all(number(net, "speed") for net in told)):
+        return None, None  # nothing that a template would tell
+    fitting = [
+        machine
+        for machine in templates_present()
+        if family in {None, machine.gpu} and _is_like(machine, domains)
+    ]
+    if not fitting:
+        return None, None
+    others = ", ".join(machine.template for machine in fitting[1:])
+    notes.append(
+        f"the machine is like {fitting[0].template}, by its GPUs, NICs and PCIe"
+        + (f" (so are {others})" if others else "")
+    )
+    return fitting[0], load_node(fitting[0].template)
+
+
+def _family(domains: Sequence[Domain], hints: Hints) -> str | None:
+    """Family of the GPUs, as far as the user, the file or its name say."""
+    if hints.gpu is not None:
+        return gpu_in(hints.gpu).part.spelled
+    found = [name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name]
+    name = found[0] if found else _spelled_in(hints.words)
+    return part_of(name).spelled if name else None
+
+
+def _row(template: str) -> MachinePart | None:
+    stem = Path(template).stem
+    return next((m for m in parts().machines if m.template == stem), None)
+
+
+def _is_like(machine: MachinePart, domains: Sequence[Domain]) -> bool:
+    """Whether GPUs, NICs and generations of PCIe are those of a machine."""
+    gpus, nics = _kind(domains, "gpu"), _kind(domains, "nic")
+    if machine.gpus != len(gpus) or machine.layout == "pcie" or machine.nics != len(nics):
+        return False
+    said = {f"pcie{device.generation}" for device in gpus if device.generation}
+    infiniband = any(device.pci_class.startswith("0207") for device in nics)
+    rows = [p for p in parts().gpus.values() if p.spelled == machine.gpu and p.on_board]
+    return {rows[0].pcie} == said and infiniband == (machine.network == "infiniband")
+
+
+# ---------------------------------------------------------------- GPU
+
+
+def _gpu(
+    domains: Sequence[Domain], hints: Hints, template: NodeSpec | None, notes: list[str]
+) -> str:
+    found = {name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name}
+    if len(found) > 1:
+        raise hints.refuse("gpu", f"GPUs of several kinds: {', '.join(sorted(found))}", "one kind")
+    if hints.gpu is not None:
+        named = gpu_in(hints.gpu)
+        if found and part_of(next(iter(found))).spelled != named.part.spelled:
+            other = next(iter(found))
+            raise hints.refuse("gpu", f"{other} by its PCI device, {hints.gpu!r} asked for", other)
+        notes.extend(note.removeprefix("assumption: ") for note in named.assumptions)
+        return named.name
+    if found:
+        return next(iter(found))
+    if template is not None:
+        notes.append(f"GPUs are {template.gpu}, as in {template.name}")
+        return template.gpu
+    spelled = _spelled_in(hints.words)
+    if spelled is not None:
+        notes.append(f"GPUs are {spelled}: the file's name or a comment says so")
+        return spelled
+    raise hints.refuse("gpu", "nothing that tells the model of the GPUs",
+                       "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME")  # fmt: skip
+
+
+def _spelled_in(words: str) -> str | None:
+    try:
+        return gpu_in(words, "nvlink").name
+    except InputError:
+        return None
+
+
+def _by_device(device: Device) -> str | None:
+    if device.vendor not in {"", "10de"} or not device.device:
+        return None
+    rows = (name for name, part in parts().gpus.items() if device.device in part.devices)
+    return next(rows, None)
+
+
+def _kind(domains: Sequence[Domain], kind: str) -> list[Device]:
+    return [device for domain in domains for device in domain.walk() if device.kind == kind]
+
+
+# ---------------------------------------------------------------- devices without a class
+
+
+def classify(domains: Sequence[Domain], known: Known, hints: Hints) -> tuple[str, ...]:
+    """Tell what devices without a class are, by how many the template has; returns notes.
+
+    Raises
+    ------
+    InputError
+        No template, or its numbers of devices fit in no way.
+    """
+    unknown = _kind(domains, "unknown")
+    if not unknown:
+        return ()
+    count = len(unknown)
+    if known.template is None:
+        raise hints.refuse("pci.class", f"nothing for {count} devices",
+                           "--template NAME of the machine, which tells what they are")  # fmt: skip
+    if not _kind(domains, "gpu") and count == known.gpus + known.nics:
+        _first_are_gpus(domains, known.gpus)
+        return (f"{known.gpus} of {count} devices without a class are GPUs, the last are NICs",)
+    if known.nics and count % known.nics == 0:
+        for device in unknown:
+            device.kind = "nic"
+        return (f"the {count} devices without a class are NICs",)
+    raise hints.refuse(
+        "pci.class", f"{count} devices without a class",
+        f"{known.gpus} GPUs and {known.nics} NICs, as {known.template.name} has",
+    )  # fmt: skip
+
+
+def _first_are_gpus(domains: Sequence[Domain], gpus: int) -> None:
+    per_domain = gpus // len(domains)
+    for domain in domains:
+        for at, device in enumerate(d for d in domain.walk() if d.kind == "unknown"):
+            device.kind = "gpu" if at < per_domain else "nic"
+
+
+def add_gpus(domains: Sequence[Domain], known: Known, hints: Hints) -> tuple[str, ...]:
+    """Put the template's GPUs under the switches of a file that has none; returns notes.
+
+    Raises
+    ------
+    InputError
+        No template, or its GPUs do not spread evenly.
+    """
+    if _kind(domains, "gpu"):
+        return ()
+    switches = [d for domain in domains for d in domain.walk() if d.kind == "switch"]
+    places: list[list[Device]] = [d.children for d in switches] or [d.devices for d in domains]
+    if not known.gpus:
+        raise hints.refuse("gpu", "no GPU", "--template NAME of the machine, which has them")
+    if known.gpus % len(places):
+        raise hints.refuse("gpu", f"no GPU, and {len(places)} places for {known.gpus}",
+                           "a template whose GPUs spread evenly")  # fmt: skip
+    each = known.gpus // len(places)
+    for at, place in enumerate(places):
+        for i in range(each):
+            place.append(Device("gpu", f"~{at * each + i:04d}", 0))
+    return (f"{known.gpus} GPUs, {each} per PCIe switch: the file has none",)
+
+
+# ---------------------------------------------------------------- order
+
+
+def in_order(devices: Sequence[Device], attribute: str) -> list[Device]:
+    """GPUs in the order of their numbers in the file, else of their bus ids, as CUDA counts."""
+    numbers = [number(device.gpu, attribute) for device in devices]
+    if all(value is not None for value in numbers) and len(set(numbers)) == len(devices):
+        return [
+            d for _, d in sorted(zip(numbers, devices, strict=True), key=lambda row: row[0] or 0)
+        ]
+    return sorted(devices, key=lambda device: device.busid)

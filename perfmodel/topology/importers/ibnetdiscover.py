@@ -1,0 +1,247 @@
+"""`ibnetdiscover`: switches, cables and hosts of an InfiniBand fabric, as a listed fabric.
+
+Source of the format: linux-rdma/infiniband-diags, man page ibnetdiscover(8): blocks that begin with
+Switch, Ca or Rt, a line per port; every cable stands in both of its ends' blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import plain, read_yaml
+from perfmodel.files.find import data_folder
+from perfmodel.topology.importers.imported import Imported
+
+_BLOCK = re.compile(r'^(Switch|Ca|Rt)\s+(\d+)\s+"([SHR]-[0-9a-fA-F]+)"\s*(?:#\s*"([^"]*)")?')
+_PORT = re.compile(r'^\[(\d+)\](?:\([0-9a-fA-F]+\))?\s+"([SHR]-[0-9a-fA-F]+)"\[(\d+)\](.*)$')
+_SPEED = re.compile(r"\b(\d+)x(SDR|DDR|QDR|FDR10|FDR|EDR|HDR|NDR|XDR)\b")
+_GBPS = {"SDR": 2.0, "DDR": 4.0, "QDR": 8.0, "FDR10": 10.0, "FDR": 13.64, "EDR": 25.0,
+         "HDR": 50.0, "NDR": 100.0, "XDR": 200.0}  # fmt: skip
+"""Data rate of one lane in Gbit/s (InfiniBand specification; SDR to QDR are 8b/10b)."""
+
+_Trunk = tuple[str, str, int, float | None]
+"""Switch, switch, cables, Gbit/s of each."""
+
+_NO_HOST = re.compile(r"aggregation node|sharp|\bufm\b|gateway|bridge", re.IGNORECASE)
+
+
+@dataclass
+class _Block:
+    """A switch or an adapter: its ports, by number, with the far end and the rate."""
+
+    kind: str
+    guid: str
+    name: str
+    line: int
+    ports: dict[int, tuple[str, int, float | None]] = field(default_factory=dict)
+
+
+@dataclass
+class _Found:
+    """Everything of a file: blocks by identifier."""
+
+    blocks: dict[str, _Block]
+    notes: list[str]
+
+    def rate(self, src: str, number: int) -> float | None:
+        """Gbit/s of the cable at a port, as either end says."""
+        far, far_port, rate = self.blocks[src].ports[number]
+        if rate is None and far in self.blocks:
+            rate = self.blocks[far].ports.get(far_port, ("", 0, None))[2]
+        return rate
+
+
+def read_fabric(text: str, file: str) -> Imported:
+    """Read a fabric; aggregation nodes of switches, gateways and managers are no hosts.
+
+    Raises
+    ------
+    InputError
+        No switch, no host, or a block that says nothing; every fault.
+    """
+    found = _blocks(text, file)
+    names = _switch_names(found)
+    hosts = _hosts(found, names)
+    if not names or not hosts:
+        lacking = "no switch" if not names else "no host beside a switch"
+        raise InputError(Fault("file", lacking, "switches and hosts, as ibnetdiscover lists them",
+                               file))  # fmt: skip
+    counts = Counter(len(nics) for nics in hosts.values())
+    usual = max(counts, key=lambda count: (counts[count], count))
+    odd = [host for host, nics in hosts.items() if len(nics) != usual]
+    for host in odd:
+        del hosts[host]
+    if odd:
+        found.notes.append(f"{len(odd)} hosts with another number of NICs than {usual} are left out"
+                           f" ({', '.join(odd[:5])}{', ...' if len(odd) > 5 else ''})")  # fmt: skip
+    trunks = list(_trunks(found, names))
+    description = f"{len(names)} switches, {len(hosts)} hosts of {usual} NICs"
+    return Imported(
+        kind="ibnetdiscover",
+        document=_document(file, description, hosts, trunks, found),
+        title=f"Imported from {Path(file).name}, ibnetdiscover.",
+        notes=tuple(found.notes),
+    )
+
+
+# ---------------------------------------------------------------- parsing
+
+
+def _blocks(text: str, file: str) -> _Found:
+    blocks: dict[str, _Block] = {}
+    faults: list[Fault] = []
+    here: _Block | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        begins = _BLOCK.match(line)
+        if begins:
+            kind, _, guid, name = begins.groups()
+            here = _Block(kind, guid.lower(), (name or "").strip(), number)
+            if here.guid in blocks:
+                faults.append(Fault("block", f"{guid} again (first on line"
+                                    f" {blocks[here.guid].line})", "each device once", file,
+                                    number))  # fmt: skip
+            blocks[here.guid] = here
+        elif line.startswith("["):
+            port = _PORT.match(line)
+            if port is None or here is None:
+                faults.append(Fault("port", repr(line[:50]), '[port] "S-GUID"[port] # ... 4xHDR',
+                                    file, number))  # fmt: skip
+                continue
+            here.ports[int(port[1])] = (port[2].lower(), int(port[3]), _rate(port[4]))
+    if faults:
+        raise InputError(faults[:20])
+    return _Found(blocks, [])
+
+
+def _rate(rest: str) -> float | None:
+    speeds = _SPEED.findall(rest)
+    return int(speeds[-1][0]) * _GBPS[speeds[-1][1]] if speeds else None
+
+
+# ---------------------------------------------------------------- names
+
+
+def _switch_names(found: _Found) -> dict[str, str]:
+    """Short, unique names of the switches, by identifier."""
+    named: dict[str, str] = {}
+    taken: Counter[str] = Counter()
+    for guid, block in found.blocks.items():
+        if block.kind != "Switch":
+            continue
+        text = block.name.split(";")[-1] or guid
+        name = re.sub(r"[^A-Za-z0-9_.:-]+", "-", text).strip("-") or guid
+        taken[name] += 1
+        named[guid] = name if taken[name] == 1 else f"{name}.{taken[name]}"
+    return named
+
+
+def _hosts(found: _Found, switches: Mapping[str, str]) -> dict[str, list[tuple[str, float | None]]]:
+    """Leaf switch and rate of each NIC, host by host, in the order of their names."""
+    rows: list[tuple[str, str, str, float | None]] = []
+    dropped: Counter[str] = Counter()
+    for guid, block in found.blocks.items():
+        if block.kind != "Ca":
+            continue
+        if _NO_HOST.search(block.name):
+            dropped[block.name] += 1
+            continue
+        for port, (far, _, _) in sorted(block.ports.items()):
+            if far in switches:
+                host, nic = _host_of(block, found.notes)
+                rows.append((host, f"{nic}:{port:03d}", switches[far], found.rate(guid, port)))
+    for name, count in dropped.items():
+        found.notes.append(f"{count} x {name!r} is no host")
+    hosts: dict[str, list[tuple[str, float | None]]] = {}
+    for host, _, switch, rate in sorted(rows, key=_natural):
+        hosts.setdefault(host, []).append((switch, rate))
+    return hosts
+
+
+def _host_of(block: _Block, notes: list[str]) -> tuple[str, str]:
+    """Host and adapter by the words of a Ca: "node1 mlx5_0", "node1 HCA-1", or a model's name."""
+    words = block.name.split()
+    if len(words) >= 2 and not re.match(r"MT\d+|Mellanox|ConnectX", words[0]):
+        return words[0], " ".join(words[1:])
+    note = "adapters whose names are those of their models are hosts of their own"
+    if note not in notes:
+        notes.append(note)
+    return block.guid.removeprefix("h-"), "0"
+
+
+def _natural(row: tuple[str, str, str, float | None]) -> tuple[Any, ...]:
+    return tuple(
+        (int(part), "") if part.isdigit() else (-1, part)
+        for text in row[:2]
+        for part in [*re.split(r"(\d+)", text), "\0"]
+    )
+
+
+# ---------------------------------------------------------------- cables
+
+
+def _trunks(
+    found: _Found, names: Mapping[str, str]
+) -> Iterator[tuple[str, str, int, float | None]]:
+    """Cables between switches: how many of a rate between each two."""
+    seen: set[tuple[tuple[str, int], tuple[str, int]]] = set()
+    cables: Counter[tuple[str, str, float | None]] = Counter()
+    for guid, block in found.blocks.items():
+        if guid not in names:
+            continue
+        for number, (far, far_port, _) in block.ports.items():
+            if far not in names or far == guid:
+                continue
+            ends = sorted([(guid, number), (far, far_port)])
+            cable = (ends[0], ends[1])
+            if cable in seen:
+                continue
+            seen.add(cable)
+            cables[ends[0][0], ends[1][0], found.rate(guid, number)] += 1
+    order = {guid: at for at, guid in enumerate(names)}
+    for (a, b, rate), count in sorted(
+        cables.items(), key=lambda c: (order[c[0][0]], order[c[0][1]])
+    ):
+        yield names[a], names[b], count, rate
+
+
+def _document(
+    file: str, description: str, hosts: Mapping[str, list[tuple[str, float | None]]],
+    trunks: list[_Trunk], found: _Found,
+) -> dict[str, Any]:  # fmt: skip
+    shape = plain(read_yaml(data_folder("topologies") / "fabrics" / "one-switch.yaml"))
+    found.notes.append("times through switches and cables as in one-switch")
+    rates = {rate for nics in hosts.values() for _, rate in nics if rate}
+    if rates:
+        shown = ", ".join(f"{rate:g}" for rate in sorted(rates))
+        found.notes.append(f"the host template's NICs; the file has NICs of {shown} Gbit/s")
+    rows = []
+    for a, b, cables, rate in trunks:
+        row: dict[str, Any] = {"from": a, "to": b, "cables": cables}
+        rows.append(row | ({"bandwidth": f"{rate:g} Gbit/s"} if rate else {}))
+    if any(rate is None for *_, rate in trunks):
+        found.notes.append("cables whose rate the file does not say are as fast as the NICs")
+    name = Path(file).name
+    return {
+        "perfmodel": 1,
+        "kind": "fabric",
+        "description": f"{description} (imported)",
+        "fabric": {
+            "kind": "listed",
+            **{key: shape["fabric"][key] for key in ("switch_latency", "cable_latency")},
+            "hosts": [
+                {"name": host, "leaves": [s for s, _ in nics]} for host, nics in hosts.items()
+            ],
+            "trunks": rows,
+        },
+        "sources": {
+            **{key: shape["sources"][key] for key in ("switch_latency", "cable_latency")},
+            "hosts": f"{name}, its Ca blocks",
+            "trunks": f"{name}, its Switch blocks",
+        },
+    }

@@ -1,0 +1,65 @@
+"""Import a file: tell its kind by its content, and read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.topology.importers.detect import kind_of, read_content
+from perfmodel.topology.importers.ibnetdiscover import read_fabric
+from perfmodel.topology.importers.imported import Imported
+from perfmodel.topology.importers.nccl_xml.graph_dump import with_graph
+from perfmodel.topology.importers.nccl_xml.read import read_nccl
+from perfmodel.topology.importers.nvidia_smi.matrix import read_matrix
+
+
+def import_file(
+    path: Path,
+    *,
+    gpu: str | None = None,
+    template: str | None = None,
+    graph: Path | None = None,
+) -> Imported:
+    """Read a description of hardware that some other tool wrote.
+
+    Parameters
+    ----------
+    path : Path
+        An NCCL topology XML, the text of ``nvidia-smi topo -m`` or of ``ibnetdiscover``; its
+        content tells which.
+    gpu : str, optional
+        Model of the GPUs, where the file does not say; any usual spelling.
+    template : str, optional
+        Template (name or path) from which the rest is completed.
+    graph : Path, optional
+        An ``NCCL_GRAPH_DUMP_FILE`` of the same machine: its channels are kept.
+
+    Raises
+    ------
+    InputError
+        Another kind of file (the message says which), or one that is wrong; every fault.
+    """
+    text = read_content(path)
+    kind = kind_of(text, str(path))
+    if kind == "nccl-graph":
+        raise InputError(
+            Fault("file", "an NCCL graph (channels): it does not say what joins the devices",
+                  "a topology (NCCL_TOPO_DUMP_FILE), with this beside it as --graph", str(path))
+        )  # fmt: skip
+    if kind == "ibnetdiscover":
+        _refuse_beside(gpu, template, graph)
+        return read_fabric(text, str(path))
+    read = read_nccl if kind == "nccl-topology" else read_matrix
+    found = read(text, str(path), gpu=gpu, template=template)
+    return found if graph is None else with_graph(found, graph)
+
+
+def _refuse_beside(gpu: str | None, template: str | None, graph: Path | None) -> None:
+    given = {"gpu": gpu, "template": template, "graph": graph}
+    faults = [
+        Fault(name, repr(str(value)), "nothing: a fabric has no GPUs")
+        for name, value in given.items()
+        if value is not None
+    ]
+    if faults:
+        raise InputError(faults)

@@ -1,0 +1,230 @@
+"""The devices of an NCCL topology XML as a tree: CPUs, PCIe switches, GPUs, NICs.
+
+Source of the rules: NVIDIA/nccl 2.30.7 ``src/graph/xml.cc`` and ``topo.cc``: classes by prefix, a
+missing speed or width means 16 lanes of the usual generation, Broadcom switches that appear as two
+levels are one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.topology.from_text.parts import cpu_named
+from perfmodel.topology.importers.nccl_xml.safe_xml import Element
+
+DeviceKind = Literal["gpu", "nic", "switch", "nvswitch", "unknown"]
+
+_CLASSES: tuple[tuple[str, DeviceKind], ...] = (
+    ("0x060400", "switch"), ("0x080100", "switch"), ("0x068000", "nvswitch"), ("0x03", "gpu"),
+    ("0x02", "nic"),
+)  # fmt: skip
+_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+
+
+@dataclass
+class Device:
+    """One PCI function, or what stands for a network port.
+
+    Parameters
+    ----------
+    kind : DeviceKind
+    busid : str
+    line : int
+    generation : int or None
+        Of its PCIe link; None where the file does not say.
+    lanes : int
+    vendor, device, pci_class : str
+        Identifiers as the file has them, in lower case, without ``0x``.
+    level : int
+        Of a Broadcom switch that appears as two: 1 upper, 2 lower; 0 for all else.
+    gpu : Element or None
+    nets : list of Element
+    children : list of Device
+    """
+
+    kind: DeviceKind
+    busid: str
+    line: int
+    generation: int | None = None
+    lanes: int = 16
+    vendor: str = ""
+    device: str = ""
+    pci_class: str = ""
+    level: int = 0
+    gpu: Element | None = None
+    nets: list[Element] = field(default_factory=list)
+    children: list[Device] = field(default_factory=list)
+
+    def walk(self) -> Iterator[Device]:
+        """Yield the device and all below it, in file order."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass
+class Domain:
+    """A CPU: one NUMA domain.
+
+    Parameters
+    ----------
+    number : int
+    part : str or None
+        Name of its generation among the parts; None where the file does not say.
+    line : int
+    devices : list of Device
+    """
+
+    number: int
+    part: str | None
+    line: int
+    devices: list[Device]
+
+    def walk(self) -> Iterator[Device]:
+        """Yield all devices below it, in file order."""
+        for device in self.devices:
+            yield from device.walk()
+
+
+def tree_of(root: Element, file: str) -> list[Domain]:
+    """Read the devices.
+
+    Raises
+    ------
+    InputError
+        Another version, no CPUs, devices named twice, numbers that are none; every fault.
+    """
+    faults: list[Fault] = []
+    if root.get("version") not in {None, "1"}:
+        found = f"version {root.get('version')!r}"
+        faults.append(Fault("system", found, "version 1", file, root.line))
+    domains = [_domain(cpu, at, file, faults) for at, cpu in enumerate(root.all("cpu"))]
+    if not domains:
+        faults.append(Fault("system", "no cpu element", "one per NUMA domain", file, root.line))
+    faults += _number_faults(root, domains, file)
+    seen: dict[str, Device] = {}
+    for device in (d for domain in domains for d in domain.walk()):
+        if device.busid in seen and device.busid:
+            found = f"busid {device.busid!r} again (first on line {seen[device.busid].line})"
+            faults.append(Fault("pci", found, "each device once", file, device.line))
+        seen[device.busid] = device
+    if faults:
+        raise InputError(faults)
+    for domain in domains:
+        for device in domain.devices:
+            _flatten(device)
+    return domains
+
+
+def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Fault]:
+    """One NUMA domain twice; where several hosts stand in the file, they are counted anew."""
+    numbers = [domain.number for domain in domains]
+    if len(set(numbers)) == len(numbers):
+        return []
+    if len({cpu.get("host_hash") for cpu in root.all("cpu")}) > 1:  # hosts that NVLink joins
+        for at, domain in enumerate(domains):
+            domain.number = at
+        return []
+    found = f"numaid {numbers} with one number twice"
+    return [Fault("cpu", found, "each NUMA domain once", file, root.line)]
+
+
+def _domain(cpu: Element, at: int, file: str, faults: list[Fault]) -> Domain:
+    number = _whole(cpu, "numaid", file, faults, default=at)
+    if number < 0:
+        faults.append(Fault("cpu.numaid", str(number), "0 or more", file, cpu.line))
+    vendor = cpu.get("vendor") or {"arm64": "ARM", "ppc64": "IBM"}.get(cpu.get("arch") or "", "")
+    part = None
+    if vendor:
+        family = _whole(cpu, "familyid", file, faults, default=0)
+        model = _whole(cpu, "modelid", file, faults, default=0)
+        part = cpu_named(vendor, family, model)
+    devices = [_device(pci, file, faults) for pci in cpu.all("pci")]
+    devices += [
+        Device("nic", f"cpu{number}-nic{i}", nic.line, nets=nic.all("net"))
+        for i, nic in enumerate(cpu.all("nic"))
+        if nic.all("net")
+    ]
+    return Domain(number, part, cpu.line, devices)
+
+
+def _device(pci: Element, file: str, faults: list[Fault]) -> Device:
+    children = [_device(child, file, faults) for child in pci.all("pci")]
+    gpus = pci.all("gpu")
+    nets = [net for nic in pci.all("nic") for net in nic.all("net")]
+    pci_class = (pci.get("class") or "").lower()
+    kind = next((kind for prefix, kind in _CLASSES if pci_class.startswith(prefix)), None)
+    if gpus:
+        kind = "gpu"
+    elif nets:
+        kind = "nic"
+    elif children:
+        kind = "switch"
+    elif kind is None:
+        kind = "switch" if pci_class else "unknown"
+    speed = re.match(r"(\d+(?:\.\d+)?)\s*GT/s", pci.get("link_speed") or "")
+    width = _whole(pci, "link_width", file, faults, default=0)
+    return Device(
+        kind=kind,
+        busid=(pci.get("busid") or "").lower(),
+        line=pci.line,
+        generation=_GENERATIONS.get(float(speed[1])) if speed else None,
+        lanes=width if 0 < width <= 32 else 16,
+        vendor=_identifier(pci.get("vendor")),
+        device=_identifier(pci.get("device")),
+        pci_class=pci_class.removeprefix("0x"),
+        level=_level(pci),
+        gpu=gpus[0] if gpus else None,
+        nets=nets,
+        children=children,
+    )
+
+
+def _level(pci: Element) -> int:
+    """Level of a Broadcom Gen4 or Gen5 switch, as NCCL's getBcmGen tells it; 0: none."""
+    words = [_identifier(pci.get(name)) for name in
+             ("vendor", "device", "subsystem_vendor", "subsystem_device")]  # fmt: skip
+    if words[:3] == ["1000", "c030", "1000"] and len(words[3]) == 4:
+        return {"0": 1, "1": 2}.get(words[3][0], 0)
+    if words[:3] == ["1000", "c010", "1000"] and words[3].startswith("a0"):
+        return 2 if words[3] >= "a001" else 1
+    return 0
+
+
+def _flatten(device: Device) -> None:
+    """Let the devices of lower Broadcom switches hang under the upper one."""
+    flat: list[Device] = []
+    for child in device.children:
+        _flatten(child)
+        flat += child.children if device.level == 1 and child.level == 2 else [child]
+    device.children[:] = flat
+
+
+def _identifier(text: str | None) -> str:
+    return (text or "").lower().removeprefix("0x")
+
+
+def _whole(element: Element, name: str, file: str, faults: list[Fault], *, default: int) -> int:
+    text = element.get(name)
+    if text is None:
+        return default
+    if not re.fullmatch(r"-?\d{1,9}", text):
+        faults.append(Fault(f"{element.tag}.{name}", repr(text[:40]), "a whole number", file,
+                            element.line))  # fmt: skip
+        return default
+    return int(text)
+
+
+def number(element: Element | None, name: str) -> float | None:
+    """A number among the attributes; None where there is none, or one that is not finite."""
+    text = element.get(name) if element is not None else None
+    try:
+        value = None if text is None else float(text)
+    except ValueError:
+        return None
+    return value if value is None or math.isfinite(value) else None

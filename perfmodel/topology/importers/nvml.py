@@ -1,0 +1,223 @@
+"""Live discovery: GPUs and NVLinks by NVML, NICs by the kernel's sysfs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import ExecutorUnavailable
+from perfmodel.topology.importers.imported import Imported
+from perfmodel.topology.importers.nvidia_smi.path_levels import drafted_from
+from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
+
+_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""Path types by nvmlGpuTopologyLevel_t (nvml.h)."""
+
+_REMOTE_GPU, _REMOTE_SWITCH = 0, 2
+"""nvmlIntNvLinkDeviceType_t (nvml.h)."""
+
+_MOST_LINKS = 18
+_INSTALL = "pip install 'perfmodel[nvml]'"
+
+
+def discover(module: Any = None, sysfs: Path = Path("/sys"), name: str = "this-host") -> Imported:
+    """Describe the machine on which this runs.
+
+    Parameters
+    ----------
+    module : module, optional
+        What speaks NVML (default: ``pynvml`` of nvidia-ml-py).
+    sysfs : Path
+        Where NICs and NUMA domains are looked up.
+    name : str
+        Name of the template.
+
+    Raises
+    ------
+    ExecutorUnavailable
+        No nvidia-ml-py, no driver, or no GPU.
+    """
+    nvml = module if module is not None else _module()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise ExecutorUnavailable(
+            f"NVML does not start ({error}): no NVIDIA driver on this machine? Import the text of"
+            " `nvidia-smi topo -m` of the machine instead"
+        ) from None
+    try:
+        matrix = _matrix(nvml, sysfs)
+    except nvml.NVMLError as error:
+        raise ExecutorUnavailable(f"NVML does not answer: {error}") from None
+    finally:
+        nvml.nvmlShutdown()
+    title = "Discovered on a machine by NVML and sysfs."
+    return drafted_from(matrix, name, kind="nvml", title=title, gpu=None, template=None)
+
+
+def _module() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        raise ExecutorUnavailable(f"discovery needs nvidia-ml-py: {_INSTALL}") from None
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+def _matrix(nvml: Any, sysfs: Path) -> Matrix:
+    count = int(nvml.nvmlDeviceGetCount())
+    if not count:
+        raise ExecutorUnavailable("NVML finds no GPU on this machine")
+    handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(count)]
+    buses = [_bus(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+    models = {_text(nvml.nvmlDeviceGetName(handle)) for handle in handles}
+    notes = []
+    if len(models) > 1:
+        first = _text(nvml.nvmlDeviceGetName(handles[0]))
+        notes.append(f"all GPUs are {first}, the first of {', '.join(sorted(models))}")
+    cells: dict[tuple[str, str], str] = {}
+    for (a, one), (b, other) in permutations(enumerate(handles), 2):
+        level = nvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
+        cells[f"GPU{a}", f"GPU{b}"] = _LEVELS.get(int(level), "SYS")
+    _add_nvlinks(nvml, handles, buses, cells)
+    nics, legend, ports = _nics(sysfs)
+    places = {f"GPU{at}": _place(sysfs, bus) for at, bus in enumerate(buses)} | nics
+    for nic, place in nics.items():
+        for name in places:
+            if name != nic:
+                cells[name, nic] = cells[nic, name] = _way(places[name], place)
+    numa = {f"GPU{at}": _numa(sysfs, bus) for at, bus in enumerate(buses)}
+    return Matrix(
+        devices=(*(f"GPU{at}" for at in range(count)), *nics),
+        cells=cells,
+        numa={gpu: domain for gpu, domain in numa.items() if domain is not None},
+        legend=legend,
+        gpu=_text(nvml.nvmlDeviceGetName(handles[0])),
+        notes=tuple(notes),
+        pcie=_pcie(nvml, handles),
+        ports=ports,
+    )
+
+
+def _pcie(nvml: Any, handles: list[Any]) -> dict[str, tuple[int, int]]:
+    found = {}
+    for at, handle in enumerate(handles):
+        generation = _answer(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle)
+        width = _answer(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle)
+        if generation and width:
+            found[f"GPU{at}"] = (int(generation), int(width))
+    return found
+
+
+def _add_nvlinks(
+    nvml: Any, handles: list[Any], buses: list[str], cells: dict[tuple[str, str], str]
+) -> None:
+    """Put ``NV#`` where NVLinks lead: to a peer, or by a switch to all that reach it."""
+    direct: Counter[tuple[int, int]] = Counter()
+    switched: Counter[int] = Counter()
+    for at, handle in enumerate(handles):
+        for link in range(_MOST_LINKS):
+            if not _answer(nvml, "nvmlDeviceGetNvLinkState", handle, link):
+                continue
+            kind = _answer(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            far = _answer(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            bus = _bus(far.busId) if far is not None else ""
+            if bus in buses and kind in {None, _REMOTE_GPU}:
+                direct[at, buses.index(bus)] += 1
+            elif kind == _REMOTE_SWITCH:
+                switched[at] += 1
+    for here, lanes in switched.items():
+        for there in switched:
+            if here != there:
+                cells[f"GPU{here}", f"GPU{there}"] = f"NV{lanes}"
+    for (here, there), lanes in direct.items():
+        cells[f"GPU{here}", f"GPU{there}"] = f"NV{lanes}"
+
+
+def _answer(nvml: Any, question: str, *about: Any) -> Any:
+    """Answer of NVML; None where it does not know, as for links that a GPU has not."""
+    try:
+        return getattr(nvml, question)(*about)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _bus(value: Any) -> str:
+    """Bus id as sysfs has it: NVML's domain has eight digits."""
+    text = _text(value).strip("\0").lower()
+    return text[-12:]
+
+
+# ---------------------------------------------------------------- NICs
+
+
+def _nics(
+    sysfs: Path,
+) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, float, str]]]:
+    """Places, names and ports of RDMA NICs whose link is up."""
+    places: dict[str, str] = {}
+    legend: dict[str, str] = {}
+    ports: dict[str, tuple[str, float, str]] = {}
+    folder = sysfs / "class" / "infiniband"
+    for device in sorted(folder.iterdir(), key=_natural) if folder.is_dir() else []:
+        for port in sorted((device / "ports").glob("*"), key=_natural):
+            speed = re.match(r"\s*([\d.]+)\s*Gb/sec", _read(port / "rate"))
+            if speed is None or "ACTIVE" not in _read(port / "state"):
+                continue
+            name = f"NIC{len(places)}"
+            places[name] = str((device / "device").resolve())
+            legend[name] = device.name
+            layer = _read(port / "link_layer").strip()
+            efa = device.name.startswith(("efa", "rdmap"))
+            kind = "efa" if efa else "infiniband" if layer == "InfiniBand" else "roce"
+            source = f"/sys/class/infiniband/{device.name}/ports/{port.name}/rate"
+            ports[name] = (kind, float(speed[1]) * 1e9 / 8, f"{source} of the machine")
+    return places, legend, ports
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part)
+            for part in re.split(r"(\d+)", path.name)]  # fmt: skip
+
+
+def _place(sysfs: Path, bus: str) -> str:
+    return str((sysfs / "bus" / "pci" / "devices" / bus).resolve())
+
+
+def _numa(sysfs: Path, bus: str) -> str | None:
+    text = _read(sysfs / "bus" / "pci" / "devices" / bus / "numa_node").strip()
+    return text if text.isdigit() else None
+
+
+def _way(a: str, b: str) -> str:
+    """Path type of two PCI functions, by the bridges above both."""
+    left, right = (Path(place).parts for place in (a, b))
+    common = 0
+    for x, y in zip(left, right, strict=False):
+        if x != y:
+            break
+        common += 1
+    shared = [part for part in left[:common] if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:.*", part)]
+    if shared:
+        bridges = max(len(left), len(right)) - common
+        return "PIX" if bridges <= 2 else "PXB"
+    if any(re.fullmatch(r"pci[0-9a-f]{4}:[0-9a-f]{2}", part) for part in left[:common]):
+        return "PHB"
+    domains = [_read(Path(place) / "numa_node").strip() for place in (a, b)]
+    return "NODE" if domains[0] == domains[1] and domains[0].isdigit() else "SYS"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

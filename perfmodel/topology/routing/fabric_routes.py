@@ -1,0 +1,162 @@
+"""Routes between hosts: by arithmetic where the fabric is regular, by search where it is not."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from perfmodel.errors import TopologyError
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.clos import Ints, Tiers
+from perfmodel.topology.routing.ecmp import SearchedRoutes
+
+_KINDS = (0, 1, 2)
+
+
+class NoWay(TopologyError):
+    """Nothing connects two NICs; `flow` is the position of the flow among those asked for."""
+
+    def __init__(self, message: str, flow: int) -> None:
+        super().__init__(message)
+        self.flow = flow
+
+
+class FabricRoutes:
+    """Routes from NIC to NIC (or switch) over the fabric of a topology.
+
+    Of all shortest ways that are left a hash of source, destination and flow picks one (equal-cost
+    multi-path routing), or the source's port where the fabric is routed by rails. A flow whose way
+    is dead is hashed anew over those that are left; all others stay where they are.
+
+    Parameters
+    ----------
+    topology : Topology
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        tiers = topology.tiers
+        fits = tiers is not None and topology.first_cable + tiers.arcs == len(topology.arcs)
+        self._tiers = tiers if fits else None
+        nodes = topology.graph.nodes
+        nics = [d["local"] for _, d in nodes(data=True) if d["host"] == 0 and d["kind"] == "nic"]
+        self._port = {local: at for at, local in enumerate(nics)}
+        self._dead = np.zeros(len(topology.arcs), dtype=np.bool_)
+        self._dead[list(topology.dead)] = True
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a cable of the fabric ends at this device."""
+        if self._tiers is None:
+            return name in self._searched
+        place = self._topology.graph.nodes[name]
+        return place["host"] < 0 or place["local"] in self._port
+
+    def route(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
+        """Return the indices of the arcs from one device of the fabric to another.
+
+        Raises
+        ------
+        TopologyError
+            Nothing connects them.
+        """
+        ports = [self._port_of(name) for name in (src, dst)]
+        if self._tiers is None or None in ports:
+            return self._searched.route(src, dst, flow)
+        a, b = (np.array([port]) for port in ports)
+        _, arcs = self.routes(a, b, np.array([flow % (1 << 62)]))
+        return tuple(arcs.tolist())
+
+    def routes(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
+        """Routes of many flows between ports at once.
+
+        Parameters
+        ----------
+        src, dst : ndarray of int, shape (flows,)
+            Ports: host times NICs per host plus the NIC's number in its host.
+        flow : ndarray of int, shape (flows,)
+
+        Returns
+        -------
+        lengths : ndarray of int, shape (flows,)
+            Arcs of each route.
+        arcs : ndarray of int
+            One route after the other.
+
+        Raises
+        ------
+        NoWay
+            Nothing connects two of them.
+        """
+        tiers = self._tiers
+        if tiers is None:
+            return self._by_search(src, dst, flow)
+        kinds = tiers.kinds(src, dst)
+        lengths = 2 * kinds + 2
+        pointers = np.cumsum(lengths) - lengths
+        arcs = np.empty(int(lengths.sum()), dtype=np.int64)
+        for kind in _KINDS:
+            which = np.flatnonzero(kinds == kind)
+            if not len(which):
+                continue
+            a, b, f = src[which], dst[which], flow[which]
+            found = tiers.arcs_of(a, b, tiers.choose(a, b, f, kind), kind)
+            for at in np.flatnonzero(self._dead[found].any(axis=1)).tolist():
+                one = slice(at, at + 1)
+                way = self._around(tiers, a[one], b[one], f[one], kind)
+                if way is None:
+                    ends = self.name_of(int(a[at])), self.name_of(int(b[at]))
+                    raise NoWay("no way is left from {} to {}".format(*ends), int(which[at]))
+                found[at] = way
+            arcs[pointers[which][:, None] + np.arange(found.shape[1])] = found
+        return lengths, arcs
+
+    def _around(self, tiers: Tiers, src: Ints, dst: Ints, flow: Ints, kind: int) -> Ints | None:
+        """A shortest way that is left, among all of them."""
+        every = tiers.arcs_of(src, dst, np.arange(tiers.ways(kind)), kind)
+        left = every[~self._dead[every].any(axis=1)]
+        if not len(left):
+            return None
+        chosen: Ints = left[int(tiers.choose(src, dst, flow, kind)[0]) % len(left)]
+        return chosen
+
+    # ------------------------------------------------------------ names and search
+
+    @cached_property
+    def _searched(self) -> SearchedRoutes:
+        return SearchedRoutes(self._topology)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Local names of a host's NICs, by number."""
+        return list(self._port)
+
+    def number_of(self, nic: str) -> int:
+        """Number of a NIC in its host."""
+        return self._port[self._topology.graph.nodes[nic]["local"]]
+
+    def name_of(self, port: int) -> str:
+        """Name of the NIC with a port."""
+        host, nic = divmod(port, len(self._port))
+        return f"n{host}/{self._names[nic]}"
+
+    def ports(self, host: Ints, nic: Ints) -> Ints:
+        """Ports of NICs by host and number."""
+        return host * len(self._port) + nic
+
+    def _port_of(self, name: str) -> int | None:
+        place = self._topology.graph.nodes[name]
+        if place["host"] < 0 or place["local"] not in self._port:
+            return None
+        return int(place["host"]) * len(self._port) + self._port[place["local"]]
+
+    def _by_search(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
+        ways = []
+        for at, (a, b) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
+            try:
+                way = self._searched.route(self.name_of(a), self.name_of(b), int(flow[at]))
+            except TopologyError as error:
+                raise NoWay(str(error), at) from None
+            ways.append(way)
+        lengths = np.array([len(way) for way in ways], dtype=np.int64)
+        return lengths, np.array([arc for way in ways for arc in way], dtype=np.int64)

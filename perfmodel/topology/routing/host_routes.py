@@ -1,0 +1,147 @@
+"""Ways inside a host: found once for all hosts that are whole, and for each that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.clos import Ints
+from perfmodel.topology.routing.shortest_paths import PATH_TYPES, HostArc, Path, best_paths
+
+_RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
+_WHOLE = -1
+
+
+class HostWays:
+    """Best paths between the devices of one host, by their local names.
+
+    Preferences are those of the machine as it was built (`Topology.healthy`): a link that got
+    slower keeps its traffic. Links that are dead carry no path, and a NIC without a cable serves
+    nobody.
+
+    Parameters
+    ----------
+    topology : Topology
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        built = topology.healthy or topology
+        nodes = topology.graph.nodes
+        self.kinds: Mapping[str, str] = {
+            data["local"]: data["kind"] for _, data in nodes(data=True) if data["host"] == 0
+        }
+        self._arcs: dict[str, list[HostArc]] = {}
+        arcs = built.arcs
+        for index in range(topology.host_arcs):
+            src, dst = (nodes[name]["local"] for name in arcs.names[index])
+            arc = HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
+            self._arcs.setdefault(src, []).append(arc)
+        self._dead = _dead_inside(topology)
+        self._cut = _cut_off(topology)
+        self._paths: dict[tuple[int, str], dict[str, Path]] = {}
+        self._nics: dict[int, dict[str, tuple[str, ...]]] = {}
+
+    def variants(self, hosts: int) -> Ints:
+        """Variant of each host: those of one have the same ways; -1 for whole hosts."""
+        found = np.full(hosts, _WHOLE, dtype=np.int64)
+        odd = sorted(self._dead.keys() | self._cut.keys())
+        found[odd] = odd
+        return found
+
+    def memory_of(self, cpu: str) -> str | None:
+        """Memory beside a CPU, if there is one."""
+        beside = (arc.dst for arc in self._arcs.get(cpu, ()))
+        return next((name for name in beside if self.kinds[name] == "memory"), None)
+
+    def paths(self, local: str, host: int) -> Mapping[str, Path]:
+        """Best path to each device that this one reaches."""
+        key = (host if host in self._dead else _WHOLE, local)
+        if key not in self._paths:
+            dead = self._dead.get(key[0], ())
+            self._paths[key] = best_paths(local, self.kinds, _living(self._arcs, dead))
+        return self._paths[key]
+
+    def nics(self, local: str, host: int) -> tuple[str, ...]:
+        """NICs with a cable that a device reaches, best first; GPUs that share them use all."""
+        spread = self._nics.get(host if host in self._dead else _WHOLE)
+        if spread is None:
+            spread = self._spread(host)
+            self._nics[host if host in self._dead else _WHOLE] = spread
+        ranked = spread.get(local)
+        if ranked is None:
+            ranked = tuple(name for group in self._nic_groups(local, host) for name in group)
+        cut = self._cut.get(host, ())
+        return tuple(name for name in ranked if name not in cut)
+
+    def nearest_cpu(self, local: str, host: int) -> str | None:
+        """CPU (NUMA domain) with the best path to a device, if any."""
+        reached = self.paths(local, host)
+        cpus = [name for name, kind in self.kinds.items() if kind == "cpu" and name in reached]
+        return min(cpus, key=lambda name: _badness(reached[name])) if cpus else None
+
+    def _nic_groups(self, local: str, host: int) -> list[list[str]]:
+        """NICs that a device reaches, best first, equally good ones together."""
+        reached = self.paths(local, host)
+        groups: dict[tuple[int, float], list[str]] = {}
+        for name, kind in self.kinds.items():
+            if kind == "nic" and name in reached:
+                path = reached[name]
+                groups.setdefault((_RANK[path.type], -path.bandwidth_Bps), []).append(name)
+        return [groups[key] for key in sorted(groups)]
+
+    def _spread(self, host: int) -> dict[str, tuple[str, ...]]:
+        gpus = [name for name, kind in self.kinds.items() if kind == "gpu"]
+        grouped = {gpu: self._nic_groups(gpu, host) for gpu in gpus}
+        sharers: dict[tuple[str, ...], list[str]] = {}
+        for gpu, groups in grouped.items():
+            if groups:
+                sharers.setdefault(tuple(groups[0]), []).append(gpu)
+        ranked: dict[str, tuple[str, ...]] = {}
+        for nics, users in sharers.items():
+            for position, gpu in enumerate(users):
+                start = position * max(1, len(nics) // len(users)) % len(nics)
+                rest = [name for group in grouped[gpu][1:] for name in group]
+                ranked[gpu] = (*nics[start:], *nics[:start], *rest)
+        return ranked
+
+
+def _badness(path: Path) -> tuple[int, float, int]:
+    return _RANK[path.type], -path.bandwidth_Bps, len(path.arcs)
+
+
+def _living(
+    arcs: Mapping[str, list[HostArc]], dead: Collection[int]
+) -> Mapping[str, list[HostArc]]:
+    if not dead:
+        return arcs
+    return {src: [arc for arc in out if arc.index not in dead] for src, out in arcs.items()}
+
+
+def _dead_inside(topology: Topology) -> dict[int, set[int]]:
+    """Dead arcs of each host that has any, numbered as in the first host."""
+    found: dict[int, set[int]] = {}
+    for arc in topology.dead:
+        if arc < topology.first_cable:
+            host, local = divmod(arc, topology.host_arcs)
+            found.setdefault(host, set()).add(local)
+    return found
+
+
+def _cut_off(topology: Topology) -> dict[int, set[str]]:
+    """NICs of each host that cannot send to the fabric any more, or not receive from it."""
+    found: dict[int, set[str]] = {}
+    graph, first = topology.graph, topology.first_cable
+    ends = {end for arc in topology.dead if arc >= first for end in topology.arcs.names[arc]}
+    for name in ends:
+        place = graph.nodes[name]
+        if place["host"] < 0:
+            continue
+        ways = [
+            {int(data["index"]) for cables in beside.values() for data in cables.values()}
+            for beside in (graph.succ[name], graph.pred[name])
+        ]
+        if any({arc for arc in way if arc >= first} <= topology.dead for way in ways):
+            found.setdefault(place["host"], set()).add(place["local"])
+    return found

@@ -1,0 +1,195 @@
+"""From files to a `Topology`: a node template, repeated, and joined by a fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.files import find_file, read_yaml, shipped, validate
+from perfmodel.topology.fabric.assemble import (
+    Host,
+    Network,
+    arrays_of,
+    collector_off,
+    graph_of,
+    graphs_of,
+    host_of,
+    names_of,
+    network_of,
+)
+from perfmodel.topology.fabric.settings import settle
+from perfmodel.topology.model import NetworkKind, Sockets, Topology
+from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
+from perfmodel.topology.templates.references import reference_faults
+from perfmodel.topology.templates.spec import FabricSpec, NodeSpec, resolve_source
+
+_NOT_TEMPLATES = ("gpus", "fabrics/", "profiles/")
+
+
+def template_names() -> tuple[str, ...]:
+    """Names of the node templates that ship with perfmodel."""
+    return tuple(name for name in shipped("topologies") if not name.startswith(_NOT_TEMPLATES))
+
+
+def load_node(name_or_path: str) -> NodeSpec:
+    """Read a node template by name or by path.
+
+    Raises
+    ------
+    InputError
+        No such file, or everything that is wrong in it, with lines.
+    """
+    if name_or_path.startswith(_NOT_TEMPLATES):
+        raise InputError(
+            Fault("topology", repr(name_or_path), f"a node template, {one_of(template_names())}")
+        )
+    try:
+        path = find_file(name_or_path, "topologies", field="topology")
+    except InputError as error:
+        allowed = f"a file's path or {one_of(template_names(), Path(name_or_path).stem)}"
+        raise InputError(Fault("topology", error.faults[0].found, allowed)) from None
+    document = read_yaml(path)
+    faults: list[Fault] = []
+    try:
+        node = validate(NodeSpec, document, str(path))
+    except InputError as error:
+        faults += error.faults
+    known = {(fault.field, fault.line) for fault in faults}
+    faults += [f for f in reference_faults(document, str(path)) if (f.field, f.line) not in known]
+    if faults:
+        raise InputError(faults)
+    return node if node.name else node.model_copy(update={"name": path.stem})
+
+
+def build(
+    node: NodeSpec | str,
+    *,
+    hosts: int = 1,
+    fabric: FabricSpec | str | None = None,
+    gpus_per_host: int | None = None,
+) -> Topology:
+    """Build a host or a cluster.
+
+    Parameters
+    ----------
+    node : NodeSpec or str
+        Template of every host, or its name or path.
+    hosts : int
+    fabric : FabricSpec or str, optional
+        Network between the hosts; needed for more than one, unused for one.
+    gpus_per_host : int, optional
+        Use only the first GPUs of each host as ranks. All hardware stays in the graph.
+
+    Raises
+    ------
+    InputError
+        Unknown names, more GPUs than there are, several hosts without NICs or fabric; every fault.
+    """
+    spec = load_node(node) if isinstance(node, str) else _sound(node)
+    host = host_of(spec)
+    ranks = host.gpus[: gpus_per_host or len(host.gpus)]
+    faults = list(_faults(spec, host, hosts, fabric, gpus_per_host))
+    if faults:
+        raise InputError(faults)
+    gpu = load_gpu(spec.gpu)
+    with collector_off():
+        plan = settle(fabric) if hosts > 1 and fabric is not None else None
+        network = network_of(host, hosts, plan) if plan is not None else None
+        names = names_of(host, hosts)
+        arcs = arrays_of(host, names, network)
+        graph = graph_of(host, names, network, arcs)
+    sources = _sources(spec, network)
+    topology = Topology(
+        name=f"{spec.name} x {hosts}" if hosts > 1 else f"{spec.name}",
+        graph=graph,
+        ranks=tuple(f"n{h}/{local}" for h in range(hosts) for local in ranks),
+        gpu=gpu,
+        hosts=hosts,
+        host_arcs=len(host.arcs),
+        gpu_p2p=spec.gpu_p2p,
+        gpudirect_rdma=spec.gpudirect_rdma,
+        staging_Bps=spec.staging.bandwidth if spec.staging else None,
+        sources=sources,
+        template=spec.name or "",
+        fabric=network.fabric.kind if network else "none",
+        tiers=network.tiers(hosts * len(host.arcs)) if network else None,
+        assumptions=_assumptions(sources, network),
+        network=_driven_by(host),
+        graphs=graphs_of(spec, host),
+        sockets=_sockets(spec),
+    )
+    vars(topology)["arcs"] = arcs  # the cached property, without reading the graph back
+    return topology
+
+
+def _sockets(spec: NodeSpec) -> Sockets:
+    given = spec.sockets
+    if given is None:
+        return Sockets()
+    return Sockets(given.burst or 0.0, given.cores, given.core_speed, given.frame)
+
+
+def _driven_by(host: Host) -> NetworkKind:
+    """What drives a host's NICs: what the port says, else RDMA over its kind of link."""
+    if not host.ports:
+        return "none"
+    port = host.ports[0]
+    return port.network or ("infiniband" if port.kind == "infiniband" else "roce")
+
+
+def _sound(node: NodeSpec) -> NodeSpec:
+    """Refuse a template made in code whose names point nowhere; files were checked when read."""
+    faults = reference_faults(node.model_dump(by_alias=True), node.name)
+    if faults:
+        raise InputError(faults)
+    return node
+
+
+# ---------------------------------------------------------------- what may go wrong
+
+
+def _faults(
+    spec: NodeSpec,
+    host: Host,
+    hosts: int,
+    fabric: FabricSpec | str | None,
+    gpus_per_host: int | None,
+) -> Iterator[Fault]:
+    if hosts < 1:
+        yield Fault("hosts", str(hosts), "one or more")
+    if gpus_per_host is not None and not 1 <= gpus_per_host <= len(host.gpus):
+        yield Fault("gpus_per_host", str(gpus_per_host), f"1 to {len(host.gpus)} on {spec.name}")
+    if hosts > 1 and not host.nics:
+        yield Fault("hosts", f"{hosts} of {spec.name}", "1: this node has no NIC to join hosts by")
+    if hosts > 1 and fabric is None:
+        yield Fault(
+            "fabric", f"nothing for {hosts} hosts",
+            "'one-switch', 'rail-optimised', 'leaf-spine' or 'fat-tree'",
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- sources
+
+
+def _sources(spec: NodeSpec, network: Network | None) -> Mapping[str, str]:
+    found = {f"gpu {field}": text for field, text in gpu_sources(spec.gpu).items()}
+    for name, link in spec.links.items():
+        for what, text in (
+            ("bandwidth", link.source),
+            ("efficiency", link.efficiency_source or link.source),
+            ("latency", link.latency_source or link.source),
+        ):
+            found[f"{name} {what}"] = resolve_source(text, spec.sources)
+    if spec.staging is not None:
+        found["staging bandwidth"] = resolve_source(spec.staging.source, spec.sources)
+    if spec.sockets is not None:
+        found["sockets"] = resolve_source(spec.sockets.source, spec.sources)
+    if network is not None:
+        found |= {f"fabric {field}": text for field, text in network.fabric.sources.items()}
+    return found
+
+
+def _assumptions(sources: Mapping[str, str], network: Network | None) -> tuple[str, ...]:
+    assumed = [f"{what}: {text}" for what, text in sources.items() if text.startswith("assumption")]
+    return (*assumed, *(network.wiring.assumptions if network else ()))

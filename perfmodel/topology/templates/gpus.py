@@ -1,0 +1,126 @@
+"""The table of GPUs: ``topologies/gpus.yaml`` and a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate
+from perfmodel.topology.model import Gpu
+from perfmodel.topology.templates.spec import GpuSpec, GpuTable, is_unknown_key, resolve_source
+
+_UNSOURCED = {"generation", "sources"}
+_OPTIONAL = {"power"}
+
+
+def load_gpu(name: str) -> Gpu:
+    """Return one GPU of the table.
+
+    Raises
+    ------
+    InputError
+        No GPU of that name (the message lists them), or the table is wrong.
+    """
+    return _entry(name)[0]
+
+
+def gpu_sources(name: str) -> Mapping[str, str]:
+    """Where the numbers of a GPU come from: sentence by field."""
+    return _entry(name)[1]
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Names in the table."""
+    return tuple(_table_now())
+
+
+def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
+    table = _table_now()
+    if name not in table:
+        raise InputError(Fault("gpu", repr(name), one_of(table, name)))
+    return table[name]
+
+
+def _table_now() -> Mapping[str, tuple[Gpu, Mapping[str, str]]]:
+    """Read the shipped table, then the user's own, whose entries win."""
+    folders = (
+        data_folder("topologies"),
+        USER_FOLDER.expanduser() / "topologies",
+        Path("topologies"),
+    )
+    table: dict[str, tuple[Gpu, Mapping[str, str]]] = {}
+    for path in dict.fromkeys((folder / "gpus.yaml").resolve() for folder in folders):
+        if path.is_file():
+            table |= _table(path, path.stat().st_mtime_ns)
+    return table
+
+
+@lru_cache(maxsize=8)
+def _table(path: Path, _modified_ns: int) -> Mapping[str, tuple[Gpu, Mapping[str, str]]]:
+    """Read the table once per version of the file: parsing it costs more than building a host."""
+    document = read_yaml(path)
+    table = validate(GpuTable, document, str(path))
+    faults = source_faults(document, str(path))
+    if faults:
+        raise InputError(faults)
+    return MappingProxyType(
+        {name: (_gpu(name, spec), _sentences(spec, table)) for name, spec in table.gpus.items()}
+    )
+
+
+def _gpu(name: str, spec: GpuSpec) -> Gpu:
+    return Gpu(
+        name=name,
+        memory_bytes=spec.memory,
+        memory_Bps=spec.memory_bandwidth,
+        peak_flops=MappingProxyType(dict(spec.peak)),
+        matmul_efficiency=MappingProxyType(dict(spec.matmul_efficiency)),
+        memory_efficiency=spec.memory_efficiency,
+        kernel_overhead_s=spec.kernel_overhead,
+        launch_s=spec.launch,
+        streaming_multiprocessors=spec.streaming_multiprocessors,
+        overlap_slowdown=spec.overlap_slowdown,
+        generation=spec.generation,
+        power_W=spec.power,
+    )
+
+
+def _sentences(spec: GpuSpec, table: GpuTable) -> Mapping[str, str]:
+    return MappingProxyType(
+        {field: resolve_source(text, table.sources) for field, text in spec.sources.items()}
+    )
+
+
+def source_faults(document: Any, file: str | None = None) -> list[Fault]:
+    """Numbers of a GPU table without a source, sources of nothing, precisions that do not match."""
+    data = plain(document)
+    keys = data.get("sources") or {}
+    fields = set(GpuSpec.model_fields) - _UNSOURCED
+    faults = []
+    for name, entry in data.get("gpus", {}).items():
+        at = ["gpus", name, "sources"]
+        given = entry.get("sources") or {}
+        here = fields - (_OPTIONAL - set(entry))
+        faults += [
+            Fault(f"gpus.{name}.sources.{f}", "nothing", "a source for this number", file,
+                  line_of(document, at))
+            for f in sorted(here - set(given))
+        ] + [
+            Fault(f"gpus.{name}.sources.{f}", repr(f), one_of(here, f), file,
+                  line_of(document, [*at, f]))
+            for f in sorted(set(given) - here)
+        ] + [
+            Fault(f"gpus.{name}.sources.{f}", repr(text), f"a sentence or {one_of(keys, text)}",
+                  file, line_of(document, [*at, f]))
+            for f, text in given.items() if is_unknown_key(text, keys)
+        ] + [
+            Fault(f"gpus.{name}.matmul_efficiency", f"nothing for {precision!r}",
+                  "an efficiency for every precision of `peak`", file,
+                  line_of(document, ["gpus", name, "matmul_efficiency"]))
+            for precision in sorted(set(entry["peak"]) ^ set(entry["matmul_efficiency"]))
+        ]  # fmt: skip
+    return faults

@@ -1,0 +1,182 @@
+"""Does a node file mean something? Names that point nowhere, twice the same name, loose ends.
+
+Works on the raw document, so that these faults are found beside the faults of shape.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perfmodel.errors import Fault, one_of
+from perfmodel.files import line_of, plain
+from perfmodel.topology.templates.gpus import gpu_names
+from perfmodel.topology.templates.spec import PORT_KINDS, expand, is_unknown_key, join
+
+
+def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
+    """Every name in a node file that points nowhere, and every device that hangs loose.
+
+    Parameters
+    ----------
+    document : mapping
+        The file as `perfmodel.files.read_yaml` returns it (then faults carry lines), or plain.
+    file : str, optional
+        Path for the messages.
+    """
+    data = plain(document)
+    if not isinstance(data, Mapping):
+        return []
+    found = [*_devices(data), *_edges(data), *_ports(data), *_sources(data), *_gpu(data),
+             *_graphs(data)]  # fmt: skip
+    return [
+        Fault(".".join(map(str, path)), what, allowed, file, line_of(document, path))
+        for path, what, allowed in found
+    ]
+
+
+_Finding = tuple[list[str | int], str, str]
+
+
+def _entries(data: Mapping[str, Any], section: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    entries = data.get(section)
+    for position, entry in enumerate(entries if isinstance(entries, list) else []):
+        if isinstance(entry, Mapping):
+            yield position, entry
+
+
+def _names(pattern: Any) -> tuple[str, ...]:
+    """Names of a pattern; none where the pattern itself is a fault of shape."""
+    try:
+        return expand(pattern) if isinstance(pattern, str) else ()
+    except ValueError:
+        return ()
+
+
+def _known(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: entry.get("kind")
+        for _, entry in _entries(data, "nodes")
+        for name in _names(entry.get("id"))
+    }
+
+
+def _links(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    links = data.get("links")
+    return links if isinstance(links, Mapping) else {}
+
+
+def _devices(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    seen: Counter[str] = Counter()
+    joined = {
+        name
+        for _, edge in _entries(data, "edges")
+        for side in ("from", "to")
+        for name in _names(edge.get(side))
+    }
+    alone = len(_known(data)) == 1
+    for position, entry in _entries(data, "nodes"):
+        names = _names(entry.get("id"))
+        for name in names:
+            seen[name] += 1
+            if seen[name] == 2:
+                yield ["nodes", position, "id"], f"{name!r} again", "a name that is used once"
+        loose = [name for name in names if name not in joined]
+        if loose and not alone:
+            yield (
+                ["nodes", position, "id"],
+                f"{', '.join(loose)}, which no edge reaches",
+                "an edge to every device",
+            )
+    if "gpu" not in _known(data).values():
+        yield ["nodes"], "no GPU", "at least one node of kind 'gpu'"
+
+
+def _edges(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    known, links = _known(data), _links(data)
+    for position, edge in _entries(data, "edges"):
+        sides = [_names(edge.get(side)) for side in ("from", "to")]
+        for side, names in zip(("from", "to"), sides, strict=True):
+            missing = [name for name in names if name not in known]
+            if missing:
+                yield (
+                    ["edges", position, side],
+                    f"{', '.join(map(repr, missing))}, which is no node",
+                    one_of(known, missing[0]),
+                )
+        if isinstance(edge.get("link"), str) and edge["link"] not in links:
+            yield ["edges", position, "link"], repr(edge["link"]), one_of(links, edge["link"])
+        yield from _pattern(position, edge, sides)
+
+
+def _pattern(
+    position: int, edge: Mapping[str, Any], sides: list[tuple[str, ...]]
+) -> Iterator[_Finding]:
+    if not all(sides):
+        return
+    try:
+        joined = join(sides[0], sides[1], edge.get("pattern", "each"))
+    except ValueError as error:
+        yield ["edges", position], f"{edge['from']!r} to {edge['to']!r}", str(error)
+        return
+    loops = [a for a, b in joined if a == b]
+    if loops:
+        yield ["edges", position], f"{loops[0]!r} joined to itself", "two different devices"
+
+
+def _ports(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    links = _links(data)
+    for position, entry in _entries(data, "nodes"):
+        port = entry.get("port")
+        path: list[str | int] = ["nodes", position, "port"]
+        if entry.get("kind") == "nic":
+            ports = [
+                name
+                for name, link in links.items()
+                if isinstance(link, Mapping) and link.get("kind") in PORT_KINDS
+            ]
+            if port is None:
+                yield path, "nothing", f"the link that leaves the NIC, {one_of(ports)}"
+            elif port not in ports:
+                yield (
+                    path,
+                    repr(port),
+                    f"a link of kind ethernet or infiniband, {one_of(ports, str(port))}",
+                )
+        elif port is not None:
+            yield path, repr(port), "no port: only a NIC has one"
+
+
+def _sources(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    keys = data.get("sources")
+    keys = keys if isinstance(keys, Mapping) else {}
+    sections = [(["links", name], link) for name, link in _links(data).items()]
+    sections.append((["staging"], data.get("staging")))
+    for path, section in sections:
+        for field in ("source", "efficiency_source", "latency_source"):
+            text = section.get(field) if isinstance(section, Mapping) else None
+            if isinstance(text, str) and text and is_unknown_key(text, keys):
+                yield (
+                    [*path, field],
+                    repr(text),
+                    f"a sentence, or a key of `sources`: {one_of(keys, text)}",
+                )
+
+
+def _gpu(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    name = data.get("gpu")
+    if isinstance(name, str) and name not in gpu_names():
+        yield ["gpu"], repr(name), f"a GPU of the table, {one_of(gpu_names(), name)}"
+
+
+def _graphs(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    known = _known(data)
+    for position, graph in _entries(data, "graphs"):
+        for at, channel in _entries(graph, "channels"):
+            named = [("gpu", name) for name in channel.get("gpus") or ()]
+            named += [("nic", channel[end]) for end in ("enter", "leave") if channel.get(end)]
+            for kind, name in named:
+                if known.get(name) != kind:
+                    allowed = one_of([n for n, k in known.items() if k == kind], str(name))
+                    yield ["graphs", position, "channels", at], f"{name!r}, no {kind}", allowed

@@ -1,0 +1,336 @@
+"""What a topology file may say: node templates, fabrics and the table of GPUs.
+
+Three kinds of file live in ``topologies/``: ``kind: node`` describes one host, ``kind: fabric`` the
+network between hosts, ``kind: gpus`` the accelerators. Every number stands beside its source: a
+sentence, or a key of the file's ``sources`` map. A source that begins with "assumption" is shown
+to whoever reads a prediction. The shapes are checked here; what a file means (does a link name a
+node that exists?) is checked in `perfmodel.topology.templates.references`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field
+
+from perfmodel.errors import one_of
+from perfmodel.files import Bandwidth, Bytes, FlopRate, Power, Seconds, Spec
+from perfmodel.topology.model import LinkKind, NetworkKind
+
+HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
+FabricKind = Literal["one-switch", "rail-optimised", "leaf-spine", "fat-tree", "listed"]
+Routing = Literal["ecmp", "rail", "adaptive"]
+
+HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)
+LINK_KINDS: tuple[str, ...] = get_args(LinkKind)
+NETWORK_KINDS: tuple[str, ...] = get_args(NetworkKind)
+FABRIC_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(FabricKind) if kind != "listed")
+"""Shapes that have a file of their own; a listed fabric names every cable itself."""
+
+ROUTINGS: tuple[str, ...] = get_args(Routing)
+PORT_KINDS = ("ethernet", "infiniband")
+"""Kinds of link that a NIC's port may be."""
+
+_PATTERN = re.compile(r"(?P<head>[A-Za-z_]\w*)(?:\[(?P<items>[^\]]*)\])?(?P<tail>\w*)")
+_ITEM = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)(?::(?P<step>[1-9]\d*))?)?")
+
+
+def _named(names: tuple[str, ...]) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if value not in names:
+            raise ValueError(one_of(names, str(value)))
+        return value
+
+    return BeforeValidator(check)
+
+
+def expand(pattern: str) -> tuple[str, ...]:
+    """Names that a pattern stands for.
+
+    Examples
+    --------
+    >>> expand("gpu[0-2,7]")
+    ('gpu0', 'gpu1', 'gpu2', 'gpu7')
+    >>> expand("cpu[0-4:2]")
+    ('cpu0', 'cpu2', 'cpu4')
+
+    Raises
+    ------
+    ValueError
+        Not a name, or a range that is empty or malformed.
+    """
+    match = _PATTERN.fullmatch(pattern)
+    if match is None:
+        raise ValueError("a name or a pattern such as 'gpu[0-7]', 'gpu[0,3]' or 'cpu[0-6:2]'")
+    if match["items"] is None:
+        return (pattern,)
+    return tuple(f"{match['head']}{i}{match['tail']}" for i in _numbers(match["items"]))
+
+
+def _numbers(items: str) -> Iterator[int]:
+    for item in items.split(","):
+        match = _ITEM.fullmatch(item.strip())
+        first, last = (
+            (int(match["first"]), int(match["last"] or match["first"])) if match else (1, 0)
+        )
+        if match is None or last < first:
+            raise ValueError("a range such as '[0-7]', '[0,3]' or '[0-6:2]', from low to high")
+        yield from range(first, last + 1, int(match["step"] or 1))
+
+
+def _is_pattern(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("a name or a pattern such as 'gpu[0-7]'")  # noqa: TRY004  (pydantic's contract)
+    expand(value)
+    return value
+
+
+NamePattern = Annotated[str, BeforeValidator(_is_pattern)]
+"""A name, or several at once: ``gpu[0-7]``."""
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Source = Annotated[str, Field(min_length=1)]
+
+# ---------------------------------------------------------------- one host
+
+
+class LinkSpec(Spec):
+    """One kind of cable: what it carries raw, and the fraction of it that payload gets."""
+
+    kind: Annotated[LinkKind, _named(LINK_KINDS)]
+    bandwidth: Bandwidth
+    """Raw rate of one lane, one direction; bytes per second."""
+    efficiency: Fraction
+    latency: Seconds
+    source: Source
+    efficiency_source: Source | None = None
+    latency_source: Source | None = None
+    network: Annotated[NetworkKind, _named(NETWORK_KINDS)] | None = None
+    """For a NIC's port: what drives it (default: RDMA over what the kind of link says)."""
+
+    @property
+    def usable_Bps(self) -> float:
+        """Usable rate of one lane, one direction; bytes per second."""
+        return self.bandwidth * self.efficiency
+
+
+class DeviceSpec(Spec):
+    """Devices of one kind inside a host."""
+
+    id: NamePattern
+    kind: Annotated[HostNodeKind, _named(HOST_NODE_KINDS)]
+    port: str | None = None
+    """For a NIC: the link that leaves it."""
+    rails: Annotated[int, Field(ge=1)] | None = None
+    """For NICs: number of rails they repeat over (default: each NIC is its own rail)."""
+
+
+class EdgeSpec(Spec):
+    """Cables between devices; every edge works in both directions."""
+
+    from_: NamePattern = Field(alias="from")
+    to: NamePattern
+    link: str
+    lanes: Annotated[int, Field(ge=1)] = 1
+    pattern: Literal["each", "all"] = "each"
+    """`each` joins them one by one, the shorter side in equal blocks; `all` joins every pair."""
+
+
+class StagingSpec(Spec):
+    """Measured rate of a copy between two GPUs through host memory."""
+
+    bandwidth: Bandwidth
+    source: Source
+
+
+class ChannelSpec(Spec):
+    """One channel of NCCL's through the host."""
+
+    gpus: Annotated[tuple[str, ...], Field(min_length=1)]
+    enter: str | None = None
+    """NIC by which it comes in."""
+    leave: str | None = None
+
+
+class GraphSpec(Spec):
+    """Channels that NCCL said it uses on this host (``NCCL_GRAPH_DUMP_FILE``)."""
+
+    pattern: Literal["ring", "tree", "nvls", "collnet_chain", "collnet_direct"]
+    intra: Bandwidth
+    """Speed of one channel inside the host."""
+    inter: Bandwidth
+    """Speed of one channel between hosts."""
+    type_intra: str
+    type_inter: str
+    same_channels: bool = True
+    source: Source
+    channels: Annotated[tuple[ChannelSpec, ...], Field(min_length=1)]
+
+
+class SocketsSpec(Spec):
+    """What processes that talk by TCP meet: a traffic shaper's bucket, and cores that all share."""
+
+    burst: Bytes | None = None
+    """What passes at once after a pause (`burst` of a token bucket filter)."""
+    frame: Bytes | None = None
+    """Largest IP packet of the network (MTU), each of which takes work of a core."""
+    cores: Annotated[int, Field(ge=1)] | None = None
+    """Of the one machine whose containers or network namespaces the hosts are."""
+    core_speed: Annotated[float, Field(gt=0)] = 1.0
+    """How fast they are, as measured: 1 where the library's call and messages take what its file
+    says, less on a slower machine or beside other work."""
+    source: Source
+
+
+class NodeSpec(Spec):
+    """Template of one host."""
+
+    perfmodel: Literal[1]
+    kind: Literal["node"]
+    name: str | None = None
+    description: str
+    gpu: str
+    sources: dict[str, str] = Field(default_factory=dict)
+    links: dict[str, LinkSpec]
+    nodes: Annotated[tuple[DeviceSpec, ...], Field(min_length=1)]
+    edges: tuple[EdgeSpec, ...] = ()
+    gpu_p2p: bool = True
+    gpudirect_rdma: bool = True
+    staging: StagingSpec | None = None
+    graphs: tuple[GraphSpec, ...] = ()
+    sockets: SocketsSpec | None = None
+
+
+def pairs(edge: EdgeSpec) -> list[tuple[str, str]]:
+    """Pairs of devices that an edge joins, each once.
+
+    Raises
+    ------
+    ValueError
+        Pattern `each` with sides whose lengths are no multiple of each other.
+    """
+    return join(expand(edge.from_), expand(edge.to), edge.pattern)
+
+
+def join(left: tuple[str, ...], right: tuple[str, ...], pattern: str) -> list[tuple[str, str]]:
+    """Pair two lists of names; see `EdgeSpec.pattern`."""
+    if pattern == "all":
+        found = dict.fromkeys((a, b) for a in left for b in right if a != b)
+        return [(a, b) for a, b in found if (b, a) not in found or a < b]
+    longer = max(len(left), len(right))
+    if longer % len(left) or longer % len(right):
+        raise ValueError(
+            f"sides of equal length or a multiple of each other, not {len(left)} and {len(right)}"
+        )
+    return [(left[i * len(left) // longer], right[i * len(right) // longer]) for i in range(longer)]
+
+
+# ---------------------------------------------------------------- the network between hosts
+
+
+class ListedHost(Spec):
+    """One host of a listed fabric."""
+
+    name: str
+    leaves: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Switch of each of its NICs, in the order of the template's."""
+
+
+class ListedTrunk(Spec):
+    """Cables between two switches of a listed fabric."""
+
+    from_: str = Field(alias="from")
+    to: str
+    cables: Annotated[int, Field(ge=1)] = 1
+    bandwidth: Bandwidth | None = None
+    """Raw rate of each (default: as the NICs' ports)."""
+
+
+class FabricSpec(Spec):
+    """A network: its shape, and whatever differs from the defaults of the shape's file."""
+
+    kind: Annotated[FabricKind, _named((*FABRIC_KINDS, "listed"))]
+    switch_latency: Seconds | None = None
+    """Time through one switch."""
+    cable_latency: Seconds | None = None
+    """Time through one cable."""
+    radix: Annotated[int, Field(ge=2)] | None = None
+    """Ports of one switch."""
+    oversubscription: Annotated[float, Field(ge=1)] | None = None
+    """Rate into a leaf from its hosts over its rate towards the spines."""
+    leaf_ports: Annotated[int, Field(ge=1)] | None = None
+    """Ports of a leaf that face hosts (default: what radix and oversubscription leave)."""
+    hosts_per_leaf: Annotated[int, Field(ge=1)] | None = None
+    """Hosts of one leaf (leaf-spine) or of one group of rail leaves (rail-optimised)."""
+    uplink_bandwidth: Bandwidth | None = None
+    """Raw rate of one cable between switches (default: as the NICs' ports)."""
+    k: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
+    """Ports per switch of a fat tree (default: the smallest even number that holds all hosts)."""
+    routing: Annotated[Routing, _named(ROUTINGS)] | None = None
+    """Who takes which of equally short ways.
+
+    `ecmp` (default): a hash of each flow, so that flows may collide. `rail`: a port's place at its
+    leaf, so that flows that keep to their rail never do. `adaptive`: every flow is spread over all
+    ways, so that the switches above the leaves act as one.
+    """
+    hosts: Annotated[tuple[ListedHost, ...], Field(min_length=1)] | None = None
+    """Hosts of a listed fabric; the first are used."""
+    trunks: tuple[ListedTrunk, ...] | None = None
+    """Cables between switches of a listed fabric."""
+
+
+class FabricFile(Spec):
+    """Defaults of one shape of fabric."""
+
+    perfmodel: Literal[1]
+    kind: Literal["fabric"]
+    description: str
+    fabric: FabricSpec
+    sources: dict[str, Source]
+    """Source of each number of `fabric`, by field."""
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+class GpuSpec(Spec):
+    """One model of GPU; see `perfmodel.topology.model.Gpu` for the meaning of the fields."""
+
+    generation: str
+    memory: Bytes
+    memory_bandwidth: Bandwidth
+    peak: dict[str, FlopRate]
+    matmul_efficiency: dict[str, Fraction]
+    memory_efficiency: Fraction
+    kernel_overhead: Seconds
+    launch: Seconds
+    streaming_multiprocessors: Annotated[int, Field(ge=1)]
+    overlap_slowdown: Annotated[float, Field(ge=1)]
+    power: Power | None = None
+    sources: dict[str, Source]
+    """Source of each number, by field."""
+
+
+class GpuTable(Spec):
+    """The table of GPUs."""
+
+    perfmodel: Literal[1]
+    kind: Literal["gpus"]
+    description: str = ""
+    sources: dict[str, str] = Field(default_factory=dict)
+    gpus: dict[str, GpuSpec]
+
+
+def resolve_source(text: str, sources: Mapping[str, str]) -> str:
+    """Return the sentence that a source stands for."""
+    return sources.get(text, text)
+
+
+def is_unknown_key(text: str, sources: Mapping[str, str]) -> bool:
+    """Whether a source looks like a key (one word) but is none of the file's."""
+    return text not in sources and not re.search(r"\s", text)
+
+
+SourceResolver = Callable[[str], str]

@@ -1,0 +1,246 @@
+"""Gradient buckets, to the byte those that PyTorch's DistributedDataParallel makes.
+
+The rules are those of torch 2.13 (``compute_bucket_assignment_by_size`` and
+``Reducer::rebuild_buckets`` in torch/csrc/distributed/c10d/reducer.cpp;
+``_BucketCapacityConfig`` in torch/nn/parallel/distributed.py). Tests compare with both.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
+from perfmodel.workload.model import Tensor, Workload
+
+Iteration = Literal["first", "steady"]
+
+_SAME_STORAGE = {"tf32": "fp32"}  # tf32 is how fp32 is multiplied, not how it is stored
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that are reduced together.
+
+    Parameters
+    ----------
+    index : int
+        Position in launch order.
+    nbytes : int
+        Size of the flat buffer; bytes.
+    tensors : tuple of int
+        Parameters in it (indices in registration order), as they lie in the buffer.
+    dtype : str
+        One for all of them.
+    """
+
+    index: int
+    nbytes: int
+    tensors: tuple[int, ...]
+    dtype: str
+
+
+def assign_buckets(
+    tensors: Sequence[Tensor],
+    caps_bytes: Sequence[int],
+    order: Sequence[int] | None = None,
+    *,
+    sparse: Sequence[bool] | None = None,
+) -> tuple[tuple[int, ...], ...]:
+    """Split tensors into buckets as torch's ``_compute_bucket_assignment_by_size`` does.
+
+    Each dtype fills a bucket of its own. A bucket is closed once a tensor brings it to its cap or
+    beyond, so tensors are never split and a bucket may exceed the cap by nearly its last tensor.
+    Each dtype then moves on to the next cap and stays at the last one.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        In registration order.
+    caps_bytes : sequence of int
+        Caps of the first, second ... bucket of each dtype; bytes.
+    order : sequence of int, optional
+        Indices of `tensors` in the order in which gradients get ready.
+    sparse : sequence of bool, optional
+        Per tensor (registration order): its gradient is sparse and is reduced on its own.
+
+    Returns
+    -------
+    tuple of tuple of int
+        Tensor indices of each bucket. Without `order`, sorted by their smallest index; with it,
+        in the order in which they closed, then those that never did, the dtype that appeared
+        last coming first (torch keeps them in a hash map; with libstdc++, as in the Linux
+        wheels, and the dtypes known here, that is the order in which it lists them).
+
+    Raises
+    ------
+    InputError
+        No tensors, no caps, or an order or flags of another length.
+    """
+    _check_assignment(tensors, caps_bytes, order, sparse)
+    closed: list[tuple[int, ...]] = []
+    filling: dict[str, list[int]] = {}
+    filled_bytes: dict[str, int] = {}
+    cap_position: dict[str, int] = {}
+    for index in range(len(tensors)) if order is None else order:
+        if sparse is not None and sparse[index]:
+            closed.append((index,))
+            continue
+        tensor = tensors[index]
+        key = _SAME_STORAGE.get(tensor.dtype, tensor.dtype)
+        filling.setdefault(key, []).append(index)
+        filled_bytes[key] = filled_bytes.get(key, 0) + tensor.nbytes
+        position = cap_position.setdefault(key, 0)
+        if filled_bytes[key] >= caps_bytes[position]:
+            closed.append(tuple(filling[key]))
+            filling[key], filled_bytes[key] = [], 0
+            cap_position[key] = min(position + 1, len(caps_bytes) - 1)
+    closed += [tuple(indices) for indices in reversed(filling.values()) if indices]
+    return tuple(sorted(closed, key=min)) if order is None else tuple(closed)
+
+
+def bucket_caps(options: DdpOptions) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the caps of the initial and of the rebuilt buckets; bytes.
+
+    The second is None where PyTorch never rebuilds: unused parameters are looked for and the
+    graph is not declared static.
+    """
+    if options.caps_list_bytes is not None:
+        caps = tuple(int(cap) for cap in options.caps_list_bytes)
+        return caps, caps if options.rebuilds else None
+    cap = int(DEFAULT_CAP_BYTES if options.bucket_cap_bytes is None else options.bucket_cap_bytes)
+    first = FIRST_BUCKET_BYTES if options.bucket_cap_bytes is None else cap
+    if options.first_bucket_bytes is not None:
+        first = int(options.first_bucket_bytes)
+    if options.rebuilds:
+        return (sys.maxsize,), (first, cap)
+    return (first, cap) if first < cap else (cap,), None
+
+
+def gradient_order(workload: Workload) -> tuple[int, ...]:
+    """Return the trained tensors in the order in which backward completes their gradients.
+
+    Raises
+    ------
+    InputError
+        A layer names a tensor that does not exist or that another layer has.
+    """
+    order = workload.ready_order
+    known = range(len(workload.tensors))
+    faults = [
+        Fault("layers", f"tensor {index}", f"an index from 0 to {len(workload.tensors) - 1}")
+        for index in order
+        if index not in known
+    ]
+    if len(set(order)) < len(order):
+        twice = sorted({index for index in order if order.count(index) > 1})
+        faults.append(Fault("layers", f"tensors {twice} in several layers", "each in one layer"))
+    if faults:
+        raise InputError(faults)
+    return order
+
+
+def ddp_buckets(
+    model: Workload | Sequence[Tensor],
+    options: DdpOptions,
+    *,
+    iteration: Iteration = "steady",
+    ready_order: Sequence[int] | None = None,
+    sparse: Sequence[bool] | None = None,
+) -> tuple[Bucket, ...]:
+    """Return DDP's buckets in the order in which it launches them.
+
+    Parameters
+    ----------
+    model : Workload or sequence of Tensor
+        Of a workload, the tensors that stand in a layer; the others are not trained.
+    options : DdpOptions
+    iteration : {"first", "steady"}
+        The first backward runs with the initial buckets (by default one per dtype, so nothing
+        overlaps); then they are rebuilt once, unless unused parameters are looked for. With
+        ``static_graph`` the second iteration still runs with the initial ones.
+    ready_order : sequence of int, optional
+        Order in which gradients got ready (rank 0 decides for all). Default: backward over the
+        workload's layers, or the reverse of registration where there are none.
+    sparse : sequence of bool, optional
+        Per tensor of the model: its gradient is sparse.
+
+    Raises
+    ------
+    InputError
+        Nothing to train, or `ready_order` is not an order of the trained tensors.
+    """
+    tensors, default_order = _trained(model)
+    initial, rebuilt = bucket_caps(options)
+    if iteration == "first" or rebuilt is None:
+        groups = _initial_groups(tensors, sorted(default_order), initial, sparse)
+    else:
+        order = _checked_order(default_order if ready_order is None else ready_order, default_order)
+        # DDP_SET_LAST_BUCKET_CAP=1 fills from the end, so that the small bucket is launched last.
+        step = -1 if options.set_last_bucket_cap else 1
+        groups = assign_buckets(tensors, rebuilt, order[::step], sparse=sparse)[::step]
+    return tuple(
+        Bucket(
+            index=index,
+            nbytes=sum(tensors[member].nbytes for member in group),
+            tensors=tuple(group),
+            dtype=tensors[group[0]].dtype,
+        )
+        for index, group in enumerate(groups)
+    )
+
+
+def _initial_groups(
+    tensors: Sequence[Tensor],
+    trained: Sequence[int],
+    caps_bytes: Sequence[int],
+    sparse: Sequence[bool] | None,
+) -> tuple[tuple[int, ...], ...]:
+    """Buckets as constructed: filled in registration order, launched in the reverse."""
+    flags = None if sparse is None else [sparse[index] for index in trained]
+    groups = assign_buckets([tensors[index] for index in trained], caps_bytes, sparse=flags)
+    return tuple(tuple(trained[place] for place in group) for group in reversed(groups))
+
+
+def _trained(model: Workload | Sequence[Tensor]) -> tuple[Sequence[Tensor], tuple[int, ...]]:
+    """Tensors by index, and the order in which those that are trained get ready."""
+    if isinstance(model, Workload):
+        tensors: Sequence[Tensor] = model.tensors
+        order = gradient_order(model) if model.layers else tuple(reversed(range(len(tensors))))
+    else:
+        tensors, order = model, tuple(reversed(range(len(model))))
+    if not order:
+        raise InputError(Fault("tensors", "none to train", "at least one parameter tensor"))
+    return tensors, order
+
+
+def _checked_order(order: Sequence[int], trained: Sequence[int]) -> tuple[int, ...]:
+    if sorted(order) != sorted(trained):
+        missing = sorted(set(trained) - set(order))
+        unknown = sorted(set(order) - set(trained))
+        found = f"{len(order)} entries (missing {missing[:8]}, unknown {unknown[:8]})"
+        allowed = f"each of the {len(trained)} trained tensors exactly once"
+        raise InputError(Fault("ready_order", found, allowed))
+    return tuple(order)
+
+
+def _check_assignment(
+    tensors: Sequence[Tensor],
+    caps_bytes: Sequence[int],
+    order: Sequence[int] | None,
+    sparse: Sequence[bool] | None,
+) -> None:
+    faults = []
+    if not tensors:
+        faults.append(Fault("tensors", "none", "at least one parameter tensor"))
+    if not caps_bytes:
+        faults.append(Fault("caps_bytes", "none", "at least one cap"))
+    if sparse is not None and len(sparse) != len(tensors):
+        faults.append(Fault("sparse", f"{len(sparse)} flags", f"{len(tensors)}, one per tensor"))
+    if order is not None and any(not 0 <= index < len(tensors) for index in order):
+        faults.append(Fault("order", "an index out of range", f"0 to {len(tensors) - 1}"))
+    if faults:
+        raise InputError(faults)

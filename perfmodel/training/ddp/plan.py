@@ -1,0 +1,246 @@
+"""DistributedDataParallel: one training step as a StepPlan.
+
+The order of events is that of torch 2.13 (``torch/nn/parallel/distributed.py`` and
+``torch/csrc/distributed/c10d/reducer.cpp``): broadcast of buffers, forward, backward with the
+gradients of each layer copied into their bucket as soon as they are there, an all-reduce per
+bucket strictly in bucket order on one stream, then bucket by bucket the copy back into the
+gradients, then the optimizer. The engine knows nothing of this; it runs tasks.
+
+Training steps without buckets: no communication at all, or all of it after backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.training.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.ddp.buckets import Iteration, ddp_buckets
+from perfmodel.training.ddp.options import MIB, DdpOptions
+from perfmodel.training.ddp.reducer import GROUP, add_copy_out, add_reducing_backward
+from perfmodel.training.forward_backward import (
+    NO_CORE_WORK,
+    CoreWork,
+    Step,
+    add_forward,
+    add_local_backward,
+)
+from perfmodel.training.plan import Communicator, RankClass, StepPlan, Stream
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
+
+Hook = Literal["none", "fp16", "bf16"]
+
+HOOKS = (Stream("cast", "copy"), Stream("hook", "copy"))
+
+RANKS = "ranks"
+"""Name of the only rank class."""
+
+COALESCED_BYTES = 250 * MIB
+"""Buffers are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
+
+
+def ddp_plan(
+    workload: Workload,
+    times: LayerTimes,
+    *,
+    ranks: int,
+    batch_per_gpu: int,
+    options: DdpOptions,
+    iteration: Iteration = "steady",
+    hook: Hook = "none",
+    ready_order: Sequence[int] | None = None,
+    comm_workers: int = 1,
+    blocking_wait: bool = False,
+    kernel_s: float = 0.0,
+    segments: int = 128,
+    host_s: float = 0.0,
+    cast_Bps: float | None = None,
+    core: CoreWork = NO_CORE_WORK,
+) -> StepPlan:
+    """Return one step of DDP training; of plain training for one rank.
+
+    Gradients have the dtype of the workload's tensors. One rank runs without DDP, so that scaling
+    is measured against a GPU that neither copies nor communicates.
+
+    Parameters
+    ----------
+    workload : Workload
+    times : LayerTimes
+        Of one micro-batch of `batch_per_gpu` samples.
+    ranks : int
+        GPUs, all alike.
+    batch_per_gpu : int
+        Samples per GPU and micro-batch.
+    options : DdpOptions
+    iteration : {"first", "steady"}
+        Whether the buckets are the initial or the rebuilt ones. With ``static_graph`` the first
+        iteration reduces after backward.
+    hook : {"none", "fp16", "bf16"}
+        Communication hook that compresses each bucket to 16 bits.
+    ready_order : sequence of int, optional
+        See `ddp_buckets`.
+    comm_workers : int
+        All-reduces in progress at once: 1 for NCCL's stream, 2 for Gloo's worker threads.
+    blocking_wait : bool
+        The host waits for each all-reduce before it issues the copy back (Gloo), instead of
+        letting the device wait (NCCL).
+    kernel_s : float
+        Least device time of a copy kernel, one per parameter, which small gradients are bound
+        by; seconds.
+    segments : int
+        Tasks per pass that layers are merged into at most (more where buckets end).
+    host_s : float
+        What the process of a rank does at the end of a step, when all gradients are there; seconds.
+    cast_Bps : float, optional
+        The hook converts gradients at this rate (of their own bytes) beside the device's work.
+        Default: the device does, at the rate of its copies.
+    core : CoreWork
+        What backward takes of a core of each rank's process meanwhile.
+
+    Raises
+    ------
+    InputError
+        Ranks or batch below 1, a hook that does not exist, or a bad ready order.
+    ScheduleError
+        Times that do not fit the workload.
+    """
+    _check(ranks, batch_per_gpu, hook)
+    tasks = TaskList(times.launch_s, kernel_s, times.copy_Bps)
+    item_bytes = None if hook == "none" else ITEM_BYTES[hook]
+    step = Step(
+        workload, times, options, tasks, RANKS, iteration, item_bytes, blocking_wait, segments,
+        host_s, cast_Bps, core,
+    )  # fmt: skip
+    if ranks == 1:
+        _local_step(step)
+    else:
+        _reduced_step(step, ready_order)
+    comm = Stream("comm", "comm", comm_workers)
+    return StepPlan(
+        name=f"{'one GPU' if ranks == 1 else 'DDP'}, {workload.name}, {iteration} iteration",
+        classes=(RankClass(RANKS, range(ranks)),),
+        streams=_used_streams(tasks, (HOST, COMPUTE, comm, *HOOKS)),
+        communicators=() if ranks == 1 else (Communicator(GROUP, (range(ranks),)),),
+        tasks=tuple(tasks.tasks),
+        samples=ranks * batch_per_gpu * options.accumulate,
+    )
+
+
+def _local_step(step: Step) -> None:
+    for micro_batch in range(step.options.accumulate):
+        add_forward(step, micro_batch)
+        add_local_backward(step, micro_batch)
+    _add_optimizer(step, ())
+
+
+def _reduced_step(step: Step, ready_order: Sequence[int] | None) -> None:
+    buckets = ddp_buckets(
+        step.workload, step.options, iteration=step.iteration, ready_order=ready_order
+    )
+    synced = _broadcast_buffers(step) if step.options.broadcast_buffers else ()
+    for micro_batch in range(step.last_micro_batch):
+        add_forward(step, micro_batch, after=synced)
+        add_local_backward(step, micro_batch)
+        synced = ()
+    add_forward(step, step.last_micro_batch, after=synced)
+    reduced = add_reducing_backward(step, buckets)
+    _add_optimizer(step, add_copy_out(step, buckets, reduced))
+
+
+def _broadcast_buffers(step: Step) -> tuple[int, ...]:
+    """Rank 0's running statistics go to all before forward, which waits for them.
+
+    One broadcast per dtype, and a kernel per buffer to copy it back
+    (``broadcast_coalesced`` in torch/csrc/distributed/c10d/comm.cpp).
+    """
+    under_way: list[tuple[int, int, int]] = []  # collective, bytes, kernels to copy back
+    for group in step.workload.buffers:
+        for piece in range(-(-group.nbytes // COALESCED_BYTES)):
+            nbytes = min(group.nbytes - piece * COALESCED_BYTES, COALESCED_BYTES)
+            kernels = group.tensors if piece == 0 else 1
+            issued = step.tasks.issue("broadcast of buffers", 2 + kernels, RANKS)
+            flat = step.tasks.copy("flatten buffers", nbytes, 1, RANKS, after=issued)
+            sent = step.tasks.collective(
+                f"broadcast buffers ({group.dtype})", "broadcast", nbytes, RANKS,
+                communicator=GROUP, key=f"buffers {group.dtype} {piece}", after=(flat,),
+            )  # fmt: skip
+            under_way.append((sent, nbytes, kernels))
+    return tuple(
+        step.tasks.copy("copy buffers back", nbytes, kernels, RANKS, after=(sent,))
+        for sent, nbytes, kernels in under_way
+    )
+
+
+def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
+    """Add the optimizer; the first device work of the next step follows it."""
+    tasks = step.tasks
+    marks: dict[str, Any] = {"micro_batch": step.last_micro_batch}
+    waits = reduced if step.blocking_wait else ()
+    kernels = step.times.optimizer_kernels
+    issued = tasks.issue("optimizer", kernels, RANKS, after=waits, **marks)
+    end = tasks.compute(
+        "optimizer", "optimizer", step.times.optimizer_s, RANKS,
+        after=dict.fromkeys((*issued, *reduced)), **marks,
+    )  # fmt: skip
+    if step.host_s > 0:
+        end = tasks.compute("end of the step", "copy", step.host_s, RANKS, after=(end,), **marks)
+    first = next(i for i, task in enumerate(tasks.tasks) if task.stream == COMPUTE.name)
+    tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))
+
+
+def _used_streams(tasks: TaskList, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+    used = {task.stream for task in tasks.tasks}
+    return tuple(stream for stream in streams if stream.name in used)
+
+
+def _check(ranks: int, batch_per_gpu: int, hook: str) -> None:
+    faults = [
+        Fault(name, repr(value), "a whole number, 1 or more")
+        for name, value in (("ranks", ranks), ("batch_per_gpu", batch_per_gpu))
+        if value < 1
+    ]
+    if hook not in ("none", "fp16", "bf16"):
+        faults.append(Fault("hook", repr(hook), one_of(("none", "fp16", "bf16"), hook)))
+    if faults:
+        raise InputError(faults)
+
+
+def unbucketed_plan(
+    workload: Workload, times: LayerTimes, mode: str, ranks: int, *, host_s: float
+) -> StepPlan:
+    """One step whose gradients are reduced one after the other once backward has ended.
+
+    Parameters
+    ----------
+    workload : Workload
+    times : LayerTimes
+    mode : {"none", "flat", "pertensor"}
+        Nothing, one all-reduce of everything, or one for each tensor (the last of the model
+        first), each waited for.
+    ranks : int
+    host_s : float
+        What the process does at the end of a step.
+    """
+    tasks = TaskList(0.0, 0.0, times.copy_Bps)
+    start = tasks.compute("forward", "forward", float(times.forward_s.sum()), RANKS)
+    backward_s = float(times.backward_s.sum())
+    last = tasks.compute("backward", "backward", backward_s, RANKS, after=(start,))
+    each = [tensor.nbytes for tensor in reversed(workload.tensors)]
+    reduced = {"none": [], "flat": [sum(each)], "pertensor": each}[mode] if ranks > 1 else []
+    for number, nbytes in enumerate(reduced):
+        last = tasks.collective(
+            f"all-reduce {number}", "all_reduce", nbytes, RANKS,
+            communicator=GROUP, key=f"tensors {number}", after=(last,),
+        )  # fmt: skip
+    end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,))
+    tasks.tasks[start] = replace(tasks.tasks[start], after_previous=(end,))
+    return StepPlan(
+        name=f"{mode}, {workload.name}",
+        classes=(RankClass(RANKS, range(ranks)),),
+        streams=(COMPUTE, *((Stream("comm", "comm"),) if reduced else ())),
+        communicators=(Communicator(GROUP, (range(ranks),)),) if reduced else (),
+        tasks=tuple(tasks.tasks),
+        samples=ranks,
+    )

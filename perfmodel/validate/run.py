@@ -1,0 +1,263 @@
+"""Everything that one validation found, and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from perfmodel.calibrate import Profile
+from perfmodel.library.prediction_error import BANDS, Spread
+from perfmodel.validate.predict.run import (
+    Job,
+    Mode,
+    Pair,
+    Placed,
+    Predicted,
+    at_once,
+    matched_all,
+    partners,
+)
+from perfmodel.validate.score import coverage, scores
+from perfmodel.validate.score.points import Point, points_of
+from perfmodel.validate.score.scores import LARGE, Score
+from perfmodel.validate.sweeps.fitted import Fitted, fitted_on
+from perfmodel.validate.sweeps.match import Matched
+from perfmodel.validate.sweeps.read import SUBFOLDER, Sweep, has_sweeps, read_sweeps, sweeps_folder
+from perfmodel.validate.trainings.datasets import has_trainings
+from perfmodel.validate.trainings.model import Dataset
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was predicted for every recorded sweep and training, and how far it was off.
+
+    Parameters
+    ----------
+    data : str
+        Where the records come from, for people.
+    predicted : sequence of Predicted
+    unmatched : mapping of str to str
+        Sweeps without a prediction, and why.
+    trainings : sequence of Dataset
+        Published trainings and step times.
+    fitted : sequence of Fitted
+        Which sweeps the shipped constants were fitted on.
+    shipped : bool
+        Whether these are the records that ship, on which the shipped spread of residuals rests.
+    """
+
+    data: str
+    predicted: Sequence[Predicted]
+    unmatched: Mapping[str, str]
+    trainings: Sequence[Dataset] = ()
+    fitted: Sequence[Fitted] = field(default=())
+    shipped: bool = True
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """All sizes of all sweeps in all modes."""
+        return points_of(self.predicted)
+
+    @cached_property
+    def bands(self) -> dict[Mode, dict[str, Score]]:
+        """Scores by mode and band of size, counted sweeps."""
+        return scores.by_band(self.points)
+
+    @cached_property
+    def judged(self) -> list[Point]:
+        """Datasheet points with intervals that have not seen their own sweep."""
+        if self.shipped:
+            return coverage.judged(self.points)
+        return coverage.as_shipped(self.predicted)
+
+    @cached_property
+    def coverages(self) -> dict[str, dict[str, coverage.Coverage]]:
+        """Coverage of 80 % intervals by mode and band."""
+        found: dict[str, dict[str, coverage.Coverage]] = {}
+        own: dict[str, list[Point]] = {"datasheet": self.judged}
+        for mode in ("transferred", "calibrated"):
+            own[mode] = [p for p in self.points if p.mode == mode and p.counted]
+        for mode, points in own.items():
+            for band in ("all", *(band for band, _ in BANDS), LARGE):
+                share = coverage.coverage(points if band == "all" else scores.in_band(points, band))
+                if share is not None:
+                    found.setdefault(mode, {})[band] = share
+        return found
+
+    @property
+    def fitted_sweeps(self) -> set[str]:
+        """Sweeps that any shipped constant was fitted on."""
+        return {sweep for one in self.fitted for sweep in one.sweeps}
+
+    def split(self) -> dict[str, dict[str, Score]]:
+        """Datasheet scores by band: sweeps that constants were fitted on, and the others."""
+        found = {}
+        for name, inside in (("fitted on", True), ("not fitted on", False)):
+            own = [
+                p
+                for p in self.points
+                if p.mode == "datasheet" and (p.sweep in self.fitted_sweeps) == inside
+            ]
+            if scored := scores.by_band(own).get("datasheet"):
+                found[name] = scored
+        return found
+
+    def spread(self) -> Spread:
+        """Table of residual spread for datasheet intervals."""
+        sweeps = len({p.sweep for p in self.judged})
+        source = f"perfmodel validate, residuals of {sweeps} recorded sweeps ({self.data})"
+        return coverage.spread_of(self.points, source)
+
+
+def shipped_folder() -> Path:
+    """Folder of the records that ship with perfmodel."""
+    return Path(__file__).with_name("data")
+
+
+def validate(
+    data: Path | None = None,
+    *,
+    profile: Profile | None = None,
+    transfer: bool = True,
+    processes: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Validation:
+    """Predict everything in a folder of records and compare.
+
+    Parameters
+    ----------
+    data : Path, optional
+        Folder with ``nccl_sweeps/META.csv`` or META.csv itself, or with tables of trainings alone
+        (see `tables_of_trainings.datasets_in`); default: what ships.
+    profile : Profile, optional
+        A user's own numbers, as one more mode.
+    transfer : bool
+        Whether to fit profiles of other sweeps of the same hardware.
+    processes : int
+        More than one only from a program whose main module may be imported again.
+    progress : callable, optional
+        Called with (done, total) sweeps.
+
+    Raises
+    ------
+    InputError
+        Every fault of every file.
+    """
+    folder = data or shipped_folder()
+    if not has_sweeps(folder) and has_trainings(folder):
+        sweeps, place = [], folder
+    else:
+        sweeps, place = read_sweeps(folder), sweeps_folder(folder)
+    matched, unmatched = matched_all(sweeps, place)
+    known = {one[0].id: (one, place) for one in matched}
+    if transfer and data is not None and sweeps:
+        home = sweeps_folder(shipped_folder())
+        more, _ = matched_all(read_sweeps(home), home)
+        known = {one[0].id: (one, home) for one in more} | known
+    wanted = [
+        Job((sweep, place), profile, _others(sweep, own, known) if transfer else None)
+        for sweep, own in matched
+    ]
+    outcomes, trainings = at_once(wanted, _root(folder), processes, progress)
+    predicted = []
+    for (sweep, own), outcome in zip(matched, outcomes, strict=True):
+        if isinstance(outcome, str):
+            unmatched[sweep.id] = outcome
+        else:
+            predicted.append(Predicted(sweep, own, outcome))
+    return Validation(
+        data=_described(data, sweeps),
+        predicted=predicted,
+        unmatched=unmatched,
+        trainings=trainings,
+        fitted=fitted_on(),
+        shipped=data is None,
+    )
+
+
+def _others(
+    sweep: Sweep, own: Matched, known: Mapping[str, tuple[Pair, Path]]
+) -> tuple[Placed, ...]:
+    """Other sweeps of the same hardware, and where their files lie."""
+    found = partners(sweep, own, [pair for pair, _ in known.values()])
+    return tuple((other, known[other.id][1]) for other, _ in found)
+
+
+def _root(folder: Path) -> Path:
+    """Folder in which the tables of trainings stand, beside ``nccl_sweeps``."""
+    return folder.parent if folder.name == SUBFOLDER else folder
+
+
+def _described(data: Path | None, sweeps: Sequence[Sweep]) -> str:
+    where = "the records that ship with perfmodel" if data is None else f"folder {data.name}"
+    return f"{where}, {len(sweeps)} sweeps"
+
+
+# ---------------------------------------------------------------- as JSON
+
+
+def to_json(found: Validation) -> dict[str, Any]:
+    """Return the answer of ``perfmodel validate --json``.
+
+    ``median_abs_error`` and ``p90_abs_error`` are those of datasheet mode from 256 KiB on over the
+    sweeps that count, every sweep weighing the same; without sweeps, those of all trainings.
+    """
+    main: Score | Dataset | None = found.bands.get("datasheet", {}).get(LARGE)
+    if not found.predicted and not found.unmatched:
+        main = Dataset("all", "", [case for one in found.trainings for case in one.cases])
+    by_sweep = scores.by_sweep(found.points)
+    return {
+        "data": found.data,
+        "median_abs_error": main.median_abs_error if main else None,
+        "p90_abs_error": main.p90_abs_error if main else None,
+        "datasets": [*_sweep_entries(found, by_sweep), *(one.to_json() for one in found.trainings)],
+        "by_band": _plain(found.bands),
+        "on_common_sweeps": _plain(scores.on_common(found.points)),
+        "by_machine": {
+            name: _plain(modes) for name, modes in scores.by_machine(found.points).items()
+        },
+        "split": _plain(found.split()),
+        "coverage": {
+            mode: {band: asdict(one) for band, one in bands.items()}
+            for mode, bands in found.coverages.items()
+        },
+        "interval_probability": coverage.PROBABILITY,
+        "unmatched": dict(found.unmatched),
+        "not_counted": {one.sweep.id: one.why_not for one in found.predicted if not one.counted},
+        "fitted_on": [
+            {"constants": one.constants, "sweeps": list(one.sweeps)} for one in found.fitted
+        ],
+    }
+
+
+def _plain(table: Mapping[Any, Mapping[str, Score]]) -> dict[str, dict[str, Any]]:
+    return {
+        str(mode): {band: asdict(one) for band, one in bands.items()}
+        for mode, bands in table.items()
+    }
+
+
+def _sweep_entries(
+    found: Validation, by_sweep: Mapping[str, Mapping[Mode, Mapping[str, Score]]]
+) -> list[dict[str, Any]]:
+    entries = []
+    for one in found.predicted:
+        for mode, bands in by_sweep.get(one.sweep.id, {}).items():
+            entries.append(
+                {
+                    "id": one.sweep.id,
+                    "mode": mode,
+                    "points": bands["all"].points,
+                    "median_abs_error": bands["all"].median_abs_error,
+                    "p90_abs_error": bands["all"].p90_abs_error,
+                    "bands": {band: asdict(s) for band, s in bands.items() if band != "all"},
+                    "machine": one.matched.topology.name,
+                    "counted": one.counted,
+                    "assumptions": [*one.matched.assumptions, *one.sweep.notes],
+                    "note": one.times[mode].note,
+                }
+            )  # fmt: skip
+    return entries

@@ -1,0 +1,189 @@
+"""Intervals: how wide they must be, and how often the truth lies inside.
+
+Datasheet mode: conformal quantiles of ln(measured / predicted) over recorded sweeps. For coverage,
+each sweep's interval is taken without that sweep (a kind seen in several sweeps), or without all
+sweeps of its kind (a new kind), so that no interval has seen what it is judged on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.library.prediction_error import (
+    BANDS,
+    SEVERAL,
+    Familiarity,
+    Spread,
+    datasheet_interval_s,
+)
+from perfmodel.validate.predict.run import Predicted
+from perfmodel.validate.score.points import Point, even_weights, points_of, weighted_quantile
+
+PROBABILITY = 0.8
+RESAMPLES = 2000
+_NARROWEST = 0.01
+"""An interval reaches at least this far on both sides of the prediction (natural logarithm)."""
+
+Limits = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How often measured times lie inside 80 % intervals.
+
+    Parameters
+    ----------
+    sweeps, points : int
+    share : float
+        Every sweep weighs the same.
+    low, high : float
+        95 % confidence interval of the share, from drawing whole sweeps with replacement; of a
+        single sweep, which says nothing about others, all that is possible.
+    """
+
+    sweeps: int
+    points: int
+    share: float
+    low: float
+    high: float
+
+
+def coverage(points: Sequence[Point]) -> Coverage | None:
+    """Coverage of the points that have an interval; None if none has."""
+    own = [p for p in points if p.interval_s is not None]
+    if not own:
+        return None
+    inside: dict[str, list[bool]] = {}
+    for p in own:
+        if p.interval_s is not None:
+            low, high = p.interval_s
+            inside.setdefault(p.sweep, []).append(low <= p.measured_s <= high)
+    shares = np.array([np.mean(values) for values in inside.values()])
+    draws = np.random.default_rng(0).integers(len(shares), size=(RESAMPLES, len(shares)))
+    drawn = shares[draws].mean(axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975]) if len(shares) > 1 else (0.0, 1.0)
+    return Coverage(len(shares), len(own), float(shares.mean()), float(low), float(high))
+
+
+# ---------------------------------------------------------------- how wide
+
+
+def limits(points: Sequence[Point]) -> Limits | None:
+    """Limits of ln(measured / predicted) that hold 80 %, corrected for the few sweeps behind them.
+
+    Conformal prediction takes of n units the share (n + 1) / n (1 - alpha) instead of 1 - alpha.
+    Sizes of one sweep are neither one unit nor independent: half of that correction is made for n
+    sweeps. All of it covers 94 % where 80 % are wanted, none of it 75 %.
+    """
+    if not points:
+        return None
+    sweeps = len({p.sweep for p in points})
+    tail = max(0.0, 1 - (sweeps + 0.5) / sweeps * (1 + PROBABILITY) / 2)
+    logs = np.array([math.log(p.measured_s / p.predicted_s) for p in points])
+    weights = even_weights(points)
+    low = weighted_quantile(logs, weights, tail)
+    high = -weighted_quantile(-logs, weights, tail)
+    return min(low, -_NARROWEST), max(high, _NARROWEST)
+
+
+def _kinds(points: Sequence[Point]) -> dict[str, set[str]]:
+    """Sweeps by kind of machine and collective."""
+    found: dict[str, set[str]] = {}
+    for p in points:
+        found.setdefault(f"{p.machine}, {p.op}", set()).add(p.sweep)
+    return found
+
+
+def _pools(points: Sequence[Point]) -> dict[Familiarity, list[Point]]:
+    """Residuals that stand for each familiarity; the less is known, the more kinds they span."""
+    kinds = _kinds(points)
+    well = {kind for kind, sweeps in kinds.items() if len(sweeps) >= SEVERAL}
+    several = [p for p in points if f"{p.machine}, {p.op}" in well]
+    few = [p for p in points if f"{p.machine}, {p.op}" not in well]
+    return {"several": several, "few": few or several, "new": few or several}
+
+
+def spread_of(points: Sequence[Point], source: str) -> Spread:
+    """Make the table of `perfmodel.library.prediction_error` from the counted datasheet points."""
+    own = [p for p in points if p.mode == "datasheet" and p.counted]
+    factors: dict[Familiarity, dict[str, Limits]] = {}
+    for familiarity, pool in _pools(own).items():
+        for band, _ in BANDS:
+            low, high = _limits(pool, own, band, familiarity)
+            factors.setdefault(familiarity, {})[band] = (
+                round(math.exp(low), 3), round(math.exp(high), 3)
+            )  # fmt: skip
+    seen = {kind: len(sweeps) for kind, sweeps in sorted(_kinds(own).items())}
+    return Spread.model_validate(
+        {"source": source, "probability": PROBABILITY, "factors": factors, "seen": seen}
+    )
+
+
+def _limits(
+    pool: Sequence[Point], everything: Sequence[Point], band: str, familiarity: Familiarity
+) -> Limits:
+    """Limits of a band; wider, and to both sides, for a kind of machine never seen."""
+    found = limits([p for p in pool if p.band == band])
+    found = found or limits([p for p in everything if p.band == band])
+    found = found or limits(everything) or (-1.0, 1.0)
+    if familiarity != "new":
+        return found
+    low, high = NEW * found[0], NEW * found[1]
+    return min(low, -high / 2), max(high, -low / 2)
+
+
+NEW = 1.2
+"""Assumption: of a kind of machine of which nothing was recorded a prediction is off by a fifth
+more than of one that was recorded once or twice, and at least half as far to the better side."""
+
+
+def judged(points: Sequence[Point]) -> list[Point]:
+    """Counted datasheet points, each with an interval that was made without its own sweep.
+
+    A sweep whose kind (without it) was never seen is judged by what a new kind would get.
+    """
+    own = [p for p in points if p.mode == "datasheet" and p.counted]
+    found: list[Point] = []
+    for sweep in dict.fromkeys(p.sweep for p in own):
+        others = [p for p in own if p.sweep != sweep]
+        if not others:
+            continue
+        mine = [p for p in own if p.sweep == sweep]
+        table = _table(others, mine[0])
+        for p in mine:
+            low, high = table[p.band]
+            interval = (p.predicted_s * math.exp(low), p.predicted_s * math.exp(high))
+            found.append(replace(p, interval_s=interval))
+    return found
+
+
+def as_shipped(predicted: Sequence[Predicted]) -> list[Point]:
+    """Counted datasheet points with the intervals that perfmodel ships, for sweeps never seen."""
+    machines = {one.sweep.id: one.matched for one in predicted}
+    return [
+        replace(
+            p,
+            interval_s=datasheet_interval_s(
+                machines[p.sweep].topology, p.op, p.nbytes, p.predicted_s
+            ),
+        )
+        for p in points_of(predicted)
+        if p.mode == "datasheet" and p.counted
+    ]
+
+
+def _table(others: Sequence[Point], one: Point) -> Mapping[str, Limits]:
+    familiarity = familiar(_kinds(others), one)
+    pool = _pools(others)[familiarity]
+    return {band: _limits(pool, others, band, familiarity) for band, _ in BANDS}
+
+
+def familiar(kinds: Mapping[str, set[str]], one: Point) -> Familiarity:
+    """How well other sweeps know the machine of a point."""
+    if len(kinds.get(f"{one.machine}, {one.op}", ())) >= SEVERAL:
+        return "several"
+    return "few" if any(kind.startswith(f"{one.machine}, ") for kind in kinds) else "new"

@@ -1,0 +1,82 @@
+"""Predicted beside measured, a row per sweep, size and mode; quantiles that weigh sweeps alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.library.prediction_error import Band, band_of, kind_of_machine
+from perfmodel.validate.predict.run import Interval, Mode, Predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One size of one sweep, predicted in one mode; seconds."""
+
+    sweep: str
+    machine: str
+    op: str
+    mode: Mode
+    nbytes: int
+    measured_s: float
+    predicted_s: float
+    interval_s: Interval
+    counted: bool
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_s / self.measured_s - 1.0
+
+    @property
+    def band(self) -> Band:
+        """Band of the size."""
+        return band_of(self.nbytes)
+
+
+def points_of(predicted: Iterable[Predicted]) -> list[Point]:
+    """List all points of all sweeps and modes."""
+    return [
+        Point(
+            sweep=one.sweep.id,
+            machine=kind_of_machine(one.matched.topology),
+            op=one.matched.op,
+            mode=mode,
+            nbytes=row.nbytes,
+            measured_s=row.time_s,
+            predicted_s=times.time_s[at],
+            interval_s=times.interval_s[at] if times.interval_s else None,
+            counted=one.counted,
+        )
+        for one in predicted
+        for mode, times in one.times.items()
+        for at, row in enumerate(one.sweep.rows)
+    ]
+
+
+def even_weights(points: Sequence[Point]) -> NDArray[np.float64]:
+    """Weights that sum to one in every sweep, however many sizes it has."""
+    names, at, counts = np.unique(
+        [point.sweep for point in points], return_inverse=True, return_counts=True
+    )
+    weights: NDArray[np.float64] = 1.0 / counts[at] if len(names) else np.zeros(0)
+    return weights
+
+
+def weighted_quantile(
+    values: NDArray[np.float64], weights: NDArray[np.float64], share: float
+) -> float:
+    """Smallest value with at least that share of the weight at or below it.
+
+    Examples
+    --------
+    >>> weighted_quantile(np.array([1.0, 2.0, 3.0]), np.ones(3), 0.5)
+    2.0
+    """
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    at = int(np.searchsorted(reached, share * reached[-1] * (1 - 1e-12)))
+    return float(values[order][min(at, len(values) - 1)])

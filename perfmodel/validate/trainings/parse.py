@@ -1,0 +1,175 @@
+"""A row of a published training table as the model understands it.
+
+A row can be expressed if its model is in the zoo, its batch is stated, it was trained with
+PyTorch's DistributedDataParallel (or Horovod's all-reduce of the same gradients) and its machine is
+one that `perfmodel.validate.sweeps.match` knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfmodel.topology.from_text.match_template import Wanted
+from perfmodel.topology.from_text import log_text as words
+
+_MODELS = (
+    (r"^(?:.*/)?resnet-?_?50(?:[ _-]?v?1\.?5| imagenet)?$", "resnet50", None),
+    (r"^(?:.*/)?resnet-?101$", "resnet101", None),
+    (r"^(?:.*/)?resnet-?152$", "resnet152", None),
+    (r"^(?:.*/)?resnet-?18$", "resnet18", None),
+    (r"^vgg-?16$", "vgg16", None),
+    (r"^inception-?v3$", "inception-v3", None),
+    (r"^bert(?:-base)?$", "bert-base", 128),
+)
+"""Spelling of a model, its name in the zoo, and the sequence length of that table where it has one:
+Phase 1 of BERT's pre-training uses 128 tokens (Devlin et al. 2018)."""
+
+_STRATEGIES = (
+    (r"(?:ddp(?: allreduce)?|(?:nccl )?allreduce(?: data parallel)?)$", None),
+    (r"bsp-a2a: allreduce, no overlap$", 1e15),
+    (r"wfbp-a2a: allreduce with overlap per tensor\b", 1.0),
+)
+"""Spelling of a strategy, and the bucket cap with which DDP does the same (None: its default): all
+gradients at once after backward (no overlap), or every tensor as soon as it is ready."""
+_PRECISIONS = {
+    "fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "fp16/amp": "fp16", "mixed": "fp16",
+    "amp": "fp16", "bf16": "bf16",
+}  # fmt: skip
+_CHANNELS_LAST = "nvidia_dle"
+"""NVIDIA's own convolutional examples run channels last in mixed precision (their README)."""
+
+
+_OF_THE_JOB = ("gavel", "lambda")
+"""Tables whose batch is that of all GPUs together (their companion tables say so)."""
+_BOTH_FORMS = {"v100", "p100", "a100", "h100", "h200"}
+"""GPUs that are sold with NVLink and without, so that the name alone does not tell the links."""
+_METRICS = {"throughput", "rate", "step_time", "p50_s"}
+
+
+class LeftOut(Exception):
+    """The row cannot be expressed; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A row as the model understands it."""
+
+    model: str
+    sequence_length: int | None
+    precision: str
+    batch: int
+    machine: Wanted
+    nodes: int
+    channels_last: bool
+    cap_bytes: float | None = None
+
+
+def understood(cells: Mapping[str, str]) -> Asked:
+    """Read a row of a training table.
+
+    Raises
+    ------
+    LeftOut
+        It cannot be expressed.
+    """
+    framework = cells.get("framework", "").lower()
+    if "torch" not in framework:
+        raise LeftOut(f"another framework than PyTorch, with other kernels: {framework[:24]}")
+    if cells["metric"] not in _METRICS or not _positive(cells["value"]):
+        raise LeftOut(f"no step time or throughput: {cells['metric']!r}")
+    cap_bytes = _cap_bytes(cells.get("sync_mode", ""))
+    model, length = _model(cells["model"])
+    nodes, gpus = layout_of(cells)
+    machine = _machine(cells, nodes, gpus)
+    precision = _PRECISIONS.get(cells.get("precision", "").lower())
+    if precision is None:
+        raise LeftOut(f"precision is not modelled: {cells.get('precision', '')[:24]}")
+    batch = _batch(cells, gpus * nodes)
+    from_nvidia = cells.get("dataset", "").startswith(_CHANNELS_LAST)
+    last = from_nvidia and precision == "fp16" and model.startswith("resnet")
+    return Asked(model, length, precision, batch, machine, nodes, last, cap_bytes)
+
+
+def layout_of(cells: Mapping[str, str]) -> tuple[int, int]:
+    """Nodes and GPUs of each.
+
+    Raises
+    ------
+    LeftOut
+        Nodes differ, or nothing is said of what joins them.
+    """
+    nodes, each = cells.get("nodes") or "1", cells.get("gpus_per_node") or ""
+    shares = set(re.split(r"\+", each or cells.get("gpus_total") or "1"))
+    if len(shares) > 1 or not all(re.fullmatch(r"\d+(?:\.0)?", x) for x in (*shares, nodes)):
+        raise LeftOut("not as many GPUs on every node")
+    if "spread over" in cells.get("interconnect", "") and cells.get("gpus_total") not in {"1", ""}:
+        raise LeftOut("network is not named")
+    return int(float(nodes)), int(float(shares.pop()))
+
+
+def _positive(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
+
+
+def _cap_bytes(strategy: str) -> float | None:
+    """Bucket cap with which DDP does what a strategy says; None: its default."""
+    folded = strategy.lower().strip()
+    for pattern, cap in _STRATEGIES:
+        if re.match(pattern, folded):
+            return cap
+    raise LeftOut(f"strategy cannot be expressed: {strategy[:48]}")
+
+
+def _model(name: str) -> tuple[str, int | None]:
+    """Name in the zoo, and sequence length if the table has one of its own."""
+    folded = name.lower().strip()
+    for pattern, known, length in _MODELS:
+        if re.match(pattern, folded):
+            return known, length
+    raise LeftOut(f"model is not in the zoo: {name[:40]}")
+
+
+def _batch(cells: Mapping[str, str], ranks: int) -> int:
+    """Samples of one GPU and step."""
+    text, table = cells.get("batch_per_gpu", ""), cells.get("dataset", "")
+    if table.startswith("dlperf") and cells["model"].lower().startswith("bert"):
+        raise LeftOut("its head scores every position, a third more work than BERT's pre-training")
+    if not re.fullmatch(r"\d+(?:\.0)?", text) or not float(text):
+        raise LeftOut("batch per GPU is not stated")
+    batch = int(float(text)) // (ranks if table.startswith(_OF_THE_JOB) else 1)
+    if not batch:
+        raise LeftOut("fewer samples than GPUs")
+    return batch
+
+
+def _machine(cells: Mapping[str, str], nodes: int, gpus: int) -> Wanted:
+    """One host in words."""
+    text = f"{cells['gpu']}; {cells.get('interconnect', '')}"
+    gpu = words.gpu_words(cells["gpu"])
+    if gpu is None:
+        raise LeftOut("GPU is not named")
+    intra = words.intra_kind(text, gpu, gpus)
+    if gpus > 1 and not intra and not gpu.form and gpu.family in _BOTH_FORMS:
+        raise LeftOut("links between the GPUs are not stated")
+    inside, _, between = cells.get("interconnect", "").partition(";")
+    network = nics = rate = None
+    if nodes > 1:
+        network = words.network_kind(between or inside, {})[0] or "infiniband"
+        nics, rate = words.nic_words(between or inside)
+    return Wanted(
+        gpu=gpu,
+        gpus=gpus,
+        intra=intra,
+        peer_access=words.peer_access(text),
+        network=network,
+        nics=nics,
+        nic_Gbps=rate,
+        words=text,
+        gpu_text=cells["gpu"],
+        intra_text=inside,
+    )

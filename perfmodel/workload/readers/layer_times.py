@@ -1,0 +1,154 @@
+"""Measured layer times from a file, in place of the roofline's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.files import line_of, read_yaml, validate
+from perfmodel.topology.model import Gpu
+from perfmodel.workload.memory import activation_bytes, optimizer_bytes
+from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.readers.csv_tables import read_rows
+from perfmodel.workload.readers.spec import ModelSpec
+from perfmodel.workload.roofline import optimizer_launches
+
+
+class _Measured(NamedTuple):
+    """Times of one row of the file."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+    line: int | None
+
+
+def times_from_file(
+    path: Path | str,
+    workload: Workload,
+    *,
+    gpu: Gpu | None = None,
+    batch: int = 1,
+    precision: str = "fp32",
+    optimizer: str = "sgd-momentum",
+) -> LayerTimes:
+    """Read the time of every layer from a CSV or YAML file.
+
+    A row names a layer, or a parameter whose time counts for its layer; rows of one layer add up
+    (a CSV of parameters with ``forward`` and ``backward`` columns is such a file; empty cells are
+    left out). Times are
+    those of one micro-batch on the device, with whatever waiting for the host was measured.
+
+    Parameters
+    ----------
+    path : Path or str
+    workload : Workload
+        The model whose layers the file times.
+    gpu : Gpu, optional
+        Gives what the file does not: the optimizer's time and the rate of copies. Without it
+        they cost nothing.
+    batch, precision, optimizer
+        Of the measurement; for activations and the optimizer's time.
+
+    Returns
+    -------
+    LayerTimes
+
+    Raises
+    ------
+    InputError
+        Bad cells, names that the model has not, layers with parameters that have no time.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".csv":
+        rows = read_rows(path, sized=False)
+        spec = ModelSpec()
+        measured = [
+            _Measured(row.name, row.forward_s, row.backward_s, row.line)
+            for row in rows
+            if row.forward_s is not None and row.backward_s is not None
+        ]
+    else:
+        spec, measured = _from_yaml(path)
+    forward_s, backward_s = _by_layer(measured, workload, path)
+    kernels = np.array([layer.kernels for layer in workload.layers], dtype=np.int64)
+    copy_Bps = math.inf if gpu is None else gpu.memory_Bps * gpu.memory_efficiency / 2
+    step_s = 0.0 if gpu is None else optimizer_bytes(workload, optimizer) / (2 * copy_Bps)
+    return LayerTimes(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        forward_kernels=kernels,
+        backward_kernels=2 * kernels,
+        launch_s=0.0 if spec.launch is None else spec.launch,
+        optimizer_s=step_s if spec.optimizer is None else spec.optimizer,
+        optimizer_kernels=optimizer_launches(workload, optimizer),
+        copy_Bps=spec.copy_rate or copy_Bps,
+        activation_bytes=spec.activations or activation_bytes(workload, batch, precision),
+        source=str(path),
+    )
+
+
+def has_times(path: Path | str) -> bool:
+    """Whether a model file also carries measured times."""
+    path = Path(path)
+    if path.suffix.lower() == ".csv":
+        rows = read_rows(path, sized=True)
+        return any(row.forward_s is not None and row.backward_s is not None for row in rows)
+    spec = validate(ModelSpec, read_yaml(path), str(path))
+    return any(layer.forward is not None for layer in spec.layers)
+
+
+def _from_yaml(path: Path) -> tuple[ModelSpec, list[_Measured]]:
+    document = read_yaml(path)
+    spec = validate(ModelSpec, document, str(path))
+    faults, measured = [], list[_Measured]()
+    for position, layer in enumerate(spec.layers):
+        line = line_of(document, ["layers", position])
+        if layer.forward is None or layer.backward is None:
+            missing = "forward" if layer.forward is None else "backward"
+            field = f"layers.{position}.{missing}"
+            faults.append(Fault(field, "nothing", "a time such as '1.3 ms'", str(path), line))
+        times = (layer.forward or 0.0, layer.backward or 0.0)
+        measured.append(_Measured(layer.name, *times, line))
+    if not spec.layers:
+        faults.append(Fault("layers", "nothing", "the time of each layer", str(path)))
+    if faults:
+        raise InputError(faults)
+    return spec, measured
+
+
+def _by_layer(
+    measured: Iterable[_Measured], workload: Workload, path: Path
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sum the rows of each layer; refuse unknown names and untimed layers."""
+    place = {layer.name: position for position, layer in enumerate(workload.layers)}
+    for position, layer in enumerate(workload.layers):
+        for index in layer.tensors:
+            place.setdefault(workload.tensors[index].name, position)
+    frozen = {tensor.name for tensor in workload.tensors} - set(place)
+    times = np.zeros((2, len(workload.layers)))
+    timed, faults = set(), []
+    for row in measured:
+        if row.name in place:
+            times[:, place[row.name]] += (row.forward_s, row.backward_s)
+            timed.add(place[row.name])
+        elif row.name not in frozen:
+            allowed = one_of(place, row.name)
+            faults.append(Fault("name", repr(row.name), allowed, str(path), row.line))
+    missing = [
+        layer.name
+        for position, layer in enumerate(workload.layers)
+        if layer.tensors and position not in timed
+    ]
+    if missing:
+        found = "no time for " + ", ".join(map(repr, missing[:5])) + (" ..." if missing[5:] else "")
+        faults.append(Fault("layers", found, f"all layers of {workload.name}", str(path)))
+    if faults:
+        raise InputError(faults)
+    return times[0], times[1]

@@ -1,0 +1,201 @@
+"""A model by name, or a user's own from a CSV or YAML list of parameters.
+
+A list of parameters does not say in which order backward completes their gradients. Where it
+gives no layers, the order taken is the reverse of registration: what DDP itself assumes before
+its first backward. Layers are then the runs of parameters of one module (the name up to its last
+dot).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.files import line_of, read_yaml, validate
+from perfmodel.workload.model import Buffers, Layer, Tensor, Workload
+from perfmodel.workload.readers.csv_tables import read_rows
+from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
+from perfmodel.workload.zoo import build, zoo_names
+
+YAML_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
+FILE_SUFFIXES = YAML_SUFFIXES | {".csv"}
+
+
+def load(
+    name_or_path: str,
+    *,
+    dtype: str | None = None,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
+) -> Workload:
+    """Return a model of the zoo or one from a file.
+
+    Parameters
+    ----------
+    name_or_path : str
+        A name from `zoo_names`, or the path of a ``.csv``, ``.yaml`` or ``.json`` file.
+    dtype, image_size, sequence_length
+        For models of the zoo (see `build`); a file states its own.
+
+    Returns
+    -------
+    Workload
+
+    Raises
+    ------
+    InputError
+        Neither a name nor a file, or everything that is wrong in the file.
+    """
+    if name_or_path in zoo_names():
+        return build(
+            name_or_path,
+            dtype=dtype or "fp32",
+            image_size=image_size,
+            sequence_length=sequence_length,
+        )
+    path = Path(name_or_path).expanduser()
+    if not path.is_file():
+        raise InputError(_missing(name_or_path, path))
+    given = {"dtype": dtype, "image_size": image_size, "sequence_length": sequence_length}
+    faults = [
+        Fault(field, repr(value), "nothing beside a model file, which states its own")
+        for field, value in given.items()
+        if value is not None
+    ]
+    if faults:
+        raise InputError(faults)
+    return read_model(path)
+
+
+def read_model(path: Path) -> Workload:
+    """Read a parameter file.
+
+    Raises
+    ------
+    InputError
+        With every fault found.
+    """
+    if path.suffix.lower() == ".csv":
+        return _from_csv(path)
+    if path.suffix.lower() in YAML_SUFFIXES:
+        return _from_yaml(path)
+    allowed = "a file ending in " + ", ".join(sorted(FILE_SUFFIXES))
+    raise InputError(Fault("model", repr(str(path)), allowed))
+
+
+def _missing(name: str, path: Path) -> Fault:
+    if path.suffix.lower() in FILE_SUFFIXES or os.sep in name:
+        return Fault("model", f"{name!r}, which is no readable file", "a parameter file's path")
+    allowed = f"{one_of(zoo_names(), name)}, or a parameter file's path"
+    return Fault("model", repr(name), allowed)
+
+
+def _from_csv(path: Path) -> Workload:
+    rows = read_rows(path, sized=True)
+    tensors = tuple(Tensor(row.name, row.shape or (), row.dtype) for row in rows)
+    trained = [index for index, row in enumerate(rows) if row.requires_grad]
+    if not trained:
+        raise InputError(
+            Fault("requires_grad", "false in every row", "at least one trained tensor", str(path))
+        )
+    return Workload(
+        name=path.stem,
+        tensors=tensors,
+        layers=_grouped(tensors, trained, {i: row.layer for i, row in enumerate(rows)}),
+        source=str(path),
+    )
+
+
+def _grouped(
+    tensors: Sequence[Tensor], trained: Iterable[int], named: Mapping[int, str | None]
+) -> tuple[Layer, ...]:
+    """One layer per run of parameters that name the same layer or stand in the same module."""
+
+    def key(index: int) -> str:
+        name = tensors[index].name
+        return named[index] or (name.rpartition(".")[0] or name)
+
+    return tuple(
+        Layer(layer, tuple(reversed(list(indices)))) for layer, indices in groupby(trained, key)
+    )
+
+
+def _from_yaml(path: Path) -> Workload:
+    document = read_yaml(path)
+    spec = validate(ModelSpec, document, str(path))
+    index: dict[str, int] = {}
+    for position, parameter in enumerate(spec.parameters):
+        index.setdefault(parameter.name, position)
+    faults = [
+        Fault(field, found, allowed, str(path), line_of(document, where))
+        for field, found, allowed, where in _yaml_faults(spec, index)
+    ]
+    if faults:
+        raise InputError(faults)
+    tensors = tuple(Tensor(p.name, p.extents, p.dtype) for p in spec.parameters)
+    trained = [index[p.name] for p in spec.parameters if p.requires_grad]
+    layers = (
+        tuple(_layer(layer, index) for layer in spec.layers)
+        if spec.layers
+        else _grouped(tensors, trained, {index[p.name]: p.layer for p in spec.parameters})
+    )
+    return Workload(
+        name=spec.name or path.stem,
+        tensors=tensors,
+        layers=layers,
+        sample=spec.sample,
+        buffers=(Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else (),
+        source=str(path),
+    )
+
+
+def _layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:
+    return Layer(
+        spec.name,
+        tuple(index[name] for name in spec.parameters),
+        matmul_flops=spec.matmul_flops,
+        vector_bytes=spec.vector or 0.0,
+        kernels=spec.kernels,
+    )
+
+
+_Finding = tuple[str, str, str, list[str | int]]
+
+
+def _yaml_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
+    """Find what a contract of single fields cannot see: names that repeat or are unknown."""
+    findings: list[_Finding] = []
+    if not any(parameter.requires_grad for parameter in spec.parameters):
+        found = "no trained tensor" if spec.parameters else "nothing"
+        findings.append(("parameters", found, "at least one trained tensor", ["parameters"]))
+    for position, parameter in enumerate(spec.parameters):
+        if index[parameter.name] != position:
+            field = f"parameters.{position}.name"
+            where: list[str | int] = ["parameters", position, "name"]
+            findings.append((field, repr(parameter.name), "each name once", where))
+    return findings + (_layer_findings(spec, index) if spec.layers else [])
+
+
+def _layer_findings(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
+    findings: list[_Finding] = []
+    seen: set[str] = set()
+    trained = {parameter.name for parameter in spec.parameters if parameter.requires_grad}
+    for position, layer in enumerate(spec.layers):
+        field = f"layers.{position}.parameters"
+        where: list[str | int] = ["layers", position, "parameters"]
+        for name in layer.parameters:
+            if name not in index:
+                findings.append((field, repr(name), one_of(index, name), where))
+            elif name not in trained:
+                findings.append((field, repr(name), "trained parameters only", where))
+            elif name in seen:
+                findings.append((field, repr(name), "each parameter in one layer", where))
+            seen.add(name)
+    left = [name for name in index if name in trained - seen]
+    if left:
+        found = "no layer for " + ", ".join(map(repr, left[:5])) + (" ..." if left[5:] else "")
+        findings.append(("layers", found, "each trained parameter in one layer", ["layers"]))
+    return findings

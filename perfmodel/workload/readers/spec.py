@@ -1,0 +1,76 @@
+"""The contract of a user's model file in YAML: parameters, layers, measured times.
+
+The same file may hold all three, or a file of times may stand beside a model of the zoo.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from perfmodel.files import Bandwidth, Bytes, Count, Seconds, Spec
+from perfmodel.workload.readers.fields import TRAINABLE, parse_dtype, parse_shape
+
+Name = Annotated[str, Field(min_length=1)]
+Shape = Annotated[tuple[int, ...], BeforeValidator(parse_shape)]
+Dtype = Annotated[str, BeforeValidator(parse_dtype)]
+
+
+class ParameterSpec(Spec):
+    """One parameter tensor; `shape` or `numel` says how large it is."""
+
+    name: Name
+    shape: Shape | None = None
+    numel: Count | None = None
+    dtype: Dtype = "fp32"
+    requires_grad: bool = True
+    layer: Name | None = None
+
+    @model_validator(mode="after")
+    def _sized(self) -> Self:
+        if self.shape is None and self.numel is None:
+            raise ValueError("a shape such as [64, 3, 7, 7], or numel")
+        if None not in (self.shape, self.numel) and math.prod(self.extents) != self.numel:
+            raise ValueError(f"numel {math.prod(self.extents)}, the product of the shape")
+        if self.requires_grad and self.dtype not in TRAINABLE:
+            raise ValueError("requires_grad: false for whole numbers, which have no gradient")
+        return self
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape, or one dimension of `numel`."""
+        return self.shape if self.shape is not None else (self.numel or 0,)
+
+
+class LayerSpec(Spec):
+    """One layer: its parameters in gradient-ready order, its measured times or its work."""
+
+    name: Name
+    parameters: tuple[Name, ...] = ()
+    forward: Seconds | None = None
+    backward: Seconds | None = None
+    kernels: Count = 1
+    matmul_flops: Annotated[float, Field(ge=0)] = 0.0
+    vector: Bytes | None = None
+
+
+class ModelSpec(Spec):
+    """A model, its times, or both.
+
+    ``matmul_flops`` and ``vector`` are per sample, ``vector`` at 4 bytes per element.
+    """
+
+    perfmodel: Literal[1] = 1
+    kind: Literal["model"] = "model"
+    name: Name | None = None
+    description: str = ""
+    sample: Name = "sample"
+    parameters: tuple[ParameterSpec, ...] = ()
+    layers: tuple[LayerSpec, ...] = ()
+    buffers: Bytes | None = None
+    launch: Seconds | None = None
+    optimizer: Seconds | None = None
+    activations: Bytes | None = None
+    copy_rate: Bandwidth | None = None
