@@ -114,12 +114,12 @@ class SweepError(PerfmodelError, RuntimeError):
     exit_code = 1
 
 
-def one_of(names: Iterable[str], found: str | None = None, *, limit: int = 40) -> str:
+def allowed_names(names: Iterable[str], found: str | None = None, *, limit: int = 40) -> str:
     """Phrase for ``Fault.allowed``: the valid names, and the one that was probably meant.
 
     Examples
     --------
-    >>> one_of(["ring", "tree"], "rnig")
+    >>> allowed_names(["ring", "tree"], "rnig")
     "one of 'ring', 'tree' (did you mean 'ring'?)"
     """
     listed = sorted(names)

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from perfmodel.errors import Fault, UnitError, one_of
+from perfmodel.errors import Fault, UnitError, allowed_names
 
 _DECIMAL = {"": 1e0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
@@ -98,11 +98,13 @@ def parse_quantity(
 def _unit_choice(unit: str, units: Mapping[str, float]) -> str:
     """Word the allowed units; a letter b that may mean bits or bytes gets both meanings."""
     if unit.endswith("T/s"):  # transfers per second: a rate of the pins, whatever the lanes
-        return f"{one_of(units)}: transfers do not say how wide the link is, give bytes or bits"
+        return (
+            f"{allowed_names(units)}: transfers do not say how wide the link is, give bytes or bits"
+        )
     meant = [name for name in units if _spelling(name) == _spelling(unit)]
     if not meant:
-        return one_of(units, unit)
-    return f"{one_of(units)} (did you mean {' or '.join(repr(name) for name in sorted(meant))}?)"
+        return allowed_names(units, unit)
+    return f"{allowed_names(units)} (did you mean {' or '.join(repr(name) for name in sorted(meant))}?)"
 
 
 def _spelling(unit: str) -> str:

@@ -14,8 +14,8 @@ from perfmodel.errors import (
     SimulationError,
     TopologyError,
     UnitError,
+    allowed_names,
     nearest,
-    one_of,
 )
 
 
@@ -68,8 +68,8 @@ def test_nearest(typed, meant):
 
 
 def test_one_of_lists_hints_and_stops():
-    assert one_of(["b", "a"]) == "one of 'a', 'b'"
-    assert one_of([], "x") == "nothing (there is none)"
-    many = one_of([f"name{i:03}" for i in range(50)], "name049")
+    assert allowed_names(["b", "a"]) == "one of 'a', 'b'"
+    assert allowed_names([], "x") == "nothing (there is none)"
+    many = allowed_names([f"name{i:03}" for i in range(50)], "name049")
     assert "... (10 more)" in many
     assert many.endswith("(did you mean 'name049'?)")

@@ -13,32 +13,32 @@ from perfmodel.files import (
     Bandwidth,
     Bytes,
     Count,
+    FileModel,
     FlopRate,
     Seconds,
-    Spec,
     find_file,
     line_of,
-    load,
+    load_document,
     plain,
     read_yaml,
     shipped,
-    validate,
+    validate_document,
     write_atomically,
     write_json,
 )
 
 
-class Cat(Spec):
+class Cat(FileModel):
     kind: Literal["cat"]
     lives: Count = 9
 
 
-class Dog(Spec):
+class Dog(FileModel):
     kind: Literal["dog"]
     bark: str = "wuff"
 
 
-class Example(Spec):
+class Example(FileModel):
     size: Bytes
     speed: Bandwidth = 1.0
     delay: Seconds = 0.0
@@ -56,13 +56,13 @@ def write(tmp_path, text, name="x.yaml"):
 
 def faults_of(tmp_path, text):
     with pytest.raises(InputError) as caught:
-        load(Example, write(tmp_path, text))
+        load_document(Example, write(tmp_path, text))
     return caught.value.faults
 
 
 def test_quantities_are_read_into_si(tmp_path):
     text = "size: 25 MiB\nspeed: 400 Gbit/s\ndelay: 0 s\ncompute: 312 TFLOP/s\n"
-    spec = load(Example, write(tmp_path, text))
+    spec = load_document(Example, write(tmp_path, text))
     assert (spec.size, spec.speed, spec.delay, spec.compute) == (25 * 2**20, 50e9, 0, 312e12)
 
 
@@ -104,14 +104,14 @@ def test_an_unknown_member_of_a_union_is_told_the_known_ones(tmp_path):
     assert (fault.field, fault.found) == ("pet.kind", "nothing")
 
 
-class Listing(Spec):
+class Listing(FileModel):
     ranks: Annotated[tuple[Count, ...], Field(min_length=1)]
 
 
 @pytest.mark.parametrize(("value", "field"), [([-1], "ranks.0"), ([], "ranks")])
 def test_a_list_is_not_also_too_short_when_its_member_is_wrong(value, field):
     with pytest.raises(InputError) as caught:
-        validate(Listing, {"ranks": value})
+        validate_document(Listing, {"ranks": value})
     assert [fault.field for fault in caught.value.faults] == [field]
 
 
@@ -156,13 +156,13 @@ def test_what_is_not_one_yaml_document_is_refused(tmp_path, text, line, words):
 
 def test_an_alias_that_contains_itself_is_refused(tmp_path):
     with pytest.raises(InputError, match="contains itself"):
-        load(Example, write(tmp_path, "&a\nsize: 1 B\nitems: *a\n"))
+        load_document(Example, write(tmp_path, "&a\nsize: 1 B\nitems: *a\n"))
 
 
 @pytest.mark.parametrize("document", [[1, 2], "text", 3])
 def test_a_document_that_is_no_mapping_is_refused(document):
     with pytest.raises(InputError, match=r"f\.yaml.*document"):
-        validate(Example, document, "f.yaml")
+        validate_document(Example, document, "f.yaml")
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -174,7 +174,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (binary, "not text"),
     ):
         with pytest.raises(InputError, match=words):
-            load(Example, path)
+            load_document(Example, path)
 
 
 def test_a_file_without_permission(tmp_path, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_file_without_permission(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.read_text", denied)  # root may read everything
     with pytest.raises(InputError, match=r"x\.yaml: file: found Permission denied"):
-        load(Example, path)
+        load_document(Example, path)
 
 
 def test_line_of_walks_lists_and_mappings(tmp_path):

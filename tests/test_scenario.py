@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.files import shipped
 from perfmodel.scenario import (
+    ClusterSize,
     DataParallelStrategy,
     DdpStrategy,
     Scenario,
-    Size,
     batch_per_gpu,
     load_scenario,
     question_of,
@@ -78,7 +78,7 @@ def test_the_least_a_scenario_needs(scenario_file):
     )
     scenario = load_scenario(path)
     assert scenario.strategy == DdpStrategy()  # PyTorch's defaults
-    assert sizes(scenario, 8) == (Size(8, 1, 8),)
+    assert sizes(scenario, 8) == (ClusterSize(8, 1, 8),)
 
 
 def test_strategies_are_told_apart_by_kind(scenario_file):
@@ -223,11 +223,11 @@ def made(**sections):
 
 
 def test_sizes():
-    assert sizes(made(), 8) == (Size(32, 4, 8),)
+    assert sizes(made(), 8) == (ClusterSize(32, 4, 8),)
     assert sizes(made(scale={"gpus": [1, 4, 8, 16, 32]}), 8) == (
-        Size(1, 1, 1), Size(4, 1, 4), Size(8, 1, 8), Size(16, 2, 8), Size(32, 4, 8),
+        ClusterSize(1, 1, 1), ClusterSize(4, 1, 4), ClusterSize(8, 1, 8), ClusterSize(16, 2, 8), ClusterSize(32, 4, 8),
     )  # fmt: skip
-    assert sizes(made(scale={"nodes": [1, 3]}), 8) == (Size(8, 1, 8), Size(24, 3, 8))
+    assert sizes(made(scale={"nodes": [1, 3]}), 8) == (ClusterSize(8, 1, 8), ClusterSize(24, 3, 8))
 
 
 @pytest.mark.parametrize(

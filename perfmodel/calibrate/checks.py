@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from perfmodel.errors import Fault
-from perfmodel.files import Spec, load
+from perfmodel.files import FileModel, load_document
 from perfmodel.library.machine import Machine
-from perfmodel.library.settings import Settings
-from perfmodel.library.transport import peer_paths, told
+from perfmodel.library.settings import LibrarySettings
+from perfmodel.library.transport import apply_settings, peer_paths
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
 
@@ -108,17 +108,17 @@ def _made_on(made: Measurement) -> str:
     return f"{cores} cores of {cpu}" if cores else cpu
 
 
-class _Differences(Spec):
+class _Differences(FileModel):
     rules_changed: Mapping[str, str]
     switches: Mapping[str, int]
 
 
 @cache
 def _known() -> _Differences:
-    return load(_Differences, Path(__file__).parent / "compatible.yaml")
+    return load_document(_Differences, Path(__file__).parent / "compatible.yaml")
 
 
-Told = tuple[Topology, Settings]
+Told = tuple[Topology, LibrarySettings]
 """A machine, and what its library was told."""
 
 
@@ -135,13 +135,16 @@ def differences(op: str, one: Told, other: Told) -> tuple[str, ...]:
     return (*told_otherwise(op, one[1], other[1]), *_transports(one, other))
 
 
-def told_otherwise(op: str, one: Settings, other: Settings) -> tuple[str, ...]:
+def told_otherwise(op: str, one: LibrarySettings, other: LibrarySettings) -> tuple[str, ...]:
     """The part of `differences` that settings alone show."""
     return (*_choices(op, one, other), *_rules(one, other))
 
 
-def _choices(op: str, one: Settings, other: Settings) -> Iterator[str]:
-    for name, read in (("NCCL_ALGO", Settings.algorithms), ("NCCL_PROTO", Settings.protocols)):
+def _choices(op: str, one: LibrarySettings, other: LibrarySettings) -> Iterator[str]:
+    for name, read in (
+        ("NCCL_ALGO", LibrarySettings.algorithms),
+        ("NCCL_PROTO", LibrarySettings.protocols),
+    ):
         here, there = read(one, op), read(other, op)
         if here != there:
             yield f"{name} {_listed(here)} against {_listed(there)}"
@@ -151,7 +154,7 @@ def _choices(op: str, one: Settings, other: Settings) -> Iterator[str]:
             yield f"{name}={int(ours)} against {int(theirs)}"
 
 
-def _rules(one: Settings, other: Settings) -> Iterator[str]:
+def _rules(one: LibrarySettings, other: LibrarySettings) -> Iterator[str]:
     if one.version is None or other.version is None:
         return
     for release in _known().rules_changed:
@@ -161,7 +164,7 @@ def _rules(one: Settings, other: Settings) -> Iterator[str]:
 
 
 def _transports(one: Told, other: Told) -> Iterator[str]:
-    here, there = (told(*run) for run in (one, other))
+    here, there = (apply_settings(*run) for run in (one, other))
     several = min(here.hosts, there.hosts) > 1
     if several and here.network != there.network:
         yield f"network {here.network} against {there.network}"

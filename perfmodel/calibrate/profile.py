@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.calibrate.transfer.model import Transfer
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import Spec, find_file, load, write_atomically
+from perfmodel.files import FileModel, find_file, load_document, write_atomically
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
 
 ParameterName = Literal["launch", "step", "host_step", "reduce", "bandwidth", "rank_rate"]
@@ -70,7 +70,7 @@ def _size(text: str) -> str:
 SizeText = Annotated[str, AfterValidator(_size)]
 
 
-class Value(Spec):
+class Value(FileModel):
     """One measured number with its 80 % interval, both with units."""
 
     parameter: ParameterName
@@ -114,7 +114,7 @@ class Value(Spec):
         return self.key.parse(self.interval[1])
 
 
-class Undetermined(Spec):
+class Undetermined(FileModel):
     """A number that the measurements cannot tell, what is used instead, and why."""
 
     parameter: ParameterName
@@ -123,7 +123,7 @@ class Undetermined(Spec):
     reason: str
 
 
-class RunSpread(Spec):
+class RunSpread(FileModel):
     """How much a machine differs from itself when its processes are started afresh.
 
     Standard deviations of the logarithm of all `times` together and of all `rates` together from
@@ -136,7 +136,7 @@ class RunSpread(Spec):
     source: str
 
 
-class Residual(Spec):
+class Residual(FileModel):
     """Measured against fitted, one size; measured: geometric mean of the runs."""
 
     collective: str
@@ -152,7 +152,7 @@ class Residual(Spec):
         return self.fitted_s / self.measured_s - 1.0
 
 
-class Residuals(Spec):
+class Residuals(FileModel):
     """How well the fit meets its own data: absolute relative errors of all runs, and each size."""
 
     median_abs: float
@@ -160,7 +160,7 @@ class Residuals(Spec):
     sizes: tuple[Residual, ...]
 
 
-class Fit(Spec):
+class Fit(FileModel):
     """Numbers from one kind of row: the library's own collective, or our schedule."""
 
     rows: Rows
@@ -186,7 +186,7 @@ class Fit(Spec):
         return self
 
 
-class Source(Spec):
+class Source(FileModel):
     """A measurement file that went into a profile."""
 
     file: str
@@ -200,7 +200,7 @@ class Source(Spec):
     versions: dict[str, str]
 
 
-class Profile(Spec):
+class Profile(FileModel):
     """Measured numbers of one machine with one library.
 
     `topology` is the template that the numbers belong to, `library` the library model; `fits` are
@@ -256,7 +256,9 @@ def read_profile(name_or_path: str | Path) -> Profile:
     InputError
         No such file, or everything that is wrong in it, with lines.
     """
-    return load(Profile, find_file(str(name_or_path), "topologies/profiles", field="profile"))
+    return load_document(
+        Profile, find_file(str(name_or_path), "topologies/profiles", field="profile")
+    )
 
 
 def write_profile(profile: Profile, path: Path) -> None:

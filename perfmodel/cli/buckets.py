@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.options import Json, quantities, renamed
-from perfmodel.cli.output import note, print_json, print_table
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.cli.options import JsonOption, quantities, rename_fields
+from perfmodel.cli.output import print_json, print_note, print_table
+from perfmodel.errors import Fault, InputError, allowed_names
 
 if TYPE_CHECKING:
     from perfmodel.training.ddp.buckets import Bucket
@@ -26,12 +26,12 @@ BUCKETS_EXAMPLES = (
 MODELS_EXAMPLES = ("perfmodel models",)
 
 
-def models(json: Json = False) -> None:
+def models(json: JsonOption = False) -> None:
     """List the models of the zoo."""
     from perfmodel.units import format_bytes
-    from perfmodel.workload import load, zoo_names
+    from perfmodel.workload import load_workload, zoo_names
 
-    zoo = [load(name) for name in zoo_names()]
+    zoo = [load_workload(name) for name in zoo_names()]
     if json:
         print_json({"models": [_model_json(model) for model in zoo]})
         return
@@ -83,7 +83,7 @@ def buckets(
         Path | None,
         typer.Option(metavar="FILE", help="Parameter names in gradient-ready order, one a line."),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Print the gradient buckets that PyTorch DDP makes.
 
@@ -93,13 +93,15 @@ def buckets(
     options = _options(bucket_cap, first_bucket, caps_list, find_unused=find_unused)
 
     from perfmodel.training.ddp.buckets import ddp_buckets
-    from perfmodel.workload import load
+    from perfmodel.workload import load_workload
 
-    workload = _named(load, model)
+    workload = _named(load_workload, model)
     names = [tensor.name for tensor in workload.tensors]
     order = None if ready_order is None else read_order(ready_order, names)
     if order is not None and (first_iteration or find_unused):
-        note("--ready-order has no effect: these buckets are made before any gradient is ready")
+        print_note(
+            "--ready-order has no effect: these buckets are made before any gradient is ready"
+        )
         order = None
     try:
         made = ddp_buckets(
@@ -110,18 +112,18 @@ def buckets(
         )
     except InputError as error:
         flags = {"ready_order": "--ready-order", "tensors": "MODEL"}
-        raise renamed(error, flags) from None
+        raise rename_fields(error, flags) from None
     if json:
         print_json({"buckets": [_bucket_json(bucket, names) for bucket in made]})
     else:
         _print_buckets(made, names)
 
 
-def _named(load: Any, model: str) -> Workload:
+def _named(load_workload: Any, model: str) -> Workload:
     try:
-        workload: Workload = load(model)
+        workload: Workload = load_workload(model)
     except InputError as error:
-        raise renamed(error, {"model": "MODEL", "name": "MODEL"}) from None
+        raise rename_fields(error, {"model": "MODEL", "name": "MODEL"}) from None
     return workload
 
 
@@ -160,7 +162,7 @@ def read_order(path: Path, names: Sequence[str]) -> list[int]:
     lines = [(n, line.strip()) for n, line in enumerate(read_text(path).splitlines(), 1)]
     listed = [(n, line) for n, line in lines if line and not line.startswith("#")]
     faults = [
-        Fault("--ready-order", repr(name), one_of(names, name, limit=5), str(path), n)
+        Fault("--ready-order", repr(name), allowed_names(names, name, limit=5), str(path), n)
         for n, name in listed
         if name not in position
     ]

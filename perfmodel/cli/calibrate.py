@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import Fabric, GpusPerNode, Json, renamed
-from perfmodel.cli.output import note, print_json, print_table
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.cli.options import FabricOption, GpusPerNodeOption, JsonOption, rename_fields
+from perfmodel.cli.output import print_json, print_note, print_table
+from perfmodel.errors import Fault, InputError, allowed_names
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.calibrate.profile import Fit
     from perfmodel.calibrate.readers import Found
-    from perfmodel.calibrate.transfer.inputs import Asked
+    from perfmodel.calibrate.transfer.inputs import MachineRequest
     from perfmodel.calibrate.transfer.model import Transfer
     from perfmodel.measure.record import Measurement
 
@@ -56,8 +56,8 @@ def calibrate(
         int | None,
         typer.Option("--nodes", min=1, metavar="N", help="Machines; default: as the file says."),
     ] = None,
-    gpus_per_node: GpusPerNode = None,
-    fabric: Fabric = None,
+    gpus_per_node: GpusPerNodeOption = None,
+    fabric: FabricOption = None,
     op: Annotated[
         str | None,
         typer.Option("--op", metavar="OP", help="Collective of tables that do not name theirs."),
@@ -72,7 +72,7 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.html", help="Draw the residuals here.")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Find the numbers of a machine from what was measured on it.
 
@@ -82,10 +82,10 @@ def calibrate(
     the like come factors that hold for other numbers of nodes and GPUs as well. 'perfmodel
     collective --profile' and 'perfmodel run --profile' then predict with it.
     """
-    from perfmodel.calibrate.transfer.inputs import Asked
+    from perfmodel.calibrate.transfer.inputs import MachineRequest
 
     _check_places({"-o": output, "--plot": plot}, files)
-    asked = Asked(topology, nodes, gpus_per_node, fabric)
+    asked = MachineRequest(topology, nodes, gpus_per_node, fabric)
     named = name or output.stem
     found = _read(files, op, asked.ranks)
     own = [one.measurement for one in found if one.measurement is not None]
@@ -105,15 +105,15 @@ def write_and_show(profile: Profile, output: Path, plot: Path | None, *, json: b
         print_json(profile.model_dump(mode="json"))
     else:
         _print(profile)
-    note(f"wrote {output}")
+    print_note(f"wrote {output}")
     if plot is not None:
         from perfmodel.report.validation.residuals import write_residuals
 
-        note(f"wrote {write_residuals(profile, plot)}")
+        print_note(f"wrote {write_residuals(profile, plot)}")
 
 
 def _of_any(
-    found: list[Found], files: list[Path], asked: Asked, library: str | None, name: str
+    found: list[Found], files: list[Path], asked: MachineRequest, library: str | None, name: str
 ) -> Profile:
     """Factors from sweeps and matrices of any tool."""
     from perfmodel.calibrate.transfer.inputs import profile_of
@@ -124,34 +124,34 @@ def _of_any(
     try:
         profile = profile_of(found, asked, name=name, paths=files)
     except InputError as error:
-        raise renamed(error, _FLAGS) from None
+        raise rename_fields(error, _FLAGS) from None
     for text in profile.transfer.notes if profile.transfer else ():
-        note(f"Mind: {text}.")
+        print_note(f"Mind: {text}.")
     return profile
 
 
 def _of_own(
     measurements: list[Measurement],
     files: list[Path],
-    asked: Asked,
+    asked: MachineRequest,
     library: str | None,
     name: str,
 ) -> Profile:
     """Numbers from what 'perfmodel measure' wrote."""
     from perfmodel.calibrate import doubts, fit, source_of
     from perfmodel.library.model import load_library
-    from perfmodel.topology.templates.build import build
+    from perfmodel.topology.templates.build import build_topology
 
     names = [str(path) for path in files]
     try:
-        machine = build(
+        machine = build_topology(
             asked.topology,
             hosts=asked.nodes or 1,
             fabric=asked.fabric,
             gpus_per_host=asked.gpus_per_node,
         )
     except InputError as error:
-        raise renamed(error, _FLAGS) from None
+        raise rename_fields(error, _FLAGS) from None
     profile = fit(
         measurements,
         machine,
@@ -165,20 +165,20 @@ def _of_own(
         allowed = "measurements at more sizes: these determine no number at all"
         raise InputError(Fault("FILE", f"{sizes} sizes in all", allowed))
     for doubt in doubts(measurements, machine, names):
-        note(f"Mind: {doubt}.")
+        print_note(f"Mind: {doubt}.")
     return profile
 
 
 def _check_places(places: dict[str, Path | None], files: list[Path]) -> None:
     """Every place can be written, and is not that of a measurement or of the other place."""
-    from perfmodel.cli.output import place_fault
+    from perfmodel.cli.output import check_writable
 
     taken = {path.resolve() for path in files}
     faults = []
     for flag, path in places.items():
         if path is None:
             continue
-        if (fault := place_fault(flag, path)) is not None:
+        if (fault := check_writable(flag, path)) is not None:
             faults.append(fault)
         elif path.resolve() in taken:
             faults.append(Fault(flag, f"{str(path)!r}, named before", "a file of its own"))
@@ -194,7 +194,7 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
 
     faults: list[Fault] = []
     if op is not None and op not in ALGORITHMS:
-        faults.append(Fault("--op", repr(op), one_of(ALGORITHMS, op)))
+        faults.append(Fault("--op", repr(op), allowed_names(ALGORITHMS, op)))
     found: list[Found] = []
     try:
         found = read_files(files, op=op, ranks=ranks)

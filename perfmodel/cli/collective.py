@@ -8,21 +8,21 @@ import typer
 
 from perfmodel.cli.options import (
     Environment,
-    Fabric,
-    Fidelity,
-    GpusPerNode,
-    Json,
+    FabricOption,
+    FidelityOption,
+    GpusPerNodeOption,
+    JsonOption,
     NcclVersion,
-    Nodes,
+    NodesOption,
     OneProcess,
-    ProfileName,
+    ProfileOption,
     ProtocolName,
     check_algorithm,
     library_settings,
     quantities,
-    renamed,
+    rename_fields,
 )
-from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.cli.topology import _FLAGS, _built
 from perfmodel.errors import Fault, InputError
 
@@ -43,9 +43,9 @@ def collective(
         Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"],
         typer.Option(help="Which collective."),
     ] = "all_reduce",
-    nodes: Nodes = 1,
-    gpus_per_node: GpusPerNode = None,
-    fabric: Fabric = None,
+    nodes: NodesOption = 1,
+    gpus_per_node: GpusPerNodeOption = None,
+    fabric: FabricOption = None,
     algorithm: Annotated[
         str, typer.Option(metavar="NAME", help="auto (the library's own), ring, tree, ...")
     ] = "auto",
@@ -56,7 +56,7 @@ def collective(
     env: Environment = None,
     nccl_version: NcclVersion = None,
     one_process: OneProcess = False,
-    profile: ProfileName = None,
+    profile: ProfileOption = None,
     rows: Annotated[
         Literal["library", "schedule"] | None,
         typer.Option(
@@ -71,8 +71,8 @@ def collective(
         str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")
     ] = "8 GiB",
     factor: Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")] = 2,
-    fidelity: Fidelity = None,
-    json: Json = False,
+    fidelity: FidelityOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Print what nccl-tests would on a machine.
 
@@ -83,7 +83,7 @@ def collective(
     check_algorithm(library, algorithm)
     settings = library_settings(library, protocol, env or [], nccl_version, one_process=one_process)
     for text in settings.notes():
-        note(text)
+        print_note(text)
     machine = _built(topology, nodes, gpus_per_node, fabric)
 
     from perfmodel.calibrate import read_profile
@@ -107,7 +107,7 @@ def collective(
                 progress=progress,
             )
         except InputError as error:
-            raise renamed(error, _FLAGS) from None
+            raise rename_fields(error, _FLAGS) from None
     if json:
         print_json({"rows": times})
         return

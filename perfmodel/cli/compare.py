@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import Json, ProfileName
-from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.cli.options import JsonOption, ProfileOption
+from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def compare(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write compare.html here.")
     ] = None,
-    profile: ProfileName = None,
-    json: Json = False,
+    profile: ProfileOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Put scenarios, or variations of one, side by side: what changed, by how much, and why.
 
@@ -72,11 +72,11 @@ def compare(
         raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
 
     from perfmodel.calibrate import read_profile
-    from perfmodel.cli.output import place_fault
+    from perfmodel.cli.output import check_writable
     from perfmodel.studies.compare import compare as compared
     from perfmodel.studies.compare.export import to_json
 
-    fault = None if output is None else place_fault("-o", output / "compare.html")
+    fault = None if output is None else check_writable("-o", output / "compare.html")
     if fault is not None:
         raise InputError(fault)
     measured = None if profile is None else read_profile(profile)
@@ -91,7 +91,7 @@ def compare(
     if output is not None:
         from perfmodel.report.comparison.page import write_comparison
 
-        note(f"wrote {write_comparison(found, output)}")
+        print_note(f"wrote {write_comparison(found, output)}")
 
 
 def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, Scenario]:
@@ -148,7 +148,7 @@ def _print(found: Comparison) -> None:
         for one in found.imagined:
             for side, message in zip(found.sides, one.messages, strict=True):
                 if message:
-                    note(f"{one.what}, {side.label}: {message}")
+                    print_note(f"{one.what}, {side.label}: {message}")
     typer.echo()
     for line in found.assumptions[:2] if found.imagined else found.assumptions[:1]:
-        note(line)
+        print_note(line)

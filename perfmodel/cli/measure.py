@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import Json, quantities, renamed
-from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.cli.options import JsonOption, quantities, rename_fields
+from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from perfmodel.measure.job import Job
+    from perfmodel.measure.job import MeasurementJob
     from perfmodel.measure.record import Measurement
 
 
@@ -60,7 +60,7 @@ def measure(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it here (JSON).")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Run an algorithm's rounds for real, beside the library's own collective.
 
@@ -69,13 +69,13 @@ def measure(
     copies, sums, launches and host transfers. Needs PyTorch: pip install 'perfmodel[torch]'.
     """
     from perfmodel.cli.collective import sizes_between
-    from perfmodel.measure.job import Job
+    from perfmodel.measure.job import MeasurementJob
     from perfmodel.units import parse_time
 
     times = quantities(parse_time, {"--budget": budget, "--timeout": timeout})
     name = None if topology is None else _template(topology)
     outputs = _outputs(output, runs)
-    job = Job(
+    job = MeasurementJob(
         backend,
         algorithm.replace("-", "_"),
         collective.replace("-", "_"),
@@ -114,7 +114,7 @@ def _portable(topology: str) -> str:
 
 
 def _run(
-    job: Job, number: int, runs: int, outputs: Sequence[Path], *, quiet: bool
+    job: MeasurementJob, number: int, runs: int, outputs: Sequence[Path], *, quiet: bool
 ) -> Measurement | None:
     """One start; its file is written before the next one. None: another rank of torchrun's."""
     from perfmodel.measure.run import measure as execute
@@ -125,7 +125,7 @@ def _run(
             found = execute(job, progress)
         except InputError as error:
             flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
-            raise renamed(error, flags) from None
+            raise rename_fields(error, flags) from None
     if found is None:
         return None
     if not quiet:
@@ -134,7 +134,7 @@ def _run(
         from perfmodel.measure.record import write_measurement
 
         write_measurement(found, outputs[number - 1])
-        note(f"wrote {outputs[number - 1]}")
+        print_note(f"wrote {outputs[number - 1]}")
     return found
 
 
@@ -161,9 +161,9 @@ def _outputs(output: Path | None, runs: int) -> list[Path]:
 
 
 def _writable(path: Path) -> None:
-    from perfmodel.cli.output import place_fault
+    from perfmodel.cli.output import check_writable
 
-    fault = place_fault("-o", path)
+    fault = check_writable("-o", path)
     if fault is None and not path.parent.is_dir():
         fault = Fault("-o", f"{str(path)!r}", "a file in a folder that exists")
     if fault is not None:
@@ -177,7 +177,7 @@ def _template(topology: str) -> str | None:
     try:
         return load_node(topology).name
     except InputError as error:
-        raise renamed(error, {"topology": "--topology"}) from None
+        raise rename_fields(error, {"topology": "--topology"}) from None
 
 
 def _print_rows(found: Measurement) -> None:
@@ -202,6 +202,6 @@ def _print_rows(found: Measurement) -> None:
     print_table(("what", *names, ">bytes", ">repeats", ">median", ">middle half", ">algbw"), rows)
     said = found.machine.get("other_work", "0 %")
     if int(said.split()[0]) >= 5:
-        note(f"Other work kept {said} busy meanwhile; on a quiet machine times are shorter.")
+        print_note(f"Other work kept {said} busy meanwhile; on a quiet machine times are shorter.")
     if found.note:
-        note(found.note)
+        print_note(found.note)

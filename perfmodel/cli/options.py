@@ -12,7 +12,7 @@ import typer
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from perfmodel.library.settings import Settings
+    from perfmodel.library.settings import LibrarySettings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def check_algorithm(library: str, algorithm: str) -> None:
 
 def library_settings(
     library: str, protocol: str, env: list[str], version: str | None, *, one_process: bool
-) -> Settings:
+) -> LibrarySettings:
     """Return what the flags tell the library.
 
     Raises
@@ -78,22 +78,22 @@ def library_settings(
     )
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-Fidelity = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+FidelityOption = Annotated[
     Literal["flow", "message"] | None,
     typer.Option(help="flow: rates on links; message: every send (up to some hundred GPUs)."),
 ]
-Nodes = Annotated[
+NodesOption = Annotated[
     int, typer.Option("--nodes", min=1, metavar="N", help="How many of these machines.")
 ]
-GpusPerNode = Annotated[
+GpusPerNodeOption = Annotated[
     int | None, typer.Option("--gpus-per-node", min=1, metavar="G", help="Default: all of them.")
 ]
-Fabric = Annotated[
+FabricOption = Annotated[
     str | None, typer.Option("--fabric", metavar="F", help="Network between them, by name.")
 ]
 
-ProfileName = Annotated[
+ProfileOption = Annotated[
     str | None,
     typer.Option(
         "--profile", metavar="P", help="Measured numbers, by name or file (perfmodel calibrate)."
@@ -128,6 +128,6 @@ def quantities(
     return values
 
 
-def renamed(error: InputError, flags: Mapping[str, str]) -> InputError:
+def rename_fields(error: InputError, flags: Mapping[str, str]) -> InputError:
     """Say faults of a function's parameters in terms of the flags that set them."""
     return InputError(replace(f, field=flags.get(f.field, f.field)) for f in error.faults)

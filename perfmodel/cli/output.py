@@ -59,7 +59,7 @@ def print_rich(answer: object) -> None:
     typer.echo("\n".join(line.rstrip() for line in lines))
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Say something beside the answer."""
     typer.echo(text, err=True)
 
@@ -101,7 +101,7 @@ class _Bar:
             self.bar.stop()
 
 
-def place_fault(flag: str, path: Path) -> Fault | None:
+def check_writable(flag: str, path: Path) -> Fault | None:
     """Say why a file cannot be written there; None if it can. Folders that lack may be made."""
     shown = repr(str(path))
     try:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import Json, ProfileName
-from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.cli.options import JsonOption, ProfileOption
+from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from perfmodel.studies.plan import Plan
+    from perfmodel.studies.plan import PlanResult
 
 
 PLAN_EXAMPLES = (
@@ -45,8 +45,8 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Keep predicted steps here, and look them up."),
     ] = None,
-    profile: ProfileName = None,
-    json: Json = False,
+    profile: ProfileOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Compare candidate clusters: time to train, cost, energy, goodput with failures.
 
@@ -74,21 +74,21 @@ def plan(
     if output is not None:
         from perfmodel.report.planning.page import write_plan
 
-        note(f"wrote {write_plan(found, output)}")
+        print_note(f"wrote {write_plan(found, output)}")
     if not found.usable:
         raise typer.Exit(1)
 
 
 def _check_place(output: Path | None) -> None:
     """The folder can be written, before the work is done."""
-    from perfmodel.cli.output import place_fault
+    from perfmodel.cli.output import check_writable
 
-    fault = None if output is None else place_fault("-o", output / "plan.html")
+    fault = None if output is None else check_writable("-o", output / "plan.html")
     if fault is not None:
         raise InputError(fault)
 
 
-def _print(found: Plan) -> None:
+def _print(found: PlanResult) -> None:
     """Print the answer, the options, what was refused, and what luck does."""
     from perfmodel.report.planning import tables
     from perfmodel.report.planning import text as said
@@ -107,11 +107,11 @@ def _print(found: Plan) -> None:
     for name, why in tables.refused(found):
         typer.echo(_plain(f"left out: {name}: {why}"))
     for line in found.cautions:
-        note(f"mind: {line}")
+        print_note(f"mind: {line}")
     front = " Front: nothing else is both as quick and as cheap." if found.currency else ""
-    note(f"Efficiency is {found.efficiency_base}.{front}{said.odds(found)}")
+    print_note(f"Efficiency is {found.efficiency_base}.{front}{said.odds(found)}")
     more = "every upgrade of every cluster and " if found.outcomes else ""
-    note(f"See -o DIR or --json for {more}what all this rests on.")
+    print_note(f"See -o DIR or --json for {more}what all this rests on.")
 
 
 def _plain(text: str) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import Fidelity, Json, ProfileName
-from perfmodel.cli.output import note, print_json, print_rich, progress_bar
+from perfmodel.cli.options import FidelityOption, JsonOption, ProfileOption
+from perfmodel.cli.output import print_json, print_note, print_rich, progress_bar
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
     ] = None,
-    fidelity: Fidelity = None,
-    profile: ProfileName = None,
+    fidelity: FidelityOption = None,
+    profile: ProfileOption = None,
     explore: Annotated[
         bool,
         typer.Option("--explore", help="Simulate many settings for sliders in report.html."),
@@ -58,7 +58,7 @@ def run(
         Literal["png", "svg"] | None,
         typer.Option(help="Write the figures as images too (extra 'img', a Chromium)."),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Simulate a scenario: step time, what limits it, scaling.
 
@@ -92,7 +92,7 @@ def run(
         if fidelity is not None:
             question = changed(question, {"fidelity": fidelity})
         grid = _explored(question, result, measured, points, each_s) if explore else None
-        note(f"wrote {write_report(result, output, grid=grid, images=images)}")
+        print_note(f"wrote {write_report(result, output, grid=grid, images=images)}")
 
 
 def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> None:
@@ -113,7 +113,7 @@ def _warn(points: int, each_s: float) -> None:
 
     minutes = points * each_s / cores() / 60
     if minutes > WARN_FROM_MIN:
-        note(
+        print_note(
             f"--explore: {points} settings may take {math.ceil(minutes)} minutes; "
             "--points N simulates fewer (54 or more)"
         )

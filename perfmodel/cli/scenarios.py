@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import Json
+from perfmodel.cli.options import JsonOption
 from perfmodel.cli.output import print_json, print_table
 
 SCENARIOS_EXAMPLES = ("perfmodel scenarios",)
 SCHEMA_EXAMPLES = ("perfmodel schema scenario > scenario.schema.json",)
 
 
-def scenarios(json: Json = False) -> None:
+def scenarios(json: JsonOption = False) -> None:
     """List the scenarios and the question of each."""
     from perfmodel.files import read_text, shipped
     from perfmodel.scenario import question_of

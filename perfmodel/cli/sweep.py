@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.options import Json, ProfileName
-from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.cli.options import JsonOption, ProfileOption
+from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ def sweep(
         Path | None,
         typer.Option(metavar="FILE", help="Keep answers here; run again, it goes on from there."),
     ] = None,
-    profile: ProfileName = None,
+    profile: ProfileOption = None,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write a table.")
     ] = None,
     parquet: Annotated[
         Path | None, typer.Option("--parquet", metavar="FILE", help="Write a table (pyarrow).")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Answer many variants of a scenario, in parallel.
 
@@ -95,7 +95,7 @@ def sweep(
     for path, write in ((csv, write_csv), (parquet, write_parquet)):
         if path is not None:
             write(swept, path)
-            note(f"wrote {path}")
+            print_note(f"wrote {path}")
     if json:
         print_json(to_json(question.name, question.question, swept))
     else:
@@ -106,9 +106,9 @@ def sweep(
 
 def _check_places(files: Mapping[str, Path | None]) -> None:
     """Refuse before the work is done what could not be written afterwards."""
-    from perfmodel.cli.output import place_fault
+    from perfmodel.cli.output import check_writable
 
-    tried = [place_fault(flag, path) for flag, path in files.items() if path is not None]
+    tried = [check_writable(flag, path) for flag, path in files.items() if path is not None]
     if faults := [fault for fault in tried if fault is not None]:
         raise InputError(faults)
 
@@ -120,7 +120,7 @@ def _stoppable(store: Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = f"what was done is in {store}: run again to go on" if store else "nothing is kept"
-        note(f"stopped; {kept}")
+        print_note(f"stopped; {kept}")
         raise typer.Exit(INTERRUPTED_EXIT) from None
 
 
@@ -166,8 +166,8 @@ def _print(swept: Swept) -> None:
     )
     more = f", the {SHOWN_ROWS} fastest are shown" if len(done) > SHOWN_ROWS else ", fastest first"
     reused = f", {swept.reused:,} of them from the store" if swept.reused else ""
-    note(f"{len(done):,} of {len(pairs):,} variants answered{reused}{more if done else ''}")
+    print_note(f"{len(done):,} of {len(pairs):,} variants answered{reused}{more if done else ''}")
     for variant, found in [pair for pair in pairs if pair[1].status == "failed"][:SHOWN_ROWS]:
-        note(f"failed: {set_as_text(variant.set)}: {found.message}")
+        print_note(f"failed: {set_as_text(variant.set)}: {found.message}")
     if swept.failed > SHOWN_ROWS:
-        note(f"... and {swept.failed - SHOWN_ROWS:,} more that failed")
+        print_note(f"... and {swept.failed - SHOWN_ROWS:,} more that failed")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import (
-    Fabric,
-    GpusPerNode,
-    Json,
-    Nodes,
-    renamed,
+    FabricOption,
+    GpusPerNodeOption,
+    JsonOption,
+    NodesOption,
+    rename_fields,
 )
-from perfmodel.cli.output import note, print_json, print_table
+from perfmodel.cli.output import print_json, print_note, print_table
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ _FLAGS = {
 
 
 def _built(topology: str, nodes: int, gpus_per_node: int | None, fabric: str | None) -> Topology:
-    from perfmodel.topology.templates.build import build
+    from perfmodel.topology.templates.build import build_topology
 
     try:
-        return build(topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
+        return build_topology(topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
     except InputError as error:
-        raise renamed(error, _FLAGS) from None
+        raise rename_fields(error, _FLAGS) from None
 
 
 def show(
@@ -57,9 +57,9 @@ def show(
         str,
         typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file."),
     ],
-    nodes: Nodes = 1,
-    gpus_per_node: GpusPerNode = None,
-    fabric: Fabric = None,
+    nodes: NodesOption = 1,
+    gpus_per_node: GpusPerNodeOption = None,
+    fabric: FabricOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Draw it here.")
     ] = None,
@@ -79,7 +79,7 @@ def show(
     if output is not None:
         from perfmodel.report.topology.figure import write_topology
 
-        note(f"wrote {write_topology(machine, output)}")
+        print_note(f"wrote {write_topology(machine, output)}")
 
 
 def check(
@@ -89,8 +89,8 @@ def check(
             metavar="TOPOLOGY", help="Name or file of a node, a fabric or a table of GPUs."
         ),
     ],
-    nodes: Nodes = 1,
-    fabric: Fabric = None,
+    nodes: NodesOption = 1,
+    fabric: FabricOption = None,
 ) -> None:
     """Find faults in a hardware description.
 
@@ -108,7 +108,7 @@ def check(
     typer.echo(f"{topology}: no faults")
 
 
-def topologies(json: Json = False) -> None:
+def topologies(json: JsonOption = False) -> None:
     """List the shipped hardware descriptions."""
     from perfmodel.files import read_yaml, shipped
 

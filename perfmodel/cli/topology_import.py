@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import renamed
-from perfmodel.cli.output import note, place_fault
+from perfmodel.cli.options import rename_fields
+from perfmodel.cli.output import check_writable, print_note
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from perfmodel.topology.importers import Imported
+    from perfmodel.topology.importers import ImportedTopology
 
 
 IMPORT_EXAMPLES = (
@@ -70,7 +70,7 @@ def import_(
             Path(file), gpu=gpu, template=template, graph=None if graph is None else Path(graph)
         )
     except InputError as error:
-        raise renamed(error, _FLAGS) from None
+        raise rename_fields(error, _FLAGS) from None
     _deliver(found, output)
 
 
@@ -89,14 +89,14 @@ def discover(output: Output = None, force: Force = False) -> None:
 def _check_place(output: Path | None, *, force: bool) -> None:
     if output is None:
         return
-    fault = place_fault("-o", output)
+    fault = check_writable("-o", output)
     if fault is None and output.exists() and not force:
         fault = Fault("-o", f"{str(output)!r}, which exists", "a new file, or --force beside it")
     if fault is not None:
         raise InputError(fault)
 
 
-def _deliver(found: Imported, output: Path | None) -> None:
+def _deliver(found: ImportedTopology, output: Path | None) -> None:
     """Check what was read, say what was assumed, and write it."""
     from perfmodel.files import write_atomically
     from perfmodel.topology.templates.check import check
@@ -107,11 +107,11 @@ def _deliver(found: Imported, output: Path | None) -> None:
         faults = check(found.node())
         if faults:
             raise InputError(faults)
-    note(f"{_KINDS[found.kind]}: {found.document['description']}")
+    print_note(f"{_KINDS[found.kind]}: {found.document['description']}")
     for text in found.notes:
-        note(f"assumed: {text}")
+        print_note(f"assumed: {text}")
     if output is None:
         typer.echo(found.text(), nl=False)
         return
     write_atomically(output, found.text())
-    note(f"wrote {output}")
+    print_note(f"wrote {output}")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import Json, ProfileName
-from perfmodel.cli.output import note, print_json, print_rich
+from perfmodel.cli.options import JsonOption, ProfileOption
+from perfmodel.cli.output import print_json, print_note, print_rich
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.scenario import Scenario
-    from perfmodel.studies.tune.model import Tuned
+    from perfmodel.studies.tune.model import TuneResult
 
 
 TUNE_EXAMPLES = (
@@ -42,7 +42,7 @@ def tune(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
     ] = None,
-    profile: ProfileName = None,
+    profile: ProfileOption = None,
     all_sizes: Annotated[
         bool,
         typer.Option("--all-sizes", help="One cap for all sizes of the scaling curve."),
@@ -50,7 +50,7 @@ def tune(
     horovod: Annotated[
         bool, typer.Option("--horovod", help="Tune Horovod's fusion threshold as well.")
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Find the best gradient buckets: one cap for all, and the best list of caps.
 
@@ -72,10 +72,10 @@ def tune(
 
 def _tuned(
     questions: list[Scenario], profile: Profile | None, *, all_sizes: bool, horovod: bool
-) -> list[Tuned]:
+) -> list[TuneResult]:
     from perfmodel.studies.tune.run import sizes_of, tune_scenario
 
-    say = note if sys.stderr.isatty() else None
+    say = print_note if sys.stderr.isatty() else None
     found = []
     for question in questions:
         sizes = sizes_of(question) if all_sizes else (None,)
@@ -88,7 +88,7 @@ def _tuned(
     return found
 
 
-def _answer_one(found: Tuned, output: Path | None, *, json: bool) -> None:
+def _answer_one(found: TuneResult, output: Path | None, *, json: bool) -> None:
     if json:
         from perfmodel.report.tuning.export import tuned_json
 
@@ -100,10 +100,10 @@ def _answer_one(found: Tuned, output: Path | None, *, json: bool) -> None:
     if output is not None:
         from perfmodel.report.tuning.page import write_tuned
 
-        note(f"wrote {write_tuned(found, output)}")
+        print_note(f"wrote {write_tuned(found, output)}")
 
 
-def _answer_all(found: list[Tuned], output: Path | None, *, json: bool) -> None:
+def _answer_all(found: list[TuneResult], output: Path | None, *, json: bool) -> None:
     from perfmodel.studies.tune.choice.minimax_regret import tune_all
 
     shared = tune_all(found)
@@ -118,4 +118,4 @@ def _answer_all(found: list[Tuned], output: Path | None, *, json: bool) -> None:
     if output is not None:
         from perfmodel.report.tuning.page import write_compromise
 
-        note(f"wrote {write_compromise(shared, output)}")
+        print_note(f"wrote {write_compromise(shared, output)}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import Json, ProfileName, renamed
-from perfmodel.cli.output import note, print_json, print_table, progress_bar
+from perfmodel.cli.options import JsonOption, ProfileOption, rename_fields
+from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def validate(
             "default: the records that ship with perfmodel.",
         ),
     ] = None,
-    profile: ProfileName = None,
+    profile: ProfileOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -58,7 +58,7 @@ def validate(
             help="Also predict each sweep from the others of the same hardware.",
         ),
     ] = True,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Compare predictions with recorded sweeps and published trainings.
 
@@ -77,7 +77,7 @@ def validate(
     try:
         own = None if profile is None else read_profile(profile)
     except InputError as error:
-        raise renamed(error, {"profile": "--profile"}) from None
+        raise rename_fields(error, {"profile": "--profile"}) from None
     with progress_bar("predicting sweeps") as progress:
         found = compare(data, profile=own, transfer=transfer, processes=cores(), progress=progress)
     if json:
@@ -87,23 +87,23 @@ def validate(
     if folder is not None:
         from perfmodel.report.validation.page import write_validation
 
-        note(f"wrote {write_validation(found, folder)}")
+        print_note(f"wrote {write_validation(found, folder)}")
     if spread is not None:
         from perfmodel.library.prediction_error import write_spread
 
         write_spread(found.spread(), spread)
-        note(f"wrote {spread}")
+        print_note(f"wrote {spread}")
 
 
 def _check_places(folder: Path | None, spread: Path | None) -> None:
     """Both places can be written, before the work is done."""
-    from perfmodel.cli.output import place_fault
+    from perfmodel.cli.output import check_writable
 
     wanted = []
     if folder is not None:
-        wanted.append(place_fault("-o", folder / "validation.html"))
+        wanted.append(check_writable("-o", folder / "validation.html"))
     if spread is not None:
-        wanted.append(place_fault("--spread", spread))
+        wanted.append(check_writable("--spread", spread))
     faults = [fault for fault in wanted if fault is not None]
     if faults:
         raise InputError(faults)

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.options import (
-    Json,
-    renamed,
+    JsonOption,
+    rename_fields,
 )
 from perfmodel.cli.output import print_json, print_table, progress_bar
 from perfmodel.errors import Fault, InputError
@@ -28,7 +28,7 @@ def verify(
     ] = "2..17",
     orders: Annotated[int, typer.Option(min=1, help="Random legal orders per schedule.")] = 3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Check that a collective leaves the right data behind.
 
@@ -45,7 +45,7 @@ def verify(
         try:
             rows = verify_table(algorithm, counts, orders=orders, seed=seed, progress=progress)
         except InputError as error:
-            raise renamed(error, {"algorithm": "ALGORITHM", "ranks": "--ranks"}) from None
+            raise rename_fields(error, {"algorithm": "ALGORITHM", "ranks": "--ranks"}) from None
     if json:
         print_json({"verified": [asdict(row) for row in rows]})
         return

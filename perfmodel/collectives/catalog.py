@@ -22,8 +22,8 @@ from perfmodel.collectives.algorithms import (
     tree,
 )
 from perfmodel.collectives.algorithms import ring as gloo
-from perfmodel.collectives.schedule import Schedule, checked_ranks
-from perfmodel.errors import Fault, InputError, ScheduleError, one_of
+from perfmodel.collectives.schedule import Schedule, check_ranks
+from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names
 
 Maker = Callable[..., Schedule]
 """``maker(ranks, nbytes, *, itemsize=4, **own)``; rooted operations take ``root`` too."""
@@ -49,7 +49,7 @@ def _grouped(ranks: int, groups: Any) -> Any:
     """Groups as given, or of consecutive ranks near sqrt(N)."""
     if groups is not None:
         return groups
-    size = near_root(checked_ranks(ranks))
+    size = near_root(check_ranks(ranks))
     return [range(first, first + size) for first in range(0, ranks, size)]
 
 
@@ -62,7 +62,7 @@ def _torus(
     columns: int | None = None,
 ) -> Schedule:
     """`hierarchical.torus`; about as many rows as columns by default."""
-    checked_ranks(ranks)
+    check_ranks(ranks)
     if columns is None:
         columns = near_root(ranks) if rows is None else ranks // max(rows, 1)
     if rows is None:
@@ -170,7 +170,7 @@ def operations(algorithm: str) -> tuple[str, ...]:
     name = algorithm.replace("-", "_")
     found = tuple(op for op, makers in ALGORITHMS.items() if name in makers)
     if not found:
-        allowed = one_of(algorithms(), algorithm)
+        allowed = allowed_names(algorithms(), algorithm)
         raise InputError(Fault("algorithm", repr(algorithm), allowed))
     return found
 
@@ -185,11 +185,11 @@ def maker(op: str, algorithm: str) -> Maker:
     """
     makers = ALGORITHMS.get(op.replace("-", "_"))
     if makers is None:
-        raise InputError(Fault("op", repr(op), one_of(ALGORITHMS, op)))
+        raise InputError(Fault("op", repr(op), allowed_names(ALGORITHMS, op)))
     found = makers.get(algorithm.replace("-", "_"))
     if found is None:
         raise InputError(
-            Fault("algorithm", repr(algorithm), f"for {op} {one_of(makers, algorithm)}")
+            Fault("algorithm", repr(algorithm), f"for {op} {allowed_names(makers, algorithm)}")
         )
     return found
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import Ints
+from perfmodel.arrays import IntArray
 from perfmodel.collectives.schedule import Round, Schedule
 from perfmodel.errors import ScheduleError
 
@@ -31,14 +31,14 @@ class Sends:
     Arrays have shape (sends,).
     """
 
-    src: Ints
-    dst: Ints
-    src_chunk: Ints
-    dst_chunk: Ints
-    nbytes: Ints
-    channel: Ints
+    src: IntArray
+    dst: IntArray
+    src_chunk: IntArray
+    dst_chunk: IntArray
+    nbytes: IntArray
+    channel: IntArray
     reduce: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    round: Ints
+    round: IntArray
     after: tuple[tuple[int, ...], ...]
     held_by: tuple[tuple[int, ...], ...]
 
@@ -51,7 +51,7 @@ def unrolled(schedule: Schedule) -> Sends:
     rounds = list(schedule.rounds())
     columns = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel", "reduce")
 
-    def joined(name: str) -> Ints:
+    def joined(name: str) -> IntArray:
         parts = [getattr(part, name) for part in rounds]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
@@ -119,11 +119,11 @@ class Messages:
     landed before it starts. Arrays have shape (messages,).
     """
 
-    src: Ints
-    dst: Ints
-    nbytes: Ints
-    channel: Ints
-    round: Ints
+    src: IntArray
+    dst: IntArray
+    nbytes: IntArray
+    channel: IntArray
+    round: IntArray
     members: Waits
     after: Waits
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import Ints
+from perfmodel.arrays import IntArray
 from perfmodel.collectives.dependencies import unrolled
 from perfmodel.collectives.schedule import Schedule
 
@@ -25,13 +25,13 @@ class FlatMessages:
     (dependencies,), each pair once, ordered by `waits`.
     """
 
-    src: Ints
-    dst: Ints
-    nbytes: Ints
-    channel: Ints
-    round: Ints
-    waits: Ints
-    awaited: Ints
+    src: IntArray
+    dst: IntArray
+    nbytes: IntArray
+    channel: IntArray
+    round: IntArray
+    waits: IntArray
+    awaited: IntArray
 
     def __len__(self) -> int:
         return len(self.src)
@@ -73,7 +73,7 @@ def flat_messages(schedule: Schedule) -> FlatMessages:
     )
 
 
-def _numbered(keys: Ints) -> tuple[Ints, Ints]:
+def _numbered(keys: IntArray) -> tuple[IntArray, IntArray]:
     """Number columns that are alike by their first occurrence.
 
     Returns the place of each first occurrence, and the number of each column.
@@ -88,14 +88,14 @@ def _numbered(keys: Ints) -> tuple[Ints, Ints]:
     return first[order], rank[which]
 
 
-def _races(target: Ints, number: Ints, adds: Ints) -> bool:
+def _races(target: IntArray, number: IntArray, adds: IntArray) -> bool:
     """Whether several sends of one round write to a chunk, and not all of them add."""
     place = target * (1 + int(number.max(initial=0))) + number
     _, which, times = np.unique(place, return_inverse=True, return_counts=True)
     return bool(((times[which] > 1) & (adds == 0)).any())
 
 
-def _waits(source: Ints, target: Ints, number: Ints) -> tuple[Ints, Ints]:
+def _waits(source: IntArray, target: IntArray, number: IntArray) -> tuple[IntArray, IntArray]:
     """Pairs of sends: the first waits for the second, which is of an earlier round.
 
     A read waits for the last write of its chunk, a write for that and for the reads since.
@@ -120,21 +120,21 @@ def _waits(source: Ints, target: Ints, number: Ints) -> tuple[Ints, Ints]:
 class _Ordered:
     """Reads or writes in the order of place and round: `keys`, and the `sends` that do them."""
 
-    keys: Ints
-    sends: Ints
+    keys: IntArray
+    sends: IntArray
 
     @classmethod
-    def of(cls, keys: Ints) -> _Ordered:
+    def of(cls, keys: IntArray) -> _Ordered:
         sends = np.argsort(keys, kind="stable")
         return cls(keys[sends], sends)
 
-    def last_round(self, place: Ints, number: Ints, span: int) -> Ints:
+    def last_round(self, place: IntArray, number: IntArray, span: int) -> IntArray:
         """Round of the last access to a place before a round; -1 if there is none."""
         at = np.searchsorted(self.keys, place * span + number, side="left") - 1
         key = self.keys[np.maximum(at, 0)] if len(self.keys) else np.zeros_like(place)
         return np.where((at >= 0) & (key >= place * span), key - place * span, -1)
 
-    def before(self, place: Ints, number: Ints, span: int) -> tuple[Ints, Ints]:
+    def before(self, place: IntArray, number: IntArray, span: int) -> tuple[IntArray, IntArray]:
         """Where the accesses to a place in its last round before a round begin and end."""
         last = self.last_round(place, number, span)
         key = place * span + last
@@ -142,7 +142,7 @@ class _Ordered:
         high = np.searchsorted(self.keys, key, side="right")
         return low, np.where(last < 0, low, high)
 
-    def expanded(self, low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    def expanded(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
         """Pairs of each query and the sends from its low to its high end."""
         count = np.maximum(0, high - low)
         query = np.repeat(np.arange(len(count)), count)

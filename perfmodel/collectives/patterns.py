@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Ints
+from perfmodel.arrays import IntArray
 from perfmodel.collectives.schedule import Phase, Round, Schedule
 
 
@@ -25,7 +25,9 @@ class Pattern:
     step: Callable[[int], Round]
 
 
-def assembled(patterns: Sequence[Pattern], *, owner: Ints | None = None, **told: Any) -> Schedule:
+def concatenate(
+    patterns: Sequence[Pattern], *, owner: IntArray | None = None, **told: Any
+) -> Schedule:
     """Return the schedule of patterns one after the other; those without edges are left out.
 
     Parameters
@@ -53,11 +55,11 @@ def assembled(patterns: Sequence[Pattern], *, owner: Ints | None = None, **told:
 
 def exchange(
     name: str,
-    src: Ints,
-    dst: Ints,
-    begin: Ints,
-    count: Ints | int,
-    sizes: Ints,
+    src: IntArray,
+    dst: IntArray,
+    begin: IntArray,
+    count: IntArray | int,
+    sizes: IntArray,
     *,
     reduces: bool,
 ) -> Pattern:
@@ -86,7 +88,7 @@ def exchange(
 
 
 def around(
-    name: str, table: Ints, begin: Ints, count: int, sizes: Ints, *, reduces: bool
+    name: str, table: IntArray, begin: IntArray, count: int, sizes: IntArray, *, reduces: bool
 ) -> Pattern:
     """Rings side by side: reduce-scatter (`reduces`) or all-gather on each row of ranks.
 
@@ -123,12 +125,12 @@ def around(
 
 
 def ranges(
-    src: Ints,
-    dst: Ints,
-    channel: Ints,
-    begin: Ints,
-    counts: Ints,
-    sizes: Ints,
+    src: IntArray,
+    dst: IntArray,
+    channel: IntArray,
+    begin: IntArray,
+    counts: IntArray,
+    sizes: IntArray,
     *,
     reduces: bool,
 ) -> Round:
@@ -147,22 +149,22 @@ def ranges(
     )
 
 
-def _range_bytes(sizes: Ints, begin: Ints, counts: Ints) -> Ints:
+def _range_bytes(sizes: IntArray, begin: IntArray, counts: IntArray) -> IntArray:
     """Bytes of ranges of chunks, which may wrap around once."""
     ends = np.concatenate([[0], np.cumsum(np.concatenate([sizes, sizes]))])
-    total: Ints = ends[begin + counts] - ends[begin]
+    total: IntArray = ends[begin + counts] - ends[begin]
     return total
 
 
 def pipeline(
     name: str,
-    src: Ints,
-    dst: Ints,
-    channel: Ints,
-    first: Ints,
-    sizes: Ints,
+    src: IntArray,
+    dst: IntArray,
+    channel: IntArray,
+    first: IntArray,
+    sizes: IntArray,
     *,
-    reduces: Ints | NDArray[np.bool_],
+    reduces: IntArray | NDArray[np.bool_],
 ) -> Pattern:
     """Pieces that follow each other over every edge, one per repeat, from repeat `first` on.
 

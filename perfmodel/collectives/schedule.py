@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Floats, Ints
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.errors import ScheduleError
 
 
@@ -48,13 +48,13 @@ class Phase:
     """
 
     name: str
-    src: Ints
-    dst: Ints
-    channel: Ints
-    nbytes: Floats
+    src: IntArray
+    dst: IntArray
+    channel: IntArray
+    nbytes: FloatArray
     repeat: int
-    first: Ints
-    active: Ints
+    first: IntArray
+    active: IntArray
     lag: int = 1
     drained: bool = False
     adds: bool | NDArray[np.bool_] = False
@@ -71,12 +71,12 @@ class Round:
     (`perfmodel.collectives.dependencies.messages`).
     """
 
-    src: Ints
-    dst: Ints
-    src_chunk: Ints
-    dst_chunk: Ints
-    nbytes: Ints
-    channel: Ints
+    src: IntArray
+    dst: IntArray
+    src_chunk: IntArray
+    dst_chunk: IntArray
+    nbytes: IntArray
+    channel: IntArray
     reduce: NDArray[np.bool_]
 
 
@@ -115,8 +115,8 @@ class Schedule:
     ranks: int
     nbytes: int
     itemsize: int
-    chunk_bytes: Ints
-    owner: Ints
+    chunk_bytes: IntArray
+    owner: IntArray
     root: int
     phases: tuple[Phase, ...]
     unroll: Callable[[], Iterator[Round]]
@@ -127,7 +127,7 @@ class Schedule:
         return self.unroll()
 
 
-def split_elements(nbytes: int, parts: int, itemsize: int) -> Ints:
+def split_elements(nbytes: int, parts: int, itemsize: int) -> IntArray:
     """Cut a buffer at elements into parts that differ by one element at most; bytes.
 
     Raises
@@ -144,7 +144,7 @@ def split_elements(nbytes: int, parts: int, itemsize: int) -> Ints:
     return np.diff(edges) * itemsize
 
 
-def checked_ranks(ranks: int, root: int = 0) -> int:
+def check_ranks(ranks: int, root: int = 0) -> int:
     """Return the number of ranks, or raise `ScheduleError`."""
     if ranks < 1:
         raise ScheduleError(f"a collective of {ranks} ranks; allowed: 1 or more")

@@ -7,8 +7,8 @@ file, the line, the field, what was found and what is allowed.
 
 from perfmodel.files.find import USER_FOLDER, data_folder, find_file, shipped
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
-from perfmodel.files.spec import Bandwidth, Bytes, Count, FlopRate, Power, Seconds, Spec
-from perfmodel.files.validate import finite, load, validate
+from perfmodel.files.spec import Bandwidth, Bytes, Count, FileModel, FlopRate, Power, Seconds
+from perfmodel.files.validate import finite, load_document, validate_document
 from perfmodel.files.write import write_atomically, write_json
 
 __all__ = [
@@ -16,20 +16,20 @@ __all__ = [
     "Bandwidth",
     "Bytes",
     "Count",
+    "FileModel",
     "FlopRate",
     "Power",
     "Seconds",
-    "Spec",
     "data_folder",
     "find_file",
     "finite",
     "line_of",
-    "load",
+    "load_document",
     "plain",
     "read_text",
     "read_yaml",
     "shipped",
-    "validate",
+    "validate_document",
     "write_atomically",
     "write_json",
 ]

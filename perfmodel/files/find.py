@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 
 USER_FOLDER = Path("~/.config/perfmodel")
 """Where a user's own topologies and scenarios are looked for, after the working directory."""
@@ -61,4 +61,6 @@ def find_file(name: str, kind: str, *, field: str = "name") -> Path:
         found = f"{name!r}, and there is no such file"
     else:
         found = repr(name)
-    raise InputError(Fault(field, found, f"a file's path or {one_of(shipped(kind), given.stem)}"))
+    raise InputError(
+        Fault(field, found, f"a file's path or {allowed_names(shipped(kind), given.stem)}")
+    )

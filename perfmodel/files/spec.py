@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_flop_rate, parse_power, parse_time
 
 
-class Spec(BaseModel):
+class FileModel(BaseModel):
     """Base of every file contract: unknown fields are faults and values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files.read import line_of, plain, read_yaml
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
-def validate(model: type[SpecT], document: Any, file: str | None = None) -> SpecT:
+def validate_document(model: type[SpecT], document: Any, file: str | None = None) -> SpecT:
     """Check a document against its contract.
 
     Raises
@@ -34,9 +34,9 @@ def validate(model: type[SpecT], document: Any, file: str | None = None) -> Spec
         raise error.located(file) if file else error from None
 
 
-def load(model: type[SpecT], path: Path) -> SpecT:
+def load_document(model: type[SpecT], path: Path) -> SpecT:
     """Read a YAML file and check it against its contract."""
-    return validate(model, read_yaml(path), str(path))
+    return validate_document(model, read_yaml(path), str(path))
 
 
 def _own(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
@@ -63,15 +63,15 @@ def _fault(details: ErrorDetails, model: type[BaseModel], document: Any, file: s
         path.append(details["loc"][-1])
         found, allowed = "nothing", "a value: this field is required"
     elif details["type"] == "extra_forbidden":
-        fields = one_of(_siblings(model, details["loc"]), str(path[-1]))
+        fields = allowed_names(_siblings(model, details["loc"]), str(path[-1]))
         found, allowed = f"an unknown field, {found}", f"the fields of this section, {fields}"
     elif details["type"].startswith("union_tag"):
         path.append(str(context["discriminator"]).strip("'"))
         found = repr(context["tag"]) if "tag" in context else "nothing"
-        allowed = one_of(_union_tags(model, details), context.get("tag"))
+        allowed = allowed_names(_union_tags(model, details), context.get("tag"))
     elif details["type"] == "literal_error":
         names = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        allowed = one_of(names, str(details["input"])) if names else allowed
+        allowed = allowed_names(names, str(details["input"])) if names else allowed
     field = ".".join(str(part) for part in path) or "document"
     return Fault(field, found, allowed, file, line_of(document, path))
 

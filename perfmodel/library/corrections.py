@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class CollectiveContext:
     """What a residual may depend on.
 
     Parameters
@@ -34,7 +34,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Corrections:
     """Factors on times (more than one: longer) and on rates (more than one: faster).
 
     Parameters
@@ -60,4 +60,4 @@ class Measured:
     rates: Mapping[str, float] = field(default_factory=dict)
     issue: float = 1.0
     awaited: float = 1.0
-    residual: Callable[[Situation], float] | None = None
+    residual: Callable[[CollectiveContext], float] | None = None

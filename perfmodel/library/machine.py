@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from perfmodel.arrays import Group
+from perfmodel.arrays import RankGroup
 from perfmodel.library.channels.channels import Rings, rings_over
-from perfmodel.library.corrections import Measured
-from perfmodel.library.model import Library, library_on
-from perfmodel.library.settings import Settings
-from perfmodel.library.transport import told
+from perfmodel.library.corrections import Corrections
+from perfmodel.library.model import CommLibrary, library_on
+from perfmodel.library.settings import LibrarySettings
+from perfmodel.library.transport import apply_settings
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
@@ -19,11 +19,11 @@ MOST_CHANNELS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS")
 """Variables that bound the channels of NCCL, the newest name first."""
 
 
-def machine_on(
+def make_machine(
     topology: Topology,
-    library: Library,
+    library: CommLibrary,
     *,
-    settings: Settings | None = None,
+    settings: LibrarySettings | None = None,
     channels: int | None = None,
 ) -> Machine:
     """Put a library on a topology.
@@ -32,20 +32,20 @@ def machine_on(
     ----------
     topology : Topology
         The settings decide which of its ways the library takes.
-    library : Library
+    library : CommLibrary
         As its file says; its numbers become those of this generation of GPU and kind of network.
-    settings : Settings, optional
+    settings : LibrarySettings, optional
     channels : int, optional
         Use no more than this many parallel rings; nor more than the library or the user allow.
     """
-    chosen = settings or Settings()
-    used = told(topology, chosen)
+    chosen = settings or LibrarySettings()
+    used = apply_settings(topology, chosen)
     bounds = (channels, library.channels, chosen.count(*MOST_CHANNELS))
     most = min((bound for bound in bounds if bound), default=None)
     return Machine(used, library_on(library, used), most, chosen)
 
 
-def observed_s(machine: Machine, time_s: float, measured: Measured | None = None) -> float:
+def observed_time_s(machine: Machine, time_s: float, measured: Corrections | None = None) -> float:
     """Time of a collective as whoever ran it saw it; seconds.
 
     One process that drives all GPUs of a host starts the collective on one after the other, which
@@ -69,12 +69,12 @@ class Machine:
     Parameters
     ----------
     topology : Topology
-    library : Library
+    library : CommLibrary
     channels : int, optional
         Use no more than this many parallel rings.
-    settings : Settings
+    settings : LibrarySettings
         What the user told the library: its version and environment.
-    measured : Measured
+    measured : Corrections
         What a profile says: factors on the costs of the library.
     whole : bool
         Whether trees are laid over all rails of large clusters too, and not over one that stands
@@ -84,20 +84,20 @@ class Machine:
     """
 
     topology: Topology
-    library: Library
+    library: CommLibrary
     channels: int | None = None
-    settings: Settings = field(default_factory=Settings)
-    measured: Measured = field(default_factory=Measured)
+    settings: LibrarySettings = field(default_factory=LibrarySettings)
+    measured: Corrections = field(default_factory=Corrections)
     whole: bool = False
     decides_on: Machine | None = None
     router: Router = field(init=False)
-    _rings: dict[Group, Rings] = field(default_factory=dict, init=False, repr=False)
+    _rings: dict[RankGroup, Rings] = field(default_factory=dict, init=False, repr=False)
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "router", Router(self.topology))
 
-    def rings(self, group: Group) -> Rings:
+    def rings(self, group: RankGroup) -> Rings:
         """Rings over a group of ranks; laid once."""
         if group not in self._rings:
             self._rings[group] = rings_over(
@@ -112,7 +112,7 @@ class Machine:
         found: T = self._known[key]
         return found
 
-    def stretched(self, topology: Topology, measured: Measured) -> Machine:
+    def stretched(self, topology: Topology, measured: Corrections) -> Machine:
         """The same machine as it was measured.
 
         Only its links' bandwidths may differ. What the library chose and laid by its own numbers

@@ -13,12 +13,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.files import Bandwidth, Bytes, Count, Seconds, Spec, load
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds, load_document
 from perfmodel.topology.model import Topology
 
 
-class Rule(Spec):
+class Rule(FileModel):
     """Algorithms of groups with fewer than `below` ranks (no number: all that are left).
 
     The first algorithm serves sizes below the first of `sizes` (bytes), and so on; the last all
@@ -44,7 +44,7 @@ def _sound(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return rules
 
 
-class Decision(Spec):
+class Decision(FileModel):
     """Rules of one operation, for small groups first.
 
     `counts` says what a size is: the whole of a collective as nccl-tests counts it, or one rank's
@@ -72,7 +72,7 @@ def decided(decision: Decision, nbytes: float, ranks: int) -> str:
     return name if ranks & (ranks - 1) == 0 else decision.odd.get(name, name)
 
 
-class StepLatency(Spec):
+class StepLatency(FileModel):
     """Time that one step over one hop costs beyond the wire, by the kind of hop."""
 
     nvlink: Seconds
@@ -83,14 +83,14 @@ class StepLatency(Spec):
     source: str
 
 
-class WireSegment(Spec):
+class WireSegment(FileModel):
     """How well long chunks travel: what lies `beyond` this size does so at `efficiency`."""
 
     beyond: Bytes
     efficiency: float = Field(gt=0, le=1)
 
 
-class Protocol(Spec):
+class Protocol(FileModel):
     """One way of moving a chunk.
 
     `wire_efficiency` is payload over bytes on the wire; `credits` is how many chunks an edge may
@@ -160,7 +160,7 @@ class Protocol(Spec):
         return fits and (self.beyond is None or chunk_bytes > self.beyond)
 
 
-class StepChange(Spec):
+class StepChange(FileModel):
     """Times of a step that differ from a protocol's own, by the kind of hop."""
 
     nvlink: Seconds | None = None
@@ -169,7 +169,7 @@ class StepChange(Spec):
     memory: Seconds | None = None
 
 
-class Variant(Spec):
+class Variant(FileModel):
     """Numbers of protocols that differ for some hardware or some algorithms.
 
     Empty lists mean all; `networks` names those between hosts, so that a variant with any speaks of
@@ -200,7 +200,7 @@ class Variant(Spec):
         )
 
 
-class Library(Spec):
+class CommLibrary(FileModel):
     """A communication library as the simulator sees it.
 
     `variants`: what differs by hardware and algorithm (see `library_on`); `by_algorithm`: protocols
@@ -270,13 +270,13 @@ class Library(Spec):
     sources: dict[str, str]
 
 
-def own_algorithm(library: Library, op: str, nbytes: float, ranks: int) -> str | None:
+def own_algorithm(library: CommLibrary, op: str, nbytes: float, ranks: int) -> str | None:
     """Algorithm that a library's file names for an operation; None where it names none."""
     decision = library.decisions.get(op)
     return library.algorithms.get(op) if decision is None else decided(decision, nbytes, ranks)
 
 
-def library_on(library: Library, topology: Topology) -> Library:
+def library_on(library: CommLibrary, topology: Topology) -> CommLibrary:
     """Return the library with the numbers of a machine's generation of GPU and kind of network."""
     network = topology.network if topology.hosts > 1 else "none"
     fitting = [v for v in library.variants if v.fits(topology.gpu.generation, network)]
@@ -290,12 +290,14 @@ def library_on(library: Library, topology: Topology) -> Library:
     )
 
 
-def protocols_of(library: Library, algorithm: str) -> Mapping[str, Protocol]:
+def protocols_of(library: CommLibrary, algorithm: str) -> Mapping[str, Protocol]:
     """Protocols in which a library runs an algorithm, with that algorithm's numbers."""
     return library.by_algorithm.get(algorithm, library.protocols)
 
 
-def _varied(library: Library, variants: Iterable[Variant], algorithm: str) -> dict[str, Protocol]:
+def _varied(
+    library: CommLibrary, variants: Iterable[Variant], algorithm: str
+) -> dict[str, Protocol]:
     """Protocols with the variants that speak of an algorithm ("": of all) applied."""
     found = dict(library.protocols)
     for variant in variants:
@@ -321,7 +323,7 @@ def _changed(protocol: Protocol, variant: Variant) -> Protocol:
 
 
 @cache
-def load_library(name: str) -> Library:
+def load_library(name: str) -> CommLibrary:
     """Return a library model by name.
 
     Raises
@@ -332,5 +334,5 @@ def load_library(name: str) -> Library:
     folder = Path(__file__).parent
     names = {path.stem for path in folder.glob("*.yaml")}
     if name not in names:
-        raise InputError(Fault("library", repr(name), one_of(names, name)))
-    return load(Library, folder / f"{name}.yaml")
+        raise InputError(Fault("library", repr(name), allowed_names(names, name)))
+    return load_document(CommLibrary, folder / f"{name}.yaml")

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files import Spec, load, write_atomically
+from perfmodel.files import FileModel, load_document, write_atomically
 from perfmodel.topology.model import Topology
 from perfmodel.units import parse_bytes
 
@@ -40,7 +40,7 @@ SEVERAL = 3
 Factors = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1)]]
 
 
-class Spread(Spec):
+class Spread(FileModel):
     """Contents of ``spread.yaml``."""
 
     perfmodel: Literal[1] = 1
@@ -104,7 +104,7 @@ def load_spread(path: Path | None = None) -> Spread:
         Everything that is wrong in the file, with lines.
     """
     shipped = Path(__file__).parent / "nccl" / "spread.yaml"
-    return load(Spread, path or shipped)
+    return load_document(Spread, path or shipped)
 
 
 def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:

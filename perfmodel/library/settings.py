@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.files import Spec, load
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import FileModel, load_document
 
 ALGORITHM_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -39,19 +39,19 @@ _VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-+].*)?")
 _WHOLE = re.compile(r"\d{1,12}")
 
 
-class _Variable(Spec):
+class _Variable(FileModel):
     kind: str
     used: bool
     most: int | None = None
     note: str = ""
 
 
-class _Family(Spec):
+class _Family(FileModel):
     prefix: str
     note: str
 
 
-class _Variables(Spec):
+class _Variables(FileModel):
     perfmodel: int
     variables: dict[str, _Variable]
     families: tuple[_Family, ...]
@@ -59,7 +59,7 @@ class _Variables(Spec):
 
 @cache
 def _known() -> _Variables:
-    return load(_Variables, Path(__file__).parent / "nccl" / "variables.yaml")
+    return load_document(_Variables, Path(__file__).parent / "nccl" / "variables.yaml")
 
 
 def _version(value: Any) -> Any:
@@ -89,7 +89,7 @@ Version = Annotated[str | None, BeforeValidator(_version)]
 Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]
 
 
-class Settings(Spec):
+class LibrarySettings(FileModel):
     """Version and environment of the library, and how its processes are laid out.
 
     Parameters
@@ -158,13 +158,13 @@ def settings_of(
     env: Mapping[str, str] | None = None,
     one_process: bool = False,
     fields: tuple[str, str] = ("version", "env"),
-) -> Settings:
+) -> LibrarySettings:
     """Make settings from a user's words, checked.
 
     Parameters
     ----------
     version, env, one_process
-        See `Settings`.
+        See `LibrarySettings`.
     fields : (str, str)
         What faults call the version and the environment ("--nccl-version", "--env").
 
@@ -180,7 +180,7 @@ def settings_of(
         faults.insert(0, Fault(fields[0], repr(version), "a version such as '2.18.3'"))
     if faults:
         raise InputError(faults)
-    return Settings(version=version, env=texts, one_process=one_process)
+    return LibrarySettings(version=version, env=texts, one_process=one_process)
 
 
 def environment_of(words: tuple[str, ...] | list[str], field: str = "--env") -> dict[str, str]:
@@ -220,9 +220,9 @@ def environment_faults(env: Mapping[str, str], field: str = "env") -> list[Fault
                 faults.append(Fault(f"{field}{joint}{name}", repr(value), allowed))
         elif not any(name.startswith(family.prefix) for family in known.families):
             used = [n for n, v in known.variables.items() if v.used]
-            near = one_of(known.variables, name, limit=0).partition("(did")
+            near = allowed_names(known.variables, name, limit=0).partition("(did")
             hint = f" (did{near[2]}" if near[2] else ""
-            faults.append(Fault(field, repr(name), f"{one_of(used)}{hint}"))
+            faults.append(Fault(field, repr(name), f"{allowed_names(used)}{hint}"))
     return faults
 
 
@@ -233,7 +233,7 @@ def _allowed(variable: _Variable, value: str) -> str | None:
         return _list_fault(value, names)
     if variable.kind == "level":
         fine = value.upper() in LEVELS or value.isdecimal()
-        return None if fine else one_of(LEVELS, value.upper())
+        return None if fine else allowed_names(LEVELS, value.upper())
     if variable.kind == "word":
         return None if value else "a value"
     least, most, words = _RANGES[variable.kind]
@@ -257,15 +257,15 @@ def _list_fault(text: str, names: Mapping[str, str]) -> str | None:
     for part in text.split(";"):
         head, colon, rest = part.rpartition(":")
         if colon and _folded(head) not in _OPS:
-            return f"an operation before ':', {one_of(_OPS, _folded(head))}"
+            return f"an operation before ':', {allowed_names(_OPS, _folded(head))}"
         for word in _words(rest):
             listed += 1
             if _folded(word) not in names:
                 return (
-                    f"{one_of(names, _folded(word))}, several with commas, "
+                    f"{allowed_names(names, _folded(word))}, several with commas, "
                     "all others with '^' before them"
                 )
-    return None if listed else one_of(names)
+    return None if listed else allowed_names(names)
 
 
 def _chosen(text: str | None, names: Mapping[str, str], op: str) -> frozenset[str] | None:

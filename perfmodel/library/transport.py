@@ -13,7 +13,7 @@ from typing import Literal
 
 from perfmodel.errors import TopologyError
 from perfmodel.library.nccl.hardware import hardware
-from perfmodel.library.settings import LEVELS, Settings
+from perfmodel.library.settings import LEVELS, LibrarySettings
 from perfmodel.topology.model import Reach, Topology
 from perfmodel.topology.routing.router import Router
 
@@ -55,7 +55,7 @@ def way_between(router: Router, src: str, dst: str) -> str:
         return "DIS"
 
 
-def told(topology: Topology, settings: Settings) -> Topology:
+def apply_settings(topology: Topology, settings: LibrarySettings) -> Topology:
     """Return the machine as the library's settings let it be used; the same one by default.
 
     ``NCCL_P2P_LEVEL`` and ``NCCL_P2P_DISABLE`` say how far GPUs copy to each other,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.measure.job import SUMS, Job
+from perfmodel.measure.job import SUMS, MeasurementJob
 from perfmodel.measure.processes import status as at
 from perfmodel.measure.reference import Array, compare, elements, expected, held, numbers_at, places
 
@@ -14,7 +14,7 @@ _PIECE = 1 << 20
 """Elements that are made or compared at once, so that nobody holds a second whole buffer."""
 
 
-def fill(buffer: Any, job: Job, rank: int) -> None:
+def fill(buffer: Any, job: MeasurementJob, rank: int) -> None:
     """Fill a buffer with a rank's random whole numbers: those that the check expects of it.
 
     Also what is timed: zeros would draw less power and run faster on a GPU.
@@ -27,7 +27,7 @@ def fill(buffer: Any, job: Job, rank: int) -> None:
 
 
 def check_data(
-    job: Job,
+    job: MeasurementJob,
     status: at.Status,
     schedule: Schedule,
     start: Any,
@@ -42,7 +42,7 @@ def check_data(
 
     Parameters
     ----------
-    job : Job
+    job : MeasurementJob
     status : Status
     schedule : Schedule
     start : torch.Tensor

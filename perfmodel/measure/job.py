@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError, ScheduleError, one_of
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError, ScheduleError, allowed_names
 from perfmodel.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ LARGEST_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MeasurementJob:
     """One measurement to be made.
 
     Parameters
@@ -80,7 +80,7 @@ class Job:
         return ITEM_BYTES[self.dtype]
 
 
-def size_measured(job: Job, nbytes: int) -> int:
+def size_measured(job: MeasurementJob, nbytes: int) -> int:
     """The size that stands for `nbytes`: whole elements, and like parts where there are parts.
 
     Rounded down, but never to nothing.
@@ -89,7 +89,7 @@ def size_measured(job: Job, nbytes: int) -> int:
     return max(1, nbytes // unit) * unit
 
 
-def schedules(job: Job) -> dict[int, Schedule]:
+def schedules(job: MeasurementJob) -> dict[int, Schedule]:
     """The schedule of each size, by bytes.
 
     Raises
@@ -112,9 +112,9 @@ def schedules(job: Job) -> dict[int, Schedule]:
     return made
 
 
-def _faults(job: Job) -> Iterator[Fault]:
+def _faults(job: MeasurementJob) -> Iterator[Fault]:
     if job.dtype not in ITEM_BYTES:
-        yield Fault("--dtype", repr(job.dtype), one_of(ITEM_BYTES, job.dtype))
+        yield Fault("--dtype", repr(job.dtype), allowed_names(ITEM_BYTES, job.dtype))
     if job.ranks < 2:
         yield Fault("--ranks", str(job.ranks), "2 or more")
     if not job.sizes:
@@ -131,7 +131,7 @@ def _faults(job: Job) -> Iterator[Fault]:
         yield Fault("--repeats", str(job.repeats), "1 or more")
 
 
-def make_schedule(job: Job, nbytes: int) -> Schedule:
+def make_schedule(job: MeasurementJob, nbytes: int) -> Schedule:
     """The schedule of one size, its elements those of the job.
 
     Raises

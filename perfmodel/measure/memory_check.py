@@ -9,7 +9,7 @@ from types import ModuleType
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import Fault, InputError
-from perfmodel.measure.job import PARTED, SUMS, Job
+from perfmodel.measure.job import PARTED, SUMS, MeasurementJob
 from perfmodel.measure.processes.p2p import most_scratch
 from perfmodel.measure.reference import elements, moves
 from perfmodel.units import format_bytes
@@ -26,12 +26,14 @@ SIDE_BYTES = 128 << 20
 """What is copied beside a matrix product, on backend device."""
 
 
-def room_or_say(job: Job, made: Sequence[Schedule], torch: ModuleType | None = None) -> None:
+def room_or_say(
+    job: MeasurementJob, made: Sequence[Schedule], torch: ModuleType | None = None
+) -> None:
     """Make sure that all ranks' buffers fit into the memory that is free.
 
     Parameters
     ----------
-    job : Job
+    job : MeasurementJob
     made : sequence of Schedule
         One for each size.
     torch : module, optional
@@ -64,7 +66,7 @@ def _faults(largest: Schedule, needed: int, free: int | None, where: str) -> lis
     return [Fault("sizes", found, f"sizes that fit into what is free, {format_bytes(free)}")]
 
 
-def _held_bytes(job: Job, schedule: Schedule) -> int:
+def _held_bytes(job: MeasurementJob, schedule: Schedule) -> int:
     """What one rank holds: its data, the buffer it works on, scratch, and copies."""
     buffers = 2
     if job.backend != "device":
@@ -72,11 +74,11 @@ def _held_bytes(job: Job, schedule: Schedule) -> int:
     return (buffers * elements(schedule) + most_scratch(moves(schedule))) * job.itemsize
 
 
-def _ranks_here(job: Job) -> int:
+def _ranks_here(job: MeasurementJob) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
 
 
-def _device_bytes(torch: ModuleType, job: Job, device: int) -> int:
+def _device_bytes(torch: ModuleType, job: MeasurementJob, device: int) -> int:
     if job.backend == "device":
         return int(torch.cuda.mem_get_info(device)[0])
     # Asking what is free would leave a context of ours on the devices that ranks will use.

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import Spec, read_text, validate, write_atomically
+from perfmodel.files import FileModel, read_text, validate_document, write_atomically
 
 What = Literal[
     "schedule",  # our schedule's rounds, executed send by send
@@ -33,7 +33,7 @@ def _iso(text: str) -> str:
     return text
 
 
-class Row(Spec):
+class Row(FileModel):
     """One setting, measured many times; times in seconds, sizes in bytes.
 
     `setting` tells rows of one kind and size apart ("pinned", "gpu0 -> gpu1", "8 blocks").
@@ -58,7 +58,7 @@ class Row(Spec):
         return self
 
 
-class Measurement(Spec):
+class Measurement(FileModel):
     """A measurement file.
 
     `machine` and `versions` are free text by name ("cpu", "cores", "gpu", "load" / "torch",
@@ -113,7 +113,7 @@ def read_measurement(path: Path) -> Measurement:
     except RecursionError:
         fault = Fault("file", "JSON nested too deeply", "a measurement file", str(path))
         raise InputError(fault) from None
-    return validate(Measurement, document, str(path))
+    return validate_document(Measurement, document, str(path))
 
 
 def quantiles(times_s: Sequence[float]) -> dict[str, float]:

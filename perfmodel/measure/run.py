@@ -16,7 +16,7 @@ from perfmodel.measure.environment import (
     load_now,
     other_work,
 )
-from perfmodel.measure.job import Job, devices_or_say, schedules, torch_or_say
+from perfmodel.measure.job import MeasurementJob, devices_or_say, schedules, torch_or_say
 from perfmodel.measure.memory_check import room_or_say
 from perfmodel.measure.processes import status as at
 from perfmodel.measure.record import Measurement, Row
@@ -24,12 +24,12 @@ from perfmodel.measure.record import Measurement, Row
 Progress = Callable[[int, int], None]
 
 
-def measure(job: Job, progress: Progress | None = None) -> Measurement | None:
+def measure(job: MeasurementJob, progress: Progress | None = None) -> Measurement | None:
     """Check the data, then time a schedule and the library's own collective for real.
 
     Parameters
     ----------
-    job : Job
+    job : MeasurementJob
     progress : callable, optional
         Called with how many of how many repeats are done.
 
@@ -80,7 +80,7 @@ def measure(job: Job, progress: Progress | None = None) -> Measurement | None:
 
 
 def _execute(
-    job: Job,
+    job: MeasurementJob,
     made: Sequence[Schedule],
     progress: Progress | None,
     machine: dict[str, str],
@@ -132,7 +132,7 @@ def _launcher() -> str:
     return f"torchrun --nnodes {hosts()} --nproc-per-node {here} --no-python "
 
 
-def _in_group(job: Job, progress: Progress | None) -> tuple[list[Row], str] | None:
+def _in_group(job: MeasurementJob, progress: Progress | None) -> tuple[list[Row], str] | None:
     """Be one rank of a group that somebody else has started."""
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
 """What the user asks: one scenario per file, its shape validated; names are resolved in study."""
 
 from perfmodel.scenario.load import changed, load_scenario, question_of
-from perfmodel.scenario.model import Scenario, Size, batch_per_gpu, scenario_digest, sizes
+from perfmodel.scenario.model import ClusterSize, Scenario, batch_per_gpu, scenario_digest, sizes
 from perfmodel.scenario.sections.base import (
     ClusterSection,
     ComputeSection,
@@ -43,6 +43,7 @@ from perfmodel.scenario.source_map import Origin
 __all__ = [
     "CandidateSection",
     "ClusterSection",
+    "ClusterSize",
     "ComputeSection",
     "DataParallelStrategy",
     "DdpStrategy",
@@ -65,7 +66,6 @@ __all__ = [
     "PurchaseSection",
     "ScaleSection",
     "Scenario",
-    "Size",
     "SlowEvent",
     "Strategy",
     "SweepSection",

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import find_file, plain, read_text, read_yaml, validate
+from perfmodel.files import find_file, plain, read_text, read_yaml, validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario.model import Scenario
 from perfmodel.scenario.rules import broken_rules
@@ -62,7 +62,7 @@ def _checked(content: Mapping[str, Any], origin: Origin, faults: Sequence[Fault]
     """Make a scenario of its plain values, or raise all faults at once."""
     found = list(faults)
     try:
-        scenario = validate(Scenario, content)
+        scenario = validate_document(Scenario, content)
     except InputError as error:
         found += [_placed(fault, origin) for fault in error.faults]
     found += broken_rules(content, origin)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr
 
 from perfmodel.errors import InputError
-from perfmodel.files import Spec
+from perfmodel.files import FileModel
 from perfmodel.scenario.sections.base import (
     ClusterSection,
     ComputeSection,
@@ -31,7 +31,7 @@ from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.scenario.source_map import Origin
 
 
-class Scenario(Spec):
+class Scenario(FileModel):
     """One question: this model, this strategy, this hardware. Its shape only; names stay names."""
 
     perfmodel: Literal[1] = Field(description="version of this file format")
@@ -99,7 +99,7 @@ class Scenario(Spec):
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ClusterSize:
     """One size of the cluster: `gpus` in all, on `nodes` nodes, `gpus_per_node` used in each."""
 
     gpus: int
@@ -107,7 +107,7 @@ class Size:
     gpus_per_node: int
 
 
-def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[Size, ...]:
+def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
     """Sizes to study by growing number of GPUs; the last one is asked about.
 
     Parameters
@@ -127,9 +127,9 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[Size, ...]:
             "cluster.gpus_per_node", str(each), f"at most {gpus_in_node}, as {cluster.node} has"
         )
     if scale is None:
-        return (Size(each * cluster.nodes, cluster.nodes, each),)
+        return (ClusterSize(each * cluster.nodes, cluster.nodes, each),)
     if scale.nodes is not None:
-        return tuple(Size(each * nodes, nodes, each) for nodes in scale.nodes)
+        return tuple(ClusterSize(each * nodes, nodes, each) for nodes in scale.nodes)
     wanted = scale.gpus or ()
     most = each * cluster.nodes
     faults = [
@@ -139,7 +139,7 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[Size, ...]:
     ]
     if faults:
         raise InputError(faults)
-    return tuple(Size(gpus, max(1, gpus // each), min(gpus, each)) for gpus in wanted)
+    return tuple(ClusterSize(gpus, max(1, gpus // each), min(gpus, each)) for gpus in wanted)
 
 
 def _allowed_gpus(each: int, most: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from perfmodel.errors import Fault, one_of
+from perfmodel.errors import Fault, allowed_names
 from perfmodel.scenario.model import Scenario, divisible_by
 from perfmodel.scenario.sections.base import (
     ClusterSection,
@@ -44,7 +44,7 @@ def plan_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
         yield from _of_plan(f"upgrades.{at}.set", upgrade.set, ("plan.failures.",))
         for place, name in enumerate(upgrade.candidates or ()):
             if name not in names:
-                yield f"upgrades.{at}.candidates.{place}", repr(name), one_of(names, name)
+                yield f"upgrades.{at}.candidates.{place}", repr(name), allowed_names(names, name)
 
 
 def _of_candidates(plan: PlanSection) -> Iterator[tuple[str, str, str]]:

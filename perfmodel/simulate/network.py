@@ -18,11 +18,11 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Group
-from perfmodel.library.lowering.lowered import Carried, Stage
+from perfmodel.arrays import RankGroup
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.approximation import Note
-from perfmodel.simulate.uncontended import Estimator, add_traffic
+from perfmodel.simulate.flow.approximation import ApproximationNote
+from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
 from perfmodel.topology.model import Topology
 
 Ints = NDArray[np.int64]
@@ -44,7 +44,7 @@ class Routes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class LinkCounters:
     """Bytes over each directed link until now.
 
     Parameters
@@ -60,36 +60,36 @@ class Counted:
     payload_bytes: Floats
 
 
-def nothing_counted(arcs: int) -> Counted:
+def nothing_counted(arcs: int) -> LinkCounters:
     """Return counts of zero for so many links."""
-    return Counted(np.zeros(arcs), np.zeros(arcs))
+    return LinkCounters(np.zeros(arcs), np.zeros(arcs))
 
 
-def both_counted(one: Counted, other: Counted) -> Counted:
+def both_counted(one: LinkCounters, other: LinkCounters) -> LinkCounters:
     """Return the sum of two counts."""
-    return Counted(one.wire_bytes + other.wire_bytes, one.payload_bytes + other.payload_bytes)
+    return LinkCounters(one.wire_bytes + other.wire_bytes, one.payload_bytes + other.payload_bytes)
 
 
-def count_collective(counted: Counted, way: Carried, times: int = 1) -> None:
+def count_collective(counted: LinkCounters, way: LoweredCollective, times: int = 1) -> None:
     """Count a whole collective, or so many like it."""
     add_traffic(counted.wire_bytes, way, times)
     add_traffic(counted.payload_bytes, way, times, payload=True)
 
 
-def count_stream(counted: Counted, arcs: Ints, nbytes: float) -> None:
+def count_stream(counted: LinkCounters, arcs: Ints, nbytes: float) -> None:
     """Count bytes of somebody else, who adds nothing to them, on all links of a route."""
     np.add.at(counted.wire_bytes, arcs, nbytes)
     np.add.at(counted.payload_bytes, arcs, nbytes)
 
 
 def count_elsewhere(
-    counted: Counted, old: Routes, new: Routes, wire_bytes: Floats, wire_share: Floats
+    counted: LinkCounters, old: Routes, new: Routes, wire_bytes: Floats, wire_share: Floats
 ) -> None:
     """Count what edges have still to send on the links that will carry it, and not on others.
 
     Parameters
     ----------
-    counted : Counted
+    counted : LinkCounters
     old, new : Routes
         Of the same edges.
     wire_bytes : ndarray of float, shape (edges,)
@@ -115,16 +115,18 @@ class Network(Protocol):
     changes_left: int | None
 
     @property
-    def counted(self) -> Counted:
+    def counted(self) -> LinkCounters:
         """Bytes over each directed link until now."""
         ...
 
     @property
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[ApproximationNote, ...]:
         """Where what was simulated is an approximation; none where it is exact."""
         ...
 
-    def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
+    def collective(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
+    ) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         ...
 
@@ -166,16 +168,16 @@ class FreeNetwork:
     """The network of the what-if "infinitely fast"."""
 
     env: simpy.Environment
-    estimator: Estimator
+    estimator: UncontendedTimer
     changes_left: int | None = None
-    notes: tuple[Note, ...] = ()
-    counted: Counted = field(init=False)
+    notes: tuple[ApproximationNote, ...] = ()
+    counted: LinkCounters = field(init=False)
 
     def __post_init__(self) -> None:
         self.counted = nothing_counted(len(self.estimator.machine.topology.arcs))
 
     def collective(
-        self, _op: str, _nbytes: int, _groups: tuple[Group, ...], _root: int
+        self, _op: str, _nbytes: int, _groups: tuple[RankGroup, ...], _root: int
     ) -> simpy.Event:
         """End a collective as soon as it has begun."""
         return self.env.timeout(0)
@@ -199,13 +201,15 @@ SHOWN = 4
 """So many edges are named; the others are counted."""
 
 
-def name_of(way: Carried) -> str:
+def name_of(way: LoweredCollective) -> str:
     """Readable name of a collective."""
     schedule = way.schedule
     return f"{schedule.collective} ({schedule.algorithm}, {schedule.nbytes:,} bytes)"
 
 
-def standing_text(machine: Machine, standing: Iterable[tuple[Carried, Sequence[int]]]) -> str:
+def standing_text(
+    machine: Machine, standing: Iterable[tuple[LoweredCollective, Sequence[int]]]
+) -> str:
     """Name the edges of some collectives that stand still, and the links that carry nothing.
 
     Edges are numbered through the stages of their collective.
@@ -218,7 +222,7 @@ def standing_text(machine: Machine, standing: Iterable[tuple[Carried, Sequence[i
     return f"traffic stands still for ever: {' | '.join(parts)}"
 
 
-def stage_text(machine: Machine, way: Carried, stage: Stage) -> str:
+def stage_text(machine: Machine, way: LoweredCollective, stage: Stage) -> str:
     """Name the edges of one stage of a collective over links that carry nothing."""
     rates, edges = machine.topology.arcs.bandwidth_Bps, stage.edges
     cut = np.add.reduceat(rates[edges.arcs] == 0, edges.pointers[:-1])
@@ -226,13 +230,13 @@ def stage_text(machine: Machine, way: Carried, stage: Stage) -> str:
     return standing_text(machine, [(replace(way, stages=(stage,)), found)])
 
 
-def waiting_text(waiting: Iterable[tuple[Carried, int]]) -> str:
+def waiting_text(waiting: Iterable[tuple[LoweredCollective, int]]) -> str:
     """Name collectives of which some sends wait for each other."""
     parts = [f"{name_of(way)}: {left} sends wait" for way, left in waiting]
     return f"collectives that cannot end: {'; '.join(parts)}"
 
 
-def _edge_text(topology: Topology, way: Carried, edge: int) -> str:
+def _edge_text(topology: Topology, way: LoweredCollective, edge: int) -> str:
     for stage in way.stages:
         if edge < len(stage.edges):
             break

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Group
-from perfmodel.collectives.timing.recurrence import Leg, legs_ends, schedule_s
-from perfmodel.collectives.timing.variable_rate import Ends
+from perfmodel.arrays import RankGroup
+from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends, schedule_s
+from perfmodel.collectives.timing.variable_rate import CompletionTimes
 from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lower import carry, carry_message
-from perfmodel.library.lowering.lowered import Carried, Stage
-from perfmodel.library.lowering.rerouting import moved
+from perfmodel.library.lowering.lower import lower_collective, lower_message
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.sharing.duty_cycle import share_at_ends, share_by_turns
 from perfmodel.simulate.sharing.max_min import max_min_rates
@@ -38,37 +38,37 @@ class Timed:
         Wire bytes per second of each edge while it sends.
     begin_s : ndarray of float, shape (edges,), or None
         When each edge may send; None: at once.
-    ends : Ends
+    ends : CompletionTimes
     """
 
     stage: Stage
     rates_Bps: Floats
     begin_s: Floats | None
-    ends: Ends
+    ends: CompletionTimes
 
 
 @dataclass
-class Estimator:
+class UncontendedTimer:
     """Times collectives alone on a machine; remembers what it has worked out.
 
     Entries keep the objects alive whose ids they are known by, so that an id stays its object's.
     """
 
     machine: Machine
-    _best: dict[tuple[object, ...], tuple[Carried, float]] = field(default_factory=dict)
+    _best: dict[tuple[object, ...], tuple[LoweredCollective, float]] = field(default_factory=dict)
     _rates: dict[int, tuple[Edges, Floats]] = field(default_factory=dict)
-    _cut_s: dict[int, tuple[Carried, float]] = field(default_factory=dict)
+    _cut_s: dict[int, tuple[LoweredCollective, float]] = field(default_factory=dict)
     _by_turns: dict[tuple[int, int], tuple[Stage, Floats]] = field(default_factory=dict)
-    _timed: dict[int, tuple[Carried, tuple[Timed, ...]]] = field(default_factory=dict)
-    _legs: dict[int, tuple[Carried, tuple[Stage, ...]]] = field(default_factory=dict)
+    _timed: dict[int, tuple[LoweredCollective, tuple[Timed, ...]]] = field(default_factory=dict)
+    _legs: dict[int, tuple[LoweredCollective, tuple[Stage, ...]]] = field(default_factory=dict)
 
     def best(
-        self, op: str, nbytes: int, group: Group, root: int = 0, algorithm: str | None = None
-    ) -> tuple[Carried, float]:
+        self, op: str, nbytes: int, group: RankGroup, root: int = 0, algorithm: str | None = None
+    ) -> tuple[LoweredCollective, float]:
         """Return the library's quickest way to carry a collective, and its time in seconds."""
         key = (op, nbytes, group, root, algorithm)
         if key not in self._best:
-            ways = carry(self.machine, op, nbytes, group, root=root, algorithm=algorithm)
+            ways = lower_collective(self.machine, op, nbytes, group, root=root, algorithm=algorithm)
             timed = [(way, self.way_s(way)) for way in ways]
             self._best[key] = min(timed, key=lambda pair: pair[1])
             for way in ways:
@@ -76,22 +76,24 @@ class Estimator:
                     self._forget(way)
         return self._best[key]
 
-    def ways(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int = 0) -> list[Carried]:
+    def ways(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
+    ) -> list[LoweredCollective]:
         """Return the quickest way for each group that has somebody to talk to."""
         real = [group for group in groups if len(group) > 1]
         return [self.best(op, nbytes, group, root)[0] for group in real]
 
-    def _forget(self, way: Carried) -> None:
+    def _forget(self, way: LoweredCollective) -> None:
         """Let go of what is known of a way that is not taken: large groups have large arrays."""
         for known in (self._cut_s, self._timed, self._legs):
             known.pop(id(way), None)
 
-    def way_s(self, way: Carried) -> float:
+    def way_s(self, way: LoweredCollective) -> float:
         """Return the time of a whole collective when nothing else moves; seconds."""
         last_s = max((leg.ends.last_s for leg in self.timed(way)), default=0.0)
         return way.launch_s + max(last_s, self.cut_s(way))
 
-    def timed(self, way: Carried) -> tuple[Timed, ...]:
+    def timed(self, way: LoweredCollective) -> tuple[Timed, ...]:
         """Return the legs of a collective when nothing else moves, each begun rank by rank."""
         if id(way) not in self._timed:
             stages = self.legs(way)
@@ -102,7 +104,7 @@ class Estimator:
             self._timed[id(way)] = (way, legs)
         return self._timed[id(way)][1]
 
-    def cut_s(self, way: Carried) -> float:
+    def cut_s(self, way: LoweredCollective) -> float:
         """Return the time that the busiest link of a collective needs at least; seconds.
 
         Only for collectives whose rates do not see to it: edges that work by turns get an average
@@ -115,7 +117,7 @@ class Estimator:
             self._cut_s[id(way)] = (way, least_s)
         return self._cut_s[id(way)][1]
 
-    def legs(self, way: Carried) -> tuple[Stage, ...]:
+    def legs(self, way: LoweredCollective) -> tuple[Stage, ...]:
         """Return the stages of a collective, those over the very same edges joined into one.
 
         What separates them is then in their phases (`Phase.drained`), rank by rank.
@@ -125,7 +127,7 @@ class Estimator:
             self._legs[id(way)] = (way, tuple(self._filling(way, stage) for stage in stages))
         return self._legs[id(way)][1]
 
-    def _filling(self, way: Carried, stage: Stage) -> Stage:
+    def _filling(self, way: LoweredCollective, stage: Stage) -> Stage:
         """A stage whose pieces arrive as early as they do while a pipeline fills and drains.
 
         A fluid edge has one rate, what its links leave to it when all are at work. The few pieces
@@ -181,12 +183,12 @@ def joined_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def busiest_link_s(capacity_Bps: Floats, way: Carried) -> float:
+def busiest_link_s(capacity_Bps: Floats, way: LoweredCollective) -> float:
     """Time in which the busiest link of a collective carries its bytes; seconds."""
     return float(links_s(capacity_Bps, way).max(initial=0.0))
 
 
-def links_s(capacity_Bps: Floats, way: Carried) -> Floats:
+def links_s(capacity_Bps: Floats, way: LoweredCollective) -> Floats:
     """Time in which each link carries the bytes of a collective; seconds, shape (links,)."""
     nbytes = np.zeros(len(capacity_Bps))
     add_traffic(nbytes, way)
@@ -194,31 +196,31 @@ def links_s(capacity_Bps: Floats, way: Carried) -> Floats:
         return np.divide(nbytes, capacity_Bps, out=np.zeros(len(nbytes)), where=nbytes > 0)
 
 
-def leg_of(way: Carried, stage: Stage, rates_Bps: Floats) -> Leg:
+def leg_of(way: LoweredCollective, stage: Stage, rates_Bps: Floats) -> TimedPhases:
     """Return a stage with its edges at given wire rates."""
-    return Leg(stage.phases, rates_Bps / way.wire_factor, stage.latency_s)
+    return TimedPhases(stage.phases, rates_Bps / way.wire_factor, stage.latency_s)
 
 
-def ranks_of(way: Carried) -> int:
+def ranks_of(way: LoweredCollective) -> int:
     """Ranks of a collective, and the switches that take part."""
     return way.schedule.ranks + way.schedule.switches
 
 
-def stage_s(way: Carried, stage: Stage, rates_Bps: Floats) -> float:
+def stage_s(way: LoweredCollective, stage: Stage, rates_Bps: Floats) -> float:
     """Time from a stage's first byte to its last delivery at given wire rates; seconds."""
     return schedule_s(
         stage.phases, rates_Bps / way.wire_factor, stage.latency_s, credits=way.credits
     )
 
 
-def stage_bytes(way: Carried, stage: Stage) -> Floats:
+def stage_bytes(way: LoweredCollective, stage: Stage) -> Floats:
     """Wire bytes of each edge in a whole stage; shape (edges,)."""
     payload = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(stage.edges)))
     return payload * way.wire_factor
 
 
 def add_traffic(
-    bytes_on_arc: Floats, way: Carried, times: int = 1, *, payload: bool = False
+    bytes_on_arc: Floats, way: LoweredCollective, times: int = 1, *, payload: bool = False
 ) -> None:
     """Count bytes of a collective, or so many like it, on each link: on the wire, or of payload."""
     for stage in way.stages:
@@ -235,26 +237,26 @@ class Adapted:
 
     Parameters
     ----------
-    estimator : Estimator
+    estimator : UncontendedTimer
         Of the machine on which the run began.
     machine : Machine
         What it is now.
     """
 
-    estimator: Estimator
+    estimator: UncontendedTimer
     machine: Machine
-    _moved: dict[int, tuple[Carried, Carried]] = field(default_factory=dict)
-    _legs: dict[int, tuple[Carried, tuple[Stage, ...]]] = field(default_factory=dict)
-    _messages: dict[tuple[int, int, int], Carried] = field(default_factory=dict)
+    _moved: dict[int, tuple[LoweredCollective, LoweredCollective]] = field(default_factory=dict)
+    _legs: dict[int, tuple[LoweredCollective, tuple[Stage, ...]]] = field(default_factory=dict)
+    _messages: dict[tuple[int, int, int], LoweredCollective] = field(default_factory=dict)
 
-    def message(self, src: int, dst: int, nbytes: int) -> Carried:
+    def message(self, src: int, dst: int, nbytes: int) -> LoweredCollective:
         """Return the way of a point-to-point message on the first machine (see `now`)."""
         key = (src, dst, nbytes)
         if key not in self._messages:
-            self._messages[key] = carry_message(self.estimator.machine, src, dst, nbytes)
+            self._messages[key] = lower_message(self.estimator.machine, src, dst, nbytes)
         return self._messages[key]
 
-    def now(self, way: Carried) -> Carried:
+    def now(self, way: LoweredCollective) -> LoweredCollective:
         """Return a way of the first machine as it is on the present one.
 
         Raises
@@ -265,10 +267,10 @@ class Adapted:
         if self.machine is self.estimator.machine:
             return way
         if id(way) not in self._moved:  # which keeps `way` alive, and its id its own
-            self._moved[id(way)] = (way, moved(way, self.machine))
+            self._moved[id(way)] = (way, reroute(way, self.machine))
         return self._moved[id(way)][1]
 
-    def legs(self, way: Carried) -> tuple[Stage, ...]:
+    def legs(self, way: LoweredCollective) -> tuple[Stage, ...]:
         """Return the legs of a way of the first machine (`Estimator.legs`), as they are now.
 
         Raises
@@ -280,7 +282,7 @@ class Adapted:
         if self.machine is self.estimator.machine:
             return legs
         if id(way) not in self._legs:
-            self._legs[id(way)] = (way, moved(replace(way, stages=legs), self.machine).stages)
+            self._legs[id(way)] = (way, reroute(replace(way, stages=legs), self.machine).stages)
         return self._legs[id(way)][1]
 
     def become(self, machine: Machine) -> None:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
-from perfmodel.errors import ScheduleError, one_of
+from perfmodel.errors import ScheduleError, allowed_names
 from perfmodel.training.plan import Collective, Communicator, Compute, StepPlan, Task, Transfer
 
 
@@ -78,7 +78,7 @@ def _tasks(plan: StepPlan) -> Iterator[str]:
         ]  # fmt: skip
         for what, name in said:
             if name is not None and name not in known[what]:
-                yield f"{where}: {what} {name!r}; {one_of(known[what], name)}"
+                yield f"{where}: {what} {name!r}; {allowed_names(known[what], name)}"
         for other in task.after:
             if not 0 <= other < index:
                 yield f"{where}: after {other}, which is no earlier task"
@@ -104,7 +104,7 @@ def _collectives(plan: StepPlan) -> Iterator[str]:
         (work,) = works
         communicator = communicators.get(work.communicator)
         if communicator is None:
-            allowed = one_of(communicators, work.communicator)
+            allowed = allowed_names(communicators, work.communicator)
             yield f"collective {key!r}: communicator {work.communicator!r}; {allowed}"
             continue
         yield from _members(plan, communicator, key, Counter(task.rank_class for task, _ in tasks))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Arcs, Topology
 
 _LINK = re.compile(r"(?P<src>\S+)\s*(?P<way>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?P<cable>\d+))?")
@@ -72,7 +72,7 @@ def _allowed(topology: Topology, name: str) -> str:
     head = name.partition("/")[0] + "/"
     near = [node for node in topology.graph if node.startswith(head)]
     known = near or [node for node in topology.graph if node.startswith(("n0/", "fabric/"))]
-    return f"a device: {one_of(known, name, limit=12)}"
+    return f"a device: {allowed_names(known, name, limit=12)}"
 
 
 def _nodes(topology: Topology, name: str) -> set[str]:
@@ -101,7 +101,7 @@ def _between(
 
 def _neighbours(topology: Topology, left: set[str], cable: int | None) -> str:
     beside = sorted({dst for src in left for dst in topology.graph.adj[src]})
-    shown = one_of(beside, limit=12)
+    shown = allowed_names(beside, limit=12)
     number = "" if cable is None else " (parallel cables are numbered from #0)"
     return f"a link from {min(left)} to {shown}{number}"
 

@@ -17,7 +17,7 @@ from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.plan import ddp_plan
 from perfmodel.training.plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.segments import backward_segments, forward_segments
-from perfmodel.workload.model import LayerTimes, Tensor, Workload
+from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 
 COALESCED_BYTES = 10 * MIB
 """Parameters and gradients travel in pieces of this size (default `buffer_size`, comm.py)."""
@@ -103,7 +103,7 @@ def data_parallel_plan(
     )
 
 
-def broadcast_pieces(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+def broadcast_pieces(tensors: Sequence[ParameterTensor]) -> tuple[int, ...]:
     """Return the bytes of each coalesced broadcast of the parameters.
 
     A piece is closed when one more tensor like its last would fill it (``take_tensors`` in
@@ -120,7 +120,7 @@ def broadcast_pieces(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(nbytes for nbytes in (*pieces, *filling.values()) if nbytes)
 
 
-def reduction_pieces(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+def reduction_pieces(tensors: Sequence[ParameterTensor]) -> tuple[int, ...]:
     """Return the bytes of each coalesced reduction of the gradients.
 
     A piece is closed before the tensor that would overfill it (``_take_tensors`` in

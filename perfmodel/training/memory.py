@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.plan import Hook
 from perfmodel.units import format_bytes
@@ -211,11 +211,11 @@ def _check(setup: Setup) -> None:
         if value < 1
     ]
     if setup.strategy not in ("ddp", "data_parallel"):
-        allowed = one_of(("ddp", "data_parallel"), setup.strategy)
+        allowed = allowed_names(("ddp", "data_parallel"), setup.strategy)
         faults.append(Fault("strategy", repr(setup.strategy), allowed))
     if setup.precision not in ITEM_BYTES:
         faults.append(
-            Fault("precision", repr(setup.precision), one_of(ITEM_BYTES, setup.precision))
+            Fault("precision", repr(setup.precision), allowed_names(ITEM_BYTES, setup.precision))
         )
     if faults:
         raise InputError(faults)

@@ -16,7 +16,7 @@ from perfmodel.training.plan import Compute, RankClass, StepPlan, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ClassPart:
     """Some ranks of a class.
 
     Parameters
@@ -36,7 +36,7 @@ class Part:
     like: StepPlan | None = None
 
 
-def split(plan: StepPlan, name: str, parts: Sequence[Part]) -> StepPlan:
+def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
     """Cut a class into parts; ranks that no part names stay in the class.
 
     Parameters
@@ -44,7 +44,7 @@ def split(plan: StepPlan, name: str, parts: Sequence[Part]) -> StepPlan:
     plan : StepPlan
     name : str
         The class.
-    parts : sequence of Part
+    parts : sequence of ClassPart
         With ranks of that class, each in one part at most.
 
     Raises
@@ -56,7 +56,7 @@ def split(plan: StepPlan, name: str, parts: Sequence[Part]) -> StepPlan:
     rest = _rest(whole, parts)
     for part in parts:
         _check_alike(plan, part)
-    all_parts = [*([Part(name, rest)] if len(rest) else []), *parts]
+    all_parts = [*([ClassPart(name, rest)] if len(rest) else []), *parts]
     on_host = {stream.name for stream in plan.streams if stream.kind == "host"}
     copies: list[dict[str, int]] = []  # of each task, where its copy for each part is
     tasks: list[Task] = []
@@ -95,7 +95,7 @@ def one_class_per_rank(plan: StepPlan) -> StepPlan:
     """Cut every class into its single ranks, named "rank 0", "rank 1" and so on."""
     for each in plan.classes:
         if len(each.ranks) > 1:
-            plan = split(plan, each.name, [Part(f"rank {r}", (r,)) for r in each.ranks])
+            plan = split(plan, each.name, [ClassPart(f"rank {r}", (r,)) for r in each.ranks])
     return plan
 
 
@@ -107,7 +107,7 @@ def _class_of(plan: StepPlan, name: str) -> RankClass:
     raise ScheduleError(f"plan {plan.name!r} has no class {name!r}; its classes: {known}")
 
 
-def _rest(whole: RankClass, parts: Sequence[Part]) -> range | tuple[int, ...]:
+def _rest(whole: RankClass, parts: Sequence[ClassPart]) -> range | tuple[int, ...]:
     """Ranks of a class that no part names."""
     empty = np.array([], dtype=np.int64)
     named = np.concatenate([empty, *(np.asarray(part.ranks, dtype=np.int64) for part in parts)])
@@ -121,7 +121,7 @@ def _rest(whole: RankClass, parts: Sequence[Part]) -> range | tuple[int, ...]:
     return tuple(everyone[~np.isin(everyone, named)].tolist())
 
 
-def _check_alike(plan: StepPlan, part: Part) -> None:
+def _check_alike(plan: StepPlan, part: ClassPart) -> None:
     if part.like is None:
         return
     mine, other = (
@@ -132,7 +132,7 @@ def _check_alike(plan: StepPlan, part: Part) -> None:
         raise ScheduleError(f"{part.like.name!r} has other tasks than {plan.name!r}")
 
 
-def _of_part(task: Task, index: int, part: Part, on_host: bool) -> Task:
+def _of_part(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
     """Copy a task for a part; its `after` still points at the plan before the cut."""
     source = task if part.like is None else part.like.tasks[index]
     work = task.work

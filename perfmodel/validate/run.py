@@ -11,11 +11,11 @@ from typing import Any
 from perfmodel.calibrate import Profile
 from perfmodel.library.prediction_error import BANDS, Spread
 from perfmodel.validate.predict.run import (
-    Job,
     Mode,
     Pair,
     Placed,
     Predicted,
+    PredictionTask,
     at_once,
     matched_all,
     partners,
@@ -158,7 +158,7 @@ def validate(
         more, _ = matched_all(read_sweeps(home), home)
         known = {one[0].id: (one, home) for one in more} | known
     wanted = [
-        Job((sweep, place), profile, _others(sweep, own, known) if transfer else None)
+        PredictionTask((sweep, place), profile, _others(sweep, own, known) if transfer else None)
         for sweep, own in matched
     ]
     outcomes, trainings = at_once(wanted, _root(folder), processes, progress)

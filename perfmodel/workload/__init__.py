@@ -1,19 +1,19 @@
 """What is trained: parameters, layers and compute time."""
 
-from perfmodel.workload.model import Layer, LayerTimes, Tensor, Workload
+from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.readers.layer_times import times_from_file
-from perfmodel.workload.readers.load import load
+from perfmodel.workload.readers.load import load_workload
 from perfmodel.workload.roofline import layer_times
-from perfmodel.workload.zoo import build, zoo_names
+from perfmodel.workload.zoo import build_model, zoo_names
 
 __all__ = [
     "Layer",
     "LayerTimes",
-    "Tensor",
+    "ParameterTensor",
     "Workload",
-    "build",
+    "build_model",
     "layer_times",
-    "load",
+    "load_workload",
     "times_from_file",
     "zoo_names",
 ]

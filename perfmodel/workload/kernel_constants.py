@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import read_yaml
 
 
@@ -59,7 +59,7 @@ class KernelConstants:
             Nothing by that name.
         """
         if name not in self.optimizers:
-            raise InputError(Fault("optimizer", repr(name), one_of(self.optimizers, name)))
+            raise InputError(Fault("optimizer", repr(name), allowed_names(self.optimizers, name)))
         return self.optimizers[name]
 
 

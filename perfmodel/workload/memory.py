@@ -5,9 +5,9 @@ And the memory traffic of an optimizer step, which follows from its state.
 
 from __future__ import annotations
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.kernel_constants import kernel_constants
-from perfmodel.workload.model import ITEM_BYTES, Tensor, Workload
+from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
 STATE_BYTES = 4
 """Optimizer state and master weights are fp32."""
@@ -34,7 +34,9 @@ def activation_bytes(
         Bytes.
     """
     if precision not in ITEM_BYTES:
-        raise InputError(Fault("precision", repr(precision), one_of(ITEM_BYTES, str(precision))))
+        raise InputError(
+            Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
+        )
     item = ITEM_BYTES[precision]
     saved = sum(layer.saved_elements for layer in workload.layers)
     if not fused_attention:
@@ -80,16 +82,16 @@ def optimizer_bytes(workload: Workload, optimizer: str) -> int:
     return sum(tensor.numel * _step_bytes(tensor, states) for tensor in _trained(workload))
 
 
-def _step_bytes(tensor: Tensor, states: int) -> int:
+def _step_bytes(tensor: ParameterTensor, states: int) -> int:
     """Bytes that a step moves per element of one tensor."""
     own = ITEM_BYTES[tensor.dtype]
     weight = 2 * STATE_BYTES + own if _has_master(tensor) else 2 * own
     return own + weight + 2 * STATE_BYTES * states
 
 
-def _trained(workload: Workload) -> list[Tensor]:
+def _trained(workload: Workload) -> list[ParameterTensor]:
     return [workload.tensors[index] for index in workload.ready_order]
 
 
-def _has_master(tensor: Tensor) -> bool:
+def _has_master(tensor: ParameterTensor) -> bool:
     return ITEM_BYTES[tensor.dtype] < STATE_BYTES

@@ -21,7 +21,7 @@ LayerKind = Literal["linear", "conv", "attention"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ParameterTensor:
     """One parameter tensor, in registration order, as ``named_parameters()`` lists it."""
 
     name: str
@@ -114,7 +114,7 @@ class Workload:
     Parameters
     ----------
     name : str
-    tensors : tuple of Tensor
+    tensors : tuple of ParameterTensor
     layers : tuple of Layer
     sample : str
         What one sample is ("image", "sequence of 512 tokens").
@@ -129,7 +129,7 @@ class Workload:
     """
 
     name: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[ParameterTensor, ...]
     layers: tuple[Layer, ...]
     sample: str = "sample"
     buffers: tuple[Buffers, ...] = ()

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernel_constants import KernelConstants, kernel_constants
 from perfmodel.workload.memory import activation_bytes, cast_weights, optimizer_bytes
@@ -222,7 +222,7 @@ def _check(
         faults.append(Fault("batch", repr(batch), "a whole number of samples above zero"))
     known = [name for name in gpu.peak_flops if name in gpu.matmul_efficiency]
     if precision not in known:
-        allowed = f"{one_of(known, str(precision))}, which {gpu.name} has"
+        allowed = f"{allowed_names(known, str(precision))}, which {gpu.name} has"
         faults.append(Fault("precision", repr(precision), allowed))
     for field, value in (("matmul_efficiency", matmul), ("memory_efficiency", memory)):
         if value is not None and not 0 < value <= 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 IGNORED = ("provenance", "version", "elapsed_s", "seconds", "ts", "store")
 """Keys of a document that differ between any two recordings."""
 
-NUMBER = re.compile(r"(?<![\w.])[-+−]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
+NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 
 
 def leaves(document: object, path: str = "") -> Iterator[tuple[str, object]]:

@@ -23,16 +23,16 @@ from benchmarks.one_step import question
 from perfmodel.collectives.algorithms import ring
 from perfmodel.collectives.dependencies import messages, unrolled
 from perfmodel.collectives.timing.recurrence import schedule_s
-from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.max_min import max_min_rates
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degraded
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 HERE = Path(__file__).parent
 ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -76,16 +76,16 @@ def at_least(what: str, limit: float, reached: float, unit: str, note: str = "")
 
 def eight_gpus() -> Iterator[Measured]:
     """A step of ResNet-50 on one DGX A100: building, planning and simulating; and simulating."""
-    from perfmodel.scenario import Size, load_scenario
-    from perfmodel.studies.run.resolve.job import Job, load_workload, plan, times
+    from perfmodel.scenario import ClusterSize, load_scenario
+    from perfmodel.studies.run.resolve.job import TrainingJob, load_workload, plan, times
     from perfmodel.studies.run.resolve.machine import machine
     from perfmodel.topology.templates.build import load_node
 
     scenario, node = load_scenario("resnet50-dgx-a100"), load_node("dgx-a100")
 
     def asked() -> tuple[Machine, object]:
-        here = machine(scenario, node, Size(8, 1, 8))
-        job = Job(scenario, load_workload(scenario), here.topology.gpu, here.library)
+        here = machine(scenario, node, ClusterSize(8, 1, 8))
+        job = TrainingJob(scenario, load_workload(scenario), here.topology.gpu, here.library)
         return here, plan(job, times(job, 256), 8, 256, "steady")
 
     def answered() -> None:
@@ -93,7 +93,7 @@ def eight_gpus() -> Iterator[Measured]:
         simulate(step, here)  # type: ignore[arg-type]  # a StepPlan
 
     here, step = asked()
-    estimator, steps = Estimator(here), 10
+    estimator, steps = UncontendedTimer(here), 10
     whole_s = least_s(answered, repeats=7)
     many_s = least_s(lambda: simulate(step, here, steps=steps, estimator=estimator), repeats=7)  # type: ignore[arg-type]
     yield at_most("one DDP step of ResNet-50, 8 GPUs: built, planned and simulated", 20,
@@ -137,7 +137,7 @@ def _one_step(gpus: int) -> dict[str, float]:
 
 def odd_cluster(gpus: int) -> Topology:
     """DGX A100 hosts on a rail-optimised fabric; no two links are alike."""
-    plain = build("dgx-a100", hosts=gpus // 8, fabric="rail-optimised")
+    plain = build_topology("dgx-a100", hosts=gpus // 8, fabric="rail-optimised")
     return uneven(plain, np.random.default_rng(1))
 
 
@@ -147,14 +147,16 @@ def heterogeneous() -> Iterator[Measured]:
 
     def one() -> float:
         machine = Machine(odd, library)
-        return Estimator(machine).best("all_reduce", 25 * MiB, range(1024))[1]
+        return UncontendedTimer(machine).best("all_reduce", 25 * MiB, range(1024))[1]
 
     took_s = least_s(one)
     note = "rings laid, protocols tried, recurrence over every edge"
     yield at_most("all-reduce of 25 MiB, 1,024 unlike GPUs", 1, took_s, "s", note)
     asked = question(1024)
     machine = Machine(odd, library)
-    step_s = least_s(lambda: simulate(asked.plan, machine, estimator=Estimator(machine)), repeats=1)
+    step_s = least_s(
+        lambda: simulate(asked.plan, machine, estimator=UncontendedTimer(machine)), repeats=1
+    )
     yield at_most("one DDP step of GPT-2 XL, 1,024 unlike GPUs (machine built)", 1, step_s, "s")
 
 
@@ -218,22 +220,22 @@ def sends() -> Iterator[Measured]:
     yield at_least("recurrence: sends without contention", 100, count / took_s / 1e6, "M/s", note)
 
 
-def crowded_cluster() -> tuple[Machine, Carried]:
+def crowded_cluster() -> tuple[Machine, LoweredCollective]:
     """All-reduce of 25 MiB over eight DGX-1 whose NICs are not alike."""
-    plain = build("dgx1-v100", hosts=8, fabric="one-switch")
+    plain = build_topology("dgx1-v100", hosts=8, fabric="one-switch")
     rng = np.random.default_rng(1)
     arcs = plain.arcs
     ports = [i for i, kind in enumerate(arcs.kinds) if kind == "infiniband"]
     slower = arcs.bandwidth_Bps[ports] * rng.uniform(0.5, 1, len(ports))
     odd = degraded(plain, dict(zip(ports, slower.tolist(), strict=True)))
     machine = Machine(odd, load_library("plain"))
-    return machine, Estimator(machine).best("all_reduce", 25 * MiB, range(64))[0]
+    return machine, UncontendedTimer(machine).best("all_reduce", 25 * MiB, range(64))[0]
 
 
-def _again_s(machine: Machine, way: Carried, *, compiled: bool) -> float:
+def _again_s(machine: Machine, way: LoweredCollective, *, compiled: bool) -> float:
     """CPU seconds of a collective on a network that has carried it before."""
     env = simpy.Environment()
-    network = MessageNetwork(env, Estimator(machine), compiled=compiled)
+    network = MessageNetwork(env, UncontendedTimer(machine), compiled=compiled)
     env.run(until=network.launch([way]))
     return least_s(lambda: env.run(until=network.launch([way])))
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 begun = time.perf_counter()
 
 from perfmodel.library.machine import Machine  # noqa: E402  (the imports are what is timed)
-from perfmodel.scenario import Size, load_scenario  # noqa: E402
+from perfmodel.scenario import ClusterSize, load_scenario  # noqa: E402
 from perfmodel.simulate.engine.engine import simulate  # noqa: E402
-from perfmodel.studies.run.resolve.job import Job, load_workload, plan, times  # noqa: E402
+from perfmodel.studies.run.resolve.job import TrainingJob, load_workload, plan, times  # noqa: E402
 from perfmodel.studies.run.resolve.machine import machine  # noqa: E402
 from perfmodel.topology.templates.build import load_node  # noqa: E402
 from perfmodel.training.plan import StepPlan  # noqa: E402
@@ -47,8 +47,8 @@ def question(gpus: int, *overrides: str, name: str = "resnet50-dgx-a100") -> Que
     """Build a cluster of DGX A100 and plan a step of DDP on it."""
     scenario = load_scenario(name, [*OVERRIDES, *overrides])
     each = min(gpus, 8)
-    here = machine(scenario, load_node("dgx-a100"), Size(gpus, -(-gpus // 8), each))
-    job = Job(scenario, load_workload(scenario), here.topology.gpu, here.library)
+    here = machine(scenario, load_node("dgx-a100"), ClusterSize(gpus, -(-gpus // 8), each))
+    job = TrainingJob(scenario, load_workload(scenario), here.topology.gpu, here.library)
     return Question(here, plan(job, times(job, BATCH), gpus, BATCH, "steady"))
 
 

@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from calibration.left_out import Fold, Prepared, fold_of, folds, prepared  # noqa: E402  (line above)
-from perfmodel.calibrate.transfer.parameters import Expected, usually  # noqa: E402
+from perfmodel.calibrate.transfer.parameters import Priors, usually  # noqa: E402
 from perfmodel.validate.score.points import weighted_quantile  # noqa: E402
 
 WITHIN = 1.2816
@@ -63,7 +63,7 @@ class Place(NamedTuple):
     field: str = ""
 
 
-def places(expected: Expected) -> list[Place]:
+def places(expected: Priors) -> list[Place]:
     """Every expectation that may vary."""
     tree = expected.model_dump()
     found = [Place("levers", name, field) for name, one in tree["levers"].items()
@@ -73,7 +73,7 @@ def places(expected: Expected) -> list[Place]:
     return found
 
 
-def numbers(expected: Expected, where: Sequence[Place]) -> np.ndarray:
+def numbers(expected: Priors, where: Sequence[Place]) -> np.ndarray:
     """Expectations as numbers without bounds."""
     tree = expected.model_dump()
     found = [
@@ -86,7 +86,7 @@ def numbers(expected: Expected, where: Sequence[Place]) -> np.ndarray:
     )
 
 
-def with_numbers(expected: Expected, where: Sequence[Place], found: np.ndarray) -> Expected:
+def with_numbers(expected: Priors, where: Sequence[Place], found: np.ndarray) -> Priors:
     """Expectations from numbers without bounds."""
     tree = expected.model_dump()
     for place, number in zip(where, found.tolist(), strict=True):
@@ -97,7 +97,7 @@ def with_numbers(expected: Expected, where: Sequence[Place], found: np.ndarray) 
             section[place.name][place.field] = value
         else:
             section[place.name] = value
-    return Expected.model_validate(tree)
+    return Priors.model_validate(tree)
 
 
 def likelihood(found: Sequence[Fold]) -> float:
@@ -106,7 +106,7 @@ def likelihood(found: Sequence[Fold]) -> float:
     return float(np.mean(each))
 
 
-def search(runs: Mapping[str, Prepared], start: Expected, tries: int, seed: int = 0) -> Expected:
+def search(runs: Mapping[str, Prepared], start: Priors, tries: int, seed: int = 0) -> Priors:
     """Vary expectations at random; keep what makes sweeps left out more likely."""
     rng = np.random.default_rng(seed)
     where = places(start)
@@ -131,7 +131,7 @@ def search(runs: Mapping[str, Prepared], start: Expected, tries: int, seed: int 
     return with_numbers(start, where, best)
 
 
-def unseen(runs: Mapping[str, Prepared], start: Expected, tries: int) -> list[Fold]:
+def unseen(runs: Mapping[str, Prepared], start: Priors, tries: int) -> list[Fold]:
     """Predict each kind of hardware with expectations that have not seen it."""
     found = []
     for hardware in sorted({runs[name].hardware for name, _ in folds(runs)}):
@@ -184,7 +184,7 @@ def _both(parts: Sequence[Fold], *, before: bool) -> str:
     return f"{median:.1f} / {most:.1f} %"
 
 
-def written(expected: Expected, runs: Mapping[str, Prepared], count: int) -> str:
+def written(expected: Priors, runs: Mapping[str, Prepared], count: int) -> str:
     """The file's text."""
     tree = expected.model_dump()
     lines = [

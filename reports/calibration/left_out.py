@@ -11,13 +11,13 @@ import numpy as np
 
 from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.transfer.fit import thinned
-from perfmodel.calibrate.transfer.forward_model import Observed, Stretched
+from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observed
 from perfmodel.calibrate.transfer.gaussian_process import Places, alike, row_variance, run_deviation
 from perfmodel.calibrate.transfer.noise_model import weighed
-from perfmodel.calibrate.transfer.parameters import Expected, Lever, prior
+from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior
 from perfmodel.errors import PerfmodelError
-from perfmodel.library.corrections import Situation
-from perfmodel.library.machine import machine_on
+from perfmodel.library.corrections import CollectiveContext
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.validate.sweeps.match import Matched, match
 from perfmodel.validate.sweeps.read import Sweep, read_sweeps
@@ -42,9 +42,9 @@ class Prepared:
     nbytes : ndarray of int, shape (rows,)
     over : ndarray of float, shape (rows,)
         Logarithm of measured over predicted time.
-    levers : tuple of Lever
+    levers : tuple of TransferParameter
     slopes : ndarray of float, shape (rows, levers)
-    situations : tuple of Situation
+    situations : tuple of CollectiveContext
     shares : ndarray of float, shape (rows,)
         As `perfmodel.calibrate.transfer.gaussian_process.Places`.
     thin : ndarray of int
@@ -57,9 +57,9 @@ class Prepared:
     op: str
     nbytes: np.ndarray
     over: np.ndarray
-    levers: tuple[Lever, ...]
+    levers: tuple[TransferParameter, ...]
     slopes: np.ndarray
-    situations: tuple[Situation, ...]
+    situations: tuple[CollectiveContext, ...]
     shares: np.ndarray
     thin: np.ndarray
     unlike: frozenset[str]
@@ -73,7 +73,7 @@ class Prepared:
             thin=np.arange(len(at)),
         )  # fmt: skip
 
-    def along(self, levers: Sequence[Lever]) -> np.ndarray:
+    def along(self, levers: Sequence[TransferParameter]) -> np.ndarray:
         """Slopes along other levers; zero where this sweep does not depend on them."""
         at = {lever: column for column, lever in enumerate(self.levers)}
         none = np.zeros(len(self.nbytes))
@@ -140,10 +140,10 @@ def prepared(folder: Path) -> dict[str, Prepared]:
 
 
 def _prepared(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared:
-    machine = machine_on(matched.topology, load_library("nccl"), settings=matched.settings)
+    machine = make_machine(matched.topology, load_library("nccl"), settings=matched.settings)
     rows = [row for row in sweep.rows if row.nbytes > 0 and row.time_s > 0]
     used = {row.nbytes for row in thinned(rows)}
-    forward = Stretched(
+    forward = ForwardModel(
         [Observed(machine, matched.op, row.nbytes, row.time_s, 0, sweep.id) for row in rows]
     )
     levers = forward.levers()
@@ -184,7 +184,7 @@ def fold_of(
     runs: Mapping[str, Prepared],
     name: str,
     others: Sequence[str],
-    expected: Expected,
+    expected: Priors,
     *,
     every: bool = True,
 ) -> Fold:

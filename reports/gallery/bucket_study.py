@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from gallery.study import HERE, Study, as_csv
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank
+from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
 from perfmodel.report.common.markdown import table
 from perfmodel.report.common.palette import INK, QUIET_INK
 from perfmodel.scenario import Scenario, changed, load_scenario
-from perfmodel.studies.tune.model import Choice, Tuned
+from perfmodel.studies.tune.model import Choice, TuneResult
 from perfmodel.studies.tune.run import tune_scenario
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Case:
 
     model: str
     network: str
-    tuned: Tuned
+    tuned: TuneResult
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -88,7 +88,7 @@ def choices_csv(cases: Sequence[Case]) -> str:
     return as_csv(titles, rows)
 
 
-def choices(tuned: Tuned) -> list[tuple[str, Choice]]:
+def choices(tuned: TuneResult) -> list[tuple[str, Choice]]:
     """Name what is compared."""
     return [
         ("PyTorch's default", tuned.default),
@@ -153,7 +153,7 @@ def _text(cases: Sequence[Case]) -> str:
 
 def _picture(cases: Sequence[Case]) -> Picture:
     """Step time over the cap, relative to the best list; a panel per model."""
-    figure = blank(430)
+    figure = new_figure(430)
     for number, model in enumerate(MODELS):
         own = [case for case in cases if case.model == model]
         name = "" if number == 0 else str(number + 1)
@@ -164,12 +164,12 @@ def _picture(cases: Sequence[Case]) -> Picture:
         ticks = [cap for cap in (1, 5, 25, 100, 400, 1000) if cap <= 1.1 * largest]
         figure.update_layout(
             {
-                f"xaxis{name}": axis(
+                f"xaxis{name}": axis_layout(
                     "bucket_cap_mb", type="log", domain=[left, right], anchor=f"y{name}",
                     range=[math.log10(0.5), math.log10(1.15 * largest)], tickvals=ticks,
                     ticktext=[f"{cap:,}" for cap in ticks],
                 ),
-                f"yaxis{name}": axis(
+                f"yaxis{name}": axis_layout(
                     "step time over the best list" if number == 0 else "",
                     range=[0, 25], ticksuffix=" %", anchor=f"x{name}", domain=[0, 1],
                 ),

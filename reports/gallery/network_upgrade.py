@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gallery.study import Study, as_csv
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank
+from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
 from perfmodel.report.common.markdown import table
 from perfmodel.report.common.palette import INK, WORK
@@ -16,7 +16,7 @@ from perfmodel.report.explorer.grid import explore
 from perfmodel.report.run.page import write_report
 from perfmodel.scenario import changed, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Point
+from perfmodel.studies.run.result import SizeResult
 
 SCENARIO = "bert-large-v100-25g"
 
@@ -31,7 +31,7 @@ UPGRADES: Mapping[str, Mapping[str, object]] = {
 """What is changed of all links between nodes."""
 
 
-def upgraded(name: str) -> Point:
+def upgraded(name: str) -> SizeResult:
     """Run the scenario at its largest size with one upgrade."""
     question = load_scenario(SCENARIO, ["scale=null"])
     return run_scenario(changed(question, UPGRADES[name])).main
@@ -56,7 +56,7 @@ def _write(folder: Path) -> Path:
     return write_report(result, folder, grid=explore(question, result, axes_of(question, result)))
 
 
-def upgrades_csv(points: Mapping[str, Point]) -> str:
+def upgrades_csv(points: Mapping[str, SizeResult]) -> str:
     """One row per upgrade."""
     titles = ("network", "gpus", "step_time_s", "step_low_s", "step_high_s", "samples_per_s",
               "exposed_comm_s", "bottleneck")  # fmt: skip
@@ -70,7 +70,7 @@ def upgrades_csv(points: Mapping[str, Point]) -> str:
     )  # fmt: skip
 
 
-def _text(points: Mapping[str, Point]) -> str:
+def _text(points: Mapping[str, SizeResult]) -> str:
     first = next(iter(points.values()))
     listed = table(
         ("Network between nodes", "Step", "80 % interval", "Sequences/s", "Quicker by",
@@ -99,8 +99,8 @@ def _text(points: Mapping[str, Point]) -> str:
     )
 
 
-def _picture(points: Mapping[str, Point]) -> Picture:
-    figure = blank(330, barmode="stack", bargap=0.35)
+def _picture(points: Mapping[str, SizeResult]) -> Picture:
+    figure = new_figure(330, barmode="stack", bargap=0.35)
     names = list(points)[::-1]
     for part, colour in (
         ("everything else", WORK["backward"]),
@@ -134,7 +134,7 @@ def _picture(points: Mapping[str, Point]) -> Picture:
             showarrow=False, xanchor="left", xshift=6, font={"color": INK, "size": 13},
         )  # fmt: skip
     longest = 1e3 * max(high_s for _, high_s in known.values())
-    figure.update_xaxes(**axis("step time (ms)", range=[0, 1.32 * longest]))
-    figure.update_yaxes(**axis(showgrid=False, ticklabelposition="outside"))
+    figure.update_xaxes(**axis_layout("step time (ms)", range=[0, 1.32 * longest]))
+    figure.update_yaxes(**axis_layout(showgrid=False, ticklabelposition="outside"))
     below = "BERT-large on 128 V100 in 16 servers, DistributedDataParallel, weak scaling"
     return Picture(figure, "What a faster network buys", below)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gallery.study import HERE, Study, as_csv
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank
+from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
 from perfmodel.report.common.markdown import table
 from perfmodel.report.common.palette import channels
@@ -99,7 +99,7 @@ def _interval(result: Result) -> str:
 
 
 def _picture(results: Mapping[str, Result]) -> Picture:
-    figure = blank(430)
+    figure = new_figure(430)
     for name, result in results.items():
         colour = CURVES[name][1]
         rows = [(row.point.gpus, row.efficiency) for row in grown(result)]
@@ -119,9 +119,9 @@ def _picture(results: Mapping[str, Result]) -> Picture:
         )  # fmt: skip
     ticks = [point.gpus for point in next(iter(results.values())).points]
     figure.update_xaxes(
-        **axis("GPUs", type="log", range=[-0.07, math.log10(1024) + 0.07], tickvals=ticks,
+        **axis_layout("GPUs", type="log", range=[-0.07, math.log10(1024) + 0.07], tickvals=ticks,
                ticktext=[f"{gpus:,}" for gpus in ticks])
     )  # fmt: skip
-    figure.update_yaxes(**axis("share of linear scaling", range=[0, 105], ticksuffix=" %"))
+    figure.update_yaxes(**axis_layout("share of linear scaling", range=[0, 105], ticksuffix=" %"))
     below = "weak scaling; the band is the 80 % interval of the prediction"
     return Picture(figure, "Scaling efficiency to 1,024 GPUs", below)

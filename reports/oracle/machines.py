@@ -9,8 +9,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.files import validate
-from perfmodel.library.model import Library, load_library
+from perfmodel.files import validate_document
+from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.topology.faults import degraded
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
@@ -19,7 +19,7 @@ from perfmodel.topology.templates.spec import NodeSpec
 Numbers = Sequence[float] | NDArray[np.float64]
 
 
-def with_credits(credits: int) -> Library:
+def with_credits(credits: int) -> CommLibrary:
     """Bare links, with this many sends of an edge under way."""
     plain = load_library("plain")
     simple = plain.protocols["simple"].model_copy(update={"credits": credits})
@@ -135,7 +135,7 @@ def _link(kind: str, bandwidth: str, latency: str) -> dict[str, Any]:
 
 def _node(name: str, **parts: Any) -> NodeSpec:
     head = {"perfmodel": 1, "kind": "node", "name": name, "description": ROUND_NUMBERS}
-    return validate(NodeSpec, {**head, "gpu": "a100-sxm4-80gb", **parts})
+    return validate_document(NodeSpec, {**head, "gpu": "a100-sxm4-80gb", **parts})
 
 
 def uneven(topology: Topology, rng: np.random.Generator) -> Topology:

@@ -15,7 +15,7 @@ from oracle.machines import crossbar, two_level_node, uneven, with_credits
 from oracle.scenes import Launch, Scene, collective
 from perfmodel.library.machine import Machine
 from perfmodel.topology.faults import degraded
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 RING_OPS = ("all_reduce", "reduce_scatter", "all_gather")
 
@@ -32,7 +32,7 @@ def _own_links(name: str, rng: np.random.Generator) -> Scene:
 
 def _own_levels(name: str, rng: np.random.Generator) -> Scene:
     gpus, hosts = int(rng.integers(2, 5)), int(rng.integers(2, 5))
-    plain = build(two_level_node(gpus), hosts=hosts, fabric="one-switch")
+    plain = build_topology(two_level_node(gpus), hosts=hosts, fabric="one-switch")
     machine = Machine(uneven(plain, rng), with_credits(int(rng.choice([1, 3]))))
     ranks = gpus * hosts
     nbytes = ranks * 4 * int(rng.integers(10, 10**5))

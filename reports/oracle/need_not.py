@@ -9,12 +9,12 @@ import numpy as np
 from oracle.family import Family
 from oracle.machines import crossbar, two_level_node, uneven, with_credits
 from oracle.scenes import Launch, Scene, Stream, collective, message, ring_way
-from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degraded, without
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
 
 
@@ -28,14 +28,16 @@ def _even_cluster(rng: np.random.Generator) -> Topology:
     """A fabric that may have less than full bandwidth, or a host without an NVSwitch."""
     kind = int(rng.integers(4))
     if kind == 0:
-        return build(str(rng.choice(["rtx4090-x8-p2p", "rtx4090-x8", "dgx1-v100"])))
+        return build_topology(str(rng.choice(["rtx4090-x8-p2p", "rtx4090-x8", "dgx1-v100"])))
     spine = FabricSpec(
         kind="leaf-spine", oversubscription=float(rng.choice([1, 2, 4])), hosts_per_leaf=2
     )
     if kind == 1:
-        return build("ethernet-10g", hosts=int(rng.integers(4, 9)), fabric=spine, gpus_per_host=1)
+        return build_topology(
+            "ethernet-10g", hosts=int(rng.integers(4, 9)), fabric=spine, gpus_per_host=1
+        )
     if kind == 2:
-        return build(two_level_node(2), hosts=4, fabric=spine)
+        return build_topology(two_level_node(2), hosts=4, fabric=spine)
     count = int(rng.integers(4, 9))
     speeds, late = rng.uniform(5e9, 5e10, count), rng.uniform(0, 5e-6, count)
     return crossbar(speeds, late, trunk_Bps=float(rng.uniform(1e10, 1e11)))
@@ -45,7 +47,9 @@ def _machine(rng: np.random.Generator) -> Machine:
     return Machine(_clusters(rng), with_credits(int(rng.choice([1, 2, 8]))))
 
 
-def _shuffled_ring(machine: Machine, rng: np.random.Generator, ranks: int | None = None) -> Carried:
+def _shuffled_ring(
+    machine: Machine, rng: np.random.Generator, ranks: int | None = None
+) -> LoweredCollective:
     total = len(machine.topology.ranks)
     order = rng.permutation(total)[: ranks or total].tolist()
     return ring_way(machine, _size(rng, len(order)), order)
@@ -56,8 +60,8 @@ def _size(rng: np.random.Generator, ranks: int) -> int:
     return ranks * 4 * int(2 ** rng.uniform(14, 23) / ranks)
 
 
-def _alone_s(machine: Machine, way: Carried) -> float:
-    return Estimator(machine).way_s(way)
+def _alone_s(machine: Machine, way: LoweredCollective) -> float:
+    return UncontendedTimer(machine).way_s(way)
 
 
 def _crossing(name: str, rng: np.random.Generator) -> Scene:
@@ -97,7 +101,7 @@ def _bursts(name: str, rng: np.random.Generator) -> Scene:
     return Scene(name, "bursts against a collective", machine, launches)
 
 
-def _busiest_bytes(way: Carried) -> float:
+def _busiest_bytes(way: LoweredCollective) -> float:
     return max(
         float(sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(stage.edges))).max())
         for stage in way.stages
@@ -140,7 +144,7 @@ def _lost(name: str, rng: np.random.Generator) -> Scene:
     """A cable between leaf and spine is lost on the way; its traffic takes another."""
     spine = FabricSpec(kind="leaf-spine", hosts_per_leaf=2)
     gpus = int(rng.integers(1, 3))
-    topology = build(two_level_node(gpus), hosts=int(rng.integers(3, 7)), fabric=spine)
+    topology = build_topology(two_level_node(gpus), hosts=int(rng.integers(3, 7)), fabric=spine)
     machine = Machine(topology, with_credits(int(rng.choice([1, 2, 8]))))
     way = _shuffled_ring(machine, rng)
     names = topology.arcs.names
@@ -166,7 +170,7 @@ def _staged(name: str, rng: np.random.Generator) -> Scene:
         topology = crossbar(speeds, late, down_Bps=rng.uniform(5e9, 5e10, 8).tolist())
     else:
         spine = FabricSpec(kind="leaf-spine", oversubscription=2, hosts_per_leaf=2)
-        topology = uneven(build(two_level_node(2), hosts=4, fabric=spine), rng)
+        topology = uneven(build_topology(two_level_node(2), hosts=4, fabric=spine), rng)
     machine = Machine(topology, with_credits(int(rng.choice([1, 2]))))
     algorithm = str(rng.choice(STAGED))
     way = collective(machine, "all_reduce", _size(rng, 8), range(8), algorithm)

@@ -15,7 +15,7 @@ from oracle.scenes import Launch, Scene, collective
 from oracle.shared_links import NO_DELAY
 from perfmodel.library.machine import Machine
 from perfmodel.testing import closed_forms
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 MiB = 1 << 20
 SIZES = (MiB, 25 * MiB, 100 * MiB, 1024 * MiB)
@@ -64,14 +64,16 @@ def _two_s(ranks: int, nbytes: int) -> float:
 @cache
 def ring_machine(ranks: int) -> Machine:
     """Hosts of one GPU, each with a 50 GB/s port to one switch, 500 ns from GPU to GPU."""
-    topology = build(one_gpu_node(), hosts=ranks, fabric=NO_DELAY)
+    topology = build_topology(one_gpu_node(), hosts=ranks, fabric=NO_DELAY)
     return Machine(topology, with_credits(1))
 
 
 @cache
 def cluster(ranks: int) -> Machine:
     """Hosts of eight GPUs; see the module."""
-    topology = build(two_level_node(), hosts=ranks // 8, fabric=NO_DELAY if ranks > 8 else None)
+    topology = build_topology(
+        two_level_node(), hosts=ranks // 8, fabric=NO_DELAY if ranks > 8 else None
+    )
     return Machine(topology, with_credits(1))
 
 

@@ -18,12 +18,12 @@ from perfmodel.collectives.algorithms import linear, ring
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lower import carry, carry_message
-from perfmodel.library.lowering.lowered import Carried, Stage
+from perfmodel.library.lowering.lower import lower_collective, lower_message
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.rings import stages_of
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.engine import NETWORKS
-from perfmodel.simulate.uncontended import Estimator, add_traffic
+from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
 from perfmodel.testing import closed_forms
 
 Floats = NDArray[np.float64]
@@ -38,7 +38,7 @@ class Launch:
     """
 
     at_s: float
-    way: Carried
+    way: LoweredCollective
     op: str = ""
     group: int = 0
 
@@ -102,7 +102,7 @@ def play(fidelity: str, scene: Scene, order: Sequence[int] | None = None) -> tup
         When each launch ended; seconds.
     """
     env = simpy.Environment()
-    network: Any = NETWORKS[fidelity](env, Estimator(scene.machine))
+    network: Any = NETWORKS[fidelity](env, UncontendedTimer(scene.machine))
     ends = [0.0] * len(scene.launches)
     for at_s, machine in scene.changes:
         env.process(_change(env, network, at_s, machine))
@@ -151,7 +151,7 @@ def least_s(scene: Scene) -> tuple[float, ...]:
     return tuple(max(_cut_s(launch.way, best), _chain_s(launch)) for launch in scene.launches)
 
 
-def _cut_s(way: Carried, bandwidth_Bps: Floats) -> float:
+def _cut_s(way: LoweredCollective, bandwidth_Bps: Floats) -> float:
     """Time that the busiest link needs for the bytes of one collective."""
     nbytes = np.zeros(len(bandwidth_Bps))
     add_traffic(nbytes, way)
@@ -177,7 +177,7 @@ def _chain_s(launch: Launch) -> float:
 
 def ring_way(
     machine: Machine, nbytes: int, order: Sequence[int], op: str = "all_reduce"
-) -> Carried:
+) -> LoweredCollective:
     """One ring through ranks in any order, whatever the machine's own rings are."""
     make: Mapping[str, Callable[..., Schedule]] = {
         "all_reduce": ring.all_reduce,
@@ -187,7 +187,7 @@ def ring_way(
     return laid(machine, make[op](len(order), nbytes), order)
 
 
-def laid(machine: Machine, schedule: Schedule, members: Sequence[int]) -> Carried:
+def laid(machine: Machine, schedule: Schedule, members: Sequence[int]) -> LoweredCollective:
     """A schedule over the nearest links of its members."""
     ranks = np.asarray(members, dtype=np.int64)
     stages = []
@@ -197,22 +197,26 @@ def laid(machine: Machine, schedule: Schedule, members: Sequence[int]) -> Carrie
         load = np.ones(len(edges))
         stages.append(Stage(phases, edges, edges.latency_s, edges.cap_Bps, load))
     credits = next(iter(machine.library.protocols.values())).credits
-    return Carried(schedule, tuple(stages), "simple", 0.0, 1.0, credits)
+    return LoweredCollective(schedule, tuple(stages), "simple", 0.0, 1.0, credits)
 
 
 def collective(
     machine: Machine, op: str, nbytes: int, group: Sequence[int], algorithm: str | None = None
-) -> Carried:
+) -> LoweredCollective:
     """How the library carries a collective: by its bulk protocol."""
-    return carry(machine, op, nbytes, tuple(group), root=next(iter(group)), algorithm=algorithm)[-1]
+    return lower_collective(
+        machine, op, nbytes, tuple(group), root=next(iter(group)), algorithm=algorithm
+    )[-1]
 
 
-def message(machine: Machine, src: int, dst: int, nbytes: int) -> Carried:
+def message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredCollective:
     """One message between two ranks."""
-    return carry_message(machine, src, dst, nbytes)
+    return lower_message(machine, src, dst, nbytes)
 
 
-def flow(route: Route, nbytes: int, cap_Bps: float = np.inf, latency_s: float = 0.0) -> Carried:
+def flow(
+    route: Route, nbytes: int, cap_Bps: float = np.inf, latency_s: float = 0.0
+) -> LoweredCollective:
     """Bytes on any route, as a collective of one send."""
     schedule = linear.send(nbytes)
     latency, cap = np.array([latency_s]), np.array([cap_Bps])
@@ -221,7 +225,7 @@ def flow(route: Route, nbytes: int, cap_Bps: float = np.inf, latency_s: float = 
         arcs=np.array(route, dtype=np.int64), latency_s=latency, cap_Bps=cap,
         hop=np.array([0]), staged=False,
     )  # fmt: skip
-    return Carried(
+    return LoweredCollective(
         schedule,
         (Stage(schedule.phases, edges, latency, cap, np.ones(len(edges))),),
         "simple",

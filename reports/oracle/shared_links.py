@@ -13,18 +13,18 @@ import numpy as np
 
 from oracle.machines import crossbar, two_level_node, wires, with_credits
 from oracle.scenes import Launch, Route, Scene, Stream, collective, flow, ring_way
-from perfmodel.files import validate
+from perfmodel.files import validate_document
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degraded
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
 
-NO_DELAY = validate(
+NO_DELAY = validate_document(
     FabricSpec, {"kind": "one-switch", "switch_latency": "0 s", "cable_latency": "0 s"}
 )
-NARROW_SPINE = validate(
+NARROW_SPINE = validate_document(
     FabricSpec,
     {
         "kind": "leaf-spine", "switch_latency": "130 ns", "cable_latency": "25 ns", "radix": 8,
@@ -195,7 +195,7 @@ def _ring_over_trunk(name: str, rng: np.random.Generator) -> Scene:
 
 
 def _two_rings(name: str, rng: np.random.Generator) -> Scene:
-    topology = build(two_level_node(2), hosts=4, fabric=NARROW_SPINE)
+    topology = build_topology(two_level_node(2), hosts=4, fabric=NARROW_SPINE)
     machine = Machine(topology, with_credits(1))
     launches = []
     for at_s in (0.0, float(rng.uniform(0, 1e-3))):
@@ -243,7 +243,7 @@ def _ring_meets(name: str, rng: np.random.Generator) -> Scene:
     topology = crossbar(speeds, late, trunk_Bps=float(rng.uniform(1e10, 1e11)))
     machine = Machine(topology, with_credits(int(rng.choice([1, 2]))))
     way = ring_way(machine, ranks * 4 * int(rng.integers(10**4, 10**6)), range(ranks))
-    whole_s = Estimator(machine).way_s(way)
+    whole_s = UncontendedTimer(machine).way_s(way)
     at_s = rng.uniform(0, 0.8, 2) * whole_s
     link = int(rng.integers(ranks))
     arcs = topology.arcs

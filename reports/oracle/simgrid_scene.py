@@ -15,7 +15,7 @@ import numpy as np
 
 from oracle.scenes import Launch, Scene, Stream
 from perfmodel.collectives.dependencies import Messages, messages, unrolled
-from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.lowered import LoweredCollective
 
 
 def exported(scene: Scene, *, native: bool = False) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _add(
     followers += mine
 
 
-def _queues(way: Carried, sends: Messages) -> list[list[int]]:
+def _queues(way: LoweredCollective, sends: Messages) -> list[list[int]]:
     """Sends of each edge in order, edge after edge, stage after stage."""
     stage_of_round = _stage_of_round(way)
     place: dict[tuple[int, int, int, int], int] = {}
@@ -146,7 +146,7 @@ def _queues(way: Carried, sends: Messages) -> list[list[int]]:
     return queues
 
 
-def _stage_of_round(way: Carried) -> list[int]:
+def _stage_of_round(way: LoweredCollective) -> list[int]:
     return [
         stage
         for stage, part in enumerate(way.stages)
@@ -162,7 +162,7 @@ def _numbered(queues: list[list[int]], first: int) -> list[int]:
     return number
 
 
-def _waits(way: Carried, sends: Messages) -> list[tuple[int, ...]]:
+def _waits(way: LoweredCollective, sends: Messages) -> list[tuple[int, ...]]:
     """Sends that must have landed before each: its data, and its rank's earlier stages."""
     if len(way.stages) == 1:
         return list(sends.after)

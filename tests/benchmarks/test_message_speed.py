@@ -21,9 +21,9 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.max_min import max_min_rates
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 pytestmark = pytest.mark.benchmarks
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -55,8 +55,8 @@ def unlike(topology: Topology, seed: int = 1) -> Topology:
 def test_sends_with_contention(benchmark: Any, case: str, compiled: bool) -> None:
     """25 MiB among 64 ranks. Rings and routes are laid beforehand, the sends' tables too."""
     template, fabric, op = CASES[case]
-    topology = unlike(build(template, hosts=8, fabric=fabric))
-    estimator = Estimator(Machine(topology, load_library("plain")))
+    topology = unlike(build_topology(template, hosts=8, fabric=fabric))
+    estimator = UncontendedTimer(Machine(topology, load_library("plain")))
     way = estimator.best(op, 25 << 20, range(64))[0]
     env = simpy.Environment()
     network = MessageNetwork(env, estimator, compiled=compiled)
@@ -80,8 +80,8 @@ def test_sends_with_contention(benchmark: Any, case: str, compiled: bool) -> Non
 def test_sends_from_nothing(benchmark: Any, compiled: bool) -> None:
     """The first case with everything that a single run needs: dependencies, tables, simulation."""
     template, fabric, op = next(iter(CASES.values()))
-    estimator = Estimator(
-        Machine(unlike(build(template, hosts=8, fabric=fabric)), load_library("plain"))
+    estimator = UncontendedTimer(
+        Machine(unlike(build_topology(template, hosts=8, fabric=fabric)), load_library("plain"))
     )
     way = estimator.best(op, 25 << 20, range(64))[0]
 

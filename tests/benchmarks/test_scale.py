@@ -23,7 +23,7 @@ from oracle.scenes import Launch, Scene, collective, play
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.testing import closed_forms
 
 pytestmark = pytest.mark.benchmarks
@@ -64,7 +64,7 @@ def test_1024_unlike_gpus(benchmark: Benchmark) -> None:
 
     def answer() -> float:
         machine = Machine(topology, library)
-        return Estimator(machine).best("all_reduce", 25 * MiB, range(1024))[1]
+        return UncontendedTimer(machine).best("all_reduce", 25 * MiB, range(1024))[1]
 
     eight_NICs_Bps = 8 * 2 * 25e9  # none is more than twice as quick as it was
     assert (

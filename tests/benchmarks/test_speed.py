@@ -12,14 +12,14 @@ import simpy
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.scenario import Scenario, Size, load_scenario
+from perfmodel.scenario import ClusterSize, Scenario, load_scenario
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended import Estimator
-from perfmodel.studies.run.resolve.job import Job, load_workload, plan, times
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.resolve.job import TrainingJob, load_workload, plan, times
 from perfmodel.studies.run.resolve.machine import machine
-from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.build import build_topology, load_node
 
 pytestmark = pytest.mark.benchmarks
 
@@ -35,8 +35,8 @@ def test_resnet50_step(benchmark: Callable[..., object], resnet50: Scenario, gpu
     node = load_node("dgx-a100")
 
     def answer() -> float:
-        here = machine(resnet50, node, Size(gpus, gpus // 8, 8))
-        job = Job(resnet50, load_workload(resnet50), here.topology.gpu, here.library)
+        here = machine(resnet50, node, ClusterSize(gpus, gpus // 8, 8))
+        job = TrainingJob(resnet50, load_workload(resnet50), here.topology.gpu, here.library)
         step = plan(job, times(job, 256), gpus, 256, "steady")
         return simulate(step, here, steps=3).step_time_s
 
@@ -47,8 +47,10 @@ def test_resnet50_step(benchmark: Callable[..., object], resnet50: Scenario, gpu
 def test_message_ring(benchmark: Callable[..., object], ranks: int) -> None:
     """A 25 MiB ring all-reduce send by send, on one NVSwitch or over eight hosts."""
     hosts = ranks // 8
-    topology = build("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
-    estimator = Estimator(Machine(topology, load_library("plain")))
+    topology = build_topology(
+        "dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None
+    )
+    estimator = UncontendedTimer(Machine(topology, load_library("plain")))
 
     def run() -> float:
         env = simpy.Environment()
@@ -63,11 +65,13 @@ def test_message_ring(benchmark: Callable[..., object], ranks: int) -> None:
 def test_flow_ring(benchmark: Callable[..., object], ranks: int) -> None:
     """The same at fidelity flow, from a built machine whose rings are laid anew."""
     hosts = ranks // 8
-    topology = build("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
+    topology = build_topology(
+        "dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None
+    )
 
     def run() -> float:
         env = simpy.Environment()
-        network = FlowNetwork(env, Estimator(Machine(topology, load_library("nccl"))))
+        network = FlowNetwork(env, UncontendedTimer(Machine(topology, load_library("nccl"))))
         env.run(until=network.collective("all_reduce", 25 << 20, (range(ranks),), 0))
         return float(env.now)
 

@@ -9,7 +9,7 @@ from perfmodel.library.lowering.protocol_costs import wire_factor
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 
 def value(parameter, where, text, beyond="0 B"):
@@ -38,7 +38,7 @@ def profile(*values, **changes):
 
 @pytest.fixture(scope="module")
 def machine():
-    return Machine(build("cpu-loopback"), load_library("gloo"))
+    return Machine(build_topology("cpu-loopback"), load_library("gloo"))
 
 
 def test_bandwidth_scales_all_links_of_the_kind_and_nothing_else(machine):
@@ -55,7 +55,7 @@ def test_bandwidth_scales_all_links_of_the_kind_and_nothing_else(machine):
 
 
 def test_other_kinds_of_link_stay(machine):
-    cluster = Machine(build("ethernet-10g", hosts=2, fabric="one-switch"), machine.library)
+    cluster = Machine(build_topology("ethernet-10g", hosts=2, fabric="one-switch"), machine.library)
     made = profile(value("bandwidth", "ethernet", "1 GB/s"), topology="ethernet-10g")
     before, after = cluster.topology.arcs, apply(made, cluster).topology.arcs
     for kind, old, new in zip(before.kinds, before.bandwidth_Bps, after.bandwidth_Bps, strict=True):

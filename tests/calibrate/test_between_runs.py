@@ -8,8 +8,8 @@ from perfmodel.calibrate.link_costs.run_variance import usual_spread
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.uncontended import Estimator
-from perfmodel.topology.templates.build import build
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.topology.templates.build import build_topology
 
 ALPHA_S, RATE_BPS = 500e-6, 3e9
 SIZES = [2**k for k in range(10, 27, 2)]
@@ -35,7 +35,7 @@ def run(seed, *, times=0.25, rates=0.2, scatter=0.03):
 
 @pytest.fixture(scope="module")
 def machine():
-    return Machine(build("cpu-loopback"), load_library("gloo"))
+    return Machine(build_topology("cpu-loopback"), load_library("gloo"))
 
 
 def test_many_runs_show_their_spread(machine):
@@ -82,7 +82,7 @@ def test_intervals_hold_times_of_new_runs_four_times_out_of_five(machine):
 
 
 def _times(machine, profile):
-    known = Estimator(apply(profile, machine))
+    known = UncontendedTimer(apply(profile, machine))
     return [known.best("all_reduce", n, range(4), 0, "ring")[1] for n in SIZES]
 
 

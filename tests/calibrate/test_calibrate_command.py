@@ -9,7 +9,7 @@ from perfmodel.calibrate import read_profile
 from perfmodel.cli import app
 from perfmodel.errors import InputError
 from perfmodel.studies.run.collective import collective_rows
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 
 def written(folder, **fields):
@@ -100,7 +100,7 @@ def log(ranks, hosts, times):
 @pytest.fixture
 def slow_log(tmp_path):
     """A host a quarter slower than the model says."""
-    rows = collective_rows(build("dgx-a100"), sizes=[2**n for n in range(12, 33, 4)])
+    rows = collective_rows(build_topology("dgx-a100"), sizes=[2**n for n in range(12, 33, 4)])
     path = tmp_path / "slow.log"
     path.write_text(log(8, 1, {row["nbytes"]: 1.25 * row["time_s"] for row in rows}))
     return path

@@ -11,12 +11,12 @@ from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.calibrate.transfer.gaussian_process import Places, alike, within_runs
 from perfmodel.calibrate.transfer.noise_model import weighed
 from perfmodel.calibrate.transfer.parameters import usually
-from perfmodel.library.corrections import Situation
-from perfmodel.library.machine import machine_on, observed_s
+from perfmodel.library.corrections import CollectiveContext
+from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
-from perfmodel.library.settings import Settings
-from perfmodel.simulate.uncontended import Estimator
-from perfmodel.topology.templates.build import build
+from perfmodel.library.settings import LibrarySettings
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.topology.templates.build import build_topology
 
 SIZES = [2**n for n in range(10, 33, 2)]
 
@@ -28,18 +28,18 @@ class Row:
 
 
 def dgx(hosts=1):
-    return build("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
+    return build_topology("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
 
 
 def times(machine, sizes=SIZES):
-    known, ranks = Estimator(machine), range(len(machine.topology.ranks))
+    known, ranks = UncontendedTimer(machine), range(len(machine.topology.ranks))
     return np.array(
-        [observed_s(machine, known.best("all_reduce", n, ranks)[1]) for n in sizes]
+        [observed_time_s(machine, known.best("all_reduce", n, ranks)[1]) for n in sizes]
     )  # fmt: skip
 
 
 def on(topology, **told):
-    return machine_on(topology, load_library("nccl"), settings=Settings(**told))
+    return make_machine(topology, load_library("nccl"), settings=LibrarySettings(**told))
 
 
 def run(machine, stretch=1.0, sizes=SIZES):
@@ -72,7 +72,7 @@ def run(machine, stretch=1.0, sizes=SIZES):
 )
 def test_settings_that_make_runs_unlike(one, other, said):
     topology = dgx(2)
-    pair = [(topology, Settings(**told)) for told in (one, other)]
+    pair = [(topology, LibrarySettings(**told)) for told in (one, other)]
     found = "; ".join(differences("all_reduce", *pair))
     assert said in found
     assert bool(found) == bool(said)
@@ -80,14 +80,14 @@ def test_settings_that_make_runs_unlike(one, other, said):
 
 
 def test_networks_do_not_matter_on_one_host_and_peers_do_without_nvlink():
-    plain = Settings()
-    off = Settings(env={"NCCL_P2P_DISABLE": "1"})
+    plain = LibrarySettings()
+    off = LibrarySettings(env={"NCCL_P2P_DISABLE": "1"})
     assert not differences("all_reduce", (dgx(), off), (dgx(), plain))
-    cards = build("rtx4090-x8-p2p")
+    cards = build_topology("rtx4090-x8-p2p")
     assert "host's memory" in differences("all_reduce", (cards, off), (cards, plain))[0]
-    unlike = build("rtx4090-x8")
+    unlike = build_topology("rtx4090-x8")
     assert differences("all_reduce", (cards, plain), (unlike, plain))
-    tcp = Settings(env={"NCCL_IB_DISABLE": "1"})
+    tcp = LibrarySettings(env={"NCCL_IB_DISABLE": "1"})
     assert not differences("all_reduce", (dgx(), tcp), (dgx(), plain))
 
 
@@ -109,7 +109,7 @@ def test_a_busy_process_tells_nothing_of_the_ways_that_it_starts():
     longer = busy.library.model_copy(update={"issue": 1.4 * busy.library.issue})
     slow = replace(busy, library=longer)
     rows = [Row(n, float(t)) for n, t in zip(small, times(slow, small), strict=True)]
-    profile = fit_profile([(topology, Settings(one_process=True), "all_reduce", rows)])
+    profile = fit_profile([(topology, LibrarySettings(one_process=True), "all_reduce", rows)])
     issue = next(f for f in profile.transfer.factors if f.of == "issue")
     assert (
         1.15 < issue.factor < 1.4
@@ -175,7 +175,7 @@ def test_spreads_are_found_again_in_what_was_drawn_with_them():
     """Rows drawn with the mechanism four times as far off as usual: so they are taken."""
     expected, rng = usually(), np.random.default_rng(5)
     situations = [
-        Situation("all_reduce", 2**n, 8, 1, "ring", "simple") for n in range(10, 34)
+        CollectiveContext("all_reduce", 2**n, 8, 1, "ring", "simple") for n in range(10, 34)
     ]  # fmt: skip
     places = Places.of(situations * 2)
     number = np.repeat([0, 1], len(situations))

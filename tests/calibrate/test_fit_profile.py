@@ -17,8 +17,8 @@ from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.uncontended import Estimator
-from perfmodel.topology.templates.build import build
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.topology.templates.build import build_topology
 
 LAUNCH_S, ALPHA_S, RATE_BPS, GAMMA_BPS = 40e-6, 120e-6, 3.3e9, 9e9
 SIZES = [2**k for k in range(10, 27)]
@@ -64,7 +64,7 @@ BARE = {"launch_s": 0.0, "gamma_Bps": np.inf}
 
 @pytest.fixture(scope="module")
 def topology():
-    return build("cpu-loopback")
+    return build_topology("cpu-loopback")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def found(profile):
 
 
 def predicted(machine, op, nbytes, ranks):
-    return Estimator(machine).best(op, nbytes, range(ranks))[1]
+    return UncontendedTimer(machine).best(op, nbytes, range(ranks))[1]
 
 
 # ---------------------------------------------------------------- recovery
@@ -148,7 +148,7 @@ def test_intervals_hold_the_truth_four_times_out_of_five(machine):
 )
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "broadcast", "reduce", "gather"])
 def test_a_fit_sees_the_times_that_predictions_will_have(template, library_name, ranks, op):
-    machine = Machine(build(template), load_library(library_name))
+    machine = Machine(build_topology(template), load_library(library_name))
     times = dict.fromkeys((2**10, 2**20 + 4, 2**25), 1.0)
     made = measurement(times, ranks=ranks, op=op, backend=library_name)
     forward = Forward(machine, cases_of([made], machine, "library"))
@@ -248,7 +248,7 @@ def test_too_few_sizes_are_said_to_be(topology, library, count, most):
 
 
 def test_the_network_is_told_and_pcie_is_not(library):
-    cluster = build("ethernet-10g", hosts=4, fabric="one-switch")
+    cluster = build_topology("ethernet-10g", hosts=4, fabric="one-switch")
     before = Machine(cluster, library)
     rate_Bps, wire_s = 0.8e9, before.rings(range(4)).edges.latency_s[0]
     times = {n: 6 * (300e-6 + 2 * wire_s + n / 4 / rate_Bps) for n in SIZES}

@@ -9,19 +9,19 @@ from perfmodel.calibrate import apply, draws, interval_s, read_profile, write_pr
 from perfmodel.calibrate.transfer.fit import fit_profile, thinned
 from perfmodel.calibrate.transfer.gaussian_process import Places, Residual, alike, within_runs
 from perfmodel.calibrate.transfer.model import model_of
-from perfmodel.calibrate.transfer.parameters import Expected, Lever, usually
-from perfmodel.calibrate.transfer.posterior import Seen
+from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, usually
+from perfmodel.calibrate.transfer.posterior import DirectMeasurement
 from perfmodel.errors import InputError
-from perfmodel.library.corrections import Measured, Situation
-from perfmodel.library.machine import machine_on
+from perfmodel.library.corrections import CollectiveContext, Corrections
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.report.validation.residuals import write_residuals
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
-EXPECTED = Expected.model_validate(
+EXPECTED = Priors.model_validate(
     {
         "levers": {
             "launch": {"deviation": 0.8}, "uneven": {"deviation": 0.4},
@@ -57,24 +57,29 @@ def fit(runs, **more):
 
 
 def dgx(hosts=1, gpus=8):
-    return build("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None,
+    return build_topology("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None,
                  gpus_per_host=gpus)  # fmt: skip
 
 
 def times(machine, op="all_reduce", sizes=SIZES):
-    known, ranks = Estimator(machine), range(len(machine.topology.ranks))
+    known, ranks = UncontendedTimer(machine), range(len(machine.topology.ranks))
     return np.array([known.best(op, n, ranks)[1] for n in sizes])
 
 
 def plain(topology):
-    return machine_on(topology, load_library("nccl"))
+    return make_machine(topology, load_library("nccl"))
 
 
 def sweep(topology, stretch=1.0, measured=None, op="all_reduce", sizes=SIZES):
     """What a machine would measure whose times are so much longer than the model's."""
-    machine = replace(plain(topology), measured=measured or Measured())
+    machine = replace(plain(topology), measured=measured or Corrections())
     found = times(machine, op, sizes) * np.broadcast_to(stretch, len(sizes))
-    return topology, Settings(), op, [Row(n, float(t)) for n, t in zip(sizes, found, strict=True)]
+    return (
+        topology,
+        LibrarySettings(),
+        op,
+        [Row(n, float(t)) for n, t in zip(sizes, found, strict=True)],
+    )
 
 
 def factors(profile):
@@ -87,7 +92,7 @@ def off(profile, topology, wanted, op="all_reduce", sizes=SIZES):
 
 def test_a_slower_machine_is_found_to_be_slower_and_its_own_times_are_met():
     slower = {"ll/nvlink": 1.5, "ll128/nvlink": 1.5, "simple/nvlink": 1.5}
-    run = sweep(dgx(), measured=Measured(steps=slower))
+    run = sweep(dgx(), measured=Corrections(steps=slower))
     profile = fit([run])
     step = factors(profile)["step", "ll/nvlink"]
     assert step.factor > 1.1
@@ -98,7 +103,7 @@ def test_a_slower_machine_is_found_to_be_slower_and_its_own_times_are_met():
 
 def test_what_was_fitted_on_two_machines_holds_for_eight():
     slower = {f"{p}/{hop}": 1.6 for p in ("ll", "ll128", "simple") for hop in ("network", "nvlink")}
-    measured = Measured(steps=slower)
+    measured = Corrections(steps=slower)
     profile = fit([sweep(dgx(2), measured=measured)])
     eight = dgx(8)
     wanted = times(replace(plain(eight), measured=measured))
@@ -109,7 +114,7 @@ def test_what_was_fitted_on_two_machines_holds_for_eight():
 
 
 def test_an_algorithm_that_reaches_less_of_the_links_is_found_too():
-    measured = Measured(rates={"ring/simple": 0.85})
+    measured = Corrections(rates={"ring/simple": 0.85})
     profile = fit([sweep(dgx(), measured=measured, sizes=[2**n for n in range(28, 34)])])
     share = factors(profile)["rate", "ring/simple"]
     assert share.factor < 0.99  # the links' rate and the correction have the rest
@@ -121,7 +126,7 @@ def test_an_algorithm_that_reaches_less_of_the_links_is_found_too():
 
 @pytest.mark.parametrize("gpus", [2, 4])
 def test_what_was_fitted_on_eight_gpus_helps_with_fewer(gpus):
-    measured = Measured(steps={f"{p}/nvlink": 1.5 for p in ("ll", "ll128", "simple")})
+    measured = Corrections(steps={f"{p}/nvlink": 1.5 for p in ("ll", "ll128", "simple")})
     profile = fit([sweep(dgx(), measured=measured)])
     wanted = times(replace(plain(dgx(gpus=gpus)), measured=measured))
     before = np.abs(times(plain(dgx(gpus=gpus))) / wanted - 1.0)
@@ -132,7 +137,7 @@ def test_what_the_mechanism_cannot_be_is_left_to_a_correction_that_fades():
     bump = 1.0 + 0.3 * np.exp(-0.5 * ((np.log2(SIZES) - 20) / 2.5) ** 2)
     profile = fit([sweep(dgx(), bump)])
     residual = profile.transfer.residual
-    there = Situation("all_reduce", 2**20, 8, 1, "ring", "ll")
+    there = CollectiveContext("all_reduce", 2**20, 8, 1, "ring", "ll")
     assert off(profile, dgx(), times(plain(dgx())) * bump).max() < 0.06
     beyond = replace(there, nbytes=2**60)
     assert abs(np.log(residual(beyond))) < 0.25 * abs(np.log(residual(there)) or 1.0) + 0.02
@@ -165,13 +170,13 @@ def test_what_the_data_cannot_tell_is_said_and_stays_as_it_was():
 
 
 def test_a_rate_that_was_measured_by_itself_moves_its_link():
-    kind = Lever("bandwidth", "nvlink")
-    profile = fit([], topology=dgx(), seen=[Seen(kind, float(np.log(0.8)), 0.01)])
+    kind = TransferParameter("bandwidth", "nvlink")
+    profile = fit([], topology=dgx(), seen=[DirectMeasurement(kind, float(np.log(0.8)), 0.01)])
     assert factors(profile)["bandwidth", "nvlink"].factor == pytest.approx(0.8, rel=0.01)
     slow, usual = apply(profile, plain(dgx())), plain(dgx())
     (large,) = times(slow, sizes=[2**32]) / times(usual, sizes=[2**32])
     assert large == pytest.approx(1 / 0.8, rel=0.02)
-    both = fit([sweep(dgx(), 1.25, sizes=SIZES[-3:])], seen=[Seen(kind, 0.0, 0.001)])
+    both = fit([sweep(dgx(), 1.25, sizes=SIZES[-3:])], seen=[DirectMeasurement(kind, 0.0, 0.001)])
     assert factors(both)["bandwidth", "nvlink"].factor == pytest.approx(1.0, abs=0.01)
 
 
@@ -239,14 +244,16 @@ def test_collectives_are_printed_with_an_interval_at_any_scale():
 def test_profiles_of_other_hardware_are_refused():
     profile = fit([sweep(dgx(), 1.2)])
     with pytest.raises(InputError, match="made on a100-sxm4"):
-        apply(profile, plain(build("dgx-h100")))
+        apply(profile, plain(build_topology("dgx-h100")))
     with pytest.raises(InputError, match="made for library 'nccl'"):
-        apply(profile, machine_on(dgx(), load_library("plain")))
+        apply(profile, make_machine(dgx(), load_library("plain")))
     with pytest.raises(InputError, match="runs of one model of GPU"):
-        fit([sweep(dgx()), sweep(build("dgx-h100"))])
+        fit([sweep(dgx()), sweep(build_topology("dgx-h100"))])
     with pytest.raises(InputError, match="at least one size with a time"):
         fit([])
-    assert apply(profile, plain(build("azure-ndv4"))).measured != Measured()  # the same GPU
+    assert (
+        apply(profile, plain(build_topology("azure-ndv4"))).measured != Corrections()
+    )  # the same GPU
     assert model_of("h100-pcie-80gb") == "h100-pcie"
 
 
@@ -262,7 +269,7 @@ def test_rows_are_thinned_evenly_over_the_logarithm_of_size():
 def test_a_single_row_is_shrunk_as_theory_says():
     """Mean k / (k + n) of what was seen; Rasmussen and Williams (2006), equation 2.25."""
     left, runs = usually().left, usually().runs
-    here = Situation("all_reduce", 2**22, 8, 1, "ring", "simple")
+    here = CollectiveContext("all_reduce", 2**22, 8, 1, "ring", "simple")
     places = Places.of([here])
     noise = within_runs(places, np.zeros(1, dtype=int), runs) + 0.01
     residual = Residual(places, np.array([0.5]), noise, left, runs)
@@ -274,7 +281,7 @@ def test_a_single_row_is_shrunk_as_theory_says():
 def test_covariances_are_those_of_something():
     rng = np.random.default_rng(3)
     situations = [
-        Situation(str(rng.choice(["all_reduce", "all_gather"])), int(2 ** rng.uniform(3, 33)),
+        CollectiveContext(str(rng.choice(["all_reduce", "all_gather"])), int(2 ** rng.uniform(3, 33)),
                   int(2 ** rng.integers(1, 9)), int(2 ** rng.integers(0, 5)),
                   str(rng.choice(["ring", "tree"])), str(rng.choice(["ll", "simple"])))
         for _ in range(60)

@@ -10,8 +10,8 @@ from perfmodel.calibrate import apply, draws, fit, read_profile
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import read_measurement
-from perfmodel.simulate.uncontended import Estimator
-from perfmodel.topology.templates.build import build
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.topology.templates.build import build_topology
 
 MEASURED = Path(__file__).parents[2] / "reports" / "measured"
 RUN, CHECK = MEASURED / "gloo_ring_4_epyc.json", MEASURED / "gloo_ring_4_epyc_check.json"
@@ -19,7 +19,7 @@ RUN, CHECK = MEASURED / "gloo_ring_4_epyc.json", MEASURED / "gloo_ring_4_epyc_ch
 
 @pytest.fixture(scope="module")
 def machine():
-    return Machine(build("cpu-loopback"), load_library("gloo"))
+    return Machine(build_topology("cpu-loopback"), load_library("gloo"))
 
 
 def runs(ranks, *, every=1):
@@ -34,7 +34,7 @@ def thinned(made, every):
 
 
 def predicted(machine, profile, made, rows):
-    best = Estimator(apply(profile, machine, rows=rows)).best
+    best = UncontendedTimer(apply(profile, machine, rows=rows)).best
     algorithm = made.algorithm if rows == "schedule" else None
     sizes = [nbytes for nbytes, _ in made.times(rows)]
     return np.array([best("all_reduce", n, range(made.ranks), 0, algorithm)[1] for n in sizes])

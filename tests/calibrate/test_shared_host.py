@@ -15,8 +15,8 @@ from perfmodel.library.lowering.protocol_costs import chunk_bytes, reduced_bytes
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.uncontended import Estimator
-from perfmodel.topology.templates.build import build
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.topology.templates.build import build_topology
 
 ALPHA_S, HOST_S, ALL_BPS, ONE_BPS = 300e-6, 190e-6, 3.2e9, 1.1e9
 SIZES = [2**k for k in range(10, 27)]
@@ -45,7 +45,7 @@ def measured(ranks, noise=0.0, seed=0):
 
 @pytest.fixture(scope="module")
 def machine():
-    return Machine(build("cpu-loopback"), load_library("gloo"))
+    return Machine(build_topology("cpu-loopback"), load_library("gloo"))
 
 
 def test_two_numbers_of_ranks_tell_what_others_take(machine):
@@ -54,7 +54,7 @@ def test_two_numbers_of_ranks_tell_what_others_take(machine):
     assert values[Parameter("host_step", "ring")] == pytest.approx(HOST_S, rel=1e-2)
     assert values[Parameter("rank_rate", "ring")] == pytest.approx(ONE_BPS, rel=1e-2)
     assert values[Parameter("bandwidth", "memory")] == pytest.approx(ALL_BPS, rel=1e-2)
-    known = Estimator(apply(profile, machine))
+    known = UncontendedTimer(apply(profile, machine))
     for ranks in (2, 3, 4, 8):
         for nbytes in (3 * 2**12, 3 * 2**22):
             found = known.best("all_reduce", nbytes, range(ranks), 0, "ring")[1]
@@ -70,9 +70,9 @@ def test_a_step_elsewhere_does_not_share_the_host():
     library = load_library("gloo")
     ring = library.protocols["ring"].model_copy(update={"host_step": 1.0})
     busy = library.model_copy(update={"protocols": {"ring": ring}})
-    cluster = build("ethernet-10g", hosts=4, fabric="one-switch")
+    cluster = build_topology("ethernet-10g", hosts=4, fabric="one-switch")
     times = [
-        Estimator(Machine(cluster, one)).best("all_reduce", 4096, range(4))[1]
+        UncontendedTimer(Machine(cluster, one)).best("all_reduce", 4096, range(4))[1]
         for one in (library, busy)
     ]
     assert times[0] == times[1]

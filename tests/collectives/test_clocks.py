@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import chain, ring
 from perfmodel.collectives.timing.unrolled import course_of
-from perfmodel.collectives.timing.variable_rate import Clocks, Pace
+from perfmodel.collectives.timing.variable_rate import Clocks, LinkRates
 
 Change = tuple[float, np.ndarray, np.ndarray]
 
@@ -70,7 +70,7 @@ def test_a_ring_whose_rates_change(
     clocks = Clocks(
         course_of(schedule.phases, credits),
         np.zeros(rings * ranks),
-        Pace(-np.inf, np.tile(changes[0][1], rings), np.tile(changes[0][2], rings)),
+        LinkRates(-np.inf, np.tile(changes[0][1], rings), np.tile(changes[0][2], rings)),
     )
     for at_s, rate, late in changes[1:]:
         clocks.change(at_s, np.tile(rate, rings), np.tile(late, rings))
@@ -90,8 +90,8 @@ def test_a_change_to_the_same_is_none(ranks: int, credits: int, seed: int) -> No
         edges = len(schedule.phases[0].src)
         rate, late = rng.uniform(1e9, 9e9, edges), rng.uniform(0, 1e-5, edges)
         course = course_of(schedule.phases, credits)
-        plain = Clocks(course, np.zeros(edges), Pace(-np.inf, rate, late)).ends()
-        broken = Clocks(course, np.zeros(edges), Pace(-np.inf, rate, late))
+        plain = Clocks(course, np.zeros(edges), LinkRates(-np.inf, rate, late)).ends()
+        broken = Clocks(course, np.zeros(edges), LinkRates(-np.inf, rate, late))
         for at_s in np.sort(rng.uniform(0, plain.last_s, 5)):
             broken.change(float(at_s), rate, late)
         assert broken.ends().last_s == pytest.approx(plain.last_s, rel=1e-12)
@@ -102,7 +102,7 @@ def test_a_change_to_the_same_is_none(ranks: int, credits: int, seed: int) -> No
 def test_nothing_ends_while_a_link_carries_nothing() -> None:
     schedule = ring.all_reduce(4, 16_000)
     clocks = Clocks(
-        course_of(schedule.phases, 1), np.zeros(4), Pace(-np.inf, np.full(4, 1e9), np.zeros(4))
+        course_of(schedule.phases, 1), np.zeros(4), LinkRates(-np.inf, np.full(4, 1e9), np.zeros(4))
     )
     still = np.array([1e9, 0.0, 1e9, 1e9])
     clocks.change(10e-6, still, np.zeros(4))
@@ -115,7 +115,7 @@ def test_many_changes_lose_no_bytes() -> None:
     """More changes than are kept, in one send: what is sent is their sum."""
     schedule = ring.all_gather(2, 8_000_000)
     clocks = Clocks(
-        course_of(schedule.phases, 1), np.zeros(2), Pace(-np.inf, np.full(2, 1e9), np.zeros(2))
+        course_of(schedule.phases, 1), np.zeros(2), LinkRates(-np.inf, np.full(2, 1e9), np.zeros(2))
     )
     for number in range(1, 101):
         clocks.change(number * 20e-6, np.full(2, 1e9 if number % 2 == 0 else 3e9), np.zeros(2))

@@ -16,7 +16,7 @@ from perfmodel.collectives.algorithms.pipelined_trees import (
 )
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.timing.pipelines import pipelines_s
-from perfmodel.collectives.timing.recurrence import Leg, _stepped, leg_ends
+from perfmodel.collectives.timing.recurrence import TimedPhases, _stepped, leg_ends
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import ScheduleError
 
@@ -139,12 +139,14 @@ def test_pieces_take_as_long_as_when_stepped_through(
 ) -> None:
     phase, rng = made.phases[0], np.random.default_rng(seed)
     rate, late = rng.uniform(1, 10, len(phase.src)), rng.uniform(0, 500, len(phase.src))
-    stepped = _stepped(Leg((phase,), rate, late), np.zeros(len(rate)), credits)
+    stepped = _stepped(TimedPhases((phase,), rate, late), np.zeros(len(rate)), credits)
     found = pipelines_s(phase, rate, late, credits)
     assert found is not None
     assert found[0] == pytest.approx(stepped.wire_s, rel=1e-12)
     assert found[1] == pytest.approx(stepped.landed_s, rel=1e-12)
-    assert leg_ends(Leg((phase,), rate, late), credits).last_s == pytest.approx(found[1].max())
+    assert leg_ends(TimedPhases((phase,), rate, late), credits).last_s == pytest.approx(
+        found[1].max()
+    )
 
 
 def test_rings_and_drained_phases_are_not_taken_for_pipelines() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import chain, ring
 from perfmodel.collectives.timing.critical_path import chains_s, ring_s, rings_s
-from perfmodel.collectives.timing.recurrence import Leg, leg_ends
+from perfmodel.collectives.timing.recurrence import TimedPhases, leg_ends
 from perfmodel.collectives.timing.unrolled import course_of
-from perfmodel.collectives.timing.variable_rate import Clocks, Pace
+from perfmodel.collectives.timing.variable_rate import Clocks, LinkRates
 
 
 def stepped_s(
@@ -82,9 +82,9 @@ def test_long_legs_end_as_if_they_were_stepped(
     phases = plan(ranks, ranks * rings * 4096, orders=orders).phases
     rate = rng.choice([1e9, 3e9, 2e10], len(phases[0].src))
     latency = rng.choice([1e-6, 4e-6, 4e-5], len(rate))
-    told = leg_ends(Leg(phases, rate, latency), credits)
+    told = leg_ends(TimedPhases(phases, rate, latency), credits)
     course = course_of(phases, credits)
-    stepped = Clocks(course, np.zeros(len(rate)), Pace(-np.inf, rate, latency)).ends()
+    stepped = Clocks(course, np.zeros(len(rate)), LinkRates(-np.inf, rate, latency)).ends()
     assert told.last_s == pytest.approx(stepped.last_s, rel=1e-9)
     assert told.wire_s == pytest.approx(stepped.wire_s, rel=1e-9)
     if chained:

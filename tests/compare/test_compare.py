@@ -17,7 +17,7 @@ from perfmodel.studies.compare.attribution import classics
 from perfmodel.studies.compare.compare import against, differing, ratio_interval
 from perfmodel.studies.compare.export import to_csv, to_json
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Disturbance, Point
+from perfmodel.studies.run.result import DisturbanceCost, SizeResult
 
 TEXT = """# Which is better?
 perfmodel: 1
@@ -103,15 +103,15 @@ def test_changes_are_those_of_the_points(networks: Comparison) -> None:
     assert one.same_samples
 
 
-def point(step_s: float, ends: tuple[float, float] | None, comm_s: float = 1.0) -> Point:
+def point(step_s: float, ends: tuple[float, float] | None, comm_s: float = 1.0) -> SizeResult:
     base = _point()
     return replace(base, step_time_s=step_s, interval_s=ends, comm_s=comm_s, disturbance=None)
 
 
-_KNOWN: list[Point] = []
+_KNOWN: list[SizeResult] = []
 
 
-def _point() -> Point:
+def _point() -> SizeResult:
     if not _KNOWN:
         asked = load_scenario("bucket-size-slow-ethernet", ["scale=null", "cluster.nodes=2"])
         _KNOWN.append(run_scenario(asked).main)
@@ -137,8 +137,8 @@ def test_no_communication_errs_by_nothing() -> None:
 
 
 def test_means_of_random_steps_err_by_themselves() -> None:
-    def random(mean_s: float, half_s: float) -> Point:
-        steps = Disturbance((mean_s,), mean_s, (mean_s - half_s, mean_s + half_s), (), ())
+    def random(mean_s: float, half_s: float) -> SizeResult:
+        steps = DisturbanceCost((mean_s,), mean_s, (mean_s - half_s, mean_s + half_s), (), ())
         return replace(point(mean_s, None), disturbance=steps)
 
     wide = 2.0 * math.hypot(0.03, 0.04)

@@ -9,29 +9,29 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import TopologyError
-from perfmodel.library.lowering.lower import carry
-from perfmodel.library.lowering.lowered import Carried
-from perfmodel.library.lowering.rerouting import moved
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.sharing.max_min import max_min_rates
 from perfmodel.topology.faults import arcs_named, degraded, without
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
 
-CLUSTER = build(
+CLUSTER = build_topology(
     "dgx-a100", hosts=4, fabric=FabricSpec(kind="rail-optimised", hosts_per_leaf=2, radix=16)
 )
 MACHINE = Machine(CLUSTER, load_library("nccl"))
-WAY = carry(MACHINE, "all_reduce", 1 << 24, range(32), algorithm="ring")[-1]
+WAY = lower_collective(MACHINE, "all_reduce", 1 << 24, range(32), algorithm="ring")[-1]
 
 
-def paths(way: Carried) -> list[list[int]]:
+def paths(way: LoweredCollective) -> list[list[int]]:
     edges = way.stages[0].edges
     return [part.tolist() for part in np.split(edges.arcs, edges.pointers[1:-1])]
 
 
-def rates(machine: Machine, way: Carried) -> np.ndarray:
+def rates(machine: Machine, way: LoweredCollective) -> np.ndarray:
     edges = way.stages[0].edges
     return max_min_rates(machine.topology.arcs.bandwidth_Bps, edges.pointers, edges.arcs)
 
@@ -39,15 +39,15 @@ def rates(machine: Machine, way: Carried) -> np.ndarray:
 def test_what_does_not_touch_a_collective_leaves_it_alone() -> None:
     slower = replace(MACHINE, topology=degraded(CLUSTER, {0: 1.0}))
     cpu_link = arcs_named(CLUSTER, "n0/cpu0 -- n0/cpu1")
-    assert moved(WAY, MACHINE) is WAY
-    assert moved(WAY, slower) is WAY  # rates are the network's business
-    assert moved(WAY, replace(MACHINE, topology=without(CLUSTER, arcs=cpu_link))) is WAY
+    assert reroute(WAY, MACHINE) is WAY
+    assert reroute(WAY, slower) is WAY  # rates are the network's business
+    assert reroute(WAY, replace(MACHINE, topology=without(CLUSTER, arcs=cpu_link))) is WAY
 
 
 def test_a_lost_nic_moves_its_two_edges_to_its_neighbour() -> None:
     """The ring into the host and the ring out of it; the neighbour then serves both."""
     after = replace(MACHINE, topology=without(CLUSTER, nodes=["n1/nic3"]))
-    there = moved(WAY, after)
+    there = reroute(WAY, after)
     assert there.schedule is WAY.schedule
     old, new = paths(WAY), paths(there)
     changed = [edge for edge in range(len(old)) if old[edge] != new[edge]]
@@ -79,7 +79,7 @@ def test_rings_laid_after_a_loss_are_those_that_were_moved() -> None:
         after = replace(MACHINE, topology=change)
         rings = after.rings(range(32))
         assert (rings.orders == MACHINE.rings(range(32)).orders).all()
-        edges = moved(WAY, after).stages[0].edges
+        edges = reroute(WAY, after).stages[0].edges
         assert edges.arcs.tolist() == rings.edges.arcs.tolist()
         assert edges.pointers.tolist() == rings.edges.pointers.tolist()
         assert change.dead.isdisjoint(edges.arcs.tolist())
@@ -88,7 +88,7 @@ def test_rings_laid_after_a_loss_are_those_that_were_moved() -> None:
 def test_latencies_are_those_of_the_links_now() -> None:
     arcs = arcs_named(CLUSTER, "n0/nic0 -> fabric/leaf0")
     slow = {arc: float(CLUSTER.arcs.latency_s[arc]) + 1e-3 for arc in arcs}
-    there = moved(WAY, replace(MACHINE, topology=degraded(CLUSTER, {}, slow)))
+    there = reroute(WAY, replace(MACHINE, topology=degraded(CLUSTER, {}, slow)))
     more = there.stages[0].latency_s - WAY.stages[0].latency_s
     crossing = [arcs[0] in way for way in paths(WAY)]
     assert more == pytest.approx(np.where(crossing, 1e-3, 0.0))
@@ -99,10 +99,10 @@ def test_moving_back_is_possible() -> None:
     lost = replace(MACHINE, topology=without(CLUSTER, nodes=["n1/nic3"]))
     arcs = arcs_named(CLUSTER, "n0/nic0 -> fabric/leaf0")
     slow = replace(MACHINE, topology=degraded(CLUSTER, {}, dict.fromkeys(arcs, 1e-3)))
-    again = moved(moved(WAY, slow), MACHINE)
+    again = reroute(reroute(WAY, slow), MACHINE)
     assert again.stages[0].latency_s == pytest.approx(WAY.stages[0].latency_s)
-    detour = moved(WAY, lost)
-    assert moved(detour, MACHINE) is detour  # what is under way stays where it goes
+    detour = reroute(WAY, lost)
+    assert reroute(detour, MACHINE) is detour  # what is under way stays where it goes
 
 
 def test_an_unreachable_peer_is_named() -> None:
@@ -110,14 +110,14 @@ def test_an_unreachable_peer_is_named() -> None:
     with pytest.raises(
         TopologyError, match=r"n1/gpu\d is unreachable from n\d/gpu\d since n1/nic0"
     ):
-        moved(WAY, replace(MACHINE, topology=gone))
+        reroute(WAY, replace(MACHINE, topology=gone))
     with pytest.raises(TopologyError, match=r"n2/gpu4 .*unreachable.* since n2/gpu4 was lost"):
         replace(MACHINE, topology=without(CLUSTER, nodes=["n2/gpu4"])).rings(range(32))
 
 
 def test_a_reducing_switch_that_is_lost_is_named() -> None:
-    here = Machine(build("dgx-h100"), load_library("nccl"))
-    way = carry(here, "all_reduce", 1 << 20, range(8), algorithm="switch")[-1]
+    here = Machine(build_topology("dgx-h100"), load_library("nccl"))
+    way = lower_collective(here, "all_reduce", 1 << 20, range(8), algorithm="switch")[-1]
     gone = without(here.topology, arcs=arcs_named(here.topology, "n0/gpu2 -- n0/nvs"))
     with pytest.raises(TopologyError, match="n0/gpu2 -- n0/nvs was lost"):
-        moved(way, replace(here, topology=gone))
+        reroute(way, replace(here, topology=gone))

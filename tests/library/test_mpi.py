@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from perfmodel.collectives.catalog import ALGORITHMS, allows
-from perfmodel.library.lowering.lower import carry
-from perfmodel.library.machine import machine_on
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import Decision, decided, load_library, own_algorithm
 from perfmodel.studies.run import collective_rows
 
@@ -121,9 +121,9 @@ def test_two_ranks_as_measured(rate_mbit, delay_us, nbytes, time_us, switched_to
 def test_long_messages_ask_first(switched_topology):
     """Above 64 KiB a send waits for request, answer and data: three latencies."""
     topology = switched_topology([1e15] * 2, [1e-3] * 2)
-    machine = machine_on(topology, MPI)
+    machine = make_machine(topology, MPI)
     for nbytes, protocol in ((1024, "eager"), (1 << 20, "rendezvous")):
-        (way,) = carry(machine, "all_reduce", nbytes, range(2))
+        (way,) = lower_collective(machine, "all_reduce", nbytes, range(2))
         assert way.protocol == protocol
         assert way.stages[0].latency_s[0] == pytest.approx(
             (1e-3 if protocol == "eager" else 3e-3) + 11e-6
@@ -132,7 +132,7 @@ def test_long_messages_ask_first(switched_topology):
 
 def test_one_ring():
     """Where NCCL lays six, MPI has one."""
-    from perfmodel.topology.templates.build import build
+    from perfmodel.topology.templates.build import build_topology
 
-    machine = machine_on(build("dgx1-v100"), MPI)
+    machine = make_machine(build_topology("dgx1-v100"), MPI)
     assert machine.rings(range(8)).orders.shape == (1, 8)

@@ -11,13 +11,13 @@ from perfmodel.library.nccl.search import graphs as search
 from perfmodel.library.nccl.search.host_graph import Host, Way, host_of
 from perfmodel.library.nccl.search.packing import Demand, at_most, packed
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 NEWEST = (9.0, 9.0)
 
 
 def host(name, gpus, *, hosts=2):
-    topology = build(name, hosts=hosts, fabric="one-switch" if hosts > 1 else None)
+    topology = build_topology(name, hosts=hosts, fabric="one-switch" if hosts > 1 else None)
     local = topology.ranks[:gpus]
     return host_of(topology, Router(topology), local, between_hosts=hosts > 1, release=NEWEST)
 

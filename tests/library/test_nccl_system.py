@@ -12,18 +12,18 @@ from perfmodel.files import data_folder
 from perfmodel.library.nccl.communicator import channels_of, system_of
 from perfmodel.library.nccl.search.graphs import nvls_graph, ring_graph, tree_graph
 from perfmodel.library.nccl.search.host_graph import Host, Way, capability_of, host_of, vendor_of
-from perfmodel.library.settings import Settings, settings_of
-from perfmodel.library.transport import told
+from perfmodel.library.settings import LibrarySettings, settings_of
+from perfmodel.library.transport import apply_settings
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 
 def looked_at(template, hosts=1, gpus=None, fabric="one-switch", group=None, **words):
-    topology = build(
+    topology = build_topology(
         template, hosts=hosts, gpus_per_host=gpus, fabric=fabric if hosts > 1 else None
     )
     settings = settings_of(**words)
-    topology = told(topology, settings)
+    topology = apply_settings(topology, settings)
     ranks = group or range(len(topology.ranks))
     return system_of(topology, Router(topology), ranks, settings), settings
 
@@ -155,27 +155,27 @@ def test_part_of_a_host_and_uneven_hosts():
 
 
 def test_capabilities_and_vendors():
-    assert [capability_of(build(name)) for name in ("dgx1-v100", "dgx-a100", "rtx4090-x4")] == [
+    assert [capability_of(build_topology(name)) for name in ("dgx1-v100", "dgx-a100", "rtx4090-x4")] == [
         70, 80, 89,
     ]  # fmt: skip
-    ampere = build("dgx-a100")
+    ampere = build_topology("dgx-a100")
     assert capability_of(replace(ampere, gpu=replace(ampere.gpu, name="rtx-3090"))) == 86
     assert capability_of(replace(ampere, gpu=replace(ampere.gpu, name="a10g"))) == 86
-    assert vendor_of(build("dgx-a100")) == "amd"
-    assert vendor_of(build("dgx-h100")) == "intel"
-    assert vendor_of(build("gb200-nvl72")) == "arm"
+    assert vendor_of(build_topology("dgx-a100")) == "amd"
+    assert vendor_of(build_topology("dgx-h100")) == "intel"
+    assert vendor_of(build_topology("gb200-nvl72")) == "arm"
 
 
 def test_one_host_is_looked_at():
     """What a search costs does not grow with the number of hosts."""
     calls = {}
     for hosts in (2, 64):
-        topology = build("dgx-a100", hosts=hosts, fabric="rail-optimised")
+        topology = build_topology("dgx-a100", hosts=hosts, fabric="rail-optimised")
         router = Router(topology)
         asked = []
         original = router.route
         router.route = lambda *ends, ask=original, seen=asked: (seen.append(ends), ask(*ends))[1]
-        system = system_of(topology, router, range(len(topology.ranks)), Settings())
+        system = system_of(topology, router, range(len(topology.ranks)), LibrarySettings())
         assert system.nodes == hosts
         calls[hosts] = len(asked)
         assert all(end.startswith("n0/") for ends in asked for end in ends)
@@ -197,10 +197,10 @@ def test_ports_of_one_adapter_are_one_nic(tmp_path):
 
 def test_a_host_bridge_of_intel_costs_a_fifth_more():
     """24 GB/s of PCIe carry two rings of 12, or one of 20 at 1.2 times the bytes."""
-    topology = build("rtx4090-x4")
+    topology = build_topology("rtx4090-x4")
     rings = []
     for machine in (topology, replace(topology, sources={})):
-        ring = system_of(machine, Router(machine), range(4), Settings()).ring
+        ring = system_of(machine, Router(machine), range(4), LibrarySettings()).ring
         rings.append((ring.channels, ring.intra_GBps))
     assert rings == [(2, 12.0), (1, 20.0)]
 
@@ -220,7 +220,7 @@ def test_a_merged_adapter_counts_once(tmp_path):
     text = (data_folder("topologies") / "dgx-h100.yaml").read_text()
     path = tmp_path / "two-ports.yaml"
     path.write_text(text.replace("nic[0-7]", "nic[0-15]").replace("400 Gbit/s", "200 Gbit/s"))
-    topology = build(str(path), hosts=2, fabric="one-switch")
+    topology = build_topology(str(path), hosts=2, fabric="one-switch")
     rates = [
         host_of(
             topology, Router(topology), topology.ranks[:8], between_hosts=True, release=(2, 30),

@@ -18,9 +18,9 @@ from perfmodel.library.nccl.constants import constants_of
 from perfmodel.library.nccl.latency import latency_us
 from perfmodel.library.nccl.search.graphs import Graph
 from perfmodel.library.nccl.tuner import channels_used, predictions
-from perfmodel.library.settings import Settings, settings_of
+from perfmodel.library.settings import LibrarySettings, settings_of
 
-NEWEST = Settings()
+NEWEST = LibrarySettings()
 
 
 def system(ranks, nodes, capability, cpu, channels, speed, nvls=None):

@@ -10,32 +10,38 @@ import pytest
 
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import InputError
-from perfmodel.library.lowering.lower import carry, carry_message
-from perfmodel.library.lowering.lowered import Carried
-from perfmodel.library.machine import Machine, machine_on
+from perfmodel.library.lowering.lower import lower_collective, lower_message
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.nccl.lowering.trees import rails_of
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.uncontended import add_traffic
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 MiB = 1 << 20
 
 
 def machine(template: str, hosts: int = 1, fabric: str = "rail-optimised", **told: Any) -> Machine:
-    topology = build(template, hosts=hosts, fabric=fabric) if hosts > 1 else build(template)
-    return machine_on(topology, load_library("nccl"), settings=Settings(**told))
+    topology = (
+        build_topology(template, hosts=hosts, fabric=fabric)
+        if hosts > 1
+        else build_topology(template)
+    )
+    return make_machine(topology, load_library("nccl"), settings=LibrarySettings(**told))
 
 
 def everyone(here: Machine) -> range:
     return range(len(here.topology.ranks))
 
 
-def way(here: Machine, algorithm: str | None, nbytes: int, op: str = "all_reduce") -> Carried:
-    return carry(here, op, nbytes, everyone(here), algorithm=algorithm)[-1]
+def way(
+    here: Machine, algorithm: str | None, nbytes: int, op: str = "all_reduce"
+) -> LoweredCollective:
+    return lower_collective(here, op, nbytes, everyone(here), algorithm=algorithm)[-1]
 
 
-def payload(here: Machine, one: Carried) -> dict[tuple[str, str], float]:
+def payload(here: Machine, one: LoweredCollective) -> dict[tuple[str, str], float]:
     """Bytes on each link, without a protocol's flags."""
     nbytes = np.zeros(len(here.topology.arcs))
     (stage,) = one.stages
@@ -59,7 +65,7 @@ def cables(found: dict[tuple[str, str], float], end: int) -> list[float]:
 )  # fmt: skip
 @pytest.mark.parametrize("nbytes", [4, 1000, MiB])
 def test_data_is_right_as_laid(template: str, hosts: int, algorithm: str, nbytes: int) -> None:
-    for one in carry(
+    for one in lower_collective(
         here := machine(template, hosts), "all_reduce", nbytes, everyone(here), algorithm=algorithm
     ):
         assert one.schedule.nbytes == nbytes
@@ -75,7 +81,7 @@ def test_data_of_scattered_operations_is_right(op: str) -> None:
 def test_an_irregular_group_has_trees_over_its_ranks() -> None:
     here = machine("dgx-a100", 3)
     group = (0, 1, 2, 8, 9, 16)
-    one = carry(here, "all_reduce", MiB, group, algorithm="tree")[-1]
+    one = lower_collective(here, "all_reduce", MiB, group, algorithm="tree")[-1]
     verify(one.schedule, orders=1)
     edges = one.stages[0].edges
     assert set(edges.src.tolist()) == set(group)
@@ -155,7 +161,7 @@ def test_what_a_machine_cannot_do_is_refused(
 
 
 def chosen(here: Machine, nbytes: int, op: str = "all_reduce") -> tuple[str, str]:
-    found = carry(here, op, nbytes, everyone(here))
+    found = lower_collective(here, op, nbytes, everyone(here))
     assert len(found) == 1
     return found[0].schedule.algorithm, found[0].protocol
 
@@ -182,14 +188,17 @@ def test_the_users_environment_is_heard() -> None:
     assert chosen(machine("hgx-h200", env={"NCCL_NVLS_ENABLE": "0"}), 1 << 30)[0] == "ring"
     simple = machine("dgx-a100", 2, env={"NCCL_PROTO": "Simple"})
     assert chosen(simple, 1024)[1] == "simple"
-    ways = carry(simple, "all_reduce", 1024, everyone(simple), algorithm="tree")
+    ways = lower_collective(simple, "all_reduce", 1024, everyone(simple), algorithm="tree")
     assert [one.protocol for one in ways] == ["simple"]
 
 
 def test_a_named_algorithm_is_tried_in_all_its_protocols() -> None:
     here = machine("dgx-h100", 2)
     protocols = {
-        name: [w.protocol for w in carry(here, "all_reduce", MiB, everyone(here), algorithm=name)]
+        name: [
+            w.protocol
+            for w in lower_collective(here, "all_reduce", MiB, everyone(here), algorithm=name)
+        ]
         for name in ("tree", "nvls_tree")
     }
     assert protocols == {"tree": ["ll", "ll128", "simple"], "nvls_tree": ["simple"]}
@@ -204,7 +213,7 @@ def test_pieces_of_small_messages_are_smaller() -> None:
     ]
     # 16 channels x 8 heads: 16 KiB at 1 MiB, 64 KiB at 64 and 256 MiB, 128 KiB at 1 GiB.
     assert by_size == [1, 8, 32, 64]
-    ll, _, simple = carry(here, "all_reduce", 24 * MiB, everyone(here), algorithm="tree")
+    ll, _, simple = lower_collective(here, "all_reduce", 24 * MiB, everyone(here), algorithm="tree")
     assert (ll.schedule.phases[0].active[0], simple.schedule.phases[0].active[0]) == (32, 2)
 
 
@@ -213,19 +222,19 @@ def test_all_to_all_sends_to_many_at_once_and_short_messages_by_ll() -> None:
     assert len(way(here, None, 64 * MiB, "all_to_all").stages) == 2
     assert chosen(here, 64 * 1024, "all_to_all") == ("batched", "ll")
     assert chosen(here, 64 * MiB, "all_to_all") == ("batched", "simple")
-    assert carry_message(here, 0, 9, 4096).protocol == "ll"
-    assert carry_message(here, 0, 9, MiB).protocol == "simple"
+    assert lower_message(here, 0, 9, 4096).protocol == "ll"
+    assert lower_message(here, 0, 9, MiB).protocol == "simple"
 
 
 def test_single_sends_change_rails_inside_the_host() -> None:
     """NCCL's PXN: over NVLink to the GPU beside the NIC of the receiver's rail."""
     here = machine("dgx-h100", 2)
-    names = [here.topology.arcs.names[arc] for arc in carry_message(here, 0, 13, MiB).stages[0]
+    names = [here.topology.arcs.names[arc] for arc in lower_message(here, 0, 13, MiB).stages[0]
              .edges.arcs]  # fmt: skip
     assert names[:2] == [("n0/gpu0", "n0/nvs"), ("n0/nvs", "n0/gpu5")]
     assert "fabric/leaf5" in {end for ends in names for end in ends}
     assert not any("spine" in end for ends in names for end in ends)
     alone = machine("dgx-h100", 2, env={"NCCL_PXN_DISABLE": "1"})
-    names = [alone.topology.arcs.names[arc] for arc in carry_message(alone, 0, 13, MiB).stages[0]
+    names = [alone.topology.arcs.names[arc] for arc in lower_message(alone, 0, 13, MiB).stages[0]
              .edges.arcs]  # fmt: skip
     assert names[0] == ("n0/gpu0", "n0/pcie0")

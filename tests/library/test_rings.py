@@ -10,22 +10,22 @@ import pytest
 from perfmodel.errors import InputError, ScheduleError
 from perfmodel.library.channels.channels import rings_over
 from perfmodel.library.channels.ring_search import direct_nvlinks, hamiltonian_cycles
-from perfmodel.library.lowering.edges import HOPS
-from perfmodel.library.lowering.lower import carry
+from perfmodel.library.lowering.edges import HOP_KINDS
+from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.uncontended import Estimator, add_traffic
+from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
 from perfmodel.studies.run import collective_rows
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 
 def machine(
     template: str, hosts: int = 1, fabric: str = "rail-optimised", **kwargs: int
 ) -> Machine:
-    topology = build(template, hosts=hosts, fabric=fabric if hosts > 1 else None, **kwargs)
+    topology = build_topology(template, hosts=hosts, fabric=fabric if hosts > 1 else None, **kwargs)
     return Machine(topology, load_library("nccl"))
 
 
@@ -94,7 +94,7 @@ def test_each_nic_carries_its_share_of_an_all_reduce(hosts: int, nics: int) -> N
     """2 (n-1)/n S / #NICs per NIC and host: every ring crosses each host boundary once."""
     here = machine("dgx-a100", hosts)
     ranks, nbytes = len(here.topology.ranks), 64 << 20
-    way, _ = Estimator(here).best("all_reduce", nbytes, range(ranks))
+    way, _ = UncontendedTimer(here).best("all_reduce", nbytes, range(ranks))
     traffic = np.zeros(len(here.topology.arcs))
     add_traffic(traffic, way)
     names = here.topology.arcs.names
@@ -124,7 +124,9 @@ def test_without_p2p_bytes_pass_host_memory_at_its_measured_rate() -> None:
     assert staged.rings(range(4)).edges.staged
     assert not direct.rings(range(4)).edges.staged
     assert (staged.rings(range(4)).edges.cap_Bps == staged.topology.staging_Bps).all()
-    slow, fast = (Estimator(m).best("all_reduce", 1 << 28, range(4))[1] for m in (staged, direct))
+    slow, fast = (
+        UncontendedTimer(m).best("all_reduce", 1 << 28, range(4))[1] for m in (staged, direct)
+    )
     assert slow > fast
 
 
@@ -145,13 +147,13 @@ def test_irregular_groups_get_one_ring_in_rank_order() -> None:
 
 
 def test_fewer_channels_can_be_asked_for() -> None:
-    limited = Machine(build("dgx1-v100"), load_library("nccl"), channels=2)
+    limited = Machine(build_topology("dgx1-v100"), load_library("nccl"), channels=2)
     assert limited.rings(range(8)).orders.shape == (2, 8)
 
 
 def test_protocol_follows_size() -> None:
     """Small messages go by the protocol of low latency, large ones by that of full bandwidth."""
-    estimator = Estimator(machine("dgx-a100"))
+    estimator = UncontendedTimer(machine("dgx-a100"))
     assert estimator.best("all_reduce", 1 << 10, range(8))[0].protocol == "ll"
     assert estimator.best("all_reduce", 1 << 30, range(8))[0].protocol == "simple"
 
@@ -170,7 +172,7 @@ def test_ll128_needs_nvlink_inside_and_gpudirect_between(
     template: str, hosts: int, usable: bool
 ) -> None:
     here = machine(template, hosts)
-    ways = carry(here, "all_reduce", 1 << 20, ranks_of(here.topology), algorithm="ring")
+    ways = lower_collective(here, "all_reduce", 1 << 20, ranks_of(here.topology), algorithm="ring")
     assert ("ll128" in {way.protocol for way in ways}) == usable
 
 
@@ -179,7 +181,9 @@ def test_a_protocol_that_cannot_be_used_is_refused() -> None:
         update={"protocols": {"ll128": load_library("nccl").protocols["ll128"]}}
     )
     with pytest.raises(InputError, match=r"protocol: found 'll128'; allowed: 'simple' or 'll'"):
-        carry(Machine(build("rtx4090-x4"), only), "all_reduce", 1 << 20, range(4))
+        lower_collective(
+            Machine(build_topology("rtx4090-x4"), only), "all_reduce", 1 << 20, range(4)
+        )
 
 
 def test_staged_rings_do_not_crowd_one_switch() -> None:
@@ -193,7 +197,7 @@ def test_staged_rings_do_not_crowd_one_switch() -> None:
 
 def test_a_root_outside_its_group_is_refused() -> None:
     with pytest.raises(ScheduleError, match="root 0; allowed: a rank of the group"):
-        carry(machine("dgx-a100"), "broadcast", 1 << 20, range(2, 6), root=0)
+        lower_collective(machine("dgx-a100"), "broadcast", 1 << 20, range(2, 6), root=0)
 
 
 def test_unknown_library_names_those_that_exist() -> None:
@@ -218,7 +222,7 @@ def test_five_gpus_of_a_mesh_reach_the_fifth_through_the_first() -> None:
 def test_odd_counts_on_a_mesh_come_near_what_was_measured(gpus: int) -> None:
     """github.com/VIA-Research/vTrain, trace/v100: 1 GiB in 31.7, 46.2 and 21.2 ms."""
     measured_s = {3: 31.714e-3, 5: 46.223e-3, 7: 21.156e-3}[gpus]
-    found = Estimator(machine("dgx1-v100", gpus_per_host=gpus)).best(
+    found = UncontendedTimer(machine("dgx1-v100", gpus_per_host=gpus)).best(
         "all_reduce", 1 << 30, range(gpus)
     )
     assert found[1] == pytest.approx(measured_s, rel=0.15)
@@ -230,9 +234,9 @@ def test_a_mesh_has_no_more_rings_than_its_links_carry():
     for nics in (4, 8):
         found = describe("V100-SXM2-16GB", gpus=8, intra="NVLink2 hybrid cube mesh",
                          network="infiniband", nics=nics, nic_Gbps=200)  # fmt: skip
-        topology = build(found.node, hosts=2, fabric="one-switch")
+        topology = build_topology(found.node, hosts=2, fabric="one-switch")
         rings = rings_over(topology, Router(topology), range(16))
-        inside = rings.edges.hop == HOPS.index("nvlink")
+        inside = rings.edges.hop == HOP_KINDS.index("nvlink")
         used = np.bincount(rings.edges.arcs, minlength=len(topology.arcs))
         lanes = [d["lanes"] for _, _, d in sorted(topology.graph.edges(data=True),
                                                   key=lambda arc: arc[2]["index"])]  # fmt: skip

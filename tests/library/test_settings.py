@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perfmodel.errors import InputError
-from perfmodel.library.settings import LEVELS, Settings, environment_of, settings_of
+from perfmodel.library.settings import LEVELS, LibrarySettings, environment_of, settings_of
 
 
 def faults_of(**words):
@@ -20,7 +20,7 @@ def faults_of(**words):
 
 def test_nothing_is_said_by_default():
     settings = settings_of()
-    assert settings == Settings()
+    assert settings == LibrarySettings()
     assert settings.release == (math.inf, math.inf)
     assert settings.algorithms("all_reduce") is None
     assert settings.protocols("all_reduce") is None
@@ -80,12 +80,12 @@ def test_all_faults_at_once():
 
 
 def test_settings_check_themselves():
-    assert Settings(env={"NCCL_MIN_CTAS": 24}).count("NCCL_MIN_CTAS") == 24
-    assert Settings(env={"NCCL_P2P_DISABLE": True}).is_on("NCCL_P2P_DISABLE")
+    assert LibrarySettings(env={"NCCL_MIN_CTAS": 24}).count("NCCL_MIN_CTAS") == 24
+    assert LibrarySettings(env={"NCCL_P2P_DISABLE": True}).is_on("NCCL_P2P_DISABLE")
     with pytest.raises(ValidationError, match="NCCL_ALGO"):
-        Settings(env={"NCCL_ALG": "Ring"})
+        LibrarySettings(env={"NCCL_ALG": "Ring"})
     with pytest.raises(ValidationError, match="as text"):
-        Settings(version=2.18)
+        LibrarySettings(version=2.18)
 
 
 @pytest.mark.parametrize(

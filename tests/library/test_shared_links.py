@@ -11,7 +11,7 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.sharing.max_min import max_min_rates
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build, template_names
+from perfmodel.topology.templates.build import build_topology, template_names
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
 
 PCIE_Bps = 10e9
@@ -58,7 +58,7 @@ def rates_Bps(topology: Topology, src: list[int], dst: list[int]) -> np.ndarray:
 
 def test_gpus_behind_one_switch_share_its_uplink() -> None:
     """gpu0 and gpu1 share a switch; gpu2 has one to itself."""
-    topology = build(node(2, "1000 GB/s", p2p=True))
+    topology = build_topology(node(2, "1000 GB/s", p2p=True))
     found = rates_Bps(topology, [0, 1, 2], [4, 6, 0])
     assert found == pytest.approx([PCIE_Bps / 2, PCIE_Bps / 2, PCIE_Bps])
 
@@ -66,14 +66,14 @@ def test_gpus_behind_one_switch_share_its_uplink() -> None:
 @pytest.mark.parametrize("copies", [1, 2, 3, 4])
 def test_copies_staged_at_once_share_the_memory(copies: int) -> None:
     """k copies through one memory of rate M get M / k each, until PCIe is the limit."""
-    topology = build(node(1, "12 GB/s"))
+    topology = build_topology(node(1, "12 GB/s"))
     src, dst = [0, 2, 4, 6][:copies], [2, 4, 6, 0][:copies]
     expected = min(PCIE_Bps, 12e9 / copies)
     assert rates_Bps(topology, src, dst) == pytest.approx([expected] * copies)
 
 
 def test_a_staged_copy_is_written_and_read() -> None:
-    topology = build(node(1, "12 GB/s"))
+    topology = build_topology(node(1, "12 GB/s"))
     edges = edges_between(topology, Router(topology), np.array([0]), np.array([7]))
     names = [topology.arcs.names[arc] for arc in edges.arcs.tolist()]
     assert names.count(("n0/cpu0", "n0/mem0")) == 1
@@ -82,7 +82,7 @@ def test_a_staged_copy_is_written_and_read() -> None:
 
 
 def test_each_numa_domain_has_its_own_memory() -> None:
-    one, two = (build(node(cpus, "12 GB/s")) for cpus in (1, 2))
+    one, two = (build_topology(node(cpus, "12 GB/s")) for cpus in (1, 2))
     ends = ([0, 4], [2, 6])
     assert rates_Bps(one, *ends) == pytest.approx([6e9, 6e9])
     assert rates_Bps(two, *ends) == pytest.approx([PCIE_Bps, PCIE_Bps])
@@ -90,7 +90,7 @@ def test_each_numa_domain_has_its_own_memory() -> None:
 
 def test_traffic_for_the_nic_is_staged_at_both_ends() -> None:
     """Out and in through one memory: written and read once each per host, so not halved."""
-    topology = build(node(1, "4 GB/s"), hosts=2, fabric="one-switch")
+    topology = build_topology(node(1, "4 GB/s"), hosts=2, fabric="one-switch")
     assert rates_Bps(topology, [0], [8]) == pytest.approx([4e9])
     assert rates_Bps(topology, [0, 2], [8, 10]) == pytest.approx([2e9, 2e9])
     assert rates_Bps(topology, [0, 8], [8, 0]) == pytest.approx([2e9, 2e9])  # both cross both
@@ -98,7 +98,7 @@ def test_traffic_for_the_nic_is_staged_at_both_ends() -> None:
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_gpus_that_share_a_nic_share_its_rate(gpus: int) -> None:
-    topology = build(node(1, "1000 GB/s"), hosts=2, fabric="one-switch")
+    topology = build_topology(node(1, "1000 GB/s"), hosts=2, fabric="one-switch")
     senders = list(range(gpus))
     found = rates_Bps(topology, senders, [8 + gpu for gpu in senders])
     assert found == pytest.approx([5e9 / gpus] * gpus)
@@ -108,7 +108,7 @@ def test_gpus_that_share_a_nic_share_its_rate(gpus: int) -> None:
 def test_hosts_share_an_oversubscribed_spine(hosts: int) -> None:
     """k hosts of a leaf with one uplink for four ports: k flows take k times as long."""
     fabric = FabricSpec(kind="leaf-spine", hosts_per_leaf=4, oversubscription=4)
-    topology = build("ethernet-10g", hosts=8, fabric=fabric)
+    topology = build_topology("ethernet-10g", hosts=8, fabric=fabric)
     alone = rates_Bps(topology, [0], [4])
     together = rates_Bps(topology, list(range(hosts)), [4 + host for host in range(hosts)])
     assert together == pytest.approx(alone[0] / hosts)
@@ -117,9 +117,9 @@ def test_hosts_share_an_oversubscribed_spine(hosts: int) -> None:
 @pytest.mark.parametrize("name", template_names())
 def test_staged_copies_cross_a_memory_on_every_template(name: str) -> None:
     """Where a shipped machine stages traffic it says how fast its memory is."""
-    alone = build(name)
+    alone = build_topology(name)
     cluster = any(d["kind"] == "nic" for _, d in alone.graph.nodes(data=True))
-    topology = build(name, hosts=2, fabric="one-switch") if cluster else alone
+    topology = build_topology(name, hosts=2, fabric="one-switch") if cluster else alone
     ranks = range(len(topology.ranks))
     edges = Machine(topology, load_library("nccl")).rings(ranks).edges
     if edges.staged:
@@ -132,7 +132,7 @@ def test_by_rails_bytes_change_rails_inside_the_host() -> None:
 
     def way(routing: str) -> list[str]:
         fabric = FabricSpec(kind="rail-optimised", routing=routing)
-        topology = build("dgx-h100", hosts=2, fabric=fabric)
+        topology = build_topology("dgx-h100", hosts=2, fabric=fabric)
         edges = edges_between(topology, Router(topology), np.array([0]), np.array([13]))
         return [topology.arcs.names[arc][1] for arc in edges.arcs.tolist()]
 

@@ -9,12 +9,12 @@ import pytest
 
 from perfmodel.collectives.verify import verify
 from perfmodel.library.channels import symmetry
-from perfmodel.library.lowering.lower import carry
-from perfmodel.library.machine import Machine, machine_on
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.uncontended import Estimator, add_traffic
+from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
 from perfmodel.topology.faults import degraded
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 MiB = 1 << 20
 
@@ -26,8 +26,8 @@ def folds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def machine(template: str, hosts: int, *, whole: bool = False) -> Machine:
-    topology = build(template, hosts=hosts, fabric="rail-optimised")
-    return replace(machine_on(topology, load_library("nccl")), whole=whole)
+    topology = build_topology(template, hosts=hosts, fabric="rail-optimised")
+    return replace(make_machine(topology, load_library("nccl")), whole=whole)
 
 
 @pytest.mark.usefixtures("folds")
@@ -41,7 +41,7 @@ def test_one_rail_takes_about_as_long_as_all(template: str, algorithm: str, nbyt
     times = []
     for whole in (True, False):
         here = machine(template, 16, whole=whole)
-        estimator = Estimator(here)
+        estimator = UncontendedTimer(here)
         way, time_s = estimator.best("all_reduce", nbytes, range(128), 0, algorithm)
         assert (way.alike > 1) != whole
         times.append(time_s)
@@ -55,7 +55,7 @@ def test_links_that_rails_share_bear_all_of_them() -> None:
     for whole in (True, False):
         here = machine("dgx-a100", 4, whole=whole)
         here = replace(here, topology=replace(here.topology, gpudirect_rdma=False))
-        times.append(Estimator(here).best("all_reduce", 256 * MiB, range(32), 0, "tree")[1])
+        times.append(UncontendedTimer(here).best("all_reduce", 256 * MiB, range(32), 0, "tree")[1])
     assert 0.8 * times[0] <= times[1] <= 1.1 * times[0]
 
 
@@ -63,7 +63,7 @@ def test_links_that_rails_share_bear_all_of_them() -> None:
 @pytest.mark.parametrize("algorithm", ["tree", "nvls_tree"])
 def test_one_rail_sums_its_part_and_loads_its_links_like_the_others(algorithm: str) -> None:
     one, every = (
-        carry(machine("dgx-h100", 2, whole=whole), "all_reduce", 8 * MiB, range(16),
+        lower_collective(machine("dgx-h100", 2, whole=whole), "all_reduce", 8 * MiB, range(16),
               algorithm=algorithm)[-1]
         for whole in (False, True)
     )  # fmt: skip
@@ -89,11 +89,16 @@ def test_machines_whose_rails_are_or_become_unlike_are_laid_whole() -> None:
     here = machine("dgx-h100", 2)
     slower = replace(here, topology=degraded(here.topology, {0: 1e9}))
     for other in (machine("dgx-h100", 2, whole=True), slower):
-        assert carry(other, "all_reduce", MiB, range(16), algorithm="tree")[-1].alike == 1
-    assert carry(here, "all_reduce", MiB, range(8), algorithm="tree")[-1].alike == 1
+        assert (
+            lower_collective(other, "all_reduce", MiB, range(16), algorithm="tree")[-1].alike == 1
+        )
+    assert lower_collective(here, "all_reduce", MiB, range(8), algorithm="tree")[-1].alike == 1
 
 
 def test_small_machines_are_laid_whole() -> None:
     assert (
-        carry(machine("dgx-h100", 4), "all_reduce", MiB, range(32), algorithm="tree")[0].alike == 1
+        lower_collective(machine("dgx-h100", 4), "all_reduce", MiB, range(32), algorithm="tree")[
+            0
+        ].alike
+        == 1
     )

@@ -6,22 +6,22 @@ Rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` and the user guide.
 import pytest
 
 from perfmodel.errors import TopologyError
-from perfmodel.library.lowering.lower import carry
-from perfmodel.library.machine import machine_on
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.library.settings import Settings, settings_of
-from perfmodel.library.transport import gdr_paths, local_path, nic_path, peer_paths, told
+from perfmodel.library.settings import LibrarySettings, settings_of
+from perfmodel.library.transport import apply_settings, gdr_paths, local_path, nic_path, peer_paths
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
 
 RAILS = FabricSpec(kind="rail-optimised", routing="rail")
 
 
 def with_env(template, hosts=1, version=None, **env):
-    topology = build(template, hosts=hosts, fabric=RAILS if hosts > 1 else None)
-    topology = told(topology, settings_of(version=version, env=env))
+    topology = build_topology(template, hosts=hosts, fabric=RAILS if hosts > 1 else None)
+    topology = apply_settings(topology, settings_of(version=version, env=env))
     return topology, Router(topology)
 
 
@@ -31,9 +31,9 @@ def nodes_on(topology, path):
 
 
 def test_by_default_the_machine_stays_the_same():
-    topology = build("dgx-a100")
-    assert told(topology, Settings()) is topology
-    assert told(topology, settings_of(env={"NCCL_DEBUG": "INFO"})) is topology
+    topology = build_topology("dgx-a100")
+    assert apply_settings(topology, LibrarySettings()) is topology
+    assert apply_settings(topology, settings_of(env={"NCCL_DEBUG": "INFO"})) is topology
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_sockets_instead_of_rdma():
 
 
 def test_machines_are_built_with_their_settings():
-    topology = build("dgx-a100")
-    machine = machine_on(
+    topology = build_topology("dgx-a100")
+    machine = make_machine(
         topology, load_library("nccl"), settings=settings_of(env={"NCCL_P2P_DISABLE": "1"})
     )
     assert machine.rings(range(8)).edges.staged
-    assert not machine_on(topology, load_library("nccl")).rings(range(8)).edges.staged
+    assert not make_machine(topology, load_library("nccl")).rings(range(8)).edges.staged
 
 
 def test_peers_of_other_sockets_get_little():
@@ -134,14 +134,14 @@ def test_peers_of_other_sockets_get_little():
     node = describe(
         "A100-PCIE-40GB", gpus=1, intra="none", network="InfiniBand HDR, across sockets"
     )
-    topology = build(node.node, hosts=2, fabric="one-switch")
-    used = told(topology, settings_of(env={"NCCL_NET_GDR_LEVEL": "SYS"}))
+    topology = build_topology(node.node, hosts=2, fabric="one-switch")
+    used = apply_settings(topology, settings_of(env={"NCCL_NET_GDR_LEVEL": "SYS"}))
     forced = nic_path(used, Router(used), "n0/gpu0", "n0/nic0", outward=True)
     staged = nic_path(topology, Router(topology), "n0/gpu0", "n0/nic0", outward=True)
     assert (forced.staged, staged.staged) == (False, True)
     assert forced.cap_Bps == pytest.approx(6.45e9)
     assert staged.cap_Bps == float("inf")
-    env = Settings(env={"NCCL_NET_GDR_LEVEL": "SYS", "NCCL_PROTO": "Simple"})
-    machine = machine_on(topology, load_library("nccl"), settings=env)
-    (way,) = carry(machine, "all_reduce", 1 << 20, range(2), algorithm="ring")
+    env = LibrarySettings(env={"NCCL_NET_GDR_LEVEL": "SYS", "NCCL_PROTO": "Simple"})
+    machine = make_machine(topology, load_library("nccl"), settings=env)
+    (way,) = lower_collective(machine, "all_reduce", 1 << 20, range(2), algorithm="ring")
     assert way.stages[0].cap_Bps.max() == pytest.approx(6.45e9)

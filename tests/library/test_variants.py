@@ -7,29 +7,29 @@ import math
 import numpy as np
 import pytest
 
-from perfmodel.library.lowering.lower import carry
-from perfmodel.library.machine import machine_on, observed_s
-from perfmodel.library.model import Library, Variant, library_on, load_library, protocols_of
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.machine import make_machine, observed_time_s
+from perfmodel.library.model import CommLibrary, Variant, library_on, load_library, protocols_of
 from perfmodel.library.nccl.hardware import hardware
-from perfmodel.library.settings import Settings
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.library.settings import LibrarySettings
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def one() -> Topology:
-    return build("dgx-h100")
+    return build_topology("dgx-h100")
 
 
 @pytest.fixture(scope="module")
 def two() -> Topology:
-    return build("dgx-h100", hosts=2, fabric="rail-optimised")
+    return build_topology("dgx-h100", hosts=2, fabric="rail-optimised")
 
 
-def with_variants(*variants: Variant) -> Library:
+def with_variants(*variants: Variant) -> CommLibrary:
     return load_library("plain").model_copy(update={"variants": variants})
 
 
@@ -65,14 +65,14 @@ def test_later_variants_win_and_algorithms_have_their_own(one: Topology) -> None
 
 
 def test_uneven_channels_cost_the_root_of_the_bytes(one: Topology) -> None:
-    even = machine_on(one, with_variants())
-    uneven = machine_on(one, with_variants(variant(unevenness="10 us")))
+    even = make_machine(one, with_variants())
+    uneven = make_machine(one, with_variants(variant(unevenness="10 us")))
 
     def loss_s(nbytes: int) -> float:
         (rough,), (smooth,) = (
-            carry(machine, "all_reduce", nbytes, range(8)) for machine in (uneven, even)
+            lower_collective(machine, "all_reduce", nbytes, range(8)) for machine in (uneven, even)
         )
-        return Estimator(uneven).way_s(rough) - Estimator(even).way_s(smooth)
+        return UncontendedTimer(uneven).way_s(rough) - UncontendedTimer(even).way_s(smooth)
 
     assert loss_s(MIB) == pytest.approx(10e-6)
     assert loss_s(16 * MIB) == pytest.approx(10e-6 * math.sqrt(16))
@@ -82,8 +82,10 @@ def test_a_share_of_the_network_slows_the_network_only(one: Topology, two: Topol
     half = with_variants(variant(networks=["infiniband"], network_efficiency=0.5))
     for topology, factor in ((one, 1.0), (two, 2.0)):
         ranks = range(len(topology.ranks))
-        (plain,) = carry(machine_on(topology, with_variants()), "all_reduce", 64 * MIB, ranks)
-        (slow,) = carry(machine_on(topology, half), "all_reduce", 64 * MIB, ranks)
+        (plain,) = lower_collective(
+            make_machine(topology, with_variants()), "all_reduce", 64 * MIB, ranks
+        )
+        (slow,) = lower_collective(make_machine(topology, half), "all_reduce", 64 * MIB, ranks)
         ratio = slow.stages[0].phases[0].nbytes / plain.stages[0].phases[0].nbytes
         assert ratio.max() == pytest.approx(factor)
         assert ratio.min() == pytest.approx(1.0)
@@ -91,7 +93,7 @@ def test_a_share_of_the_network_slows_the_network_only(one: Topology, two: Topol
 
 def test_connections_carry_no_more_than_their_rate(two: Topology) -> None:
     capped = with_variants(variant(networks=["infiniband"], network_rate="3 GB/s"))
-    (way,) = carry(machine_on(two, capped), "all_reduce", 64 * MIB, range(16))
+    (way,) = lower_collective(make_machine(two, capped), "all_reduce", 64 * MIB, range(16))
     stage = way.stages[0]
     between = stage.edges.hop == 2
     assert between.any()
@@ -102,8 +104,8 @@ def test_connections_carry_no_more_than_their_rate(two: Topology) -> None:
 def test_a_port_of_nvls_carries_its_overhead(one: Topology) -> None:
     """Of S bytes each port of 8 carries S (1 + 1/8), over the switch's efficiency."""
     nbytes = 1 << 30
-    machine = machine_on(one, load_library("nccl"))
-    (way,) = carry(machine, "all_reduce", nbytes, range(8), algorithm="nvls")
+    machine = make_machine(one, load_library("nccl"))
+    (way,) = lower_collective(machine, "all_reduce", nbytes, range(8), algorithm="nvls")
     share = protocols_of(machine.library, "nvls")["simple"].switch_efficiency
     sent = sum(
         (p.nbytes * p.active)[stage.edges.src == 0].sum()
@@ -116,11 +118,11 @@ def test_a_port_of_nvls_carries_its_overhead(one: Topology) -> None:
 
 def test_who_ran_it_sees_the_start_of_every_gpu(one: Topology) -> None:
     library = load_library("nccl")
-    together = machine_on(one, library, settings=Settings(one_process=True))
-    waited = machine_on(one, library, settings=Settings(awaited=True))
-    assert observed_s(together, 1e-6) == pytest.approx(8 * library.issue)
-    assert observed_s(together, 1.0) == 1.0
-    assert observed_s(waited, 1e-3) == pytest.approx(1e-3 + library.awaited)
+    together = make_machine(one, library, settings=LibrarySettings(one_process=True))
+    waited = make_machine(one, library, settings=LibrarySettings(awaited=True))
+    assert observed_time_s(together, 1e-6) == pytest.approx(8 * library.issue)
+    assert observed_time_s(together, 1.0) == 1.0
+    assert observed_time_s(waited, 1e-3) == pytest.approx(1e-3 + library.awaited)
 
 
 def test_what_a_plugin_tells() -> None:
@@ -138,8 +140,8 @@ def test_no_more_channels_than_the_user_allows(two: Topology) -> None:
     library = load_library("nccl")
     times = []
     for most in (1, 2, 64):
-        settings = Settings(env={"NCCL_MAX_NCHANNELS": str(most), "NCCL_ALGO": "Ring"})
-        machine = machine_on(two, library, settings=settings)
+        settings = LibrarySettings(env={"NCCL_MAX_NCHANNELS": str(most), "NCCL_ALGO": "Ring"})
+        machine = make_machine(two, library, settings=settings)
         assert len(machine.rings(range(16)).orders) == min(most, 8)
-        times.append(Estimator(machine).best("all_reduce", 1 << 30, range(16))[1])
+        times.append(UncontendedTimer(machine).best("all_reduce", 1 << 30, range(16))[1])
     assert times[0] > 1.8 * times[1] > 1.8 * 1.8 * times[2]

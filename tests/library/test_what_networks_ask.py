@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from perfmodel.library.channels.channels import rings_over, serving_nics
-from perfmodel.library.lowering.lower import carry
+from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.lowering.protocols import numbers_of
-from perfmodel.library.machine import machine_on
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import Variant, load_library
 from perfmodel.library.nccl.tuner import choices, predictions, system_on
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.spec import NodeSpec
 
 MIB = 1 << 20
@@ -46,7 +46,7 @@ def two_ports() -> NodeSpec:
 
 def test_a_gpu_takes_turns_over_the_ports_beside_it() -> None:
     """NCCL's ncclTopoGetLocalNet: ports that are equally near, over the GPUs that share them."""
-    topology = build(two_ports(), hosts=2, fabric="one-switch")
+    topology = build_topology(two_ports(), hosts=2, fabric="one-switch")
     router = Router(topology)
     assert len(serving_nics(router, list(topology.ranks[:8]))) == 16
     rings = rings_over(topology, router, range(16))
@@ -67,7 +67,7 @@ def test_a_gpu_takes_turns_over_the_ports_beside_it() -> None:
 
 
 def test_gpus_that_share_their_nics_use_one_each() -> None:
-    topology = build("dgx-a100", hosts=2, fabric="rail-optimised")
+    topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
     router = Router(topology)
     assert len(serving_nics(router, list(topology.ranks[:8]))) == 8
     alone = serving_nics(router, [topology.ranks[0]])
@@ -79,7 +79,7 @@ def test_devices_beside_a_gpu_are_one_adapter() -> None:
     for network in ("RoCE v2", "InfiniBand"):
         found = describe("H200-SXM5-141GB", gpus=8, intra="NVLink4 NVSwitch", network=network,
                          nics=16, nic_Gbps=200)  # fmt: skip
-        topology = build(found.node, hosts=2, fabric="one-switch")
+        topology = build_topology(found.node, hosts=2, fabric="one-switch")
         out = [
             arc for arc, (src, _) in enumerate(topology.arcs.names)
             if arc >= topology.first_cable and src.startswith("n0/nic")
@@ -95,19 +95,19 @@ def test_staging_costs_its_share_where_a_variant_says_so(gpu: str, factor: float
     )
     found = describe(gpu, gpus=1, intra="none", network="RoCE, GPUDirect disabled",
                      nics=1, nic_Gbps=25)  # fmt: skip
-    topology = build(found.node, hosts=2, fabric="one-switch")
+    topology = build_topology(found.node, hosts=2, fabric="one-switch")
     assert not topology.gpudirect_rdma
     sent = []
     for variants in ((), (said,)):
         library = load_library("plain").model_copy(update={"variants": variants})
-        (way,) = carry(machine_on(topology, library), "all_reduce", MIB, range(2))
+        (way,) = lower_collective(make_machine(topology, library), "all_reduce", MIB, range(2))
         sent.append(way.stages[0].phases[0].nbytes.max())
     assert sent[1] / sent[0] == pytest.approx(factor)
 
 
 def efa(gpu: str, intra: str, nics: int) -> Topology:
     found = describe(gpu, gpus=8, intra=intra, network="EFA", nics=nics, nic_Gbps=100)
-    return build(found.node, hosts=2, fabric="one-switch")
+    return build_topology(found.node, hosts=2, fabric="one-switch")
 
 
 @pytest.mark.parametrize(("protocol", "times"), [("ll", 1), ("simple", 2)])
@@ -116,7 +116,7 @@ def test_the_latency_that_a_plugin_states_counts_once_and_again_for_the_flush(
 ) -> None:
     """Two hosts, a ring of 16: two hops cross the network; 75 us each."""
     topology = efa("H100-SXM5-80GB", "NVLink4 NVSwitch", 32)
-    machine = machine_on(topology, load_library("nccl"))
+    machine = make_machine(topology, load_library("nccl"))
     told = system_on(machine, range(16))
     assert told.net_latency_us == 75
 
@@ -133,18 +133,18 @@ def test_the_latency_that_a_plugin_states_counts_once_and_again_for_the_flush(
 
 def test_only_simple_where_writes_are_not_ordered() -> None:
     """aws-ofi-nccl sets NCCL_PROTO=simple there; who names another protocol is believed."""
-    old = machine_on(efa("A100-SXM4-40GB", "NVLink3 NVSwitch", 4), load_library("nccl"))
-    new = machine_on(efa("H100-SXM5-80GB", "NVLink4 NVSwitch", 32), load_library("nccl"))
+    old = make_machine(efa("A100-SXM4-40GB", "NVLink3 NVSwitch", 4), load_library("nccl"))
+    new = make_machine(efa("H100-SXM5-80GB", "NVLink4 NVSwitch", 32), load_library("nccl"))
     assert {c.protocol for c in choices(old, "all_reduce", 1024, range(16))} == {"simple"}
     assert {"ll", "simple"} < {c.protocol for c in choices(new, "all_reduce", 1024, range(16))}
-    named = machine_on(
-        old.topology, load_library("nccl"), settings=Settings(env={"NCCL_PROTO": "LL"})
+    named = make_machine(
+        old.topology, load_library("nccl"), settings=LibrarySettings(env={"NCCL_PROTO": "LL"})
     )
     assert {c.protocol for c in choices(named, "all_reduce", 1024, range(16))} == {"ll"}
 
 
 def test_an_operation_may_have_numbers_of_its_own() -> None:
-    library = machine_on(build("dgx-a100"), load_library("nccl")).library
+    library = make_machine(build_topology("dgx-a100"), load_library("nccl")).library
     adding = numbers_of(library, "reduce", "chain")["simple"].unevenness
     copying = numbers_of(library, "broadcast", "chain")["simple"].unevenness
     assert adding > 2 * copying

@@ -26,12 +26,12 @@ SIZES = (4, 100_000)
 
 
 def jobs(ranks):
-    from perfmodel.measure.job import Job
+    from perfmodel.measure.job import MeasurementJob
 
     for place, (collective, names) in enumerate(JOBS.items()):
         for offset, name in enumerate(names):
             dtype = DTYPES[(place + offset) % 3]
-            yield Job("gloo", name, collective, ranks, SIZES, dtype=dtype, repeats=2)
+            yield MeasurementJob("gloo", name, collective, ranks, SIZES, dtype=dtype, repeats=2)
 
 
 def result_of(job, rank):

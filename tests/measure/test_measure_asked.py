@@ -18,7 +18,7 @@ from perfmodel.collectives import catalog
 from perfmodel.errors import ExecutorUnavailable, InputError, ScheduleError
 from perfmodel.files import find_file
 from perfmodel.measure.environment import Busy, describe_machine, describe_versions, other_work
-from perfmodel.measure.job import Job, schedules, size_measured
+from perfmodel.measure.job import MeasurementJob, schedules, size_measured
 from perfmodel.measure.memory_check import PROCESS_BYTES, SIDE_BYTES, room_or_say
 from perfmodel.measure.processes.p2p import most_scratch, scratch_elements
 from perfmodel.measure.record import read_measurement
@@ -30,7 +30,7 @@ SIZES = (1024, 4096)
 
 def job(**changes):
     known = {"backend": "gloo", "algorithm": "ring", "collective": "all_reduce", "ranks": 4}
-    return Job(**(known | {"sizes": SIZES} | changes))
+    return MeasurementJob(**(known | {"sizes": SIZES} | changes))
 
 
 # ---------------------------------------------------------------- what is asked

@@ -11,7 +11,7 @@ from perfmodel.measure.gpu import backend as device_module
 from perfmodel.measure.gpu import microbenchmarks as probes_module
 from perfmodel.measure.gpu.backend import measure_device
 from perfmodel.measure.gpu.virtual_ranks import HostLanes, run_virtual
-from perfmodel.measure.job import ITEM_BYTES, Job, devices_or_say
+from perfmodel.measure.job import ITEM_BYTES, MeasurementJob, devices_or_say
 from perfmodel.measure.processes import status as at
 from perfmodel.measure.processes.launcher import join
 from perfmodel.measure.reference import Window, elements, execute, moves, starting_data
@@ -29,7 +29,7 @@ CASES = [
 
 def job(**changes):
     known = {"backend": "device", "algorithm": "ring", "collective": "all_reduce", "ranks": 3}
-    return Job(**(known | {"sizes": (64, 4096), "repeats": 2} | changes))
+    return MeasurementJob(**(known | {"sizes": (64, 4096), "repeats": 2} | changes))
 
 
 class Recorder(HostLanes):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.measure.job import Job
+from perfmodel.measure.job import MeasurementJob
 from perfmodel.measure.processes import status as at
 from perfmodel.measure.processes.worker import (
     MOST_REPEATS,
@@ -28,7 +28,7 @@ SIZES = (1024, 4096)
 
 def job(**changes):
     known = {"backend": "gloo", "algorithm": "ring", "collective": "all_reduce", "ranks": 4}
-    return Job(**(known | {"sizes": SIZES} | changes))
+    return MeasurementJob(**(known | {"sizes": SIZES} | changes))
 
 
 # ---------------------------------------------------------------- times

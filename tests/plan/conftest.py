@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.plan import plan_scenario
-from perfmodel.studies.plan.model import Bill, Option, Plan, Step, Training
+from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Step, Training
 
 PLAN = """\
 # Which of these should train it?
@@ -46,7 +46,7 @@ plan:
 
 
 @pytest.fixture(scope="session")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Plan]:
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, PlanResult]:
     """The plan file's scenario and its answer."""
     path = tmp_path_factory.mktemp("plan") / "mine.yaml"
     path.write_text(PLAN, encoding="utf-8")
@@ -55,7 +55,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Plan]:
 
 
 @pytest.fixture
-def option() -> Callable[..., Option]:
+def option() -> Callable[..., PlanOption]:
     """Maker of options that run and fit."""
 
     def make(
@@ -65,14 +65,14 @@ def option() -> Callable[..., Option]:
         *,
         name: str = "a",
         interval: tuple[float, float] | None = None,
-    ) -> Option:
+    ) -> PlanOption:
         step = Step(1.0, None, 8.0, 8, 0.0, "compute", 1e9, True, 1.0, 0.5)
         training = Training(100.0, 10, wall_s, wall_s, interval, 1.0)
         ends = None
         if interval is not None and cost is not None:
             ends = cost * interval[0] / wall_s, cost * interval[1] / wall_s
-        bill = Bill(cost, 0.0, ends, None, None, 1.0, 1e3)
-        return Option(name, "dgx-a100", "none", gpus // 8, gpus, "ok", "", step, training, bill)
+        bill = Cost(cost, 0.0, ends, None, None, 1.0, 1e3)
+        return PlanOption(name, "dgx-a100", "none", gpus // 8, gpus, "ok", "", step, training, bill)
 
     return make
 

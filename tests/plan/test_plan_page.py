@@ -16,7 +16,7 @@ from perfmodel.report.planning import text as said
 from perfmodel.report.planning.figures import time_against_cost
 from perfmodel.report.planning.page import plan_html, plan_markdown, write_plan
 from perfmodel.studies.plan.decisions import choose
-from perfmodel.studies.plan.model import Outcome, Plan
+from perfmodel.studies.plan.model import PlanResult, UpgradeOutcome
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>|*b*`"
 
 
-def hostile(plan: Plan) -> Plan:
+def hostile(plan: PlanResult) -> PlanResult:
     """The same plan, its file written by somebody who means harm."""
     renamed = {}
 
@@ -169,8 +169,8 @@ def test_an_upgrade_is_told_for_the_option_of_the_headline_too(planned, option):
     _, plan = planned
     day = 86400.0
     cheap, big = option(10 * day, 10.0, 8), option(5 * day, 20.0, 16)
-    same = Outcome("u", cheap, cheap, 0.0, 0.0, 90.0, None, "never")
-    saves = Outcome("u", big, option(4 * day, 16.0, 16), day, 4.0, 90.0, 90 * day, "later")
+    same = UpgradeOutcome("u", cheap, cheap, 0.0, 0.0, 90.0, None, "never")
+    saves = UpgradeOutcome("u", big, option(4 * day, 16.0, 16), day, 4.0, 90.0, 90 * day, "later")
     options = (cheap, big)
     more = replace(
         plan, options=options, outcomes=(saves, same), deadline_s=None, budget=None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import pytest
 
-from perfmodel.studies.run.result import BucketTime, LinkUse, Memory, Point, Result
+from perfmodel.studies.run.result import BucketTime, LinkUse, Memory, Result, SizeResult
 from perfmodel.timeline import Span, Timeline, exposed_s
 from perfmodel.topology.model import Gpu, Topology
 
@@ -100,7 +100,7 @@ def build_spans(bytes_per_s: float) -> tuple[Span, ...]:
     return tuple(sorted(spans, key=lambda span: span.start_s))
 
 
-def build_point(gpus: int, base_rate: float | None = None) -> Point:
+def build_point(gpus: int, base_rate: float | None = None) -> SizeResult:
     """A point whose numbers are read off its spans."""
     spans = build_spans(90e9 if gpus <= 8 else 11e9 / (1 + 0.06 * math.log2(gpus / 8)))
     if gpus == 1:
@@ -138,7 +138,7 @@ def build_point(gpus: int, base_rate: float | None = None) -> Point:
         )
         if gpus > 1
     )  # fmt: skip
-    return Point(
+    return SizeResult(
         gpus=gpus, nodes=max(1, gpus // 8), step_time_s=step, first_step_time_s=1.3 * step,
         compute_s=compute, comm_s=sum(e - s for s, e in comm), exposed_comm_s=exposed,
         breakdown_s={**times, "exposed communication": exposed, "slowdown": 0.0, "idle": 0.0},

@@ -11,10 +11,10 @@ from perfmodel.report.run.events import lines, section, steps_figure
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.terminal import print_result
-from perfmodel.studies.run.result import Disturbance, EventCost, Neighbour, Result, Wait
+from perfmodel.studies.run.result import DisturbanceCost, EventCost, Neighbour, Result, Wait
 
 Changed = Callable[..., Result]
-WHAT = Disturbance(
+WHAT = DisturbanceCost(
     steps_s=(0.09, 0.13, 0.11),
     undisturbed_s=0.1,
     mean_interval_s=(0.105, 0.115),

@@ -15,7 +15,7 @@ from perfmodel.report.run.markdown import run_markdown
 from perfmodel.report.run.page import report_html
 from perfmodel.report.scaling import analysis
 from perfmodel.report.scaling import text as scaling_words
-from perfmodel.studies.run.result import Point, Result
+from perfmodel.studies.run.result import Result, SizeResult
 
 SPACE = "\N{NO-BREAK SPACE}"
 
@@ -30,7 +30,7 @@ def curve(result: Result) -> Callable[..., Result]:
         bottlenecks: Sequence[str] | None = None,
     ) -> Result:
         first, each = speeds[0]
-        points: list[Point] = []
+        points: list[SizeResult] = []
         for at, (gpus, speed) in enumerate(speeds):
             batch = 10 * gpus
             points.append(

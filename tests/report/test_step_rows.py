@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.run.timeline_layout import step_picture
-from perfmodel.studies.run.result import Point, Result
+from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.timeline import Span, Timeline
 
 
-def with_spans(point: Point, spans: list[Span], **more: object) -> Point:
+def with_spans(point: SizeResult, spans: list[Span], **more: object) -> SizeResult:
     ordered = tuple(sorted(spans, key=lambda span: span.start_s))
     return replace(point, timeline=Timeline(ordered), **more)  # type: ignore[arg-type]
 

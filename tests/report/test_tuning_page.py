@@ -12,7 +12,7 @@ from perfmodel.report.tuning import text as said
 from perfmodel.report.tuning.export import curve_csv, tuned_json
 from perfmodel.report.tuning.page import tuned_html, write_tuned
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.run import tune_scenario
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ FIGURES = 3
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
     path = tmp_path_factory.mktemp("scenario") / "hostile.yaml"
     path.write_text(TEXT)
     return tune_scenario(load_scenario(path), horovod=True)
 
 
-def test_the_page_says_what_the_json_says(tuned: Tuned) -> None:
+def test_the_page_says_what_the_json_says(tuned: TuneResult) -> None:
     page, data = tuned_html(tuned), tuned_json(tuned)
     assert data["snippet"] in page
     assert data["snippet_uniform"] in page
@@ -44,21 +44,21 @@ def test_the_page_says_what_the_json_says(tuned: Tuned) -> None:
     assert said.fine(tuned.lower_bound_s or 0.0) in page
 
 
-def test_words_of_a_scenario_are_text_and_never_markup(tuned: Tuned) -> None:
+def test_words_of_a_scenario_are_text_and_never_markup(tuned: TuneResult) -> None:
     page = tuned_html(tuned)
     assert "<img src=x" not in page
     assert "<script>alert(2)" not in page
     assert "&lt;img src=x" in page
 
 
-def test_the_curve_covers_all_caps_without_a_gap(tuned: Tuned) -> None:
+def test_the_curve_covers_all_caps_without_a_gap(tuned: TuneResult) -> None:
     lines = curve_csv(tuned).splitlines()
     ends = [line.split(",")[1:3] for line in lines[1:]]
     assert all(before[1] == after[0] for before, after in itertools.pairwise(ends))
     assert ends[-1][1] == ""
 
 
-def test_gains_are_said_as_numbers(tuned: Tuned) -> None:
+def test_gains_are_said_as_numbers(tuned: TuneResult) -> None:
     rows = said.rows(tuned)
     assert rows[0][3] == "same"
     assert rows[0][1] == said.fine(tuned.default.step_time_s)
@@ -73,7 +73,7 @@ def test_step_times_have_four_digits(time_s: float, words: str) -> None:
     assert said.fine(time_s).replace("\N{NO-BREAK SPACE}", " ") == words
 
 
-def test_slivers_between_good_caps_go_unsaid(tuned: Tuned) -> None:
+def test_slivers_between_good_caps_go_unsaid(tuned: TuneResult) -> None:
     spans = said.wide_spans(tuned.plateau.spans_mb)
     assert 1 <= len(spans) <= len(tuned.plateau.spans_mb)
     assert all(low < high for low, high in spans)
@@ -82,7 +82,7 @@ def test_slivers_between_good_caps_go_unsaid(tuned: Tuned) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
 def test_page_opens_cleanly(
-    browser: Browser, tuned: Tuned, tmp_path: Path, width: int, height: int
+    browser: Browser, tuned: TuneResult, tmp_path: Path, width: int, height: int
 ) -> None:
     file = write_tuned(tuned, tmp_path)
     page = browser.new_page(viewport={"width": width, "height": height})

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from perfmodel.arrays import Group
+from perfmodel.arrays import RankGroup
 from perfmodel.collectives.dependencies import Messages, followers, messages, unrolled
 from perfmodel.errors import SimulationError
-from perfmodel.library.lowering.lower import carry_message
-from perfmodel.library.lowering.lowered import Carried
-from perfmodel.library.lowering.rerouting import moved
+from perfmodel.library.lowering.lower import lower_message
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.network import Counted, count_collective, nothing_counted
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.network import LinkCounters, count_collective, nothing_counted
+from perfmodel.simulate.uncontended import UncontendedTimer
 
 LAST_IN_INSTANT = 2
 """SimPy priority after NORMAL (1): everything that starts at one time shares from the start."""
@@ -199,11 +199,11 @@ class PlainMessageNetwork:
     """The network at fidelity "message", all in SimPy."""
 
     env: simpy.Environment
-    estimator: Estimator
+    estimator: UncontendedTimer
     machine: Machine = field(init=False)
-    counted: Counted = field(init=False)
+    counted: LinkCounters = field(init=False)
     _wires: Wires = field(init=False)
-    _sends: dict[int, tuple[Carried, Messages]] = field(default_factory=dict, init=False)
+    _sends: dict[int, tuple[LoweredCollective, Messages]] = field(default_factory=dict, init=False)
     _runs: list[_Run] = field(default_factory=list, init=False)
     _streams: list[Transfer] = field(default_factory=list, init=False)
 
@@ -213,20 +213,22 @@ class PlainMessageNetwork:
         self.counted = nothing_counted(len(arcs))
         self._wires = Wires(self.env, arcs.bandwidth_Bps.tolist(), self.machine.library.in_order)
 
-    def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
+    def collective(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
+    ) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         real = [group for group in groups if len(group) > 1]
         return self.launch([self.estimator.best(op, nbytes, group, root)[0] for group in real])
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""
-        return self.launch([carry_message(self.machine, src, dst, nbytes)])
+        return self.launch([lower_message(self.machine, src, dst, nbytes)])
 
-    def launch(self, ways: list[Carried]) -> simpy.Event:
+    def launch(self, ways: list[LoweredCollective]) -> simpy.Event:
         """Start collectives now, each as it is carried; the event fires when all have ended."""
         ended = []
         for way in ways:
-            now = way if self.machine is self.estimator.machine else moved(way, self.machine)
+            now = way if self.machine is self.estimator.machine else reroute(way, self.machine)
             count_collective(self.counted, now)
             run = _Run(self.env, self._wires, way, self._unrolled(way))
             run.lay(now)
@@ -249,7 +251,7 @@ class PlainMessageNetwork:
         self.machine = machine
         moves = []
         for run in self._runs:
-            run.lay(moved(run.way, machine))
+            run.lay(reroute(run.way, machine))
             moves += [
                 (transfer, run.routes[edge], run.caps[edge])
                 for edge, transfer in run.moving.items()
@@ -259,7 +261,7 @@ class PlainMessageNetwork:
                 moves.append((transfer, transfer.route, transfer.cap_Bps))
         self._wires.become(machine.topology.arcs.bandwidth_Bps.tolist(), moves)
 
-    def _unrolled(self, way: Carried) -> Messages:
+    def _unrolled(self, way: LoweredCollective) -> Messages:
         known = self._sends.get(id(way))
         if known is None:
             known = self._sends[id(way)] = (way, messages(unrolled(way.schedule)))
@@ -269,7 +271,9 @@ class PlainMessageNetwork:
 class _Run:
     """One collective, send by send."""
 
-    def __init__(self, env: simpy.Environment, wires: Wires, way: Carried, sends: Messages) -> None:
+    def __init__(
+        self, env: simpy.Environment, wires: Wires, way: LoweredCollective, sends: Messages
+    ) -> None:
         self._env, self._wires = env, wires
         self.ended = env.event()
         self.way, self._credits = way, way.credits
@@ -287,7 +291,7 @@ class _Run:
         self._under_way = [0] * len(self.routes)
         self._left = len(sends)
 
-    def lay(self, way: Carried) -> None:
+    def lay(self, way: LoweredCollective) -> None:
         """Take the links of a way, which may be other ones than before."""
         self.routes: list[tuple[int, ...]] = []
         self.caps: list[float] = []
@@ -383,7 +387,7 @@ class StageOrder:
         return freed
 
 
-def _edges_and_stages(way: Carried, sends: Messages) -> tuple[list[int], list[int]]:
+def _edges_and_stages(way: LoweredCollective, sends: Messages) -> tuple[list[int], list[int]]:
     """For each send, its edge (numbered through all stages) and its stage."""
     number: dict[tuple[int, int, int, int], int] = {}
     stage_of_round: list[int] = []

@@ -10,15 +10,15 @@ import simpy
 
 from perfmodel.collectives.catalog import ALGORITHMS, allows
 from perfmodel.errors import InputError
-from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.testing import closed_forms
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 Maker = Callable[..., Topology]
 PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if op != "send"]
@@ -30,12 +30,12 @@ NOT_HERE = {*IN_SWITCH, "pat"}
 
 def ways(
     topology: Topology, op: str, name: str, nbytes: int, library: str = "plain"
-) -> tuple[Estimator, Carried]:
-    estimator = Estimator(Machine(topology, load_library(library)))
+) -> tuple[UncontendedTimer, LoweredCollective]:
+    estimator = UncontendedTimer(Machine(topology, load_library(library)))
     return estimator, estimator.best(op, nbytes, range(len(topology.ranks)), 0, name)[0]
 
 
-def timed(network: type, estimator: Estimator, way: Carried) -> float:
+def timed(network: type, estimator: UncontendedTimer, way: LoweredCollective) -> float:
     env = simpy.Environment()
     env.run(until=network(env, estimator).launch([way]))
     return float(env.now)
@@ -92,7 +92,7 @@ def test_flow_is_near_message_over_several_hosts(
     A fluid edge keeps its share of a link while it waits (too slow), and edges of two stages that
     share a link do not see each other where some ranks are ahead (too quick).
     """
-    topology = build(template, hosts=hosts, fabric="rail-optimised")
+    topology = build_topology(template, hosts=hosts, fabric="rail-optimised")
     estimator, way = ways(topology, op, name, 1 << 20, library)
     flow, message = (timed(network, estimator, way) for network in (FlowNetwork, MessageNetwork))
     assert 0.85 * message <= flow <= 1.35 * message
@@ -156,7 +156,7 @@ def test_no_algorithm_beats_the_bounds(
 
 def test_hierarchical_follows_the_hosts() -> None:
     """Inside a host over NVLink only; between hosts each GPU talks to its like, on its rail."""
-    topology = build("dgx-a100", hosts=2, fabric="rail-optimised")
+    topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
     _, way = ways(topology, "all_reduce", "hierarchical", 1 << 20)
     kinds = [{topology.arcs.kinds[a] for a in stage.edges.arcs.tolist()} for stage in way.stages]
     assert kinds[0] == kinds[-1] == {"nvlink"}
@@ -165,13 +165,16 @@ def test_hierarchical_follows_the_hosts() -> None:
 
 
 def test_a_reducing_switch_needs_an_nvswitch() -> None:
-    _, way = ways(build("dgx-h100"), "all_reduce", "switch", 1 << 20)
+    _, way = ways(build_topology("dgx-h100"), "all_reduce", "switch", 1 << 20)
     assert way.schedule.switches == 1
-    for machine in (build("rtx4090-x4"), build("dgx-h100", hosts=2, fabric="one-switch")):
+    for machine in (
+        build_topology("rtx4090-x4"),
+        build_topology("dgx-h100", hosts=2, fabric="one-switch"),
+    ):
         with pytest.raises(InputError, match="ranks that share an NVSwitch"):
             ways(machine, "all_reduce", "switch", 1 << 20)
 
 
 def test_unknown_algorithms_name_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'torus'"):
-        ways(build("dgx-a100"), "all_reduce", "tours", 1 << 20)
+        ways(build_topology("dgx-a100"), "all_reduce", "tours", 1 << 20)

@@ -14,7 +14,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.sockets.cpu_cores import Cores
 from perfmodel.simulate.sockets.network import SocketNetwork
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Sockets, Topology
 
 Maker = Callable[..., Topology]
@@ -26,7 +26,7 @@ def last_s(topology: Topology, sockets: Sockets, sizes: list[int], in_a_row: int
     ranks = len(topology.ranks)
     env = simpy.Environment()
     machine = Machine(replace(topology, sockets=sockets), load_library("gloo"))
-    network = SocketNetwork(env, Estimator(machine))
+    network = SocketNetwork(env, UncontendedTimer(machine))
     for _ in range(in_a_row):
         env.run(
             until=env.all_of(
@@ -107,7 +107,7 @@ def test_an_all_reduce_waits_for_cores_that_do_something_else(
     ends_s = []
     for busy in (False, True):
         env = simpy.Environment()
-        network = SocketNetwork(env, Estimator(machine))
+        network = SocketNetwork(env, UncontendedTimer(machine))
         if busy:
             network.occupy(4e-3, 2)
         env.run(until=network.collective("all_reduce", 64, (range(2),), 0))

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import simpy
 
-from perfmodel.library.lowering.lower import carry, carry_message
+from perfmodel.library.lowering.lower import lower_collective, lower_message
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import library_on, load_library
 from perfmodel.simulate.engine.engine import NETWORKS
 from perfmodel.simulate.network import (
-    Counted,
+    LinkCounters,
     both_counted,
     count_elsewhere,
     count_stream,
     nothing_counted,
 )
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import without
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 NBYTES = 64 * 1024 * 1024
 
@@ -38,11 +38,11 @@ class Routes:
 @pytest.mark.parametrize("protocol", ["simple", "ll"])
 def test_payload_of_a_ring_is_what_users_sent(fidelity: str, protocol: str) -> None:
     """2 (N - 1) / N leave each host, though V100s stage it and LL adds a flag to each word."""
-    topology = build("v100-x8-25g", hosts=2, fabric="one-switch")
+    topology = build_topology("v100-x8-25g", hosts=2, fabric="one-switch")
     machine = Machine(topology, library_on(load_library("nccl"), topology))
-    ways = carry(machine, "all_reduce", NBYTES, range(16), algorithm="ring")
+    ways = lower_collective(machine, "all_reduce", NBYTES, range(16), algorithm="ring")
     env = simpy.Environment()
-    network: Any = NETWORKS[fidelity](env, Estimator(machine))
+    network: Any = NETWORKS[fidelity](env, UncontendedTimer(machine))
     (way,) = (way for way in ways if way.protocol == protocol)
     env.run(until=network.launch([way]))
     cables = range(topology.first_cable, len(topology.arcs))
@@ -56,12 +56,12 @@ def test_payload_of_a_ring_is_what_users_sent(fidelity: str, protocol: str) -> N
 @pytest.mark.parametrize("fidelity", ["flow", "message"])
 def test_payload_that_takes_another_cable_is_counted_there(fidelity: str) -> None:
     """InfiniBand carries more than payload: what is left of both when a cable breaks moves on."""
-    topology = build("dgx-a100", hosts=2, fabric="rail-optimised")
+    topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
     machine = Machine(topology, library_on(load_library("nccl"), topology))
-    edges = carry_message(machine, 0, 8, NBYTES).stages[0].edges
+    edges = lower_message(machine, 0, 8, NBYTES).stages[0].edges
     cable = next(arc for arc in edges.arcs.tolist() if arc >= topology.first_cable)
     env = simpy.Environment()
-    network: Any = NETWORKS[fidelity](env, Estimator(machine))
+    network: Any = NETWORKS[fidelity](env, UncontendedTimer(machine))
     ended = network.message(0, 8, NBYTES)
     other = replace(machine, topology=without(topology, arcs=[cable]))
     half_s = NBYTES / 2 / float(topology.arcs.bandwidth_Bps[cable])
@@ -91,7 +91,7 @@ def test_what_goes_elsewhere_is_counted_there_and_not_here() -> None:
 
 
 def test_counts_add_up() -> None:
-    one = Counted(np.array([1.0]), np.array([0.5]))
-    both = both_counted(one, Counted(np.array([3.0]), np.array([2.0])))
+    one = LinkCounters(np.array([1.0]), np.array([0.5]))
+    both = both_counted(one, LinkCounters(np.array([3.0]), np.array([2.0])))
     assert (both.wire_bytes.item(), both.payload_bytes.item()) == (4.0, 2.5)
     assert one.wire_bytes.item() == 1.0

@@ -17,7 +17,7 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.max_min import max_min_rates
 from perfmodel.simulate.sharing.max_min_loops import filled
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 
 Network = tuple[list[float], list[list[int]], list[float]]
@@ -156,7 +156,7 @@ def test_flows_on_one_link_finish_when_theory_says(
     have sent x_k or their whole, whichever is less: sum of min(x_i, x_k), over C."""
     topology = switched_topology([1e9, 1e9], [0.0, 0.0])
     env = simpy.Environment()
-    network = MessageNetwork(env, Estimator(Machine(topology, load_library("plain"))))
+    network = MessageNetwork(env, UncontendedTimer(Machine(topology, load_library("plain"))))
     ends = [0.0] * len(sizes)
 
     def end(which: int) -> Callable[[simpy.Event], None]:

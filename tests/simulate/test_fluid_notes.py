@@ -21,7 +21,7 @@ from oracle.scenes import Scene
 
 from perfmodel.simulate.flow.approximation import NOTES
 from perfmodel.simulate.flow.network import FlowNetwork
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 
 EXACT = 1e-6
 STATED = {
@@ -40,7 +40,7 @@ def played(family: str) -> list[tuple[Scene, Compared]]:
 
 def noted(scene: Scene) -> set[str]:
     env = simpy.Environment()
-    network = FlowNetwork(env, Estimator(scene.machine))
+    network = FlowNetwork(env, UncontendedTimer(scene.machine))
 
     def start(at_s: float, begin: Callable[[], object]) -> Iterator[simpy.Event]:
         yield env.timeout(at_s)

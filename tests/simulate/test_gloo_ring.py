@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 from perfmodel.collectives.algorithms import ring
 from perfmodel.collectives.dependencies import messages, unrolled
 from perfmodel.collectives.timing.recurrence import schedule_s
-from perfmodel.library.lowering.lower import carry
-from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import Library, load_library
+from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 
 Maker = Callable[..., Topology]
 
 
-def with_credits(credits: int) -> Library:
+def with_credits(credits: int) -> CommLibrary:
     plain = load_library("plain")
     simple = plain.protocols["simple"].model_copy(update={"credits": credits})
     return plain.model_copy(update={"protocols": {"simple": simple}})
 
 
-def timed(network: type, estimator: Estimator, way: Carried) -> float:
+def timed(network: type, estimator: UncontendedTimer, way: LoweredCollective) -> float:
     env = simpy.Environment()
     env.run(until=network(env, estimator).launch([way]))
     return float(env.now)
@@ -61,8 +61,10 @@ def test_flow_equals_message_on_unshared_links_of_any_speed(
     nbytes = ranks * segments * 4 * elements
     if segments > 2:
         nbytes = ranks * segments * (ring.SEGMENT_BYTES - 4 * elements)
-    estimator = Estimator(Machine(topology, with_credits(credits)))
-    way = carry(estimator.machine, "all_reduce", nbytes, range(ranks), algorithm=algorithm)[0]
+    estimator = UncontendedTimer(Machine(topology, with_credits(credits)))
+    way = lower_collective(
+        estimator.machine, "all_reduce", nbytes, range(ranks), algorithm=algorithm
+    )[0]
     if algorithm == "gloo_ring":
         assert {phase.lag for phase in way.schedule.phases} == {segments}
     flow, message = (timed(network, estimator, way) for network in (FlowNetwork, MessageNetwork))
@@ -133,7 +135,7 @@ def test_two_ranks_send_long_buffers_one_segment_at_a_time(switched_topology: Ma
     """
     topology = switched_topology([977e6 / 8] * 2, [5.08e-3] * 2)
     machine = Machine(topology, load_library("gloo"))
-    found = Estimator(machine).best("all_reduce", 16 << 20, range(2))[1]
+    found = UncontendedTimer(machine).best("all_reduce", 16 << 20, range(2))[1]
     step = machine.library.protocols["ring"].step.nvlink
     wanted = 2 * 8 * ((1 << 20) / (977e6 / 8) + 5.08e-3 + step / 2)
     assert found == pytest.approx(wanted, rel=1e-9)
@@ -166,7 +168,7 @@ def test_real_all_reduces_over_links_with_latency(
     """
     topology = switched_topology([rate_mbit / 8 * 1e6] * ranks, [delay_s] * ranks)
     machine = Machine(topology, load_library("gloo"))
-    found = Estimator(machine).best("all_reduce", nbytes, range(ranks))[1]
+    found = UncontendedTimer(machine).best("all_reduce", nbytes, range(ranks))[1]
     assert found == pytest.approx(measured_s, rel=0.04)
 
 
@@ -175,7 +177,7 @@ def test_collectives_that_wait_for_latency_share_a_link_without_loss(
 ) -> None:
     """Two at once, each on the wire for less than half of its time, are as quick as one."""
     topology = switched_topology([1e9] * 4, [1e-3] * 4)
-    estimator = Estimator(Machine(topology, load_library("gloo")))
+    estimator = UncontendedTimer(Machine(topology, load_library("gloo")))
     way, alone_s = estimator.best("all_reduce", 1 << 20, range(4))
     env = simpy.Environment()
     env.run(until=FlowNetwork(env, estimator).launch([way, way]))
@@ -186,7 +188,7 @@ def test_collectives_that_fill_a_link_share_its_work(switched_topology: Maker) -
     """Two at once on the wire all the time take twice as long."""
     topology = switched_topology([1e6] * 4, [0.0] * 4)
     library = load_library("gloo").model_copy(update={"protocols": with_credits(2).protocols})
-    estimator = Estimator(Machine(topology, library))
+    estimator = UncontendedTimer(Machine(topology, library))
     way, alone_s = estimator.best("all_reduce", 1 << 20, range(4))
     env = simpy.Environment()
     env.run(until=FlowNetwork(env, estimator).launch([way, way]))
@@ -201,7 +203,7 @@ def test_one_connection_serves_in_order(
     library = with_credits(1).model_copy(update={"in_order": in_order})
     machine = Machine(switched_topology([1.0] * 2, [0.0] * 2), library)
     env, ends = simpy.Environment(), []
-    network = MessageNetwork(env, Estimator(machine))
+    network = MessageNetwork(env, UncontendedTimer(machine))
     for _ in range(3):
         network.message(0, 1, 4).callbacks.append(lambda _: ends.append(env.now))
     env.run()

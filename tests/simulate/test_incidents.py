@@ -9,14 +9,14 @@ import pytest
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.engine.background import Beside, Change, Traffic
+from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import Fidelity, simulate
 from perfmodel.simulate.engine.rank_class import parties
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
 from perfmodel.studies.run.resolve.placement import placed
 from perfmodel.topology.faults import degraded, without
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.plan import (
     Collective,
     Communicator,
@@ -26,7 +26,7 @@ from perfmodel.training.plan import (
     Stream,
     Task,
 )
-from perfmodel.training.split_class import Part, split
+from perfmodel.training.split_class import ClassPart, split
 
 Maker = Callable[..., Topology]
 STREAMS = (Stream("compute", "compute"), Stream("comm", "comm"), Stream("tensor", "comm"))
@@ -75,7 +75,7 @@ def changed(topology: Topology) -> Machine:
 
 def test_a_slow_rank_is_a_class_of_its_own_and_all_wait_for_it(machine: Machine) -> None:
     step = plan(work("w", 10e-3), reduce_("r", after=(0,)), work("end", 1e-3, after=(1,)))
-    cut = split(step, "all", [Part("slow", (2,), scale=1.5)])
+    cut = split(step, "all", [ClassPart("slow", (2,), scale=1.5)])
     run = simulate(cut, machine, steps=2)
     assert run.step_times_s[0] == pytest.approx(15e-3 + 6e-3 + 1.5e-3)
     assert [task.work.key for task in cut.tasks if isinstance(task.work, Collective)] == ["r", "r"]
@@ -88,14 +88,14 @@ def test_what_waited_for_a_class_waits_for_all_of_its_parts(machine: Machine) ->
     classes = (RankClass("all", range(1, 4)), RankClass("zero", range(1)))
     tasks = (work("w", 2e-3), work("after", 1e-3, after=(0,), where="zero"))
     step = StepPlan("two classes", classes, STREAMS, (), tasks, 4)
-    cut = split(step, "all", [Part("slow", (3,), scale=4.0)])
+    cut = split(step, "all", [ClassPart("slow", (3,), scale=4.0)])
     (after,) = (s for s in simulate(cut, machine).timeline.spans if s.name == "after")
     assert after.start_s == pytest.approx(8e-3)
 
 
 def test_another_gpu_is_a_part_with_its_own_durations(machine: Machine) -> None:
     here, there = plan(work("w", 2e-3)), plan(work("w", 7e-3), name="other GPU")
-    cut = split(here, "all", [Part("old", (0, 1), like=there)])
+    cut = split(here, "all", [ClassPart("old", (0, 1), like=there)])
     ends = {s.rank_class: s.end_s for s in simulate(cut, machine).timeline.spans}
     assert ends == {"all": pytest.approx(2e-3), "old": pytest.approx(7e-3)}
 
@@ -141,11 +141,11 @@ def test_groups_without_a_common_class_start_each_by_itself(machine: Machine) ->
     )
     together = simulate(step, machine)
     assert together.step_time_s == pytest.approx(6e-3)
-    cut = split(step, "all", [Part("slow", (2, 3), scale=3.0)])
+    cut = split(step, "all", [ClassPart("slow", (2, 3), scale=3.0)])
     starts = {s.rank_class: s.start_s for s in simulate(cut, machine).timeline.spans
               if s.name == "t"}  # fmt: skip
     assert starts == {"all": pytest.approx(2e-3), "slow": pytest.approx(6e-3)}
-    odd = split(step, "all", [Part("slow", (2,), scale=3.0)])
+    odd = split(step, "all", [ClassPart("slow", (2,), scale=3.0)])
     starts = {s.rank_class: s.start_s for s in simulate(odd, machine).timeline.spans
               if s.name == "t"}  # fmt: skip
     assert starts == {"all": pytest.approx(6e-3), "slow": pytest.approx(6e-3)}
@@ -204,7 +204,7 @@ def test_a_link_that_stays_down_is_named(machine: Machine, fidelity: Fidelity) -
 
 @pytest.fixture(scope="module")
 def pair() -> Topology:
-    return build("dgx-a100", hosts=2, fabric="rail-optimised")
+    return build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
 
 
 @BOTH
@@ -331,7 +331,7 @@ def test_two_like_jobs_on_one_link_take_turns_or_share(
 
 def test_a_job_begins_at_its_time_and_goes_on_until_the_main_one_ends(machine: Machine) -> None:
     mine = plan(work("w", 100e-3), ranks=range(2))
-    theirs = Beside(plan(work("v", 10e-3), ranks=range(2, 4), name="other"), start_s=25e-3)
+    theirs = BackgroundJob(plan(work("v", 10e-3), ranks=range(2, 4), name="other"), start_s=25e-3)
     run = simulate(mine, machine, beside=[theirs])
     assert run.step_time_s == pytest.approx(100e-3)
     wanted = [35e-3, 45e-3, 55e-3, 65e-3, 75e-3, 85e-3, 95e-3]

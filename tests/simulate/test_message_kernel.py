@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from perfmodel.collectives.catalog import ALGORITHMS
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import Library, load_library
+from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degraded
 from perfmodel.topology.model import Topology
 
@@ -44,7 +44,7 @@ def plain_message() -> ModuleType:
 PlainMessageNetwork = plain_message().PlainMessageNetwork
 
 
-def library(credits: int, *, in_order: bool = False, max_rate: float | None = None) -> Library:
+def library(credits: int, *, in_order: bool = False, max_rate: float | None = None) -> CommLibrary:
     plain = load_library("plain")
     changed = {"credits": credits, "max_rate": max_rate, "launch": 3e-6}
     simple = plain.protocols["simple"].model_copy(update=changed)
@@ -91,7 +91,7 @@ def ends(
 ) -> list[float]:
     """When each collective ends."""
     env = simpy.Environment()
-    estimator = Estimator(machine)
+    estimator = UncontendedTimer(machine)
     net = network(env, estimator, **how)
     found = [0.0] * len(begun)
 

@@ -11,15 +11,15 @@ import pytest
 import simpy
 
 from perfmodel.errors import SimulationError, TopologyError
-from perfmodel.library.lowering.lower import carry, carry_message
+from perfmodel.library.lowering.lower import lower_collective, lower_message
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.message import network as message
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import arcs_named, degraded, without
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 Maker = Callable[..., Topology]
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -33,7 +33,7 @@ def plain(topology: Topology) -> Machine:
 
 def started(machine: Machine, **how: object) -> tuple[simpy.Environment, MessageNetwork]:
     env = simpy.Environment()
-    return env, MessageNetwork(env, Estimator(machine), **how)  # type: ignore[arg-type]
+    return env, MessageNetwork(env, UncontendedTimer(machine), **how)  # type: ignore[arg-type]
 
 
 def later(env: simpy.Environment, at_s: float, do: Callable[[], object]) -> None:
@@ -71,11 +71,11 @@ def test_a_link_that_is_down_for_a_while_delays_by_that(
 @COMPILED
 def test_a_lost_cable_is_driven_around_with_what_was_sent_kept(compiled: bool) -> None:
     """The rest of a message goes over other cables, and is counted there."""
-    topology = build("dgx-a100", hosts=2, fabric="rail-optimised")
+    topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
     machine = plain(topology)
     env, network = started(machine, compiled=compiled)
     ended = network.message(0, 8, LARGE)
-    arcs = carry_message(machine, 0, 8, LARGE).stages[0].edges.arcs.tolist()
+    arcs = lower_message(machine, 0, 8, LARGE).stages[0].edges.arcs.tolist()
     speed = float(topology.arcs.bandwidth_Bps[arcs].min())
     cable = next(arc for arc in arcs if arc >= topology.first_cable)
     other = plain(without(topology, arcs=[cable]))
@@ -91,7 +91,7 @@ def test_a_lost_cable_is_driven_around_with_what_was_sent_kept(compiled: bool) -
 
 
 def test_who_cannot_be_reached_any_more_is_named() -> None:
-    topology = build("dgx-a100", hosts=2, fabric="one-switch")
+    topology = build_topology("dgx-a100", hosts=2, fabric="one-switch")
     env, network = started(plain(topology))
     network.message(0, 8, LARGE)
     cut = plain(without(topology, arcs=arcs_named(topology, "n1/nic*")))
@@ -133,7 +133,7 @@ def test_a_link_that_stays_down_is_named_though_others_go_on(switched_topology: 
 def test_sends_that_wait_for_each_other_are_named(switched_topology: Maker) -> None:
     machine = plain(switched_topology([1e9] * 3, [0.0] * 3))
     env, network = started(machine)
-    (way,) = carry(machine, "all_reduce", 1200, range(3))
+    (way,) = lower_collective(machine, "all_reduce", 1200, range(3))
     stuck = replace(way, credits=0)
     with pytest.raises(SimulationError, match=r"all_reduce \(ring, 1,200 bytes\): 12 sends wait"):
         env.run(until=network.launch([stuck]))

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import Library, load_library
+from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 Maker = Callable[..., Topology]
 NETWORKS = {"flow": FlowNetwork, "message": MessageNetwork}
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter", "gather")
 
 
-def with_credits(credits: int) -> Library:
+def with_credits(credits: int) -> CommLibrary:
     plain = load_library("plain")
     simple = plain.protocols["simple"].model_copy(update={"credits": credits})
     return plain.model_copy(update={"protocols": {"simple": simple}})
@@ -35,7 +35,7 @@ def timed(
 ) -> float:
     env = simpy.Environment()
     machine = Machine(topology, with_credits(credits))
-    network = NETWORKS[fidelity](env, Estimator(machine))
+    network = NETWORKS[fidelity](env, UncontendedTimer(machine))
     env.run(until=network.collective(op, nbytes, (range(len(topology.ranks)),), 0))
     return float(env.now)
 
@@ -108,7 +108,7 @@ def test_two_collectives_at_once_share_links(fidelity: str, switched_topology: M
     machine = Machine(topology, load_library("plain"))
     alone = timed(fidelity, topology, 4_000_000)
     env = simpy.Environment()
-    network = NETWORKS[fidelity](env, Estimator(machine))
+    network = NETWORKS[fidelity](env, UncontendedTimer(machine))
     both = [network.collective("all_reduce", 4_000_000, (range(4),), 0) for _ in range(2)]
     env.run(until=env.all_of(both))
     assert env.now == pytest.approx(2 * alone, rel=1e-6)
@@ -119,7 +119,7 @@ def test_rates_change_when_another_collective_comes_and_goes(switched_topology: 
     topology = switched_topology([50e9] * 4, [0.0] * 4)
     alone = timed("flow", topology, 4_000_000)
     env = simpy.Environment()
-    network = FlowNetwork(env, Estimator(Machine(topology, load_library("plain"))))
+    network = FlowNetwork(env, UncontendedTimer(Machine(topology, load_library("plain"))))
     ends: list[float] = []
 
     def run(delay: float) -> object:
@@ -138,7 +138,7 @@ def test_groups_that_share_nothing_do_not_slow_each_other(
 ) -> None:
     topology = switched_topology([50e9] * 8, [1e-6] * 8)
     env = simpy.Environment()
-    network = NETWORKS[fidelity](env, Estimator(Machine(topology, load_library("plain"))))
+    network = NETWORKS[fidelity](env, UncontendedTimer(Machine(topology, load_library("plain"))))
     env.run(until=network.collective("all_reduce", 4096, (range(4), range(4, 8)), 0))
     wanted = theory.ring_all_reduce_s(4, 4096, alpha_s=1e-6, beta_s_per_B=1 / 50e9)
     assert env.now == pytest.approx(wanted, rel=1e-9)
@@ -187,7 +187,7 @@ def test_a_message_takes_its_latency_and_its_bytes(switched_topology: Maker) -> 
     topology = switched_topology([10e9, 20e9], [1e-6, 2e-6])
     for make in NETWORKS.values():
         env = simpy.Environment()
-        network = make(env, Estimator(Machine(topology, load_library("plain"))))
+        network = make(env, UncontendedTimer(Machine(topology, load_library("plain"))))
         env.run(until=network.message(1, 0, 2_000_000))
         assert env.now == pytest.approx(2e-6 + 2_000_000 / 20e9)
 
@@ -201,7 +201,7 @@ def test_bytes_on_the_wire_are_counted_per_link(switched_topology: Maker) -> Non
     topology = switched_topology([1e9] * 4, [0.0] * 4)
     for make in NETWORKS.values():
         env = simpy.Environment()
-        network = make(env, Estimator(Machine(topology, load_library("plain"))))
+        network = make(env, UncontendedTimer(Machine(topology, load_library("plain"))))
         env.run(until=network.collective("all_reduce", 4000, (range(4),), 0))
         assert network.counted.wire_bytes == pytest.approx([2 * 3 / 4 * 4000] * 8)
 
@@ -216,9 +216,9 @@ def test_fidelities_agree_on_real_machines(template: str, hosts: int) -> None:
     others use that share. So flow is slower where latency leaves gaps. It is quicker by at most
     7 %, where pieces that follow each other through trees and switches meet unlike ones.
     """
-    topology = build(template, hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
+    topology = build_topology(template, hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
     for library in ("plain", "nccl"):
-        estimator = Estimator(Machine(topology, load_library(library)))
+        estimator = UncontendedTimer(Machine(topology, load_library(library)))
         times = []
         for make in NETWORKS.values():
             env = simpy.Environment()

@@ -11,17 +11,17 @@ import pytest
 import simpy
 
 from perfmodel.errors import TopologyError
-from perfmodel.library.lowering.lower import carry
-from perfmodel.library.lowering.lowered import Carried
-from perfmodel.library.lowering.rerouting import moved
-from perfmodel.library.machine import Machine, machine_on
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.rerouting import reroute
+from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.duty_cycle import share_at_ends
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degraded, without
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 MiB = 1 << 20
 NETWORKS = (FlowNetwork, MessageNetwork)
@@ -30,20 +30,22 @@ NETWORKS = (FlowNetwork, MessageNetwork)
 @cache
 def machine(template: str, hosts: int) -> Machine:
     fabric = "rail-optimised" if hosts > 1 else None
-    return machine_on(build(template, hosts=hosts, fabric=fabric), load_library("nccl"))
+    return make_machine(build_topology(template, hosts=hosts, fabric=fabric), load_library("nccl"))
 
 
-def way_of(here: Machine, algorithm: str, nbytes: int) -> Carried:
+def way_of(here: Machine, algorithm: str, nbytes: int) -> LoweredCollective:
     ranks = range(len(here.topology.ranks))
-    return Estimator(here).best("all_reduce", nbytes, ranks, 0, algorithm)[0]
+    return UncontendedTimer(here).best("all_reduce", nbytes, ranks, 0, algorithm)[0]
 
 
-def times(here: Machine, way: Carried, change: tuple[float, Machine] | None = None) -> list[float]:
+def times(
+    here: Machine, way: LoweredCollective, change: tuple[float, Machine] | None = None
+) -> list[float]:
     """At fidelity flow and message; the machine may become another at a time."""
     found = []
     for make in NETWORKS:
         env = simpy.Environment()
-        network = make(env, Estimator(here))
+        network = make(env, UncontendedTimer(here))
         done = network.launch([way])
         if change is not None:
             timer, other = env.timeout(change[0]), change[1]
@@ -77,7 +79,7 @@ def test_flow_is_near_message(template: str, hosts: int, algorithm: str, nbytes:
 def test_scattering_through_a_switch_is_exact(op: str) -> None:
     """Each port has edges of one kind only."""
     here = machine("dgx-h100", 1)
-    way = Estimator(here).best(op, 20 * MiB, range(8), 0, "nvls")[0]
+    way = UncontendedTimer(here).best(op, 20 * MiB, range(8), 0, "nvls")[0]
     flow, message = times(here, way)
     assert flow == pytest.approx(message, rel=1e-9)
 
@@ -105,7 +107,7 @@ def test_a_lost_nic_leads_its_rail_through_another(algorithm: str) -> None:
     here = machine("dgx-h100", 2)
     left = replace(here, topology=without(here.topology, nodes=["n1/nic3"]))
     way = way_of(here, algorithm, 12 * MiB)
-    there = moved(way, left)
+    there = reroute(way, left)
     crossed = {end for arc in there.stages[0].edges.arcs for end in left.topology.arcs.names[arc]}
     assert "n1/nic3" not in crossed
     assert there.schedule is way.schedule
@@ -121,24 +123,24 @@ def test_a_gpu_that_loses_its_switch_is_out_of_reach() -> None:
     gone = [i for i, ends in enumerate(names) if set(ends) == {"n0/gpu2", "n0/nvs"}]
     left = replace(here, topology=without(here.topology, arcs=gone))
     with pytest.raises(TopologyError, match="n0/nvs is unreachable from n0/gpu2 since"):
-        moved(way_of(here, "nvls", MiB), left)
+        reroute(way_of(here, "nvls", MiB), left)
 
 
 def test_what_was_measured_stays_when_a_link_changes() -> None:
     here = machine("dgx-h100", 2)
-    way = carry(here, "all_reduce", MiB, range(16), algorithm="tree")[-1]
+    way = lower_collective(here, "all_reduce", MiB, range(16), algorithm="tree")[-1]
     stage = way.stages[0]
     slower = replace(way, stages=(replace(stage, latency_s=stage.latency_s + 1e-6),))
     left = replace(here, topology=without(here.topology, nodes=["n0/nic0"]))
-    more = moved(slower, left).stages[0].latency_s - moved(way, left).stages[0].latency_s
+    more = reroute(slower, left).stages[0].latency_s - reroute(way, left).stages[0].latency_s
     assert more == pytest.approx(np.full(len(more), 1e-6))
 
 
 def test_pieces_arrive_sooner_while_a_pipeline_fills() -> None:
     """The first piece of a chain meets nobody; the last ones up meet those on their way down."""
     here = machine("dgx-h100", 1)
-    way = carry(here, "all_reduce", 96 * MiB, range(8), algorithm="tree")[-1]
-    estimator = Estimator(here)
+    way = lower_collective(here, "all_reduce", 96 * MiB, range(8), algorithm="tree")[-1]
+    estimator = UncontendedTimer(here)
     alone = share_at_ends(here.topology.arcs.bandwidth_Bps, way.stages[0])
     shared = estimator.rates(way.stages[0])
     assert (alone >= shared * (1 - 1e-12)).all()

@@ -30,7 +30,7 @@ from perfmodel.training.plan import (
     Task,
     Transfer,
 )
-from perfmodel.training.split_class import Part, one_class_per_rank, split
+from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
 
 Maker = Callable[..., Topology]
 STREAMS = (
@@ -231,7 +231,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_order() -> None:
     assert all(np.array_equal(forth[at], back[at]) for at in asked)
     other = Variation(plan, [Jitter("gamma", 0.1, "layer", 10)])
     assert not np.array_equal(other(0, 0), first(0, 0))
-    parts = split(plan, "ranks", [Part("odd", (3, 6))])
+    parts = split(plan, "ranks", [ClassPart("odd", (3, 6))])
     alone = Variation(parts, [Jitter("gamma", 0.1, "layer", 9)])
     odd = [i for i, task in enumerate(parts.tasks) if task.rank_class == "odd"]
     assert np.array_equal(alone(2, odd[4]), np.asarray(first(2, 4))[[3, 6]])
@@ -252,9 +252,9 @@ def test_a_hundred_thousand_ranks_are_vectors() -> None:
 
 
 def one_rank_machine() -> Machine:
-    from perfmodel.topology.templates.build import build
+    from perfmodel.topology.templates.build import build_topology
 
-    return Machine(build("dgx-a100"), load_library("plain"))
+    return Machine(build_topology("dgx-a100"), load_library("plain"))
 
 
 @pytest.mark.parametrize(

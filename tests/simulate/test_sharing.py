@@ -15,7 +15,7 @@ from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.flow.transfers import stream_stage
 from perfmodel.simulate.sharing import between_collectives
 from perfmodel.simulate.sharing.between_collectives import Meeting, Share, shared_rates
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 
 
@@ -80,7 +80,7 @@ def test_messages_free_their_links_before_they_land(
     """Latency is no work: of two that meet, the second has the link to itself meanwhile."""
     topology: Topology = switched_topology([1e9] * 3, [1e-3, 5e-3, 0.0])  # type: ignore[operator]
     env = simpy.Environment()
-    network = FlowNetwork(env, Estimator(Machine(topology, load_library("plain"))))
+    network = FlowNetwork(env, UncontendedTimer(Machine(topology, load_library("plain"))))
     ends: list[float] = []
 
     def send(at_s: float, dst: int, nbytes: int) -> object:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import ring as gloo
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import Library, load_library
+from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.sockets.connection import Connection, Link
 from perfmodel.simulate.sockets.network import SocketNetwork, goes_by_sockets
 from perfmodel.simulate.sockets.rank_loops import turns_of
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Sockets, Topology
 
 Maker = Callable[..., Topology]
@@ -25,7 +25,7 @@ Maker = Callable[..., Topology]
 def ends_s(machine: Machine, sizes: list[int], ranks: int) -> list[float]:
     """When all-reduces end that begin together."""
     env = simpy.Environment()
-    network = SocketNetwork(env, Estimator(machine))
+    network = SocketNetwork(env, UncontendedTimer(machine))
     ends: dict[int, float] = {}
     for number, nbytes in enumerate(sizes):
         event = network.collective("all_reduce", nbytes, (range(ranks),), 0)
@@ -34,7 +34,7 @@ def ends_s(machine: Machine, sizes: list[int], ranks: int) -> list[float]:
     return [ends[number] for number in range(len(sizes))]
 
 
-def quiet(library: Library) -> Library:
+def quiet(library: CommLibrary) -> CommLibrary:
     """Without software time, and with nothing in the device's queue."""
     ring = library.protocols["ring"]
     step = ring.step.model_copy(update=dict.fromkeys(("nvlink", "pcie", "network", "memory"), 0.0))
@@ -128,7 +128,7 @@ def test_alone_on_like_links_it_is_what_the_recurrence_says(
     library = load_library("gloo").model_copy(update={"device_queue": 0})
     machine = Machine(topology, library)
     size = ranks * nbytes  # whole segments
-    alone_s = Estimator(machine).best("all_reduce", size, range(ranks))[1]
+    alone_s = UncontendedTimer(machine).best("all_reduce", size, range(ranks))[1]
     assert ends_s(machine, [size], ranks)[0] == pytest.approx(alone_s, rel=1e-6)
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.library.machine import machine_on
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import spread_factors
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import collective_rows, run_scenario
 from perfmodel.studies.run.run import OF_SPREAD, spread_bounds
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 MIB = 1 << 20
 
 
 def test_bounds_are_the_spread_of_recorded_sweeps() -> None:
-    topology = build("dgx-h100")
-    machine = machine_on(topology, load_library("nccl"))
+    topology = build_topology("dgx-h100")
+    machine = make_machine(topology, load_library("nccl"))
     low, high = spread_factors(topology, "all_reduce", 25 * MIB)
     likely, quick, slow = (
-        Estimator(one).best("all_reduce", 25 * MIB, range(8))[1]
+        UncontendedTimer(one).best("all_reduce", 25 * MIB, range(8))[1]
         for one in (machine, *spread_bounds(machine))
     )
     assert low < 1 < high
@@ -31,24 +31,24 @@ def test_bounds_are_the_spread_of_recorded_sweeps() -> None:
 
 @pytest.mark.parametrize("library", ["plain", "gloo", "mpi"])
 def test_nothing_is_known_of_other_libraries(library: str) -> None:
-    machine = machine_on(build("dgx-h100"), load_library(library))
+    machine = make_machine(build_topology("dgx-h100"), load_library(library))
     assert spread_bounds(machine) == ()
 
 
 def test_a_row_lies_inside_its_interval() -> None:
-    for row in collective_rows(build("dgx-h100"), sizes=[8, MIB, 64 * MIB]):
+    for row in collective_rows(build_topology("dgx-h100"), sizes=[8, MIB, 64 * MIB]):
         low, high = row["interval_s"]
         assert low < row["time_s"] < high
 
 
 def test_a_named_algorithm_was_not_validated() -> None:
-    (row,) = collective_rows(build("dgx-h100"), sizes=[MIB], algorithm="tree")
+    (row,) = collective_rows(build_topology("dgx-h100"), sizes=[MIB], algorithm="tree")
     assert row["interval_s"] is None
 
 
 def test_hardware_that_nobody_ran_gets_the_widest_interval() -> None:
-    known = build("dgx-h100")
-    new = build("gb200-nvl72")
+    known = build_topology("dgx-h100")
+    new = build_topology("gb200-nvl72")
     for nbytes in (MIB, 512 * MIB):
         near, far = (spread_factors(at, "all_reduce", nbytes) for at in (known, new))
         assert far[1] / far[0] > near[1] / near[0]

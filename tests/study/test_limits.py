@@ -6,7 +6,7 @@ from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.studies.run.resolve.limits import check_cluster_size, check_message_size
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 
 def test_clusters_have_a_largest_size():
@@ -27,7 +27,7 @@ def test_clusters_have_a_largest_size():
 )
 def test_sends_are_counted_as_the_algorithm_makes_them(op, algorithm, each):
     """Steps times senders of the published algorithms, on a machine of eight."""
-    dgx1 = Machine(build("dgx1-v100"), load_library("nccl"))
+    dgx1 = Machine(build_topology("dgx1-v100"), load_library("nccl"))
     most = 2_000_000 // each
     check_message_size(dgx1, [(op, 1 << 20)] * most, algorithm=algorithm)
     with pytest.raises(InputError, match=f"{each * (most + 1):,} sends in {most + 1} of"):
@@ -36,6 +36,6 @@ def test_sends_are_counted_as_the_algorithm_makes_them(op, algorithm, each):
 
 def test_pieces_count_too():
     """A chain of 8 ranks sends every piece of a long buffer 7 times on each ring."""
-    dgx1 = Machine(build("dgx1-v100"), load_library("nccl"))
+    dgx1 = Machine(build_topology("dgx1-v100"), load_library("nccl"))
     with pytest.raises(InputError, match="sends in 1 of 1 collectives"):
         check_message_size(dgx1, [("broadcast", 512 << 30)])

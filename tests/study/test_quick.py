@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.scenario import Size, load_scenario
+from perfmodel.scenario import ClusterSize, load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.training.ddp.options import MIB, DdpOptions
@@ -89,7 +89,7 @@ def test_what_was_stepped_before_changes_nothing() -> None:
 def test_a_smaller_size_can_be_prepared() -> None:
     scenario = load_scenario("bucket-size-slow-ethernet")
     points = run_scenario(scenario).points
-    assert prepare(scenario, size=Size(4, 4, 1)).step().step_time_s == points[-2].step_time_s
+    assert prepare(scenario, size=ClusterSize(4, 4, 1)).step().step_time_s == points[-2].step_time_s
 
 
 def test_names_that_do_not_resolve_are_errors_of_the_scenario() -> None:

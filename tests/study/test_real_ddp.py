@@ -16,7 +16,7 @@ from perfmodel.files.csv_rows import read_table
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.trainings.shaped_links import measured_links, shaped_of
 from perfmodel.validate.trainings.testbed import models_of, predicted_s
@@ -133,7 +133,7 @@ def test_the_host_s_time_can_be_said(tmp_path: Path) -> None:
 
 
 def test_the_template_ships_with_a_bucket_and_cores() -> None:
-    topology = build("shaped-ethernet", hosts=2, fabric="one-switch")
+    topology = build_topology("shaped-ethernet", hosts=2, fabric="one-switch")
     document = read_yaml(Path(__file__).parents[2] / "topologies" / "shaped-ethernet.yaml")
     assert topology.sockets.burst_bytes == float(document["sockets"]["burst"].split()[0])
     assert topology.sockets.cores == document["sockets"]["cores"]

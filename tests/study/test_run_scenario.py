@@ -18,7 +18,7 @@ from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import collective_rows, run_scenario
 from perfmodel.studies.run.result import Result
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 TEXT = """# How long is a step?
 perfmodel: 1
@@ -249,7 +249,7 @@ def test_all_reduce_times_beside_published_ones() -> None:
     for row in csv.DictReader(table.read_text().splitlines()):
         hosts = int(row["nodes"])
         fabric = "rail-optimised" if hosts > 1 else None
-        machine = build(
+        machine = build_topology(
             row["node"], hosts=hosts, fabric=fabric, gpus_per_host=int(row["gpus_per_node"])
         )
         (found,) = collective_rows(machine, sizes=[int(row["nbytes"])])
@@ -261,7 +261,7 @@ def test_all_reduce_times_beside_published_ones() -> None:
 def test_collective_rows_are_what_nccl_tests_prints() -> None:
     seen: list[tuple[int, int]] = []
     rows = collective_rows(
-        build("dgx-a100"), sizes=[1 << 20, 1 << 30], progress=lambda *at: seen.append(at)
+        build_topology("dgx-a100"), sizes=[1 << 20, 1 << 30], progress=lambda *at: seen.append(at)
     )
     assert seen == [(1, 2), (2, 2)]
     for row in rows:
@@ -285,12 +285,12 @@ def test_a_profile_brings_an_interval_and_says_what_was_measured() -> None:
 
 
 def test_collectives_of_a_measured_machine_have_intervals() -> None:
-    machine = build("cpu-loopback", gpus_per_host=4)
+    machine = build_topology("cpu-loopback", gpus_per_host=4)
     profile = read_profile("epyc-2-cores-gloo")
     (row,) = collective_rows(machine, sizes=[1 << 24], library="gloo", profile=profile)
     low, high = row["interval_s"]
     assert low < row["time_s"] < high
-    two = build("cpu-loopback", gpus_per_host=2)  # not what the profile was measured on
+    two = build_topology("cpu-loopback", gpus_per_host=2)  # not what the profile was measured on
     (row,) = collective_rows(two, sizes=[1 << 24], library="gloo", profile=profile)
     assert row["interval_s"] is None
 
@@ -308,7 +308,7 @@ def test_what_was_not_measured_has_no_interval(
     op: str, rows: Literal["library", "schedule"], algorithm: str, told: bool
 ) -> None:
     (row,) = collective_rows(
-        build("cpu-loopback", gpus_per_host=4),
+        build_topology("cpu-loopback", gpus_per_host=4),
         op=op,
         sizes=[1 << 20],
         algorithm=algorithm,

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from perfmodel.calibrate import apply, read_profile
 from perfmodel.errors import InputError
-from perfmodel.library.machine import Machine, machine_on
+from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import WhatIf, load_scenario, scenario_digest, sizes
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import machine
 from perfmodel.studies.run.resolve.what_if import imagined
-from perfmodel.studies.run.result import Point, Result
+from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.run import measured_machine
-from perfmodel.topology.templates.build import build, load_node, template_names
+from perfmodel.topology.templates.build import build_topology, load_node, template_names
 
 MIB = 1 << 20
 ETHERNET_BPS = 10e9 / 8 * 0.941
@@ -50,7 +50,7 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-def step(path: Path | str, *overrides: str) -> Point:
+def step(path: Path | str, *overrides: str) -> SizeResult:
     return run_scenario(load_scenario(path, overrides)).main
 
 
@@ -59,13 +59,13 @@ def asked(name: str, *overrides: str) -> Result:
 
 
 def ethernet(hosts: int = 4, library: str = "plain") -> Machine:
-    return machine_on(
-        build("ethernet-10g", hosts=hosts, fabric="one-switch"), load_library(library)
+    return make_machine(
+        build_topology("ethernet-10g", hosts=hosts, fabric="one-switch"), load_library(library)
     )
 
 
 def ring_s(what_if: WhatIf, nbytes: int, hosts: int = 4) -> float:
-    known = Estimator(imagined(what_if, ethernet(hosts)))
+    known = UncontendedTimer(imagined(what_if, ethernet(hosts)))
     return known.best("all_reduce", nbytes, range(hosts))[1]
 
 
@@ -103,11 +103,14 @@ def test_no_link_and_no_library_leaves_no_time(library: str) -> None:
             "network_latency": 0, "node_latency": 0, "launch": 0,
         }
     )  # fmt: skip
-    here = machine_on(
-        build("dgx-a100", hosts=2, fabric="rail-optimised", gpus_per_host=4), load_library(library)
+    here = make_machine(
+        build_topology("dgx-a100", hosts=2, fabric="rail-optimised", gpus_per_host=4),
+        load_library(library),
     )
-    alone_s = Estimator(here).best("all_reduce", 64 * MIB, range(8))[1]
-    assert Estimator(imagined(everything, here)).best("all_reduce", 64 * MIB, range(8))[1] < (
+    alone_s = UncontendedTimer(here).best("all_reduce", 64 * MIB, range(8))[1]
+    assert UncontendedTimer(imagined(everything, here)).best("all_reduce", 64 * MIB, range(8))[
+        1
+    ] < (
         1e-3 * alone_s if library == "nccl" else 1e-6 * alone_s  # LL has a rate of its own
     )
 
@@ -115,8 +118,8 @@ def test_no_link_and_no_library_leaves_no_time(library: str) -> None:
 def test_launch_is_what_no_link_sees() -> None:
     here = ethernet(library="nccl")
     none = imagined(WhatIf(launch=0.0, network_latency=0.0, node_latency=0.0), here)
-    way, _ = Estimator(here).best("all_reduce", 8, range(4))
-    free, time_s = Estimator(none).best("all_reduce", 8, range(4))
+    way, _ = UncontendedTimer(here).best("all_reduce", 8, range(4))
+    free, time_s = UncontendedTimer(none).best("all_reduce", 8, range(4))
     assert way.launch_s > 0
     assert free.launch_s == 0
     assert time_s < 1e-6
@@ -310,13 +313,13 @@ def test_faults_name_the_field(field: str, value: str, allowed: str) -> None:
 @pytest.mark.parametrize("name", template_names()[::5])
 def test_any_machine_can_be_imagined(name: str) -> None:
     """Factors of all kinds: finite times, and the same numbers in the graph as in the arrays."""
-    here = machine_on(build(name), load_library("nccl"))
+    here = make_machine(build_topology(name), load_library("nccl"))
     for factor in (0.1, 3.0, 1e9):
         there = imagined(WhatIf(node_bandwidth=factor), here)
         assert graph_rates(there) == there.topology.arcs.bandwidth_Bps.tolist()
         if len(here.topology.ranks) > 1:
             group = range(len(here.topology.ranks))
-            assert np.isfinite(Estimator(there).best("all_reduce", 25 * MIB, group)[1])
+            assert np.isfinite(UncontendedTimer(there).best("all_reduce", 25 * MIB, group)[1])
 
 
 def graph_rates(machine: Machine) -> list[float]:

@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError, TopologyError
 from perfmodel.topology.faults import arcs_named, degraded, without
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
 
-RAILS = build("dgx-a100", hosts=4, fabric=FabricSpec(kind="rail-optimised", hosts_per_leaf=2))
-LEAVES = build(
+RAILS = build_topology(
+    "dgx-a100", hosts=4, fabric=FabricSpec(kind="rail-optimised", hosts_per_leaf=2)
+)
+LEAVES = build_topology(
     "ethernet-10g", hosts=12, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4, radix=6)
 )
-TREE = build("ethernet-10g", hosts=24, fabric=FabricSpec(kind="fat-tree", k=6))
+TREE = build_topology("ethernet-10g", hosts=24, fabric=FabricSpec(kind="fat-tree", k=6))
 
 
 def ends_of(topology: object, arcs: tuple[int, ...]) -> list[tuple[str, str]]:
@@ -50,7 +52,7 @@ def test_globs_mean_all_that_match() -> None:
 
 
 def test_one_of_several_cables_can_be_meant() -> None:
-    topology = build(
+    topology = build_topology(
         "ethernet-10g", hosts=8, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4)
     )
     every = arcs_named(topology, "fabric/leaf0 -> fabric/spine0")
@@ -153,7 +155,7 @@ def test_routes_do_not_depend_on_whether_they_are_searched_or_worked_out() -> No
 
 
 def test_inside_a_host_a_dead_link_is_led_around() -> None:
-    mesh = build("dgx1-v100", hosts=2, fabric="one-switch")
+    mesh = build_topology("dgx1-v100", hosts=2, fabric="one-switch")
     gone = arcs_named(mesh, "n1/gpu0 -- n1/gpu3")
     router, usual = Router(without(mesh, arcs=gone)), Router(mesh)
     assert usual.path_type("n1/gpu0", "n1/gpu3") == "NVL"

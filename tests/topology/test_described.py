@@ -10,10 +10,10 @@ from perfmodel.errors import InputError
 from perfmodel.topology.from_text.describe import Described, describe
 from perfmodel.topology.from_text.gpu_text import gpu_in, joined_in
 from perfmodel.topology.from_text.network_text import network_in
-from perfmodel.topology.from_text.parts import cpu_named, parts
+from perfmodel.topology.from_text.parts import cpu_named, hardware_parts
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.check import check
 from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 
@@ -21,7 +21,7 @@ from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 def built(found: Described, hosts: int, gpus: int) -> Topology:
     nodes, each = found.spread(hosts, gpus)
     fabric = "one-switch" if nodes > 1 else None
-    return build(found.node, hosts=nodes, gpus_per_host=each, fabric=fabric)
+    return build_topology(found.node, hosts=nodes, gpus_per_host=each, fabric=fabric)
 
 
 # ---------------------------------------------------------------- GPUs
@@ -73,7 +73,7 @@ def test_what_a_name_leaves_open_is_said() -> None:
 
 
 def test_every_part_is_a_gpu_of_the_table_with_its_memory() -> None:
-    for name, part in parts().gpus.items():
+    for name, part in hardware_parts().gpus.items():
         assert name in gpu_names()
         assert load_gpu(name).memory_bytes == pytest.approx(part.memory * 2**30)
         assert gpu_in(name).name == name
@@ -115,7 +115,7 @@ def test_unknown_gpu_is_refused_with_those_that_are_known(words: str) -> None:
     ],
 )
 def test_usable_nvlink_of_a_gpu(gpu: str, gpus: int, intra: str, GBps: float) -> None:
-    graph = build(describe(gpu, gpus=gpus, intra=intra).node).graph
+    graph = build_topology(describe(gpu, gpus=gpus, intra=intra).node).graph
     arcs = graph.out_edges("n0/gpu0", data=True)
     found = sum(data["bandwidth_Bps"] for _, _, data in arcs if data["kind"] == "nvlink")
     assert found / 1e9 == pytest.approx(GBps, rel=2e-3)
@@ -163,7 +163,7 @@ def test_fewer_gpus_than_the_machine_has() -> None:
 
 
 def count(found: Described, stem: str) -> int:
-    return sum(name.startswith(f"n0/{stem}") for name in build(found.node).graph)
+    return sum(name.startswith(f"n0/{stem}") for name in build_topology(found.node).graph)
 
 
 def test_boards_are_whole_and_have_the_usual_switches() -> None:
@@ -176,7 +176,7 @@ def test_boards_are_whole_and_have_the_usual_switches() -> None:
 
 def test_a_nic_across_sockets() -> None:
     words = "InfiniBand HDR CX-6 across socket (SYS), GDR forced"
-    topology = build(describe("A100-PCIE-40GB", gpus=1, intra="none", network=words).node)
+    topology = build_topology(describe("A100-PCIE-40GB", gpus=1, intra="none", network=words).node)
     assert Router(topology).path_type("n0/gpu0", "n0/nic0") == "SYS"
     assert topology.gpudirect_rdma
 
@@ -192,7 +192,7 @@ def test_nvlink_racks_are_one_node() -> None:
 
 def test_pcie_by_words() -> None:
     def way(intra: str, gpus: int = 2) -> str:
-        topology = build(describe("RTX 2080 Ti", gpus=gpus, intra=intra).node)
+        topology = build_topology(describe("RTX 2080 Ti", gpus=gpus, intra=intra).node)
         return Router(topology).path_type("n0/gpu0", topology.ranks[-1])
 
     assert way("PCIe3 x16 switch (PIX), P2P unavailable") == "PIX"
@@ -278,7 +278,7 @@ def test_cpu_by_its_model() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    gpu=st.sampled_from(sorted(parts().gpus)),
+    gpu=st.sampled_from(sorted(hardware_parts().gpus)),
     gpus=st.integers(1, 8),
     intra=st.sampled_from(
         [

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.files import validate
+from perfmodel.files import validate_document
 from perfmodel.simulate.sharing.max_min import max_min_rates
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.check import check
 from perfmodel.topology.templates.spec import FABRIC_KINDS, ROUTINGS, FabricSpec
 
@@ -28,13 +28,13 @@ def two_leaves(routing: str, ratio: float = 1.0) -> Topology:
     fabric = FabricSpec(
         kind="leaf-spine", hosts_per_leaf=UPLINKS, radix=2, oversubscription=ratio, routing=routing
     )
-    return build("ethernet-10g", hosts=2 * UPLINKS, fabric=fabric)
+    return build_topology("ethernet-10g", hosts=2 * UPLINKS, fabric=fabric)
 
 
 def tree(routing: str) -> Topology:
     """A fat tree of k = 8, 4 of its pods in use: 16 ports each."""
     fabric = FabricSpec(kind="fat-tree", k=8, routing=routing)
-    return build("ethernet-10g", hosts=64, fabric=fabric)
+    return build_topology("ethernet-10g", hosts=64, fabric=fabric)
 
 
 def rates(topology: Topology, src: np.ndarray, dst: np.ndarray, flow: np.ndarray) -> np.ndarray:
@@ -64,7 +64,7 @@ def ways_between(topology: Topology, src: str, dst: str) -> set[tuple[int, ...]]
     [
         (two_leaves("ecmp"), 9), (two_leaves("ecmp"), 3), (tree("ecmp"), 2), (tree("ecmp"), 7),
         (tree("ecmp"), 40),
-        (build("ethernet-10g", hosts=8, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4)), 6),
+        (build_topology("ethernet-10g", hosts=8, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4)), 6),
     ],
 )  # fmt: skip
 def test_every_shortest_way_is_taken_by_some_flow_and_no_other(
@@ -169,9 +169,9 @@ def test_bonded_links_say_how_many_cables_they_are() -> None:
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_every_fabric_is_sound_under_every_routing(kind: str, routing: str) -> None:
     fabric = FabricSpec(kind=kind, routing=routing, radix=8)
-    assert check(build("dgx1-v100", hosts=5, fabric=fabric)) == ()
+    assert check(build_topology("dgx1-v100", hosts=5, fabric=fabric)) == ()
 
 
 def test_an_unknown_routing_is_refused() -> None:
     with pytest.raises(InputError, match=r"routing.*did you mean 'adaptive'"):
-        validate(FabricSpec, {"kind": "fat-tree", "routing": "adaptiv"})
+        validate_document(FabricSpec, {"kind": "fat-tree", "routing": "adaptiv"})

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from perfmodel.cli.app import app
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.check import check
 
 TABLE = """\
@@ -38,7 +38,7 @@ def test_written_and_usable(table: Path, tmp_path: Path) -> None:
     assert "assumed: NICs of 200 Gbit/s infiniband" in result.stderr
     assert f"wrote {output}" in result.stderr
     assert check(str(output)) == ()
-    topology = build(str(output), hosts=2, fabric="one-switch")
+    topology = build_topology(str(output), hosts=2, fabric="one-switch")
     assert len(topology.ranks) == 4
     assert any(text.startswith("infiniband bandwidth: assumption") for text in topology.assumptions)
     command = CliRunner().invoke(app, ["collective", str(output), "-b", "1 MiB", "-e", "1 MiB"])

@@ -10,7 +10,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.topology.importers import import_file
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.check import check
 from perfmodel.topology.templates.spec import FabricSpec
 
@@ -72,7 +72,7 @@ def test_what_is_written_joins_hosts(tmp_path: Path) -> None:
     path.write_text(FABRIC)
     written.write_text(import_file(path).text())
     assert check(written) == ()
-    topology = build("l40s-x8", hosts=2, fabric=str(written))
+    topology = build_topology("l40s-x8", hosts=2, fabric=str(written))
     assert check(topology) == ()
     router = Router(topology)
     rail = router.route("n0/nic0", "n1/nic0")
@@ -88,9 +88,9 @@ def test_more_or_other_hosts_than_the_list(tmp_path: Path) -> None:
     path.write_text(FABRIC)
     written.write_text(import_file(path).text())
     with pytest.raises(InputError, match="at most 2 in this fabric"):
-        build("l40s-x8", hosts=3, fabric=str(written))
+        build_topology("l40s-x8", hosts=3, fabric=str(written))
     with pytest.raises(InputError, match="8 NICs per host, and 2 of node1"):
-        build("dgx-a100", hosts=2, fabric=str(written))
+        build_topology("dgx-a100", hosts=2, fabric=str(written))
 
 
 def test_listed_in_code() -> None:
@@ -101,26 +101,26 @@ def test_listed_in_code() -> None:
             "trunks": [{"from": "x", "to": "core"}, {"from": "core", "to": "y"}],
         }
     )
-    topology = build("ethernet-100g", hosts=2, fabric=spec)
+    topology = build_topology("ethernet-100g", hosts=2, fabric=spec)
     route = Router(topology).route("n0/nic0", "n1/nic0")
     assert [topology.arcs.names[arc][1] for arc in route] == [
         "fabric/x", "fabric/core", "fabric/y", "n1/nic0"]  # fmt: skip
     apart = spec.model_copy(update={"trunks": spec.trunks[:1] if spec.trunks else ()})
     with pytest.raises(InputError, match="no cables from x to y"):
-        build("ethernet-100g", hosts=2, fabric=apart)
+        build_topology("ethernet-100g", hosts=2, fabric=apart)
 
 
 def test_cables_may_be_written_from_either_end() -> None:
     hosts = [{"name": "a", "leaves": ["x"]}, {"name": "b", "leaves": ["y"]}]
     trunks = [{"from": "x", "to": "y"}, {"from": "y", "to": "x", "cables": 2}]
     spec = FabricSpec.model_validate({"kind": "listed", "hosts": hosts, "trunks": trunks})
-    topology = build("ethernet-100g", hosts=2, fabric=spec)
+    topology = build_topology("ethernet-100g", hosts=2, fabric=spec)
     assert check(topology) == ()
     assert topology.graph.number_of_edges("fabric/x", "fabric/y") == 3
     assert spec.trunks is not None
     loop = spec.model_copy(update={"trunks": (spec.trunks[0].model_copy(update={"to": "x"}),)})
     with pytest.raises(InputError, match=r"x joined to itself|no cables"):
-        build("ethernet-100g", hosts=2, fabric=loop)
+        build_topology("ethernet-100g", hosts=2, fabric=loop)
 
 
 def test_a_listed_fabric_needs_its_hosts(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.topology.importers import Imported, import_file
+from perfmodel.topology.importers import ImportedTopology, import_file
 from perfmodel.topology.importers.nvidia_smi.matrix import matrix_of
 from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.check import check
 
 # Of public posts: pytorch/pytorch benchmarks/distributed/ddp/README.md (a DGX-1),
@@ -83,7 +83,7 @@ GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-0000-0000-000000000000)
 """
 
 
-def read(text: str, gpu: str | None = None) -> Imported:
+def read(text: str, gpu: str | None = None) -> ImportedTopology:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "topo.txt"
         path.write_text(text)
@@ -127,7 +127,7 @@ def as_nccl(cells: dict[tuple[str, str], str]) -> dict[tuple[str, str], str]:
     ],
 )
 def test_the_graph_has_the_path_types_of_the_table(text: str, gpu: str, domains: int) -> None:
-    topology = build(read(text, gpu).node())
+    topology = build_topology(read(text, gpu).node())
     matrix = matrix_of(text, "t")
     assert cells_of(topology, matrix) == as_nccl(matrix.cells)
     assert [kind for _, kind in topology.graph.nodes(data="kind")].count("cpu") == domains
@@ -137,17 +137,17 @@ def test_a_switch_where_nvlinks_are_more_than_a_gpu_has() -> None:
     gpus = [f"GPU{at}" for at in range(8)]
     rows = [[g, *("X" if g == h else "NV12" for h in gpus), "0-63", "0"] for g in gpus]
     text = "\t".join(["", *gpus, "CPU Affinity"]) + "\n" + "\n".join(map("\t".join, rows))
-    topology = build(read(text, "A100-SXM4-40GB").node())
+    topology = build_topology(read(text, "A100-SXM4-40GB").node())
     assert topology.graph["n0/gpu0"]["n0/nvs"][0]["lanes"] == 12
-    dgx2 = build(read(text.replace("NV12", "NV6"), "Tesla V100-SXM3-32GB").node())
+    dgx2 = build_topology(read(text.replace("NV12", "NV6"), "Tesla V100-SXM3-32GB").node())
     assert dgx2.graph["n0/gpu7"]["n0/nvs"][0]["lanes"] == 6, "six links cannot reach seven peers"
     mesh = text.replace("NV12", "NV1")
-    assert "n0/nvs" not in build(read(mesh, "A100-SXM4-40GB").node()).graph
+    assert "n0/nvs" not in build_topology(read(mesh, "A100-SXM4-40GB").node()).graph
 
 
 def test_new_spelling_with_legend_and_model() -> None:
     found = read(NEW)
-    topology = build(found.node())
+    topology = build_topology(found.node())
     router = Router(topology)
     assert topology.gpu.name == "h100-sxm5-80gb"
     assert router.path_type("n0/gpu0", "n0/nic0") == "PXB"
@@ -163,7 +163,7 @@ def test_old_spelling_and_a_template_for_the_nics(tmp_path: Path) -> None:
     old = tmp_path / "dgx.txt"
     old.write_text(DGX1.replace("SYS", "SOC"))
     found = import_file(old, template="dgx1-v100")
-    topology = build(found.node())
+    topology = build_topology(found.node())
     assert topology.gpu.name == "v100-sxm2-32gb"
     assert cells_of(topology, matrix_of(DGX1, "t")) == as_nccl(matrix_of(DGX1, "t").cells)
     assert found.node().links["infiniband"].bandwidth == pytest.approx(12.5e9)
@@ -174,7 +174,7 @@ def test_superchips_hang_on_their_cpus() -> None:
     gpus = [f"GPU{at}" for at in range(4)]
     rows = [[g, *("X" if g == h else "NV6" for h in gpus)] for g in gpus]
     text = "\t".join(["", *gpus]) + "\n" + "\n".join(map("\t".join, rows))
-    topology = build(read(text, "GH200").node())
+    topology = build_topology(read(text, "GH200").node())
     assert Router(topology).path_type("n0/gpu3", "n0/cpu3") == "C2C"
     assert topology.graph["n0/gpu0"]["n0/gpu3"][0]["lanes"] == 6
 
@@ -227,7 +227,7 @@ def test_any_tree_of_switches_comes_back(tree: dict[str, tuple[int, int, int]]) 
     names = list(tree)
     rows = [[a, *("X" if a == b else way(a, b) for b in names)] for a in names]
     text = "\t".join(["", *names]) + "\n" + "\n".join(map("\t".join, rows))
-    topology = build(read(text, "L40S").node())
+    topology = build_topology(read(text, "L40S").node())
     matrix = matrix_of(text, "t")
     assert cells_of(topology, matrix) == matrix.cells
 

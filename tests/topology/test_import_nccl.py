@@ -10,12 +10,12 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.library.channels.ring_search import local_rings
 from perfmodel.library.nccl.communicator import system_of
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.studies.run.collective import collective_rows
-from perfmodel.topology.importers import Imported, import_file
+from perfmodel.topology.importers import ImportedTopology, import_file
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.check import check
 
 # A made-up host: two sockets, a switch each with two GPUs and one NIC of two ports.
@@ -60,7 +60,7 @@ BARE = """<system version="1">
 """
 
 
-def imported(tmp_path: Path, text: str, name: str = "host.xml", **said: str) -> Imported:
+def imported(tmp_path: Path, text: str, name: str = "host.xml", **said: str) -> ImportedTopology:
     path = tmp_path / name
     path.write_text(text)
     found = import_file(path, **said)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def rate_GBps(topology: Topology, src: str, dst: str) -> float:
 
 def test_a_dump_says_all(tmp_path: Path) -> None:
     found = imported(tmp_path, DUMP)
-    topology = build(found.node())
+    topology = build_topology(found.node())
     router = Router(topology)
     assert topology.gpu.name == "h100-sxm5-80gb", "by its PCI device 2330"
     assert len(topology.ranks) == 2
@@ -97,7 +97,7 @@ def test_a_dump_says_all(tmp_path: Path) -> None:
 
 def test_ports_of_one_adapter_share_its_lanes_and_keep_their_numbers(tmp_path: Path) -> None:
     found = imported(tmp_path, DUMP)
-    topology = build(found.node())
+    topology = build_topology(found.node())
     assert rate_GBps(topology, "nic0", "pcie0") == pytest.approx(24, rel=2e-3)
     assert found.node().links["infiniband"].bandwidth == pytest.approx(25e9)
     assert "speed of its net elements" in topology.sources["infiniband bandwidth"]
@@ -118,7 +118,9 @@ def test_direct_nvlinks_and_those_that_lead_nowhere(tmp_path: Path) -> None:
     text = text.replace('target="0000:f0:00.0" count="18" tclass="0x068000"',
                         'target="0000:11:00.0" count="2" tclass="0x030200"')  # fmt: skip
     found = imported(tmp_path, text)
-    assert rate_GBps(build(found.node()), "gpu0", "gpu1") == pytest.approx(4 * 20.6, rel=1e-3)
+    assert rate_GBps(build_topology(found.node()), "gpu0", "gpu1") == pytest.approx(
+        4 * 20.6, rel=1e-3
+    )
     assert any("to itself" in note for note in found.notes)
     assert any("say 4 and 2" in note for note in found.notes)
 
@@ -126,7 +128,7 @@ def test_direct_nvlinks_and_those_that_lead_nowhere(tmp_path: Path) -> None:
 def test_superchips_reach_their_cpu_chip_to_chip(tmp_path: Path) -> None:
     text = DUMP.replace('<nvlink target="0000:f0:00.0" count="9" tclass="0x068000"/>',
                         '<c2c bw="45000" count="10"/>')  # fmt: skip
-    topology = build(imported(tmp_path, text).node())
+    topology = build_topology(imported(tmp_path, text).node())
     assert rate_GBps(topology, "gpu0", "cpu0") == pytest.approx(450)
     router = Router(topology)
     assert router.path_type("n0/gpu0", "n0/cpu0") == "C2C"
@@ -145,10 +147,10 @@ def test_two_levels_of_a_broadcom_switch_are_one(tmp_path: Path) -> None:
         f'<pci busid="0000:0f:00.0" {lower} link_speed="32 GT/s" link_width="16">'
         '<pci busid="0000:13:00.0"',
     ).replace("</nic>\n      </pci>", "</nic>\n      </pci></pci>")
-    router = Router(build(imported(tmp_path, text).node()))
+    router = Router(build_topology(imported(tmp_path, text).node()))
     assert router.path_type("n0/gpu0", "n0/nic0") == "PIX"
     apart = text.replace("0x1003", "0x9999")
-    router = Router(build(imported(tmp_path, apart).node()))
+    router = Router(build_topology(imported(tmp_path, apart).node()))
     assert router.path_type("n0/gpu0", "n0/nic0") == "PXB"
 
 
@@ -157,7 +159,7 @@ def test_two_levels_of_a_broadcom_switch_are_one(tmp_path: Path) -> None:
 
 def test_what_a_provider_leaves_open_is_completed_and_said(tmp_path: Path) -> None:
     found = imported(tmp_path, BARE, gpu="A100-SXM4-80GB")
-    topology = build(found.node())
+    topology = build_topology(found.node())
     assert rate_GBps(topology, "gpu0", "gpu1") == pytest.approx(12 * 20, rel=1e-3)
     assert topology.network == "infiniband"
     said = " ".join(found.notes)
@@ -174,7 +176,7 @@ def test_gpus_count_by_bus_id_as_cuda_does(tmp_path: Path) -> None:
 
 def test_from_a_template(tmp_path: Path) -> None:
     found = imported(tmp_path, BARE, template="dgx-a100")
-    topology = build(found.node())
+    topology = build_topology(found.node())
     assert topology.gpu.name == "a100-sxm4-80gb"
     assert rate_GBps(topology, "gpu0", "nvs") == pytest.approx(240)
     assert "as was asked" in found.notes[0]
@@ -200,7 +202,7 @@ def test_another_gpu_has_not_the_nvlinks_of_the_template(
 @pytest.mark.parametrize("name", ["ndv4-topo.xml", "my-a100-host.xml"])
 def test_the_name_of_the_file_helps(tmp_path: Path, name: str) -> None:
     found = imported(tmp_path, BARE, name)
-    assert build(found.node()).gpu.name.startswith("a100-sxm4")
+    assert build_topology(found.node()).gpu.name.startswith("a100-sxm4")
     assert any("file's name" in note for note in found.notes)
 
 
@@ -225,7 +227,7 @@ def test_devices_without_a_class_need_a_template(tmp_path: Path) -> None:
 def test_a_file_without_gpus_gets_those_of_the_template(tmp_path: Path) -> None:
     lines = [line for line in BARE.splitlines() if "0x030200" not in line]
     found = imported(tmp_path, "\n".join(lines), template="dgx-a100")
-    assert len(build(found.node()).ranks) == 8
+    assert len(build_topology(found.node()).ranks) == 8
     with pytest.raises(InputError, match="--template NAME of the machine, which has them"):
         imported(tmp_path, "\n".join(lines), gpu="A100-SXM4-80GB")
 
@@ -241,7 +243,7 @@ def test_gpus_that_do_not_spread_are_refused(tmp_path: Path) -> None:
 def test_pcie_is_no_faster_than_the_gpu(tmp_path: Path) -> None:
     """A provider's file gives V100s generation 4, which have 3 (NVIDIA's data sheet)."""
     found = imported(tmp_path, BARE, gpu="V100-SXM2-16GB")
-    assert rate_GBps(build(found.node()), "gpu0", "pcie0") == pytest.approx(12, rel=2e-3)
+    assert rate_GBps(build_topology(found.node()), "gpu0", "pcie0") == pytest.approx(12, rel=2e-3)
     assert any("generation 3" in note and "generation 4" in note for note in found.notes)
 
 
@@ -249,14 +251,14 @@ def test_a_switch_at_rest_is_as_fast_as_its_devices(tmp_path: Path) -> None:
     """Links slow down at rest, and a dump says so; its devices say what it can do."""
     busy = 'class="0x060400" link_speed="32.0 GT/s PCIe"'
     found = imported(tmp_path, DUMP.replace(busy, busy.replace("32.0", "5.0")))
-    assert rate_GBps(build(found.node()), "pcie0", "cpu0") == pytest.approx(24, rel=2e-3)
+    assert rate_GBps(build_topology(found.node()), "pcie0", "cpu0") == pytest.approx(24, rel=2e-3)
     assert any("as fast as their devices" in note for note in found.notes)
 
 
 def test_hosts_that_nvlink_joins_may_stand_in_one_file(tmp_path: Path) -> None:
     text = DUMP.replace('numaid="0"', 'numaid="0" host_hash="0x1"')
     text = text.replace('numaid="1"', 'numaid="0" host_hash="0x2"')
-    assert "n0/cpu1" in build(imported(tmp_path, text).node()).graph
+    assert "n0/cpu1" in build_topology(imported(tmp_path, text).node()).graph
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ def test_channels_of_a_graph_are_kept_and_used(tmp_path: Path) -> None:
     found = import_file(host, graph=graph)
     written = tmp_path / "with.yaml"
     written.write_text(found.text())
-    topology = build(str(written))
+    topology = build_topology(str(written))
     ring = topology.graph_of("ring", [0, 1])
     assert ring is not None
     assert [way.gpus for way in ring.ways] == [(1, 0), (0, 1)]
@@ -307,11 +309,11 @@ def test_channels_of_a_graph_are_kept_and_used(tmp_path: Path) -> None:
     assert topology.graph_of("ring", [0]) is None
     assert len(topology.graphs) == 1, "a graph without channels says nothing"
     assert local_rings(Router(topology), topology.ranks) == ((1, 0), (0, 1))
-    system = system_of(topology, Router(topology), range(2), Settings())
+    system = system_of(topology, Router(topology), range(2), LibrarySettings())
     assert (system.ring.channels, system.ring.intra_GBps) == (2, 20)
-    alone = build(import_file(host).node())
+    alone = build_topology(import_file(host).node())
     assert alone.graphs == ()
-    assert system_of(alone, Router(alone), range(2), Settings()).ring.channels > 2
+    assert system_of(alone, Router(alone), range(2), LibrarySettings()).ring.channels > 2
 
 
 def test_channels_of_a_file_name_its_devices(tmp_path: Path) -> None:
@@ -385,7 +387,7 @@ def test_structure_of_real_files(samples: Path, name: str) -> None:
     domains, gpus, nics, gpu, ways, peers = GOLDEN[name]
     found = import_file(samples / name)
     assert check(found.node()) == ()
-    topology = build(found.node())
+    topology = build_topology(found.node())
     router = Router(topology)
     kinds = [kind for _, kind in topology.graph.nodes(data="kind")]
     assert [kinds.count(kind) for kind in ("cpu", "gpu", "nic")] == [domains, gpus, nics]
@@ -401,13 +403,13 @@ def test_structure_of_real_files(samples: Path, name: str) -> None:
 )  # fmt: skip
 def test_rate_between_numa_domains_as_nccl_has_it(samples: Path, name: str, GBps: float) -> None:
     """NCCL 2.30.7 src/graph/topo.h, by the model of the CPU."""
-    topology = build(import_file(samples / name).node())
+    topology = build_topology(import_file(samples / name).node())
     assert rate_GBps(topology, "cpu0", "cpu1") == pytest.approx(GBps)
 
 
 def test_ndv4_numbers_its_gpus_as_nvidia_smi_does(samples: Path) -> None:
     """GPU 0 and 1 of an ND A100 v4 stand on NUMA domain 1, 2 and 3 on domain 0."""
-    topology = build(import_file(samples / "azure-ndv4-topo.xml").node())
+    topology = build_topology(import_file(samples / "azure-ndv4-topo.xml").node())
     router = Router(topology)
     assert [router.nearest_cpu(gpu)[-1] for gpu in topology.ranks] == list("11003322")
 
@@ -420,7 +422,7 @@ def test_rings_of_an_import_take_as_long_as_those_of_our_template(
     for hosts in (1, 2):
         fabric = "one-switch" if hosts > 1 else None
         times = [
-            [row["time_s"] for row in collective_rows(build(which, hosts=hosts, fabric=fabric),
+            [row["time_s"] for row in collective_rows(build_topology(which, hosts=hosts, fabric=fabric),
                                                       op="all_reduce", sizes=[2**20, 2**28],
                                                       algorithm="ring")]
             for which in (node, template)
@@ -430,7 +432,7 @@ def test_rings_of_an_import_take_as_long_as_those_of_our_template(
 
 def test_graphs_of_real_machines(samples: Path) -> None:
     found = import_file(samples / "azure-ncv4-topo.xml", graph=samples / "azure-ncv4-graph.xml")
-    ring = build(found.node()).graph_of("ring", range(4))
+    ring = build_topology(found.node()).graph_of("ring", range(4))
     assert ring is not None
     assert (len(ring.ways), ring.intra_Bps, ring.type_intra) == (2, 12e9, "SYS")
     with pytest.raises(InputError, match="--graph"):

@@ -13,7 +13,7 @@ from perfmodel.errors import ExecutorUnavailable
 from perfmodel.topology.importers import nvml as reader
 from perfmodel.topology.importers.nvml import discover
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.check import check
 
 
@@ -93,7 +93,7 @@ def test_gpus_nvlinks_and_nics(sysfs: Path) -> None:
 
     found = discover(fake(link=link), sysfs)
     assert check(found.node()) == ()
-    topology = build(found.node())
+    topology = build_topology(found.node())
     router = Router(topology)
     assert topology.gpu.name == "a100-sxm4-80gb"
     assert topology.graph["n0/gpu0"]["n0/gpu1"][0]["lanes"] == 4
@@ -108,12 +108,12 @@ def test_gpus_nvlinks_and_nics(sysfs: Path) -> None:
 
 def test_a_switch_between_gpus(tmp_path: Path) -> None:
     found = discover(fake(link=lambda gpu, number: (2, "") if number < 12 else None), tmp_path)
-    topology = build(found.node())
+    topology = build_topology(found.node())
     assert topology.graph["n0/gpu1"]["n0/nvs"][0]["lanes"] == 12
 
 
 def test_cards_without_nvlink(tmp_path: Path) -> None:
-    topology = build(discover(fake("Tesla T4", level=30), tmp_path).node())
+    topology = build_topology(discover(fake("Tesla T4", level=30), tmp_path).node())
     assert Router(topology).path_type("n0/gpu0", "n0/gpu1") == "PHB"
     assert topology.network == "none"
 

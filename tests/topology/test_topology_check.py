@@ -8,9 +8,9 @@ import pytest
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.fabric.settings import settle
-from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.check import check
-from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, expand, join
+from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, expand_pattern, join
 
 GOOD = """\
 perfmodel: 1
@@ -47,13 +47,13 @@ def faults_of(tmp_path: Path, *changes: tuple[str, str]) -> tuple[Fault, ...]:
         assert fault.file == str(path)
     if faults:
         with pytest.raises(InputError):
-            build(str(path))
+            build_topology(str(path))
     return faults
 
 
 def test_a_good_file_has_none(tmp_path: Path) -> None:
     assert faults_of(tmp_path) == ()
-    topology = build(str(tmp_path / "node.yaml"))
+    topology = build_topology(str(tmp_path / "node.yaml"))
     assert topology.template == "node"
     assert topology.graph["n0/gpu1"]["n0/cpu0"][0] == {
         "kind": "pcie", "bandwidth_Bps": 10e9, "latency_s": 1e-6, "lanes": 2, "index": 2,
@@ -139,7 +139,7 @@ def test_check_takes_names_and_specs_and_other_files() -> None:
     )
     assert {f.field for f in check(broken)} == {f"nodes.{i}.id" for i in (1, 2, 3)} | {"edges.0.to"}
     with pytest.raises(InputError, match="cpu7"):
-        build(broken)
+        build_topology(broken)
 
 
 def test_shipped_fabrics_and_gpu_table_check_clean() -> None:
@@ -172,7 +172,7 @@ def test_shipped_fabrics_and_gpu_table_check_clean() -> None:
     ],
 )  # fmt: skip
 def test_faults_of_a_graph(change, field: str, said: str) -> None:  # type: ignore[no-untyped-def]
-    topology = build("ethernet-10g", hosts=2, fabric="one-switch")
+    topology = build_topology("ethernet-10g", hosts=2, fabric="one-switch")
     assert check(topology) == ()
     change(topology.graph)
     found = {fault.field: str(fault) for fault in check(topology)}
@@ -210,9 +210,9 @@ def test_fabric_and_gpu_files_must_give_every_source(tmp_path: Path) -> None:
 
 
 def test_patterns() -> None:
-    assert expand("nvs") == ("nvs",)
-    assert expand("gpu[0-2]") == ("gpu0", "gpu1", "gpu2")
-    assert expand("cpu[1-5:2]") == ("cpu1", "cpu3", "cpu5")
+    assert expand_pattern("nvs") == ("nvs",)
+    assert expand_pattern("gpu[0-2]") == ("gpu0", "gpu1", "gpu2")
+    assert expand_pattern("cpu[1-5:2]") == ("cpu1", "cpu3", "cpu5")
     assert join(("a", "b", "c", "d"), ("x", "y"), "each") == [
         ("a", "x"),
         ("b", "x"),
@@ -228,6 +228,6 @@ def test_patterns() -> None:
         join(("a", "b", "c"), ("x", "y"), "each")
     for wrong in ("gpu[", "gpu[a]", "gpu[3-1]", "0gpu", "gpu[]", ""):
         with pytest.raises(ValueError, match=r"name|range"):
-            expand(wrong)
+            expand_pattern(wrong)
     with pytest.raises(ValueError, match="name or a pattern"):
         DeviceSpec.model_validate({"id": 7, "kind": "gpu"})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.check import check
 from perfmodel.topology.templates.spec import FABRIC_KINDS, FabricSpec
 
@@ -45,7 +45,7 @@ def most_ports_used(topology: Topology) -> int:
 
 def test_fat_tree_has_full_bisection() -> None:
     """Al-Fares et al. 2008: k = 4 holds 16 ports on 20 switches, 8 across the middle."""
-    topology = build("ethernet-10g", hosts=16, fabric=FabricSpec(kind="fat-tree", k=4))
+    topology = build_topology("ethernet-10g", hosts=16, fabric=FabricSpec(kind="fat-tree", k=4))
     switches = [n for n, d in topology.graph.nodes(data=True) if d["kind"] == "switch"]
     assert len(switches) == 20
     assert most_ports_used(topology) == 4
@@ -57,7 +57,7 @@ def test_fat_tree_has_full_bisection() -> None:
 @pytest.mark.parametrize("ratio", [1, 2, 4])
 def test_leaf_spine_is_oversubscribed_as_asked(ratio: int) -> None:
     fabric = FabricSpec(kind="leaf-spine", oversubscription=ratio, hosts_per_leaf=8)
-    topology = build("ethernet-10g", hosts=16, fabric=fabric)
+    topology = build_topology("ethernet-10g", hosts=16, fabric=fabric)
     rate = nic_rate_Bps(topology)
     assert max_flow_Bps(topology, set(range(8))) == pytest.approx(8 * rate / ratio)
     assert max_flow_Bps(topology, {0}) == pytest.approx(rate), "one host is never held back"
@@ -66,14 +66,14 @@ def test_leaf_spine_is_oversubscribed_as_asked(ratio: int) -> None:
 def test_leaf_ports_follow_from_radix_and_ratio() -> None:
     """A leaf of 40 ports at 4 : 1 has 32 ports for hosts and 8 uplinks."""
     fabric = FabricSpec(kind="leaf-spine", oversubscription=4, radix=40)
-    topology = build("ethernet-10g", hosts=64, fabric=fabric)
+    topology = build_topology("ethernet-10g", hosts=64, fabric=fabric)
     leaf = "fabric/leaf0"
     down = sum(topology.graph.nodes[n]["kind"] == "nic" for _, n in topology.graph.out_edges(leaf))
     assert (down, topology.graph.out_degree(leaf) - down) == (32, 8)
 
 
 def test_parallel_cables_are_parallel_arcs() -> None:
-    topology = build(
+    topology = build_topology(
         "ethernet-10g", hosts=8, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4)
     )
     cables = topology.graph.get_edge_data("fabric/leaf0", "fabric/spine0")
@@ -83,19 +83,19 @@ def test_parallel_cables_are_parallel_arcs() -> None:
 
 def test_uplink_bandwidth_can_be_set() -> None:
     fabric = FabricSpec(kind="leaf-spine", hosts_per_leaf=2, uplink_bandwidth="40 Gbit/s")
-    topology = build("ethernet-10g", hosts=4, fabric=fabric)
+    topology = build_topology("ethernet-10g", hosts=4, fabric=fabric)
     rates = sorted(set(topology.arcs.bandwidth_Bps[4 * topology.host_arcs :]))
     assert rates[1] == pytest.approx(4 * rates[0])
 
 
 def test_one_switch_never_blocks() -> None:
-    topology = build("aws-p4d", hosts=6, fabric="one-switch")
+    topology = build_topology("aws-p4d", hosts=6, fabric="one-switch")
     assert max_flow_Bps(topology, {0, 1, 2}) == pytest.approx(12 * nic_rate_Bps(topology))
 
 
 def test_rails_share_a_leaf_per_group_of_hosts() -> None:
     fabric = FabricSpec(kind="rail-optimised", hosts_per_leaf=2)
-    topology = build("dgx1-v100", hosts=4, fabric=fabric)
+    topology = build_topology("dgx1-v100", hosts=4, fabric=fabric)
     leaf: dict[str, str] = {}
     for name, data in topology.graph.nodes(data=True):
         if data["kind"] == "nic":
@@ -110,7 +110,7 @@ def test_rails_share_a_leaf_per_group_of_hosts() -> None:
 
 
 def test_nvl72_has_four_rails() -> None:
-    topology = build("gb200-nvl72", hosts=2, fabric="rail-optimised")
+    topology = build_topology("gb200-nvl72", hosts=2, fabric="rail-optimised")
     leaves = {n for n in topology.graph if n.startswith("fabric/leaf")}
     per_leaf = Counter(
         sum(topology.graph.nodes[n]["kind"] == "nic" for n in topology.graph.successors(leaf))
@@ -132,7 +132,7 @@ def test_any_fabric_joins_all_and_keeps_the_block_order(
     name: str, kind: str, hosts: int, radix: int, ratio: float, data: st.DataObject
 ) -> None:
     fabric = FabricSpec(kind=kind, radix=radix, oversubscription=ratio)
-    topology = build(TEMPLATES[name], hosts=hosts, fabric=fabric)
+    topology = build_topology(TEMPLATES[name], hosts=hosts, fabric=fabric)
     assert check(topology) == ()
     assert nx.is_strongly_connected(topology.graph)
     folded = any("modular spine" in text for text in topology.assumptions)
@@ -163,7 +163,7 @@ def _in_host_0(name: str) -> str:
 
 
 def test_gpus_per_host_takes_the_first_and_keeps_all_hardware() -> None:
-    topology = build("dgx-a100", hosts=2, fabric="one-switch", gpus_per_host=3)
+    topology = build_topology("dgx-a100", hosts=2, fabric="one-switch", gpus_per_host=3)
     assert topology.ranks == tuple(f"n{h}/gpu{g}" for h in (0, 1) for g in (0, 1, 2))
     assert topology.gpus_per_host == 3
     assert "n1/gpu7" in topology.graph
@@ -171,7 +171,7 @@ def test_gpus_per_host_takes_the_first_and_keeps_all_hardware() -> None:
 
 def test_a_thousand_gpus_have_the_counts_of_a_superpod() -> None:
     """NVIDIA DGX SuperPOD (DGX A100): 20 hosts per scalable unit, 8 leaves each."""
-    topology = build("dgx-a100", hosts=128, fabric="rail-optimised")
+    topology = build_topology("dgx-a100", hosts=128, fabric="rail-optimised")
     assert len(topology.ranks) == 1024
     assert sum(n.startswith("fabric/leaf") for n in topology.graph) == 7 * 8
 
@@ -189,21 +189,21 @@ def test_a_thousand_gpus_have_the_counts_of_a_superpod() -> None:
 )
 def test_what_cannot_be_built_is_refused(arguments: dict[str, object], said: str) -> None:
     with pytest.raises(InputError) as caught:
-        build("dgx-a100", **arguments)  # type: ignore[arg-type]
+        build_topology("dgx-a100", **arguments)  # type: ignore[arg-type]
     assert said in str(caught.value)
 
 
 def test_several_hosts_need_nics_and_all_faults_come_at_once() -> None:
     with pytest.raises(InputError) as caught:
-        build("rtx4090-x4", hosts=2, gpus_per_host=5)
+        build_topology("rtx4090-x4", hosts=2, gpus_per_host=5)
     assert len(caught.value.faults) == 3
     assert "no NIC" in str(caught.value)
 
 
 def test_folded_third_level_and_rounded_ratio_are_said() -> None:
-    many = build("dgx-a100", hosts=128, fabric=FabricSpec(kind="rail-optimised", radix=16))
+    many = build_topology("dgx-a100", hosts=128, fabric=FabricSpec(kind="rail-optimised", radix=16))
     assert any("modular spine" in text for text in many.assumptions)
     rounded = FabricSpec(kind="leaf-spine", hosts_per_leaf=4, oversubscription=3)
-    odd = build("ethernet-10g", hosts=8, fabric=rounded)
+    odd = build_topology("ethernet-10g", hosts=8, fabric=rounded)
     assert any("oversubscription 4 (asked: 3)" in text for text in odd.assumptions)
     assert odd.sources["fabric oversubscription"] == "given in the scenario"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import TopologyError
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build, template_names
+from perfmodel.topology.templates.build import build_topology, template_names
 from perfmodel.topology.templates.spec import FabricSpec
 
 
@@ -45,7 +45,7 @@ def brute_force(topology: Topology, src: str, dst: str) -> tuple[float, int]:
 
 @pytest.mark.parametrize("name", template_names())
 def test_routes_in_a_host_are_valid_and_pass_no_nic_and_no_gpu_but_by_nvlink(name: str) -> None:
-    topology = build(name)
+    topology = build_topology(name)
     router = Router(topology)
     kinds = {n: d["kind"] for n, d in topology.graph.nodes(data=True)}
     some = topology.ranks[:8]
@@ -72,7 +72,7 @@ def test_routes_in_a_host_are_valid_and_pass_no_nic_and_no_gpu_but_by_nvlink(nam
 
 
 def test_hybrid_cube_mesh_relays_over_the_widest_way() -> None:
-    topology = build("dgx1-v100")
+    topology = build_topology("dgx1-v100")
     router = Router(topology)
     for src in topology.ranks:
         for dst in topology.ranks:
@@ -103,7 +103,7 @@ def test_hybrid_cube_mesh_relays_over_the_widest_way() -> None:
     ],
 )
 def test_path_types(name: str, src: str, dst: str, kind: str) -> None:
-    router = Router(build(name))
+    router = Router(build_topology(name))
     assert router.path_type(f"n0/{src}", f"n0/{dst}") == kind
     assert router.path_type(f"n0/{dst}", f"n0/{src}") == kind
 
@@ -159,7 +159,7 @@ def test_type_beats_bandwidth_and_bandwidth_beats_hops() -> None:
     ],
 )
 def test_nearest_nics_use_all(name: str, nearest: list[int]) -> None:
-    topology = build(name)
+    topology = build_topology(name)
     router = Router(topology)
     assert [router.nearest_nics(g)[0] for g in topology.ranks] == [f"n0/nic{i}" for i in nearest]
     count = len(set(router.nearest_nics("n0/gpu0")))
@@ -167,14 +167,14 @@ def test_nearest_nics_use_all(name: str, nearest: list[int]) -> None:
 
 
 def test_nearest_devices_are_those_of_the_same_host() -> None:
-    router = Router(build("dgx-a100", hosts=3, fabric="rail-optimised"))
+    router = Router(build_topology("dgx-a100", hosts=3, fabric="rail-optimised"))
     assert router.nearest_nics("n2/gpu5")[:2] == ("n2/nic5", "n2/nic4")
     assert router.nearest_cpu("n2/gpu5") == "n2/cpu2"
     assert router.nearest_cpu("n1/nic7") == "n1/cpu3"
 
 
 def test_gpu_to_gpu_between_hosts_goes_by_their_nearest_nics() -> None:
-    topology = build("dgx-a100", hosts=2, fabric="rail-optimised")
+    topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
     router = Router(topology)
     way = devices_on(topology, router.route("n0/gpu3", "n1/gpu3"))
     assert way == [
@@ -190,11 +190,11 @@ def test_gpu_to_gpu_between_hosts_goes_by_their_nearest_nics() -> None:
 
 
 CLUSTERS = {
-    "leaf-spine": build(
+    "leaf-spine": build_topology(
         "ethernet-10g", hosts=32, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=8)
     ),
-    "fat-tree": build("ethernet-10g", hosts=54, fabric=FabricSpec(kind="fat-tree", k=6)),
-    "rail-optimised": build(
+    "fat-tree": build_topology("ethernet-10g", hosts=54, fabric=FabricSpec(kind="fat-tree", k=6)),
+    "rail-optimised": build_topology(
         "dgx1-v100", hosts=8, fabric=FabricSpec(kind="rail-optimised", hosts_per_leaf=2)
     ),
 }
@@ -253,8 +253,9 @@ def _level(name: str) -> int:
 
 def test_ways_do_not_depend_on_the_process() -> None:
     code = (
-        "from perfmodel.topology.templates.build import build; from perfmodel.topology.routing.router import Router;"
-        "r = Router(build('dgx1-v100', hosts=8, fabric='leaf-spine'));"
+        "from perfmodel.topology.templates.build import build_topology;"
+        "from perfmodel.topology.routing.router import Router;"
+        "r = Router(build_topology('dgx1-v100', hosts=8, fabric='leaf-spine'));"
         "print([r.route('n0/nic0', f'n{h}/nic3', f) for h in range(1, 8) for f in range(8)])"
     )
     said = {
@@ -269,7 +270,7 @@ def test_ways_do_not_depend_on_the_process() -> None:
 
 def test_latency_adds_up_along_the_way() -> None:
     """Two ports, a cable more than switches, 130 ns per switch; NCCL charges 2.7 us (LL)."""
-    topology = build("dgx-a100", hosts=2, fabric=FabricSpec(kind="rail-optimised"))
+    topology = build_topology("dgx-a100", hosts=2, fabric=FabricSpec(kind="rail-optimised"))
     router, latency_s = Router(topology), topology.arcs.latency_s
     one = sum(latency_s[arc] for arc in router.route("n0/nic0", "n1/nic0"))
     assert one == pytest.approx(2 * 0.3e-6 + 2 * 25e-9 + 130e-9)
@@ -292,19 +293,21 @@ def test_switches_can_be_ends_of_a_route() -> None:
 
 
 def test_what_is_not_connected_is_said() -> None:
-    router = Router(build("gb200-nvl72"))
+    router = Router(build_topology("gb200-nvl72"))
     with pytest.raises(TopologyError, match="nothing connects n0/gpu0 to n0/nic71"):
         router.route("n0/gpu0", "n0/nic71")
     with pytest.raises(TopologyError, match=r"no device 'n0/gpu72'.*did you mean 'n0/gpu7"):
         router.route("n0/gpu0", "n0/gpu72")
     with pytest.raises(TopologyError, match="no device 'n9/gpu0'"):
-        Router(build("ethernet-10g", hosts=2, fabric="one-switch")).path_type("n0/gpu0", "n9/gpu0")
+        Router(build_topology("ethernet-10g", hosts=2, fabric="one-switch")).path_type(
+            "n0/gpu0", "n9/gpu0"
+        )
 
 
 def test_a_fabric_in_two_parts_is_said() -> None:
     """The search ends, although both parts are rings in which it could run for ever."""
     fabric = FabricSpec(kind="leaf-spine", hosts_per_leaf=1, radix=4)
-    topology = build("dgx1-v100", hosts=4, fabric=fabric)
+    topology = build_topology("dgx1-v100", hosts=4, fabric=fabric)
     graph = topology.graph.copy()
     second = {f"fabric/{name}" for name in ("leaf2", "leaf3", "spine2", "spine3")}
     graph.remove_edges_from(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.report.topology.summary import path_matrix, positions, summary
-from perfmodel.topology.templates.build import build, template_names
+from perfmodel.topology.templates.build import build_topology, template_names
 from perfmodel.topology.templates.spec import FabricSpec
 
 
 def test_summary_counts_links_and_path_types() -> None:
-    lines = summary(build("dgx-a100", hosts=4, fabric="rail-optimised"))
+    lines = summary(build_topology("dgx-a100", hosts=4, fabric="rail-optimised"))
     text = "\n".join(lines)
     assert "dgx-a100 x 4: 32 ranks on 4 host(s), fabric rail-optimised" in text
     assert "      32  GPUs" in lines
@@ -23,12 +23,12 @@ def test_summary_counts_links_and_path_types() -> None:
 def test_summary_says_the_oversubscription() -> None:
     fabric = FabricSpec(kind="leaf-spine", hosts_per_leaf=8, oversubscription=4)
     assert "leaf switches are oversubscribed 4 : 1" in summary(
-        build("ethernet-10g", hosts=16, fabric=fabric)
+        build_topology("ethernet-10g", hosts=16, fabric=fabric)
     )
 
 
 def test_path_matrix_of_a_dgx_a100() -> None:
-    names, rows = path_matrix(build("dgx-a100"))
+    names, rows = path_matrix(build_topology("dgx-a100"))
     assert names == [f"gpu{i}" for i in range(8)] + [f"nic{i}" for i in range(8)]
     assert rows[0][:3] == ["X", "NV12", "NV12"]
     assert rows[0][8:11] == ["PIX", "PIX", "SYS"]
@@ -37,13 +37,13 @@ def test_path_matrix_of_a_dgx_a100() -> None:
 
 @pytest.mark.parametrize("name", template_names())
 def test_every_template_can_be_shown(name: str) -> None:
-    topology = build(name)
+    topology = build_topology(name)
     assert len(summary(topology)) > 5
     assert set(positions(topology)) == set(topology.graph)
 
 
 def test_layout_has_layers_and_no_two_devices_in_one_place() -> None:
-    topology = build("dgx1-v100", hosts=40, fabric="leaf-spine")
+    topology = build_topology("dgx1-v100", hosts=40, fabric="leaf-spine")
     placed = positions(topology, hosts_shown=2)
     assert len(set(placed.values())) == len(placed)
     hosts = {name.partition("/")[0] for name in placed}

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.files import data_folder
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build, load_node, template_names
+from perfmodel.topology.templates.build import build_topology, load_node, template_names
 from perfmodel.topology.templates.check import check
 from perfmodel.topology.templates.gpus import gpu_names, gpu_sources, load_gpu
 from perfmodel.topology.templates.spec import FABRIC_KINDS
@@ -37,7 +37,7 @@ SYS SYS SYS NV1 NV2 NV1 NV2 X   SYS SYS PHB PIX
 
 
 def nvlink_Bps(name: str, gpu: str = "n0/gpu0") -> float:
-    graph = build(name).graph
+    graph = build_topology(name).graph
     return sum(
         d["bandwidth_Bps"] for _, _, d in graph.out_edges(gpu, data=True) if d["kind"] == "nvlink"
     )
@@ -54,7 +54,7 @@ def test_template_is_sound_and_every_gpu_reaches_every_other(name: str) -> None:
     for link in node.links.values():
         assert link.efficiency_source
         assert link.latency_source
-    topology = build(name)
+    topology = build_topology(name)
     assert topology.sources
     assert topology.fabric == "none"
     assert any(text.startswith("gpu launch: assumption") for text in topology.assumptions)
@@ -64,7 +64,7 @@ def test_template_is_sound_and_every_gpu_reaches_every_other(name: str) -> None:
 @pytest.mark.parametrize("fabric", FABRIC_KINDS)
 @pytest.mark.parametrize("name", WITH_NICS)
 def test_two_hosts_are_joined_by_every_fabric(name: str, fabric: str) -> None:
-    topology = build(name, hosts=2, fabric=fabric)
+    topology = build_topology(name, hosts=2, fabric=fabric)
     assert check(topology) == ()
     router = Router(topology)
     half = len(topology.ranks) // 2
@@ -91,14 +91,14 @@ def test_usable_nvlink_bandwidth_per_gpu(name: str, GBps: float) -> None:
 @pytest.mark.parametrize(("name", "GBps"), [("dgx1-v100", 12), ("dgx-a100", 24), ("dgx-h100", 48)])
 def test_usable_pcie_bandwidth(name: str, GBps: float) -> None:
     """NCCL: x16 of generation 3, 4, 5 carries 12, 24, 48 GB/s."""
-    arcs = build(name).arcs
+    arcs = build_topology(name).arcs
     rates = [arcs.bandwidth_Bps[i] for i, kind in enumerate(arcs.kinds) if kind == "pcie"]
     assert rates == pytest.approx([GBps * 1e9] * len(rates), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["dgx1-v100", "aws-p3dn", "v100-x8-25g", "v100-x8-100g"])
 def test_hybrid_cube_mesh(name: str) -> None:
-    topology = build(name)
+    topology = build_topology(name)
     lanes = {
         (a, b): d["lanes"] for a, b, d in topology.graph.edges(data=True) if d["kind"] == "nvlink"
     }
@@ -109,7 +109,7 @@ def test_hybrid_cube_mesh(name: str) -> None:
 
 
 def test_dgx1_agrees_with_nvidia_smi() -> None:
-    topology = build("dgx1-v100")
+    topology = build_topology("dgx1-v100")
     router = Router(topology)
     devices = [f"n0/gpu{i}" for i in range(8)] + [f"n0/nic{i}" for i in range(4)]
     for row, line in enumerate(DGX1.split("\n")[1:9]):
@@ -123,7 +123,7 @@ def test_dgx1_agrees_with_nvidia_smi() -> None:
 
 
 def test_dgx2_shares_one_nvswitch_among_sixteen() -> None:
-    topology = build("dgx2-v100")
+    topology = build_topology("dgx2-v100")
     assert len(topology.ranks) == 16
     switches = [n for n, d in topology.graph.nodes(data=True) if d["kind"] == "nvswitch"]
     assert len(switches) == 1
@@ -131,7 +131,7 @@ def test_dgx2_shares_one_nvswitch_among_sixteen() -> None:
 
 
 def test_nvl72_is_one_nvlink_domain_with_trays_of_four() -> None:
-    topology = build("gb200-nvl72")
+    topology = build_topology("gb200-nvl72")
     router = Router(topology)
     assert len(topology.ranks) == 72
     assert router.path_type("n0/gpu0", "n0/gpu71") == "NVL"
@@ -145,7 +145,7 @@ def test_nvl72_is_one_nvlink_domain_with_trays_of_four() -> None:
 
 @pytest.mark.parametrize("n", [4, 8])
 def test_rtx4090_boxes_differ_in_p2p_alone(n: int) -> None:
-    without, with_p2p = build(f"rtx4090-x{n}"), build(f"rtx4090-x{n}-p2p")
+    without, with_p2p = build_topology(f"rtx4090-x{n}"), build_topology(f"rtx4090-x{n}-p2p")
     assert (without.gpu_p2p, with_p2p.gpu_p2p) == (False, True)
     assert without.staging_Bps == pytest.approx(19.6e9)  # measured median 19.555 GB/s
     assert with_p2p.staging_Bps is None
@@ -204,5 +204,5 @@ def test_a_user_adds_gpus_and_templates_beside_the_shipped_ones(
     node = (data_folder("topologies") / "ethernet-10g.yaml").read_text()
     (folder / "box.yaml").write_text(node.replace("gpu: v100-pcie-16gb", "gpu: mine"))
     monkeypatch.chdir(tmp_path)
-    assert build("box").gpu.memory_bytes == 60 * 2**30
-    assert build("dgx-a100").gpu.name == "a100-sxm4-80gb"
+    assert build_topology("box").gpu.memory_bytes == 60 * 2**30
+    assert build_topology("dgx-a100").gpu.name == "a100-sxm4-80gb"

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.training.ddp.buckets import assign_buckets
-from perfmodel.workload.model import Tensor
+from perfmodel.workload.model import ParameterTensor
 
 MIB = 1024 * 1024
 DTYPES = ("fp64", "fp32", "bf16", "fp16", "fp8", "int64", "int32", "int8", "uint8")
 
 
-def tensor(size_mib: float, dtype: str = "fp32") -> Tensor:
+def tensor(size_mib: float, dtype: str = "fp32") -> ParameterTensor:
     width = {"fp32": 4, "fp16": 2}[dtype]
-    return Tensor("t", (int(size_mib * MIB) // width,), dtype)
+    return ParameterTensor("t", (int(size_mib * MIB) // width,), dtype)
 
 
 def torch_dtype(torch: Any, dtype: str) -> Any:
@@ -30,12 +30,12 @@ def torch_dtype(torch: Any, dtype: str) -> Any:
 
 
 @st.composite
-def assignments(draw: st.DrawFn) -> tuple[list[Tensor], list[int], list[int] | None, Any]:
+def assignments(draw: st.DrawFn) -> tuple[list[ParameterTensor], list[int], list[int] | None, Any]:
     numels = st.one_of(st.integers(0, 40), st.sampled_from([8, 16, 256]))
     shapes = st.one_of(numels.map(lambda n: (n,)), st.tuples(st.integers(1, 9), st.integers(1, 9)))
     dtypes = st.sampled_from(draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=5)))
     tensors = draw(
-        st.lists(st.builds(Tensor, st.just("t"), shapes, dtypes), min_size=1, max_size=30)
+        st.lists(st.builds(ParameterTensor, st.just("t"), shapes, dtypes), min_size=1, max_size=30)
     )
     caps = draw(st.lists(st.integers(0, 600), min_size=1, max_size=5))
     order = draw(st.none() | st.permutations(range(len(tensors))))
@@ -46,7 +46,9 @@ def assignments(draw: st.DrawFn) -> tuple[list[Tensor], list[int], list[int] | N
 
 @settings(max_examples=500, deadline=None)
 @given(assignments())
-def test_equals_pytorch(case: tuple[list[Tensor], list[int], list[int] | None, Any]) -> None:
+def test_equals_pytorch(
+    case: tuple[list[ParameterTensor], list[int], list[int] | None, Any],
+) -> None:
     """Each drawn list in twelve variations: thousands of comparisons in seconds."""
     torch = pytest.importorskip("torch", reason="compares with the real function of PyTorch")
     dist = pytest.importorskip("torch.distributed")
@@ -99,7 +101,7 @@ def test_leftovers_go_last_and_the_newest_dtype_leads_them() -> None:
 
 
 def test_tf32_fills_the_buckets_of_fp32() -> None:
-    tensors = [Tensor("a", (4,), "fp32"), Tensor("b", (4,), "tf32")]
+    tensors = [ParameterTensor("a", (4,), "fp32"), ParameterTensor("b", (4,), "tf32")]
     assert assign_buckets(tensors, [1000]) == ((0, 1),)
 
 

@@ -19,8 +19,8 @@ from perfmodel.training.data_parallel import (
     reduction_pieces,
 )
 from perfmodel.training.plan import Collective, StepPlan
-from perfmodel.workload.model import LayerTimes, Tensor, Workload
-from perfmodel.workload.zoo import build
+from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
+from perfmodel.workload.zoo import build_model
 
 Times = Callable[..., LayerTimes]
 MIB = 1024 * 1024
@@ -38,7 +38,7 @@ def collectives(plan: StepPlan, op: str, rank_class: str) -> list[Collective]:
 
 @pytest.fixture
 def resnet() -> Workload:
-    return build("resnet50")
+    return build_model("resnet50")
 
 
 def test_bytes_of_each_phase(resnet: Workload, times_of: Times) -> None:
@@ -129,7 +129,7 @@ def test_one_gpu_is_plain_training(resnet: Workload, times_of: Times) -> None:
 
 
 def test_a_workload_without_inputs_or_outputs_still_has_a_plan(times_of: Times) -> None:
-    bare = build("resnet18")
+    bare = build_model("resnet18")
     bare = Workload(bare.name, bare.tensors, bare.layers)
     plan = data_parallel_plan(bare, times_of(bare), ranks=2, batch_per_gpu=1)
     check_plan(plan)
@@ -148,7 +148,7 @@ def test_reductions_are_cut_as_in_pytorch(sizes: Sequence[tuple[int, str]]) -> N
     torch = pytest.importorskip("torch", reason="compares with the real function of PyTorch")
     from torch._utils import _take_tensors
 
-    tensors = [Tensor("t", (numel,), dtype) for numel, dtype in sizes]
+    tensors = [ParameterTensor("t", (numel,), dtype) for numel, dtype in sizes]
     names = {"fp32": torch.float32, "fp16": torch.float16}
     real = [torch.empty(t.shape, dtype=names[t.dtype], device="meta") for t in tensors]
     wanted = [
@@ -159,7 +159,7 @@ def test_reductions_are_cut_as_in_pytorch(sizes: Sequence[tuple[int, str]]) -> N
 
 @given(st.lists(st.integers(1, 6 * MIB), min_size=1, max_size=12))
 def test_pieces_hold_every_byte(numels: Sequence[int]) -> None:
-    tensors = [Tensor("t", (numel,)) for numel in numels]
+    tensors = [ParameterTensor("t", (numel,)) for numel in numels]
     largest = 4 * max(numels)
     most = {
         broadcast_pieces: COALESCED_BYTES + largest,
@@ -172,7 +172,7 @@ def test_pieces_hold_every_byte(numels: Sequence[int]) -> None:
 
 def test_a_broadcast_closes_when_another_such_tensor_would_fill_it() -> None:
     # 4 + 4 MiB: one more of 4 would exceed 10; 6 MiB: 6 + 6 would
-    tensors = [Tensor("t", (n * MIB // 4,)) for n in (4, 4, 6, 1)]
+    tensors = [ParameterTensor("t", (n * MIB // 4,)) for n in (4, 4, 6, 1)]
     assert [nbytes // MIB for nbytes in broadcast_pieces(tensors)] == [8, 6, 1]
     assert [nbytes // MIB for nbytes in reduction_pieces(tensors)] == [8, 7]
 

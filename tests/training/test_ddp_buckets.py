@@ -12,12 +12,12 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.training.ddp.buckets import bucket_caps, ddp_buckets, gradient_order
 from perfmodel.training.ddp.options import MIB, DdpOptions
-from perfmodel.workload.model import Layer, Tensor, Workload
-from perfmodel.workload.zoo import build
+from perfmodel.workload.model import Layer, ParameterTensor, Workload
+from perfmodel.workload.zoo import build_model
 
 
 def sizes(model: str, options: DdpOptions, **kwargs: Any) -> list[int]:
-    return [bucket.nbytes for bucket in ddp_buckets(build(model), options, **kwargs)]
+    return [bucket.nbytes for bucket in ddp_buckets(build_model(model), options, **kwargs)]
 
 
 # Sizes in launch order that real runs logged: github.com/pytorch/pytorch/issues/48880.
@@ -47,7 +47,7 @@ def test_resnet50_as_in_a_trace_of_two_gpus() -> None:
 @pytest.mark.parametrize("model", ["resnet50", "bert-large", "gpt2-xl", "vgg16"])
 @pytest.mark.parametrize("iteration", ["first", "steady"])
 def test_buckets_hold_every_parameter_once(model: str, iteration: Any) -> None:
-    workload = build(model)
+    workload = build_model(model)
     buckets = ddp_buckets(workload, DdpOptions(), iteration=iteration)
     members = sorted(index for bucket in buckets for index in bucket.tensors)
     assert members == sorted(gradient_order(workload))
@@ -57,7 +57,11 @@ def test_buckets_hold_every_parameter_once(model: str, iteration: Any) -> None:
 
 def test_first_iteration_has_one_bucket_per_dtype() -> None:
     assert sizes("resnet18", DdpOptions(), iteration="first") == [46758048]
-    mixed = [Tensor("a", (4,)), Tensor("b", (8,), "bf16"), Tensor("c", (4,))]
+    mixed = [
+        ParameterTensor("a", (4,)),
+        ParameterTensor("b", (8,), "bf16"),
+        ParameterTensor("c", (4,)),
+    ]
     first = ddp_buckets(mixed, DdpOptions(), iteration="first")
     assert [(bucket.tensors, bucket.dtype) for bucket in first] == [
         ((1,), "bf16"),
@@ -96,7 +100,11 @@ def test_small_bucket_can_be_launched_last() -> None:
 
 
 def test_frozen_tensors_are_not_reduced() -> None:
-    tensors = (Tensor("frozen", (100,)), Tensor("a", (10,)), Tensor("b", (20,)))
+    tensors = (
+        ParameterTensor("frozen", (100,)),
+        ParameterTensor("a", (10,)),
+        ParameterTensor("b", (20,)),
+    )
     workload = Workload("partly", tensors, (Layer("one", (1,)), Layer("two", (2,))))
     for iteration in ("first", "steady"):
         (bucket,) = ddp_buckets(workload, DdpOptions(), iteration=iteration)
@@ -105,7 +113,7 @@ def test_frozen_tensors_are_not_reduced() -> None:
 
 
 def test_layers_must_share_the_tensors_out() -> None:
-    tensors = (Tensor("a", (10,)), Tensor("b", (20,)))
+    tensors = (ParameterTensor("a", (10,)), ParameterTensor("b", (20,)))
     workload = Workload("bad", tensors, (Layer("one", (0, 1)), Layer("two", (1, 7))))
     with pytest.raises(InputError) as caught:
         gradient_order(workload)
@@ -113,7 +121,7 @@ def test_layers_must_share_the_tensors_out() -> None:
 
 
 def test_a_ready_order_must_be_complete() -> None:
-    tensors = [Tensor("a", (1,)), Tensor("b", (1,))]
+    tensors = [ParameterTensor("a", (1,)), ParameterTensor("b", (1,))]
     with pytest.raises(InputError, match="missing \\[1\\], unknown \\[5\\]"):
         ddp_buckets(tensors, DdpOptions(), ready_order=[0, 5])
 

@@ -16,7 +16,7 @@ import pytest
 
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
-from perfmodel.workload.model import Tensor
+from perfmodel.workload.model import ParameterTensor
 
 NAMES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16"}
 
@@ -85,7 +85,10 @@ def test_every_mode_was_run(report: Any) -> None:
 @pytest.mark.parametrize("mode", list(MODES))
 def test_buckets_are_those_of_ddp(report: Any, mode: str) -> None:
     logged, options = report[mode], MODES[mode]
-    tensors = [Tensor(name, tuple(shape), NAMES[dtype]) for name, shape, dtype in logged["tensors"]]
+    tensors = [
+        ParameterTensor(name, tuple(shape), NAMES[dtype])
+        for name, shape, dtype in logged["tensors"]
+    ]
     first = ddp_buckets(tensors, options, iteration="first")
     assert [bucket.nbytes for bucket in first] == numbers(logged["initial"])
     steady = ddp_buckets(tensors, options, ready_order=numbers(logged["ready"]))

@@ -14,8 +14,8 @@ from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.plan import ddp_plan
 from perfmodel.training.plan import Collective, Compute, StepPlan, Task
-from perfmodel.workload.model import Layer, LayerTimes, Tensor, Workload
-from perfmodel.workload.zoo import build
+from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
+from perfmodel.workload.zoo import build_model
 
 Times = Callable[..., LayerTimes]
 Run = Callable[..., list[tuple[float, float]]]
@@ -38,7 +38,9 @@ def moved_bytes(plan: StepPlan, prefix: str, copy_Bps: float = 1e12) -> float:
 @pytest.fixture
 def toy() -> Workload:
     """Three layers of 4, 8 and 16 MB; buckets capped at 12 MB are {third}, {second, first}."""
-    tensors = tuple(Tensor(f"w{i}", (mega * 250_000,)) for i, mega in enumerate((4, 8, 16)))
+    tensors = tuple(
+        ParameterTensor(f"w{i}", (mega * 250_000,)) for i, mega in enumerate((4, 8, 16))
+    )
     return Workload("toy", tensors, tuple(Layer(f"layer{i}", (i,)) for i in range(3)))
 
 
@@ -60,7 +62,7 @@ MODES = [
 def test_plans_are_well_formed_and_reduce_every_byte(
     model: str, options: DdpOptions, iteration: Any, times_of: Times
 ) -> None:
-    workload = build(model)
+    workload = build_model(model)
     plan = plan_of(
         workload, times_of(workload, launch_s=1e-6), options=options, iteration=iteration
     )
@@ -101,7 +103,7 @@ def test_the_step_of_a_toy_by_hand(toy: Workload, times_of: Times, run_plan: Run
 def test_a_bucket_is_launched_after_its_last_gradient_and_after_the_bucket_before(
     times_of: Times,
 ) -> None:
-    workload = build("resnet50")
+    workload = build_model("resnet50")
     plan = plan_of(workload, times_of(workload))
     for task in reductions(plan):
         (ready,) = task.after
@@ -117,7 +119,7 @@ def test_a_bucket_is_launched_after_its_last_gradient_and_after_the_bucket_befor
 
 
 def test_a_complete_bucket_waits_for_those_before_it(times_of: Times) -> None:
-    tensors = (Tensor("a", (10,)), Tensor("b", (10,)))
+    tensors = (ParameterTensor("a", (10,)), ParameterTensor("b", (10,)))
     workload = Workload("two", tensors, (Layer("one", (0,)), Layer("two", (1,))))
     # rank 0 saw a before b, here b gets ready first: bucket 1 is full, but bucket 0 goes first
     plan = plan_of(
@@ -132,7 +134,7 @@ def test_a_complete_bucket_waits_for_those_before_it(times_of: Times) -> None:
 
 
 def test_first_iteration_overlaps_nothing(times_of: Times, run_plan: Run) -> None:
-    workload = build("resnet18")
+    workload = build_model("resnet18")
     plan = plan_of(workload, times_of(workload), iteration="first")
     spans = run_plan(plan, lambda _: 1.0)
     starts = [
@@ -147,7 +149,7 @@ def test_first_iteration_overlaps_nothing(times_of: Times, run_plan: Run) -> Non
 
 @pytest.mark.parametrize("segments", [1, 7, 1000])
 def test_merging_layers_moves_no_bucket(segments: int, times_of: Times, run_plan: Run) -> None:
-    workload = build("bert-base")
+    workload = build_model("bert-base")
     rates = np.random.default_rng(0).uniform(1e-4, 1e-2, (2, len(workload.layers)))
     times = times_of(workload, forward_s=rates[0], backward_s=rates[1], copy_Bps=1e15)
 
@@ -167,7 +169,7 @@ def test_merging_layers_moves_no_bucket(segments: int, times_of: Times, run_plan
 def test_a_model_bound_by_launches_takes_as_long_as_the_host(
     times_of: Times, run_plan: Run
 ) -> None:
-    workload = build("resnet18")
+    workload = build_model("resnet18")
     layers = len(workload.layers)
     times = times_of(
         workload, launch_s=1e-3, forward_s=np.full(layers, 1e-6), backward_s=np.full(layers, 1e-6)
@@ -186,7 +188,7 @@ def test_copy_kernels_have_a_least_time(toy: Workload, times_of: Times) -> None:
 
 
 def test_one_rank_trains_without_ddp(times_of: Times) -> None:
-    workload = build("resnet50")
+    workload = build_model("resnet50")
     plan = plan_of(workload, times_of(workload), ranks=1, options=DdpOptions(accumulate=2))
     check_plan(plan)
     assert {task.kind for task in plan.tasks} == {"forward", "backward", "optimizer"}
@@ -223,7 +225,7 @@ def test_compression_halves_what_travels(toy: Workload, times_of: Times, hook: A
 
 
 def test_unused_parameters_cost_one_more_reduction(times_of: Times) -> None:
-    workload = build("resnet50")
+    workload = build_model("resnet50")
     plan = plan_of(workload, times_of(workload), options=DdpOptions(find_unused_parameters=True))
     last = [task for task in plan.tasks if isinstance(task.work, Collective)][-1]
     assert last.work.nbytes == 4 * 161  # int32 per parameter tensor of ResNet-50
@@ -232,7 +234,7 @@ def test_unused_parameters_cost_one_more_reduction(times_of: Times) -> None:
 
 
 def test_static_graph_reduces_after_its_first_backward(times_of: Times) -> None:
-    workload = build("resnet18")
+    workload = build_model("resnet18")
     options = DdpOptions(static_graph=True, broadcast_buffers=False)
     plan = plan_of(workload, times_of(workload), options=options, iteration="first")
     check_plan(plan)
@@ -246,7 +248,7 @@ def test_static_graph_reduces_after_its_first_backward(times_of: Times) -> None:
 
 
 def test_forward_waits_for_the_buffers_of_rank_0(times_of: Times) -> None:
-    workload = build("resnet50")
+    workload = build_model("resnet50")
     plan = plan_of(workload, times_of(workload), options=DdpOptions(accumulate=2))
     broadcasts = [
         t for t in plan.tasks if isinstance(t.work, Collective) and t.work.op == "broadcast"
@@ -262,7 +264,7 @@ def test_forward_waits_for_the_buffers_of_rank_0(times_of: Times) -> None:
     assert [(g.tensors, g.nbytes) for g in workload.buffers] == [(106, 212480), (53, 424)]
     without = plan_of(workload, times_of(workload), options=DdpOptions(broadcast_buffers=False))
     assert not any("buffers" in task.name for task in without.tasks)
-    transformer = build("gpt2-xl")
+    transformer = build_model("gpt2-xl")
     assert transformer.buffer_bytes == 0
     assert not any("broadcast" in t.name for t in plan_of(transformer, times_of(transformer)).tasks)
 
@@ -302,7 +304,7 @@ def test_ranks_are_one_class_however_many(toy: Workload, times_of: Times) -> Non
 
 def test_plans_are_small(times_of: Times) -> None:
     for model, most in (("resnet50", 700), ("gpt2-xl", 1500)):
-        workload = build(model)
+        workload = build_model(model)
         plan = plan_of(workload, times_of(workload, launch_s=1e-6))
         assert len(plan.tasks) < most, model
 
@@ -341,7 +343,7 @@ def test_adding_gradients_up_is_issued_too(toy: Workload, times_of: Times) -> No
 
 def test_default_buckets_overlap_backward(times_of: Times, run_plan: Run) -> None:
     """The exposed tail is the last bucket alone once communication is faster than backward."""
-    workload = build("resnet50")
+    workload = build_model("resnet50")
     plan = plan_of(workload, times_of(workload, copy_Bps=1e18))
     spans = run_plan(plan, lambda work: work.nbytes / (100 * MIB / 0.1))
     pairs = list(zip(plan.tasks, spans, strict=True))

@@ -13,17 +13,19 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.topology.model import Sockets
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.plan import ddp_plan
 from perfmodel.training.forward_backward import CoreWork
 from perfmodel.training.plan import Compute, StepPlan
-from perfmodel.workload.model import Layer, LayerTimes, Tensor, Workload
+from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 
 NONE = np.zeros(2, dtype=np.int64)
 MODEL = Workload(
-    "two", (Tensor("a", (1000,)), Tensor("b", (3000,))), (Layer("a", (0,)), Layer("b", (1,)))
+    "two",
+    (ParameterTensor("a", (1000,)), ParameterTensor("b", (3000,))),
+    (Layer("a", (0,)), Layer("b", (1,))),
 )
 TIMES = LayerTimes(
     np.array([1.0, 1.0]), np.array([2.0, 2.0]), NONE, NONE, 0.0, 0.0, 0, math.inf, 0.0, "made up"
@@ -46,7 +48,9 @@ def test_the_next_step_waits_for_the_end_of_this_one() -> None:
 
 def test_a_host_that_converts_does_not_hold_up_the_device() -> None:
     """16 kB at 8 kB/s: 1.5 s of one bucket beside backward, 0.5 s of the last one after it."""
-    machine = Machine(build("shaped-ethernet", hosts=2, fabric="one-switch"), load_library("plain"))
+    machine = Machine(
+        build_topology("shaped-ethernet", hosts=2, fabric="one-switch"), load_library("plain")
+    )
     run = simulate(planned(hook="fp16", cast_Bps=8000.0), machine, fidelity="free")
     assert run.step_time_s == pytest.approx(6.0 + 0.5)
     run = simulate(planned(hook="fp16", cast_Bps=8000.0), machine, steps=3, fidelity="free")
@@ -85,7 +89,7 @@ def test_backward_has_the_work_of_its_layers_and_gradients_on_cores() -> None:
 
 def test_cores_that_backward_keeps_busy_are_not_there_for_messages() -> None:
     """Two ranks on one core: the first bucket waits for 2 x 0.3 s of work of either rank."""
-    node = build("shaped-ethernet", hosts=2, fabric="one-switch")
+    node = build_topology("shaped-ethernet", hosts=2, fabric="one-switch")
     machine = Machine(replace(node, sockets=Sockets(0.0, 1)), load_library("gloo"))
     ends_s = {
         gradient_s: next(

@@ -12,7 +12,7 @@ from perfmodel.errors import InputError
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory import Setup, advice, largest_batch, memory
 from perfmodel.units import format_bytes
-from perfmodel.workload.zoo import build
+from perfmodel.workload.zoo import build_model
 
 GB = 1e9
 
@@ -21,7 +21,7 @@ def setup_of(model: str = "resnet50", dtype: str = "fp32", **changed: Any) -> Se
     given: dict[str, Any] = {
         "precision": "fp32", "optimizer": "sgd-momentum", "ranks": 8, "batch_per_gpu": 32,
     }  # fmt: skip
-    return Setup(workload=build(model, dtype=dtype), **(given | changed))
+    return Setup(workload=build_model(model, dtype=dtype), **(given | changed))
 
 
 def test_gpt2_needs_24_gb_with_adam_in_half_precision() -> None:

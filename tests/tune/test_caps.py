@@ -22,12 +22,14 @@ from perfmodel.studies.tune.caps import (
 from perfmodel.studies.tune.objective.gradients import Row, row_of
 from perfmodel.studies.tune.search.exact import closed_by_whole
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
-from perfmodel.workload import load
-from perfmodel.workload.model import Tensor, Workload
+from perfmodel.workload import load_workload
+from perfmodel.workload.model import ParameterTensor, Workload
 
 
 def workload_of(elements: list[int]) -> Workload:
-    return Workload("made", tuple(Tensor(f"t{at}", (n,)) for at, n in enumerate(elements)), ())
+    return Workload(
+        "made", tuple(ParameterTensor(f"t{at}", (n,)) for at, n in enumerate(elements)), ()
+    )
 
 
 def torch_groups(workload: Workload, caps: list[int], flipped: bool) -> Any:
@@ -106,7 +108,11 @@ def test_the_last_cap_serves_as_many_buckets_as_it_can() -> None:
 
 def test_dtypes_share_the_list_by_position() -> None:
     """First buckets of 4 and of 2 MiB close with one cap only if it lies in both windows."""
-    tensors = [Tensor("a", (MIB // 4,)), Tensor("b", (MIB // 4,)), Tensor("c", (MIB,), "fp16")]
+    tensors = [
+        ParameterTensor("a", (MIB // 4,)),
+        ParameterTensor("b", (MIB // 4,)),
+        ParameterTensor("c", (MIB,), "fp16"),
+    ]
     row = row_of(Workload("mixed", tuple(tensors), ()), DdpOptions())
     apart = ((2,), (1,), (0,))
     assert windows_of(row, apart) == (Window(0, MIB), Window(0, math.inf))
@@ -116,7 +122,7 @@ def test_dtypes_share_the_list_by_position() -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("resnet50", 2), ("llama2-7b", 1)])
 def test_the_default_is_a_list_as_well(name: str, most: int) -> None:
-    workload = load(name)
+    workload = load_workload(name)
     row = row_of(workload, DdpOptions())
     caps = [MIB, 25 * MIB]
     groups = torch_groups_of_zoo(workload, caps)

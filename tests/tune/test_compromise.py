@@ -7,19 +7,19 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.tune.choice.minimax_regret import shared_at, tune_all
-from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.run import sizes_of, tune_scenario
 
 
 @pytest.fixture(scope="module")
-def each() -> list[Tuned]:
+def each() -> list[TuneResult]:
     """Two models and two networks that want unlike caps."""
     slow = load_scenario("bucket-size-slow-ethernet", ["scale=null", "model.name=resnet18"])
     quick = load_scenario("resnet50-dgx-a100", ["scale=null", "cluster.nodes=2"])
     return [tune_scenario(slow), tune_scenario(quick)]
 
 
-def test_no_cap_has_a_smaller_largest_regret(each: list[Tuned]) -> None:
+def test_no_cap_has_a_smaller_largest_regret(each: list[TuneResult]) -> None:
     found = tune_all(each)
     caps = {point.bucket_cap_mb for tuned in each for point in tuned.curve}
     worst = [
@@ -33,7 +33,7 @@ def test_no_cap_has_a_smaller_largest_regret(each: list[Tuned]) -> None:
     assert found.low_mb <= (found.best.bucket_cap_mb or 0.0) < found.high_mb
 
 
-def test_the_default_is_rated_as_well(each: list[Tuned]) -> None:
+def test_the_default_is_rated_as_well(each: list[TuneResult]) -> None:
     found = tune_all(each)
     assert found.default.steps_s == tuple(tuned.default.step_time_s for tuned in each)
 
@@ -46,6 +46,6 @@ def test_all_sizes_of_a_scenario() -> None:
     assert found.best.worst_regret <= found.default.worst_regret + 1.0
 
 
-def test_one_scenario_needs_no_compromise(each: list[Tuned]) -> None:
+def test_one_scenario_needs_no_compromise(each: list[TuneResult]) -> None:
     with pytest.raises(InputError, match="two or more"):
         tune_all(each[:1])

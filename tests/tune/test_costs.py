@@ -6,19 +6,21 @@ import numpy as np
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.tune.objective.allreduce_times import Costs
+from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
 
 
 @pytest.fixture(scope="module")
-def estimator() -> Estimator:
-    return Estimator(prepare(load_scenario("bucket-size-slow-ethernet", ["scale=null"])).machine)
+def estimator() -> UncontendedTimer:
+    return UncontendedTimer(
+        prepare(load_scenario("bucket-size-slow-ethernet", ["scale=null"])).machine
+    )
 
 
-def test_times_are_read_off_on_both_sides_of_a_jump(estimator: Estimator) -> None:
+def test_times_are_read_off_on_both_sides_of_a_jump(estimator: UncontendedTimer) -> None:
     """NCCL goes from trees to rings at some KiB, where times more than double."""
-    costs = Costs(estimator, range(8))
+    costs = AllReduceTimes(estimator, range(8))
     costs.prepare(256, 100_000_000)
     few = costs.worked_out
     for size in np.geomspace(256, 100_000_000, 70):
@@ -29,8 +31,8 @@ def test_times_are_read_off_on_both_sides_of_a_jump(estimator: Estimator) -> Non
     assert costs.worked_out == few < 40
 
 
-def test_what_was_worked_out_is_not_read_off(estimator: Estimator) -> None:
-    costs = Costs(estimator, range(8))
+def test_what_was_worked_out_is_not_read_off(estimator: UncontendedTimer) -> None:
+    costs = AllReduceTimes(estimator, range(8))
     costs.prepare(1000, 10_000_000)
     exact = costs.exact(3_333_332)
     assert exact == estimator.best("all_reduce", 3_333_332, range(8))[1]
@@ -38,6 +40,9 @@ def test_what_was_worked_out_is_not_read_off(estimator: Estimator) -> None:
     assert costs.refine([3_333_332, 5_000_000, 6_000_000], at_most=1) == 1
 
 
-def test_a_hook_halves_the_bytes(estimator: Estimator) -> None:
-    whole, half = Costs(estimator, range(8)), Costs(estimator, range(8), scale=0.5)
+def test_a_hook_halves_the_bytes(estimator: UncontendedTimer) -> None:
+    whole, half = (
+        AllReduceTimes(estimator, range(8)),
+        AllReduceTimes(estimator, range(8), scale=0.5),
+    )
     assert half.exact(8_000_000) == whole.exact(4_000_000)

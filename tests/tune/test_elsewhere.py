@@ -7,7 +7,7 @@ import math
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap
 from perfmodel.studies.tune.choice.robustness import (
@@ -45,7 +45,7 @@ def test_regrets_are_those_of_the_simulation_there() -> None:
 
 def test_draws_of_a_profile_make_a_quick_and_a_slow_machine() -> None:
     bench = bench_of(prepare(load_scenario("resnet18-loopback-gloo", ["scale=null"])))
-    drawn = [Estimator(machine) for machine in bench.prepared.others]
+    drawn = [UncontendedTimer(machine) for machine in bench.prepared.others]
     quick, slow = ratios(bench)
     nbytes = 5_000_000
     likely_s = bench.costs.estimator.best("all_reduce", nbytes, range(2))[1]
@@ -95,8 +95,8 @@ def test_without_an_interval_nothing_is_called_robust() -> None:
 def test_a_slow_machine_does_not_reduce_more_bytes_in_less_time(edge: int) -> None:
     """The interval of 64 MiB ends where a narrower one begins; no machine has such a step."""
     prepared = prepare(load_scenario("bucket-size-slow-ethernet", SMALL))
-    slow = Estimator(without_jumps(prepared.others[1]))
-    raw = Estimator(prepared.others[1])
+    slow = UncontendedTimer(without_jumps(prepared.others[1]))
+    raw = UncontendedTimer(prepared.others[1])
     sizes = [edge - 65_536, edge + 65_536]
     times = [slow.best("all_reduce", nbytes, range(8))[1] for nbytes in sizes]
     assert times[0] < times[1]

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.tune.horovod import CYCLE_S, fused_groups, without_copies
 from perfmodel.studies.tune.objective.gradients import Row
-from perfmodel.studies.tune.objective.surrogate import Clock
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate
 from perfmodel.studies.tune.run import tune_scenario
 
 
-def clock_of(nbytes: Sequence[int], handed_s: Sequence[float]) -> Clock:
+def clock_of(nbytes: Sequence[int], handed_s: Sequence[float]) -> StepSurrogate:
     count = len(nbytes)
     row = Row(tuple(range(count)), tuple(nbytes), ("fp32",) * count, flipped=False)
     ready = tuple(0.002 * (at + 1) for at in range(count))
-    return Clock(
+    return StepSurrogate(
         row, 0.1, ready, ready[-1], (0.0,) * count, 0.01, 1.0,
         forward_s=0.1, in_s=(0.0005,) * count, host_s=tuple(handed_s),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.studies.tune.objective.gradients import Cuts, Row
-from perfmodel.studies.tune.objective.surrogate import Clock, neighbours
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate, neighbours
 from perfmodel.studies.tune.search.exact import best_cuts
 from perfmodel.studies.tune.search.local_search import improved, neighbours_of, simplified
 
@@ -21,7 +21,9 @@ NONE = st.just(1.0)
 
 
 @st.composite
-def clocks(draw: st.DrawFn, most: int = 10, slowdown: Any = NONE, copies: bool = True) -> Clock:
+def clocks(
+    draw: st.DrawFn, most: int = 10, slowdown: Any = NONE, copies: bool = True
+) -> StepSurrogate:
     n = draw(st.integers(1, most))
     nbytes = tuple(draw(st.lists(st.integers(1, 1000), min_size=n, max_size=n)))
     work = draw(st.lists(SECONDS, min_size=n, max_size=n))
@@ -30,7 +32,7 @@ def clocks(draw: st.DrawFn, most: int = 10, slowdown: Any = NONE, copies: bool =
     out = tuple(draw(st.lists(st.sampled_from(times), min_size=n, max_size=n)))
     row = Row(tuple(range(n)), nbytes, ("fp32",) * n, flipped=False)
     tail = draw(SECONDS)
-    return Clock(row, 0.1, ready, ready[-1] + tail, out, 0.01, draw(slowdown))
+    return StepSurrogate(row, 0.1, ready, ready[-1] + tail, out, 0.01, draw(slowdown))
 
 
 def cost_by(table: dict[int, float], least: float, slope: float) -> Callable[[int], float]:
@@ -48,17 +50,19 @@ def read(cost: Callable[[int], float]) -> Callable[[Any], Any]:
     return lambda sizes: np.array([cost(int(size)) for size in sizes])
 
 
-def step_s(clock: Clock, cuts: Cuts, cost: Callable[[int], float]) -> float:
+def step_s(clock: StepSurrogate, cuts: Cuts, cost: Callable[[int], float]) -> float:
     return clock.step_s(neighbours(clock, cuts), cost)
 
 
-def least_s(clock: Clock, cost: Callable[[int], float], all_cuts: AllCuts) -> float:
+def least_s(clock: StepSurrogate, cost: Callable[[int], float], all_cuts: AllCuts) -> float:
     return min(step_s(clock, cuts, cost) for cuts in all_cuts(len(clock.row)))
 
 
 @settings(max_examples=120, deadline=None)
 @given(clocks(most=11), costs())
-def test_without_slowdown_nothing_is_better(all_cuts: AllCuts, clock: Clock, cost: Any) -> None:
+def test_without_slowdown_nothing_is_better(
+    all_cuts: AllCuts, clock: StepSurrogate, cost: Any
+) -> None:
     found = best_cuts(clock, read(cost))[0]
     assert abs(step_s(clock, found, cost) / least_s(clock, cost, all_cuts) - 1) < 1e-12
 
@@ -66,7 +70,7 @@ def test_without_slowdown_nothing_is_better(all_cuts: AllCuts, clock: Clock, cos
 @settings(max_examples=80, deadline=None)
 @given(clocks(most=10, slowdown=st.floats(1.0, 1.5)), costs())
 def test_with_slowdown_nothing_is_better_by_a_percent(
-    all_cuts: AllCuts, clock: Clock, cost: Any
+    all_cuts: AllCuts, clock: StepSurrogate, cost: Any
 ) -> None:
     ways = best_cuts(clock, read(cost), keep=8)[:4]
     found = improved(
@@ -78,7 +82,7 @@ def test_with_slowdown_nothing_is_better_by_a_percent(
 @settings(max_examples=60, deadline=None)
 @given(clocks(most=9, slowdown=st.floats(1.1, 2.0), copies=False), costs())
 def test_without_copies_slowed_compute_is_exact_too(
-    all_cuts: AllCuts, clock: Clock, cost: Any
+    all_cuts: AllCuts, clock: StepSurrogate, cost: Any
 ) -> None:
     """Labels know when compute that all-reduces slow down is done; only copies they take short."""
     found = best_cuts(clock, read(cost), keep=512)[0]
@@ -88,7 +92,7 @@ def test_without_copies_slowed_compute_is_exact_too(
 @settings(max_examples=60, deadline=None)
 @given(clocks(most=9), costs(), st.data())
 def test_only_what_is_allowed_is_chosen(
-    all_cuts: AllCuts, clock: Clock, cost: Any, data: st.DataObject
+    all_cuts: AllCuts, clock: StepSurrogate, cost: Any, data: st.DataObject
 ) -> None:
     n = len(clock.row)
     flags = data.draw(st.lists(st.booleans(), min_size=n * (n + 1), max_size=n * (n + 1)))
@@ -109,7 +113,7 @@ def test_only_what_is_allowed_is_chosen(
 def test_a_case_that_can_be_worked_out_by_hand() -> None:
     """Ready at 1, 2, 3 s; 1 s + 0.1 s per byte: apart 1, 2.x ... ends 4.2; last alone is best."""
     row = Row((0, 1, 2), (1, 1, 1), ("fp32",) * 3, flipped=False)
-    clock = Clock(row, 0.0, (1.0, 2.0, 3.0), 3.0, (0.0,) * 3, 0.0, 1.0)
+    clock = StepSurrogate(row, 0.0, (1.0, 2.0, 3.0), 3.0, (0.0,) * 3, 0.0, 1.0)
 
     def cost(nbytes: int) -> float:
         return 1.0 + 0.1 * nbytes
@@ -126,7 +130,7 @@ def test_slower_compute_is_worked_out_by_hand() -> None:
     Of these 2 s of work 1.5 are done by 4 s, the rest at 4.5; then the second all-reduce.
     """
     row = Row((0, 1), (3, 1), ("fp32",) * 2, flipped=False)
-    clock = Clock(row, 0.0, (1.0, 3.0), 3.0, (0.0, 0.0), 0.5, 2.0)
+    clock = StepSurrogate(row, 0.0, (1.0, 3.0), 3.0, (0.0, 0.0), 0.5, 2.0)
     assert step_s(clock, (1, 2), float) == 4.5 + 1.0 + 0.5
     assert step_s(clock, (2,), float) == 3.0 + 4.0 + 0.5
 

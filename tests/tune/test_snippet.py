@@ -16,17 +16,17 @@ import pytest
 from perfmodel.report.tuning.export import snippet
 from perfmodel.scenario import Scenario
 from perfmodel.studies.tune.caps import as_bytes
-from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.workload import load
+from perfmodel.workload import load_workload
 
 WIDTHS = (300, 1100, 640, 130, 2048, 64, 700, 10)
 Made = Callable[..., Scenario]
 
 
-def tuned(made: Made, *overrides: str) -> Tuned:
+def tuned(made: Made, *overrides: str) -> TuneResult:
     elements = [a * b for a, b in itertools.pairwise(WIDTHS)]
     return tune_scenario(made(elements, [3, 4, 1, 2, 2, 0.5, 1], *overrides, library="nccl"))
 
@@ -68,7 +68,7 @@ def test_a_list_also_makes_the_first_buckets(made: Made, tmp_path: Path) -> None
     found = tuned(made)
     real = real_buckets(tmp_path, [snippet(found, found.best_list), snippet(found, found.default)])
     caps = as_bytes(found.best_list.bucket_cap_mb_list or ())
-    workload = load(str(tmp_path / "model.csv"))
+    workload = load_workload(str(tmp_path / "model.csv"))
     first = ddp_buckets(workload, DdpOptions(caps_list_bytes=caps), iteration="first")
     seen = numbers(real[snippet(found, found.best_list)]["initial"])
     assert seen == [bucket.nbytes for bucket in first]

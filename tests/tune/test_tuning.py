@@ -22,7 +22,7 @@ from perfmodel.studies.tune.caps import (
     with_caps,
 )
 from perfmodel.studies.tune.choice.tie_breaking import AS_GOOD, FEWER
-from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.objective.evaluator import SAME
 from perfmodel.studies.tune.objective.gradients import Cuts, row_of
 from perfmodel.studies.tune.run import sizes_of, tune_scenario
@@ -60,7 +60,7 @@ def steps_of_all_caps(scenario: Scenario) -> list[float]:
     return [prepared.step(each).step_time_s for each in (options, *settings)]
 
 
-def is_sound(found: Tuned, scenario: Scenario) -> None:
+def is_sound(found: TuneResult, scenario: Scenario) -> None:
     """What holds whatever the scenario."""
     best = found.best_list.step_time_s
     caps = steps_of_all_caps(scenario)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from perfmodel.studies.tune.caps import as_default, groups_of, uniform_partitions, with_cap
 from perfmodel.studies.tune.objective.gradients import row_of
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
-from perfmodel.workload import load
-from perfmodel.workload.model import Layer, Tensor, Workload
+from perfmodel.workload import load_workload
+from perfmodel.workload.model import Layer, ParameterTensor, Workload
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "fp64": "float64"}
 
@@ -23,7 +23,9 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "fp64": "float64"}
 def workloads(draw: st.DrawFn, most: int = 9) -> Workload:
     kinds = st.sampled_from(draw(st.lists(st.sampled_from(list(DTYPES)), min_size=1, max_size=2)))
     sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=most))
-    tensors = tuple(Tensor(f"t{at}", (size,), draw(kinds)) for at, size in enumerate(sizes))
+    tensors = tuple(
+        ParameterTensor(f"t{at}", (size,), draw(kinds)) for at, size in enumerate(sizes)
+    )
     order = draw(st.permutations(range(len(sizes))))
     layers = tuple(Layer(f"l{at}", (tensor,)) for at, tensor in enumerate(order))
     return Workload("made", tensors, layers)
@@ -67,7 +69,7 @@ def test_neighbouring_windows_touch_and_differ(workload: Workload, rebuilds: boo
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "bert-base", "llama2-7b"])
 def test_the_short_number_makes_the_buckets(name: str) -> None:
-    workload, options = load(name), DdpOptions()
+    workload, options = load_workload(name), DdpOptions()
     for one in uniform_partitions(workload, row_of(workload, options), options)[::17]:
         assert groups_of(workload, with_cap(options, cap_bytes(one.cap_mb))) == one.groups
         assert len(f"{one.cap_mb}") <= 12
@@ -75,7 +77,7 @@ def test_the_short_number_makes_the_buckets(name: str) -> None:
 
 def test_caps_of_resnet18_are_as_its_authors_saw() -> None:
     """pytorch/pytorch#48880 lists sizes by cap; without the first bucket they are these."""
-    workload, options = load("resnet18"), DdpOptions()
+    workload, options = load_workload("resnet18"), DdpOptions()
     row = row_of(workload, options)
     found = {cap: one for one in uniform_partitions(workload, row, options) for cap in (25, 46)
              if one.window.holds(cap)}  # fmt: skip
@@ -87,7 +89,7 @@ def test_caps_of_resnet18_are_as_its_authors_saw() -> None:
 
 def test_a_partition_is_named_once_though_its_last_bucket_closes_or_not() -> None:
     """8 bytes: with a cap of 8 the last bucket closes, with 9 it is what is left over."""
-    workload = Workload("two", (Tensor("a", (2,)), Tensor("b", (2,))), ())
+    workload = Workload("two", (ParameterTensor("a", (2,)), ParameterTensor("b", (2,))), ())
     options = DdpOptions()
     found = uniform_partitions(workload, row_of(workload, options), options)
     assert [one.groups for one in found] == [((1,), (0,)), ((1, 0),)]

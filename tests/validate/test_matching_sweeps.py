@@ -2,9 +2,9 @@
 
 import pytest
 
+from perfmodel.topology.from_text import log_text as words
 from perfmodel.topology.routing.router import Router
 from perfmodel.validate.run import shipped_folder
-from perfmodel.topology.from_text import log_text as words
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match
 from perfmodel.validate.sweeps.read import Row, Sweep, read_sweeps, sweeps_folder
 from perfmodel.validate.sweeps.settings_text import one_process, settings_of
@@ -68,10 +68,10 @@ EXPECTED = {
 
 def host_Gbps(found):
     """Raw rate of all NICs of one host, as META states it."""
-    from perfmodel.topology.templates.spec import expand
+    from perfmodel.topology.templates.spec import expand_pattern
 
     node = found.node
-    ports = [d.port for d in node.nodes if d.kind == "nic" for _ in expand(d.id)]
+    ports = [d.port for d in node.nodes if d.kind == "nic" for _ in expand_pattern(d.id)]
     return round(sum(node.links[port].bandwidth for port in ports) * 8e-9)
 
 

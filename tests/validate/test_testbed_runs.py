@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.files.csv_rows import read_table
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.trainings import testbed
@@ -39,7 +39,7 @@ def errors() -> list[tuple[dict[str, str], float]]:
     """Relative errors of every so many runs."""
     links = measured_links(read_table(FOLDER / "linkcal.csv", []))
     models = models_of(read_table(FOLDER / "models.csv", []))
-    known: dict[Shaped, Estimator] = {}
+    known: dict[Shaped, UncontendedTimer] = {}
     return [
         (
             row,

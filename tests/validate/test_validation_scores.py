@@ -13,7 +13,7 @@ from perfmodel.library.prediction_error import (
     kind_of_machine,
     load_spread,
 )
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.validate.score.coverage import coverage, judged, limits, spread_of
 from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
 from perfmodel.validate.score.scores import LARGE, by_band, on_common, score
@@ -158,7 +158,7 @@ def test_the_shipped_spread_is_complete_and_known_machines_are_narrower():
     for bands in table.factors.values():
         for low, high in bands.values():
             assert low <= 1 <= high
-    one = build("dgx-a100")
+    one = build_topology("dgx-a100")
     assert kind_of_machine(one) == "ampere, NVSwitch, one host"
     assert familiarity(table, one, "all_reduce") == "several"
     assert familiarity(table, one, "all_to_all") == "few"
@@ -169,7 +169,7 @@ def test_the_shipped_spread_is_complete_and_known_machines_are_narrower():
 def test_a_machine_nobody_has_seen():
     table = load_spread()
     empty = Spread(source="x", probability=0.8, factors=table.factors, seen={"other, x": 1})
-    assert familiarity(empty, build("dgx-a100"), "all_reduce") == "new"
+    assert familiarity(empty, build_topology("dgx-a100"), "all_reduce") == "new"
 
 
 def test_datasets_of_trainings():

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.workload import Layer, Tensor, Workload, build
+from perfmodel.workload import Layer, ParameterTensor, Workload, build_model
 from perfmodel.workload.memory import activation_bytes, optimizer_bytes, optimizer_state_bytes
 
 
 def workload(numel=100, dtype="fp32", *, trained=True):
-    tensor = Tensor("w", (numel,), dtype)
+    tensor = ParameterTensor("w", (numel,), dtype)
     return Workload("one", (tensor,), (Layer("l", (0,) if trained else (), 1.0),))
 
 
@@ -38,25 +38,25 @@ def test_frozen_parameters_have_no_state():
 
 
 def test_gpt2_xl_state_is_eight_bytes_per_parameter():
-    assert optimizer_state_bytes(build("gpt2-xl"), "adamw") == 8 * 1557611200
+    assert optimizer_state_bytes(build_model("gpt2-xl"), "adamw") == 8 * 1557611200
 
 
 @given(batch=st.integers(1, 4096))
 def test_activations_grow_with_the_batch(batch):
-    model = build("resnet18")
+    model = build_model("resnet18")
     one = activation_bytes(model, 1, "fp32")
     assert activation_bytes(model, batch, "fp32") == pytest.approx(batch * one)
 
 
 def test_autocast_halves_activations_and_keeps_cast_weights():
-    model = build("resnet18")
+    model = build_model("resnet18")
     half = activation_bytes(model, 64, "fp16") - activation_bytes(model, 64, "fp32") / 2
     assert half == pytest.approx(2 * model.parameters, rel=0.002)  # all but norms and biases
 
 
 def test_scores_are_kept_where_attention_is_not_fused():
     # Korthikanti et al. 2022: 5 a s^2 b bytes per layer in half precision
-    model = build("gpt3-175b", dtype="bf16")
+    model = build_model("gpt3-175b", dtype="bf16")
     extra = activation_bytes(model, 2, "bf16", fused_attention=False)
     extra -= activation_bytes(model, 2, "bf16")
     assert extra == 96 * 5 * 96 * 2048**2 * 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.roofline import layer_times, step_s
-from perfmodel.workload.zoo import build
+from perfmodel.workload.zoo import build_model
 
 DLE = "github.com/NVIDIA/DeepLearningExamples"
 LAMBDA = "github.com/lambdal/deeplearning-benchmark, pytorch"
@@ -45,7 +45,7 @@ class Published:
         """Samples per second that the roofline predicts."""
         batch = self.batch or 256
         times = layer_times(
-            build(self.model, sequence_length=self.sequence_length),
+            build_model(self.model, sequence_length=self.sequence_length),
             load_gpu(self.gpu),
             batch=batch,
             precision=self.precision,

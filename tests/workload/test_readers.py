@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.workload import load, times_from_file
+from perfmodel.workload import load_workload, times_from_file
 from perfmodel.workload.readers.fields import parse_shape
 from perfmodel.workload.readers.layer_times import has_times
 
@@ -56,11 +56,11 @@ def faults(call, *arguments):
 
 
 def test_a_name_of_the_zoo():
-    assert load("bert-base", sequence_length=64, dtype="bf16").nbytes == 2 * 109482240
+    assert load_workload("bert-base", sequence_length=64, dtype="bf16").nbytes == 2 * 109482240
 
 
 def test_csv(write):
-    workload = load(write("toy.csv", CSV))
+    workload = load_workload(write("toy.csv", CSV))
     assert workload.name == "toy"
     assert [(t.name, t.shape, t.dtype) for t in workload.tensors] == [
         ("conv.weight", (64, 3, 7, 7), "fp32"),
@@ -77,7 +77,7 @@ def test_csv(write):
 def test_times_beside_the_parameters(write):
     path = write("toy.csv", CSV)
     assert has_times(path)
-    times = times_from_file(path, load(path))
+    times = times_from_file(path, load_workload(path))
     np.testing.assert_allclose(times.forward_s, [1.2e-3, 4e-6])
     np.testing.assert_allclose(times.backward_s, [2.4e-3, 10e-6])
     assert times.source == path
@@ -85,7 +85,7 @@ def test_times_beside_the_parameters(write):
 
 def test_yaml(write):
     path = write("toy.yaml", YAML)
-    workload = load(path)
+    workload = load_workload(path)
     assert (workload.name, workload.sample, workload.buffer_bytes) == ("toy", "image", 1024)
     assert workload.tensors[1].nbytes == 128
     assert workload.ready_order == (3, 0, 1)
@@ -98,7 +98,7 @@ def test_yaml(write):
 
 
 def test_times_for_a_model_of_the_zoo(write):
-    workload = load("vgg16")
+    workload = load_workload("vgg16")
     rows = [f"{layer.name},{i} us,{2 * i} us" for i, layer in enumerate(workload.layers)]
     path = write("times.csv", "\n".join(["name,forward,backward", *rows]))
     times = times_from_file(path, workload)
@@ -112,7 +112,7 @@ def test_times_for_a_model_of_the_zoo(write):
 
 def test_groups_by_column(write):
     rows = ["name,numel,layer", "a,1,x", "b,2,x", "c,3,y"]
-    workload = load(write("m.csv", "\n".join(rows)))
+    workload = load_workload(write("m.csv", "\n".join(rows)))
     assert [(layer.name, layer.tensors) for layer in workload.layers] == [
         ("x", (1, 0)),
         ("y", (2,)),
@@ -125,7 +125,7 @@ def test_any_list_of_parameters_comes_back(tmp_path_factory, shapes):
     path = tmp_path_factory.mktemp("lists") / "m.csv"
     lines = [f"p{i},{'x'.join(map(str, shape))}" for i, shape in enumerate(shapes)]
     path.write_text("\n".join(["name,shape", *lines]), encoding="utf-8")
-    workload = load(str(path))
+    workload = load_workload(str(path))
     assert [list(tensor.shape) for tensor in workload.tensors] == shapes
     assert workload.ready_order == tuple(reversed(range(len(shapes))))
 
@@ -151,12 +151,12 @@ def test_every_fault_of_a_csv_with_its_line_and_column(write):
         "name,numel,dtype,forward\na,0,fp32,1.2\na,-3,fp31,-1 ms\n"
         "b,nan,int64,nan ms\n,5,fp32,1 ms,9\n",
     )
-    found = [(fault.line, fault.field) for fault in faults(load, path)]
+    found = [(fault.line, fault.field) for fault in faults(load_workload, path)]
     assert found == [
         (2, "numel"), (2, "forward"), (3, "numel"), (3, "dtype"), (3, "forward"), (3, "name"),
         (4, "numel"), (4, "forward"), (4, "dtype"), (5, "row"), (5, "name"),
     ]  # fmt: skip
-    assert all(fault.file == path for fault in faults(load, path))
+    assert all(fault.file == path for fault in faults(load_workload, path))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_every_fault_of_a_csv_with_its_line_and_column(write):
     ],
 )
 def test_one_fault_of_a_csv(write, text, field):
-    assert field in [fault.field for fault in faults(load, write("bad.csv", text))]
+    assert field in [fault.field for fault in faults(load_workload, write("bad.csv", text))]
 
 
 @pytest.mark.parametrize(
@@ -197,29 +197,31 @@ def test_one_fault_of_a_csv(write, text, field):
     ],
 )
 def test_faults_of_a_yaml(write, old, new, field, line):
-    found = faults(load, write("bad.yaml", YAML.replace(old, new)))
+    found = faults(load_workload, write("bad.yaml", YAML.replace(old, new)))
     assert (field, line) in [(fault.field, fault.line) for fault in found]
 
 
 def test_an_empty_model(write):
-    assert [f.field for f in faults(load, write("m.yaml", "name: toy\n"))] == ["parameters"]
-    assert [f.field for f in faults(load, write("m.yaml", ""))] == ["file"]
+    assert [f.field for f in faults(load_workload, write("m.yaml", "name: toy\n"))] == [
+        "parameters"
+    ]
+    assert [f.field for f in faults(load_workload, write("m.yaml", ""))] == ["file"]
 
 
 def test_layers_without_times(write):
     path = write("m.yaml", YAML.replace("forward: 10 us, ", ""))
-    found = faults(times_from_file, path, load(path))
+    found = faults(times_from_file, path, load_workload(path))
     assert [(fault.field, fault.line) for fault in found] == [("layers.1.forward", 10)]
 
 
 def test_names_and_paths_that_lead_nowhere(write):
-    assert "did you mean 'resnet50'?" in faults(load, "resnt50")[0].allowed
-    assert "no readable file" in faults(load, "models/mine.csv")[0].found
-    assert ".csv" in faults(load, write("model.txt", "name"))[0].allowed
+    assert "did you mean 'resnet50'?" in faults(load_workload, "resnt50")[0].allowed
+    assert "no readable file" in faults(load_workload, "models/mine.csv")[0].found
+    assert ".csv" in faults(load_workload, write("model.txt", "name"))[0].allowed
 
 
 def test_arguments_of_the_zoo_do_not_fit_a_file(write):
     path = write("toy.csv", CSV)
     with pytest.raises(InputError) as raised:
-        load(path, dtype="bf16", image_size=3)
+        load_workload(path, dtype="bf16", image_size=3)
     assert [fault.field for fault in raised.value.faults] == ["dtype", "image_size"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.model import Gpu
-from perfmodel.workload import Layer, Tensor, Workload, build, layer_times
+from perfmodel.workload import Layer, ParameterTensor, Workload, build_model, layer_times
 from perfmodel.workload.kernel_constants import kernel_constants
 from perfmodel.workload.roofline import optimizer_launches, step_s
 
@@ -32,7 +32,7 @@ DATA = Layer("data", vector_bytes=1.0)  # so that the layer after it is not the 
 
 
 def model(*layers):
-    tensor = Tensor("w", (1000,))
+    tensor = ParameterTensor("w", (1000,))
     return Workload("made up", (tensor,), (DATA, *layers, Layer("last", (0,), vector_bytes=1.0)))
 
 
@@ -58,7 +58,7 @@ def test_memory_bound_layers():
 
 def test_first_layer_has_no_gradient_of_its_input():
     layer = Layer("l", (0,), matmul_flops=1e12)
-    only = Workload("one", (Tensor("w", (1000,)),), (layer,))
+    only = Workload("one", (ParameterTensor("w", (1000,)),), (layer,))
     made = layer_times(only, GPU, batch=4, precision="fp32")
     assert made.backward_s[0] == pytest.approx(made.forward_s[0])
     assert (made.forward_kernels[0], made.backward_kernels[0]) == (1, 1)
@@ -112,7 +112,7 @@ def test_matrix_products_of_an_a100():
     for m, k, n, seconds in measured:
         layer = Layer("l", matmul_flops=2.0 * m * k * n, matmul_bytes=4.0 * m * (k + n),
                       weight_elements=k * n)  # fmt: skip
-        pure_half = replace(model(layer), tensors=(Tensor("w", (1,), "fp16"),))
+        pure_half = replace(model(layer), tensors=(ParameterTensor("w", (1,), "fp16"),))
         made = layer_times(pure_half, a100, batch=1, precision="fp16")
         assert made.forward_s[1] == pytest.approx(seconds, rel=0.25)
 
@@ -147,7 +147,7 @@ def test_autocast_casts_every_weight_and_leaves_transformers_norms_in_fp32():
 
 def test_pure_half_precision_casts_nothing():
     layer = Layer("l", matmul_flops=1.0, weight_elements=1e9, vector_bytes=1e9)
-    pure = replace(model(layer), tensors=(Tensor("w", (1000,), "fp16"),))
+    pure = replace(model(layer), tensors=(ParameterTensor("w", (1000,), "fp16"),))
     made = layer_times(pure, GPU, batch=1, precision="fp16")
     assert made.forward_s[1] == pytest.approx((2e9 + 0.5e9) / TRAFFIC)
     assert made.forward_kernels[1] == 1
@@ -174,10 +174,10 @@ def test_kernels_cost_their_ramp():
 
 
 def test_optimizer_time_is_its_traffic():
-    made = layer_times(build("gpt2"), GPU, batch=1, precision="fp32", optimizer="adam")
+    made = layer_times(build_model("gpt2"), GPU, batch=1, precision="fp32", optimizer="adam")
     assert made.optimizer_s == pytest.approx(28 * 124439808 / TRAFFIC)
     # 36 tensors and 320 blocks of 65536 elements per launch (MultiTensorApply.cuh)
-    assert made.optimizer_kernels == optimizer_launches(build("gpt2"), "adam") == 5 + 5
+    assert made.optimizer_kernels == optimizer_launches(build_model("gpt2"), "adam") == 5 + 5
     assert made.copy_Bps == TRAFFIC / 2
     assert made.source == "roofline on ideal"
 
@@ -190,7 +190,7 @@ def test_overrides():
 
 @pytest.mark.parametrize("name", ["resnet50", "bert-large", "llama3-8b", "vit-b-16"])
 def test_a_step_is_never_faster_than_the_peak(name):
-    workload = build(name)
+    workload = build_model(name)
     made = layer_times(workload, GPU, batch=8, precision="fp16")
     flops = 8 * 3 * sum(layer.matmul_flops for layer in workload.layers)
     assert step_s(made) > 0.6 * flops / (0.5 * 300e12)  # causal attention skips a part
@@ -200,7 +200,7 @@ def test_a_step_is_never_faster_than_the_peak(name):
 
 
 def test_host_limits_a_step_of_tiny_kernels():
-    workload = build("resnet50")
+    workload = build_model("resnet50")
     fast = replace(GPU, memory_Bps=1e15)
     made = layer_times(workload, fast, batch=1, precision="fp16", channels_last=True)
     kernels = made.forward_kernels.sum() + made.backward_kernels.sum() + made.optimizer_kernels
@@ -227,7 +227,7 @@ def test_step_on_two_clocks():
 
 @given(st.integers(1, 512))
 def test_time_grows_with_the_batch_and_throughput_does_not_fall(batch):
-    workload = build("resnet18")
+    workload = build_model("resnet18")
     one, two = (
         step_s(layer_times(workload, GPU, batch=size, precision="fp32"))
         for size in (batch, 2 * batch)
@@ -238,15 +238,15 @@ def test_time_grows_with_the_batch_and_throughput_does_not_fall(batch):
 
 def test_every_fault_at_once():
     with pytest.raises(InputError) as raised:
-        layer_times(build("resnet18"), GPU, batch=0, precision="bf16", memory_efficiency=1.5,
+        layer_times(build_model("resnet18"), GPU, batch=0, precision="bf16", memory_efficiency=1.5,
                     matmul_efficiency=math.nan)  # fmt: skip
     fields = {fault.field for fault in raised.value.faults}
     assert fields == {"batch", "precision", "memory_efficiency", "matmul_efficiency"}
     with pytest.raises(InputError, match="did you mean 'adamw'"):
-        layer_times(build("resnet18"), GPU, batch=1, precision="fp32", optimizer="adamW")
+        layer_times(build_model("resnet18"), GPU, batch=1, precision="fp32", optimizer="adamW")
 
 
 def test_a_model_without_work_is_refused():
-    listed = Workload("list", (Tensor("w", (3,)),), (Layer("w", (0,)),))
+    listed = Workload("list", (ParameterTensor("w", (3,)),), (Layer("w", (0,)),))
     with pytest.raises(InputError, match="states no work per layer"):
         layer_times(listed, GPU, batch=1, precision="fp32")

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.workload import build, zoo_names
+from perfmodel.workload import build_model, zoo_names
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
 # ResNet, VGG, AlexNet, Inception, ViT: torchvision 0.29. BERT, GPT-2, Llama: Hugging Face
@@ -84,7 +84,7 @@ def test_every_model_has_a_golden():
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_tensors_are_those_of_the_published_model(name):
-    workload = build(name)
+    workload = build_model(name)
     lines = [f"{t.name}:{'x'.join(map(str, t.shape))}" for t in workload.tensors]
     assert (workload.parameters, len(lines), digest(lines)) == TENSORS[name]
     assert workload.nbytes == 4 * workload.parameters
@@ -92,19 +92,19 @@ def test_tensors_are_those_of_the_published_model(name):
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_every_tensor_stands_in_exactly_one_layer(name):
-    workload = build(name)
+    workload = build_model(name)
     assert sorted(workload.ready_order) == list(range(len(workload.tensors)))
 
 
 @pytest.mark.parametrize("name", READY)
 def test_gradients_get_ready_in_the_order_of_the_real_model(name):
-    workload = build(name)
+    workload = build_model(name)
     assert digest(workload.tensors[i].name for i in workload.ready_order) == READY[name]
 
 
 def test_resnet50_fills_the_buckets_of_a_recorded_run():
     # 2-GPU DDP trace of torchvision's ResNet-50, caps 1 MiB then 25 MiB; elements per bucket
-    workload, buckets, caps = build("resnet50"), [0], [2**20, 25 * 2**20]
+    workload, buckets, caps = build_model("resnet50"), [0], [2**20, 25 * 2**20]
     for index in workload.ready_order:
         buckets[-1] += workload.tensors[index].numel
         if 4 * buckets[-1] >= caps[min(len(buckets) - 1, 1)]:
@@ -114,13 +114,13 @@ def test_resnet50_fills_the_buckets_of_a_recorded_run():
 
 @pytest.mark.parametrize("name", GMACS)
 def test_work_of_image_models(name):
-    assert gmacs(build(name)) == pytest.approx(GMACS[name], rel=2e-3)
+    assert gmacs(build_model(name)) == pytest.approx(GMACS[name], rel=2e-3)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "gpt3-175b", "llama2-7b"])
 def test_work_of_decoders_is_two_per_parameter_and_token_plus_attention(name):
     # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, with the scores of all token pairs
-    workload = build(name)
+    workload = build_model(name)
     tokens = int(workload.sample.split()[2])
     blocks = [layer for layer in workload.layers if layer.kind == "attention"]
     width = next(t.shape[-1] for t in workload.tensors)
@@ -135,7 +135,7 @@ def test_activations_of_a_gpt3_layer():
     # Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1: 34 s b h bytes in half precision
     # and 5 a s^2 b for the scores. Masks are a quarter of an element here, which is half of their
     # byte in half precision
-    layers = [layer for layer in build("gpt3-175b").layers if layer.name.startswith("h.0.")]
+    layers = [layer for layer in build_model("gpt3-175b").layers if layer.name.startswith("h.0.")]
     s, h, heads = 2048, 12288, 96
     assert 2 * sum(layer.saved_elements for layer in layers) == pytest.approx(34 * s * h, rel=0.04)
     assert sum(layer.score_elements for layer in layers) == heads * s**2
@@ -143,38 +143,38 @@ def test_activations_of_a_gpt3_layer():
 
 def test_activations_of_a_language_model_head():
     # kept: input of the last norm, input of the head, log-softmax of the logits
-    head = build("gpt2", sequence_length=10).layers[-1]
+    head = build_model("gpt2", sequence_length=10).layers[-1]
     assert head.saved_elements == 10 * (768 + 768 + 50257)
 
 
 def test_activations_of_resnet50():
     # 11.1 M convolution outputs, published by He et al. as "activations"; each is kept before and
     # after its normalisation and ReLU
-    saved = sum(layer.saved_elements for layer in build("resnet50").layers)
+    saved = sum(layer.saved_elements for layer in build_model("resnet50").layers)
     assert 1.8 * 11.1e6 < saved < 2.1 * 11.1e6
 
 
 @pytest.mark.parametrize("name", BUFFERS)
 def test_buffers(name):
-    assert build(name).buffer_bytes == BUFFERS[name]
+    assert build_model(name).buffer_bytes == BUFFERS[name]
 
 
 def test_sizes_scale_the_work():
-    small, large = build("resnet50", image_size=112), build("resnet50", image_size=224)
+    small, large = build_model("resnet50", image_size=112), build_model("resnet50", image_size=224)
     assert gmacs(large) / gmacs(small) == pytest.approx(4, rel=0.06)
     assert small.tensors == large.tensors
-    short = build("bert-base", sequence_length=128)
+    short = build_model("bert-base", sequence_length=128)
     # Jiao et al. 2019 (TinyBERT, arXiv 1909.10351), table 1: 22.5 GFLOPs
     assert 2 * gmacs(short) == pytest.approx(22.5, rel=0.01)
     assert short.sample == "sequence of 128 tokens"
 
 
 def test_dtype_of_the_parameters():
-    assert build("resnet18", dtype="bf16").nbytes == 2 * 11689512
+    assert build_model("resnet18", dtype="bf16").nbytes == 2 * 11689512
 
 
 def test_image_size_sets_the_positions_of_vit():
-    positions = {t.name: t.shape for t in build("vit-b-16", image_size=384).tensors}
+    positions = {t.name: t.shape for t in build_model("vit-b-16", image_size=384).tensors}
     assert positions["encoder.pos_embedding"] == (1, 24**2 + 1, 768)
 
 
@@ -184,7 +184,7 @@ def test_image_size_sets_the_positions_of_vit():
 )
 def test_a_misspelt_name_is_answered_with_the_nearest(name, nearest):
     with pytest.raises(InputError, match=rf"did you mean '{nearest}'\?"):
-        build(name)
+        build_model(name)
 
 
 @pytest.mark.parametrize(
@@ -202,17 +202,17 @@ def test_a_misspelt_name_is_answered_with_the_nearest(name, nearest):
 )
 def test_wrong_arguments(arguments, fields):
     with pytest.raises(InputError) as raised:
-        build(**arguments)
+        build_model(**arguments)
     assert [fault.field for fault in raised.value.faults] == fields
 
 
 def test_llama_runs_beyond_its_published_context():
-    assert build("llama2-7b", sequence_length=8192).sample == "sequence of 8192 tokens"
+    assert build_model("llama2-7b", sequence_length=8192).sample == "sequence of 8192 tokens"
 
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_work_is_finite_and_no_layer_is_empty(name):
-    for layer in build(name).layers:
+    for layer in build_model(name).layers:
         work = (layer.matmul_flops, layer.vector_bytes, layer.matmul_bytes, layer.saved_elements)
         assert all(math.isfinite(value) and value >= 0 for value in work)
         assert layer.matmul_flops + layer.vector_bytes > 0

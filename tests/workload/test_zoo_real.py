@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.workload import build
+from perfmodel.workload import build_model
 from perfmodel.workload.zoo import bert, gpt, llama
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
@@ -73,7 +73,7 @@ def test_tensors_and_buffers_of_hugging_face(name):
 
     with torch.device("meta"):
         module = make()
-    workload = build(name)
+    workload = build_model(name)
     assert [(t.name, t.shape) for t in workload.tensors] == described(module)
     assert workload.buffer_bytes == buffer_bytes(module)
 
@@ -89,6 +89,6 @@ def test_tensors_and_buffers_of_hugging_face(name):
 def test_ready_order_of_hugging_face(monkeypatch, name, shapes, tiny):
     monkeypatch.setitem(shapes, name, tiny)
     make, loss = hugging_face(name)
-    workload = build(name, sequence_length=5)
+    workload = build_model(name, sequence_length=5)
     names = [workload.tensors[index].name for index in workload.ready_order]
     assert names == ready_order(make(), loss)

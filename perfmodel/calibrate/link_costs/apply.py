@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import Floats
+from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.profile import Fit, Parameter, ParameterName, Profile, Rows
 from perfmodel.calibrate.transfer.apply import transferred
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import Library, WireSegment
+from perfmodel.library.model import CommLibrary, WireSegment
 from perfmodel.topology.model import Arcs, Topology
 
 Values = Mapping[Parameter, float]
@@ -71,7 +71,7 @@ def with_bandwidths(topology: Topology, values: Values) -> Topology:
     return changed
 
 
-def bandwidths(topology: Topology, values: Values) -> Floats:
+def bandwidths(topology: Topology, values: Values) -> FloatArray:
     """Bandwidth of each link: all of a kind scaled so that the narrowest gets the measured rate.
 
     Where a rate depends on the size of chunks a link has the best one; the library's wire segments
@@ -104,7 +104,7 @@ FIELDS: Mapping[ParameterName, str] = {
 """Where a protocol keeps what is one number for all kinds of hop."""
 
 
-def with_times(library: Library, values: Values) -> Library:
+def with_times(library: CommLibrary, values: Values) -> CommLibrary:
     """Replace times, rates and wire segments of protocols."""
     segmented = [rates for rates in _rates(values).values() if len(rates) > 1]
     protocols = {}
@@ -160,7 +160,7 @@ def _unknown(profile: Profile, values: Values, machine: Machine) -> list[Fault]:
     }  # fmt: skip
     return [
         Fault("profile", f"{profile.name!r}, {key.name} of {key.where!r}",
-              one_of(places[key.name], key.where))
+              allowed_names(places[key.name], key.where))
         for key in values if key.where not in places[key.name]
     ]  # fmt: skip
 

@@ -31,8 +31,8 @@ from perfmodel.calibrate.profile import (
     Value,
 )
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.machine import Machine, machine_on
-from perfmodel.library.model import Library
+from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.model import CommLibrary
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
 
@@ -48,7 +48,7 @@ METHOD = (
 def fit(
     measurements: Sequence[Measurement],
     topology: Topology,
-    library: Library,
+    library: CommLibrary,
     *,
     name: str = "measured",
     sources: Sequence[Source] = (),
@@ -64,7 +64,7 @@ def fit(
         Each is a run of its own: how much they differ shows how much the next one will.
     topology : Topology
         Of at least as many ranks as were measured.
-    library : Library
+    library : CommLibrary
     name : str
         Of the profile.
     sources : sequence of Source
@@ -83,7 +83,7 @@ def fit(
     """
     if not measurements:
         raise InputError(Fault("measurements", "none", "at least one"))
-    machine = machine_on(topology, library)
+    machine = make_machine(topology, library)
     fits = []
     for rows in get_args(Rows):
         cases = cases_of(measurements, machine, rows, files)

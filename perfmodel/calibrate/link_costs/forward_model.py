@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.arrays import Floats, Ints
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.calibrate.checks import faults_of
 from perfmodel.calibrate.link_costs.apply import Values, with_bandwidths, with_times
 from perfmodel.calibrate.profile import Parameter, Rows
 from perfmodel.collectives.timing.recurrence import legs_ends
 from perfmodel.errors import Fault, InputError, ScheduleError
-from perfmodel.library.lowering.edges import HOPS, Edges
-from perfmodel.library.lowering.lower import carry
-from perfmodel.library.lowering.lowered import Carried, Stage
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.protocol_costs import (
     chunk_bytes,
     launch_s,
@@ -31,9 +31,9 @@ from perfmodel.library.lowering.protocol_costs import (
 )
 from perfmodel.library.lowering.protocols import numbers_of
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import Library
+from perfmodel.library.model import CommLibrary
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.uncontended import Estimator, joined_stages, leg_of, ranks_of
+from perfmodel.simulate.uncontended import UncontendedTimer, joined_stages, leg_of, ranks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Case:
     ranks: int
     nbytes: int
     measured_s: float
-    ways: tuple[Carried, ...]
+    ways: tuple[LoweredCollective, ...]
     run: int = 0
 
     @property
@@ -99,11 +99,15 @@ def cases_of(
     return sorted(found, key=lambda case: (case.collective, case.ranks, case.nbytes, case.run))
 
 
-def _ways(machine: Machine, made: Measurement, nbytes: int, rows: Rows) -> tuple[Carried, ...]:
+def _ways(
+    machine: Machine, made: Measurement, nbytes: int, rows: Rows
+) -> tuple[LoweredCollective, ...]:
     algorithm = made.algorithm if rows == "schedule" else None
     if (made.algorithm, made.collective) in {("ring", "broadcast"), ("ring", "reduce")}:
         algorithm = None  # chains around the library's rings
-    return carry(machine, made.collective, nbytes, range(made.ranks), algorithm=algorithm)
+    return lower_collective(
+        machine, made.collective, nbytes, range(made.ranks), algorithm=algorithm
+    )
 
 
 class Forward:
@@ -128,12 +132,14 @@ class Forward:
         laid: dict[tuple[bytes, bytes], Edges] = {}
         self._ways = [[_Way.of(way, laid) for way in firsts[key].ways] for key in place]
 
-    def times_s(self, values: Values) -> Floats:
+    def times_s(self, values: Values) -> FloatArray:
         """Time of each case; seconds, shape (cases,)."""
         machine = self.machine
         library = with_times(machine.library, values)
-        known = Estimator(replace(machine, topology=with_bandwidths(machine.topology, values)))
-        rates: dict[tuple[int, str], Floats] = {}
+        known = UncontendedTimer(
+            replace(machine, topology=with_bandwidths(machine.topology, values))
+        )
+        rates: dict[tuple[int, str], FloatArray] = {}
         times = np.array(
             [min(way.time_s(library, known, rates) for way in ways) for ways in self._ways]
         )
@@ -144,7 +150,7 @@ class Forward:
         ways = [way for case in self.cases for way in case.ways]
         stages = [stage for way in ways for stage in way.stages]
         rates = self._narrowest(np.unique(np.concatenate([s.edges.arcs for s in stages])))
-        hops = [HOPS[hop] for hop in sorted({int(h) for s in stages for h in s.edges.hop})]
+        hops = [HOP_KINDS[hop] for hop in sorted({int(h) for s in stages for h in s.edges.hop})]
         names = list(dict.fromkeys(way.protocol for way in ways))
         quickest_s = float(self.measured_s.min())
         steps = min(sum(phase.repeat for phase in way.schedule.phases) for way in ways)
@@ -186,7 +192,7 @@ class Forward:
         host = {Parameter("host_step", name): step / (counts[-1] * counts[-2]) ** 0.5}
         return [rate, host, rate | host]
 
-    def _narrowest(self, used: Ints) -> dict[str, float]:
+    def _narrowest(self, used: IntArray) -> dict[str, float]:
         """Bandwidth of the narrowest link of each kind that the cases use; bytes per second."""
         arcs = self.machine.topology.arcs
         kinds = np.array(arcs.kinds)
@@ -202,7 +208,7 @@ class _Way:
 
     Parameters
     ----------
-    carried : Carried
+    carried : LoweredCollective
     legs : tuple of Stage
         Its stages as they are timed; like edges are one object in all ways.
     steady : tuple of bool
@@ -213,14 +219,14 @@ class _Way:
         Bytes of it that the receiver adds.
     """
 
-    carried: Carried
+    carried: LoweredCollective
     legs: tuple[Stage, ...]
     steady: tuple[bool, ...]
     chunk_bytes: float
     reduced: float
 
     @staticmethod
-    def of(way: Carried, laid: dict[tuple[bytes, bytes], Edges]) -> _Way:
+    def of(way: LoweredCollective, laid: dict[tuple[bytes, bytes], Edges]) -> _Way:
         legs = tuple(
             replace(leg, edges=laid.setdefault(
                 (leg.edges.arcs.tobytes(), leg.edges.pointers.tobytes()), leg.edges))
@@ -233,7 +239,10 @@ class _Way:
         return _Way(way, legs, steady, chunk, reduced)
 
     def time_s(
-        self, library: Library, known: Estimator, rates: dict[tuple[int, str], Floats]
+        self,
+        library: CommLibrary,
+        known: UncontendedTimer,
+        rates: dict[tuple[int, str], FloatArray],
     ) -> float:
         """Time of the way with a library and links; seconds. `rates` are kept for other ways."""
         schedule = self.carried.schedule

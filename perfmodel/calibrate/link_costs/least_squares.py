@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import Floats
+from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.link_costs.forward_model import Forward
 from perfmodel.calibrate.profile import PROBABILITY, Parameter
 
@@ -60,7 +60,7 @@ class Solution:
     """
 
     values: dict[Parameter, float]
-    covariance: Floats
+    covariance: FloatArray
     scatter: float
     cost: float
     factor: float
@@ -72,7 +72,7 @@ class Solution:
 
 
 def spread_of(
-    values: Iterable[Parameter], covariance: Floats, factor: float
+    values: Iterable[Parameter], covariance: FloatArray, factor: float
 ) -> dict[Parameter, float]:
     """Factor between each value and the ends of its interval, `factor` deviations away."""
     deviations = np.sqrt(np.diag(covariance))
@@ -103,11 +103,11 @@ def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3
     logs, scale = np.log(list(start.values())), FIRST_SCALE
     first = logs
 
-    def off(logs: Floats) -> Floats:
-        off_by: Floats = np.log(forward.times_s(_named(keys, logs))) - measured
+    def off(logs: FloatArray) -> FloatArray:
+        off_by: FloatArray = np.log(forward.times_s(_named(keys, logs))) - measured
         return off_by
 
-    def off_and_apart(logs: Floats) -> Floats:
+    def off_and_apart(logs: FloatArray) -> FloatArray:
         return np.concatenate([off(logs), scale * (ties @ logs)])
 
     for number in range(passes if keys else 0):
@@ -128,11 +128,11 @@ def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3
     )
 
 
-def _named(keys: Sequence[Parameter], logs: Floats) -> dict[Parameter, float]:
+def _named(keys: Sequence[Parameter], logs: FloatArray) -> dict[Parameter, float]:
     return dict(zip(keys, np.exp(logs).tolist(), strict=True))
 
 
-def _ties(keys: Sequence[Parameter]) -> Floats:
+def _ties(keys: Sequence[Parameter]) -> FloatArray:
     """Rows that compare the logarithms of rates for neighbouring sizes of chunk."""
     rates = sorted((k for k in keys if k.name == "bandwidth"), key=lambda k: k[1:])
     pairs = [(a, b) for a, b in itertools.pairwise(rates) if a.where == b.where]
@@ -143,11 +143,13 @@ def _ties(keys: Sequence[Parameter]) -> Floats:
     return rows
 
 
-def _covariance(jacobian: Floats, ties: Floats, left: Floats, scale: float, freedom: int) -> Floats:
+def _covariance(
+    jacobian: FloatArray, ties: FloatArray, left: FloatArray, scale: float, freedom: int
+) -> FloatArray:
     z = left / scale
     psi, bend = scale * z / np.sqrt(1.0 + z**2), float(np.mean((1.0 + z**2) ** -1.5))
     told = np.flatnonzero(np.abs(jacobian).max(axis=0, initial=0.0) >= NO_EFFECT)
-    covariance: Floats = np.diag(np.full(jacobian.shape[1], UNTOLD**2))
+    covariance: FloatArray = np.diag(np.full(jacobian.shape[1], UNTOLD**2))
     if len(told):
         matrix = np.concatenate([jacobian, scale * ties])[:, told]
         inverse = np.linalg.pinv(matrix.T @ matrix)
@@ -156,14 +158,14 @@ def _covariance(jacobian: Floats, ties: Floats, left: Floats, scale: float, free
     return covariance
 
 
-def deviation(left: Floats, freedom: int) -> float:
+def deviation(left: FloatArray, freedom: int) -> float:
     """Standard deviation from the median of absolute values (1.4826 of it for a normal one)."""
     return 1.4826 * float(np.median(np.abs(left))) * math.sqrt(len(left) / freedom)
 
 
 def slopes(
     forward: Forward, values: Mapping[Parameter, float], *, only: Parameter | None = None
-) -> Floats:
+) -> FloatArray:
     """Relative change of each time per relative change of each value; shape (cases, values)."""
     step = 1e-4
     columns = []
@@ -205,16 +207,16 @@ def tell_apart(
     return kept, lost
 
 
-def _explained(columns: Floats, column: Floats) -> Floats:
+def _explained(columns: FloatArray, column: FloatArray) -> FloatArray:
     if not columns.shape[1]:
         return np.zeros_like(column)
     weights, *_ = np.linalg.lstsq(columns, column, rcond=None)
-    explained: Floats = columns @ weights
+    explained: FloatArray = columns @ weights
     return explained
 
 
 def _twins(
-    columns: Floats, chosen: Sequence[int], column: Floats, keys: Sequence[Parameter]
+    columns: FloatArray, chosen: Sequence[int], column: FloatArray, keys: Sequence[Parameter]
 ) -> list[Parameter]:
     """Parameters that together have a column's effect."""
     weights, *_ = np.linalg.lstsq(columns[:, chosen], column, rcond=None)

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from perfmodel.arrays import Floats
+from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.link_costs.forward_model import Forward
 from perfmodel.calibrate.link_costs.least_squares import Solution, deviation, slopes
 from perfmodel.calibrate.profile import PROBABILITY, RATES, RunSpread
-from perfmodel.files import Spec, load
+from perfmodel.files import FileModel, load_document
 
 HELD = 1.2816
 """Standard deviations about zero that hold `PROBABILITY` of a normal distribution."""
@@ -27,7 +27,7 @@ LOST = 1.0
 """Standard deviation of a run's factor beyond which that run is said to tell nothing about it."""
 
 
-class Usual(Spec):
+class Usual(FileModel):
     """What is expected of a machine before several runs of it were seen; see `RunSpread`.
 
     `freedom` is the weight that it has against what they show, as degrees of freedom.
@@ -42,7 +42,7 @@ class Usual(Spec):
 @cache
 def usual_spread() -> Usual:
     """The spread that stands in for one that was not measured."""
-    return load(Usual, Path(__file__).with_suffix(".yaml"))
+    return load_document(Usual, Path(__file__).with_suffix(".yaml"))
 
 
 def between_runs(forward: Forward, solution: Solution) -> tuple[RunSpread, float]:
@@ -92,7 +92,7 @@ def between_runs(forward: Forward, solution: Solution) -> tuple[RunSpread, float
     return told, _holding(within, spent)
 
 
-def _holding(left: Floats, spent: int) -> float:
+def _holding(left: FloatArray, spent: int) -> float:
     """Standard deviation of the normal distribution that holds as many about zero as `left` does.
 
     Times have longer tails than a normal distribution of their median deviation.
@@ -101,7 +101,7 @@ def _holding(left: Floats, spent: int) -> float:
     return held / HELD * float(np.sqrt(len(left) / max(len(left) - spent, 1)))
 
 
-def directions(columns: Floats, solution: Solution) -> Floats:
+def directions(columns: FloatArray, solution: Solution) -> FloatArray:
     """Relative change of each time per relative change of all times, and of all rates downwards.
 
     Returns
@@ -113,21 +113,21 @@ def directions(columns: Floats, solution: Solution) -> Floats:
     return np.stack(both, axis=1)
 
 
-def widened(solution: Solution, spread: RunSpread, runs: int) -> Floats:
+def widened(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
     """Covariance of the values with what too few runs leave open, shape (values, values)."""
     rates = np.array([key.name in RATES for key in solution.values], dtype=bool)
-    total: Floats = solution.covariance.copy()
+    total: FloatArray = solution.covariance.copy()
     for chosen, deviations in ((~rates, spread.times), (rates, spread.rates)):
         total += np.outer(chosen, chosen) * deviations**2 / runs
     return total
 
 
-def _of_run(effects: Floats, left: Floats, scatter: float) -> tuple[Floats, Floats]:
+def _of_run(effects: FloatArray, left: FloatArray, scatter: float) -> tuple[FloatArray, FloatArray]:
     """Two factors of a run (logarithms) and their variances; infinite where it tells nothing."""
     matrix, target = effects, left
     weights = np.ones(len(left))
     scale = max(1.5 * scatter, 1e-9)
-    factors: Floats = np.zeros(2)
+    factors: FloatArray = np.zeros(2)
     for _ in range(10):  # least squares of soft L1, by reweighting
         root = np.sqrt(weights)
         found, *_ = np.linalg.lstsq(matrix * root[:, None], target * root, rcond=1e-3)
@@ -141,7 +141,7 @@ def _of_run(effects: Floats, left: Floats, scatter: float) -> tuple[Floats, Floa
     return factors, variances
 
 
-def _pooled(factors: Floats, variances: Floats, usual: float, freedom: float) -> float:
+def _pooled(factors: FloatArray, variances: FloatArray, usual: float, freedom: float) -> float:
     """Standard deviation between runs, pooled with the usual one."""
     told = variances < LOST**2
     if told.sum() < 2:

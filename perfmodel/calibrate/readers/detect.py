@@ -24,7 +24,7 @@ from perfmodel.calibrate.readers.nccl_json import (
 from perfmodel.calibrate.readers.nccl_text import is_nccl_text, plain, read_nccl_text
 from perfmodel.calibrate.readers.records import LinkMatrix, Sweep
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import read_text, validate
+from perfmodel.files import read_text, validate_document
 from perfmodel.measure.record import Measurement
 
 KNOWN = (
@@ -108,7 +108,7 @@ def _found_json(documents: list[object], path: Path, op: str | None, ranks: int 
     if len(documents) == 1 and is_nvbandwidth_json(first):
         assert isinstance(first, dict)
         return Found(path.name, matrices=tuple(read_nvbandwidth_json(first, file)))
-    return Found(path.name, validate(Measurement, first, file))
+    return Found(path.name, validate_document(Measurement, first, file))
 
 
 def _json(text: str) -> list[object] | None:

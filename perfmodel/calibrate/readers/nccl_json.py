@@ -9,7 +9,7 @@ from typing import Any
 
 from perfmodel.calibrate.readers.infer_op import OPS, op_named, op_of_file
 from perfmodel.calibrate.readers.records import PERFORMANCE, Sweep, SweepRow, version_text
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 
 Document = Mapping[str, Any]
 PLACES = (("out_of_place", False), ("in_place", True))
@@ -124,7 +124,9 @@ def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | No
         name = op or OPS.get(_snake(str(record.get("name", ""))))
         if name is None:
             raise InputError(
-                Fault("name", repr(record.get("name")), one_of(set(OPS.values())) + " (--op)")
+                Fault(
+                    "name", repr(record.get("name")), allowed_names(set(OPS.values())) + " (--op)"
+                )
             )
         nodes = record.get("nodes")
         count = int(record.get("ranks") or record.get("gpus") or ranks or 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from perfmodel.calibrate.readers.infer_op import op_named, op_of_file, ops_allowed, ranks_of_factor
 from perfmodel.calibrate.readers.records import PERFORMANCE, Sweep, SweepRow, version_text
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _BEFORE = re.compile(
@@ -293,12 +293,12 @@ def _whose(
         (name,) = allowed
     if name is None:
         raise InputError(
-            Fault("collective", "a table that does not say which", one_of(allowed) + " (--op)",
+            Fault("collective", "a table that does not say which", allowed_names(allowed) + " (--op)",
                   line=table.line)
         )  # fmt: skip
     if name not in allowed:
         found = f"{name!r}, whose busbw would be another multiple of algbw among {count} ranks"
-        raise InputError(Fault("collective", found, one_of(allowed), line=table.line))
+        raise InputError(Fault("collective", found, allowed_names(allowed), line=table.line))
     count = count or ranks_of_factor(name, points)
     if count is None:
         found = "a table without its list of devices"

@@ -10,14 +10,25 @@ import numpy as np
 
 from perfmodel.calibrate.profile import Parameter, Profile, Source
 from perfmodel.calibrate.transfer.apply import TOLD
-from perfmodel.calibrate.transfer.forward_model import Observed, Stretched
+from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observed
 from perfmodel.calibrate.transfer.model import Factor, Point, Transfer, model_of
-from perfmodel.calibrate.transfer.parameters import Expected, Left, Lever, prior, usually
-from perfmodel.calibrate.transfer.posterior import NO_EFFECT, Posterior, Seen, posterior
+from perfmodel.calibrate.transfer.parameters import (
+    Priors,
+    ResidualPrior,
+    TransferParameter,
+    prior,
+    usually,
+)
+from perfmodel.calibrate.transfer.posterior import (
+    NO_EFFECT,
+    DirectMeasurement,
+    Posterior,
+    posterior,
+)
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.machine import Machine, machine_on
-from perfmodel.library.model import Library, load_library
-from perfmodel.library.settings import Settings
+from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.model import CommLibrary, load_library
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.model import Topology
 
 HELD = 1.2816
@@ -44,7 +55,7 @@ class Timed(Protocol):
         """Seconds."""
 
 
-Observation = tuple[Topology, Settings, str, Sequence[Timed]]
+Observation = tuple[Topology, LibrarySettings, str, Sequence[Timed]]
 """The machine whose ranks all took part, the library's settings, the collective, the rows."""
 
 
@@ -56,15 +67,15 @@ def fit_profile(
     name: str = "measured",
     files: Sequence[str] = (),
     sources: Sequence[Source] = (),
-    seen: Sequence[Seen] = (),
+    seen: Sequence[DirectMeasurement] = (),
     date: str | None = None,
-    expected: Expected | None = None,
+    expected: Priors | None = None,
 ) -> Profile:
     """Fit factors of a machine to sweeps of it, of any scales and collectives.
 
     Parameters
     ----------
-    observations : sequence of (Topology, Settings, str, rows)
+    observations : sequence of (Topology, LibrarySettings, str, rows)
         Each is a run of its own.
     topology : Topology, optional
         Machine that the profile is named after; default: the first run's.
@@ -75,11 +86,11 @@ def fit_profile(
         Names of the runs; default: their numbers.
     sources : sequence of Source
         Where the runs come from.
-    seen : sequence of Seen
+    seen : sequence of DirectMeasurement
         Rates of links that were measured by themselves.
     date : str, optional
         Default: today.
-    expected : Expected, optional
+    expected : Priors, optional
         Spreads before any data; default: the shipped ones.
 
     Raises
@@ -94,7 +105,7 @@ def fit_profile(
     expectation = expected or usually()
     names = list(files) or [f"run {number + 1}" for number in range(len(observations))]
     observed = _observed(observations, load_library(library), names)
-    forward = Stretched(observed)
+    forward = ForwardModel(observed)
     levers = list(dict.fromkeys([*forward.levers(), *(one.lever for one in seen)]))
     found = posterior(forward, levers, expectation, seen)
     transfer = _transfer(found, forward, expectation, model_of(first.gpu.name), tuple(names))
@@ -110,7 +121,7 @@ def fit_profile(
     )
 
 
-def _faults(observations: Sequence[Observation], seen: Sequence[Seen]) -> list[Fault]:
+def _faults(observations: Sequence[Observation], seen: Sequence[DirectMeasurement]) -> list[Fault]:
     rows = sum(1 for *_, rows in observations for row in rows if row.nbytes > 0 and row.time_s > 0)
     if not rows and not seen:
         return [Fault("observations", f"{rows} rows", "at least one size with a time")]
@@ -121,14 +132,14 @@ def _faults(observations: Sequence[Observation], seen: Sequence[Seen]) -> list[F
 
 
 def _observed(
-    observations: Sequence[Observation], library: Library, names: Sequence[str]
+    observations: Sequence[Observation], library: CommLibrary, names: Sequence[str]
 ) -> list[Observed]:
     machines: dict[tuple[int, str], Machine] = {}
     found = []
     for run, (topology, settings, op, rows) in enumerate(observations):
         key = (id(topology), settings.model_dump_json())
         if key not in machines:
-            machines[key] = machine_on(topology, library, settings=settings)
+            machines[key] = make_machine(topology, library, settings=settings)
         found += [
             Observed(machines[key], op, row.nbytes, row.time_s, run, names[run])
             for row in thinned(rows)
@@ -149,7 +160,7 @@ def thinned(rows: Iterable[Timed], per_octave: int = PER_OCTAVE) -> list[Timed]:
 
 
 def _transfer(
-    found: Posterior, forward: Stretched, expected: Expected, gpu: str, files: tuple[str, ...]
+    found: Posterior, forward: ForwardModel, expected: Priors, gpu: str, files: tuple[str, ...]
 ) -> Transfer:
     where = found.places
     points = tuple(
@@ -176,7 +187,7 @@ def _transfer(
 
 
 def _made(
-    found: Posterior, forward: Stretched, expected: Expected, gpu: str, files: tuple[str, ...],
+    found: Posterior, forward: ForwardModel, expected: Priors, gpu: str, files: tuple[str, ...],
     points: tuple[Point, ...],
 ) -> Transfer:  # fmt: skip
     return Transfer(
@@ -195,7 +206,7 @@ def _made(
 
 
 def _factors(
-    found: Posterior, expected: Expected, usual: Mapping[Lever, float]
+    found: Posterior, expected: Priors, usual: Mapping[TransferParameter, float]
 ) -> tuple[Factor, ...]:
     before = np.sqrt(np.diag(prior(found.levers, expected)))
     after = np.sqrt(np.diag(found.covariance))
@@ -216,7 +227,7 @@ def _factors(
     return tuple(factors)
 
 
-def _now(lever: Lever, usual: float | None, factor: float) -> str:
+def _now(lever: TransferParameter, usual: float | None, factor: float) -> str:
     """The number that results, where a way has it; with its unit."""
     if usual is None:
         return ""
@@ -244,8 +255,8 @@ def _reason(found: Posterior, at: int, told: float, most: float) -> str:
     return "these data leave it nearly as open as it was"
 
 
-def _rounded(left: Left) -> Left:
-    return Left.model_validate({name: _round(x) for name, x in left.model_dump().items()})
+def _rounded(left: ResidualPrior) -> ResidualPrior:
+    return ResidualPrior.model_validate({name: _round(x) for name, x in left.model_dump().items()})
 
 
 def _round(number: float) -> float:

@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.arrays import Floats
+from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.transfer.parameters import (
     AWAITED,
     ISSUE,
     LAUNCH,
     UNEVEN,
-    Lever,
+    TransferParameter,
     bandwidths_of,
     measured_of,
 )
-from perfmodel.library.corrections import Situation
-from perfmodel.library.lowering.edges import HOPS
-from perfmodel.library.lowering.lower import as_measured, carry, uneven_s
-from perfmodel.library.lowering.lowered import Carried
-from perfmodel.library.machine import Machine, observed_s
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.library.corrections import CollectiveContext
+from perfmodel.library.lowering.edges import HOP_KINDS
+from perfmodel.library.lowering.lower import as_measured, lower_collective, uneven_s
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.machine import Machine, observed_time_s
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Arcs, Topology
 
 TRIED = 0.02
@@ -67,7 +67,7 @@ def with_arcs(topology: Topology, arcs: Arcs) -> Topology:
     return changed
 
 
-class Stretched:
+class ForwardModel:
     """Predicts the times of measured collectives from factors.
 
     Parameters
@@ -85,16 +85,16 @@ class Stretched:
         self._cases = [firsts[key] for key in place]
         self._ways = [_ways(one) for one in self._cases]
 
-    def times_s(self, factors: Mapping[Lever, float]) -> Floats:
+    def times_s(self, factors: Mapping[TransferParameter, float]) -> FloatArray:
         """Time of each collective; seconds, shape (observed,)."""
         return self._timed(factors)[0]
 
-    def situations(self, factors: Mapping[Lever, float]) -> list[Situation]:
+    def situations(self, factors: Mapping[TransferParameter, float]) -> list[CollectiveContext]:
         """What carries each collective when the factors hold."""
         chosen = self._timed(factors)[1]
         return [chosen[at] for at in self._of]
 
-    def shares(self, factors: Mapping[Lever, float]) -> Floats:
+    def shares(self, factors: Mapping[TransferParameter, float]) -> FloatArray:
         """Part of each time that is the way's, and not its start's; shape (observed,).
 
         What changes the way's time by a percent changes what is seen by this part of a percent: by
@@ -102,7 +102,9 @@ class Stretched:
         """
         return self._timed(factors)[2]
 
-    def slopes(self, factors: Mapping[Lever, float], base_s: Floats | None = None) -> Floats:
+    def slopes(
+        self, factors: Mapping[TransferParameter, float], base_s: FloatArray | None = None
+    ) -> FloatArray:
         """Change of the logarithm of each time per logarithm of each factor.
 
         Returns
@@ -116,7 +118,7 @@ class Stretched:
         ]
         return np.stack(columns, axis=1) if columns else np.zeros((len(base), 0))
 
-    def levers(self) -> list[Lever]:
+    def levers(self) -> list[TransferParameter]:
         """Every factor that some way of carrying these collectives has."""
         found = {lever: None for ways in self._ways for way in ways for lever in way.levers}
         order = ("bandwidth", "rate", "step")
@@ -128,9 +130,9 @@ class Stretched:
         first = [lever for lever, there in told.items() if there]
         return [*first, *sorted(found, key=lambda lever: order.index(lever.name))]
 
-    def usual(self) -> dict[Lever, float]:
+    def usual(self) -> dict[TransferParameter, float]:
         """What each factor multiplies, where it is met first; SI."""
-        found: dict[Lever, float] = {}
+        found: dict[TransferParameter, float] = {}
         for one, ways in zip(self._cases, self._ways, strict=True):
             arcs, library = one.machine.topology.arcs, one.machine.library
             found |= {ISSUE: library.issue, AWAITED: library.awaited}
@@ -142,15 +144,17 @@ class Stretched:
                         found[lever] = _number(way, lever, arcs)
         return found
 
-    def _timed(self, factors: Mapping[Lever, float]) -> tuple[Floats, list[Situation], Floats]:
-        known: dict[int, Estimator] = {}
+    def _timed(
+        self, factors: Mapping[TransferParameter, float]
+    ) -> tuple[FloatArray, list[CollectiveContext], FloatArray]:
+        known: dict[int, UncontendedTimer] = {}
         times, chosen, shares = [], [], []
         measured = measured_of(factors)
         for one, ways in zip(self._cases, self._ways, strict=True):
             timed = [(way.time_s(one.machine, factors, known), way.situation) for way in ways]
             best_s, situation = min(timed, key=lambda pair: pair[0])
-            seen_s = observed_s(one.machine, best_s, measured)
-            longer_s = observed_s(one.machine, best_s * (1.0 + TRIED), measured)
+            seen_s = observed_time_s(one.machine, best_s, measured)
+            longer_s = observed_time_s(one.machine, best_s * (1.0 + TRIED), measured)
             times.append(seen_s)
             chosen.append(situation)
             shares.append((longer_s / seen_s - 1.0) / TRIED)
@@ -163,9 +167,9 @@ class _Way:
 
     Parameters
     ----------
-    carried : Carried
-    situation : Situation
-    levers : tuple of Lever
+    carried : LoweredCollective
+    situation : CollectiveContext
+    levers : tuple of TransferParameter
         The factors that its time depends on, but for the launch.
     uneven_s : float
         Part of the launch that is what uneven channels lose.
@@ -173,14 +177,17 @@ class _Way:
         Time but for the launch, by values of `levers`; seconds.
     """
 
-    carried: Carried
-    situation: Situation
-    levers: tuple[Lever, ...]
+    carried: LoweredCollective
+    situation: CollectiveContext
+    levers: tuple[TransferParameter, ...]
     uneven_s: float
     known_s: dict[tuple[float, ...], float]
 
     def time_s(
-        self, machine: Machine, factors: Mapping[Lever, float], known: dict[int, Estimator]
+        self,
+        machine: Machine,
+        factors: Mapping[TransferParameter, float],
+        known: dict[int, UncontendedTimer],
     ) -> float:
         """Time under some factors; seconds. `known` are estimators under these, by machine."""
         key = tuple(factors.get(lever, 1.0) for lever in self.levers)
@@ -188,7 +195,7 @@ class _Way:
             if id(machine) not in known:
                 arcs = stretched_arcs(machine.topology, bandwidths_of(factors))
                 changed = with_arcs(machine.topology, arcs)
-                known[id(machine)] = Estimator(replace(machine, topology=changed))
+                known[id(machine)] = UncontendedTimer(replace(machine, topology=changed))
             way = replace(self.carried, launch_s=0.0)
             measured = measured_of(factors)
             self.known_s[key] = known[id(machine)].way_s(as_measured(measured, way, self.situation))
@@ -196,14 +203,14 @@ class _Way:
         return self.known_s[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)
 
 
-def _number(way: _Way, lever: Lever, arcs: Arcs) -> float:
+def _number(way: _Way, lever: TransferParameter, arcs: Arcs) -> float:
     """What a factor multiplies in a way; seconds, bytes per second or a share."""
     if lever.name == "bandwidth":
         rates = zip(arcs.bandwidth_Bps.tolist(), arcs.kinds, strict=True)
         return min(float(rate_Bps) for rate_Bps, kind in rates if kind == lever.where)
     if lever.name == "rate":
         return 1.0 / way.carried.wire_factor
-    hop = HOPS.index(lever.where.partition("/")[2])
+    hop = HOP_KINDS.index(lever.where.partition("/")[2])
     steps_s = [stage.latency_s[stage.edges.hop == hop] for stage in way.carried.stages]
     return float(np.median(np.concatenate(steps_s)))
 
@@ -212,20 +219,24 @@ def _ways(one: Observed) -> list[_Way]:
     topology = one.machine.topology
     ranks = len(topology.ranks)
     found = []
-    for way in carry(one.machine, one.op, one.nbytes, range(ranks)):
+    for way in lower_collective(one.machine, one.op, one.nbytes, range(ranks)):
         algorithm = way.schedule.algorithm
-        there = Situation(one.op, one.nbytes, ranks, topology.hosts, algorithm, way.protocol)
+        there = CollectiveContext(
+            one.op, one.nbytes, ranks, topology.hosts, algorithm, way.protocol
+        )
         lost_s = uneven_s(one.machine.library, way, one.nbytes)
         found.append(_Way(way, there, tuple(_levers(way, there, topology)), lost_s, {}))
     return found
 
 
-def _levers(way: Carried, situation: Situation, topology: Topology) -> Iterator[Lever]:
+def _levers(
+    way: LoweredCollective, situation: CollectiveContext, topology: Topology
+) -> Iterator[TransferParameter]:
     """What a way's time depends on, but for the launch."""
     kinds = np.array(topology.arcs.kinds)
     edges = list({id(stage.edges): stage.edges for stage in way.stages}.values())
     for kind in np.unique(np.concatenate([kinds[np.unique(e.arcs)] for e in edges])).tolist():
-        yield Lever("bandwidth", kind)
-    yield Lever("rate", f"{situation.algorithm}/{way.protocol}")
+        yield TransferParameter("bandwidth", kind)
+    yield TransferParameter("rate", f"{situation.algorithm}/{way.protocol}")
     for hop in np.unique(np.concatenate([np.unique(e.hop) for e in edges])).tolist():
-        yield Lever("step", f"{way.protocol}/{HOPS[hop]}")
+        yield TransferParameter("step", f"{way.protocol}/{HOP_KINDS[hop]}")

@@ -14,9 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
-from perfmodel.arrays import Floats, Ints
-from perfmodel.calibrate.transfer.parameters import Left, Runs
-from perfmodel.library.corrections import Situation
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.calibrate.transfer.parameters import ResidualPrior, Runs
+from perfmodel.library.corrections import CollectiveContext
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +32,16 @@ class Places:
         Part of the time that is the way's, and so what is left of it counts.
     """
 
-    octaves: Floats
+    octaves: FloatArray
     op: np.ndarray
     algorithm: np.ndarray
     protocol: np.ndarray
-    shares: Floats
+    shares: FloatArray
 
     @staticmethod
-    def of(situations: Sequence[Situation], shares: Sequence[float] | None = None) -> Places:
+    def of(
+        situations: Sequence[CollectiveContext], shares: Sequence[float] | None = None
+    ) -> Places:
         """Arrays of some situations."""
         return Places(
             np.log2([[max(s.nbytes, 1), s.ranks, s.hosts] for s in situations]).reshape(-1, 3),
@@ -50,13 +52,13 @@ class Places:
         )
 
 
-def inverse_of(matrix: Floats) -> Floats:
+def inverse_of(matrix: FloatArray) -> FloatArray:
     """Inverse of a covariance."""
-    found: Floats = np.asarray(np.linalg.inv(matrix), dtype=float)
+    found: FloatArray = np.asarray(np.linalg.inv(matrix), dtype=float)
     return found
 
 
-def alike(one: Places, other: Places, left: Left, runs: Runs) -> Floats:
+def alike(one: Places, other: Places, left: ResidualPrior, runs: Runs) -> FloatArray:
     """Covariance of what is left in two sets of situations; shape (one, other)."""
     apart = one.octaves[:, None, :] - other.octaves[None, :, :]
     scale = np.exp(
@@ -74,40 +76,40 @@ def alike(one: Places, other: Places, left: Left, runs: Runs) -> Floats:
         for place in (one, other)
     )
     smooth = np.outer(here, there) * np.exp(-0.5 * (apart[:, :, 0] / left.octaves) ** 2)
-    found: Floats = scale * (left.level**2 + smooth) * np.outer(one.shares, other.shares)
+    found: FloatArray = scale * (left.level**2 + smooth) * np.outer(one.shares, other.shares)
     return found
 
 
-def by_size(octaves: Floats, of: tuple[float, float, float], runs: Runs) -> Floats:
+def by_size(octaves: FloatArray, of: tuple[float, float, float], runs: Runs) -> FloatArray:
     """What is so for small, middling and large sizes, with bends between them."""
     small, middle, large = of
     beyond, bulk = (
         1.0 / (1.0 + np.exp(-(octaves - np.log2(nbytes))))
         for nbytes in (runs.turn_bytes, runs.bulk_bytes)
     )
-    found: Floats = small + (middle - small) * beyond + (large - middle) * bulk
+    found: FloatArray = small + (middle - small) * beyond + (large - middle) * bulk
     return found
 
 
-def run_deviation(places: Places, runs: Runs) -> Floats:
+def run_deviation(places: Places, runs: Runs) -> FloatArray:
     """Standard deviation of the logarithm of a run's time from the next run's, by size.
 
     Of the host's start of collectives it is another one: its processor differs.
     """
     own = by_size(places.octaves[:, 0], (runs.small, runs.middle, runs.large), runs)
-    found: Floats = places.shares * own + (1.0 - places.shares) * runs.start
+    found: FloatArray = places.shares * own + (1.0 - places.shares) * runs.start
     return found
 
 
-def row_variance(places: Places, runs: Runs) -> Floats:
+def row_variance(places: Places, runs: Runs) -> FloatArray:
     """Variance of the logarithm of a row's time that is the row's own, by size."""
-    found: Floats = (runs.row * run_deviation(places, runs)) ** 2
+    found: FloatArray = (runs.row * run_deviation(places, runs)) ** 2
     return found
 
 
 def within_runs(
-    places: Places, run: Ints, runs: Runs, odd: Sequence[float] | None = None
-) -> Floats:
+    places: Places, run: IntArray, runs: Runs, odd: Sequence[float] | None = None
+) -> FloatArray:
     """Covariance of what rows of the same run have in common; shape (rows, rows).
 
     `odd` multiplies the variance of each run.
@@ -116,7 +118,7 @@ def within_runs(
     deviation = run_deviation(places, runs)
     apart = (octaves[:, None] - octaves[None, :]) / runs.octaves
     same = run[:, None] == run[None, :]
-    found: Floats = same * np.outer(deviation, deviation) * np.exp(-0.5 * apart**2)
+    found: FloatArray = same * np.outer(deviation, deviation) * np.exp(-0.5 * apart**2)
     return found if odd is None else found * np.array(odd)[run][:, None]
 
 
@@ -131,7 +133,7 @@ class Residual:
         Logarithm of measured over fitted time.
     noise : ndarray of float, shape (rows, rows)
         Covariance of what is the rows' and their runs' alone.
-    left : Left
+    left : ResidualPrior
     runs : Runs
     deviations : float
         How many standard deviations above the mean; 0: what is expected.
@@ -140,25 +142,25 @@ class Residual:
     """
 
     places: Places
-    over: Floats
-    noise: Floats
-    left: Left
+    over: FloatArray
+    noise: FloatArray
+    left: ResidualPrior
     runs: Runs
     deviations: float = 0.0
     new_run: bool = True
 
     @cached_property
-    def _inverse(self) -> Floats:
+    def _inverse(self) -> FloatArray:
         whole = alike(self.places, self.places, self.left, self.runs) + self.noise
         return inverse_of(whole + 1e-9 * np.eye(len(whole)))
 
     @cached_property
-    def _weights(self) -> Floats:
-        weights: Floats = np.asarray(self._inverse @ self.over, dtype=float)
+    def _weights(self) -> FloatArray:
+        weights: FloatArray = np.asarray(self._inverse @ self.over, dtype=float)
         return weights
 
-    def __call__(self, situation: Situation) -> float:
-        """Factor on the time; see `perfmodel.library.corrections.Measured`."""
+    def __call__(self, situation: CollectiveContext) -> float:
+        """Factor on the time; see `perfmodel.library.corrections.Corrections`."""
         place = Places.of([situation])
         common = alike(place, self.places, self.left, self.runs)[0]
         log = float(common @ self._weights)
@@ -169,7 +171,7 @@ class Residual:
             log += self.deviations * float(np.sqrt(max(own - known, 0.0) + run**2))
         return float(np.exp(log))
 
-    def moved(self, over: Floats, deviations: float) -> Residual:
+    def moved(self, over: FloatArray, deviations: float) -> Residual:
         """The same with other rows' residuals, so many deviations above the mean."""
         found = replace(self, over=over, deviations=deviations)
         vars(found)["_inverse"] = self._inverse

@@ -18,16 +18,16 @@ from perfmodel.calibrate.checks import Told, differences
 from perfmodel.calibrate.profile import Profile, Source
 from perfmodel.calibrate.readers import Found, LinkMatrix, Sweep, SweepRow
 from perfmodel.calibrate.transfer.fit import Observation, fit_profile
-from perfmodel.calibrate.transfer.parameters import Lever
-from perfmodel.calibrate.transfer.posterior import Seen
-from perfmodel.errors import Fault, InputError, TopologyError, one_of
-from perfmodel.files import Spec, load
+from perfmodel.calibrate.transfer.parameters import TransferParameter
+from perfmodel.calibrate.transfer.posterior import DirectMeasurement
+from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
+from perfmodel.files import FileModel, load_document
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 
 USED = frozenset(
     {
@@ -41,14 +41,14 @@ USED = frozenset(
 """Tests in which one pair at a time is busy, in one direction."""
 
 
-class Usual(Spec):
+class Usual(FileModel):
     """What copies reach, as a multiple of what the templates hold."""
 
     usual: float = Field(gt=0)
     source: str
 
 
-class Copies(Spec):
+class Copies(FileModel):
     """`Usual` by generation of GPU ("other" for those not named), and their spread."""
 
     nvlink: dict[str, Usual]
@@ -66,12 +66,12 @@ class Copies(Spec):
 @cache
 def copies() -> Copies:
     """The shipped multiples."""
-    return load(Copies, Path(__file__).with_name("copies.yaml"))
+    return load_document(Copies, Path(__file__).with_name("copies.yaml"))
 
 
 def seen_links(
     matrices: Sequence[LinkMatrix], topology: Topology
-) -> tuple[list[Seen], tuple[str, ...]]:
+) -> tuple[list[DirectMeasurement], tuple[str, ...]]:
     """Factors of kinds of link from copies, and what was not used and why.
 
     GPUs are taken to be numbered as in the topology. A copy is held to be as fast as the narrowest
@@ -105,10 +105,12 @@ def seen_links(
     return found, tuple(dict.fromkeys(notes))
 
 
-def _seen(kind: str, logs: np.ndarray) -> Seen:
+def _seen(kind: str, logs: np.ndarray) -> DirectMeasurement:
     spread = float(np.quantile(np.abs(logs - np.median(logs)), 0.68)) if len(logs) > 2 else 0.0
     deviation = float(np.hypot(copies().deviation, spread / np.sqrt(len(logs))))
-    return Seen(Lever("bandwidth", kind), float(np.median(logs)), deviation)
+    return DirectMeasurement(
+        TransferParameter("bandwidth", kind), float(np.median(logs)), deviation
+    )
 
 
 def _unused(matrix: LinkMatrix) -> str | None:
@@ -144,7 +146,7 @@ def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MachineRequest:
     """What the user says about the machine; None: as the file says.
 
     Parameters
@@ -181,14 +183,14 @@ class Gathered:
 
 
 def profile_of(
-    found: Sequence[Found], asked: Asked, *, name: str, paths: Sequence[Path] = ()
+    found: Sequence[Found], asked: MachineRequest, *, name: str, paths: Sequence[Path] = ()
 ) -> Profile:
     """Fit a profile to sweeps, matrices and NCCL's own measurements of one kind of machine.
 
     Parameters
     ----------
     found : sequence of Found
-    asked : Asked
+    asked : MachineRequest
     name : str
         Of the profile.
     paths : sequence of Path
@@ -238,7 +240,7 @@ def _unlike(gathered: Gathered) -> list[str]:
 
 def _gather(
     one: Found,
-    asked: Asked,
+    asked: MachineRequest,
     machines: dict[tuple[int, int | None], Topology],
     gathered: Gathered,
     sha256: str,
@@ -268,11 +270,13 @@ def _preferred(sweeps: Sequence[Sweep]) -> list[Sweep]:
 
 
 def _placed(
-    sweep: Sweep, asked: Asked, machines: dict[tuple[int, int | None], Topology]
-) -> tuple[Topology, Settings]:
+    sweep: Sweep, asked: MachineRequest, machines: dict[tuple[int, int | None], Topology]
+) -> tuple[Topology, LibrarySettings]:
     """The machine that made a sweep, and what its library was told."""
     if sweep.op not in OWN_ALGORITHM:
-        raise InputError(Fault("collective", repr(sweep.op), one_of(OWN_ALGORITHM, sweep.op)))
+        raise InputError(
+            Fault("collective", repr(sweep.op), allowed_names(OWN_ALGORITHM, sweep.op))
+        )
     nodes = (
         asked.nodes or sweep.nodes or max(sweep.ranks // (asked.gpus_per_node or sweep.ranks), 1)
     )
@@ -283,25 +287,28 @@ def _placed(
     if (asked.gpus_per_node or each) != each:
         found = f"{sweep.ranks} ranks on {nodes} nodes: {each} on each"
         raise InputError(Fault("--gpus-per-node", str(asked.gpus_per_node), f"{each} ({found})"))
-    settings = Settings(
+    settings = LibrarySettings(
         version=sweep.version, env=dict(sweep.env), one_process=bool(sweep.one_process)
     )
     return _machine(asked, nodes, each, machines), settings
 
 
 def _machine(
-    asked: Asked, nodes: int, each: int | None, machines: dict[tuple[int, int | None], Topology]
+    asked: MachineRequest,
+    nodes: int,
+    each: int | None,
+    machines: dict[tuple[int, int | None], Topology],
 ) -> Topology:
     if (nodes, each) not in machines:
         fabric = asked.fabric if nodes > 1 else None
-        machines[nodes, each] = build(
+        machines[nodes, each] = build_topology(
             asked.topology, hosts=nodes, fabric=fabric, gpus_per_host=each
         )
     return machines[nodes, each]
 
 
 def _measurement(
-    one: Found, made: Measurement, asked: Asked,
+    one: Found, made: Measurement, asked: MachineRequest,
     machines: dict[tuple[int, int | None], Topology], gathered: Gathered, sha256: str,
 ) -> None:  # fmt: skip
     """NCCL's rows of our own measurement, as a sweep."""

@@ -8,16 +8,21 @@ from functools import cached_property
 import numpy as np
 from pydantic import Field, model_validator
 
-from perfmodel.arrays import Floats
+from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.checks import told_otherwise
 from perfmodel.calibrate.transfer.gaussian_process import Places, Residual, within_runs
-from perfmodel.calibrate.transfer.parameters import Left, Lever, LeverName, Runs
-from perfmodel.files import Spec
-from perfmodel.library.corrections import Situation
-from perfmodel.library.settings import Settings
+from perfmodel.calibrate.transfer.parameters import (
+    LeverName,
+    ResidualPrior,
+    Runs,
+    TransferParameter,
+)
+from perfmodel.files import FileModel
+from perfmodel.library.corrections import CollectiveContext
+from perfmodel.library.settings import LibrarySettings
 
 
-class Factor(Spec):
+class Factor(FileModel):
     """A factor on one of the mechanism's numbers, with its 80 % interval.
 
     `told` is the share of what was open before that the data have settled: 0 leaves the factor as
@@ -34,12 +39,12 @@ class Factor(Spec):
     reason: str = ""
 
     @property
-    def lever(self) -> Lever:
+    def lever(self) -> TransferParameter:
         """What the factor is on."""
-        return Lever(self.of, self.where)
+        return TransferParameter(self.of, self.where)
 
 
-class Point(Spec):
+class Point(FileModel):
     """One measured time and the stretched mechanism's, before the residual.
 
     `run` numbers the file, `own` is the standard deviation of the logarithm that is this row's
@@ -62,14 +67,14 @@ class Point(Spec):
     share: float = Field(1.0, ge=0, le=1)
 
     @property
-    def situation(self) -> Situation:
+    def situation(self) -> CollectiveContext:
         """What the residual may depend on."""
-        return Situation(
+        return CollectiveContext(
             self.op, self.nbytes, self.ranks, self.hosts, self.algorithm, self.protocol
         )
 
 
-class Transfer(Spec):
+class Transfer(FileModel):
     """Factors of a machine and what they leave.
 
     `gpu` is the model of GPU that the factors belong to, `covariance` that of their logarithms,
@@ -82,7 +87,7 @@ class Transfer(Spec):
     gpu: str
     factors: tuple[Factor, ...]
     covariance: tuple[tuple[float, ...], ...]
-    left: Left
+    left: ResidualPrior
     runs: Runs
     files: tuple[str, ...]
     points: tuple[Point, ...]
@@ -91,7 +96,7 @@ class Transfer(Spec):
     method: str
     notes: tuple[str, ...] = ()
     odd: tuple[float, ...] = ()
-    settings: tuple[Settings, ...] = ()
+    settings: tuple[LibrarySettings, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> Transfer:
@@ -102,7 +107,7 @@ class Transfer(Spec):
             raise ValueError(f"points with {count} slopes, as factors")
         return self
 
-    def otherwise(self, settings: Settings) -> tuple[str, ...]:
+    def otherwise(self, settings: LibrarySettings) -> tuple[str, ...]:
         """What of these settings speaks against the runs' holding for them."""
         pairs = {(point.op, point.run) for point in self.points if point.run < len(self.settings)}
         found = {
@@ -113,14 +118,14 @@ class Transfer(Spec):
         return tuple(sorted(found))
 
     @property
-    def by_lever(self) -> dict[Lever, float]:
+    def by_lever(self) -> dict[TransferParameter, float]:
         """The factors by what they are on."""
         return {factor.lever: factor.factor for factor in self.factors}
 
     @cached_property
-    def over(self) -> Floats:
+    def over(self) -> FloatArray:
         """Logarithm of measured over fitted time, shape (points,)."""
-        found: Floats = np.log([point.measured_s / point.fitted_s for point in self.points])
+        found: FloatArray = np.log([point.measured_s / point.fitted_s for point in self.points])
         return found
 
     @cached_property

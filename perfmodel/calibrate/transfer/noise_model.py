@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import Floats, Ints
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.calibrate.transfer.gaussian_process import (
     Places,
     alike,
@@ -21,7 +21,7 @@ from perfmodel.calibrate.transfer.gaussian_process import (
     row_variance,
     within_runs,
 )
-from perfmodel.calibrate.transfer.parameters import Expected, Left
+from perfmodel.calibrate.transfer.parameters import Priors, ResidualPrior
 
 ROUNDS = 4
 """Of finding rows, runs and the mechanism's part in turn."""
@@ -31,12 +31,12 @@ FACTORS = np.exp2(np.arange(-0.5, 3.6, 0.5))
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed:
+class NoiseModel:
     """Spreads of some rows, and the inverse of their whole covariance.
 
     Parameters
     ----------
-    left : Left
+    left : ResidualPrior
         With the deviations that this machine asks for.
     odd : ndarray of float, shape (runs,)
         Factor on the variance of each run.
@@ -45,20 +45,20 @@ class Weighed:
     inverse : ndarray of float, shape (rows, rows)
     """
 
-    left: Left
-    odd: Floats
-    row: Floats
-    inverse: Floats
+    left: ResidualPrior
+    odd: FloatArray
+    row: FloatArray
+    inverse: FloatArray
 
-    def noise(self, places: Places, run: Ints, expected: Expected) -> Floats:
+    def noise(self, places: Places, run: IntArray, expected: Priors) -> FloatArray:
         """Covariance of what runs and rows have of their own."""
-        found: Floats = within_runs(places, run, expected.runs, self.odd.tolist())
+        found: FloatArray = within_runs(places, run, expected.runs, self.odd.tolist())
         return found + np.diag(self.row)
 
 
 def weighed(
-    by_factors: Floats, places: Places, run: Ints, over: Floats, expected: Expected
-) -> Weighed:
+    by_factors: FloatArray, places: Places, run: IntArray, over: FloatArray, expected: Priors
+) -> NoiseModel:
     """Find the spreads.
 
     Parameters
@@ -70,7 +70,7 @@ def weighed(
         From 0 on.
     over : ndarray of float, shape (rows,)
         Logarithm of measured over predicted time.
-    expected : Expected
+    expected : Priors
     """
     mechanism = alike(places, places, expected.left, expected.runs)
     usual = within_runs(places, run, expected.runs)
@@ -86,10 +86,10 @@ def weighed(
         base = by_factors + usual * odd[run][:, None]
         factor = _factor(base + np.diag(row), mechanism, over, expected.left.open)
     whole = base + factor**2 * mechanism + np.diag(row)
-    return Weighed(scaled(expected.left, factor), odd, row, inverse_of(whole))
+    return NoiseModel(scaled(expected.left, factor), odd, row, inverse_of(whole))
 
 
-def scaled(left: Left, factor: float) -> Left:
+def scaled(left: ResidualPrior, factor: float) -> ResidualPrior:
     """What is left where the mechanism is off by so many times as much."""
     return left.model_copy(
         update={
@@ -98,7 +98,7 @@ def scaled(left: Left, factor: float) -> Left:
     )
 
 
-def _factor(base: Floats, mechanism: Floats, over: Floats, open_: float) -> float:
+def _factor(base: FloatArray, mechanism: FloatArray, over: FloatArray, open_: float) -> float:
     """The likeliest factor on the mechanism's part, between those tried by a parabola."""
     if open_ == 0.0 or not len(over):
         return 1.0
@@ -112,7 +112,7 @@ def _factor(base: Floats, mechanism: Floats, over: Floats, open_: float) -> floa
     return float(np.exp(logs[at] + float(np.clip(shift, -1, 1)) * (logs[1] - logs[0])))
 
 
-def _evidence(whole: Floats, over: Floats) -> float:
+def _evidence(whole: FloatArray, over: FloatArray) -> float:
     """Logarithm of a normal density, but for a constant."""
     root = np.linalg.cholesky(whole)
     away = np.linalg.solve(root, over)
@@ -120,8 +120,13 @@ def _evidence(whole: Floats, over: Floats) -> float:
 
 
 def _odd(
-    usual: Floats, run: Ints, odd: Floats, weights: Floats, inverse: Floats, freedom: float
-) -> Floats:
+    usual: FloatArray,
+    run: IntArray,
+    odd: FloatArray,
+    weights: FloatArray,
+    inverse: FloatArray,
+    freedom: float,
+) -> FloatArray:
     """Factor on each run's variance, from how far it is off and how well that can be told."""
     if freedom == 0.0 or len(odd) < 2:  # a single run is not off from others
         return odd
@@ -135,6 +140,6 @@ def _odd(
     return found
 
 
-def _widened(own: Floats, usual: Floats, freedom: float) -> Floats:
+def _widened(own: FloatArray, usual: FloatArray, freedom: float) -> FloatArray:
     """Variances of rows: an outlier's is what its distance asks for (Student's t, reweighted)."""
     return np.maximum((freedom * usual + own**2) / (freedom + 1), 0.5 * usual)

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.arrays import Floats
-from perfmodel.files import Spec, load
-from perfmodel.library.corrections import Measured
+from perfmodel.arrays import FloatArray
+from perfmodel.files import FileModel, load_document
+from perfmodel.library.corrections import Corrections
 
 LeverName = Literal["launch", "issue", "awaited", "uneven", "step", "bandwidth", "rate"]
 
@@ -32,7 +32,7 @@ MEANINGS: Mapping[str, str] = {
 }
 
 
-class Lever(NamedTuple):
+class TransferParameter(NamedTuple):
     """One factor.
 
     Parameters
@@ -49,13 +49,13 @@ class Lever(NamedTuple):
         return f"{self.name} of {self.where}" if self.where else self.name
 
 
-LAUNCH = Lever("launch", "")
-ISSUE = Lever("issue", "")
-AWAITED = Lever("awaited", "")
-UNEVEN = Lever("uneven", "")
+LAUNCH = TransferParameter("launch", "")
+ISSUE = TransferParameter("issue", "")
+AWAITED = TransferParameter("awaited", "")
+UNEVEN = TransferParameter("uneven", "")
 
 
-class Expectation(Spec):
+class Expectation(FileModel):
     """How far machines are usually off in a number.
 
     `deviation` is that of the logarithm of the factor; `alike` is the correlation between factors
@@ -66,7 +66,7 @@ class Expectation(Spec):
     alike: float = Field(0.0, ge=0, lt=1)
 
 
-class Left(Spec):
+class ResidualPrior(FileModel):
     """What the mechanism leaves: a Gaussian process over size, ranks and hosts.
 
     `small`, `deviation` and `large` are deviations (small sizes, those between, large ones; see
@@ -92,7 +92,7 @@ class Left(Spec):
     open: float = Field(0.0, ge=0)
 
 
-class Runs(Spec):
+class Runs(FileModel):
     """How a run differs from the next on like hardware, and a row from its neighbours.
 
     `small`, `middle` and `large` are deviations of the logarithm of times, far below `turn_bytes`,
@@ -118,22 +118,22 @@ class Runs(Spec):
     start: float = Field(0.12, gt=0)
 
 
-class Expected(Spec):
+class Priors(FileModel):
     """Everything that a fit of sweeps assumes before it sees data; `sweeps.yaml`."""
 
     levers: dict[LeverName, Expectation]
-    left: Left
+    left: ResidualPrior
     runs: Runs
     source: str
 
 
 @cache
-def usually() -> Expected:
+def usually() -> Priors:
     """The shipped expectations."""
-    return load(Expected, Path(__file__).with_name("priors.yaml"))
+    return load_document(Priors, Path(__file__).with_name("priors.yaml"))
 
 
-def prior(levers: Sequence[Lever], expected: Expected) -> Floats:
+def prior(levers: Sequence[TransferParameter], expected: Priors) -> FloatArray:
     """Covariance of the logarithms of factors before any data; shape (levers, levers)."""
     deviation = np.array([expected.levers[lever.name].deviation for lever in levers])
     alike = np.array(
@@ -145,13 +145,13 @@ def prior(levers: Sequence[Lever], expected: Expected) -> Floats:
             for a in levers
         ]
     ).reshape(len(levers), len(levers))
-    covariance: Floats = alike * np.outer(deviation, deviation)
+    covariance: FloatArray = alike * np.outer(deviation, deviation)
     return covariance
 
 
-def measured_of(factors: Mapping[Lever, float]) -> Measured:
+def measured_of(factors: Mapping[TransferParameter, float]) -> Corrections:
     """The part of the factors that stretches ways of carrying a collective."""
-    return Measured(
+    return Corrections(
         launch=factors.get(LAUNCH, 1.0),
         issue=factors.get(ISSUE, 1.0),
         awaited=factors.get(AWAITED, 1.0),
@@ -161,6 +161,6 @@ def measured_of(factors: Mapping[Lever, float]) -> Measured:
     )
 
 
-def bandwidths_of(factors: Mapping[Lever, float]) -> dict[str, float]:
+def bandwidths_of(factors: Mapping[TransferParameter, float]) -> dict[str, float]:
     """The part of the factors that changes links: factor by kind of link."""
     return {lever.where: f for lever, f in factors.items() if lever.name == "bandwidth"}

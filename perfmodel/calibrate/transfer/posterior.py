@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import Floats, Ints
-from perfmodel.calibrate.transfer.forward_model import Stretched
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.calibrate.transfer.forward_model import ForwardModel
 from perfmodel.calibrate.transfer.gaussian_process import Places, alike, inverse_of
-from perfmodel.calibrate.transfer.noise_model import Weighed, weighed
-from perfmodel.calibrate.transfer.parameters import Expected, Lever, prior
+from perfmodel.calibrate.transfer.noise_model import NoiseModel, weighed
+from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior
 
 STEPS = 6
 """Of Gauss and Newton; times are nearly linear in the factors but for changes of way."""
@@ -41,7 +41,7 @@ class Posterior:
 
     Parameters
     ----------
-    levers : tuple of Lever
+    levers : tuple of TransferParameter
     logs : ndarray of float, shape (levers,)
         Logarithms of the factors.
     covariance : ndarray of float, shape (levers, levers)
@@ -49,45 +49,48 @@ class Posterior:
     fitted_s : ndarray of float, shape (rows,)
         Times of the stretched mechanism, without the residual.
     slopes : ndarray of float, shape (rows, levers)
-    weighed : Weighed
+    weighed : NoiseModel
         How much rows, runs and the mechanism may be off.
     places : Places
     """
 
-    levers: tuple[Lever, ...]
-    logs: Floats
-    covariance: Floats
-    fitted_s: Floats
-    slopes: Floats
-    weighed: Weighed
+    levers: tuple[TransferParameter, ...]
+    logs: FloatArray
+    covariance: FloatArray
+    fitted_s: FloatArray
+    slopes: FloatArray
+    weighed: NoiseModel
     places: Places
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DirectMeasurement:
     """A rate of a link that was measured by itself: a logarithm of its factor, and how sure."""
 
-    lever: Lever
+    lever: TransferParameter
     log: float
     deviation: float
 
 
 def posterior(
-    forward: Stretched, levers: Sequence[Lever], expected: Expected, seen: Sequence[Seen] = ()
+    forward: ForwardModel,
+    levers: Sequence[TransferParameter],
+    expected: Priors,
+    seen: Sequence[DirectMeasurement] = (),
 ) -> Posterior:
     """Find factors and the covariance of what they leave.
 
     Parameters
     ----------
-    forward : Stretched
+    forward : ForwardModel
         At least one row.
-    levers : sequence of Lever
-    expected : Expected
-    seen : sequence of Seen
+    levers : sequence of TransferParameter
+    expected : Priors
+    seen : sequence of DirectMeasurement
         What other measurements say of single factors.
     """
     held, pull = _held(levers, expected, seen)
-    logs: Floats = inverse_of(held) @ pull
+    logs: FloatArray = inverse_of(held) @ pull
     if not forward.observed:
         return _without_rows(levers, logs, held, expected)
     measured = np.log(forward.measured_s)
@@ -116,16 +119,16 @@ def posterior(
     return Posterior(tuple(levers), logs, covariance, fitted_s, slopes, found, places)
 
 
-def _left_open(found: Weighed, places: Places, run: Ints, expected: Expected) -> Floats:
+def _left_open(found: NoiseModel, places: Places, run: IntArray, expected: Priors) -> FloatArray:
     """Covariance of rows but for what is open of the factors."""
     return alike(places, places, found.left, expected.runs) + found.noise(places, run, expected)
 
 
 def _without_rows(
-    levers: Sequence[Lever], logs: Floats, held: Floats, expected: Expected
+    levers: Sequence[TransferParameter], logs: FloatArray, held: FloatArray, expected: Priors
 ) -> Posterior:
     """What is expected, and what was seen of single factors."""
-    none = Weighed(expected.left, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
+    none = NoiseModel(expected.left, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
     return Posterior(
         tuple(levers), logs, inverse_of(held), np.zeros(0), np.zeros((0, len(levers))), none,
         Places.of(()),
@@ -133,8 +136,8 @@ def _without_rows(
 
 
 def _held(
-    levers: Sequence[Lever], expected: Expected, seen: Sequence[Seen]
-) -> tuple[Floats, Floats]:
+    levers: Sequence[TransferParameter], expected: Priors, seen: Sequence[DirectMeasurement]
+) -> tuple[FloatArray, FloatArray]:
     """Inverse covariance of what is known before any sweep, and that times its mean."""
     held = inverse_of(prior(levers, expected))
     pull = np.zeros(len(levers))
@@ -146,11 +149,15 @@ def _held(
     return held, pull
 
 
-def _factors(levers: Sequence[Lever], logs: Floats) -> dict[Lever, float]:
+def _factors(
+    levers: Sequence[TransferParameter], logs: FloatArray
+) -> dict[TransferParameter, float]:
     return dict(zip(levers, np.exp(logs).tolist(), strict=True))
 
 
-def _fitted(forward: Stretched, levers: Sequence[Lever], logs: Floats) -> tuple[Floats, Places]:
+def _fitted(
+    forward: ForwardModel, levers: Sequence[TransferParameter], logs: FloatArray
+) -> tuple[FloatArray, Places]:
     factors = _factors(levers, logs)
     places = Places.of(forward.situations(factors), forward.shares(factors).tolist())
     return forward.times_s(factors), places

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import Floats, Ints
-from perfmodel.collectives.patterns import Pattern, assembled
-from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.collectives.patterns import Pattern, concatenate
+from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks
 from perfmodel.errors import ScheduleError
 
 BATCH = 32
@@ -85,7 +85,7 @@ def bruck(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 
 def _block(ranks: int, nbytes: int, itemsize: int) -> int:
     """Bytes of a block."""
-    checked_ranks(ranks)
+    check_ranks(ranks)
     if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
         raise ScheduleError(
             f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
@@ -93,7 +93,7 @@ def _block(ranks: int, nbytes: int, itemsize: int) -> int:
     return -(-nbytes // (ranks * itemsize)) * itemsize
 
 
-def _direct(name: str, ranks: int, shifts: Ints, block: int) -> Pattern:
+def _direct(name: str, ranks: int, shifts: IntArray, block: int) -> Pattern:
     """Every rank sends to those `shifts` further on, out of its input into their output."""
     src = np.tile(np.arange(ranks), len(shifts))
     dst = (src + np.repeat(shifts, ranks)) % ranks
@@ -123,12 +123,14 @@ def _digit(ranks: int, distance: int, block: int) -> Pattern:
     return Pattern(replace(phase, overwrites=again and distance > 1), step)
 
 
-def _phase(name: str, src: Ints, dst: Ints, nbytes: Floats) -> Phase:
+def _phase(name: str, src: IntArray, dst: IntArray, nbytes: FloatArray) -> Phase:
     zeros, ones = np.zeros(len(src), dtype=np.int64), np.ones(len(src), dtype=np.int64)
     return Phase(name, src, dst, zeros, nbytes, 1, zeros, ones)
 
 
-def _round(src: Ints, dst: Ints, src_chunk: Ints, dst_chunk: Ints, block: int) -> Round:
+def _round(
+    src: IntArray, dst: IntArray, src_chunk: IntArray, dst_chunk: IntArray, block: int
+) -> Round:
     zeros = np.zeros(len(src), dtype=np.int64)
     keeps = np.zeros(len(src), dtype=np.bool_)
     return Round(src, dst, src_chunk, dst_chunk, zeros + block, zeros, keeps)
@@ -145,7 +147,7 @@ def _made(
     scratch: int,
 ) -> Schedule:
     chunks = 2 * ranks + scratch
-    return assembled(
+    return concatenate(
         patterns,
         collective="all_to_all",
         algorithm=algorithm,

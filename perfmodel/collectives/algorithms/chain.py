@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perfmodel.arrays import Ints
+from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms.ring import Orders, checked_orders
-from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks, split_elements
+from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
 
 PIECE_BYTES = 1 << 19
 """Default size of a piece; 512 KiB, one step of NCCL's Simple protocol: BROADCAST_SLICESTEPS and
@@ -44,7 +44,7 @@ def broadcast(
         One order of all ranks for each parallel ring, as for `perfmodel.collectives.algorithms.ring`; each
         chain starts at the root.
     """
-    checked_ranks(ranks, root)
+    check_ranks(ranks, root)
     chains = _turned(checked_orders(ranks, orders), root, first=0)
     return _pipeline("broadcast", chains, nbytes, root, itemsize, piece_bytes)
 
@@ -64,12 +64,12 @@ def reduce(
     alpha. Right, and source, as for `broadcast`; parameters too. The other ranks' buffers hold
     partial sums afterwards.
     """
-    checked_ranks(ranks, root)
+    check_ranks(ranks, root)
     chains = _turned(checked_orders(ranks, orders), root, first=1)
     return _pipeline("reduce", chains, nbytes, root, itemsize, piece_bytes)
 
 
-def _turned(orders: Ints, root: int, first: int) -> Ints:
+def _turned(orders: IntArray, root: int, first: int) -> IntArray:
     """Each ring as a chain that begins `first` places after the root."""
     at = np.argmax(orders == root, axis=1) + first
     places = (at[:, None] + np.arange(orders.shape[1])) % orders.shape[1]
@@ -77,7 +77,7 @@ def _turned(orders: Ints, root: int, first: int) -> Ints:
 
 
 def _pipeline(
-    collective: str, chains: Ints, nbytes: int, root: int, itemsize: int, piece_bytes: int
+    collective: str, chains: IntArray, nbytes: int, root: int, itemsize: int, piece_bytes: int
 ) -> Schedule:
     rings, ranks = chains.shape
     hops = ranks - 1

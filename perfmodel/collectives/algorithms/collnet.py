@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import Ints
+from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of
 from perfmodel.collectives.algorithms.tree import checked_groups
 from perfmodel.collectives.patterns import pieces_of
-from perfmodel.collectives.schedule import Schedule, checked_ranks
+from perfmodel.collectives.schedule import Schedule, check_ranks
 
 PIECE_BYTES = 1 << 18
 """Default size of a piece; 256 KiB, NCCL's chunk of CollNet chains for large buffers."""
@@ -46,7 +46,7 @@ def chain_all_reduce(
     piece_bytes : int
         Largest piece.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     trees = forest_of(chained(checked_groups(ranks, groups))[None, :])
     pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
     return over_switches(trees, "collnet", 1, nbytes, pieces=pieces, itemsize=itemsize)
@@ -66,14 +66,14 @@ def direct_all_reduce(
     per rank: S(2g - 1)/g. Latency term: (3 + P) alpha. Right for nodes whose GPUs all see each
     other, with a NIC for each. Source: see the module; parameters as for `chain_all_reduce`.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     table = checked_groups(ranks, groups)
     trees = forest_of(np.stack([starred(table, head) for head in range(table.shape[1])]))
     pieces = pieces_of(nbytes, trees.channels, piece_bytes, itemsize)
     return over_switches(trees, "collnet_direct", 1, nbytes, pieces=pieces, itemsize=itemsize)
 
 
-def chained(table: Ints) -> Ints:
+def chained(table: IntArray) -> IntArray:
     """Parents of ranks in chains, the first of each below a switch; the switch comes last."""
     found = np.full(table.size + 1, ROOT, dtype=np.int64)
     found[table[:, 0]] = table.size
@@ -81,7 +81,7 @@ def chained(table: Ints) -> Ints:
     return found
 
 
-def starred(table: Ints, head: int) -> Ints:
+def starred(table: IntArray, head: int) -> IntArray:
     """Parents of ranks, if one of each node speaks for it to a switch; the switch comes last."""
     found = np.full(table.size + 1, ROOT, dtype=np.int64)
     found[table] = table[:, [head]]

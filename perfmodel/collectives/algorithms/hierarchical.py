@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.arrays import Ints
+from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms.tree import checked_groups
-from perfmodel.collectives.patterns import around, assembled
-from perfmodel.collectives.schedule import Schedule, checked_ranks, split_elements
+from perfmodel.collectives.patterns import around, concatenate
+from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
 
@@ -40,7 +40,7 @@ def all_reduce(
     ScheduleError
         Groups of different sizes, or that do not hold each rank once.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     table = checked_groups(ranks, groups)
     return _two_level("hierarchical", table, ranks, nbytes, itemsize)
 
@@ -59,7 +59,7 @@ def torus(ranks: int, nbytes: int, *, rows: int, columns: int, itemsize: int = 4
     ScheduleError
         Rows times columns are not the number of ranks.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     if rows < 1 or columns < 1 or rows * columns != ranks:
         raise ScheduleError(
             f"a torus of {rows} rows x {columns} columns; allowed: rows x columns = {ranks} ranks"
@@ -68,7 +68,7 @@ def torus(ranks: int, nbytes: int, *, rows: int, columns: int, itemsize: int = 4
     return _two_level("torus", table, ranks, nbytes, itemsize)
 
 
-def _two_level(algorithm: str, table: Ints, ranks: int, nbytes: int, itemsize: int) -> Schedule:
+def _two_level(algorithm: str, table: IntArray, ranks: int, nbytes: int, itemsize: int) -> Schedule:
     """Blocks are numbered by place in a group (place p ends with p + 1) and cut by groups."""
     groups, size = table.shape
     sizes = split_elements(nbytes, ranks, itemsize)
@@ -76,7 +76,7 @@ def _two_level(algorithm: str, table: Ints, ranks: int, nbytes: int, itemsize: i
     inside = np.broadcast_to(block, (groups, size))
     # Rail p holds block p + 1 and cuts it into one chunk for each group.
     across = np.roll(block, -1)[:, None] + np.arange(groups)
-    return assembled(
+    return concatenate(
         [
             around("reduce-scatter inside", table, inside, groups, sizes, reduces=True),
             around("reduce-scatter across", table.T, across, 1, sizes, reduces=True),

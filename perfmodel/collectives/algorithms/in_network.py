@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.collectives.patterns import assembled, pieces_of, pipeline
-from perfmodel.collectives.schedule import Schedule, checked_ranks, split_elements
+from perfmodel.collectives.patterns import concatenate, pieces_of, pipeline
+from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 
 PIECE_BYTES = 1 << 17
 """Default size of a piece; 128 KiB, NCCL's chunk of NVLS for large buffers."""
@@ -36,7 +36,7 @@ def all_reduce(
     In NVLS each rank reads the sum of its own 1/N through the switch and writes it back to all,
     so that its port carries S(1 + 1/N) each way; here ranks send and do not fetch.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
     sizes = split_elements(nbytes, pieces, itemsize)
     members = np.arange(ranks if ranks > 1 else 0)
@@ -51,7 +51,7 @@ def all_reduce(
         sizes[None, :],
         reduces=up,
     )
-    return assembled(
+    return concatenate(
         [both],
         collective="all_reduce",
         algorithm="switch",

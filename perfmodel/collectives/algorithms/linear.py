@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks, split_elements
+from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
 
 
 def scatter(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:
@@ -32,7 +32,7 @@ def gather(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Sche
 
 
 def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) -> Schedule:
-    checked_ranks(ranks, root)
+    check_ranks(ranks, root)
     sizes = split_elements(nbytes, ranks, itemsize)
     others = np.delete(np.arange(ranks), root)
     center = np.full(len(others), root)

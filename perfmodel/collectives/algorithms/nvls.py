@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Ints
+from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of, node_parents
 from perfmodel.collectives.algorithms.tree import checked_groups
-from perfmodel.collectives.patterns import Pattern, assembled, pieces_of
-from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks, split_elements
+from perfmodel.collectives.patterns import Pattern, concatenate, pieces_of
+from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
 
 PIECE_BYTES = 1 << 17
 """Default size of a head's piece; 128 KiB, NCCL's chunk of NVLS for large buffers."""
@@ -103,7 +103,7 @@ def tree_all_reduce(
     ScheduleError
         Groups of different sizes, or that do not hold each rank once.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     nodes = switched_nodes(checked_groups(ranks, groups), heads)
     number = max(1, -(-nbytes // (nodes.trees * nodes.heads * max(piece_bytes, itemsize))))
     return over_nodes(nodes, nbytes, pieces=number, itemsize=itemsize)
@@ -112,7 +112,7 @@ def tree_all_reduce(
 def _one_node(
     collective: str, ranks: int, nbytes: int, itemsize: int, piece_bytes: int
 ) -> Schedule:
-    checked_ranks(ranks)
+    check_ranks(ranks)
     nodes = switched_nodes(np.arange(ranks, dtype=np.int64)[None, :], None, collective)
     pieces = pieces_of(nbytes, ranks, piece_bytes, itemsize)
     return over_nodes(nodes, nbytes, pieces=pieces, itemsize=itemsize)
@@ -142,16 +142,16 @@ class Switched:
     nodes: int
     heads: int
     trees: int
-    src: Ints
-    dst: Ints
-    tree: Ints
-    first: Ints
-    head: Ints
+    src: IntArray
+    dst: IntArray
+    tree: IntArray
+    first: IntArray
+    head: IntArray
     adds: NDArray[np.bool_]
 
 
 def switched_nodes(
-    table: Ints, heads: int | None, collective: str = "all_reduce", *, only: int | None = None
+    table: IntArray, heads: int | None, collective: str = "all_reduce", *, only: int | None = None
 ) -> Switched:
     """Lay out a collective over nodes with reducing switches.
 
@@ -191,10 +191,10 @@ def switched_nodes(
 class _Lanes:
     """Some edges: columns of `Switched`."""
 
-    src: Ints
-    dst: Ints
-    first: Ints
-    head: Ints
+    src: IntArray
+    dst: IntArray
+    first: IntArray
+    head: IntArray
     adds: NDArray[np.bool_]
 
 
@@ -209,7 +209,7 @@ def _joined(parts: Sequence[_Lanes]) -> _Lanes:
     )
 
 
-def _edges(table: Ints, heads: Ints, second: bool, collective: str) -> _Lanes:
+def _edges(table: IntArray, heads: IntArray, second: bool, collective: str) -> _Lanes:
     """Edges of one tree."""
     parent = node_parents(len(table), second)[0]
     trees = forest_of(parent[None, :])
@@ -233,7 +233,9 @@ def _edges(table: Ints, heads: Ints, second: bool, collective: str) -> _Lanes:
     return _joined(kinds[collective])
 
 
-def _at_switch(table: Ints, heads: Ints, switch: int, first: Ints, *, fetches: bool) -> _Lanes:
+def _at_switch(
+    table: IntArray, heads: IntArray, switch: int, first: IntArray, *, fetches: bool
+) -> _Lanes:
     """What ranks send to their switch and heads fetch from it, or heads send and ranks are sent.
 
     `switch` is the number of the first node's, `first` the repeat in which each node begins.
@@ -256,7 +258,7 @@ def _at_switch(table: Ints, heads: Ints, switch: int, first: Ints, *, fetches: b
     )
 
 
-def _levels(parent: Ints, trees: Forest) -> tuple[Ints, Ints]:
+def _levels(parent: IntArray, trees: Forest) -> tuple[IntArray, IntArray]:
     """Height over the leaves and depth below the root of each node."""
     nodes = len(parent)
     height, depth = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
@@ -309,7 +311,7 @@ def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) 
         )
 
     scattered = nodes.collective != "all_reduce"
-    return assembled(
+    return concatenate(
         [Pattern(phase, step)],
         owner=np.tile(np.arange(nodes.heads), nodes.trees * pieces) if scattered else None,
         collective=nodes.collective,

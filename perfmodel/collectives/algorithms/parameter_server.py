@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.collectives.patterns import assembled, exchange
-from perfmodel.collectives.schedule import Schedule, checked_ranks, split_elements
+from perfmodel.collectives.patterns import concatenate, exchange
+from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
 
@@ -35,7 +35,7 @@ def all_reduce(
     ScheduleError
         No server, one named twice, or one that is no rank.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     if not servers or len(set(servers)) < len(servers) or not set(servers) <= set(range(ranks)):
         raise ScheduleError(
             f"servers {servers}; allowed: one or more different ranks from 0 to {ranks - 1}"
@@ -45,7 +45,7 @@ def all_reduce(
     worker, server = np.tile(np.arange(ranks), len(servers)), np.asarray(servers)[part]
     other = worker != server
     part, worker, server = part[other], worker[other], server[other]
-    return assembled(
+    return concatenate(
         [
             exchange("push", worker, server, part, 1, sizes, reduces=True),
             exchange("pull", server, worker, part, 1, sizes, reduces=False),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.arrays import Ints
-from perfmodel.collectives.patterns import Pattern, assembled
-from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks, split_elements
+from perfmodel.arrays import IntArray
+from perfmodel.collectives.patterns import Pattern, concatenate
+from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
 
 
 def all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
@@ -34,12 +34,12 @@ def reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 
 
 def _made(collective: str, ranks: int, nbytes: int, itemsize: int) -> Schedule:
-    checked_ranks(ranks)
+    check_ranks(ranks)
     sizes = split_elements(nbytes, ranks, itemsize)
     distances = [1 << k for k in range((ranks - 1).bit_length())]
     reduces = collective == "reduce_scatter"
     steps = distances if reduces else distances[::-1]
-    return assembled(
+    return concatenate(
         [_step(distance, ranks, sizes, reduces=reduces) for distance in steps],
         owner=np.arange(ranks),
         collective=collective,
@@ -51,7 +51,7 @@ def _made(collective: str, ranks: int, nbytes: int, itemsize: int) -> Schedule:
     )
 
 
-def _step(distance: int, ranks: int, sizes: Ints, *, reduces: bool) -> Pattern:
+def _step(distance: int, ranks: int, sizes: IntArray, *, reduces: bool) -> Pattern:
     """All pairs at a distance: what those that have come a multiple of twice as far pass on."""
     come = np.arange(0, ranks - distance, 2 * distance)
     here = np.arange(ranks)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Ints
-from perfmodel.collectives.patterns import assembled, pipeline
-from perfmodel.collectives.schedule import Schedule, checked_ranks, split_elements
+from perfmodel.arrays import IntArray
+from perfmodel.collectives.patterns import concatenate, pipeline
+from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
 ROOT = -1
@@ -37,14 +37,14 @@ class Forest:
 
     ranks: int
     channels: int
-    src: Ints
-    dst: Ints
-    channel: Ints
-    first: Ints
+    src: IntArray
+    dst: IntArray
+    channel: IntArray
+    first: IntArray
     up: NDArray[np.bool_]
 
 
-def forest_of(parents: Ints) -> Forest:
+def forest_of(parents: IntArray) -> Forest:
     """Edges of trees over the same ranks.
 
     Parameters
@@ -76,7 +76,7 @@ def forest_of(parents: Ints) -> Forest:
     )
 
 
-def _depth(above: Ints) -> Ints:
+def _depth(above: IntArray) -> IntArray:
     """Edges from each node up to its root, by doubling the way that is known."""
     nodes = len(above)
     up = np.append(np.where(above < 0, nodes, above), nodes)
@@ -102,7 +102,7 @@ def all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int = 4) ->
         Of each channel's share.
     itemsize : int
     """
-    checked_ranks(trees.ranks)
+    check_ranks(trees.ranks)
     if pieces < 1:
         raise ScheduleError(f"{pieces} pieces; allowed: 1 or more")
     sizes = split_elements(nbytes, trees.channels * pieces, itemsize)
@@ -115,7 +115,7 @@ def all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int = 4) ->
         sizes.reshape(trees.channels, pieces),
         reduces=trees.up,
     )
-    return assembled(
+    return concatenate(
         [both],
         collective="all_reduce",
         algorithm="tree",
@@ -126,7 +126,7 @@ def all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int = 4) ->
     )
 
 
-def node_parents(nodes: int, second: bool) -> tuple[Ints, NDArray[np.bool_]]:
+def node_parents(nodes: int, second: bool) -> tuple[IntArray, NDArray[np.bool_]]:
     """Parent of each node in NCCL's double binary tree, and who is its parent's first child.
 
     The first tree is in order of nodes, so that odd ones are leaves; the second is its mirror
@@ -151,7 +151,7 @@ def node_parents(nodes: int, second: bool) -> tuple[Ints, NDArray[np.bool_]]:
     return np.where(shifted < 0, ROOT, (shifted + 1) % nodes), np.roll(is_first, 1)
 
 
-def chained_parents(chains: Ints, *, second: bool, spread: bool) -> Ints:
+def chained_parents(chains: IntArray, *, second: bool, spread: bool) -> IntArray:
     """Parent of each rank, if chains of ranks (the GPUs of a node) stand in a binary tree.
 
     Parameters

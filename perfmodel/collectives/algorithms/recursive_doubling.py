@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.arrays import Ints
-from perfmodel.collectives.patterns import Pattern, assembled, exchange
-from perfmodel.collectives.schedule import Schedule, checked_ranks, split_elements
+from perfmodel.arrays import IntArray
+from perfmodel.collectives.patterns import Pattern, concatenate, exchange
+from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
 
@@ -28,9 +28,9 @@ class _Team:
     Arrays of shape (members,), (extra,), (extra,).
     """
 
-    members: Ints
-    folded: Ints
-    partners: Ints
+    members: IntArray
+    folded: IntArray
+    partners: IntArray
 
     @classmethod
     def of(cls, ranks: int) -> _Team:
@@ -44,7 +44,7 @@ class _Team:
     def doublings(self) -> int:
         return len(self.members).bit_length() - 1
 
-    def nearest_first(self) -> Ints:
+    def nearest_first(self) -> IntArray:
         """Members renumbered so that halving begins between neighbours: bits reversed."""
         number = np.arange(len(self.members))
         turned = np.zeros_like(number)
@@ -60,7 +60,7 @@ def all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     S log2 M, and S more if N is no power of two. Latency term: steps times alpha. Right for
     small buffers: the fewest steps. Source: Thakur et al. (see the module).
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     team, sizes = _Team.of(ranks), split_elements(nbytes, 1, itemsize)
     members, zeros = team.members, np.zeros(len(team.members), dtype=np.int64)
     partners = [members[np.arange(len(members)) ^ mask] for mask in _masks(members)]
@@ -77,7 +77,7 @@ def halving_doubling(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     steps times alpha. Right for middle sizes; for large ones where N is a power of two: a ring's
     bytes in few steps, if the network carries any pairs at full rate. Source: Thakur et al.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     team = _Team.of(ranks)
     sizes = split_elements(nbytes, len(team.members), itemsize)
     middle = _halve_and_double(team, sizes)
@@ -93,7 +93,7 @@ def rabenseifner(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     largest sum that a rank makes while folding is S/2 and not S. Latency term: steps times
     alpha. Right where adding is dear. Source: Rabenseifner (see the module).
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     team = _Team.of(ranks)
     sizes = split_elements(nbytes, len(team.members), itemsize)
     half, extra = len(sizes) // 2, len(team.partners)
@@ -109,7 +109,7 @@ def rabenseifner(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     return _made("all_reduce", "rabenseifner", ranks, nbytes, itemsize, sizes, patterns)
 
 
-def _halve_and_double(team: _Team, sizes: Ints) -> list[Pattern]:
+def _halve_and_double(team: _Team, sizes: IntArray) -> list[Pattern]:
     members, starts = team.nearest_first(), np.arange(len(team.members) + 1)
     return [*_halve(members, starts, sizes), *_double(members, starts, sizes)]
 
@@ -121,7 +121,7 @@ def reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     (N-1)/N S where N is a power of two, else S (who folds). Latency term: steps times alpha.
     Right for small and middle sizes. Source: Thakur et al. (see the module).
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     team, sizes = _Team.of(ranks), split_elements(nbytes, ranks, itemsize)
     # The parts of a member and of the partner that folded into it lie side by side.
     number, extra = np.arange(len(team.members) + 1), len(team.partners)
@@ -145,7 +145,7 @@ def all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     ScheduleError
         N is no power of two; `bruck_all_gather` takes any.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     if ranks & (ranks - 1):
         raise ScheduleError(
             f"recursive doubling all_gather on {ranks} ranks; allowed: a power of two "
@@ -164,7 +164,7 @@ def bruck_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     Steps: ceil(log2 N). Bytes sent per rank: (N-1)/N S. Latency term: ceil(log2 N) alpha. Right
     for small and middle sizes and any N. Source: Bruck et al. (see the module).
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     sizes, own = split_elements(nbytes, ranks, itemsize), np.arange(ranks)
     distances = [1 << k for k in range((ranks - 1).bit_length())]
     patterns = [
@@ -174,19 +174,19 @@ def bruck_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     return _made("all_gather", "bruck", ranks, nbytes, itemsize, sizes, patterns, owner=own)
 
 
-def _fold(team: _Team, sizes: Ints) -> Pattern:
+def _fold(team: _Team, sizes: IntArray) -> Pattern:
     """The partners add their whole buffers to their neighbours'."""
     zeros = np.zeros_like(team.partners)
     return exchange("fold", team.partners, team.folded, zeros, len(sizes), sizes, reduces=True)
 
 
-def _unfold(team: _Team, sizes: Ints) -> Pattern:
+def _unfold(team: _Team, sizes: IntArray) -> Pattern:
     """The neighbours hand the whole result back."""
     zeros = np.zeros_like(team.partners)
     return exchange("unfold", team.folded, team.partners, zeros, len(sizes), sizes, reduces=False)
 
 
-def _halve(members: Ints, starts: Ints, sizes: Ints) -> list[Pattern]:
+def _halve(members: IntArray, starts: IntArray, sizes: IntArray) -> list[Pattern]:
     """Reduce-scatter: member x ends with chunks starts[x] ... starts[x + 1] - 1.
 
     In each step x gives the half that it will not keep to the member that will.
@@ -197,7 +197,7 @@ def _halve(members: Ints, starts: Ints, sizes: Ints) -> list[Pattern]:
     ]
 
 
-def _double(members: Ints, starts: Ints, sizes: Ints) -> list[Pattern]:
+def _double(members: IntArray, starts: IntArray, sizes: IntArray) -> list[Pattern]:
     """All-gather: `_halve` backwards; x gives all that it has."""
     return [
         _swap("double", members, mask, np.arange(len(members)) & -mask, starts, sizes)
@@ -205,11 +205,13 @@ def _double(members: Ints, starts: Ints, sizes: Ints) -> list[Pattern]:
     ]
 
 
-def _masks(members: Ints) -> list[int]:
+def _masks(members: IntArray) -> list[int]:
     return [1 << k for k in range(len(members).bit_length() - 1)]
 
 
-def _swap(name: str, members: Ints, mask: int, block: Ints, starts: Ints, sizes: Ints) -> Pattern:
+def _swap(
+    name: str, members: IntArray, mask: int, block: IntArray, starts: IntArray, sizes: IntArray
+) -> Pattern:
     """Member x gives blocks block[x] ... block[x] + mask - 1 to member x ^ mask."""
     partner = members[np.arange(len(members)) ^ mask]
     count = starts[block + mask] - starts[block]
@@ -222,11 +224,11 @@ def _made(
     ranks: int,
     nbytes: int,
     itemsize: int,
-    sizes: Ints,
+    sizes: IntArray,
     patterns: list[Pattern],
     **own: Any,
 ) -> Schedule:
-    return assembled(
+    return concatenate(
         patterns,
         collective=collective,
         algorithm=algorithm,

@@ -15,12 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import Floats, Ints
-from perfmodel.collectives.patterns import Pattern, assembled, ranges
-from perfmodel.collectives.schedule import Phase, Round, Schedule, checked_ranks, split_elements
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.collectives.patterns import Pattern, concatenate, ranges
+from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
-Orders = Sequence[Sequence[int]] | Ints
+Orders = Sequence[Sequence[int]] | IntArray
 
 
 def all_reduce(
@@ -80,7 +80,7 @@ def all_gather(
 
 def both_ways(ranks: int) -> Orders:
     """Orders of two rings in opposite directions, so that a link works in both of its own."""
-    checked_ranks(ranks)
+    check_ranks(ranks)
     order = list(range(ranks))
     return [order, order[::-1]]
 
@@ -121,7 +121,7 @@ def _ring(
     orders: Orders | None,
     algorithm: str = "ring",
 ) -> Schedule:
-    checked_ranks(ranks)
+    check_ranks(ranks)
     table = checked_orders(ranks, orders)
     sizes = split_elements(nbytes, ranks * len(table), itemsize).reshape(len(table), ranks)
     # Position p of a ring ends up with chunk p + 1 after N - 1 steps of reducing, so the rank that
@@ -149,7 +149,7 @@ def _ring(
     )
 
 
-def checked_orders(ranks: int, orders: Orders | None) -> Ints:
+def checked_orders(ranks: int, orders: Orders | None) -> IntArray:
     """Orders of parallel rings as an array of shape (rings, ranks); one in rank order if None.
 
     Raises
@@ -167,7 +167,7 @@ def checked_orders(ranks: int, orders: Orders | None) -> Ints:
     return table
 
 
-def _phases(orders: Ints, sizes: Ints, kinds: Sequence[bool]) -> tuple[Phase, ...]:
+def _phases(orders: IntArray, sizes: IntArray, kinds: Sequence[bool]) -> tuple[Phase, ...]:
     """All edges of all rings; each sends every chunk but one in `ranks - 1` steps."""
     rings, ranks = orders.shape
     edges = rings * ranks
@@ -190,18 +190,18 @@ def _phases(orders: Ints, sizes: Ints, kinds: Sequence[bool]) -> tuple[Phase, ..
     )
 
 
-def _mean_bytes(sizes: Ints, offset: int) -> Floats:
+def _mean_bytes(sizes: IntArray, offset: int) -> FloatArray:
     """Bytes of a send, edge by edge, on average over steps offset ... offset + N - 2.
 
     Position p sends chunks p - step: all but p - offset + 1.
     """
     ranks = sizes.shape[1]
     left_out = np.take(sizes, (np.arange(ranks) - offset + 1) % ranks, axis=1)
-    mean: Floats = (sizes.sum(axis=1, keepdims=True) - left_out) / (ranks - 1)
+    mean: FloatArray = (sizes.sum(axis=1, keepdims=True) - left_out) / (ranks - 1)
     return mean.ravel()
 
 
-def _round(orders: Ints, sizes: Ints, step: int, reduces: bool) -> Round:
+def _round(orders: IntArray, sizes: IntArray, step: int, reduces: bool) -> Round:
     """Step `step`: the rank at position p sends chunk p - step of its ring to position p + 1."""
     rings, ranks = orders.shape
     chunk = np.broadcast_to((np.arange(ranks) - step) % ranks, orders.shape)
@@ -261,14 +261,14 @@ def ring_all_reduce(
     ScheduleError
         A size that is not whole elements.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
         raise ScheduleError(
             f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
         )
     number, each = segments(ranks, nbytes, itemsize=itemsize, segment_bytes=segment_bytes)
     sizes = np.clip(nbytes - np.arange(number) * each, 0, each)
-    return assembled(
+    return concatenate(
         [
             _down("reduce-scatter", ranks, sizes, ahead=1, reduces=True),
             _down("all-gather", ranks, sizes, ahead=0, reduces=False),
@@ -282,7 +282,7 @@ def ring_all_reduce(
     )
 
 
-def _down(name: str, ranks: int, sizes: Ints, *, ahead: int, reduces: bool) -> Pattern:
+def _down(name: str, ranks: int, sizes: IntArray, *, ahead: int, reduces: bool) -> Pattern:
     """Rank r sends to r - 1 all segments but one rank's, beginning with those of r + `ahead`.
 
     The edges stand in the order of the ring: 0 to N - 1, N - 1 to N - 2 ...

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.arrays import Ints
-from perfmodel.collectives.patterns import Pattern, assembled, exchange, pieces_of, pipeline
-from perfmodel.collectives.schedule import Schedule, checked_ranks, split_elements
+from perfmodel.arrays import IntArray
+from perfmodel.collectives.patterns import Pattern, concatenate, exchange, pieces_of, pipeline
+from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
 PIECE_BYTES = 1 << 19
@@ -51,7 +51,7 @@ def double_binary_tree(
     ScheduleError
         Groups that do not hold each rank once.
     """
-    checked_ranks(ranks)
+    check_ranks(ranks)
     table = checked_groups(ranks, [[r] for r in range(ranks)] if groups is None else groups)
     pieces = pieces_of(nbytes, 2, piece_bytes, itemsize)
     sizes = split_elements(nbytes, 2 * pieces, itemsize).reshape(2, pieces)
@@ -60,7 +60,7 @@ def double_binary_tree(
         np.concatenate(columns) for columns in zip(*both, strict=True)
     )
     flow = pipeline("reduce and broadcast", src, dst, channel, first, sizes, reduces=reduces)
-    return assembled(
+    return concatenate(
         [flow],
         collective="all_reduce",
         algorithm="tree",
@@ -71,7 +71,7 @@ def double_binary_tree(
     )
 
 
-def checked_groups(ranks: int, groups: Sequence[Sequence[int]]) -> Ints:
+def checked_groups(ranks: int, groups: Sequence[Sequence[int]]) -> IntArray:
     """Groups of ranks as an array of shape (groups, size).
 
     Raises
@@ -88,7 +88,7 @@ def checked_groups(ranks: int, groups: Sequence[Sequence[int]]) -> Ints:
     return table
 
 
-def _two(places: int) -> tuple[Ints, Ints]:
+def _two(places: int) -> tuple[IntArray, IntArray]:
     """Parent of each place in two trees; -1 at the roots.
 
     The first tree is in order of places, so that odd places are leaves. The second is its mirror
@@ -106,7 +106,7 @@ def _two(places: int) -> tuple[Ints, Ints]:
     return first, np.where(shifted < 0, -1, (shifted + 1) % places)
 
 
-def _chained(parents: Ints, groups: Ints) -> Ints:
+def _chained(parents: IntArray, groups: IntArray) -> IntArray:
     """Parent of each rank, if groups stand at the places of a tree and each is a chain."""
     found = np.empty(groups.size, dtype=np.int64)
     found[groups[:, 0]] = np.where(parents < 0, -1, groups[parents, 0])
@@ -114,7 +114,7 @@ def _chained(parents: Ints, groups: Ints) -> Ints:
     return found
 
 
-def _edges(parents: Ints, tree: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def _edges(parents: IntArray, tree: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
     """Edges of a tree up and down: src, dst, channel, first repeat, whether they reduce."""
     depth = np.zeros(len(parents), dtype=np.int64)
     above = parents
@@ -166,14 +166,14 @@ def all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 def _binomial(
     halves: tuple[str, ...], collective: str, ranks: int, nbytes: int, root: int, itemsize: int
 ) -> Schedule:
-    checked_ranks(ranks, root)
+    check_ranks(ranks, root)
     sizes = split_elements(nbytes, 1, itemsize)
     steps = (ranks - 1).bit_length()
     patterns = []
     for half in halves:
         order = range(steps) if half == "broadcast" else reversed(range(steps))
         patterns += [_level(half, 1 << step, ranks, root, sizes) for step in order]
-    return assembled(
+    return concatenate(
         patterns,
         collective=collective,
         algorithm="binomial",
@@ -185,7 +185,7 @@ def _binomial(
     )
 
 
-def _level(half: str, distance: int, ranks: int, root: int, sizes: Ints) -> Pattern:
+def _level(half: str, distance: int, ranks: int, root: int, sizes: IntArray) -> Pattern:
     """The `distance` ranks nearest to the root and those `distance` further away."""
     near = np.arange(min(distance, ranks - distance))
     upper, lower = (near + root) % ranks, (near + distance + root) % ranks

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.arrays import Floats
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
 
 _ALIKE = 1e-12
@@ -24,7 +24,7 @@ _MOST_PERIODS = 64
 
 
 def rings_s(
-    phases: Sequence[Phase], rings: int, rate_Bps: Floats, latency_s: Floats, credits: int
+    phases: Sequence[Phase], rings: int, rate_Bps: FloatArray, latency_s: FloatArray, credits: int
 ) -> tuple[float, float] | None:
     """Time of closed rings whose steps are alike, if it can be told without stepping.
 
@@ -59,7 +59,7 @@ def rings_s(
 
 
 def _slowest(
-    hold_s: Floats, latency_s: Floats, repeat: int, credits: int
+    hold_s: FloatArray, latency_s: FloatArray, repeat: int, credits: int
 ) -> tuple[float, float] | None:
     """Time of the slowest of some rings, shape (rings, edges); each different one is looked at."""
     unlike = {
@@ -77,7 +77,7 @@ def _slowest(
 
 
 def ring_s(
-    hold_s: Floats, latency_s: Floats, repeat: int, credits: int, *, sent: bool = False
+    hold_s: FloatArray, latency_s: FloatArray, repeat: int, credits: int, *, sent: bool = False
 ) -> float | None:
     """Time of `repeat` steps of a ring, every edge at work in each.
 
@@ -127,7 +127,7 @@ def ring_s(
     return best if found else None
 
 
-def _period(hold_s: Floats, latency_s: Floats) -> int:
+def _period(hold_s: FloatArray, latency_s: FloatArray) -> int:
     """After how many edges those of a ring come back, as they do host after host."""
     count = len(hold_s)
     near = (hold_s == hold_s[0]) & (latency_s == latency_s[0])
@@ -157,14 +157,14 @@ class _Windows:
         No window is longer.
     """
 
-    def __init__(self, gain_s: Floats, last_s: Floats, stride: int, longest: int) -> None:
+    def __init__(self, gain_s: FloatArray, last_s: FloatArray, stride: int, longest: int) -> None:
         self._edges, self._stride = len(gain_s), stride
         self._turn = int(np.lcm(self._edges, stride))
         self._sums = np.concatenate([[0.0], np.cumsum(gain_s)])
         ends = np.arange(self._edges + min(longest, 3 * self._turn) + 1)
         turns, rest = np.divmod(ends, self._edges)
         self._ends = turns * self._sums[-1] + self._sums[rest] + last_s[rest - 1]
-        self._ahead: dict[tuple[int, int], Floats] = {}
+        self._ahead: dict[tuple[int, int], FloatArray] = {}
 
     def best(self, longest: int) -> tuple[int, int, float]:
         """Begin, end and worth of the best of `longest` edges less a multiple of the stride."""
@@ -194,14 +194,14 @@ class _Windows:
         reached = self._ends[chosen + low : chosen + high + 1 : stride]
         return chosen, chosen + low + stride * int(reached.argmax()), best
 
-    def _most_ahead(self, first: int, size: int) -> Floats:
+    def _most_ahead(self, first: int, size: int) -> FloatArray:
         """What the best of so many ends is worth, from each on."""
         if (first, size) not in self._ahead:
             self._ahead[first, size] = _most_ahead(self._ends[first :: self._stride], size)
         return self._ahead[first, size]
 
 
-def _most_ahead(values: Floats, size: int) -> Floats:
+def _most_ahead(values: FloatArray, size: int) -> FloatArray:
     """Largest of `size` values from each on, shape (values - size + 1,).
 
     Every stretch is the end of one block of `size` values and the beginning of the next. Source:
@@ -216,8 +216,8 @@ def _most_ahead(values: Floats, size: int) -> Floats:
 
 
 def chains_s(
-    phase: Phase, rate_Bps: Floats, latency_s: Floats, credits: int
-) -> tuple[float, Floats] | None:
+    phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int
+) -> tuple[float, FloatArray] | None:
     """Time of pipelines along open chains; None if the phase's edges do not form such.
 
     The walk crosses every edge of a chain once and waits, chunk after chunk, where that weighs
@@ -257,5 +257,5 @@ def chains_s(
     more = active[:, :1] - 1
     whole, rest = np.divmod(more, credits)
     waits_s = np.maximum(more * longest, whole * most + rest * longest)
-    landed_s: Floats = np.cumsum(delivery_s, axis=1) + waits_s
+    landed_s: FloatArray = np.cumsum(delivery_s, axis=1) + waits_s
     return float((landed_s - late_s).max()), landed_s.ravel()

@@ -15,14 +15,14 @@ from functools import reduce
 
 import numpy as np
 
-from perfmodel.arrays import Floats, Ints
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import feeders_of
 
 
 def pipelines_s(
-    phase: Phase, rate_Bps: Floats, latency_s: Floats, credits: int
-) -> tuple[float, Floats] | None:
+    phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int
+) -> tuple[float, FloatArray] | None:
     """Time of pieces over trees; None if the phase's edges do not form such.
 
     Parameters
@@ -52,8 +52,11 @@ def pipelines_s(
 
 
 def _heaviest(
-    feeders: Ints, first: Ints, own_s: Floats, gains_s: tuple[Floats, Floats, Floats]
-) -> Floats:
+    feeders: IntArray,
+    first: IntArray,
+    own_s: FloatArray,
+    gains_s: tuple[FloatArray, FloatArray, FloatArray],
+) -> FloatArray:
     """Heaviest way to each edge: its own weights, and the first gain, or the two others, once each.
 
     `own_s` and the gains have shape (edges,).
@@ -73,5 +76,5 @@ def _heaviest(
         np.maximum(before[4], np.maximum(both, last), out=before[4])
         np.maximum(before[1:4], gained, out=before[1:4])
         best[:, level] = before + own_s[level]
-    landed: Floats = np.maximum(best[1, :edges], best[4, :edges])
+    landed: FloatArray = np.maximum(best[1, :edges], best[4, :edges])
     return landed

@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.arrays import Floats
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import chains_s, rings_s
 from perfmodel.collectives.timing.pipelines import pipelines_s
 from perfmodel.collectives.timing.unrolled import course_of, places_of
-from perfmodel.collectives.timing.variable_rate import Clocks, Ends, Pace
+from perfmodel.collectives.timing.variable_rate import Clocks, CompletionTimes, LinkRates
 
 LONG = 256
 """Edges of a ring or chain from which on its heaviest walk is looked for, instead of stepping."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class TimedPhases:
     """Phases that share their edges, and what these can do.
 
     Parameters
@@ -39,12 +39,12 @@ class Leg:
     """
 
     phases: tuple[Phase, ...]
-    rate_Bps: Floats
-    latency_s: Floats
+    rate_Bps: FloatArray
+    latency_s: FloatArray
 
 
 @dataclass
-class Doors:
+class ReadyTimes:
     """When each edge may begin the next leg.
 
     A rank begins when its sends and receives before have landed; sends that add to what the
@@ -57,10 +57,10 @@ class Doors:
     """
 
     ranks: int
-    _open_s: Floats = field(default_factory=lambda: np.zeros(0))
-    _came_s: Floats = field(default_factory=lambda: np.zeros(0))
+    _open_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    _came_s: FloatArray = field(default_factory=lambda: np.zeros(0))
 
-    def begin_s(self, phase: Phase) -> Floats:
+    def begin_s(self, phase: Phase) -> FloatArray:
         """When each edge of a phase may send at the earliest; shape (edges,)."""
         self._grow(phase)
         starts, ends = places_of(phase, self.ranks)
@@ -68,7 +68,7 @@ class Doors:
         waits = np.logical_or(phase.adds, phase.overwrites)
         return np.maximum(begin_s, np.where(waits, self._came_s[ends], 0.0))
 
-    def land(self, phase: Phase, landed_s: Floats) -> None:
+    def land(self, phase: Phase, landed_s: FloatArray) -> None:
         """Take note of when the last sends over the edges of a leg have landed."""
         self._grow(phase)
         starts, ends = places_of(phase, self.ranks)
@@ -84,8 +84,8 @@ class Doors:
 
 
 def legs_ends(
-    legs: Sequence[Leg], ranks: int, *, credits: int
-) -> Iterator[tuple[Floats | None, Ends]]:
+    legs: Sequence[TimedPhases], ranks: int, *, credits: int
+) -> Iterator[tuple[FloatArray | None, CompletionTimes]]:
     """Time the legs of a collective, each begun rank by rank.
 
     Yields
@@ -96,7 +96,7 @@ def legs_ends(
     if len(legs) == 1:
         yield None, leg_ends(legs[0], credits)
         return
-    doors = Doors(ranks)
+    doors = ReadyTimes(ranks)
     for leg in legs:
         begin_s = doors.begin_s(leg.phases[0])
         ends = _stepped(leg, begin_s, credits)
@@ -105,7 +105,7 @@ def legs_ends(
 
 
 def schedule_s(
-    phases: Sequence[Phase], rate_Bps: Floats, latency_s: Floats, *, credits: int
+    phases: Sequence[Phase], rate_Bps: FloatArray, latency_s: FloatArray, *, credits: int
 ) -> float:
     """Time of phases that share their edges; seconds.
 
@@ -124,10 +124,12 @@ def schedule_s(
     float
         When the last send is delivered.
     """
-    return leg_ends(Leg(tuple(phases), rate_Bps, latency_s), credits).last_s if phases else 0.0
+    return (
+        leg_ends(TimedPhases(tuple(phases), rate_Bps, latency_s), credits).last_s if phases else 0.0
+    )
 
 
-def leg_ends(leg: Leg, credits: int) -> Ends:
+def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
     """How a leg ends that all edges may begin at once.
 
     Of legs that have a closed form, `landed_s` holds the last arrival of all.
@@ -142,39 +144,39 @@ def leg_ends(leg: Leg, credits: int) -> Ends:
         # the head of a chain for its only credit.
         steps = zip(phases, busy, strict=True)
         end_s = sum(float(phase.repeat * (hold[0] + late[0])) for phase, hold in steps)
-        return Ends(end_s - float(late[0]), np.array([end_s]))
+        return CompletionTimes(end_s - float(late[0]), np.array([end_s]))
     if credits == 1 and all((p.active == p.repeat).all() for p in phases):
         # Staying on the slowest edge costs its whole step each time, and no path through the
         # recurrence can cost more than the largest step at every repeat.
         total = sum(p.repeat * (b + late) for p, b in zip(phases, busy, strict=True))
         slowest = int(np.argmax(total))
         end_s = float(np.asarray(total)[slowest])
-        return Ends(end_s - float(late[slowest]), np.array([end_s]))
+        return CompletionTimes(end_s - float(late[slowest]), np.array([end_s]))
     known = _long_ends(leg, rings, credits)
     return _stepped(leg, np.zeros(len(late)), credits) if known is None else known
 
 
-def _long_ends(leg: Leg, rings: bool, credits: int) -> Ends | None:
+def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes | None:
     """How long rings or chains end, if it can be told without stepping."""
     first = leg.phases[0]
     channels = int(first.channel[-1]) + 1
     is_long = len(leg.latency_s) >= LONG * channels
     if rings and credits > 1 and is_long:
         known = rings_s(leg.phases, channels, leg.rate_Bps, leg.latency_s, credits)
-        return None if known is None else Ends(known[0], np.array([known[1]]))
+        return None if known is None else CompletionTimes(known[0], np.array([known[1]]))
     if len(leg.phases) == 1 and first.first.any():
         chains = chains_s(first, leg.rate_Bps, leg.latency_s, credits) if is_long else None
         ways = chains or pipelines_s(first, leg.rate_Bps, leg.latency_s, credits)
-        return None if ways is None else Ends(*ways)
+        return None if ways is None else CompletionTimes(*ways)
     return None
 
 
-def _stepped(leg: Leg, begin_s: Floats, credits: int) -> Ends:
+def _stepped(leg: TimedPhases, begin_s: FloatArray, credits: int) -> CompletionTimes:
     course = course_of(leg.phases, credits)
-    return Clocks(course, begin_s, Pace(-np.inf, leg.rate_Bps, leg.latency_s)).ends()
+    return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)).ends()
 
 
-def _uniform(busy: Sequence[Floats], latency_s: Floats) -> bool:
+def _uniform(busy: Sequence[FloatArray], latency_s: FloatArray) -> bool:
     return all(bool((values == values[0]).all()) for values in (latency_s, *busy))
 
 

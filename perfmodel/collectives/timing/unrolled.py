@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import Floats, Ints
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 
 SAME = 1e-12
@@ -18,7 +18,7 @@ MOST_WALKED = 200_000
 
 
 @dataclass
-class Course:
+class UnrolledPhases:
     """Phases that share their edges, prepared for being stepped through.
 
     Parameters
@@ -35,14 +35,14 @@ class Course:
 
     phases: tuple[Phase, ...]
     credits: int
-    feeders: Ints
-    order: Ints | None
+    feeders: IntArray
+    order: IntArray | None
     edges: int = field(init=False)
     depth: int = field(init=False)
     steps: int = field(init=False)
     together: bool = field(init=False)
     pipelined: bool = field(init=False)
-    sends: Ints = field(init=False)
+    sends: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
         first = self.phases[0].first
@@ -58,7 +58,7 @@ class Course:
             self._firsts.append(self._firsts[-1] + phase.repeat)
             self._done.append(self._done[-1] + phase.active)
         self.steps, self.sends = self._firsts[-1], self._done[-1]
-        self._working: dict[int, tuple[Ints, Ints]] = {}
+        self._working: dict[int, tuple[IntArray, IntArray]] = {}
 
     @property
     def rings(self) -> int:
@@ -73,11 +73,11 @@ class Course:
     def _index(self, step: int) -> int:
         return min(bisect.bisect_right(self._firsts, step), len(self.phases)) - 1
 
-    def done(self, step: int) -> Ints:
+    def done(self, step: int) -> IntArray:
         """Sends of each edge in the phases before that of a step."""
         return self._done[self._index(step)]
 
-    def sent(self, step: int) -> Ints:
+    def sent(self, step: int) -> IntArray:
         """Sends of each edge in the steps before this one."""
         phase, first = self.phase_at(step)
         return self.done(step) + np.clip(step - first - phase.first, 0, phase.active)
@@ -89,7 +89,7 @@ class Course:
         around = self.order.shape[1]
         return around if phase.lag == 1 else int(np.lcm(around, self.credits))
 
-    def landed(self, phase: Phase, last_s: Floats) -> Floats:
+    def landed(self, phase: Phase, last_s: FloatArray) -> FloatArray:
         """When the last send of any edge that starts or ends where this one starts has landed."""
         if self.order is not None:
             return np.maximum(last_s, last_s[self.feeders[:, 0]])
@@ -99,7 +99,7 @@ class Course:
         np.maximum.at(landed, ends, last_s)
         return landed[places]
 
-    def working(self, phase: Phase, step: int) -> Ints:
+    def working(self, phase: Phase, step: int) -> IntArray:
         """Edges that work in a repeat of a phase."""
         if (phase.active != phase.active[0]).any():
             return np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
@@ -111,28 +111,28 @@ class Course:
         return begins[low:high]
 
 
-def course_of(phases: Sequence[Phase], credits: int) -> Course:
+def course_of(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
     """Prepare phases over the same edges, at least one."""
     rings = _rings(phases)
     if rings is not None:
         feeders = np.empty(rings.size, dtype=np.int64)
         feeders[rings.ravel()] = np.roll(rings, 1, axis=1).ravel()
-        return Course(tuple(phases), credits, feeders[:, None], rings)
+        return UnrolledPhases(tuple(phases), credits, feeders[:, None], rings)
     if sum(phase.repeat for phase in phases) == 1:
         nobody = np.full((len(phases[0].src), 1), len(phases[0].src), dtype=np.int64)
-        return Course(tuple(phases), credits, nobody, None)
+        return UnrolledPhases(tuple(phases), credits, nobody, None)
     feeders = feeders_of(phases[0])
     steady = all(bool((p.active == p.repeat).all()) for p in phases)
-    return Course(tuple(phases), credits, feeders, _walked(feeders) if steady else None)
+    return UnrolledPhases(tuple(phases), credits, feeders, _walked(feeders) if steady else None)
 
 
-def places_of(phase: Phase, ranks: int = 0) -> tuple[Ints, Ints]:
+def places_of(phase: Phase, ranks: int = 0) -> tuple[IntArray, IntArray]:
     """Where each edge starts and where it ends: a number for each rank on each channel."""
     count = ranks or 1 + int(max(phase.src.max(), phase.dst.max()))
     return phase.channel * count + phase.src, phase.channel * count + phase.dst
 
 
-def feeders_of(phase: Phase) -> Ints:
+def feeders_of(phase: Phase) -> IntArray:
     """Edges that bring what each edge sends on, shape (edges, most feeders); padded with `edges`.
 
     They end where it starts, on its channel. In a pipeline an edge that starts working later
@@ -152,7 +152,7 @@ def feeders_of(phase: Phase) -> Ints:
     return found.astype(np.int64)
 
 
-def _rings(phases: Sequence[Phase]) -> Ints | None:
+def _rings(phases: Sequence[Phase]) -> IntArray | None:
     """Edges of closed rings that stand ring after ring; None if they do not."""
     first = phases[0]
     edges, rings = len(first.src), int(first.channel[-1]) + 1
@@ -166,7 +166,7 @@ def _rings(phases: Sequence[Phase]) -> Ints | None:
     return np.arange(edges).reshape(rings, -1)
 
 
-def _walked(feeders: Ints) -> Ints | None:
+def _walked(feeders: IntArray) -> IntArray | None:
     """Edges of rings of one length, in whatever order they stand; None if they form none."""
     edges = len(feeders)
     if feeders.shape[1] != 1 or edges > MOST_WALKED:
@@ -190,11 +190,11 @@ def _walked(feeders: Ints) -> Ints | None:
     return np.array(found, dtype=np.int64)
 
 
-Part = tuple[Ints, Ints]
+Part = tuple[IntArray, IntArray]
 """Edges that stand for others, shape (rings, edges), and for each edge who stands for it, or -1."""
 
 
-def parts_of(course: Course, rows: Sequence[Floats]) -> list[Part] | None:
+def parts_of(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part] | None:
     """Edges of rings that are unlike in what they send and in `rows`; None without rings.
 
     Like hosts make a ring periodic: its edges inside a host and out of it come back host after
@@ -216,7 +216,7 @@ def parts_of(course: Course, rows: Sequence[Floats]) -> list[Part] | None:
     return [_part(course.order, period, rings, stands_for) for period, rings in by_period.items()]
 
 
-def _part(order: Ints, period: int, rings: list[int], stands_for: list[int]) -> Part:
+def _part(order: IntArray, period: int, rings: list[int], stands_for: list[int]) -> Part:
     back = np.full(order.size, -1, dtype=np.int64)
     around = np.arange(order.shape[1]) % period
     number = {ring: place for place, ring in enumerate(rings)}
@@ -226,7 +226,7 @@ def _part(order: Ints, period: int, rings: list[int], stands_for: list[int]) -> 
     return order[rings][:, :period], back
 
 
-def part_of(course: Course, which: Ints) -> Course:
+def part_of(course: UnrolledPhases, which: IntArray) -> UnrolledPhases:
     """The course of the edges that stand for others, each fed by the one before it."""
     flat = which.ravel()
     names = ("src", "dst", "channel", "nbytes", "first", "active")
@@ -234,14 +234,14 @@ def part_of(course: Course, which: Ints) -> Course:
         replace(p, **{name: getattr(p, name)[flat] for name in names}) for p in course.phases
     )
     order = np.arange(flat.size).reshape(which.shape)
-    return Course(phases, course.credits, np.roll(order, 1, axis=1).reshape(-1, 1), order)
+    return UnrolledPhases(phases, course.credits, np.roll(order, 1, axis=1).reshape(-1, 1), order)
 
 
-def _close(one: Floats, other: Floats) -> bool:
+def _close(one: FloatArray, other: FloatArray) -> bool:
     return bool((np.abs(one - other) <= SAME * np.abs(other)).all())
 
 
-def _period(rows: Floats) -> int:
+def _period(rows: FloatArray) -> int:
     """After how many edges the values of a ring come back."""
     length: int = rows.shape[1]
     small = [d for d in range(1, int(length**0.5) + 1) if length % d == 0]

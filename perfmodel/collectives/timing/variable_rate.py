@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import Floats, Ints
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.unrolled import Course, part_of, parts_of
+from perfmodel.collectives.timing.unrolled import UnrolledPhases, part_of, parts_of
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LinkRates:
     """What edges can do from a time on.
 
     Parameters
@@ -32,25 +32,25 @@ class Pace:
     """
 
     from_s: float
-    rate_Bps: Floats
-    latency_s: Floats
+    rate_Bps: FloatArray
+    latency_s: FloatArray
 
-    def chosen(self, which: Ints) -> Pace:
+    def chosen(self, which: IntArray) -> LinkRates:
         """The same for some of the edges."""
-        return Pace(self.from_s, self.rate_Bps[which], self.latency_s[which])
+        return LinkRates(self.from_s, self.rate_Bps[which], self.latency_s[which])
 
 
-def merged(begin_s: float, one: Pace, other: Pace, after: Pace) -> Pace:
+def merged(begin_s: float, one: LinkRates, other: LinkRates, after: LinkRates) -> LinkRates:
     """Two paces as one that sends as much from a time on."""
     parts = np.array([other.from_s - begin_s, after.from_s - other.from_s])
     parts /= parts.sum()
     rate_Bps = parts[0] * one.rate_Bps + parts[1] * other.rate_Bps
-    return Pace(-np.inf, rate_Bps, other.latency_s)
+    return LinkRates(-np.inf, rate_Bps, other.latency_s)
 
 
 def sent_s(
-    start_s: Floats, nbytes: Floats, paces: list[Pace], on: Ints | slice
-) -> tuple[Floats, Floats]:
+    start_s: FloatArray, nbytes: FloatArray, paces: list[LinkRates], on: IntArray | slice
+) -> tuple[FloatArray, FloatArray]:
     """When sends of some edges that start at some times have left, and when they arrive."""
     last = paces[-1]
     if len(paces) == 1 or float(start_s.min(initial=np.inf)) >= last.from_s:
@@ -80,7 +80,7 @@ SAME_GAIN = 1e-13
 
 
 @dataclass(slots=True)
-class Stand:
+class RecurrenceState:
     """Where a recurrence stands.
 
     Parameters
@@ -95,16 +95,16 @@ class Stand:
     """
 
     step: int
-    free: Floats
-    delivered: Floats
+    free: FloatArray
+    delivered: FloatArray
 
-    def copy(self) -> Stand:
+    def copy(self) -> RecurrenceState:
         """Return a copy that can go on by itself."""
-        return Stand(self.step, self.free.copy(), self.delivered.copy())
+        return RecurrenceState(self.step, self.free.copy(), self.delivered.copy())
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class CompletionTimes:
     """How sends over some edges end.
 
     Parameters
@@ -116,7 +116,7 @@ class Ends:
     """
 
     wire_s: float
-    landed_s: Floats
+    landed_s: FloatArray
 
     @property
     def last_s(self) -> float:
@@ -130,27 +130,27 @@ class Clocks:
 
     Parameters
     ----------
-    course : Course
+    course : UnrolledPhases
     begin_s : ndarray of float, shape (edges,)
         When each edge may send at the earliest.
-    pace : Pace
+    pace : LinkRates
         Until `change`.
     """
 
-    course: Course
-    begin_s: Floats
-    pace: Pace
-    _stand: Stand = field(init=False)
-    _paces: list[Pace] = field(init=False)
+    course: UnrolledPhases
+    begin_s: FloatArray
+    pace: LinkRates
+    _stand: RecurrenceState = field(init=False)
+    _paces: list[LinkRates] = field(init=False)
 
     def __post_init__(self) -> None:
         edges = self.course.edges
-        self._stand = Stand(
+        self._stand = RecurrenceState(
             0, np.array(self.begin_s, float), np.zeros((self.course.depth, edges + 1))
         )
         self._paces = [replace(self.pace, from_s=-np.inf)]
 
-    def change(self, now_s: float, rate_Bps: Floats, latency_s: Floats) -> None:
+    def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
         self._run(self._stand, now_s)
         earliest_s = float(self._stand.free.min())
@@ -159,20 +159,20 @@ class Clocks:
             paces = [replace(paces[1], from_s=-np.inf), *paces[2:]]
         if len(paces) >= MOST_PACES:
             paces = [merged(earliest_s, *paces[:3]), *paces[2:]]
-        self._paces = [*paces, Pace(now_s, rate_Bps, latency_s)]
+        self._paces = [*paces, LinkRates(now_s, rate_Bps, latency_s)]
 
-    def ends(self) -> Ends:
+    def ends(self) -> CompletionTimes:
         """Tell how the sends end if nothing changes any more."""
         stand = self._stand.copy()
         self._run(stand, np.inf)
         return ends_of(self.course, stand)
 
-    def left(self) -> Floats:
+    def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
         sent = self.course.sent(self._stand.step)
         return 1.0 - sent / np.maximum(self.course.sends, 1)
 
-    def _run(self, stand: Stand, until_s: float) -> None:
+    def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Go on in place; alike rings, and what repeats around a ring, are computed once."""
         parts = parts_of(
             self.course,
@@ -190,7 +190,7 @@ class Clocks:
             course = part_of(self.course, which)
             flat = which.ravel()
             columns = np.append(flat, len(stand.free))
-            small = Stand(stand.step, stand.free[flat], stand.delivered[:, columns])
+            small = RecurrenceState(stand.step, stand.free[flat], stand.delivered[:, columns])
             halts.append((course, small, [pace.chosen(flat) for pace in self._paces]))
         if len(halts) == 1:
             advance(*halts[0], until_s)
@@ -211,20 +211,24 @@ class Clocks:
         stand.free, stand.delivered, stand.step = free, delivered, least
 
 
-def _is_uneven(stand: Stand) -> bool:
+def _is_uneven(stand: RecurrenceState) -> bool:
     return stand.step > 0 or bool((stand.free != stand.free[0]).any())
 
 
-def ends_of(course: Course, stand: Stand) -> Ends:
+def ends_of(course: UnrolledPhases, stand: RecurrenceState) -> CompletionTimes:
     """How the sends ended."""
     edges = np.arange(course.edges)
     landed = stand.delivered[(course.sends - 1) % course.depth, edges]
     works = course.sends > 0
-    return Ends(float(stand.free[works].max(initial=0.0)), np.where(works, landed, 0.0))
+    return CompletionTimes(float(stand.free[works].max(initial=0.0)), np.where(works, landed, 0.0))
 
 
 def advance(
-    course: Course, stand: Stand, paces: list[Pace], until_s: float, last_step: int | None = None
+    course: UnrolledPhases,
+    stand: RecurrenceState,
+    paces: list[LinkRates],
+    until_s: float,
+    last_step: int | None = None,
 ) -> None:
     """Go on in place to a step, or as long as everything of a step has left by a time."""
     end_step = course.steps if last_step is None else last_step
@@ -245,14 +249,20 @@ def advance(
                 _leap(course, stand, began, last, until_s)
 
 
-def _drained(course: Course, stand: Stand, phase: Phase) -> Floats:
+def _drained(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
     """When each edge is free for a phase that begins with nothing under way."""
     sent = course.sent(stand.step)
     last_s = stand.delivered[(sent - 1) % course.depth, np.arange(course.edges)]
     return np.maximum(stand.free, course.landed(phase, last_s))
 
 
-def _leap(course: Course, stand: Stand, began: Stand, last: int, until_s: float) -> None:
+def _leap(
+    course: UnrolledPhases,
+    stand: RecurrenceState,
+    began: RecurrenceState,
+    last: int,
+    until_s: float,
+) -> None:
     """If all that some steps did was to add the same to all times, do all that are alike.
 
     A max-plus recurrence settles into a cycle: after some steps each further `stride` steps add
@@ -278,7 +288,12 @@ def _leap(course: Course, stand: Stand, began: Stand, last: int, until_s: float)
 
 
 def _steps(
-    course: Course, stand: Stand, phase: Phase, goal: int, paces: list[Pace], until_s: float
+    course: UnrolledPhases,
+    stand: RecurrenceState,
+    phase: Phase,
+    goal: int,
+    paces: list[LinkRates],
+    until_s: float,
 ) -> None:
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
     if not course.together:
@@ -311,7 +326,12 @@ def _steps(
 
 
 def _some(
-    course: Course, stand: Stand, phase: Phase, first: int, paces: list[Pace], until_s: float
+    course: UnrolledPhases,
+    stand: RecurrenceState,
+    phase: Phase,
+    first: int,
+    paces: list[LinkRates],
+    until_s: float,
 ) -> bool:
     """One repeat in which not all edges work; False if not all of it has left by a time."""
     k, depth = stand.step - first, course.depth
@@ -345,17 +365,17 @@ class OneStep:
     """
 
     phase: Phase
-    begin_s: Floats
-    rate_Bps: Floats
-    latency_s: Floats
-    _left_bytes: Floats = field(init=False)
-    _since_s: Floats = field(init=False)
+    begin_s: FloatArray
+    rate_Bps: FloatArray
+    latency_s: FloatArray
+    _left_bytes: FloatArray = field(init=False)
+    _since_s: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
         self._left_bytes = self.phase.nbytes * self.phase.active.astype(float)
         self._since_s = np.array(self.begin_s, float)
 
-    def change(self, now_s: float, rate_Bps: Floats, latency_s: Floats) -> None:
+    def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
         leave_s = self._leave_s()
         under_way = leave_s > now_s
@@ -366,21 +386,21 @@ class OneStep:
         self.rate_Bps = rate_Bps
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
 
-    def ends(self) -> Ends:
+    def ends(self) -> CompletionTimes:
         """Tell how the sends end if nothing changes any more."""
         leave_s, works = self._leave_s(), self.phase.active > 0
         landed_s = np.where(works, leave_s + self.latency_s, 0.0)
-        return Ends(float(leave_s[works].max(initial=0.0)), landed_s)
+        return CompletionTimes(float(leave_s[works].max(initial=0.0)), landed_s)
 
-    def left(self) -> Floats:
+    def left(self) -> FloatArray:
         """Share of its bytes that each edge has not yet sent; shape (edges,)."""
         whole = self.phase.nbytes * self.phase.active.astype(float)
-        share: Floats = np.divide(
+        share: FloatArray = np.divide(
             self._left_bytes, whole, out=np.zeros(len(whole)), where=whole > 0
         )
         return share
 
-    def _leave_s(self) -> Floats:
+    def _leave_s(self) -> FloatArray:
         with np.errstate(divide="ignore", invalid="ignore"):
             busy_s = self._left_bytes / self.rate_Bps
         return self._since_s + np.where(self._left_bytes > 0, busy_s, 0.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.library.channels.ring_search import HostRing, local_rings, rail_rings
-from perfmodel.library.lowering.edge_routing import NEAREST, lay
+from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
 from perfmodel.library.lowering.edges import Edges, Ints
 from perfmodel.library.transport import GDR_PATHS, way_between
 from perfmodel.topology.model import Topology
@@ -53,7 +53,7 @@ def rings_over(
     after = np.roll(orders, -1, axis=1)
     arriving = np.roll(into, -1, axis=1)
     ends = (orders.ravel(), after.ravel(), out.ravel(), arriving.ravel())
-    return Rings(orders, lay(topology, router, *ends))
+    return Rings(orders, route_edges(topology, router, *ends))
 
 
 def by_host(ranks: Ints, size: int) -> Ints | None:

@@ -20,7 +20,7 @@ MOST_SHARING = 4096
 decides. One rail took 1 to 38 % less time than all, on 64 DGX H100 on a fat tree."""
 
 
-def stands_for(machine: Machine, rails: Rails) -> int:
+def rails_represented(machine: Machine, rails: Rails) -> int:
     """How many rails one of them stands for: all of a large machine that nothing has changed."""
     topology = machine.topology
     changed = machine.whole or topology.changed is not None or bool(topology.dead)
@@ -29,7 +29,7 @@ def stands_for(machine: Machine, rails: Rails) -> int:
     return 1 if changed or few else len(rails.chains)
 
 
-def folded(machine: Machine, edges: Edges, alike: int) -> Edges:
+def fold_rails(machine: Machine, edges: Edges, alike: int) -> Edges:
     """Lead the edges of one rail over so few links of each kind that they bear all rails' load.
 
     Rails visit the GPUs of a host in different orders, so that every link of a kind bears what one

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.library.lowering.edges import HOPS, Edges, Floats, Ints, chosen, ranges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, Floats, Ints, chosen, ranges
 from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.fabric_routes import NoWay
@@ -35,7 +35,7 @@ def edges_between(
     """
     nics = np.full(len(src), NEAREST)
     out = np.full(len(src), RELAYED) if relayed and _relays(topology, router) else nics
-    return lay(topology, router, src, dst, out, nics)
+    return route_edges(topology, router, src, dst, out, nics)
 
 
 def _relays(topology: Topology, router: Router) -> bool:
@@ -46,7 +46,7 @@ def _relays(topology: Topology, router: Router) -> bool:
     return bool(gdr_paths(topology)) and topology.reach.relay and linked
 
 
-def lay(
+def route_edges(
     topology: Topology, router: Router, src: Ints, dst: Ints, nic_out: Ints, nic_in: Ints
 ) -> Edges:
     """Lay edges between pairs of ranks.
@@ -82,7 +82,7 @@ def edges_of_names(topology: Topology, router: Router, src: list[str], dst: list
     paths = [Path(router.route(a, b), "nvlink") for a, b in zip(src, dst, strict=True)]
     lengths = np.array([len(path.arcs) for path in paths], dtype=np.int64)
     arcs = np.array([arc for path in paths for arc in path.arcs], dtype=np.int64)
-    hop = np.full(len(paths), HOPS.index("nvlink"))
+    hop = np.full(len(paths), HOP_KINDS.index("nvlink"))
     return _edges(topology, ends[0], ends[1], lengths, arcs, np.full(len(paths), np.inf), hop)
 
 
@@ -204,7 +204,7 @@ def _laid(
     arcs[ranges(middle, hops)] = fabric
     tail.put(arcs, middle + hops, there[far] * block)
 
-    cap_Bps, hop = np.full(len(src), np.inf), np.full(len(src), HOPS.index("network"))
+    cap_Bps, hop = np.full(len(src), np.inf), np.full(len(src), HOP_KINDS.index("network"))
     cap_Bps[near], hop[near] = local.cap_Bps[local.of], local.hop[local.of]
     cap_Bps[far] = np.minimum(head.cap_Bps[head.of], tail.cap_Bps[tail.of])
     staged = local.staged or head.staged or tail.staged
@@ -251,7 +251,7 @@ def _ways(topology: Topology, router: Router, kind: str, host: Ints, a: Ints, b:
              for arc in path.arcs], dtype=np.int64,
         ),
         cap_Bps=np.array([path.cap_Bps for path in paths], dtype=float),
-        hop=np.array([HOPS.index(path.hop) for path in paths], dtype=np.int64),
+        hop=np.array([HOP_KINDS.index(path.hop) for path in paths], dtype=np.int64),
         staged=any(path.staged for path in paths),
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-HOPS = ("nvlink", "pcie", "network", "memory")
+HOP_KINDS = ("nvlink", "pcie", "network", "memory")
 """Kinds of hop; `Edges.hop` holds positions in this tuple."""
 
 
@@ -29,7 +29,7 @@ class Edges:
         Sum of the links' latencies.
     cap_Bps : ndarray of float, shape (edges,)
     hop : ndarray of int, shape (edges,)
-        Position in `HOPS`.
+        Position in `HOP_KINDS`.
     staged : bool
         Whether any edge rests in host memory.
     """

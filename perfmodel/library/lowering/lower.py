@@ -1,6 +1,6 @@
 """From "all-reduce these bytes among these ranks" to a schedule on real edges.
 
-The result (`Carried`) is what both simulators time: a schedule, the links of its edges, and what
+The result (`LoweredCollective`) is what both simulators time: a schedule, the links of its edges, and what
 the library adds to each step. Where the library has a rule for which of its algorithms and
 protocols it takes, there is one result. Elsewhere it is for the simulator to see which is best for
 a size: it times the candidates and takes the quickest.
@@ -16,13 +16,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from perfmodel.arrays import Group, members
+from perfmodel.arrays import RankGroup, rank_array
 from perfmodel.collectives.algorithms import linear
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.corrections import Measured, Situation
+from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.lowering.edge_routing import edges_between
-from perfmodel.library.lowering.edges import HOPS
-from perfmodel.library.lowering.lowered import ITEM_BYTES, Carried, Stage, Way
+from perfmodel.library.lowering.edges import HOP_KINDS
+from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule, LoweredCollective, Stage
 from perfmodel.library.lowering.protocol_costs import chunk_bytes, launch_s
 from perfmodel.library.lowering.protocols import numbers_of, usable, with_protocol
 from perfmodel.library.lowering.rings import (
@@ -31,17 +31,16 @@ from perfmodel.library.lowering.rings import (
     SINGLE_SENDS,
     by_name,
     on_rings,
-    stages_of,
 )
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import Library, Protocol, own_algorithm
+from perfmodel.library.model import CommLibrary, Protocol, own_algorithm
 from perfmodel.library.nccl.lowering.collnet import through_fabric
 from perfmodel.library.nccl.lowering.nvls import through_switches, why_not
 from perfmodel.library.nccl.lowering.trees import tree
 from perfmodel.library.nccl.tuner import OPS, channels_used, choices, system_on
 
 
-def uneven_s(library: Library, way: Carried, nbytes: float) -> float:
+def uneven_s(library: CommLibrary, way: LoweredCollective, nbytes: float) -> float:
     """What a way's launch holds of what uneven channels lose; seconds."""
     schedule = way.schedule
     numbers = numbers_of(library, schedule.collective, schedule.algorithm)
@@ -51,25 +50,31 @@ def uneven_s(library: Library, way: Carried, nbytes: float) -> float:
 
 
 def as_measured(
-    measured: Measured, way: Carried, situation: Situation, *, uneven_s: float = 0.0
-) -> Carried:
+    measured: Corrections,
+    way: LoweredCollective,
+    situation: CollectiveContext,
+    *,
+    uneven_s: float = 0.0,
+) -> LoweredCollective:
     """Stretch a way of carrying a collective by what was measured.
 
     Parameters
     ----------
-    measured : Measured
-    way : Carried
-    situation : Situation
+    measured : Corrections
+    way : LoweredCollective
+    situation : CollectiveContext
     uneven_s : float
         Part of the launch that is what uneven channels lose.
 
     Returns
     -------
-    Carried
+    LoweredCollective
         With the same schedule and edges.
     """
     whole = 1.0 if measured.residual is None else measured.residual(situation)
-    steps = np.array([measured.steps.get(f"{way.protocol}/{hop}", 1.0) for hop in HOPS]) * whole
+    steps = (
+        np.array([measured.steps.get(f"{way.protocol}/{hop}", 1.0) for hop in HOP_KINDS]) * whole
+    )
     rate = measured.rates.get(f"{situation.algorithm}/{way.protocol}", 1.0) / whole
 
     def stretched(stage: Stage) -> Stage:
@@ -84,20 +89,15 @@ def as_measured(
     )
 
 
-__all__ = [
-    "Carried", "Group", "Machine", "Stage", "Way", "carry", "carry_message", "members", "stages_of",
-]  # fmt: skip
-
-
-def carry(
+def lower_collective(
     machine: Machine,
     op: str,
     nbytes: int,
-    group: Group,
+    group: RankGroup,
     *,
     root: int = 0,
     algorithm: str | None = None,
-) -> tuple[Carried, ...]:
+) -> tuple[LoweredCollective, ...]:
     """Return the ways in which the library could carry a collective, one per protocol.
 
     Parameters
@@ -134,7 +134,9 @@ Asked = list[tuple[str, Mapping[str, Protocol]]]
 """Algorithms by name, and the protocols in which each is tried."""
 
 
-def _asked(machine: Machine, op: str, nbytes: int, group: Group, algorithm: str | None) -> Asked:
+def _asked(
+    machine: Machine, op: str, nbytes: int, group: RankGroup, algorithm: str | None
+) -> Asked:
     """What is tried: what the user names, the library's choice, or what it usually runs."""
     nccl = machine.library.name == "nccl"
     if algorithm is None and nccl and op in OPS:
@@ -159,7 +161,7 @@ def _of_sends(protocols: Mapping[str, Protocol], block: float) -> Mapping[str, P
     return {name: protocols[name]} if name in protocols else protocols
 
 
-def _chosen(machine: Machine, op: str, nbytes: int, group: Group) -> Asked:
+def _chosen(machine: Machine, op: str, nbytes: int, group: RankGroup) -> Asked:
     """NCCL's choice among the ways that there are."""
     for choice in choices(machine, op, nbytes, group):
         name = CHOICES.get((op, choice.algorithm))
@@ -172,8 +174,8 @@ def _chosen(machine: Machine, op: str, nbytes: int, group: Group) -> Asked:
 
 
 def _finder(
-    machine: Machine, op: str, name: str, nbytes: int, group: Group, root: int
-) -> Callable[[str], Way]:
+    machine: Machine, op: str, name: str, nbytes: int, group: RankGroup, root: int
+) -> Callable[[str], LaidSchedule]:
     """How to lay an algorithm for a protocol."""
     own = NCCL_OWN.get((op, name)) if machine.library.name == "nccl" else None
     if own is not None:
@@ -186,39 +188,47 @@ def _finder(
 
 
 def _channels(
-    machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str
+    machine: Machine, op: str, name: str, nbytes: int, group: RankGroup, protocol: str
 ) -> int:
     """Channels that NCCL uses for a message."""
     system = system_on(machine, group)
     return channels_used(system, op, name, protocol, nbytes, machine.settings)
 
 
-def _tree(machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str) -> Way:
+def _tree(
+    machine: Machine, op: str, name: str, nbytes: int, group: RankGroup, protocol: str
+) -> LaidSchedule:
     channels = _channels(machine, op, name, nbytes, group, protocol)
     return tree(machine, nbytes, group, protocol, channels)
 
 
-def _nvls(machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str) -> Way:
+def _nvls(
+    machine: Machine, op: str, name: str, nbytes: int, group: RankGroup, protocol: str
+) -> LaidSchedule:
     channels = _channels(machine, op, name, nbytes, group, protocol)
     return through_switches(machine, op, name, nbytes, group, channels)
 
 
-def _collnet(machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str) -> Way:
+def _collnet(
+    machine: Machine, op: str, name: str, nbytes: int, group: RankGroup, protocol: str
+) -> LaidSchedule:
     choice = "collnet_chain" if name == "collnet" else name
     channels = _channels(machine, op, choice, nbytes, group, protocol)
     return through_fabric(machine, name, nbytes, group, channels)
 
 
-def _pat(machine: Machine, op: str, name: str, nbytes: int, group: Group, protocol: str) -> Way:
+def _pat(
+    machine: Machine, op: str, name: str, nbytes: int, group: RankGroup, protocol: str
+) -> LaidSchedule:
     del protocol
-    hosts = np.unique(members(group) // machine.topology.gpus_per_host)
+    hosts = np.unique(rank_array(group) // machine.topology.gpus_per_host)
     if len(hosts) < len(group):
         found = f"{name!r} for {len(group)} ranks on {len(hosts)} hosts"
         raise InputError(Fault("algorithm", found, "one rank for each host"))
     return by_name(machine, op, name, nbytes, group, 0)
 
 
-Layer = Callable[[Machine, str, str, int, Group, str], Way]
+Layer = Callable[[Machine, str, str, int, RankGroup, str], LaidSchedule]
 
 NCCL_OWN: Mapping[tuple[str, str], Layer] = MappingProxyType(
     {
@@ -254,7 +264,7 @@ SIMPLE_ONLY = frozenset({"nvls", "nvls_tree", "collnet", "collnet_direct", "pat"
 """Algorithms that know no other protocol than Simple."""
 
 
-def carry_message(machine: Machine, src: int, dst: int, nbytes: int) -> Carried:
+def lower_message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredCollective:
     """Return how the library carries one point-to-point message: by its bulk protocol.
 
     NCCL sends short ones by LL.
@@ -265,16 +275,18 @@ def carry_message(machine: Machine, src: int, dst: int, nbytes: int) -> Carried:
     protocols = numbers_of(machine.library, "send", "direct")
     name, protocol = list((_of_sends(protocols, nbytes) if nccl else protocols).items())[-1]
     schedule = linear.send(nbytes)
-    way = with_protocol(Way(schedule, ((schedule.phases, edges),)), name, protocol, nbytes)
+    way = with_protocol(LaidSchedule(schedule, ((schedule.phases, edges),)), name, protocol, nbytes)
     return _measured(machine, way, nbytes, (src, dst))
 
 
-def _measured(machine: Machine, way: Carried, nbytes: int, group: Group) -> Carried:
+def _measured(
+    machine: Machine, way: LoweredCollective, nbytes: int, group: RankGroup
+) -> LoweredCollective:
     """A way as a profile says that it goes."""
-    if machine.measured == Measured():
+    if machine.measured == Corrections():
         return way
-    hosts = len(np.unique(members(group) // machine.topology.gpus_per_host))
+    hosts = len(np.unique(rank_array(group) // machine.topology.gpus_per_host))
     op, algorithm = way.schedule.collective, way.schedule.algorithm
-    situation = Situation(op, nbytes, len(group), hosts, algorithm, way.protocol)
+    situation = CollectiveContext(op, nbytes, len(group), hosts, algorithm, way.protocol)
     lost_s = uneven_s(machine.library, way, nbytes)
     return as_measured(machine.measured, way, situation, uneven_s=lost_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.arrays import Floats
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.library.lowering.edges import Edges
 
@@ -34,13 +34,13 @@ class Stage:
 
     phases: tuple[Phase, ...]
     edges: Edges
-    latency_s: Floats
-    cap_Bps: Floats
-    load: Floats
+    latency_s: FloatArray
+    cap_Bps: FloatArray
+    load: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class LoweredCollective:
     """One collective as it travels.
 
     Parameters
@@ -73,7 +73,7 @@ Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LaidSchedule:
     """A schedule and the links of its edges, before any protocol.
 
     Parameters
@@ -81,7 +81,7 @@ class Way:
     schedule : Schedule
     laid : Laid
     alike : int
-        As in `Carried`.
+        As in `LoweredCollective`.
     """
 
     schedule: Schedule

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from perfmodel.arrays import Floats
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.library.lowering.edges import HOPS, Edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges
 from perfmodel.library.model import Protocol
 
 MIB = 1 << 20
@@ -52,7 +52,7 @@ def reduced_bytes(schedule: Schedule) -> float:
 
 def step_latency_s(
     protocol: Protocol, edges: Edges, schedule: Schedule, *, reduced: float | None = None
-) -> Floats:
+) -> FloatArray:
     """Time of a step on each edge beyond its bytes on the wire; seconds, shape (edges,).
 
     Parameters
@@ -63,10 +63,10 @@ def step_latency_s(
     reduced : float, optional
         `reduced_bytes` of the schedule, if known already.
     """
-    library_s = np.array([getattr(protocol.step, hop) for hop in HOPS])[edges.hop]
+    library_s = np.array([getattr(protocol.step, hop) for hop in HOP_KINDS])[edges.hop]
     if protocol.host_step > 0:
         library_s = np.maximum(library_s, protocol.host_step * _sharing(edges))
-    waits_s: Floats = edges.latency_s * protocol.latencies_per_step + library_s
+    waits_s: FloatArray = edges.latency_s * protocol.latencies_per_step + library_s
     if _in_turn(protocol, schedule):
         waits_s = waits_s / 2
     if protocol.reduce_rate is None:
@@ -90,11 +90,11 @@ def _in_turn(protocol: Protocol, schedule: Schedule) -> bool:
     return protocol.two_in_turn and schedule.ranks == 2 and pipelined
 
 
-def rate_limit_Bps(protocol: Protocol, edges: Edges, schedule: Schedule) -> Floats:
+def rate_limit_Bps(protocol: Protocol, edges: Edges, schedule: Schedule) -> FloatArray:
     """Most that each edge may carry; bytes on the wire per second, shape (edges,)."""
     cap_Bps = edges.cap_Bps
     if protocol.network_rate is not None:
-        between = edges.hop == HOPS.index("network")
+        between = edges.hop == HOP_KINDS.index("network")
         cap_Bps = np.where(between, np.minimum(cap_Bps, protocol.network_rate), cap_Bps)
     if protocol.max_rate is None:
         return cap_Bps
@@ -102,9 +102,9 @@ def rate_limit_Bps(protocol: Protocol, edges: Edges, schedule: Schedule) -> Floa
     return np.minimum(cap_Bps, protocol.max_rate / channels)
 
 
-def _sharing(edges: Edges) -> Floats:
+def _sharing(edges: Edges) -> FloatArray:
     """How many of the edges use the busiest link of each edge through host memory; 0 elsewhere."""
     users = np.bincount(edges.arcs)[edges.arcs].astype(float)
     busiest = np.maximum.reduceat(users, edges.pointers[:-1]) if len(edges) else users
-    shared: Floats = np.where(edges.hop == HOPS.index("memory"), busiest, 0.0)
+    shared: FloatArray = np.where(edges.hop == HOP_KINDS.index("memory"), busiest, 0.0)
     return shared

@@ -10,11 +10,11 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Group, members
+from perfmodel.arrays import RankGroup, rank_array
 from perfmodel.collectives.schedule import Phase
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.lowering.edges import HOPS, Edges
-from perfmodel.library.lowering.lowered import Carried, Stage, Way
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges
+from perfmodel.library.lowering.lowered import LaidSchedule, LoweredCollective, Stage
 from perfmodel.library.lowering.protocol_costs import (
     chunk_bytes,
     credits_of,
@@ -25,14 +25,14 @@ from perfmodel.library.lowering.protocol_costs import (
 )
 from perfmodel.library.lowering.rings import SINGLE_SENDS
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import Library, Protocol, protocols_of
+from perfmodel.library.model import CommLibrary, Protocol, protocols_of
 from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS
 
 LIKE: Mapping[str, str] = MappingProxyType({"chain": "ring", "collnet_direct": "collnet"})
 """Algorithms whose numbers are those of another, unless the library has their own."""
 
 
-def numbers_of(library: Library, op: str, algorithm: str) -> Mapping[str, Protocol]:
+def numbers_of(library: CommLibrary, op: str, algorithm: str) -> Mapping[str, Protocol]:
     """Protocols of a library with the numbers of an algorithm, or of single sends ("p2p").
 
     Numbers of an algorithm for one operation ("reduce/chain") come before its own.
@@ -44,10 +44,10 @@ def numbers_of(library: Library, op: str, algorithm: str) -> Mapping[str, Protoc
     return protocols_of(library, LIKE.get(name, name))
 
 
-_NETWORK = HOPS.index("network")
+_NETWORK = HOP_KINDS.index("network")
 
 
-def usable(machine: Machine, group: Group, op: str, algorithm: str) -> Mapping[str, Protocol]:
+def usable(machine: Machine, group: RankGroup, op: str, algorithm: str) -> Mapping[str, Protocol]:
     """Protocols in which this group may run an algorithm.
 
     Raises
@@ -65,13 +65,13 @@ def usable(machine: Machine, group: Group, op: str, algorithm: str) -> Mapping[s
     return usable
 
 
-def _ordered_writes(machine: Machine, group: Group) -> bool:
+def _ordered_writes(machine: Machine, group: RankGroup) -> bool:
     """Whether all paths keep 128-byte writes whole: NVLink inside hosts, GPUDirect between them.
 
     Source: NVIDIA/nccl 2.30.7 ``src/graph/tuning.cc``, where LL128 is enabled.
     """
     router, size = machine.router, machine.topology.gpus_per_host
-    ranks = members(group)
+    ranks = rank_array(group)
     hosts = ranks // size
     first, last = int(hosts.min()), int(hosts.max())
     gpus = [machine.topology.ranks[rank] for rank in ranks[hosts == first].tolist()]
@@ -82,7 +82,9 @@ def _ordered_writes(machine: Machine, group: Group) -> bool:
     return machine.topology.gpudirect_rdma and reach
 
 
-def with_protocol(way: Way, name: str, protocol: Protocol, nbytes: int) -> Carried:
+def with_protocol(
+    way: LaidSchedule, name: str, protocol: Protocol, nbytes: int
+) -> LoweredCollective:
     """Return a way of carrying so many bytes with what a protocol adds to its steps."""
     schedule = way.schedule
     if way.alike > 1 and protocol.max_rate is not None:
@@ -98,7 +100,7 @@ def with_protocol(way: Way, name: str, protocol: Protocol, nbytes: int) -> Carri
             load=load,
         )
 
-    return Carried(
+    return LoweredCollective(
         schedule=schedule,
         stages=tuple(stage_of(*laid) for laid in way.laid),
         protocol=name,

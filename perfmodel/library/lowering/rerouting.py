@@ -8,13 +8,13 @@ import numpy as np
 
 from perfmodel.library.lowering.edge_routing import relaid
 from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import Carried, Stage
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.protocol_costs import rate_limit_Bps, step_latency_s
 from perfmodel.library.lowering.protocols import numbers_of
 from perfmodel.library.machine import Machine
 
 
-def moved(way: Carried, machine: Machine) -> Carried:
+def reroute(way: LoweredCollective, machine: Machine) -> LoweredCollective:
     """Return a collective as the changed machine carries it on.
 
     The schedule, the edges and their order stay, so edge i of the result continues the work of
@@ -23,14 +23,14 @@ def moved(way: Carried, machine: Machine) -> Carried:
 
     Parameters
     ----------
-    way : Carried
+    way : LoweredCollective
         Laid on a machine of the same ranks and arc numbers.
     machine : Machine
         After the change.
 
     Returns
     -------
-    Carried
+    LoweredCollective
         `way` itself when nothing changed for it.
 
     Raises
@@ -44,7 +44,7 @@ def moved(way: Carried, machine: Machine) -> Carried:
     return replace(way, stages=stages)
 
 
-def _moved(way: Carried, stage: Stage, machine: Machine) -> Stage:
+def _moved(way: LoweredCollective, stage: Stage, machine: Machine) -> Stage:
     edges = _now(relaid(machine.topology, machine.router, stage.edges), machine)
     if edges is stage.edges:
         return stage

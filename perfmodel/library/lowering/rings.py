@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.arrays import Group, Ints, members
+from perfmodel.arrays import IntArray, RankGroup, rank_array
 from perfmodel.collectives.algorithms import chain, linear, ring
 from perfmodel.collectives.catalog import ROOTED, make
 from perfmodel.collectives.schedule import Phase, Schedule
@@ -15,11 +15,11 @@ from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.library.channels.channels import Rings
 from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
 from perfmodel.library.lowering.edges import Edges, chosen
-from perfmodel.library.lowering.lowered import ITEM_BYTES, Way
+from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 
 
-def on_rings(machine: Machine, op: str, nbytes: int, group: Group, root: int) -> Way:
+def on_rings(machine: Machine, op: str, nbytes: int, group: RankGroup, root: int) -> LaidSchedule:
     """Rings, and chains along them, over the machine's channels; stars over the nearest links."""
     ranks = len(group)
     at = root_place(group, root) if op in ROOTED else 0
@@ -30,39 +30,41 @@ def on_rings(machine: Machine, op: str, nbytes: int, group: Group, root: int) ->
     orders = _places(group)[rings.orders]
     if op in RING_ALGORITHMS:
         schedule = RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders)
-        return Way(schedule, ((schedule.phases, rings.edges),))
+        return LaidSchedule(schedule, ((schedule.phases, rings.edges),))
     if op not in CHAIN_ALGORITHMS:
         known = [*RING_ALGORITHMS, *CHAIN_ALGORITHMS, "scatter", "gather"]
         raise ScheduleError(f"no algorithm for {op!r}; allowed: {', '.join(known)}")
     chained = CHAIN_ALGORITHMS[op](ranks, nbytes, root=at, itemsize=ITEM_BYTES, orders=orders)
-    return Way(chained, ((chained.phases, _along(rings, orders, chained)),))
+    return LaidSchedule(chained, ((chained.phases, _along(rings, orders, chained)),))
 
 
-def by_name(machine: Machine, op: str, algorithm: str, nbytes: int, group: Group, root: int) -> Way:
+def by_name(
+    machine: Machine, op: str, algorithm: str, nbytes: int, group: RankGroup, root: int
+) -> LaidSchedule:
     """An algorithm by name, with what it needs to know of the machine."""
     own: dict[str, Any] = {"root": root_place(group, root)} if op in ROOTED else {}
     if algorithm == "hierarchical":
-        own["groups"] = _by_host(members(group) // machine.topology.gpus_per_host)
+        own["groups"] = _by_host(rank_array(group) // machine.topology.gpus_per_host)
     schedule = make(op, algorithm, len(group), nbytes, itemsize=ITEM_BYTES, **own)
     return directly(machine, schedule, group)
 
 
-def root_place(group: Group, root: int) -> int:
+def root_place(group: RankGroup, root: int) -> int:
     """Position of the root in its group."""
     if root not in group:
         raise ScheduleError(f"root {root}; allowed: a rank of the group, which it is not in")
     return group.index(root)
 
 
-def _places(group: Group) -> Ints:
+def _places(group: RankGroup) -> IntArray:
     """Position in its group of each rank of the topology; -1 for those that are not in it."""
-    ranks = members(group)
+    ranks = rank_array(group)
     places = np.full(int(ranks.max()) + 1, -1)
     places[ranks] = np.arange(len(ranks))
     return places
 
 
-def _by_host(hosts: Ints) -> list[Ints]:
+def _by_host(hosts: IntArray) -> list[IntArray]:
     """Positions of the ranks of each host, in the order in which the hosts come."""
     order = np.argsort(hosts, kind="stable")
     begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
@@ -70,9 +72,9 @@ def _by_host(hosts: Ints) -> list[Ints]:
     return sorted(groups, key=lambda group: int(group[0]))
 
 
-def directly(machine: Machine, schedule: Schedule, group: Group) -> Way:
+def directly(machine: Machine, schedule: Schedule, group: RankGroup) -> LaidSchedule:
     """Any schedule, each pair of ranks over its nearest links."""
-    ranks = members(group)
+    ranks = rank_array(group)
     laid: list[tuple[tuple[Phase, ...], Edges]] = []
     for phases in stages_of(schedule):
         if phases[0].drained:  # over the edges of the stage before
@@ -87,11 +89,11 @@ def directly(machine: Machine, schedule: Schedule, group: Group) -> Way:
             relayed = machine.library.name == "nccl" and schedule.collective in SINGLE_SENDS
             edges = edges_between(machine.topology, machine.router, *ends, relayed=relayed)
         laid.append((phases, edges))
-    return Way(schedule, tuple(laid))
+    return LaidSchedule(schedule, tuple(laid))
 
 
 def _names(
-    machine: Machine, group: Group, schedule: Schedule, src: Ints, dst: Ints
+    machine: Machine, group: RankGroup, schedule: Schedule, src: IntArray, dst: IntArray
 ) -> tuple[list[str], list[str]]:
     """Devices by name, of ranks and of the switch that reduces and copies for them."""
     topology = machine.topology
@@ -144,7 +146,7 @@ def _same_edges(one: Phase, other: Phase) -> bool:
     )
 
 
-def _along(rings: Rings, orders: Ints, chained: Schedule) -> Edges:
+def _along(rings: Rings, orders: IntArray, chained: Schedule) -> Edges:
     """The rings' own edges that a chain's phase goes over, in the phase's order."""
     phase, ranks = chained.phases[0], orders.shape[1]
     at = np.empty_like(orders)

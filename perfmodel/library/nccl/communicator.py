@@ -15,7 +15,7 @@ from perfmodel.library.nccl.search.graphs import (
     tree_graph,
 )
 from perfmodel.library.nccl.search.host_graph import Host, Vendor, host_of
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
@@ -62,18 +62,18 @@ class System:
 
 
 def system_of(
-    topology: Topology, router: Router, group: range | tuple[int, ...], settings: Settings
+    topology: Topology, router: Router, group: range | tuple[int, ...], settings: LibrarySettings
 ) -> System:
     """Look at one host of a group and search its channels.
 
     Parameters
     ----------
     topology : Topology
-        As the settings let it be used (`perfmodel.library.transport.told`).
+        As the settings let it be used (`perfmodel.library.transport.apply_settings`).
     router : Router
     group : range or tuple of int
         Ranks of the topology, at least two.
-    settings : Settings
+    settings : LibrarySettings
         Version and environment.
     """
     local, nodes = _smallest_host(topology, group)
@@ -107,7 +107,7 @@ def system_of(
     )
 
 
-def channels_of(system: System, algorithm: str, settings: Settings) -> int:
+def channels_of(system: System, algorithm: str, settings: LibrarySettings) -> int:
     """Channels (thread blocks of a GPU) that an algorithm runs on for large messages.
 
     Each channel of a search becomes two, four between hosts where few of Hopper or later are fast
@@ -136,7 +136,7 @@ def _dumped(topology: Topology, pattern: str, local: list[int]) -> Graph | None:
     return Graph(len(found.ways), *speeds, found.type_intra, found.type_inter, found.same_channels)
 
 
-def _most_channels(settings: Settings) -> int:
+def _most_channels(settings: LibrarySettings) -> int:
     limits = hardware().channels
     for version, most in limits.most_before.items():
         if settings.release < tuple(int(part) for part in version.split(".")):
@@ -144,7 +144,7 @@ def _most_channels(settings: Settings) -> int:
     return limits.most
 
 
-def _nvls(host: Host, settings: Settings) -> Graph | None:
+def _nvls(host: Host, settings: LibrarySettings) -> Graph | None:
     if settings.release < (2, 17) or not settings.is_on("NCCL_NVLS_ENABLE", default=True):
         return None
     return nvls_graph(host, raise_inter=settings.release >= (2, 23))

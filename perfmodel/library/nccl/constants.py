@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from perfmodel.files import Spec, load
+from perfmodel.files import FileModel, load_document
 
 Three = tuple[float, float, float]
 """Of LL, LL128 and Simple; or on one, two and more hosts."""
@@ -15,14 +15,14 @@ PROTOCOLS = ("ll", "ll128", "simple")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 
 
-class Plateau(Spec):
+class Plateau(FileModel):
     """Factor on a ring's latency between hosts, before sm80 and since."""
 
     old: float
     new: float
 
 
-class Constants(Spec):
+class Constants(FileModel):
     """What stands in ``tuner.yaml``; see its comments."""
 
     base_us: dict[str, Three]
@@ -52,7 +52,7 @@ class Constants(Spec):
     tree_correction: dict[str, tuple[float, ...]]
 
 
-class _Change(Spec):
+class _Change(FileModel):
     before: str
     set: dict[str, Any] = {}
     base_us: dict[str, Three] = {}
@@ -61,7 +61,7 @@ class _Change(Spec):
     network_us: dict[str, Three] = {}
 
 
-class _Table(Spec):
+class _Table(FileModel):
     perfmodel: int
     source: str
     newest: Constants
@@ -70,7 +70,7 @@ class _Table(Spec):
 
 @cache
 def _table() -> _Table:
-    return load(_Table, Path(__file__).with_name("tuner.yaml"))
+    return load_document(_Table, Path(__file__).with_name("tuner.yaml"))
 
 
 @cache

@@ -5,38 +5,38 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from perfmodel.files import Spec, load
+from perfmodel.files import FileModel, load_document
 
 
-class _Capability(Spec):
+class _Capability(FileModel):
     source: str
     of: dict[str, int]
     consumer: dict[str, int]
     consumer_names: tuple[str, ...]
 
 
-class _PerLane(Spec):
+class _PerLane(FileModel):
     source: str
     GBps: dict[int, float]
 
 
-class _Pcie(Spec):
+class _Pcie(FileModel):
     source: str
     GBps: tuple[float, ...]
     intel_peer_overhead: float
 
 
-class _Numa(Spec):
+class _Numa(FileModel):
     source: str
     GBps: float
 
 
-class _Network(Spec):
+class _Network(FileModel):
     source: str
     Gbps: tuple[float, ...]
 
 
-class Plugin(Spec):
+class Plugin(FileModel):
     """What a network plugin tells NCCL: latency of a hop, and on which GPUs writes are ordered.
 
     Where 128-byte writes are not kept in order, only the Simple protocol is safe.
@@ -62,14 +62,14 @@ class Plugin(Spec):
         return self.latency_us[max(known, default=min(self.latency_us))]
 
 
-class _Channels(Spec):
+class _Channels(FileModel):
     source: str
     most: int
     most_before: dict[str, int]
     most_heads: int
 
 
-class Speeds(Spec):
+class Speeds(FileModel):
     """Speeds that the search of channels tries, by compute capability; GB/s."""
 
     source: str
@@ -84,7 +84,7 @@ class Speeds(Spec):
         return self.sm90 if capability >= 90 else self.up_to_sm8x
 
 
-class Hardware(Spec):
+class Hardware(FileModel):
     """What NCCL takes hardware to be capable of (``hardware.yaml``)."""
 
     perfmodel: int
@@ -104,4 +104,4 @@ class Hardware(Spec):
 @cache
 def hardware() -> Hardware:
     """NCCL's table of hardware."""
-    return load(Hardware, Path(__file__).with_name("hardware.yaml"))
+    return load_document(Hardware, Path(__file__).with_name("hardware.yaml"))

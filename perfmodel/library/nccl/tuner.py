@@ -11,15 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.arrays import Group
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.arrays import RankGroup
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.bandwidth import Case, algorithm_GBps
 from perfmodel.library.nccl.communicator import System, channels_of, system_of
 from perfmodel.library.nccl.constants import Constants, constants_of
 from perfmodel.library.nccl.latency import latency_us
 from perfmodel.library.nccl.search.host_graph import RANK
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 
 Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "collnet_chain", "collnet_direct", "pat"]
 ProtocolName = Literal["ll", "ll128", "simple"]
@@ -61,7 +61,7 @@ class Prediction:
 
 
 def predictions(
-    system: System, op: str, nbytes: float, settings: Settings
+    system: System, op: str, nbytes: float, settings: LibrarySettings
 ) -> tuple[Prediction, ...]:
     """NCCL's own estimates, the least first: that is what NCCL would choose.
 
@@ -72,7 +72,7 @@ def predictions(
         One of `OPS`.
     nbytes : float
         Size as nccl-tests counts it: for all-gather and reduce-scatter that of all ranks together.
-    settings : Settings
+    settings : LibrarySettings
         Version, and what ``NCCL_ALGO`` and ``NCCL_PROTO`` leave. An operation for which NCCL does
         not have any of the algorithms named runs as if none were.
 
@@ -82,7 +82,7 @@ def predictions(
         No such operation, or nothing that the environment leaves can run on this machine.
     """
     if op not in _ALGORITHMS:
-        raise InputError(Fault("op", repr(op), one_of(_ALGORITHMS, op)))
+        raise InputError(Fault("op", repr(op), allowed_names(_ALGORITHMS, op)))
     constants = constants_of(settings.release)
     found = [
         Prediction(
@@ -96,7 +96,7 @@ def predictions(
     return tuple(sorted(found, key=lambda one: one.time_s))
 
 
-def _time_s(case: Case, nbytes: float, settings: Settings) -> float:
+def _time_s(case: Case, nbytes: float, settings: LibrarySettings) -> float:
     """Estimate of ncclTopoGetAlgoTime."""
     overhead = settings.count("NCCL_NET_OVERHEAD")
     lat_us = latency_us(case, None if overhead is None else overhead / 1000)
@@ -117,7 +117,7 @@ def _on_plateau(case: Case, nbytes: float, channels: int) -> bool:
     return ring and system.nodes > 1 and nbytes / (channels * system.ranks) >= 64
 
 
-def _correction(case: Case, nbytes: float, settings: Settings) -> float:
+def _correction(case: Case, nbytes: float, settings: LibrarySettings) -> float:
     """Share of its bandwidth that a tree reaches at a size."""
     new_tree = (
         case.algorithm == "nvls_tree"
@@ -135,7 +135,7 @@ def _correction(case: Case, nbytes: float, settings: Settings) -> float:
 
 
 def channels_used(
-    system: System, op: str, algorithm: str, protocol: str, nbytes: float, settings: Settings
+    system: System, op: str, algorithm: str, protocol: str, nbytes: float, settings: LibrarySettings
 ) -> int:
     """Channels that work on a message: fewer where there is little for each thread.
 
@@ -153,7 +153,7 @@ def channels_used(
     return max(1, min(channels, int(traffic // _LEAST_TRAFFIC)))
 
 
-def _threads(system: System, algorithm: str, protocol: str, settings: Settings) -> int:
+def _threads(system: System, algorithm: str, protocol: str, settings: LibrarySettings) -> int:
     if protocol == "ll128":
         return 640
     asked = settings.count("NCCL_NTHREADS")
@@ -165,7 +165,7 @@ def _threads(system: System, algorithm: str, protocol: str, settings: Settings) 
 
 
 def _enabled(
-    system: System, op: str, settings: Settings, constants: Constants
+    system: System, op: str, settings: LibrarySettings, constants: Constants
 ) -> list[tuple[Algorithm, ProtocolName]]:
     """Algorithms and protocols that this machine and the environment leave."""
     named = settings.algorithms(op)
@@ -183,21 +183,25 @@ def _enabled(
     faults = []
     if named is not None and not named & {algorithm for algorithm, _ in possible}:
         there = sorted({algorithm for algorithm, _ in possible})
-        faults.append(_fault("NCCL_ALGO", settings, f"for {op} on this machine {one_of(there)}"))
+        faults.append(
+            _fault("NCCL_ALGO", settings, f"for {op} on this machine {allowed_names(there)}")
+        )
     elif wanted is not None:
         kept = sorted({p for a, p in possible if named is None or a in named})
-        faults.append(_fault("NCCL_PROTO", settings, f"for {op} on this machine {one_of(kept)}"))
+        faults.append(
+            _fault("NCCL_PROTO", settings, f"for {op} on this machine {allowed_names(kept)}")
+        )
     raise InputError(faults)
 
 
-def _fault(name: str, settings: Settings, allowed: str) -> Fault:
+def _fault(name: str, settings: LibrarySettings, allowed: str) -> Fault:
     return Fault(f"env.{name}", repr(settings.env[name]), allowed)
 
 
 def _possible(
     system: System,
     op: str,
-    settings: Settings,
+    settings: LibrarySettings,
     constants: Constants,
     wanted: frozenset[str] | None,
 ) -> Iterator[tuple[Algorithm, ProtocolName]]:
@@ -228,7 +232,7 @@ def _switched(system: System) -> bool:
 
 
 def _may_ll128(
-    system: System, algorithm: str, settings: Settings, wanted: frozenset[str] | None
+    system: System, algorithm: str, settings: LibrarySettings, wanted: frozenset[str] | None
 ) -> bool:
     """Whether all ways keep 128-byte writes whole; a user who names LL128 (2.5 on) is believed."""
     if settings.release < (2, 5):
@@ -247,7 +251,7 @@ def _may_ll128(
     )
 
 
-def system_on(machine: Machine, group: Group) -> System:
+def system_on(machine: Machine, group: RankGroup) -> System:
     """What NCCL knows of a group; looked up once for all groups of the same GPUs on each host."""
 
     def found() -> System:
@@ -267,7 +271,7 @@ def system_on(machine: Machine, group: Group) -> System:
     return machine.known(("nccl system", group), of_this_shape)
 
 
-def choices(machine: Machine, op: str, nbytes: float, group: Group) -> tuple[Prediction, ...]:
+def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple[Prediction, ...]:
     """NCCL's estimates for this machine, its choice first.
 
     Parameters

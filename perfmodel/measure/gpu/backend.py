@@ -10,7 +10,7 @@ from perfmodel.collectives.schedule import Schedule
 from perfmodel.measure.correctness import fill, whole_numbers
 from perfmodel.measure.gpu.microbenchmarks import Bed, Probe, copy_kernel, make_bed, probes
 from perfmodel.measure.gpu.virtual_ranks import CudaLanes, HostLanes, Lanes, run_virtual
-from perfmodel.measure.job import Job, schedules
+from perfmodel.measure.job import MeasurementJob, schedules
 from perfmodel.measure.processes.p2p import most_scratch
 from perfmodel.measure.record import Row, row_of
 from perfmodel.measure.reference import compare, elements, expected, moves, places, sampling_note
@@ -41,13 +41,13 @@ def describe_gpu(torch: Any) -> dict[str, str]:
 
 
 def measure_device(
-    job: Job, torch: Any, device: str, progress: Progress | None = None
+    job: MeasurementJob, torch: Any, device: str, progress: Progress | None = None
 ) -> tuple[list[Row], str]:
     """Check virtual ranks' data, then time them and everything else that a GPU can be asked.
 
     Parameters
     ----------
-    job : Job
+    job : MeasurementJob
     torch : module
     device : str
         "cuda"; "cpu" runs the same arithmetic without streams, for tests.
@@ -75,7 +75,7 @@ def measure_device(
     return rows, " ".join(_notes(job, bed))
 
 
-def _notes(job: Job, bed: Bed) -> Iterator[str]:
+def _notes(job: MeasurementJob, bed: Bed) -> Iterator[str]:
     yield "copy reads and writes nbytes; reduce reads twice and writes nbytes."
     yield "launch and synchronize: per kernel."
     yield "Small sizes of schedule: as fast as the host can enqueue copies and waits."
@@ -88,7 +88,7 @@ def _notes(job: Job, bed: Bed) -> Iterator[str]:
         yield "No blocks_copy rows: a copy by few thread blocks needs Triton and a GPU."
 
 
-def _virtual(job: Job, bed: Bed) -> Iterator[Probe]:
+def _virtual(job: MeasurementJob, bed: Bed) -> Iterator[Probe]:
     """One execution of the schedule per size, checked before it is offered for timing."""
     made = schedules(job)
     lanes: Lanes = CudaLanes(bed.torch, job.ranks) if bed.cuda else HostLanes()
@@ -116,7 +116,7 @@ def _virtual(job: Job, bed: Bed) -> Iterator[Probe]:
         yield Probe("schedule", nbytes, once, f"{job.ranks} virtual ranks", before=reset)
 
 
-def _buffers(job: Job, bed: Bed, made: Sequence[Schedule]) -> tuple[list[Any], ...]:
+def _buffers(job: MeasurementJob, bed: Bed, made: Sequence[Schedule]) -> tuple[list[Any], ...]:
     """Data, the buffer worked on and scratch of each rank, for the largest of the schedules."""
     dtype, count = getattr(bed.torch, job.dtype), max(elements(schedule) for schedule in made)
     room = max(most_scratch(moves(schedule)) for schedule in made)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.measure.job import Job
+from perfmodel.measure.job import MeasurementJob
 from perfmodel.measure.memory_check import SIDE_BYTES
 from perfmodel.measure.record import What
 
@@ -102,7 +102,7 @@ class Bed:
         return bool(self.device.type == "cuda")
 
 
-def make_bed(job: Job, torch: Any, device: str) -> Bed:
+def make_bed(job: MeasurementJob, torch: Any, device: str) -> Bed:
     """Buffers as large as the largest size; random, since zeros would draw less power."""
     count = max(1, max(job.sizes) // job.itemsize)
     where, dtype = torch.device(device), getattr(torch, job.dtype)
@@ -113,7 +113,7 @@ def make_bed(job: Job, torch: Any, device: str) -> Bed:
     return Bed(torch, where, filled(), filled())
 
 
-def probes(job: Job, bed: Bed) -> Iterator[Probe]:
+def probes(job: MeasurementJob, bed: Bed) -> Iterator[Probe]:
     """Everything that this device can be asked, one after the other."""
     sizes = sorted({max(1, nbytes // job.itemsize) * job.itemsize for nbytes in job.sizes})
     for nbytes in sizes:
@@ -154,7 +154,7 @@ def _latencies(bed: Bed) -> Iterator[Probe]:
         yield Probe("synchronize", 0, hops, "kernel after event of another stream", CHAIN)
 
 
-def _host_copies(job: Job, bed: Bed, sizes: list[int]) -> Iterator[Probe]:
+def _host_copies(job: MeasurementJob, bed: Bed, sizes: list[int]) -> Iterator[Probe]:
     """Copies to and from the host: what staging costs where GPUs cannot reach each other."""
     if not bed.cuda:
         return

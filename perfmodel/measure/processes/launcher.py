@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import DataMismatch, MeasurementError, PerfmodelError
-from perfmodel.measure.job import Job
+from perfmodel.measure.job import MeasurementJob
 from perfmodel.measure.processes import status as at
 from perfmodel.measure.record import Row
 
@@ -36,7 +36,7 @@ LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 
 @dataclass(slots=True)
 class _Team:
-    job: Job
+    job: MeasurementJob
     memory: Any
     processes: list[Any] = field(default_factory=list)
     pipes: list[Any] = field(default_factory=list)
@@ -46,7 +46,9 @@ class _Team:
     errors: dict[int, BaseException] = field(default_factory=dict)
 
 
-def measure_with_processes(job: Job, progress: Progress | None = None) -> tuple[list[Row], str]:
+def measure_with_processes(
+    job: MeasurementJob, progress: Progress | None = None
+) -> tuple[list[Row], str]:
     """Start a process per rank, let them measure, and end them, whatever happens.
 
     Returns
@@ -131,7 +133,7 @@ def _watch(team: _Team, progress: Progress | None, folder: Path) -> tuple[list[R
     return team.answer
 
 
-def _patience_s(job: Job, ticks: list[int]) -> float:
+def _patience_s(job: MeasurementJob, ticks: list[int]) -> float:
     """How long nobody may advance; starting is given longer."""
     return job.timeout_s if min(ticks) > 0 else max(job.timeout_s, START_S)
 
@@ -221,7 +223,7 @@ def _stopped(process: Any) -> str:
 # ---------------------------------------------------------------- in the new process
 
 
-def _work(job: Job, rank: int, folder: str, memory: Any, pipe: Any) -> None:
+def _work(job: MeasurementJob, rank: int, folder: str, memory: Any, pipe: Any) -> None:
     """One rank: what it finds, or why it failed, goes into the pipe."""
     _quiet(Path(folder) / f"rank{rank}.log")
     threading.Thread(target=_die_with_parent, args=(folder,), daemon=True).start()
@@ -263,7 +265,7 @@ def _die_with_parent(folder: str) -> None:
         os._exit(1)
 
 
-def join(job: Job, status: at.Status, folder: Path | None) -> None:
+def join(job: MeasurementJob, status: at.Status, folder: Path | None) -> None:
     """Join the process group: over a file in `folder`, or as torchrun's environment says."""
     import torch
     import torch.distributed as dist

@@ -13,7 +13,7 @@ import numpy as np
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.measure.correctness import check_data, fill
-from perfmodel.measure.job import PARTED, Job, schedules
+from perfmodel.measure.job import PARTED, MeasurementJob, schedules
 from perfmodel.measure.processes import status as at
 from perfmodel.measure.processes.p2p import library_call, program, run, scratch_elements
 from perfmodel.measure.record import Row, row_of
@@ -42,12 +42,14 @@ class Bench:
     wait: Callable[[], None]
 
 
-def measure_rank(job: Job, status: at.Status, *, shared_clock: bool) -> tuple[list[Row], str]:
+def measure_rank(
+    job: MeasurementJob, status: at.Status, *, shared_clock: bool
+) -> tuple[list[Row], str]:
     """Do one rank's part of a measurement; the process group has been joined.
 
     Parameters
     ----------
-    job : Job
+    job : MeasurementJob
     status : Status
     shared_clock : bool
         All ranks are on this machine, whose monotonic clock they share.
@@ -79,7 +81,10 @@ def measure_rank(job: Job, status: at.Status, *, shared_clock: bool) -> tuple[li
 
 
 def _bench(
-    job: Job, status: at.Status, made: dict[int, Schedule], rounds: dict[int, list[list[Move]]]
+    job: MeasurementJob,
+    status: at.Status,
+    made: dict[int, Schedule],
+    rounds: dict[int, list[list[Move]]],
 ) -> Bench:
     import torch
 
@@ -142,7 +147,7 @@ def _once(bench: Bench, status: at.Status, nbytes: int, kind: int, repeat: int) 
     return begin, time.monotonic()
 
 
-def _rehearse(job: Job, status: at.Status, bench: Bench) -> dict[int, int]:
+def _rehearse(job: MeasurementJob, status: at.Status, bench: Bench) -> dict[int, int]:
     """Run everything twice, and settle how often each size is repeated; alike on all ranks."""
     import torch
     import torch.distributed as dist
@@ -161,7 +166,7 @@ def _rehearse(job: Job, status: at.Status, bench: Bench) -> dict[int, int]:
     return dict(zip(bench.counts, repeats_within(job, agreed.tolist()), strict=True))
 
 
-def repeats_within(job: Job, costs_s: Sequence[float]) -> list[int]:
+def repeats_within(job: MeasurementJob, costs_s: Sequence[float]) -> list[int]:
     """How often to repeat each size, given what one repeat of it costs; a multiple of `PASSES`.
 
     Repeats go with one over the root of the cost: the large sizes get most of the time, the small

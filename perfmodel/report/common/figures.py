@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.palette import FONT, INK, MEMORY, QUIET_INK, RULE, WORK
-from perfmodel.studies.run.result import Memory, Point, Result
+from perfmodel.studies.run.result import Memory, Result, SizeResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -21,7 +21,7 @@ _UNEVEN = 4.0
 _TIME_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
-def blank(height: int, **layout: Any) -> go.Figure:
+def new_figure(height: int, **layout: Any) -> go.Figure:
     """Empty figure in the house style; plots other than the timeline do not zoom."""
     import plotly.graph_objects as go
 
@@ -46,7 +46,7 @@ def blank(height: int, **layout: Any) -> go.Figure:
     return figure
 
 
-def axis(title: str = "", **more: Any) -> dict[str, Any]:
+def axis_layout(title: str = "", **more: Any) -> dict[str, Any]:
     """Describe an axis in the house style."""
     return {
         "title": {"text": title, "font": {"size": 13, "color": QUIET_INK}, "standoff": 8},
@@ -65,7 +65,7 @@ def time_unit(longest_s: float) -> tuple[str, float]:
     return fitting[-1] if fitting else _TIME_UNITS[0]
 
 
-def gpu_ticks(points: Sequence[Point], apart: float = 0.09) -> list[int]:
+def gpu_ticks(points: Sequence[SizeResult], apart: float = 0.09) -> list[int]:
     """Choose sizes to label, the first and the last among them, on a logarithmic axis.
 
     Labels stand at least the share `apart` of the axis from each other.
@@ -98,7 +98,7 @@ def breakdown(result: Result) -> go.Figure:
     steps = [point.step_time_s for point in result.points]
     shares = max(steps) > _UNEVEN * min(steps)
     unit, scale = ("%", 0.01) if shares else time_unit(max(steps))
-    figure = blank(360, barmode="stack", bargap=0.35)
+    figure = new_figure(360, barmode="stack", bargap=0.35)
     for part in _parts(result.points):
         times = [point.breakdown_s.get(part, 0.0) for point in result.points]
         figure.add_bar(
@@ -111,13 +111,13 @@ def breakdown(result: Result) -> go.Figure:
                 for point, time in zip(result.points, times, strict=True)
             ],
         )  # fmt: skip
-    figure.update_xaxes(**axis("GPUs", type="category", showgrid=False))
+    figure.update_xaxes(**axis_layout("GPUs", type="category", showgrid=False))
     title = "share of the step" if shares else f"time per step ({unit})"
-    figure.update_yaxes(**axis(title, rangemode="tozero", ticksuffix=" %" if shares else ""))
+    figure.update_yaxes(**axis_layout(title, rangemode="tozero", ticksuffix=" %" if shares else ""))
     return figure
 
 
-def _parts(points: Sequence[Point]) -> list[str]:
+def _parts(points: Sequence[SizeResult]) -> list[str]:
     """Parts of the step that matter somewhere, in the order of the palette."""
     present = {
         part
@@ -138,7 +138,7 @@ def memory(part: Memory) -> go.Figure:
         "buckets": part.buckets_bytes,
         "activations": part.activations_bytes,
     }
-    figure = blank(150, barmode="stack")
+    figure = new_figure(150, barmode="stack")
     for name, nbytes in parts.items():
         figure.add_bar(
             x=[nbytes / gib], y=[""], orientation="h", width=0.6, hoverinfo="text",
@@ -153,6 +153,6 @@ def memory(part: Memory) -> go.Figure:
     )  # fmt: skip
     figure.update_layout(margin={"t": 28})
     longest = max(capacity, part.total_bytes / gib)
-    figure.update_xaxes(**axis("GiB per GPU", range=[0, 1.02 * longest]))
-    figure.update_yaxes(**axis(showticklabels=False, showgrid=False, showline=False))
+    figure.update_xaxes(**axis_layout("GiB per GPU", range=[0, 1.02 * longest]))
+    figure.update_yaxes(**axis_layout(showticklabels=False, showgrid=False, showline=False))
     return figure

@@ -61,7 +61,7 @@ def _dark() -> str:
     return "@media screen and (prefers-color-scheme: dark) {{\n{}\n}}\n".format("\n".join(rules))
 
 
-def embed(figure: go.Figure, name: str, description: str) -> str:
+def figure_html(figure: go.Figure, name: str, description: str) -> str:
     """Turn a figure into HTML; its legend becomes text that wraps on narrow screens."""
     from plotly.io import to_html
 
@@ -110,7 +110,7 @@ def figure_section(title: str, lead: str, *parts: str) -> str:
     return f'<section id="{anchor}"><h2>{escape(title)}</h2>{sentence}\n{content}</section>'
 
 
-def table(
+def html_table(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from perfmodel.studies.run.result import Memory, Point, Result
+from perfmodel.studies.run.result import Memory, Result, SizeResult
 from perfmodel.units import TIMES
 
 _SPACE = "\N{NO-BREAK SPACE}"
@@ -117,7 +117,7 @@ def headline(result: Result) -> str:
     return f"{speed}{linear}; a step takes {duration(main.step_time_s)}, {waiting(main)}."
 
 
-def waiting(point: Point) -> str:
+def waiting(point: SizeResult) -> str:
     """Say how much of the step is spent waiting for the network."""
     if point.comm_s == 0:
         return "without any communication"
@@ -126,7 +126,7 @@ def waiting(point: Point) -> str:
     return f"of which {duration(point.exposed_comm_s)} is waiting for the network"
 
 
-def interval(point: Point) -> str:
+def interval(point: SizeResult) -> str:
     """Say how sure the step time is."""
     if point.interval_s is None:
         return f"no interval yet: {no_interval_because(point)}"
@@ -134,7 +134,7 @@ def interval(point: Point) -> str:
     return f"80{_SPACE}% interval {duration(low)} to {duration(high)}"
 
 
-def no_interval_because(point: Point) -> str:
+def no_interval_because(point: SizeResult) -> str:
     """Why a size has no interval."""
     if point.comm_s == 0:
         return "nothing is communicated, and compute times have no known spread"

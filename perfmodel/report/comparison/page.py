@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from perfmodel.files import write_atomically, write_json
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank
-from perfmodel.report.common.page import document, embed, figure_section, table
+from perfmodel.report.common.figures import axis_layout, new_figure
+from perfmodel.report.common.page import document, figure_html, figure_section, html_table
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.comparison import text as said
 from perfmodel.studies.compare.export import to_csv, to_json
@@ -55,7 +55,7 @@ def comparison_html(found: Comparison) -> str:
         figure_section(
             "Where the step goes",
             "One step of each in its parts.",
-            embed(steps(found), "steps", "Bars: the parts of a step of each side"),
+            figure_html(steps(found), "steps", "Bars: the parts of a step of each side"),
             _table(said.step_parts(found)),
         ),
         _imagined(found),
@@ -86,13 +86,13 @@ def _grounds(found: Comparison) -> str:
 def _table(one: said.Table) -> str:
     headers, rows = one
     left = [at for at, header in enumerate(headers) if not header.startswith(">")]
-    return table([header.removeprefix(">") for header in headers], rows, words_at=left)
+    return html_table([header.removeprefix(">") for header in headers], rows, words_at=left)
 
 
 def steps(found: Comparison) -> go.Figure:
     """Draw the parts of each side's step as one bar, the first side on top."""
     scale, unit = _unit(max(side.point.step_time_s for side in found.sides))
-    figure = blank(70 + 46 * len(found.sides), barmode="stack", bargap=0.3)
+    figure = new_figure(70 + 46 * len(found.sides), barmode="stack", bargap=0.3)
     labels = [f"{_text(_short(side.label))} " for side in found.sides]
     places = list(range(len(labels)))
     for part in said.parts(found):
@@ -105,9 +105,9 @@ def steps(found: Comparison) -> go.Figure:
                 for side, time_s in zip(found.sides, times_s, strict=True)
             ],
         )  # fmt: skip
-    figure.update_xaxes(**axis(f"time per step ({unit})", rangemode="tozero"))
+    figure.update_xaxes(**axis_layout(f"time per step ({unit})", rangemode="tozero"))
     figure.update_yaxes(
-        **axis(autorange="reversed", tickvals=places, ticktext=labels, showgrid=False)
+        **axis_layout(autorange="reversed", tickvals=places, ticktext=labels, showgrid=False)
     )
     return figure
 

@@ -8,10 +8,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank, log_ticks
+from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure
 from perfmodel.report.common.palette import INK, QUIET_INK
 from perfmodel.report.planning.text import DAY_S, HOUR_S, amount_only, given_span, money, span
-from perfmodel.studies.plan.model import Option, Plan
+from perfmodel.studies.plan.model import PlanOption, PlanResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -27,11 +27,11 @@ LABELLED = 24
 """Points that still get their number of nodes beside them."""
 
 
-def time_against_cost(plan: Plan) -> go.Figure:
+def time_against_cost(plan: PlanResult) -> go.Figure:
     """Draw every option with its intervals; the front, deadline and budget as lines."""
     priced = [option for option in plan.usable if option.cost is not None]
     unit, unit_s = _unit(priced)
-    figure = blank(460)
+    figure = new_figure(460)
     front = plan.answers.pareto
     if len(front) > 1:
         figure.add_scatter(
@@ -51,18 +51,18 @@ def time_against_cost(plan: Plan) -> go.Figure:
     low, high = _ends([_cost_ends(option) for option in priced], plan.budget)
     title = f"cost ({plan.currency})"
     figure.update_yaxes(
-        **(_log_axis(title, low, high) if logs else axis(title, rangemode="tozero"))
+        **(_log_axis(title, low, high) if logs else axis_layout(title, rangemode="tozero"))
     )
     return figure
 
 
-def _unit(options: Sequence[Option]) -> tuple[str, float]:
+def _unit(options: Sequence[PlanOption]) -> tuple[str, float]:
     longest_s = max(option.wall_s for option in options)
     return ("days", DAY_S) if longest_s >= 2 * DAY_S else ("hours", HOUR_S)
 
 
 def _trace(
-    plan: Plan, own: Sequence[Option], at: int, unit_s: float, *, labelled: bool
+    plan: PlanResult, own: Sequence[PlanOption], at: int, unit_s: float, *, labelled: bool
 ) -> dict[str, Any]:
     """One candidate: its sizes joined by a thin line, each with its intervals."""
     colour = COLOURS[at % len(COLOURS)]
@@ -98,19 +98,19 @@ def _bars(
     }
 
 
-def _time_ends(option: Option) -> tuple[float, float]:
+def _time_ends(option: PlanOption) -> tuple[float, float]:
     training = option.training
     ends = None if training is None else training.wall_interval_s
     return ends or (option.wall_s, option.wall_s)
 
 
-def _cost_ends(option: Option) -> tuple[float, float]:
+def _cost_ends(option: PlanOption) -> tuple[float, float]:
     cost = option.cost or 0.0
     ends = None if option.bill is None else option.bill.interval
     return ends or (cost, cost)
 
 
-def _hover(plan: Plan, option: Option) -> str:
+def _hover(plan: PlanResult, option: PlanOption) -> str:
     assert option.training is not None
     assert option.step is not None
     return (
@@ -122,7 +122,7 @@ def _hover(plan: Plan, option: Option) -> str:
     )
 
 
-def _limits(figure: go.Figure, plan: Plan, unit_s: float, *, logs: bool) -> None:
+def _limits(figure: go.Figure, plan: PlanResult, unit_s: float, *, logs: bool) -> None:
     """Draw deadline and budget; `logs` says that the cost axis is logarithmic."""
     line = {"color": INK, "width": 1, "dash": "dash"}
     font = {"size": 12, "color": QUIET_INK}
@@ -156,7 +156,7 @@ def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
     ticks = log_ticks(low, high)
     if len(ticks) < 2:
         ticks = _between(low, high)
-    return axis(
+    return axis_layout(
         title,
         type="log",
         range=[math.log10(low), math.log10(high)],

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from perfmodel.files import write_atomically, write_json
 from perfmodel.report.common import markdown, quantities
-from perfmodel.report.common.page import document, embed, figure_section, table
+from perfmodel.report.common.page import document, figure_html, figure_section, html_table
 from perfmodel.report.planning import figures, tables
 from perfmodel.report.planning import text as said
 from perfmodel.studies.plan.export import plan_csv, to_json
-from perfmodel.studies.plan.model import Plan
+from perfmodel.studies.plan.model import PlanResult
 
 NOT_MEASURED = "A prediction by simulation, not a measurement; prices are those of the file."
 
@@ -29,7 +29,7 @@ UPGRADES = (
 PURCHASE = "What the cost is made of. FLOPs used: model FLOPs over the dense peak of all GPUs."
 
 
-def write_plan(plan: Plan, folder: Path) -> Path:
+def write_plan(plan: PlanResult, folder: Path) -> Path:
     """Write ``plan.html``, ``plan.md``, ``plan.csv`` and ``plan.json``.
 
     Returns
@@ -50,7 +50,7 @@ def write_plan(plan: Plan, folder: Path) -> Path:
     return page
 
 
-def plan_html(plan: Plan) -> str:
+def plan_html(plan: PlanResult) -> str:
     """Build the page as one string."""
     sections = [
         _header(plan), _tiles(plan), _answers(plan), _options(plan), _ladder(plan),
@@ -60,7 +60,7 @@ def plan_html(plan: Plan) -> str:
     return document(f"Plan: {said.setting(plan)}", body)
 
 
-def _header(plan: Plan) -> str:
+def _header(plan: PlanResult) -> str:
     question = f'<p class="question">{escape(plan.question)}</p>' if plan.question else ""
     mind = "".join(f'<p class="note">{escape(line)}</p>' for line in plan.cautions)
     return (
@@ -70,7 +70,7 @@ def _header(plan: Plan) -> str:
     )
 
 
-def _tiles(plan: Plan) -> str:
+def _tiles(plan: PlanResult) -> str:
     best = said.best_of(plan)
     if best is None or best.training is None or best.step is None or best.bill is None:
         return ""
@@ -103,7 +103,7 @@ def _between(ends: tuple[float, float] | None, write: Callable[[tuple[float, flo
     return "no interval known" if ends is None else f"80 % interval {write(ends)}"
 
 
-def _answers(plan: Plan) -> str:
+def _answers(plan: PlanResult) -> str:
     found = said.answers(plan)
     return figure_section("Answers", "", _definitions(dict(found))) if found else ""
 
@@ -111,16 +111,18 @@ def _answers(plan: Plan) -> str:
 def _html(one: tables.Table) -> str:
     headers, rows = one
     left = [at for at, header in enumerate(headers) if not header.startswith(">")]
-    return table([header.removeprefix(">") for header in headers], rows, words_at=left)
+    return html_table([header.removeprefix(">") for header in headers], rows, words_at=left)
 
 
-def _options(plan: Plan) -> str:
+def _options(plan: PlanResult) -> str:
     if not plan.usable:
         return ""
     parts, lead = [], "Every candidate at every size that runs and fits."
     if any(option.cost is not None for option in plan.usable):
         drawn = figures.time_against_cost(plan)
-        parts.append(embed(drawn, "pareto", "Cost against time to train, by candidate and size"))
+        parts.append(
+            figure_html(drawn, "pareto", "Cost against time to train, by candidate and size")
+        )
         lead = (
             "Numbers beside the points are nodes, bars 80 % intervals. Whatever is not on the "
             "front, the dotted line, is beaten in time and cost by something that is."
@@ -130,41 +132,41 @@ def _options(plan: Plan) -> str:
     return figure_section("Time against cost", lead, *parts)
 
 
-def _hint(plan: Plan) -> str:
+def _hint(plan: PlanResult) -> str:
     return f"In brackets: 80 % intervals. Efficiency is {plan.efficiency_base}.{said.odds(plan)}"
 
 
-def _ladder(plan: Plan) -> str:
+def _ladder(plan: PlanResult) -> str:
     if len(plan.answers.ladder) < 2:
         return ""
     return figure_section("Smallest cluster by deadline", LADDER, _html(tables.ladder_table(plan)))
 
 
-def _upgrades(plan: Plan) -> str:
+def _upgrades(plan: PlanResult) -> str:
     if not plan.outcomes:
         return ""
     return figure_section("Which upgrade pays", UPGRADES, _html(tables.upgrade_table(plan)))
 
 
-def _failures(plan: Plan) -> str:
+def _failures(plan: PlanResult) -> str:
     headers, rows = tables.failure_table(plan)
     if not rows:
         return ""
     return figure_section("Failures and checkpoints", said.LOST, _html((headers, rows)))
 
 
-def _purchase(plan: Plan) -> str:
+def _purchase(plan: PlanResult) -> str:
     if plan.currency is None or not plan.usable:
         return ""
     return figure_section("For a purchase paper", PURCHASE, _html(tables.bought_table(plan)))
 
 
-def _left_out(plan: Plan) -> str:
+def _left_out(plan: PlanResult) -> str:
     refused = tables.refused(plan)
     return figure_section("Left out", "", _definitions(dict(refused))) if refused else ""
 
 
-def _grounds(plan: Plan) -> str:
+def _grounds(plan: PlanResult) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in plan.assumptions)
     parts = [f"<h3>Assumptions</h3><ul>{items}</ul>", "<h3>Provenance</h3>"]
     parts.append(_definitions({"scenario": plan.scenario, **plan.provenance}))
@@ -181,12 +183,12 @@ def _definitions(entries: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------- Markdown
 
 
-def plan_markdown(plan: Plan) -> str:
+def plan_markdown(plan: PlanResult) -> str:
     """Write the same answers and tables as Markdown."""
     return "\n\n".join(part.rstrip("\n") for part in _markdown(plan) if part) + "\n"
 
 
-def _markdown(plan: Plan) -> Iterator[str]:
+def _markdown(plan: PlanResult) -> Iterator[str]:
     cell = markdown.cell
     yield f"# {cell(said.headline(plan))}"
     yield cell(said.setting(plan))

@@ -18,7 +18,7 @@ from perfmodel.report.planning.text import (
 )
 from perfmodel.studies.plan.export import in_time
 from perfmodel.studies.plan.failures import Upkeep
-from perfmodel.studies.plan.model import Bill, Option, Outcome, Plan, Training
+from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Training, UpgradeOutcome
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ FEWEST_FAILURES = 10
 _SPACE = "\N{NO-BREAK SPACE}"
 
 
-def option_table(plan: Plan, *, narrow: bool = False) -> Table:
+def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
     """One row per option that runs and fits, in the order of the file; intervals are of 80 %.
 
     front: whether nothing else is both as quick and as cheap (Pareto). A narrow table is for the
@@ -51,7 +51,7 @@ def option_table(plan: Plan, *, narrow: bool = False) -> Table:
     return headers, [row[: len(headers)] for row in rows]
 
 
-def _option_row(plan: Plan, option: Option, unit: Unit | None) -> list[str]:
+def _option_row(plan: PlanResult, option: PlanOption, unit: Unit | None) -> list[str]:
     step, training, sums = option.step, option.training, option.bill
     assert step is not None
     assert training is not None
@@ -77,7 +77,7 @@ def _times(training: Training, unit: Unit | None) -> str:
     return brief_range(likely, low, high)
 
 
-def _amounts(sums: Bill) -> str:
+def _amounts(sums: Cost) -> str:
     if sums.total is None:
         return NOTHING
     if sums.interval is None:
@@ -89,7 +89,7 @@ def _or_nothing(write: Callable[[T], str], value: T | None) -> str:
     return NOTHING if value is None else write(value)
 
 
-def refused(plan: Plan) -> list[tuple[str, str]]:
+def refused(plan: PlanResult) -> list[tuple[str, str]]:
     """Options that are none, and why; sizes of one candidate that fail alike stand together."""
     found: dict[tuple[str, str], list[int]] = {}
     for option in plan.options:
@@ -101,7 +101,7 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def failure_table(plan: Plan) -> Table:
+def failure_table(plan: PlanResult) -> Table:
     """What failures cost each option, by formula and by simulation.
 
     lost: time for checkpoints, restarts and work that was done again.
@@ -118,7 +118,7 @@ def failure_table(plan: Plan) -> Table:
     return headers, rows
 
 
-def _failure_row(option: Option, training: Training, kept: Upkeep) -> list[str]:
+def _failure_row(option: PlanOption, training: Training, kept: Upkeep) -> list[str]:
     seen, simulated = training.simulated, [NOTHING] * 2
     if seen is not None:
         lost_s = seen.mean_s - training.work_s
@@ -140,7 +140,7 @@ def _failure_row(option: Option, training: Training, kept: Upkeep) -> list[str]:
     ]
 
 
-def upgrade_table(plan: Plan) -> Table:
+def upgrade_table(plan: PlanResult) -> Table:
     """Every upgrade of every option, soonest paid back first."""
     currency = plan.currency or "no prices"
     headers = [
@@ -150,7 +150,7 @@ def upgrade_table(plan: Plan) -> Table:
     return headers, [_upgrade_row(one) for one in plan.outcomes]
 
 
-def _upgrade_row(one: Outcome) -> list[str]:
+def _upgrade_row(one: UpgradeOutcome) -> list[str]:
     return [
         one.upgrade,
         cluster(one.before),
@@ -166,7 +166,7 @@ def _signed(write: Callable[[float], str], value: float) -> str:
     return f"{'-' if value < 0 else ''}{write(abs(value))}"
 
 
-def ladder_table(plan: Plan) -> Table:
+def ladder_table(plan: PlanResult) -> Table:
     """Smallest cluster by deadline."""
     headers = ["with at least", "the smallest is", ">GPUs"]
     headers += [f">cost, {plan.currency}"] if plan.currency else []
@@ -181,7 +181,7 @@ def ladder_table(plan: Plan) -> Table:
     return headers, rows
 
 
-def bought_table(plan: Plan) -> Table:
+def bought_table(plan: PlanResult) -> Table:
     """What a purchase paper asks: outlay, power, shares of the cost."""
     currency = plan.currency or ""
     headers = [

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.report.common import quantities
 from perfmodel.studies.plan.export import in_time
-from perfmodel.studies.plan.model import Option, Outcome, Pays, Plan
+from perfmodel.studies.plan.model import Pays, PlanOption, PlanResult, UpgradeOutcome
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 
@@ -114,13 +114,13 @@ def energy(energy_kWh: float) -> str:
     return f"{quantities.count(value)}{_SPACE}{name}"
 
 
-def cluster(option: Option) -> str:
+def cluster(option: PlanOption) -> str:
     """Name an option: ``"rented A100, 4 nodes (32 GPUs)"``."""
     gpus = "" if option.gpus is None else f" ({quantities.gpus(option.gpus)})"
     return f"{option.candidate}, {quantities.nodes(option.nodes)}{gpus}"
 
 
-def time_and_cost(option: Option, currency: str | None, *, intervals: bool = True) -> str:
+def time_and_cost(option: PlanOption, currency: str | None, *, intervals: bool = True) -> str:
     """Say how long and how dear, with intervals where they are known and wanted."""
     training, sums = option.training, option.bill
     assert training is not None
@@ -147,7 +147,7 @@ LOST = (
 )
 
 
-def odds(plan: Plan) -> str:
+def odds(plan: PlanResult) -> str:
     """Explain what is said of being in time."""
     if plan.deadline_s is None:
         return ""
@@ -157,12 +157,12 @@ def odds(plan: Plan) -> str:
     )
 
 
-def setting(plan: Plan) -> str:
+def setting(plan: PlanResult) -> str:
     """Say what is trained, to what end."""
     return f"{plan.workload} to {plan.target}"
 
 
-def headline(plan: Plan) -> str:
+def headline(plan: PlanResult) -> str:
     """Answer the plan in one sentence."""
     best = best_of(plan)
     if best is None:
@@ -176,7 +176,7 @@ def headline(plan: Plan) -> str:
     return f"{kind}: {_said(plan, best, intervals=False)}"
 
 
-def best_of(plan: Plan) -> Option | None:
+def best_of(plan: PlanResult) -> PlanOption | None:
     """The option that the headline speaks of."""
     answers = plan.answers
     if plan.deadline_s is not None:
@@ -184,7 +184,7 @@ def best_of(plan: Plan) -> Option | None:
     return answers.cheapest or answers.fastest
 
 
-def answers(plan: Plan) -> list[tuple[str, str]]:
+def answers(plan: PlanResult) -> list[tuple[str, str]]:
     """Each question and its answer; questions with the same answer stand together."""
     found: dict[str, str] = {}
     for question, answer in _choices(plan):
@@ -197,7 +197,7 @@ def _lower(question: str) -> str:
     return question[0].lower() + question[1:]
 
 
-def _choices(plan: Plan) -> list[tuple[str, str]]:
+def _choices(plan: PlanResult) -> list[tuple[str, str]]:
     """Each question that chooses an option, and the one that it chooses."""
     found, said = plan.answers, []
     if plan.deadline_s is not None:
@@ -219,7 +219,7 @@ def _choices(plan: Plan) -> list[tuple[str, str]]:
     return said
 
 
-def _said(plan: Plan, option: Option, *, intervals: bool = True) -> str:
+def _said(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -> str:
     """The option, what it takes, and how sure it is to be in time."""
     said = f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
     met = in_time(option, plan.deadline_s)
@@ -234,14 +234,14 @@ _IN_TIME = {
 }
 
 
-def _or_fastest(plan: Plan, option: Option | None) -> str:
+def _or_fastest(plan: PlanResult, option: PlanOption | None) -> str:
     if option is not None:
         return _said(plan, option)
     fastest = plan.answers.fastest
     return "none" if fastest is None else f"none; the fastest is {_said(plan, fastest)}"
 
 
-def _upgrade_answers(plan: Plan) -> Iterator[tuple[str, str]]:
+def _upgrade_answers(plan: PlanResult) -> Iterator[tuple[str, str]]:
     """The best use of each upgrade."""
     for name in dict.fromkeys(one.upgrade for one in plan.outcomes):
         own = [one for one in plan.outcomes if one.upgrade == name]
@@ -257,7 +257,7 @@ def _upgrade_answers(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"Does '{name}' pay?", f"{does}{_beside(plan, own, best)}"
 
 
-def _beside(plan: Plan, own: Sequence[Outcome], best: Outcome) -> str:
+def _beside(plan: PlanResult, own: Sequence[UpgradeOutcome], best: UpgradeOutcome) -> str:
     """What the upgrade does for the option of the headline, if another one has most of it."""
     chosen = best_of(plan)
     here = next((one for one in own if one.before is chosen and one is not best), None)
@@ -274,7 +274,7 @@ _PAYS: Mapping[Pays, str] = {
 }  # fmt: skip
 
 
-def pays(one: Outcome, currency: str | None) -> str:
+def pays(one: UpgradeOutcome, currency: str | None) -> str:
     """Say whether an upgrade of an option pays."""
     if one.saved_s is None:
         return f"fails: {one.after.reason}"

@@ -6,10 +6,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank, time_unit
-from perfmodel.report.common.page import embed, figure_section, table
+from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
+from perfmodel.report.common.page import figure_html, figure_section, html_table
 from perfmodel.report.common.palette import INK, WORK
-from perfmodel.studies.run.result import Disturbance, Point, Wait
+from perfmodel.studies.run.result import DisturbanceCost, SizeResult, Wait
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -28,7 +28,7 @@ NOTHING = 1e-9
 """Share of the step below which a cost is the rounding of sums."""
 
 
-def lead(point: Point, what: Disturbance) -> str:
+def lead(point: SizeResult, what: DisturbanceCost) -> str:
     """Say what everything together costs."""
     share = quantities.percent(abs(what.costs_s) / what.undisturbed_s)
     change = "longer" if what.costs_s >= 0 else "shorter"
@@ -48,7 +48,7 @@ def lead(point: Point, what: Disturbance) -> str:
     return f"{sentence}."
 
 
-def waiting(point: Point, what: Disturbance) -> str:
+def waiting(point: SizeResult, what: DisturbanceCost) -> str:
     """Say who is waited for longest; empty where nobody waits long enough to mention."""
     worst = max(what.waits, key=lambda wait: wait.waited_s, default=None)
     if worst is None or worst.waited_s < WORTH_SAYING * point.step_time_s:
@@ -63,7 +63,7 @@ def waiting(point: Point, what: Disturbance) -> str:
     )
 
 
-def lines(point: Point) -> list[str]:
+def lines(point: SizeResult) -> list[str]:
     """Sentences for the terminal; none where nothing happens."""
     what = point.disturbance
     if what is None:
@@ -78,12 +78,12 @@ def lines(point: Point) -> list[str]:
     return [*found, *([sentence] if (sentence := waiting(point, what)) else [])]
 
 
-def _told(costs_s: float, what: Disturbance) -> float:
+def _told(costs_s: float, what: DisturbanceCost) -> float:
     """A cost, or 0 where it is but rounding."""
     return 0.0 if abs(costs_s) < NOTHING * what.undisturbed_s else costs_s
 
 
-def _cost(costs_s: float, what: Disturbance) -> str:
+def _cost(costs_s: float, what: DisturbanceCost) -> str:
     """Write a cost with its sign and as a share."""
     if not _told(costs_s, what):
         return "costs nothing"
@@ -92,14 +92,14 @@ def _cost(costs_s: float, what: Disturbance) -> str:
     return f"{sign}{quantities.duration(abs(costs_s))} a step ({sign}{share})"
 
 
-def section(point: Point) -> str:
+def section(point: SizeResult) -> str:
     """Build the section of the page; empty where nothing happens."""
     what = point.disturbance
     if what is None:
         return ""
     parts = [_events(what)]
     if len(what.steps_s) > 1:
-        drawn = embed(steps_figure(what), "steps", "Duration of each counted step")
+        drawn = figure_html(steps_figure(what), "steps", "Duration of each counted step")
         parts += ["<h3>Step by step</h3>", drawn]
     if what.jobs:
         parts += ["<h3>The other jobs</h3>", _jobs(what)]
@@ -108,10 +108,10 @@ def section(point: Point) -> str:
     return figure_section("What happens around it, and what it costs", lead(point, what), *parts)
 
 
-def _events(what: Disturbance) -> str:
+def _events(what: DisturbanceCost) -> str:
     count = len(what.steps_s)
     in_all = ("Over all steps",) if count > 1 else ()
-    return table(
+    return html_table(
         ("Event", "Costs a step", "Share", "Step without it", *in_all),
         (
             (
@@ -128,8 +128,8 @@ def _events(what: Disturbance) -> str:
     )
 
 
-def _jobs(what: Disturbance) -> str:
-    return table(
+def _jobs(what: DisturbanceCost) -> str:
+    return html_table(
         ("Job", "GPUs", "Step", "Step alone", "Slower by"),
         (
             (
@@ -145,7 +145,7 @@ def _jobs(what: Disturbance) -> str:
     )
 
 
-def _waits(point: Point, what: Disturbance) -> str:
+def _waits(point: SizeResult, what: DisturbanceCost) -> str:
     sentence = waiting(point, what) or "Nobody waits long for anybody."
     waited = [wait for wait in what.waits if wait.longest_s > 0]
     together = len(what.waits) - len(waited)
@@ -153,7 +153,7 @@ def _waits(point: Point, what: Disturbance) -> str:
         sentence += f" The first {LISTED} are listed; result.json holds all of them."
     if together:
         sentence += f" Before {together} of {len(what.waits)} collectives nobody waits."
-    rows = table(
+    rows = html_table(
         ("Collective", "Last to come", "In steps", "Others wait", "First waits at most"),
         (_wait_row(wait) for wait in waited[:LISTED]),
         words_at=(0, 1),
@@ -171,13 +171,13 @@ def _wait_row(wait: Wait) -> tuple[str, ...]:
     )
 
 
-def steps_figure(what: Disturbance) -> go.Figure:
+def steps_figure(what: DisturbanceCost) -> go.Figure:
     """Duration of each counted step, beside that of an undisturbed one."""
     import plotly.graph_objects as go
 
     unit, scale = time_unit(max(what.steps_s))
     numbers = list(range(len(what.steps_s)))
-    figure = blank(260, bargap=0.25)
+    figure = new_figure(260, bargap=0.25)
     figure.add_trace(
         go.Bar(
             x=numbers,
@@ -201,6 +201,6 @@ def steps_figure(what: Disturbance) -> go.Figure:
             hoverinfo="skip",
         )
     )
-    figure.update_xaxes(axis("step, counted from the settled state"))
-    figure.update_yaxes(axis(f"duration, {unit}", rangemode="tozero"))
+    figure.update_xaxes(axis_layout("step, counted from the settled state"))
+    figure.update_yaxes(axis_layout(f"duration, {unit}", rangemode="tozero"))
     return figure

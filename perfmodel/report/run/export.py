@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perfmodel.files import finite
-from perfmodel.studies.run.result import BucketTime, Disturbance, Memory, Point, Result
+from perfmodel.studies.run.result import BucketTime, DisturbanceCost, Memory, Result, SizeResult
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def to_json(result: Result) -> dict[str, Any]:
     return document
 
 
-def point_to_json(point: Point) -> dict[str, Any]:
+def point_to_json(point: SizeResult) -> dict[str, Any]:
     """Write the numbers of one cluster size."""
     return {
         "gpus": point.gpus,
@@ -68,7 +68,7 @@ def point_to_json(point: Point) -> dict[str, Any]:
     }
 
 
-def _disturbance(what: Disturbance | None) -> dict[str, Any]:
+def _disturbance(what: DisturbanceCost | None) -> dict[str, Any]:
     """Write what events and other jobs did; empty lists and nulls where there are none."""
     if what is None:
         return {

@@ -10,7 +10,7 @@ from pathlib import Path
 from perfmodel.files import write_atomically, write_json
 from perfmodel.report.common import figures, quantities
 from perfmodel.report.common.images import ImageFormat, pictures, render
-from perfmodel.report.common.page import document, embed, figure_section, table
+from perfmodel.report.common.page import document, figure_html, figure_section, html_table
 from perfmodel.report.explorer import section as explorer
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.run import events
@@ -21,7 +21,7 @@ from perfmodel.report.run.tables import buckets_csv, sizes_csv
 from perfmodel.report.run.timeline_figure import timeline
 from perfmodel.report.scaling import text as scaling_section
 from perfmodel.report.topology import figure
-from perfmodel.studies.run.result import BucketTime, Point, Result
+from perfmodel.studies.run.result import BucketTime, Result, SizeResult
 
 _BUCKETS_LISTED = 400
 _URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
@@ -156,7 +156,7 @@ def _efficiency(result: Result) -> tuple[str, str]:
     return quantities.percent(result.main.scaling_efficiency), quantities.efficiency_base(result)
 
 
-def _first(point: Point) -> str:
+def _first(point: SizeResult) -> str:
     return quantities.duration(point.first_step_time_s)
 
 
@@ -174,11 +174,11 @@ def _breakdown(result: Result) -> str:
         f"At {quantities.gpus(main.gpus)} the largest part is {part}: {quantities.duration(time)}, "
         f"{quantities.percent(time / main.step_time_s)} of the step."
     )
-    drawing = embed(figures.breakdown(result), "breakdown", "Parts of the step at each size")
+    drawing = figure_html(figures.breakdown(result), "breakdown", "Parts of the step at each size")
     return figure_section("Where the time goes", lead, drawing)
 
 
-def _step(point: Point) -> str:
+def _step(point: SizeResult) -> str:
     hidden = point.comm_s - point.exposed_comm_s
     lead = f"Communication takes {quantities.duration(point.comm_s)}"
     if point.comm_s > 0:
@@ -188,7 +188,7 @@ def _step(point: Point) -> str:
         )
     if point.buckets:
         lead += ". The numbers are gradient buckets"
-    drawing = embed(timeline(point), "timeline", "Timeline of one training step")
+    drawing = figure_html(timeline(point), "timeline", "Timeline of one training step")
     hint = (
         '<p class="hint">Drag across the picture to zoom, double-click to go back. Bars too short '
         "to see are drawn with their neighbours; timeline.json, made for ui.perfetto.dev, holds "
@@ -197,7 +197,7 @@ def _step(point: Point) -> str:
     return figure_section("One step", f"{lead}.", drawing, hint)
 
 
-def _buckets(point: Point) -> str:
+def _buckets(point: SizeResult) -> str:
     if not point.buckets:
         return ""
     last = max(point.buckets, key=lambda bucket: bucket.end_s)
@@ -207,7 +207,7 @@ def _buckets(point: Point) -> str:
     )
     if len(point.buckets) > _BUCKETS_LISTED:
         lead += f" The first {_BUCKETS_LISTED} are listed; result.json holds all of them."
-    rows = table(
+    rows = html_table(
         ("Bucket", "Size", "Ready", "Start", "End", "Wait", "Duration", "Parameters"),
         (_bucket_row(bucket) for bucket in point.buckets[:_BUCKETS_LISTED]),
         words_at=(7,),
@@ -242,11 +242,11 @@ def _topology(result: Result) -> str:
             f"{quantities.percent(busiest.utilisation)} used over the whole step"
         )
     drawn = figure.figure(result.topology, main.links)
-    return figure_section("Machine and links", f"{lead}.", embed(drawn, "topology", lead))
+    return figure_section("Machine and links", f"{lead}.", figure_html(drawn, "topology", lead))
 
 
-def _memory(point: Point) -> str:
-    drawing = embed(figures.memory(point.memory), "memory", quantities.memory(point.memory))
+def _memory(point: SizeResult) -> str:
+    drawing = figure_html(figures.memory(point.memory), "memory", quantities.memory(point.memory))
     advice = ""
     if point.memory.advice:
         items = "".join(f"<li>{escape(line)}</li>" for line in point.memory.advice)

@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank, time_unit
+from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WAIT_INK, WORK
 from perfmodel.report.run.timeline_layout import Bar, Row, StepPicture, Tail, step_picture
-from perfmodel.studies.run.result import Point
+from perfmodel.studies.run.result import SizeResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -25,17 +25,19 @@ _SHADED, _LABELLED = 0.001, 0.005
 _LABEL_ROOM = 0.4
 
 
-def timeline(point: Point) -> go.Figure:
+def timeline(point: SizeResult) -> go.Figure:
     """Draw one step; the horizontal axis zooms, rows stand below each other."""
     picture = step_picture(point)
     unit, scale = time_unit(picture.length_s)
-    figure = blank(110 + _ROW_PIXELS * max(1, len(picture.rows)), barmode="overlay", bargap=0.3)
+    figure = new_figure(
+        110 + _ROW_PIXELS * max(1, len(picture.rows)), barmode="overlay", bargap=0.3
+    )
     for work in WORK:
         _add_bars(figure, picture, work, scale)
     _add_waits(figure, picture, scale)
     _shade(figure, picture, scale)
     figure.update_xaxes(
-        **axis(
+        **axis_layout(
             f"time since the step began ({unit})",
             range=[0, 1.01 * picture.length_s / scale],
             fixedrange=False,
@@ -43,7 +45,7 @@ def timeline(point: Point) -> go.Figure:
     )
     _write_rows(figure, picture, scale)
     figure.update_yaxes(
-        **axis(
+        **axis_layout(
             showgrid=False, showline=False, showticklabels=False,
             range=[-0.55, len(picture.rows) - 0.45],
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.report.common.palette import work_of
-from perfmodel.studies.run.result import Point
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.timeline import Span, exposed, lanes
 
 _HOST_KINDS = frozenset({"issue", "wait"})
@@ -62,7 +62,7 @@ class StepPicture:
     length_s: float
 
 
-def step_picture(point: Point) -> StepPicture:
+def step_picture(point: SizeResult) -> StepPicture:
     """Arrange the spans of one step into rows of visible bars.
 
     The step starts where its first work on a device starts: the host may run ahead.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from perfmodel.studies.run.result import Point, Result
+from perfmodel.studies.run.result import Result, SizeResult
 
 WORTH = 0.8
 """Share of one GPU's throughput that an added GPU must bring for growing to pay.
@@ -27,7 +27,7 @@ class Grown:
 
     Parameters
     ----------
-    point : Point
+    point : SizeResult
     samples : (low, high) or None
         80 % interval of throughput, samples per second; from that of the step time.
     efficiency : (low, high) or None
@@ -40,7 +40,7 @@ class Grown:
         Whether the bottleneck is of another kind than at the size before.
     """
 
-    point: Point
+    point: SizeResult
     samples: Range | None
     efficiency: Range | None
     marginal: float | None
@@ -95,7 +95,7 @@ def grown(result: Result) -> tuple[Grown, ...]:
     )
 
 
-def throughput_interval(point: Point) -> Range | None:
+def throughput_interval(point: SizeResult) -> Range | None:
     """80 % interval of samples per second: a longer step is less throughput."""
     if point.interval_s is None:
         return None
@@ -104,7 +104,7 @@ def throughput_interval(point: Point) -> Range | None:
     return samples / high_s, samples / low_s
 
 
-def _scaled(samples: Range | None, point: Point) -> Range | None:
+def _scaled(samples: Range | None, point: SizeResult) -> Range | None:
     if samples is None:
         return None
     share = point.scaling_efficiency / point.samples_per_s

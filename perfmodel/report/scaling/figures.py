@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank, gpu_ticks, log_ticks, time_unit
+from perfmodel.report.common.figures import axis_layout, gpu_ticks, log_ticks, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK, channels
 from perfmodel.report.scaling.analysis import GOOD, Grown, Range, grown, knee, runs
 from perfmodel.studies.run.result import Result
@@ -49,7 +49,7 @@ def throughput(result: Result) -> go.Figure:
     speed = [point.samples_per_s for point in result.points]
     base = next((p for p in result.points if p.gpus == result.efficiency_base), result.points[0])
     ideal = [base.samples_per_s / base.gpus * gpus for gpus in sizes]
-    figure = blank(360)
+    figure = new_figure(360)
     _band(figure, rows, lambda row: row.samples, WORK["backward"])
     _curve(figure, result, speed, WORK["backward"])
     figure.add_scatter(  # drawn last, so that it shows where both lines coincide
@@ -69,7 +69,7 @@ def step_time(result: Result) -> go.Figure:
     rows, steps = grown(result), [point.step_time_s for point in result.points]
     longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
     unit, scale = time_unit(longest)
-    figure = blank(300)
+    figure = new_figure(300)
 
     def interval(row: Grown) -> Range | None:
         ends = row.point.interval_s
@@ -78,7 +78,7 @@ def step_time(result: Result) -> go.Figure:
     _band(figure, rows, interval, WORK["exposed communication"])
     _curve(figure, result, [s / scale for s in steps], WORK["exposed communication"])
     figure.update_xaxes(**_gpu_axis(result))
-    figure.update_yaxes(**axis(f"step time ({unit})", range=[0, 1.06 * longest / scale]))
+    figure.update_yaxes(**axis_layout(f"step time ({unit})", range=[0, 1.06 * longest / scale]))
     return figure
 
 
@@ -91,7 +91,7 @@ def efficiency(result: Result) -> go.Figure:
         ends = row.efficiency
         return None if ends is None else (100 * ends[0], 100 * ends[1])
 
-    figure = blank(360)
+    figure = new_figure(360)
     _band(figure, rows, interval, WORK["optimizer"])
     _curve(figure, result, values, WORK["optimizer"])
     highest = max([*values, *(100 * row.efficiency[1] for row in rows if row.efficiency)])
@@ -103,7 +103,7 @@ def efficiency(result: Result) -> go.Figure:
         y=good, yanchor="top", showarrow=False, font={"color": QUIET_INK, "size": 12},
     )  # fmt: skip
     figure.update_xaxes(**_gpu_axis(result))
-    figure.update_yaxes(**axis(range=[-_STRIP * 1.6 * top, top], ticksuffix=" %", tick0=0))
+    figure.update_yaxes(**axis_layout(range=[-_STRIP * 1.6 * top, top], ticksuffix=" %", tick0=0))
     _strip(figure, result)
     _mark_knee(figure, result)
     return figure
@@ -204,13 +204,15 @@ def _gpu_span(sizes: Sequence[int]) -> Range:
 def _gpu_axis(result: Result) -> Mapping[str, Any]:
     ticks = gpu_ticks(result.points)
     span = list(_gpu_span([point.gpus for point in result.points]))
-    return axis("GPUs", type="log", range=span, tickvals=ticks, ticktext=[f"{n:,}" for n in ticks])
+    return axis_layout(
+        "GPUs", type="log", range=span, tickvals=ticks, ticktext=[f"{n:,}" for n in ticks]
+    )
 
 
 def _log_axis(low: float, high: float) -> Mapping[str, Any]:
     ticks = log_ticks(low, high)
     labels = [quantities.count(tick) if tick < 1000 else f"{tick:,.0f}" for tick in ticks]
-    return axis(type="log", range=[math.log10(low), math.log10(high)],
+    return axis_layout(type="log", range=[math.log10(low), math.log10(high)],
                 tickvals=ticks, ticktext=labels)  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.page import embed, figure_section, table
+from perfmodel.report.common.page import figure_html, figure_section, html_table
 from perfmodel.report.run import tables
 from perfmodel.report.scaling import figures
 from perfmodel.report.scaling.analysis import (
@@ -153,7 +153,7 @@ def section(result: Result) -> str:
     """Build the section: findings, figures with intervals, what limits each size, all sizes."""
     titles, rows, words_at = tables.listed(result)
     moved = [at for at, row in enumerate(grown(result)) if row.moved]
-    listed = table(titles, rows, words_at=words_at, marked=moved)
+    listed = html_table(titles, rows, words_at=words_at, marked=moved)
     hints = tables.hints(result)
     if moved:
         hints.append("A line marks where the bottleneck changes.")
@@ -169,9 +169,11 @@ def section(result: Result) -> str:
 
 
 def _figures(result: Result) -> str:
-    speed = embed(figures.throughput(result), "scaling", "Throughput against number of GPUs")
-    share = embed(figures.efficiency(result), "efficiency", "Efficiency against number of GPUs")
-    steps = embed(figures.step_time(result), "steptime", "Step time against number of GPUs")
+    speed = figure_html(figures.throughput(result), "scaling", "Throughput against number of GPUs")
+    share = figure_html(
+        figures.efficiency(result), "efficiency", "Efficiency against number of GPUs"
+    )
+    steps = figure_html(figures.step_time(result), "steptime", "Step time against number of GPUs")
     samples = escape(quantities.samples(result))
     return (
         f'<div class="pair"><div><h3>Throughput, {samples} per second</h3>{speed}</div>'

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import write_atomically
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import blank
-from perfmodel.report.common.page import document, embed, figure_section
+from perfmodel.report.common.figures import new_figure
+from perfmodel.report.common.page import document, figure_html, figure_section
 from perfmodel.report.common.palette import LINKS, NODES, QUIET_INK, UTILISATION, band_of
 from perfmodel.studies.run.result import LinkUse
 from perfmodel.topology.model import Topology
@@ -153,7 +153,7 @@ def figure(
     """
     if places is None:
         places = default_places(topology)
-    drawn = blank(120 + _ROW_PIXELS * len({y for _, y in places.values()}))
+    drawn = new_figure(120 + _ROW_PIXELS * len({y for _, y in places.values()}))
     groups: dict[tuple[str, str], list[Cable]] = defaultdict(list)
     for cable in cables_between(topology, links, places.keys()):
         groups[_look(cable, with_traffic=links is not None)].append(cable)
@@ -304,7 +304,7 @@ def write_topology(topology: Topology, path: Path) -> Path:
     """
     if path.suffix.lower() not in {".html", ".htm"}:
         raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))
-    picture = embed(figure(topology), "topology", f"Picture of {topology.name}")
+    picture = figure_html(figure(topology), "topology", f"Picture of {topology.name}")
     section = figure_section("Topology", f"{caption(topology)}.", picture)
     write_atomically(path, document(topology.name, f"<main>\n{section}\n</main>"))
     return path

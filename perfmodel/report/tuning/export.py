@@ -10,10 +10,18 @@ from typing import Any
 from perfmodel.scenario import DdpStrategy
 from perfmodel.studies.tune.caps import number, text_mb
 from perfmodel.studies.tune.choice.minimax_regret import Compromise, Shared
-from perfmodel.studies.tune.model import Choice, CurvePoint, Fusion, Horovod, Robust, Spans, Tuned
+from perfmodel.studies.tune.model import (
+    Choice,
+    CurvePoint,
+    Fusion,
+    Horovod,
+    Robust,
+    Spans,
+    TuneResult,
+)
 
 
-def tuned_json(tuned: Tuned) -> dict[str, Any]:
+def tuned_json(tuned: TuneResult) -> dict[str, Any]:
     """Return a tuning as JSON; times in seconds, caps in MiB (what PyTorch calls MB)."""
     return {
         "scenario": tuned.scenario.name,
@@ -51,7 +59,7 @@ def compromise_json(found: Compromise) -> dict[str, Any]:
     }
 
 
-def snippet(tuned: Tuned, choice: Choice) -> str:
+def snippet(tuned: TuneResult, choice: Choice) -> str:
     """Return what to paste: the constructor with a setting, and with what else the scenario asks.
 
     Examples of what it returns: ``DistributedDataParallel(model, bucket_cap_mb=49)``.
@@ -74,7 +82,7 @@ def _caps(choice: Choice) -> list[str]:
     return [] if choice.bucket_cap_mb is None else [f"bucket_cap_mb={number(choice.bucket_cap_mb)}"]
 
 
-def curve_csv(tuned: Tuned) -> str:
+def curve_csv(tuned: TuneResult) -> str:
     """Return the curve as CSV, one line per partition that one cap can make."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -93,7 +101,7 @@ def curve_csv(tuned: Tuned) -> str:
     return text.getvalue()
 
 
-def _choice(tuned: Tuned, choice: Choice) -> dict[str, Any]:
+def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:
     caps = choice.bucket_cap_mb_list
     return {
         "bucket_cap_mb": choice.bucket_cap_mb,

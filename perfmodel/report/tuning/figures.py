@@ -7,11 +7,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank, log_ticks, time_unit
+from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK
 from perfmodel.report.tuning import text as said
 from perfmodel.studies.tune.caps import number
-from perfmodel.studies.tune.model import Choice, CurvePoint, Tuned
+from perfmodel.studies.tune.model import Choice, CurvePoint, TuneResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -25,11 +25,11 @@ _ROOM = 0.07
 _PLATEAU = WORK["optimizer"]
 
 
-def curve(tuned: Tuned) -> go.Figure:
+def curve(tuned: TuneResult) -> go.Figure:
     """Draw step time against the cap, with what to compare it with."""
     points = _drawn(tuned)
     unit, scale = time_unit(max(point.step_time_s for point in points))
-    figure = blank(380)
+    figure = new_figure(380)
     _shade(figure, tuned)
     _steps(figure, points, [p.step_time_s / scale for p in points], "one cap for all", INK)
     for name, value_s, colour, dash in _levels(tuned):
@@ -43,38 +43,38 @@ def curve(tuned: Tuned) -> go.Figure:
     top = _upper(tuned, points) / scale
     bottom = min(_lowest(tuned), best.step_time_s) / scale
     pad = 0.06 * (top - bottom) or 0.01 * top
-    figure.update_yaxes(**axis(f"step time ({unit})", range=[bottom - pad, top + pad]))
+    figure.update_yaxes(**axis_layout(f"step time ({unit})", range=[bottom - pad, top + pad]))
     return figure
 
 
-def exposed(tuned: Tuned) -> go.Figure:
+def exposed(tuned: TuneResult) -> go.Figure:
     """Draw exposed communication against the cap."""
     points = _drawn(tuned)
     unit, scale = time_unit(max(point.exposed_comm_s for point in points))
-    figure = blank(220)
+    figure = new_figure(220)
     _shade(figure, tuned)
     values = [point.exposed_comm_s / scale for point in points]
     _steps(figure, points, values, "exposed communication", WORK["exposed communication"])
     _caps_axis(figure, points)
-    figure.update_yaxes(**axis(f"exposed ({unit})", rangemode="tozero"))
+    figure.update_yaxes(**axis_layout(f"exposed ({unit})", rangemode="tozero"))
     return figure
 
 
-def _drawn(tuned: Tuned) -> list[CurvePoint]:
+def _drawn(tuned: TuneResult) -> list[CurvePoint]:
     return [p for p in tuned.curve if p.high_mb > LEAST_MB] or list(tuned.curve)
 
 
-def _lowest(tuned: Tuned) -> float:
+def _lowest(tuned: TuneResult) -> float:
     return tuned.best_list.step_time_s if tuned.lower_bound_s is None else tuned.lower_bound_s
 
 
-def _upper(tuned: Tuned, points: list[CurvePoint]) -> float:
+def _upper(tuned: TuneResult, points: list[CurvePoint]) -> float:
     """Top of the axis: small caps may cost so much more that the rest would look flat."""
     usual = [p.step_time_s for p in points if p.high_mb > 1.0] or [p.step_time_s for p in points]
     return max(*usual, tuned.default.step_time_s)
 
 
-def _levels(tuned: Tuned) -> list[tuple[str, float, str, str]]:
+def _levels(tuned: TuneResult) -> list[tuple[str, float, str, str]]:
     found = [("best list", tuned.best_list.step_time_s, WORK["optimizer"], "solid")]
     if tuned.lower_bound_s is not None:
         found.append(("no buckets are below", tuned.lower_bound_s, QUIET_INK, "dash"))
@@ -125,7 +125,7 @@ def _dot(figure: go.Figure, x: float, y: float, name: str, symbol: str, colour: 
     )  # fmt: skip
 
 
-def _shade(figure: go.Figure, tuned: Tuned) -> None:
+def _shade(figure: go.Figure, tuned: TuneResult) -> None:
     """Shade caps that are as good as the best; mark those that are whatever is uncertain."""
     low, high = _ends(_drawn(tuned))
     for begin, end in said.wide_spans(tuned.plateau.spans_mb):
@@ -146,7 +146,7 @@ def _caps_axis(figure: go.Figure, points: list[CurvePoint]) -> None:
     low, high = _ends(points)
     ticks = log_ticks(low, high)
     figure.update_xaxes(
-        **axis(
+        **axis_layout(
             "bucket_cap_mb (MiB)",
             type="log",
             range=[math.log10(low), math.log10(high)],
@@ -159,7 +159,7 @@ def _caps_axis(figure: go.Figure, points: list[CurvePoint]) -> None:
 # ---------------------------------------------------------------- buckets in time
 
 
-def buckets(tuned: Tuned) -> go.Figure:
+def buckets(tuned: TuneResult) -> go.Figure:
     """Draw when the buckets of each setting are reduced, in one step."""
     rows = [
         ("PyTorch's default", tuned.default),
@@ -168,13 +168,15 @@ def buckets(tuned: Tuned) -> go.Figure:
     ]
     longest_s = max(choice.step_time_s for _, choice in rows)
     unit, scale = time_unit(longest_s)
-    figure = blank(90 + _ROW_PIXELS * len(rows), barmode="overlay", bargap=0.3)
+    figure = new_figure(90 + _ROW_PIXELS * len(rows), barmode="overlay", bargap=0.3)
     for place, (title, choice) in enumerate(reversed(rows)):
         _row(figure, place, title, choice, scale, last=place == len(rows) - 1)
     figure.update_xaxes(
-        **axis(f"time since the step began ({unit})", range=[0, 1.01 * longest_s / scale])
+        **axis_layout(f"time since the step began ({unit})", range=[0, 1.01 * longest_s / scale])
     )
-    figure.update_yaxes(**axis(showgrid=False, showticklabels=False, range=[-0.5, len(rows) - 0.3]))
+    figure.update_yaxes(
+        **axis_layout(showgrid=False, showticklabels=False, range=[-0.5, len(rows) - 0.3])
+    )
     return figure
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from perfmodel.files import write_atomically, write_json
 from perfmodel.report.common import quantities
-from perfmodel.report.common.page import document, embed, figure_section, table
+from perfmodel.report.common.page import document, figure_html, figure_section, html_table
 from perfmodel.report.tuning import figures
 from perfmodel.report.tuning import text as said
 from perfmodel.report.tuning.export import compromise_json, curve_csv, tuned_json
 from perfmodel.studies.tune.caps import number
 from perfmodel.studies.tune.choice.minimax_regret import Compromise
-from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.model import TuneResult
 
 PREDICTED = "A prediction by simulation, not a measurement."
 
 
-def write_tuned(tuned: Tuned, folder: Path) -> Path:
+def write_tuned(tuned: TuneResult, folder: Path) -> Path:
     """Write ``tune.html``, ``tune.json`` (as ``--json`` prints it) and ``curve.csv``.
 
     Returns
@@ -60,7 +60,7 @@ def write_compromise(found: Compromise, folder: Path) -> Path:
     return page
 
 
-def tuned_html(tuned: Tuned) -> str:
+def tuned_html(tuned: TuneResult) -> str:
     """Build the page of one scenario as one string."""
     question = tuned.scenario.question
     asked = f'<p class="question">{escape(question)}</p>' if question else ""
@@ -97,19 +97,21 @@ def compromise_html(found: Compromise) -> str:
         figure_section(
             "One cap for all",
             lead,
-            table(said.SHARED_COLUMNS, rows, words_at=(0,)),
+            html_table(said.SHARED_COLUMNS, rows, words_at=(0,)),
             _code((f"DistributedDataParallel(model, bucket_cap_mb={cap})", "")),
         ),
     ]
     for at, tuned in enumerate(found.each):
         title = f"{tuned.scenario.name}, {quantities.gpus(tuned.gpus)}"
-        figure = embed(figures.curve(tuned), f"curve-{at}", f"Step time against the cap: {title}")
+        figure = figure_html(
+            figures.curve(tuned), f"curve-{at}", f"Step time against the cap: {title}"
+        )
         sections.append(figure_section(title, said.headline(tuned), figure))
     body = "\n".join(sections)
     return document("One bucket cap for several scenarios", f"<main>\n{body}\n</main>")
 
 
-def _tiles(tuned: Tuned) -> str:
+def _tiles(tuned: TuneResult) -> str:
     best, default = tuned.best_list, tuned.default
     uniform = tuned.best_uniform
     tiles = [
@@ -138,19 +140,19 @@ def _tiles(tuned: Tuned) -> str:
     return f'<div class="tiles">{items}</div>'
 
 
-def _gain(tuned: Tuned, step_s: float) -> str:
+def _gain(tuned: TuneResult, step_s: float) -> str:
     change = said.change(step_s / tuned.default.step_time_s - 1.0)
     return "as with the default" if change == "same" else f"{change} against the default"
 
 
-def _paste(tuned: Tuned) -> str:
+def _paste(tuned: TuneResult) -> str:
     rows = said.rows(tuned)
     return figure_section(
         "What to use",
         "",
         _list(said.advice(tuned)),
         _code(*said.to_paste(tuned)),
-        table(said.COLUMNS, rows, words_at=(0,)),
+        html_table(said.COLUMNS, rows, words_at=(0,)),
         f'<p class="hint">{escape(said.first_step(tuned))}</p>',
     )
 
@@ -163,7 +165,7 @@ def _code(*lines: tuple[str, str]) -> str:
     )
 
 
-def _curve(tuned: Tuned) -> str:
+def _curve(tuned: TuneResult) -> str:
     within = quantities.percent(tuned.plateau.within)
     lead = (
         f"Each of the {len(tuned.curve)} steps of the line is one partition into buckets. Shaded: "
@@ -178,18 +180,22 @@ def _curve(tuned: Tuned) -> str:
     return figure_section(
         "What each cap costs",
         lead,
-        embed(figures.curve(tuned), "curve", "Step time against the bucket cap"),
-        embed(figures.exposed(tuned), "exposed", "Exposed communication against the bucket cap"),
+        figure_html(figures.curve(tuned), "curve", "Step time against the bucket cap"),
+        figure_html(
+            figures.exposed(tuned), "exposed", "Exposed communication against the bucket cap"
+        ),
     )
 
 
-def _buckets(tuned: Tuned) -> str:
+def _buckets(tuned: TuneResult) -> str:
     lead = "One settled step: when each bucket is complete, and when it is reduced."
-    drawn = embed(figures.buckets(tuned), "buckets", "All-reduces of each setting in one step")
+    drawn = figure_html(
+        figures.buckets(tuned), "buckets", "All-reduces of each setting in one step"
+    )
     return figure_section("When the buckets travel", lead, drawn)
 
 
-def _horovod(tuned: Tuned) -> str:
+def _horovod(tuned: TuneResult) -> str:
     found = tuned.horovod
     if found is None:
         return ""
@@ -204,11 +210,11 @@ def _horovod(tuned: Tuned) -> str:
     ]
     header = ("fusion threshold", "step", "exposed", "all-reduces")
     return figure_section(
-        "Horovod", said.horovod_line(found), table(header, rows), _list(found.assumptions)
+        "Horovod", said.horovod_line(found), html_table(header, rows), _list(found.assumptions)
     )
 
 
-def _grounds(tuned: Tuned) -> str:
+def _grounds(tuned: TuneResult) -> str:
     rows = "".join(
         f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(value)}</dd>"
         for name, value in tuned.provenance.items()

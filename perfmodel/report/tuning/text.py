@@ -13,7 +13,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.tuning.export import snippet
 from perfmodel.studies.tune.caps import number, text_mb
 from perfmodel.studies.tune.choice.minimax_regret import Compromise, Shared
-from perfmodel.studies.tune.model import Choice, Horovod, Spans, Tuned
+from perfmodel.studies.tune.model import Choice, Horovod, Spans, TuneResult
 from perfmodel.training.ddp.options import MIB
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _UNITS = (("ns", 1e-9), ("\N{MICRO SIGN}s", 1e-6), ("ms", 1e-3), ("s", 1.0))
 COLUMNS = ("setting", "step", "exposed", "to default", "buckets", "first step")
 
 
-def headline(tuned: Tuned) -> str:
+def headline(tuned: TuneResult) -> str:
     """Say in one sentence what good buckets are worth."""
     default, best = tuned.default.step_time_s, tuned.best_list.step_time_s
     where = f"{tuned.workload} on {quantities.gpus(tuned.gpus)} ({tuned.machine})"
@@ -60,7 +60,7 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2g}\N{NO-BREAK SPACE}%"
 
 
-def rows(tuned: Tuned) -> list[tuple[str, ...]]:
+def rows(tuned: TuneResult) -> list[tuple[str, ...]]:
     """Each setting with its figures, as `COLUMNS`."""
     found = [_row(tuned, "PyTorch's default: 1, then 25", tuned.default)]
     if tuned.asked is not None:
@@ -79,7 +79,7 @@ def rows(tuned: Tuned) -> list[tuple[str, ...]]:
     return found
 
 
-def _row(tuned: Tuned, name: str, choice: Choice) -> tuple[str, ...]:
+def _row(tuned: TuneResult, name: str, choice: Choice) -> tuple[str, ...]:
     return (
         name,
         fine(choice.step_time_s),
@@ -135,7 +135,7 @@ def caps(choice: Choice) -> str:
     return "default" if choice.bucket_cap_mb is None else number(choice.bucket_cap_mb)
 
 
-def advice(tuned: Tuned) -> tuple[str, ...]:
+def advice(tuned: TuneResult) -> tuple[str, ...]:
     """Say which caps for all are as good as the best, which is safe, what the default loses."""
     found, robust = tuned.plateau, tuned.robust
     lines = [
@@ -151,7 +151,7 @@ def advice(tuned: Tuned) -> tuple[str, ...]:
     return (*lines, _of_default(tuned))
 
 
-def _of_default(tuned: Tuned) -> str:
+def _of_default(tuned: TuneResult) -> str:
     likely, *others = tuned.default_regrets
     text = f"PyTorch's default (1, then 25 MiB) {_loses(likely)}"
     if not others:
@@ -207,7 +207,7 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def to_paste(tuned: Tuned) -> tuple[tuple[str, str], ...]:
+def to_paste(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
     """What to paste, and a word about it."""
     lines = [(snippet(tuned, tuned.best_uniform), "any torch")]
     lines.append((snippet(tuned, tuned.best_list), "torch 2.13 or later"))
@@ -218,7 +218,7 @@ def to_paste(tuned: Tuned) -> tuple[tuple[str, str], ...]:
     return tuple(lines)
 
 
-def first_step(tuned: Tuned) -> str:
+def first_step(tuned: TuneResult) -> str:
     """What a list does to the first iteration."""
     listed, usual = tuned.best_list.first_step_time_s, tuned.default.first_step_time_s
     return (
@@ -272,7 +272,7 @@ def _lost(shared: Shared, at: int) -> str:
     return change(shared.regrets[at])
 
 
-def print_tuned(tuned: Tuned) -> Group:
+def print_tuned(tuned: TuneResult) -> Group:
     """Arrange a tuning for ``rich.print``: the answer, settings, what to paste."""
     from rich.console import Group
     from rich.text import Text

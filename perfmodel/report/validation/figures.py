@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis, blank, log_ticks
+from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure
 from perfmodel.report.validation.tables import MODE_NAMES, percent
 from perfmodel.validate.predict.run import Mode, Predicted
 from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
@@ -54,12 +54,12 @@ def _sizes_axis(smallest: int, largest: int, most: int = 6, **more: Any) -> dict
     ticks = [2**e for e in range(low, high + 1, step)]
     labels = [_round(quantities.size(tick)) for tick in ticks]
     span = [math.log10(2**low) - 0.1, math.log10(2**high) + 0.1]
-    return axis(type="log", tickvals=ticks, ticktext=labels, range=span, **more)
+    return axis_layout(type="log", tickvals=ticks, ticktext=labels, range=span, **more)
 
 
 def distribution(points: Sequence[Point]) -> go.Figure:
     """Draw the share of points below an error, from 256 KiB on; a line per mode."""
-    figure = blank(360)
+    figure = new_figure(360)
     for mode in MODES:
         own = in_band([p for p in points if p.mode == mode and p.counted], LARGE)
         if not own:
@@ -76,16 +76,16 @@ def distribution(points: Sequence[Point]) -> go.Figure:
         )  # fmt: skip
     ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
     figure.update_xaxes(
-        **axis("absolute error", type="log", range=[math.log10(0.005), math.log10(4)],
+        **axis_layout("absolute error", type="log", range=[math.log10(0.005), math.log10(4)],
                tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
     )  # fmt: skip
-    figure.update_yaxes(**axis("share of sizes", range=[0, 100], ticksuffix=" %"))
+    figure.update_yaxes(**axis_layout("share of sizes", range=[0, 100], ticksuffix=" %"))
     return figure
 
 
 def over_size(points: Sequence[Point]) -> go.Figure:
     """Draw predicted over measured by size: medians, and where 80 % of datasheet lie."""
-    figure = blank(380)
+    figure = new_figure(380)
     counted = [p for p in points if p.counted]
     for mode in MODES:
         bins: dict[int, list[Point]] = {}
@@ -126,7 +126,7 @@ def _ratio_at(points: Sequence[Point], share: float) -> float:
 def _ratio_axis(title: str, low: float, high: float, **more: Any) -> dict[str, object]:
     """Logarithmic axis of predicted over measured."""
     ticks = [t for t in (0.125, 0.25, 0.5, 1, 2, 4, 8) if low <= t <= high]
-    return axis(
+    return axis_layout(
         title, type="log", range=[math.log10(low), math.log10(high)], tickvals=ticks,
         ticktext=[f"{t:g}" for t in ticks], **more,
     )  # fmt: skip
@@ -136,7 +136,7 @@ def machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Fig
     """Draw the median error from 256 KiB on, a row per kind of machine and a mark per mode."""
     names = [n for n, modes in scored.items() if any(LARGE in own for own in modes.values())]
     names.sort(key=lambda n: _large(scored[n], "datasheet"), reverse=True)
-    figure = blank(60 + 38 * max(len(names), 2))
+    figure = new_figure(60 + 38 * max(len(names), 2))
     for mode in reversed(MODES):
         rows = [(n, scored[n][mode][LARGE]) for n in names if LARGE in scored[n].get(mode, {})]
         if not rows:
@@ -153,11 +153,11 @@ def machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Fig
         )  # fmt: skip
     ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
     figure.update_xaxes(
-        **axis("median absolute error", type="log", range=[math.log10(0.0025), math.log10(6)],
+        **axis_layout("median absolute error", type="log", range=[math.log10(0.0025), math.log10(6)],
                tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
     )  # fmt: skip
     figure.update_yaxes(
-        **axis(
+        **axis_layout(
             categoryorder="array",
             categoryarray=names,
             showticklabels=False,
@@ -184,7 +184,7 @@ def _large(modes: Mapping[Mode, Mapping[str, Score]], mode: Mode) -> float:
 
 def sweep(one: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go.Figure:
     """Draw one sweep: times over size above, predicted over measured below."""
-    figure = blank(300)
+    figure = new_figure(300)
     sizes = [row.nbytes for row in one.sweep.rows]
     measured = [row.time_s for row in one.sweep.rows]
     figure.add_scatter(
@@ -200,7 +200,7 @@ def sweep(one: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go
     low, high = _time_range(one)
     ticks = log_ticks(low, high, 4)
     figure.update_layout(
-        yaxis=axis(type="log", domain=[0.46, 1], range=[math.log10(low), math.log10(high)],
+        yaxis=axis_layout(type="log", domain=[0.46, 1], range=[math.log10(low), math.log10(high)],
                    tickvals=ticks, ticktext=[_round(quantities.duration(t)) for t in ticks]),
         xaxis=_sizes_axis(min(sizes), max(sizes), 4, showticklabels=False, anchor="y"),
         xaxis2=_sizes_axis(min(sizes), max(sizes), 4, anchor="y2", matches="x"),
@@ -262,7 +262,7 @@ def _mode_lines(
 def trainings(datasets: Sequence[Dataset]) -> go.Figure:
     """Draw predicted over published, a column of marks per dataset."""
     datasets = [one for one in datasets if one.cases]
-    figure = blank(90 + 64 * max(1, len(datasets)))
+    figure = new_figure(90 + 64 * max(1, len(datasets)))
     titles = [one.title for one in datasets]
     for number, one in enumerate(datasets):
         ordered = sorted(one.cases, key=lambda case: case.error)
@@ -276,11 +276,11 @@ def trainings(datasets: Sequence[Dataset]) -> go.Figure:
         )  # fmt: skip
     ticks = [0.25, 0.5, 0.8, 1, 1.25, 2, 4]
     figure.update_xaxes(
-        **axis("predicted / published", type="log", range=[math.log10(0.25), math.log10(4)],
+        **axis_layout("predicted / published", type="log", range=[math.log10(0.25), math.log10(4)],
                tickvals=ticks, ticktext=[f"{t:g}" for t in ticks])
     )  # fmt: skip
     figure.update_yaxes(
-        **axis(showticklabels=False, showgrid=False, range=[-0.5, len(titles) - 0.25])
+        **axis_layout(showticklabels=False, showgrid=False, range=[-0.5, len(titles) - 0.25])
     )
     for number, title in enumerate(titles):
         figure.add_annotation(

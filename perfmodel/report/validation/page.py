@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from perfmodel.files import write_atomically
-from perfmodel.report.common.page import document, embed, figure_section, legend, table
+from perfmodel.report.common.page import document, figure_html, figure_section, html_table, legend
 from perfmodel.report.validation import figures, tables
 from perfmodel.report.validation.tables import Table
 from perfmodel.report.validation.text import (
@@ -112,16 +112,18 @@ def _tiles(found: Validation) -> str:
 
 def _html(one: Table) -> str:
     words_at = [at for at, header in enumerate(one.header) if not header.startswith(">")]
-    return table([header.removeprefix(">") for header in one.header], one.rows, words_at=words_at)
+    return html_table(
+        [header.removeprefix(">") for header in one.header], one.rows, words_at=words_at
+    )
 
 
 def _errors(found: Validation) -> str:
     common = tables.band_table(found, common=True)
     pair = (
         '<div class="pair"><div><h3>Share of sizes within an error, 256 KiB and up</h3>'
-        + embed(figures.distribution(found.points), "distribution", "Share of sizes by error")
+        + figure_html(figures.distribution(found.points), "distribution", "Share of sizes by error")
         + "</div><div><h3>Predicted over measured, by size</h3>"
-        + embed(figures.over_size(found.points), "over-size", "Ratio by size")
+        + figure_html(figures.over_size(found.points), "over-size", "Ratio by size")
         + "</div></div>"
     )
     parts = [_html(tables.band_table(found)), pair]
@@ -135,7 +137,7 @@ def _machines(found: Validation) -> str:
     drawn = figures.machines(scores.by_machine(found.points))
     lead = "Median / 90th percentile from 256 KiB on, by generation of GPU, links and network."
     return figure_section(
-        "By kind of machine", lead, embed(drawn, "machines", lead),
+        "By kind of machine", lead, figure_html(drawn, "machines", lead),
         _html(tables.machine_table(found)),
     )  # fmt: skip
 
@@ -155,7 +157,7 @@ def _coverage(found: Validation) -> str:
 def _trainings(found: Validation) -> str:
     if not any(one.cases for one in found.trainings):
         return ""
-    drawn = embed(figures.trainings(found.trainings), "trainings", "Predicted over published")
+    drawn = figure_html(figures.trainings(found.trainings), "trainings", "Predicted over published")
     lead = "Published training throughputs and recorded steps, each dataset by itself."
     return figure_section("Trainings", lead, _html(tables.training_table(found)), drawn)
 
@@ -174,7 +176,7 @@ def _sweeps(found: Validation) -> str:
         if len(one.sweep.rows) > 1:  # a single size is drawn as a mark
             key = max(key, legend(drawn), key=len)
         drawn.update_traces(showlegend=False)
-        picture = embed(drawn, f"sweep-{at}", f"{one.sweep.id}: times and ratio")
+        picture = figure_html(drawn, f"sweep-{at}", f"{one.sweep.id}: times and ratio")
         cards.append(
             f'<div class="card"><h3>{escape(one.sweep.id)}</h3><p>{escape(_about(one))}</p>'
             f"{picture}</div>"
@@ -216,7 +218,7 @@ def _left_out(found: Validation) -> str:
     if not rows:
         return ""
     lead = "Nothing is skipped silently: this is everything without a number above."
-    shown = table(("What", "How", "Why"), rows, words_at=(0, 1, 2))
+    shown = html_table(("What", "How", "Why"), rows, words_at=(0, 1, 2))
     return figure_section("What is not counted, and why", lead, shown)
 
 
@@ -225,7 +227,7 @@ def _grounds(found: Validation) -> str:
     fitted = "".join(f"<li>{escape(line)}</li>" for line in fitted_lines(found))
     split = tables.split_table(found)
     halves = _html(split) if found.fitted else ""
-    sources = table(
+    sources = html_table(
         ("Sweep", "Source", "Machine that was predicted, and what was assumed"),
         [
             (

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from perfmodel.files import Bytes, Count, Seconds, Spec
+from perfmodel.files import Bytes, Count, FileModel, Seconds
 
 Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -33,7 +33,7 @@ Placement = Literal["packed", "spread", "random"]
 """Which of the free nodes a job gets: neighbours, evenly spread ones, or any (by `seed`)."""
 
 
-class ModelSection(Spec):
+class ModelSection(FileModel):
     """What is trained: a model of the zoo by `name`, or a parameter list in `file`.
 
     `dtype` is that of parameters and gradients (default fp32; a file states its own);
@@ -60,7 +60,7 @@ class ModelSection(Spec):
         return self
 
 
-class ComputeSection(Spec):
+class ComputeSection(FileModel):
     """How long each layer takes: from the GPU's roofline, or from a file of measured times."""
 
     source: Literal["roofline", "file"] = "roofline"
@@ -89,7 +89,7 @@ class ComputeSection(Spec):
         return self
 
 
-class DdpStrategy(Spec):
+class DdpStrategy(FileModel):
     """DistributedDataParallel, with PyTorch's own names and defaults.
 
     With neither cap nor list the buckets are PyTorch's default (1 MiB first, then 25 MiB). An
@@ -121,7 +121,7 @@ class DdpStrategy(Spec):
         return self
 
 
-class DataParallelStrategy(Spec):
+class DataParallelStrategy(FileModel):
     """nn.DataParallel: one process drives all GPUs of one node; device 0 is the server."""
 
     kind: Literal["data_parallel"]
@@ -138,7 +138,7 @@ Strategy = Annotated[
 """Told apart by `kind`; DDP if there is none."""
 
 
-class FabricSection(Spec):
+class FabricSection(FileModel):
     """The network between nodes: a kind, and what differs from that kind's defaults."""
 
     kind: Name = Field(description="see `perfmodel topology list`")
@@ -167,7 +167,7 @@ Fabric = Annotated[FabricSection, BeforeValidator(_named)]
 """A network between nodes; its kind alone, as a word, will do."""
 
 
-class MixedSection(Spec):
+class MixedSection(FileModel):
     """Nodes of this job whose GPUs are others; links stay those of `cluster.node`."""
 
     nodes: Annotated[tuple[Index, ...], Field(min_length=1)] = Field(
@@ -176,7 +176,7 @@ class MixedSection(Spec):
     gpu: Name = Field(description="a GPU of `topologies/gpus.yaml`, such as 'v100-sxm2-32gb'")
 
 
-class ClusterSection(Spec):
+class ClusterSection(FileModel):
     """The hardware: a node template, how many of them, and the network between them."""
 
     node: Name = Field(description="a node template by name or file: see `perfmodel topology list`")
@@ -194,7 +194,7 @@ class ClusterSection(Spec):
     mixed: tuple[MixedSection, ...] = ()
 
 
-class TrainingSection(Spec):
+class TrainingSection(FileModel):
     """The batch: per GPU and growing with the cluster (weak), or global and fixed (strong).
 
     `batch_per_gpu` counts the samples of one forward pass; with `strategy.accumulate` a step
@@ -224,7 +224,7 @@ class TrainingSection(Spec):
         return self
 
 
-class ScaleSection(Spec):
+class ScaleSection(FileModel):
     """Sizes of the scaling curve, growing; the last one is the size that is asked about."""
 
     gpus: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
@@ -240,7 +240,7 @@ class ScaleSection(Spec):
         return self
 
 
-class LibrarySection(Spec):
+class LibrarySection(FileModel):
     """The communication library, and what of its own choices to override."""
 
     name: Literal["nccl", "plain", "gloo", "mpi"] = "nccl"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from perfmodel.files import Bandwidth, Bytes, Count, Seconds, Spec
+from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
 from perfmodel.scenario.sections.base import DdpStrategy, Index, ModelSection, Name, Placement
 
 Factor = Annotated[float, Field(strict=True, ge=1)]
@@ -26,7 +26,7 @@ Indices = Annotated[tuple[Index, ...], Field(min_length=1), AfterValidator(_each
 """Ranks, nodes or steps, counted from 0."""
 
 
-class SlowEvent(Spec):
+class SlowEvent(FileModel):
     """GPUs whose work takes longer: a straggler."""
 
     ranks: Indices | None = Field(default=None, description="ranks of this job, counted from 0")
@@ -45,7 +45,7 @@ class SlowEvent(Spec):
         return self
 
 
-class JitterEvent(Spec):
+class JitterEvent(FileModel):
     """Random variation of every GPU's work, the same on average."""
 
     kind: Literal["normal", "lognormal", "gamma", "exponential"] = "lognormal"
@@ -64,7 +64,7 @@ class JitterEvent(Spec):
         return self
 
 
-class DegradeEvent(Spec):
+class DegradeEvent(FileModel):
     """A link that is slower than it should be."""
 
     link: Name = Field(
@@ -92,7 +92,7 @@ class DegradeEvent(Spec):
         return self
 
 
-class DownEvent(Spec):
+class DownEvent(FileModel):
     """A link that goes down; traffic on it stands still until it is routed around."""
 
     link: Name = Field(description="as for `degrade`")
@@ -104,7 +104,7 @@ class DownEvent(Spec):
     )
 
 
-class LoseEvent(Spec):
+class LoseEvent(FileModel):
     """A NIC that is lost; its traffic stands still until another one takes it over."""
 
     nic: Name = Field(description="a NIC such as 'n1/nic3'")
@@ -116,7 +116,7 @@ class LoseEvent(Spec):
     )
 
 
-class TrafficEvent(Spec):
+class TrafficEvent(FileModel):
     """Other bytes on the machine: an input pipeline, the writing of checkpoints."""
 
     from_: Name = Field(alias="from", description="a device, or several such as 'n[0-3]/cpu0'")
@@ -138,7 +138,7 @@ class TrafficEvent(Spec):
 EVENT_KINDS = ("slow", "jitter", "degrade", "down", "lose", "traffic")
 
 
-class EventSection(Spec):
+class EventSection(FileModel):
     """One thing that happens, by its kind."""
 
     slow: SlowEvent | None = None
@@ -174,7 +174,7 @@ class _OrWord:
         return {"anyOf": [{"type": "string", "minLength": 1}, handler(core_schema)]}
 
 
-class OtherJob(Spec):
+class OtherJob(FileModel):
     """Another DDP job on the same network, step after step; it computes as `compute` says."""
 
     name: Name | None = Field(default=None, description="default: its model's")

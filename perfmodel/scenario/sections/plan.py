@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from perfmodel.files import Bandwidth, Bytes, Count, Power, Seconds, Spec
+from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Power, Seconds
 from perfmodel.scenario.sections.base import Fabric, Name
 from perfmodel.scenario.sections.money import EnergyPrice, HourlyPrice, Money, Price
 
@@ -71,7 +71,7 @@ Changes = Annotated[dict[Name, Any], Field(min_length=1)]
 """Dotted fields of the scenario and their values, as ``--set`` would give them."""
 
 
-class TargetSection(Spec):
+class TargetSection(FileModel):
     """How much there is to train: samples, tokens, or epochs over a data set.
 
     With `critical_batch` a large global batch needs more samples for the same result, as
@@ -104,7 +104,7 @@ class TargetSection(Spec):
         return self
 
 
-class PurchaseSection(Spec):
+class PurchaseSection(FileModel):
     """A node that is bought: its price is spread over the hours in which it is used."""
 
     price_per_node: Price = Field(description="with its share of switches, racks and installation")
@@ -114,7 +114,7 @@ class PurchaseSection(Spec):
     )
 
 
-class PowerSection(Spec):
+class PowerSection(FileModel):
     """What a candidate draws while it trains, and what electricity costs."""
 
     per_node: Power | None = Field(default=None, description="of a whole node under load")
@@ -138,7 +138,7 @@ class PowerSection(Spec):
         return self
 
 
-class CandidateSection(Spec):
+class CandidateSection(FileModel):
     """A cluster that might do: hardware, sizes, and what it costs."""
 
     name: Name
@@ -168,7 +168,7 @@ class CandidateSection(Spec):
         return self
 
 
-class FailureSection(Spec):
+class FailureSection(FileModel):
     """What breaks, and what is done about it: checkpoints and restarts.
 
     Default of `checkpoint_every`: the interval that wastes least (Daly 2006).
@@ -203,7 +203,7 @@ class FailureSection(Spec):
         return self
 
 
-class UpgradeSection(Spec):
+class UpgradeSection(FileModel):
     """Something better that could be had for every candidate, and its price."""
 
     name: Name
@@ -227,7 +227,7 @@ class UpgradeSection(Spec):
         return self
 
 
-class PlanSection(Spec):
+class PlanSection(FileModel):
     """Candidate clusters for a target; `cluster` and `scale` of the scenario are left aside."""
 
     target: TargetSection
@@ -254,14 +254,14 @@ class PlanSection(Spec):
         return self.currency or next((word for word, _ in used.most_common(1)), None)
 
 
-def _money(section: Spec, prefix: str) -> Iterator[tuple[str, Money | None]]:
+def _money(section: FileModel, prefix: str) -> Iterator[tuple[str, Money | None]]:
     for name in type(section).model_fields:
         value = getattr(section, name)
         members = enumerate(value) if isinstance(value, tuple) else ()
         if isinstance(value, Money):
             yield f"{prefix}{name}", value
-        elif isinstance(value, Spec):
+        elif isinstance(value, FileModel):
             yield from _money(value, f"{prefix}{name}.")
         for at, member in members:
-            if isinstance(member, Spec):
+            if isinstance(member, FileModel):
                 yield from _money(member, f"{prefix}{name}.{at}.")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from perfmodel.files import Spec
+from perfmodel.files import FileModel
 
 MOST_VARIANTS = 100_000
 """More than these are a slip of the pen: at some ms each they would take minutes to days."""
@@ -38,7 +38,7 @@ def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
 Values = Annotated[tuple[Any, ...], AfterValidator(_some), Field(json_schema_extra={"minItems": 1})]
 
 
-class SweepSection(Spec):
+class SweepSection(FileModel):
     """Fields and their values, by dotted names as for ``--set``.
 
     Every combination of the values of `grid`, each with every position of `zip`, whose lists are

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from perfmodel.files import Spec
+from perfmodel.files import FileModel
 
 INFINITE = 1e9
 """What the word "infinite" multiplies a bandwidth by: bytes that took a second take a nanosecond,
@@ -42,7 +42,7 @@ Longer = Annotated[float, Field(strict=True, ge=0, le=_MOST), _schema(0.0)]
 Present = Annotated[bool, Field(strict=True)]
 
 
-class WhatIf(Spec):
+class WhatIf(FileModel):
     """Factors on the machine that the scenario names; 1 changes nothing.
 
     Bandwidths and `compute` are rates: 2 is twice as fast. Latencies and `launch` are times: 0.5 is

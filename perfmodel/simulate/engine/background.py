@@ -76,7 +76,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class BackgroundJob:
     """Another job on the same machine, repeated until the main one has ended.
 
     Parameters

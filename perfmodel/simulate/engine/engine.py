@@ -9,21 +9,27 @@ import simpy
 
 from perfmodel.errors import PerfmodelError, SimulationError
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.engine.background import Beside, Change, Traffic, let_change, let_flow
+from perfmodel.simulate.engine.background import (
+    BackgroundJob,
+    Change,
+    Traffic,
+    let_change,
+    let_flow,
+)
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
 from perfmodel.simulate.engine.run import Run
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.network import FreeNetwork, Network
 from perfmodel.simulate.sockets.network import SocketNetwork, goes_by_sockets
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.timeline import Timeline
 from perfmodel.training.plan import StepPlan
 
 __all__ = ["Fidelity", "Run", "simulate"]
 
 Fidelity = Literal["flow", "message"]
-NETWORKS: Mapping[str, Callable[[simpy.Environment, Estimator], Network]] = {
+NETWORKS: Mapping[str, Callable[[simpy.Environment, UncontendedTimer], Network]] = {
     "flow": FlowNetwork,
     "message": MessageNetwork,
     "free": FreeNetwork,
@@ -39,10 +45,10 @@ def simulate(
     steps: int = 1,
     fidelity: Fidelity | Literal["free"] = "flow",
     overlap_slowdown: float | None = None,
-    estimator: Estimator | None = None,
+    estimator: UncontendedTimer | None = None,
     changes: Sequence[Change] = (),
     traffic: Sequence[Traffic] = (),
-    beside: Sequence[Beside | StepPlan] = (),
+    beside: Sequence[BackgroundJob | StepPlan] = (),
     stretch: Stretch | None = None,
 ) -> Run:
     """Run a plan for some steps, one after the other as the plan links them.
@@ -57,13 +63,13 @@ def simulate(
         communication takes no time.
     overlap_slowdown : float, optional
         Factor by which compute is slower while its class communicates; default: the GPU's.
-    estimator : Estimator, optional
+    estimator : UncontendedTimer, optional
         Of the same machine, so that several runs share what it has worked out.
     changes : sequence of Change
         What the machine becomes, and when.
     traffic : sequence of Traffic
         Streams and bursts of somebody else.
-    beside : sequence of Beside or StepPlan
+    beside : sequence of BackgroundJob or StepPlan
         Jobs that repeat on the same machine until this one has ended.
     stretch : callable, optional
         How much longer a task's work is, by step and index (see `perfmodel.simulate.ranks.jitter`).
@@ -74,7 +80,7 @@ def simulate(
         The plan cannot finish: the message names the tasks that wait, or who is out of reach.
     """
     env = simpy.Environment()
-    known = estimator or Estimator(machine)
+    known = estimator or UncontendedTimer(machine)
     alone = not changes and not traffic
     sockets = alone and goes_by_sockets(machine, fidelity)
     network: Network = SocketNetwork(env, known) if sockets else NETWORKS[fidelity](env, known)
@@ -102,9 +108,9 @@ def simulate(
 
 
 def _repeated(
-    env: simpy.Environment, network: Network, one: Beside | StepPlan, usual: float
+    env: simpy.Environment, network: Network, one: BackgroundJob | StepPlan, usual: float
 ) -> PlanRun:
-    job = one if isinstance(one, Beside) else Beside(one)
+    job = one if isinstance(one, BackgroundJob) else BackgroundJob(one)
     slowdown = usual if job.overlap_slowdown is None else job.overlap_slowdown
     return PlanRun(env, network, job.plan, None, slowdown, start_s=job.start_s)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import simpy
 
-from perfmodel.arrays import Group
+from perfmodel.arrays import RankGroup
 from perfmodel.training.plan import Communicator, RankClass, StepPlan
 
 
@@ -24,7 +24,7 @@ class Party(NamedTuple):
     """
 
     classes: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
 
 
 def parties(plan: StepPlan) -> Mapping[str, Mapping[str, Party]]:
@@ -50,7 +50,7 @@ def _parties_of(
     classes: tuple[RankClass, ...],
     home: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> Mapping[str, Party]:
-    together: list[tuple[set[int], list[Group]]] = []
+    together: list[tuple[set[int], list[RankGroup]]] = []
     for group in communicator.groups:
         ranks = np.asarray(group, dtype=np.int64)
         found = set(np.unique(home[ranks[ranks < len(home)]]).tolist()) - {-1}

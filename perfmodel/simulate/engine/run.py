@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.simulate.engine.background import Meeting
-from perfmodel.simulate.flow.approximation import Note
-from perfmodel.simulate.network import Counted
+from perfmodel.simulate.flow.approximation import ApproximationNote
+from perfmodel.simulate.network import LinkCounters
 from perfmodel.timeline import Span, Timeline
 from perfmodel.training.plan import Compute, Task
 
@@ -22,22 +22,22 @@ class Run:
         All spans; times since the start of the run.
     step_ends_s : tuple of float
         When the last task of each step that is not the host's ended.
-    counted : Counted
+    counted : LinkCounters
         Bytes over each directed link, whole run.
     meetings : tuple of Meeting
         How the ranks of each collective met; empty where all ranks are alike.
     others_step_ends_s : mapping of str to tuple of float
         Of the jobs beside this one, by their plan's name.
-    notes : tuple of Note
+    notes : tuple of ApproximationNote
         Where fidelity "flow" was an approximation, and how far off it may be.
     """
 
     timeline: Timeline
     step_ends_s: tuple[float, ...]
-    counted: Counted
+    counted: LinkCounters
     meetings: tuple[Meeting, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    notes: tuple[Note, ...] = ()
+    notes: tuple[ApproximationNote, ...] = ()
 
     @property
     def step_time_s(self) -> float:

@@ -24,7 +24,7 @@ ALIKE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ApproximationNote:
     """Something that a fluid only approximates.
 
     Parameters
@@ -49,13 +49,15 @@ class Note:
         )
 
 
-NOTES: Mapping[Why, Note] = {
+NOTES: Mapping[Why, ApproximationNote] = {
     note.why: note
     for note in (
-        Note("shared", "unlike edges of a collective share links", 0.01, 0.06, 0.15),
-        Note("staged", "edges of several stages of a collective share links", 0.02, 0.07, 0.10),
-        Note("met", "unlike collectives or streams meet on links", 0.01, 0.12, 0.42),
-        Note("changed", "links change under sends that share them", 0.01, 0.03, 0.28),
+        ApproximationNote("shared", "unlike edges of a collective share links", 0.01, 0.06, 0.15),
+        ApproximationNote(
+            "staged", "edges of several stages of a collective share links", 0.02, 0.07, 0.10
+        ),
+        ApproximationNote("met", "unlike collectives or streams meet on links", 0.01, 0.12, 0.42),
+        ApproximationNote("changed", "links change under sends that share them", 0.01, 0.03, 0.28),
     )
 }
 

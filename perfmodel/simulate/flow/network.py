@@ -20,15 +20,15 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Group
+from perfmodel.arrays import RankGroup
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import Carried, Stage
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.approximation import NOTES, Note, Why, approximated
+from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, approximated
 from perfmodel.simulate.flow.transfers import Collective, Flow, sort_key, stream_stage
 from perfmodel.simulate.network import (
-    Counted,
+    LinkCounters,
     count_collective,
     count_stream,
     nothing_counted,
@@ -41,7 +41,7 @@ from perfmodel.simulate.sharing.between_collectives import (
     in_turns,
     shared_rates,
 )
-from perfmodel.simulate.uncontended import Adapted, Estimator, Timed
+from perfmodel.simulate.uncontended import Adapted, Timed, UncontendedTimer
 
 Floats = NDArray[np.float64]
 Job = Collective | Flow
@@ -57,22 +57,22 @@ class FlowNetwork:
     Parameters
     ----------
     env : simpy.Environment
-    estimator : Estimator
+    estimator : UncontendedTimer
     changes_left : int, optional
         How often the machine will still change, if that is known: then traffic that stands still
         after the last time is an error at once.
     """
 
     env: simpy.Environment
-    estimator: Estimator
+    estimator: UncontendedTimer
     changes_left: int | None = None
     machine: Machine = field(init=False)
-    _counted: Counted = field(init=False)
-    _uncounted: dict[int, tuple[Carried, int]] = field(default_factory=dict, init=False)
+    _counted: LinkCounters = field(init=False)
+    _uncounted: dict[int, tuple[LoweredCollective, int]] = field(default_factory=dict, init=False)
     _meeting: Meeting[Job] = field(default_factory=Meeting, init=False)
     _active: dict[Job, None] = field(default_factory=dict, init=False)
     _stirred: list[Job | frozenset[int]] = field(default_factory=list, init=False)
-    _present: Estimator = field(init=False)  # of the machine as it is now
+    _present: UncontendedTimer = field(init=False)  # of the machine as it is now
     _adapted: Adapted = field(init=False)
     _why: dict[Why, None] = field(default_factory=dict, init=False)
     _sent: dict[tuple[int, ...], tuple[Timed, ...]] = field(default_factory=dict, init=False)
@@ -84,7 +84,7 @@ class FlowNetwork:
         self._counted = nothing_counted(len(self.machine.topology.arcs))
 
     @property
-    def counted(self) -> Counted:
+    def counted(self) -> LinkCounters:
         """Bytes over each directed link: of collectives begun, and of streams until now."""
         self._count_streams()
         for way, times in self._uncounted.values():
@@ -93,7 +93,7 @@ class FlowNetwork:
         return self._counted
 
     @property
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[ApproximationNote, ...]:
         """Where what was simulated is an approximation (see `perfmodel.simulate.flow.approximation`)."""
         alone = (
             approximated(tuple(t.stage for t in legs), tuple(t.rates_Bps for t in legs))
@@ -102,7 +102,9 @@ class FlowNetwork:
         why = {*self._why, *alone}
         return tuple(note for name, note in NOTES.items() if name in why)
 
-    def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
+    def collective(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
+    ) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         return self.launch(self.estimator.ways(op, nbytes, groups, root))
 
@@ -110,7 +112,7 @@ class FlowNetwork:
         """Start a point-to-point message now; the event fires when it is delivered."""
         return self.launch([self._adapted.message(src, dst, nbytes)])
 
-    def launch(self, ways: list[Carried]) -> simpy.Event:
+    def launch(self, ways: list[LoweredCollective]) -> simpy.Event:
         """Start collectives now, each as it is carried; the event fires when all have ended."""
         ended = []
         for way in ways:
@@ -142,7 +144,7 @@ class FlowNetwork:
         self._count_streams()
         self.changes_left = None if self.changes_left is None else max(0, self.changes_left - 1)
         same = machine is self.estimator.machine
-        self.machine, self._present = machine, self.estimator if same else Estimator(machine)
+        self.machine, self._present = machine, self.estimator if same else UncontendedTimer(machine)
         self._adapted.become(machine)
         for job in self._active:
             if isinstance(job, Flow):
@@ -157,7 +159,9 @@ class FlowNetwork:
         self._stirred += self._active
         self._settle()
 
-    def _beginning(self, way: Carried, done: simpy.Event) -> Callable[[simpy.Event], None]:
+    def _beginning(
+        self, way: LoweredCollective, done: simpy.Event
+    ) -> Callable[[simpy.Event], None]:
         def begin(_: simpy.Event) -> None:
             now = self._adapted.now(way)
             if not now.stages:

@@ -10,13 +10,19 @@ import simpy
 from numpy.typing import NDArray
 
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.recurrence import Doors
+from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.unrolled import course_of
-from perfmodel.collectives.timing.variable_rate import Clocks, Ends, OneStep, Pace, is_one_step
+from perfmodel.collectives.timing.variable_rate import (
+    Clocks,
+    CompletionTimes,
+    LinkRates,
+    OneStep,
+    is_one_step,
+)
 from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import Carried, Stage
-from perfmodel.simulate.network import Counted, count_elsewhere
-from perfmodel.simulate.uncontended import Estimator, Timed, leg_of, ranks_of, stage_bytes
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.simulate.network import LinkCounters, count_elsewhere
+from perfmodel.simulate.uncontended import Timed, UncontendedTimer, leg_of, ranks_of, stage_bytes
 
 Floats = NDArray[np.float64]
 
@@ -32,20 +38,20 @@ class Collective:
 
     Parameters
     ----------
-    laid : Carried
+    laid : LoweredCollective
         As it was when the run began.
-    way : Carried
+    way : LoweredCollective
         As it was when the collective began.
-    known : Estimator
+    known : UncontendedTimer
         Of the machine as it was then.
     start_s : float
         When its first byte may move, on the simulation's clock.
     done : simpy.Event
     """
 
-    laid: Carried
-    way: Carried
-    known: Estimator
+    laid: LoweredCollective
+    way: LoweredCollective
+    known: UncontendedTimer
     start_s: float
     done: simpy.Event
     leg: int = 0
@@ -54,7 +60,7 @@ class Collective:
     landed_s: float = 0.0
     version: int = 0
     _clocks: Clocks | OneStep | None = None
-    _doors: Doors | None = None
+    _doors: ReadyTimes | None = None
     _is_moved: bool = False
 
     def __post_init__(self) -> None:
@@ -73,7 +79,7 @@ class Collective:
     def _take(self, timed: Timed) -> None:
         self.stage, self.rates_Bps = timed.stage, timed.rates_Bps
 
-    def ends(self) -> Ends:
+    def ends(self) -> CompletionTimes:
         """How its leg ends if nothing changes any more."""
         return self._clocks.ends() if self._clocks else self.legs[self.leg].ends
 
@@ -99,7 +105,7 @@ class Collective:
             timed = self.legs[self.leg]
             begin_s = np.zeros(len(timed.stage.edges)) if timed.begin_s is None else timed.begin_s
             self._clocks = self._clocks_of(timed.stage, timed.rates_Bps, begin_s)
-            self._doors = Doors(ranks_of(self.way))
+            self._doors = ReadyTimes(ranks_of(self.way))
             for before in self.legs[: self.leg]:
                 self._doors.land(before.stage.phases[0], before.ends.landed_s)
         return self._clocks
@@ -109,7 +115,7 @@ class Collective:
         if is_one_step(leg.phases):
             return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
         course = course_of(leg.phases, self.way.credits)
-        return Clocks(course, begin_s, Pace(-np.inf, leg.rate_Bps, leg.latency_s))
+        return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s))
 
     def next_leg(self, stage: Stage, rates_Bps: Floats) -> None:
         """Begin the next leg, rank by rank, at rates that it has if nobody is in the way."""
@@ -139,7 +145,7 @@ class Collective:
         """Share of its leg that each edge has not yet sent for certain; shape (edges,)."""
         return self._clocks.left() if self._clocks else np.ones(len(self.stage.edges))
 
-    def recount(self, now_s: float, counted: Counted, stages: tuple[Stage, ...]) -> None:
+    def recount(self, now_s: float, counted: LinkCounters, stages: tuple[Stage, ...]) -> None:
         """Count what is still to be sent on the links that will carry it, and not on others."""
         before = (self.stage, *(leg.stage for leg in self.legs[self.leg + 1 :]))
         if not np.array_equal(self.stage.edges.arcs, stages[0].edges.arcs):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.collectives.message_arrays import FlatMessages
 from perfmodel.errors import SimulationError
-from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.lowered import LoweredCollective
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,7 +50,7 @@ class Routes:
     latency_s: Floats
 
 
-def routes_of(way: Carried) -> Routes:
+def routes_of(way: LoweredCollective) -> Routes:
     """Links of the edges of a collective, stage after stage."""
     parts = [stage.edges for stage in way.stages]
     lengths = [np.diff(part.pointers) for part in parts]
@@ -76,7 +76,7 @@ def limits_Bps(routes: Routes, capacity_Bps: Floats) -> Floats:
     return limit_Bps
 
 
-def columns_of(way: Carried, sends: FlatMessages, capacity_Bps: Floats) -> Columns:
+def columns_of(way: LoweredCollective, sends: FlatMessages, capacity_Bps: Floats) -> Columns:
     """Lay out a collective; all numbers count from zero.
 
     Raises
@@ -104,7 +104,7 @@ def columns_of(way: Carried, sends: FlatMessages, capacity_Bps: Floats) -> Colum
     }
 
 
-def wire_shares(way: Carried) -> Floats:
+def wire_shares(way: LoweredCollective) -> Floats:
     """Bytes on the wire per byte of payload on each edge, stage after stage; shape (edges,)."""
     return way.wire_factor * np.concatenate([np.ones(0), *(stage.load for stage in way.stages)])
 
@@ -155,7 +155,7 @@ def _waiting(sends: FlatMessages, place: Ints) -> Columns:
     }
 
 
-def _gates(way: Carried, sends: FlatMessages, edge: Ints, stage: Ints) -> Columns:
+def _gates(way: LoweredCollective, sends: FlatMessages, edge: Ints, stage: Ints) -> Columns:
     """A rank on a channel begins a stage when its sends and receives before it have landed."""
     stages = len(way.stages)
     gate, gate_to = np.full(len(stage), -1), np.full(len(stage), -1)
@@ -184,7 +184,7 @@ def _gates(way: Carried, sends: FlatMessages, edge: Ints, stage: Ints) -> Column
     }  # fmt: skip
 
 
-def _edges_and_stages(way: Carried, sends: FlatMessages) -> tuple[Ints, Ints]:
+def _edges_and_stages(way: LoweredCollective, sends: FlatMessages) -> tuple[Ints, Ints]:
     """For each send its edge (numbered through all stages); for each edge its stage."""
     firsts = [part.phases[0] for part in way.stages]
     stage = np.repeat(np.arange(len(firsts)), [len(phase.src) for phase in firsts])

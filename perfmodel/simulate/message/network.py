@@ -14,13 +14,13 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Group
+from perfmodel.arrays import RankGroup
 from perfmodel.collectives.message_arrays import flat_messages
 from perfmodel.errors import SimulationError
-from perfmodel.library.lowering.lowered import Carried
-from perfmodel.library.lowering.rerouting import moved
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.approximation import Note
+from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.message.compile import (
     Columns,
     Routes,
@@ -32,7 +32,7 @@ from perfmodel.simulate.message.compile import (
 )
 from perfmodel.simulate.message.kernel_state import Place, Sending
 from perfmodel.simulate.network import (
-    Counted,
+    LinkCounters,
     count_collective,
     count_elsewhere,
     count_stream,
@@ -40,7 +40,7 @@ from perfmodel.simulate.network import (
     standing_text,
     waiting_text,
 )
-from perfmodel.simulate.uncontended import Adapted, Estimator
+from perfmodel.simulate.uncontended import Adapted, UncontendedTimer
 
 LAST_IN_INSTANT = 2
 """SimPy priority after NORMAL (1): everything that starts at one time shares from the start."""
@@ -60,8 +60,8 @@ class Stream:
 class _Run:
     """A collective, or somebody else's stream, on the move."""
 
-    what: Carried | Stream
-    laid: Carried | Stream  # at first: links that come back are used again
+    what: LoweredCollective | Stream
+    laid: LoweredCollective | Stream  # at first: links that come back are used again
     place: Place
     ended: simpy.Event
     key: Any  # under which its place may be used again; None: not
@@ -76,7 +76,7 @@ class MessageNetwork:
     Parameters
     ----------
     env : simpy.Environment
-    estimator : Estimator
+    estimator : UncontendedTimer
     compiled : bool, optional
         Whether to run the kernel compiled by numba. Default: where numba is installed and there is
         enough to do. The results are the same bits.
@@ -86,10 +86,10 @@ class MessageNetwork:
     """
 
     env: simpy.Environment
-    estimator: Estimator
+    estimator: UncontendedTimer
     compiled: bool | None = None
     changes_left: int | None = None
-    notes: tuple[Note, ...] = ()
+    notes: tuple[ApproximationNote, ...] = ()
     machine: Machine = field(init=False)
     _bytes: NDArray[np.float64] = field(init=False)
     _sending: Sending = field(init=False)
@@ -110,7 +110,7 @@ class MessageNetwork:
             self._sending.compile()
 
     @property
-    def counted(self) -> Counted:
+    def counted(self) -> LinkCounters:
         """Bytes over each directed link: of collectives begun, and of streams until now."""
         self._count_streams()
         return self._counted
@@ -120,7 +120,9 @@ class MessageNetwork:
         """Sends that have arrived, and rates that were solved for it."""
         return self._sending.landed, self._sending.solved
 
-    def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
+    def collective(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
+    ) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         return self.launch(self.estimator.ways(op, nbytes, groups, root))
 
@@ -128,7 +130,7 @@ class MessageNetwork:
         """Start a point-to-point message now; the event fires when it is delivered."""
         return self.launch([self._adapted.message(src, dst, nbytes)])
 
-    def launch(self, ways: list[Carried]) -> simpy.Event:
+    def launch(self, ways: list[LoweredCollective]) -> simpy.Event:
         """Start collectives now, each as it is carried; the event fires when all have ended."""
         ended = []
         for way in ways:
@@ -168,8 +170,8 @@ class MessageNetwork:
         routes = []
         for run in self._runs.values():
             old, run.key = _routes(run.what), None
-            if isinstance(run.laid, Carried):
-                run.what = moved(run.laid, machine)
+            if isinstance(run.laid, LoweredCollective):
+                run.what = reroute(run.laid, machine)
                 left_bytes = self._sending.left_bytes(run.place, self.env.now)
                 count_elsewhere(
                     self._counted, old, _routes(run.what), left_bytes, wire_shares(run.laid)
@@ -182,11 +184,11 @@ class MessageNetwork:
 
     def _start(
         self,
-        what: Carried | Stream,
+        what: LoweredCollective | Stream,
         key: Any,
         at_s: float,
         nbytes: float | None = None,
-        laid: Carried | None = None,
+        laid: LoweredCollective | None = None,
     ) -> simpy.Event:
         """Let a run begin at a time, in a place that a like one has left or in a new one."""
         known, spare = self._spare.setdefault(key, (laid or what, []))
@@ -198,7 +200,7 @@ class MessageNetwork:
         self._stir(self.env.now)
         return run.ended
 
-    def _columns(self, what: Carried | Stream) -> Columns:
+    def _columns(self, what: LoweredCollective | Stream) -> Columns:
         capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
         if isinstance(what, Stream):
             return stream_columns(what.route, what.cap_Bps, capacity_Bps)
@@ -252,7 +254,9 @@ class MessageNetwork:
         """
         for_ever = at_s == np.inf or self.changes_left == 0
         ways = [
-            (run.what, run.place) for run in self._runs.values() if isinstance(run.what, Carried)
+            (run.what, run.place)
+            for run in self._runs.values()
+            if isinstance(run.what, LoweredCollective)
         ]
         if for_ever and ways and self._sending.may_stand:
             found = [(way, self._sending.standing(place)) for way, place in ways]
@@ -280,8 +284,12 @@ def _succeed(event: simpy.Event) -> None:
     event.succeed()
 
 
-def _routes(what: Carried | Stream) -> Routes:
-    return routes_of(what) if isinstance(what, Carried) else stream_routes(what.route, what.cap_Bps)
+def _routes(what: LoweredCollective | Stream) -> Routes:
+    return (
+        routes_of(what)
+        if isinstance(what, LoweredCollective)
+        else stream_routes(what.route, what.cap_Bps)
+    )
 
 
 def _around(machine: Machine, stream: Stream) -> Stream:

@@ -23,10 +23,10 @@ from perfmodel.simulate.engine.background import Meeting
 from perfmodel.simulate.engine.engine import NETWORKS, Fidelity
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.engine.run import Run, span_of
-from perfmodel.simulate.flow.approximation import Note
-from perfmodel.simulate.network import Counted, both_counted, nothing_counted
+from perfmodel.simulate.flow.approximation import ApproximationNote
+from perfmodel.simulate.network import LinkCounters, both_counted, nothing_counted
 from perfmodel.simulate.ranks.task_order import Node, order, unsuited
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.timeline import Span, Timeline
 from perfmodel.training.plan import Collective, Compute, StepPlan, Task
 
@@ -41,7 +41,7 @@ def simulate_ranks(
     steps: int = 1,
     fidelity: Fidelity | Literal["free"] = "flow",
     overlap_slowdown: float | None = None,
-    estimator: Estimator | None = None,
+    estimator: UncontendedTimer | None = None,
     stretch: Stretch | None = None,
 ) -> Run:
     """Run a plan whose ranks differ for some steps.
@@ -69,7 +69,7 @@ def simulate_ranks(
     slowdown = (
         machine.topology.gpu.overlap_slowdown if overlap_slowdown is None else overlap_slowdown
     )
-    alone = _Alone(plan, estimator or Estimator(machine), fidelity)
+    alone = _Alone(plan, estimator or UncontendedTimer(machine), fidelity)
     return _Recurrence(plan, alone, steps, slowdown, stretch).run()
 
 
@@ -78,13 +78,13 @@ class _Alone:
     """What each collective of a plan takes with nothing else on the network."""
 
     plan: StepPlan
-    estimator: Estimator
+    estimator: UncontendedTimer
     fidelity: str
-    notes: dict[str, Note] = field(default_factory=dict)
+    notes: dict[str, ApproximationNote] = field(default_factory=dict)
     """Where what was simulated is an approximation, by kind."""
-    _known: dict[Collective, tuple[float, Counted]] = field(default_factory=dict)
+    _known: dict[Collective, tuple[float, LinkCounters]] = field(default_factory=dict)
 
-    def __call__(self, work: Collective) -> tuple[float, Counted]:
+    def __call__(self, work: Collective) -> tuple[float, LinkCounters]:
         """Return its duration in seconds, and its bytes on each arc."""
         if work not in self._known:
             env = simpy.Environment()

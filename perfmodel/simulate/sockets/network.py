@@ -17,18 +17,18 @@ from functools import partial
 import numpy as np
 import simpy
 
-from perfmodel.arrays import Group
+from perfmodel.arrays import RankGroup
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.edge_routing import edges_between
-from perfmodel.library.lowering.lowered import Carried
+from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.protocols import numbers_of
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.approximation import Note
-from perfmodel.simulate.network import Counted, count_collective, nothing_counted
+from perfmodel.simulate.flow.approximation import ApproximationNote
+from perfmodel.simulate.network import LinkCounters, count_collective, nothing_counted
 from perfmodel.simulate.sockets.connection import ENDLESS, Connection, Link
 from perfmodel.simulate.sockets.cpu_cores import Cores
 from perfmodel.simulate.sockets.rank_loops import Loops, Turn, turns_of
-from perfmodel.simulate.uncontended import Adapted, Estimator
+from perfmodel.simulate.uncontended import Adapted, UncontendedTimer
 
 MOST_RANKS = 32
 """Ranks up to which fidelity "flow" goes message by message too; above, the cost would show."""
@@ -51,7 +51,7 @@ def goes_by_sockets(machine: Machine, fidelity: str) -> bool:
 class _Way:
     """A collective on connections: its turns, and of each pair the connection and its costs."""
 
-    way: Carried
+    way: LoweredCollective
     turns: tuple[tuple[Turn, ...], ...]
     pairs: dict[tuple[int, int], tuple[Connection, Connection, float]]
 
@@ -61,10 +61,10 @@ class SocketNetwork:
     """The network of `sockets` (see the module); one to an environment."""
 
     env: simpy.Environment
-    estimator: Estimator
+    estimator: UncontendedTimer
     changes_left: int | None = None
-    notes: tuple[Note, ...] = ()
-    counted: Counted = field(init=False)
+    notes: tuple[ApproximationNote, ...] = ()
+    counted: LinkCounters = field(init=False)
     _adapted: Adapted = field(init=False)
     _links: dict[int, Link] = field(default_factory=dict, init=False)
     _connections: dict[tuple[int, ...], Connection] = field(default_factory=dict, init=False)
@@ -82,7 +82,9 @@ class SocketNetwork:
         sockets = self.estimator.machine.topology.sockets
         self._cores = Cores(sockets.cores, sockets.core_speed)
 
-    def collective(self, op: str, nbytes: int, groups: tuple[Group, ...], root: int) -> simpy.Event:
+    def collective(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
+    ) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         return self.launch(self.estimator.ways(op, nbytes, groups, root))
 
@@ -90,7 +92,7 @@ class SocketNetwork:
         """Start a point-to-point message now; the event fires when it is delivered."""
         return self.launch([self._adapted.message(src, dst, nbytes)])
 
-    def launch(self, ways: list[Carried]) -> simpy.Event:
+    def launch(self, ways: list[LoweredCollective]) -> simpy.Event:
         """Start collectives now, each as it is carried; the event fires when all have ended."""
         ended = []
         for way in ways:
@@ -229,7 +231,7 @@ class SocketNetwork:
 
     # ------------------------------------------------------------ laying
 
-    def _laid(self, way: Carried) -> _Way:
+    def _laid(self, way: LoweredCollective) -> _Way:
         if id(way) not in self._ways:
             machine, schedule = self.estimator.machine, way.schedule
             numbers = numbers_of(machine.library, schedule.collective, schedule.algorithm)
@@ -242,7 +244,9 @@ class SocketNetwork:
             self._ways[id(way)] = _Way(way, turns, self._pairs(way))
         return self._ways[id(way)]
 
-    def _pairs(self, way: Carried) -> dict[tuple[int, int], tuple[Connection, Connection, float]]:
+    def _pairs(
+        self, way: LoweredCollective
+    ) -> dict[tuple[int, int], tuple[Connection, Connection, float]]:
         """Of each sender and receiver: the connection there, that back, and the software's time."""
         machine = self.estimator.machine
         numbers = numbers_of(machine.library, way.schedule.collective, way.schedule.algorithm)

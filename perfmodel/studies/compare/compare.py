@@ -23,7 +23,7 @@ from perfmodel.studies.compare.model import (
     same_samples,
 )
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Point
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.sweep.variants import of_last_size
 
 NOT_COMPARED = frozenset({"sweep", "plan"})
@@ -156,7 +156,7 @@ def against(first: Side, other: Side) -> Versus:
     )
 
 
-def ratio_interval(a: Point, b: Point) -> Ends | None:
+def ratio_interval(a: SizeResult, b: SizeResult) -> Ends | None:
     """80 % interval of the ratio of two steps.
 
     Predictions of one model err together, so the quick end of one is compared with the quick end
@@ -182,7 +182,7 @@ def ratio_interval(a: Point, b: Point) -> Ends | None:
     return ratio - half, ratio + half
 
 
-def _ends(point: Point) -> Ends | None:
+def _ends(point: SizeResult) -> Ends | None:
     if point.interval_s is None and point.comm_s == 0:
         return point.step_time_s, point.step_time_s
     return point.interval_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.scenario import Scenario
-from perfmodel.studies.run.result import Point, Result
+from perfmodel.studies.run.result import Result, SizeResult
 
 Ends = tuple[float, float]
 """Low and high end of an 80 % interval."""
@@ -31,7 +31,7 @@ class Side:
     result: Result
 
     @property
-    def point(self) -> Point:
+    def point(self) -> SizeResult:
         """The size that is asked about."""
         return self.result.main
 

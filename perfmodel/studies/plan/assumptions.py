@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.scenario import CandidateSection, PlanSection, PowerSection, Scenario
 from perfmodel.studies.plan.candidates import Hardware
-from perfmodel.studies.plan.model import Option
+from perfmodel.studies.plan.model import PlanOption
 from perfmodel.topology.templates.gpus import gpu_sources
 
 Found = Mapping[str, Hardware | str]
@@ -26,7 +26,9 @@ OF_COMPUTE = (
 """The bounds are those that the validation of single-GPU throughput is held to."""
 
 
-def assumptions(scenario: Scenario, options: Sequence[Option], hardware: Found) -> tuple[str, ...]:
+def assumptions(
+    scenario: Scenario, options: Sequence[PlanOption], hardware: Found
+) -> tuple[str, ...]:
     """Say what was assumed; the step itself is explained by `perfmodel run`."""
     plan = scenario.plan
     assert plan is not None
@@ -40,7 +42,7 @@ def assumptions(scenario: Scenario, options: Sequence[Option], hardware: Found) 
     )
 
 
-def cautions(scenario: Scenario, options: Sequence[Option]) -> tuple[str, ...]:
+def cautions(scenario: Scenario, options: Sequence[PlanOption]) -> tuple[str, ...]:
     """What a reader has to know before believing the numbers."""
     assert scenario.plan is not None
     plan = scenario.plan
@@ -81,7 +83,7 @@ def _of_intervals(plan: PlanSection) -> str:
     )
 
 
-def _of_samples(plan: PlanSection, options: Sequence[Option]) -> Iterator[str]:
+def _of_samples(plan: PlanSection, options: Sequence[PlanOption]) -> Iterator[str]:
     batches = sorted({o.step.global_batch for o in options if o.step and o.status == "ok"})
     if not batches:
         return

@@ -23,7 +23,7 @@ from perfmodel.scenario import (
 from perfmodel.studies.plan.model import Interval, Step
 from perfmodel.studies.sweep import Answer, Variant, run_sweep
 from perfmodel.topology.model import Gpu
-from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.memory import optimizer_state_bytes
 from perfmodel.workload.model import Workload
@@ -33,7 +33,7 @@ LONGEST_ALLOWED = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StepRequest:
     """One training step to predict.
 
     Parameters
@@ -99,22 +99,22 @@ class Hardware:
     gpu: Gpu
 
 
-def all_asked(scenario: Scenario) -> Iterator[Asked]:
+def all_asked(scenario: Scenario) -> Iterator[StepRequest]:
     """Everything to predict: sizes of candidates, upgrades of them, and one GPU alone each."""
     plan = scenario.plan
     assert plan is not None
     for candidate in plan.candidates:
         for nodes in candidate.nodes:
-            yield Asked(candidate, nodes)
+            yield StepRequest(candidate, nodes)
         if scenario.training.scaling == "weak":
-            yield Asked(candidate, 1, alone=True)
+            yield StepRequest(candidate, 1, alone=True)
         for upgrade in plan.upgrades:
             if upgrade.candidates is None or candidate.name in upgrade.candidates:
                 for nodes in candidate.nodes:
-                    yield Asked(candidate, nodes, upgrade)
+                    yield StepRequest(candidate, nodes, upgrade)
 
 
-def scenario_of(scenario: Scenario, asked: Asked) -> Scenario | str:
+def scenario_of(scenario: Scenario, asked: StepRequest) -> Scenario | str:
     """The scenario to predict, or why there is none."""
     try:
         return changed(scenario, asked.changes)
@@ -122,7 +122,7 @@ def scenario_of(scenario: Scenario, asked: Asked) -> Scenario | str:
         return reason(error)
 
 
-def failures_of(scenario: Scenario, asked: Asked) -> FailureSection | str | None:
+def failures_of(scenario: Scenario, asked: StepRequest) -> FailureSection | str | None:
     """How it fails; None where nothing does, or why that is not known."""
     assert scenario.plan is not None
     if not asked.failure_changes:
@@ -139,7 +139,9 @@ def hardware_of(scenario: Scenario, candidate: CandidateSection) -> Hardware | s
     name = scenario.origin.beside("plan.candidates", candidate.node)
     try:
         spec = load_node(name)
-        return Hardware(candidate.gpus_per_node or len(build(spec).ranks), load_gpu(spec.gpu))
+        return Hardware(
+            candidate.gpus_per_node or len(build_topology(spec).ranks), load_gpu(spec.gpu)
+        )
     except PerfmodelError as error:
         return reason(error)
 
@@ -201,14 +203,14 @@ class Predicted:
 
     Parameters
     ----------
-    asked : Asked
+    asked : StepRequest
     scenario : Scenario or None
         None where the changes make none.
     step : Step or None
         None where it failed, and then `reason` says why.
     """
 
-    asked: Asked
+    asked: StepRequest
     scenario: Scenario | None
     step: Step | None
     reason: str = ""
@@ -216,7 +218,7 @@ class Predicted:
 
 def predict(
     scenario: Scenario,
-    wanted: Sequence[Asked],
+    wanted: Sequence[StepRequest],
     *,
     profile: Profile | None = None,
     jobs: int | None = None,
@@ -229,7 +231,7 @@ def predict(
     ----------
     scenario : Scenario
         With a plan.
-    wanted : sequence of Asked
+    wanted : sequence of StepRequest
     profile, jobs, store, progress
         As for `perfmodel.studies.sweep.run_sweep`.
     """
@@ -241,7 +243,7 @@ def predict(
     ]
 
 
-def _variant(index: int, asked: Asked, made: Scenario | str) -> Variant:
+def _variant(index: int, asked: StepRequest, made: Scenario | str) -> Variant:
     if isinstance(made, str):
         return Variant(index, asked.words, None, f"{index}: {made}", made)
     return Variant(index, asked.words, made, scenario_digest(made))

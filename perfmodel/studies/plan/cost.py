@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.scenario import CandidateSection, PowerSection
-from perfmodel.studies.plan.model import Bill, Interval
+from perfmodel.studies.plan.model import Cost, Interval
 
 HOURS_PER_YEAR = 365.25 * 24
 JOULES_PER_KWH = 3.6e6
@@ -76,7 +76,7 @@ def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> floa
     return None if each is None else gpus_per_node * each * power.factor
 
 
-def bill(held: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Bill:
+def bill(held: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Cost:
     """Add up a training.
 
     Parameters
@@ -91,10 +91,10 @@ def bill(held: Rates, wall_s: float, interval_s: Interval | None, steps: int) ->
     energy_kWh = None if held.power_W is None else held.power_W * wall_s / JOULES_PER_KWH
     energy = 0.0 if energy_kWh is None else energy_kWh * held.energy_per_kWh
     if held.machines is None:
-        return Bill(None, None, None, None, held.outlay, energy_kWh, held.power_W)
+        return Cost(None, None, None, None, held.outlay, energy_kWh, held.power_W)
     machines = held.machines * wall_s / 3600
     total = machines + energy
     ends = None
     if interval_s is not None:  # every part of the cost grows with the time
         ends = total * interval_s[0] / wall_s, total * interval_s[1] / wall_s
-    return Bill(machines, energy, ends, total / steps, held.outlay, energy_kWh, held.power_W)
+    return Cost(machines, energy, ends, total / steps, held.outlay, energy_kWh, held.power_W)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from perfmodel.scenario import CandidateSection, UpgradeSection
 from perfmodel.studies.plan.cost import HOURS_PER_YEAR
-from perfmodel.studies.plan.model import Answers, Option, Outcome, Pays
+from perfmodel.studies.plan.model import Answers, Pays, PlanOption, UpgradeOutcome
 
 
 def one_off_price(upgrade: UpgradeSection, nodes: int) -> float | None:
@@ -23,8 +23,8 @@ def one_off_price(upgrade: UpgradeSection, nodes: int) -> float | None:
 
 
 def outcome(
-    upgrade: UpgradeSection, candidate: CandidateSection, before: Option, after: Option
-) -> Outcome:
+    upgrade: UpgradeSection, candidate: CandidateSection, before: PlanOption, after: PlanOption
+) -> UpgradeOutcome:
     """Compare an option with what it becomes.
 
     Parameters
@@ -32,19 +32,19 @@ def outcome(
     upgrade : UpgradeSection
     candidate : CandidateSection
         Of both options.
-    before, after : Option
+    before, after : PlanOption
         `after` pays the upgrade's rent already, if it has one.
     """
     price = one_off_price(upgrade, before.nodes)
     if after.status != "ok":
-        return Outcome(upgrade.name, before, after, None, None, price, None, "unknown")
+        return UpgradeOutcome(upgrade.name, before, after, None, None, price, None, "unknown")
     saved_s = before.wall_s - after.wall_s
     saved = None if before.cost is None or after.cost is None else before.cost - after.cost
     payback_s = _payback_s(
         saved, price, after.wall_s, rented=upgrade.price_per_gpu_hour is not None
     )
     pays = _verdict(upgrade, saved, price, payback_s, life_s(candidate))
-    return Outcome(upgrade.name, before, after, saved_s, saved, price, payback_s, pays)
+    return UpgradeOutcome(upgrade.name, before, after, saved_s, saved, price, payback_s, pays)
 
 
 def life_s(candidate: CandidateSection) -> float | None:
@@ -82,23 +82,23 @@ def _verdict(
     return "in this training" if price is None or price <= saved else "later"
 
 
-def ranked(outcomes: list[Outcome]) -> tuple[Outcome, ...]:
+def ranked(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
     """Soonest paid back first, then by what is saved; those that failed last."""
 
-    def key(one: Outcome) -> tuple[bool, bool, float, float]:
+    def key(one: UpgradeOutcome) -> tuple[bool, bool, float, float]:
         never = one.payback_s is None
         return one.saved_s is None, never, one.payback_s or 0.0, -(one.saved or one.saved_s or 0.0)
 
     return tuple(sorted(outcomes, key=key))
 
 
-def pareto(options: Iterable[Option]) -> tuple[Option, ...]:
+def pareto(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
     """Options that no other is both as quick and as cheap as, and better in one; quickest first.
 
     Options without a price are left out.
     """
     priced = [option for option in options if option.cost is not None]
-    front: list[Option] = []
+    front: list[PlanOption] = []
     for option in sorted(priced, key=_quick_then_cheap):
         alike = bool(front) and _quick_then_cheap(option) == _quick_then_cheap(front[-1])
         if alike or not front or _cost(option) < _cost(front[-1]):
@@ -106,24 +106,26 @@ def pareto(options: Iterable[Option]) -> tuple[Option, ...]:
     return tuple(front)
 
 
-def ladder(options: Iterable[Option]) -> tuple[Option, ...]:
+def ladder(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
     """Smallest clusters by deadline: each is quicker than all with as many GPUs or fewer.
 
     The first takes longest; for a deadline take the first one that meets it.
     """
-    found: list[Option] = []
+    found: list[PlanOption] = []
     for option in sorted(options, key=lambda o: (o.gpus or 0, o.wall_s, _cost(o))):
         if not found or option.wall_s < found[-1].wall_s:
             found.append(option)
     return tuple(found)
 
 
-def choose(options: Sequence[Option], deadline_s: float | None, budget: float | None) -> Answers:
+def choose(
+    options: Sequence[PlanOption], deadline_s: float | None, budget: float | None
+) -> Answers:
     """Answer what is asked of options that run and fit.
 
     Parameters
     ----------
-    options : sequence of Option
+    options : sequence of PlanOption
         With status "ok".
     deadline_s : float or None
         Against expected wall times; seconds.
@@ -145,13 +147,15 @@ def choose(options: Sequence[Option], deadline_s: float | None, budget: float | 
     )
 
 
-def _quick_then_cheap(option: Option) -> tuple[float, float]:
+def _quick_then_cheap(option: PlanOption) -> tuple[float, float]:
     return option.wall_s, _cost(option)
 
 
-def _cost(option: Option) -> float:
+def _cost(option: PlanOption) -> float:
     return math.inf if option.cost is None else option.cost
 
 
-def _best(options: Sequence[Option], key: Callable[[Option], tuple[float, ...]]) -> Option | None:
+def _best(
+    options: Sequence[PlanOption], key: Callable[[PlanOption], tuple[float, ...]]
+) -> PlanOption | None:
     return min(options, key=key, default=None)

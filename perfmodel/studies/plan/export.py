@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.files import finite
 from perfmodel.studies.plan.failures import daly_s, young_s
-from perfmodel.studies.plan.model import Option, Outcome, Plan, Training
+from perfmodel.studies.plan.model import PlanOption, PlanResult, Training, UpgradeOutcome
 
 CSV_COLUMNS = (
     "candidate", "node", "fabric", "nodes", "gpus", "status", "reason", "pareto", "in_time",
@@ -28,7 +28,7 @@ CSV_COLUMNS = (
 """One row per option; SI units but for kWh, money in the plan's currency."""
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: PlanResult) -> dict[str, Any]:
     """Write a plan as plain data; times in seconds, energy in kWh, every number finite."""
     answers = plan.answers
     document = {
@@ -61,7 +61,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     return document
 
 
-def in_time(option: Option, deadline_s: float | None) -> str | None:
+def in_time(option: PlanOption, deadline_s: float | None) -> str | None:
     """How much of an option's 80 % interval meets a deadline.
 
     "whole interval" if its slow end does; "expected" if the expected time does; "quick end" if only
@@ -77,7 +77,7 @@ def in_time(option: Option, deadline_s: float | None) -> str | None:
     return "quick end" if low_s <= deadline_s else "no"
 
 
-def option_to_json(option: Option, plan: Plan) -> dict[str, Any]:
+def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
     """Write one candidate at one size; null where it has no such number."""
     step, sums = option.step, option.bill
     return {
@@ -99,7 +99,7 @@ def option_to_json(option: Option, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _in_budget(option: Option, budget: float | None) -> bool | None:
+def _in_budget(option: PlanOption, budget: float | None) -> bool | None:
     return None if budget is None or option.cost is None else option.cost <= budget
 
 
@@ -123,7 +123,7 @@ def _training(one: Training) -> dict[str, Any]:
     }
 
 
-def _outcome(one: Outcome) -> dict[str, Any]:
+def _outcome(one: UpgradeOutcome) -> dict[str, Any]:
     after = one.after
     return {
         "upgrade": one.upgrade,
@@ -140,7 +140,7 @@ def _outcome(one: Outcome) -> dict[str, Any]:
     }
 
 
-def _key(option: Option | None) -> dict[str, Any] | None:
+def _key(option: PlanOption | None) -> dict[str, Any] | None:
     """Which option, by candidate and size."""
     if option is None:
         return None
@@ -162,7 +162,7 @@ def _check(value: object, field: str) -> None:
             _check(inner, f"{field}[{position}]")
 
 
-def csv_rows(plan: Plan) -> list[dict[str, Any]]:
+def csv_rows(plan: PlanResult) -> list[dict[str, Any]]:
     """One flat row per option, by the names of `CSV_COLUMNS`."""
     return [_row(option_to_json(option, plan), plan.currency) for option in plan.options]
 
@@ -185,7 +185,7 @@ def _row(option: dict[str, Any], currency: str | None) -> dict[str, Any]:
     return {name: found.get(name) for name in CSV_COLUMNS}
 
 
-def plan_csv(plan: Plan) -> str:
+def plan_csv(plan: PlanResult) -> str:
     """Write the table of options as CSV; empty where an option has no such number."""
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")

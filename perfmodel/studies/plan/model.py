@@ -71,7 +71,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class Cost:
     """What a training costs; amounts in the plan's currency, None where no price is given.
 
     Parameters
@@ -105,7 +105,7 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PlanOption:
     """One candidate at one size.
 
     `reason` says why it is none: what did not fit or was not found. An option that does not fit
@@ -121,7 +121,7 @@ class Option:
     reason: str = ""
     step: Step | None = None
     training: Training | None = None
-    bill: Bill | None = None
+    bill: Cost | None = None
 
     @property
     def wall_s(self) -> float:
@@ -142,13 +142,13 @@ class Answers:
     `pareto` is the front of wall time against cost; `ladder` the smallest cluster by deadline.
     """
 
-    smallest_in_time: Option | None
-    cheapest_in_time: Option | None
-    fastest_in_budget: Option | None
-    fastest: Option | None
-    cheapest: Option | None
-    pareto: tuple[Option, ...]
-    ladder: tuple[Option, ...]
+    smallest_in_time: PlanOption | None
+    cheapest_in_time: PlanOption | None
+    fastest_in_budget: PlanOption | None
+    fastest: PlanOption | None
+    cheapest: PlanOption | None
+    pareto: tuple[PlanOption, ...]
+    ladder: tuple[PlanOption, ...]
 
 
 Pays = Literal["in this training", "later", "not in its life", "never", "no price", "unknown"]
@@ -157,13 +157,13 @@ purchase ends before; unknown where there is no cost to compare or the upgrade f
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class UpgradeOutcome:
     """An upgrade of one option.
 
     Parameters
     ----------
     upgrade : str
-    before, after : Option
+    before, after : PlanOption
         `after` may have failed.
     saved_s : float or None
         Wall time of a training.
@@ -178,8 +178,8 @@ class Outcome:
     """
 
     upgrade: str
-    before: Option
-    after: Option
+    before: PlanOption
+    after: PlanOption
     saved_s: float | None
     saved: float | None
     price: float | None
@@ -188,7 +188,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanResult:
     """The answer to a scenario's `plan:` section.
 
     Parameters
@@ -212,15 +212,15 @@ class Plan:
     deadline_s: float | None
     budget: float | None
     efficiency_base: str
-    options: tuple[Option, ...]
+    options: tuple[PlanOption, ...]
     answers: Answers
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[UpgradeOutcome, ...]
     cautions: tuple[str, ...]
     assumptions: tuple[str, ...]
     sources: Mapping[str, str]
     provenance: Mapping[str, str]
 
     @property
-    def usable(self) -> tuple[Option, ...]:
+    def usable(self) -> tuple[PlanOption, ...]:
         """Options that run and fit."""
         return tuple(option for option in self.options if option.status == "ok")

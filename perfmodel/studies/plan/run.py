@@ -11,9 +11,9 @@ from perfmodel.calibrate import Profile
 from perfmodel.scenario import PlanSection, Scenario, scenario_digest
 from perfmodel.studies.plan.assumptions import assumptions, cautions, sources
 from perfmodel.studies.plan.candidates import (
-    Asked,
     Hardware,
     Predicted,
+    StepRequest,
     all_asked,
     checkpoint_bytes,
     fabric_words,
@@ -25,9 +25,16 @@ from perfmodel.studies.plan.candidates import (
 )
 from perfmodel.studies.plan.cost import bill, rates
 from perfmodel.studies.plan.decisions import choose, outcome, ranked
-from perfmodel.studies.plan.model import Option, Outcome, Plan, Status, Step, Training
+from perfmodel.studies.plan.model import (
+    PlanOption,
+    PlanResult,
+    Status,
+    Step,
+    Training,
+    UpgradeOutcome,
+)
 from perfmodel.studies.plan.time_to_train import target_samples, target_words, train, upkeep_of
-from perfmodel.studies.run.resolve.job import load_workload
+from perfmodel.studies.run.resolve.job import resolve_workload
 from perfmodel.units import format_bytes
 from perfmodel.version import __version__
 from perfmodel.workload.model import Workload
@@ -47,7 +54,7 @@ class _Plan:
         """The model of a variant; a candidate may train it with another dtype or length."""
         key = scenario.model.model_dump_json()
         if key not in self._workloads:
-            self._workloads[key] = load_workload(scenario)
+            self._workloads[key] = resolve_workload(scenario)
         return self._workloads[key]
 
 
@@ -58,7 +65,7 @@ def plan_scenario(
     jobs: int | None = None,
     store: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Plan:
+) -> PlanResult:
     """Answer a scenario's plan.
 
     Parameters
@@ -84,7 +91,7 @@ def plan_scenario(
     if section is None:
         allowed = "a section with target and candidates: see plan-gpt2-xl"
         raise scenario.fault("plan", "nothing", allowed)
-    workload = load_workload(scenario)
+    workload = resolve_workload(scenario)
     target_samples(scenario, workload)  # raises what would be wrong with every candidate
     hardware = {one.name: hardware_of(scenario, one) for one in section.candidates}
     shared = _Plan(scenario, section, hardware)
@@ -97,7 +104,7 @@ def plan_scenario(
     options = [_option(shared, one) for one in plain]
     budget = None if section.budget is None else section.budget.amount
     usable = [option for option in options if option.status == "ok"]
-    return Plan(
+    return PlanResult(
         scenario=scenario.name,
         question=scenario.question,
         workload=workload.name,
@@ -153,7 +160,7 @@ def _bases(shared: _Plan, found: Sequence[Predicted]) -> dict[str, float]:
     return bases
 
 
-def _option(shared: _Plan, one: Predicted) -> Option:
+def _option(shared: _Plan, one: Predicted) -> PlanOption:
     """One candidate at one size, with whatever an upgrade changes."""
     candidate, nodes = one.asked.candidate, one.asked.nodes
     hardware = shared.hardware[candidate.name]
@@ -172,7 +179,7 @@ def _option(shared: _Plan, one: Predicted) -> Option:
     return _paid(shared, one, hardware, step)
 
 
-def _paid(shared: _Plan, one: Predicted, hardware: Hardware, step: Step) -> Option:
+def _paid(shared: _Plan, one: Predicted, hardware: Hardware, step: Step) -> PlanOption:
     """Train to the target and add up the bill."""
     assert one.scenario is not None
     asked = one.asked
@@ -193,13 +200,13 @@ def _paid(shared: _Plan, one: Predicted, hardware: Hardware, step: Step) -> Opti
         return _refused(asked, gpus, "failed", f"{why}: give power.per_gpu or per_node", step)
     sums = bill(held, training.wall_s, training.wall_interval_s, training.steps)
     fabric = fabric_words(asked.candidate)
-    return Option(
+    return PlanOption(
         asked.candidate.name, asked.candidate.node, fabric, asked.nodes, gpus, "ok", "",
         step, training, sums,
     )  # fmt: skip
 
 
-def _trained(shared: _Plan, asked: Asked, made: Scenario, step: Step) -> Training | str:
+def _trained(shared: _Plan, asked: StepRequest, made: Scenario, step: Step) -> Training | str:
     """Train to the target, or say why not; how far luck goes is not asked of upgrades."""
     failures = failures_of(shared.scenario, asked)
     if isinstance(failures, str):
@@ -216,18 +223,18 @@ def _trained(shared: _Plan, asked: Asked, made: Scenario, step: Step) -> Trainin
 
 
 def _refused(
-    asked: Asked, gpus: int | None, status: Status, why: str, step: Step | None = None
-) -> Option:
+    asked: StepRequest, gpus: int | None, status: Status, why: str, step: Step | None = None
+) -> PlanOption:
     one = asked.candidate
-    return Option(one.name, one.node, fabric_words(one), asked.nodes, gpus, status, why, step)
+    return PlanOption(one.name, one.node, fabric_words(one), asked.nodes, gpus, status, why, step)
 
 
 def _outcomes(
-    shared: _Plan, found: Sequence[Predicted], options: Sequence[Option]
-) -> tuple[Outcome, ...]:
+    shared: _Plan, found: Sequence[Predicted], options: Sequence[PlanOption]
+) -> tuple[UpgradeOutcome, ...]:
     """Every upgrade of every option that runs as it is."""
     usable = {(o.candidate, o.nodes): o for o in options if o.status == "ok"}
-    seen: list[Outcome] = []
+    seen: list[UpgradeOutcome] = []
     for one in found:
         before = usable.get((one.asked.candidate.name, one.asked.nodes))
         if one.asked.upgrade is None or before is None:

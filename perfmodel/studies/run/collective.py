@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 import simpy
 
-from perfmodel.arrays import Group
+from perfmodel.arrays import RankGroup
 from perfmodel.calibrate import Profile, apply, draws, interval_s, measured_at
 from perfmodel.calibrate.profile import Rows
 from perfmodel.collectives.algorithms.chain import PIECE_BYTES
 from perfmodel.collectives.catalog import maker
-from perfmodel.library.lowering.lower import carry
-from perfmodel.library.lowering.lowered import Carried
-from perfmodel.library.machine import Machine, machine_on, observed_s
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import datasheet_interval_s
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended import Estimator, stage_bytes
+from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.testing.closed_forms import bus_factor
 from perfmodel.topology.model import Topology
 
 
-def hidden_s(known: Estimator, way: Carried, op: str, group: Group) -> float:
+def hidden_s(known: UncontendedTimer, way: LoweredCollective, op: str, group: RankGroup) -> float:
     """What repeating a broadcast or a reduction hides of its time; seconds.
 
     nccl-tests starts the next one without waiting for the last (one time for 20 of them). A rank of
@@ -40,8 +40,8 @@ def hidden_s(known: Estimator, way: Carried, op: str, group: Group) -> float:
 
     Parameters
     ----------
-    known : Estimator
-    way : Carried
+    known : UncontendedTimer
+    way : LoweredCollective
         How the collective is carried.
     op : str
     group : range or tuple of int
@@ -52,7 +52,7 @@ def hidden_s(known: Estimator, way: Carried, op: str, group: Group) -> float:
         return 0.0
     chains = 1 + max(int(phase.channel.max()) for phase in schedule.phases)
     piece = min(schedule.nbytes, PIECE_BYTES * chains)
-    alone = carry(known.machine, op, piece, group, algorithm="chain")
+    alone = lower_collective(known.machine, op, piece, group, algorithm="chain")
     first = next((one for one in alone if one.protocol == way.protocol), None)
     if first is None:
         return 0.0
@@ -60,7 +60,7 @@ def hidden_s(known: Estimator, way: Carried, op: str, group: Group) -> float:
     return max(0.0, min(travel_s, known.way_s(way) - way.launch_s - _busy_s(known, way)))
 
 
-def _busy_s(known: Estimator, way: Carried) -> float:
+def _busy_s(known: UncontendedTimer, way: LoweredCollective) -> float:
     """Least time that the busiest edge needs for what it sends; seconds."""
     return max(
         float(np.max(stage_bytes(way, stage) / known.rates(stage))) for stage in known.legs(way)
@@ -78,7 +78,7 @@ def collective_rows(
     sizes: Iterable[int],
     algorithm: str = "auto",
     library: str = "nccl",
-    settings: Settings | None = None,
+    settings: LibrarySettings | None = None,
     profile: Profile | None = None,
     profile_rows: Rows | None = None,
     fidelity: Fidelity = "flow",
@@ -95,7 +95,7 @@ def collective_rows(
     algorithm : str
         "auto" for the library's own, or a name of `perfmodel.collectives.catalog`.
     library : str
-    settings : Settings, optional
+    settings : LibrarySettings, optional
         Version and environment of the library.
     profile : Profile, optional
         Measured numbers instead of datasheets'; they bring an interval with them. Without one, the
@@ -117,7 +117,7 @@ def collective_rows(
     InputError
         Too many ranks for fidelity "message", or rows that the profile does not have.
     """
-    plain = machine_on(topology, load_library(library), settings=settings)
+    plain = make_machine(topology, load_library(library), settings=settings)
     machine = plain if profile is None else apply(profile, plain, rows=profile_rows)
     named = None if algorithm == "auto" else algorithm.replace("-", "_")
     if named is not None:
@@ -126,7 +126,7 @@ def collective_rows(
     size = len(topology.ranks)
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=named):
         drawn = [apply(p, plain, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
-    known, alternatives = Estimator(machine), [Estimator(other) for other in drawn]
+    known, alternatives = UncontendedTimer(machine), [UncontendedTimer(other) for other in drawn]
     wanted = list(sizes)
     if fidelity == "message":
         pairs = [(op, nbytes) for nbytes in wanted]
@@ -144,7 +144,7 @@ def collective_rows(
 
 
 def _row(
-    known: Estimator, op: str, nbytes: int, algorithm: str | None, fidelity: Fidelity
+    known: UncontendedTimer, op: str, nbytes: int, algorithm: str | None, fidelity: Fidelity
 ) -> dict[str, Any]:
     env = simpy.Environment()
     network = (FlowNetwork if fidelity == "flow" else MessageNetwork)(env, known)
@@ -156,7 +156,7 @@ def _row(
     time_s = 0.0
     if way is not None:
         repeated_s = float(env.now) - hidden_s(known, way, op, ranks)
-        time_s = observed_s(known.machine, repeated_s)
+        time_s = observed_time_s(known.machine, repeated_s)
     algbw_Bps = nbytes / time_s if time_s > 0 else 0.0
     return {
         "nbytes": nbytes,
@@ -169,7 +169,7 @@ def _row(
 
 
 def _interval(
-    alternatives: list[Estimator],
+    alternatives: list[UncontendedTimer],
     op: str,
     nbytes: int,
     algorithm: str | None,
@@ -182,6 +182,6 @@ def _interval(
     times = []
     for other in alternatives:
         way, alone_s = other.best(op, nbytes, ranks, 0, algorithm)
-        times.append(observed_s(other.machine, alone_s - hidden_s(other, way, op, ranks)))
+        times.append(observed_time_s(other.machine, alone_s - hidden_s(other, way, op, ranks)))
     found = interval_s(times, row["time_s"])
     return None if found is None else list(found)

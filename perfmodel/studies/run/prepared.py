@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.calibrate import Profile
 from perfmodel.library.machine import Machine
-from perfmodel.scenario import Scenario, Size, sizes
+from perfmodel.scenario import ClusterSize, Scenario, sizes
 from perfmodel.simulate.engine.run import Run
-from perfmodel.studies.run.resolve.job import Job
+from perfmodel.studies.run.resolve.job import TrainingJob
 from perfmodel.studies.run.resolve.machine import machine
 from perfmodel.studies.run.resolve.placement import hosts_needed, site
 from perfmodel.studies.run.run import known_fidelity, measured_machine, named_profile, resolved
 from perfmodel.studies.run.steps.metrics import mean, parts_of_steps
 from perfmodel.studies.run.steps.one_size import (
     Counted,
-    Sized,
+    SizedJob,
     counted_run,
     first_step,
     naming_fields,
 )
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan import StepPlan
 
@@ -36,7 +36,7 @@ class Stepped:
     Parameters
     ----------
     step_time_s, exposed_comm_s, comm_s, compute_s : float
-        As `perfmodel.studies.run.result.Point` has them.
+        As `perfmodel.studies.run.result.SizeResult` has them.
     run : Run
         With the steps before, until the pipeline has filled.
     plan : StepPlan
@@ -60,24 +60,24 @@ class Prepared:
 
     Parameters
     ----------
-    sized : Sized
+    sized : SizedJob
         The job at this size, with what happens around it.
     others : tuple of Machine
         Like machines that measurements allow: the quick and the slow end of an interval, or draws
         from a profile; empty where no spread is known.
     """
 
-    sized: Sized
+    sized: SizedJob
     others: tuple[Machine, ...]
-    _elsewhere: dict[int, tuple[Machine, Sized]] = field(default_factory=dict, repr=False)
+    _elsewhere: dict[int, tuple[Machine, SizedJob]] = field(default_factory=dict, repr=False)
 
     @property
-    def job(self) -> Job:
+    def job(self) -> TrainingJob:
         """What is trained and how."""
         return self.sized.job
 
     @property
-    def size(self) -> Size:
+    def size(self) -> ClusterSize:
         """How large the cluster is."""
         return self.sized.size
 
@@ -121,7 +121,7 @@ class Prepared:
         with naming_fields(here):
             return first_step(here).step_time_s
 
-    def _there(self, machine: Machine) -> Sized:
+    def _there(self, machine: Machine) -> SizedJob:
         if id(machine) not in self._elsewhere:
             self._elsewhere[id(machine)] = (machine, self.sized.on_machine(machine))
         return self._elsewhere[id(machine)][1]
@@ -131,7 +131,7 @@ def prepare(
     scenario: Scenario,
     *,
     profile: Profile | None = None,
-    size: Size | None = None,
+    size: ClusterSize | None = None,
     fidelity: str | None = None,
 ) -> Prepared:
     """Resolve a scenario at one size.
@@ -141,7 +141,7 @@ def prepare(
     scenario : Scenario
     profile : Profile, optional
         MachineEnsemble numbers instead of datasheets'.
-    size : Size, optional
+    size : ClusterSize, optional
         Default: the size that the scenario asks about.
     fidelity : {"flow", "message"}, optional
         Instead of the scenario's.
@@ -155,14 +155,14 @@ def prepare(
     if profile is None and scenario.profile is not None:
         profile = named_profile(scenario, scenario.profile)
     node, workload, beside = resolved(scenario)
-    asked = sizes(scenario, len(build(node).ranks))[-1]
+    asked = sizes(scenario, len(build_topology(node).ranks))[-1]
     size = size or asked
     plain = machine(scenario, node, size, hosts_needed(scenario, size))
     measured = measured_machine(scenario, plain, profile, size)
     here = measured.likely
-    job = Job(scenario, workload, here.topology.gpu, here.library)
+    job = TrainingJob(scenario, workload, here.topology.gpu, here.library)
     where = site(scenario, size)
-    sized = Sized(job, measured, size, where, beside, chosen, size == asked)
+    sized = SizedJob(job, measured, size, where, beside, chosen, size == asked)
     return Prepared(sized, measured.drawn or measured.bounds)
 
 

@@ -136,7 +136,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbance:
+class DisturbanceCost:
     """What events and other jobs did to a step; times in seconds.
 
     Parameters
@@ -168,7 +168,7 @@ class Disturbance:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SizeResult:
     """A training step at one cluster size. Times in seconds, of one step in steady state.
 
     Parameters
@@ -196,7 +196,7 @@ class Point:
         80 % interval of `step_time_s`; None until a spread is known.
     mode : str
         How it was simulated ("flow, 1 rank class").
-    disturbance : Disturbance, optional
+    disturbance : DisturbanceCost, optional
         What events and other jobs did; None where there are none.
     notes : tuple of str
         Where the simulation is an approximation, and by how much.
@@ -221,7 +221,7 @@ class Point:
     links: tuple[LinkUse, ...]
     timeline: Timeline
     mode: str
-    disturbance: Disturbance | None = None
+    disturbance: DisturbanceCost | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -234,7 +234,7 @@ class Result:
     scenario, question, workload, strategy, machine : str
         Names for titles: file name, first comment line, model, strategy, machine.
     scaling : {"weak", "strong"}
-    points : tuple of Point
+    points : tuple of SizeResult
         By growing number of GPUs; the last one is the size that the scenario asks about.
     efficiency_base : int
         GPUs of the point that efficiency is relative to (1, or the smallest size).
@@ -255,7 +255,7 @@ class Result:
     strategy: str
     machine: str
     scaling: Scaling
-    points: tuple[Point, ...]
+    points: tuple[SizeResult, ...]
     efficiency_base: int
     samples: str
     topology: Topology
@@ -264,7 +264,7 @@ class Result:
     provenance: Mapping[str, str]
 
     @property
-    def main(self) -> Point:
+    def main(self) -> SizeResult:
         """The point that the scenario asks about."""
         return self.points[-1]
 
@@ -280,7 +280,7 @@ class Result:
 
         return pd.DataFrame([self._row(point) for point in self.points])
 
-    def _row(self, point: Point) -> dict[str, Any]:
+    def _row(self, point: SizeResult) -> dict[str, Any]:
         return {
             "gpus": point.gpus,
             "nodes": point.nodes,

@@ -12,20 +12,20 @@ from functools import cache
 from typing import get_args
 
 from perfmodel.calibrate import Profile, apply, draws, measured_at, read_profile
-from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.library.corrections import Measured, Situation
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import band_of, factors_by_band
-from perfmodel.scenario import Scenario, Size, WhatIf, scenario_digest, sizes
+from perfmodel.scenario import ClusterSize, Scenario, WhatIf, scenario_digest, sizes
 from perfmodel.simulate.engine.engine import Fidelity
-from perfmodel.studies.run.resolve.job import STRATEGY_NAMES, Job, load_workload
+from perfmodel.studies.run.resolve.job import STRATEGY_NAMES, TrainingJob, resolve_workload
 from perfmodel.studies.run.resolve.machine import machine, relocated
 from perfmodel.studies.run.resolve.placement import hosts_needed, site, workloads_beside
 from perfmodel.studies.run.resolve.what_if import imagined, imagined_of, said
-from perfmodel.studies.run.result import Point, Result
-from perfmodel.studies.run.steps.one_size import MachineEnsemble, Sized, sized_point
+from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.steps.one_size import MachineEnsemble, SizedJob, simulate_size
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
-from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.version import __version__
@@ -44,10 +44,10 @@ def spread_bounds(machine: Machine) -> tuple[Machine, ...]:
     def at(end: int) -> Machine:
         known = cache(lambda op: factors_by_band(machine.topology, op))
 
-        def factor(situation: Situation) -> float:
+        def factor(situation: CollectiveContext) -> float:
             return known(situation.op)[band_of(situation.nbytes)][end]
 
-        return machine.stretched(machine.topology, Measured(residual=factor))
+        return machine.stretched(machine.topology, Corrections(residual=factor))
 
     return at(0), at(1)
 
@@ -93,21 +93,21 @@ def run_scenario(
     if profile is None and scenario.profile is not None:
         profile = named_profile(scenario, scenario.profile)
     node, workload, beside = resolved(scenario)
-    wanted = sizes(scenario, len(build(node).ranks))
+    wanted = sizes(scenario, len(build_topology(node).ranks))
 
-    def machine_of(size: Size) -> Machine:
+    def machine_of(size: ClusterSize) -> Machine:
         return machine(scenario, node, size, hosts_needed(scenario, size))
 
     largest = measured_machine(scenario, machine_of(wanted[-1]), profile, wanted[-1])
     final = largest.likely
-    job = Job(scenario, workload, final.topology.gpu, final.library)
-    points: list[Point] = []
+    job = TrainingJob(scenario, workload, final.topology.gpu, final.library)
+    points: list[SizeResult] = []
     for done, size in enumerate(wanted):
         asked = size == wanted[-1]
         here = largest if asked else measured_machine(scenario, machine_of(size), profile, size)
         where = site(scenario, size)
-        sized = Sized(job, here, size, where, beside, chosen, asked)
-        points.append(sized_point(sized, with_first=with_first))
+        sized = SizedJob(job, here, size, where, beside, chosen, asked)
+        points.append(simulate_size(sized, with_first=with_first))
         if progress is not None:
             progress(done + 1, len(wanted))
     base = points[0]
@@ -153,10 +153,10 @@ def known_fidelity(name: str) -> Fidelity:
     for allowed in get_args(Fidelity):
         if name == allowed:
             return allowed  # type: ignore[no-any-return]
-    raise InputError(Fault("fidelity", repr(name), one_of(get_args(Fidelity), name)))
+    raise InputError(Fault("fidelity", repr(name), allowed_names(get_args(Fidelity), name)))
 
 
-def _named(here: Machine, size: Size) -> str:
+def _named(here: Machine, size: ClusterSize) -> str:
     """The machine, and how much of it is the job's."""
     topology = here.topology
     return topology.name if topology.hosts == size.nodes else f"{size.nodes} of {topology.name}"
@@ -178,7 +178,7 @@ def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ..
     except InputError as error:
         faults += relocated(scenario, error, "cluster.node").faults
     try:
-        workload = load_workload(scenario)
+        workload = resolve_workload(scenario)
     except InputError as error:
         faults += error.faults
     try:
@@ -197,7 +197,7 @@ def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ..
 
 
 def measured_machine(
-    scenario: Scenario, plain: Machine, profile: Profile | None, size: Size
+    scenario: Scenario, plain: Machine, profile: Profile | None, size: ClusterSize
 ) -> MachineEnsemble:
     """Put a profile's numbers into a machine; without one it keeps its datasheets'.
 
@@ -218,7 +218,7 @@ def measured_machine(
     return MachineEnsemble(likely, tuple(imagined(what_if, apply(one, plain)) for one in drawn))
 
 
-def _with_efficiency(point: Point, base: Point) -> Point:
+def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
     ideal = base.samples_per_s / base.gpus * point.gpus
     return replace(point, scaling_efficiency=point.samples_per_s / ideal)
 
@@ -235,7 +235,7 @@ def _of_interval(profile: Profile | None, known: bool) -> tuple[str, ...]:
     )
 
 
-def _around(point: Point, job: Job) -> tuple[str, ...]:
+def _around(point: SizeResult, job: TrainingJob) -> tuple[str, ...]:
     """What happens around the job, and what does not."""
     what_if = imagined_of(job.scenario)
     events = job.scenario.events if what_if.events else ()
@@ -295,7 +295,7 @@ def _staging(here: Machine) -> tuple[str, ...]:
     return ("Traffic is staged in host memory, whose own bandwidth is taken as no limit.",)
 
 
-def _assumptions(job: Job, here: Machine) -> tuple[str, ...]:
+def _assumptions(job: TrainingJob, here: Machine) -> tuple[str, ...]:
     """What the numbers rest on, in sentences."""
     slow = job.scenario.compute.overlap_slowdown or here.topology.gpu.overlap_slowdown
     times_of = (

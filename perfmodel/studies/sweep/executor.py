@@ -16,7 +16,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError, one_of
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError, allowed_names
 
 AHEAD = 2
 """Calls per worker that are under way, so that none waits for the next."""
@@ -130,7 +130,7 @@ def check_backend(backend: str, scheduler: str | None, jobs: int | None) -> Back
     """
     faults = []
     if backend not in get_args(Backend):
-        faults.append(Fault("--backend", repr(backend), one_of(get_args(Backend), backend)))
+        faults.append(Fault("--backend", repr(backend), allowed_names(get_args(Backend), backend)))
     if backend == "dask" and scheduler is None:
         faults.append(Fault("--scheduler", "nothing", "the address of dask's, tcp://HOST:PORT"))
     if backend == "loky" and scheduler is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import validate
+from perfmodel.files import validate_document
 from perfmodel.scenario import Scenario, changed, scenario_digest
 from perfmodel.scenario.load import changed_content
 from perfmodel.scenario.sections.sweep import SweepSection
@@ -98,7 +98,7 @@ def _section(
 ) -> SweepSection:
     if grid is not None or together is not None:
         given = {"grid": grid or {}, "zip": together or {}}
-        return validate(SweepSection, {key: dict(value) for key, value in given.items()})
+        return validate_document(SweepSection, {key: dict(value) for key, value in given.items()})
     if scenario.sweep is None:
         allowed = "a section 'sweep' such as {grid: {strategy.bucket_cap: [1 MiB, 25 MiB]}}"
         raise scenario.fault("sweep", "nothing", allowed)
@@ -142,7 +142,7 @@ def _faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterat
             content, _, broken = changed_content(base, {field: value}, {}, ())
             found = list(broken)
             try:
-                validate(Scenario, content)
+                validate_document(Scenario, content)
             except InputError as error:
                 found += [f for f in error.faults if _is_about(f.field, field)]
             yield from (scenario.origin.fault(place, f.found, f.allowed) for f in found)

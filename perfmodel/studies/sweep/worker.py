@@ -9,7 +9,7 @@ from perfmodel.calibrate import Profile
 from perfmodel.errors import PerfmodelError
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Point
+from perfmodel.studies.run.result import SizeResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Answer:
     step_time_s, low_s, high_s : float or None
         The step, and its 80 % interval where one is known.
     compute_s, comm_s, exposed_comm_s, samples_per_s : float or None
-        As `perfmodel.studies.run.result.Point` has them.
+        As `perfmodel.studies.run.result.SizeResult` has them.
     gpus : int or None
     bottleneck : str or None
     memory_bytes : float or None
@@ -80,7 +80,7 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
         return Answer("failed", f"{type(error).__name__}: {error}")
 
 
-def _answered(point: Point) -> Answer:
+def _answered(point: SizeResult) -> Answer:
     low_s, high_s = point.interval_s or (None, None)
     return Answer(
         "ok",

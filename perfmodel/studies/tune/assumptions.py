@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.studies.tune.model import CurvePoint
-from perfmodel.studies.tune.objective.evaluator import Bench
+from perfmodel.studies.tune.objective.evaluator import Evaluator
 
 
 def assumptions(
-    bench: Bench, exact: bool, curve: Sequence[CurvePoint], unsure: float
+    bench: Evaluator, exact: bool, curve: Sequence[CurvePoint], unsure: float
 ) -> tuple[str, ...]:
     """Return what the answer rests on.
 
     Parameters
     ----------
-    bench : Bench
+    bench : Evaluator
     exact : bool
         Whether the list is proven to be the best.
     curve : sequence of CurvePoint
@@ -53,7 +53,7 @@ def _of_caps(points: int) -> str:
     )
 
 
-def _of_curve(bench: Bench, simulated: int, points: int, unsure: float) -> str:
+def _of_curve(bench: Evaluator, simulated: int, points: int, unsure: float) -> str:
     if simulated == points:
         return (
             "This was simulated in full." if points == 1 else "All of them were simulated in full."
@@ -84,7 +84,7 @@ def percent(fraction: float) -> str:
     return f"{100 * max(fraction, 1e-4):.2g} %"
 
 
-def _of_list(bench: Bench, exact: bool) -> str:
+def _of_list(bench: Evaluator, exact: bool) -> str:
     if exact:
         return "The list is the best of all groups of neighbouring gradients (dynamic programming)."
     if bench.reasons:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from statistics import fmean
 
 from perfmodel.studies.tune.model import Fusion, Horovod
-from perfmodel.studies.tune.objective.allreduce_times import Costs
-from perfmodel.studies.tune.objective.evaluator import SAME, Bench
-from perfmodel.studies.tune.objective.surrogate import Clock
+from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
+from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate
 from perfmodel.training.ddp.options import MIB
 
 CYCLE_S = 1e-3
@@ -36,7 +36,7 @@ ASSUMPTIONS = (
 )
 
 
-def horovod_of(bench: Bench) -> Horovod:
+def horovod_of(bench: Evaluator) -> Horovod:
     """Work out which fusion threshold is best for a job."""
     clock = without_copies(bench.clock)
     curve = tuple(fusion(bench, clock, threshold) for threshold in THRESHOLDS_MB)
@@ -47,7 +47,7 @@ def horovod_of(bench: Bench) -> Horovod:
     return Horovod(CYCLE_S, default, nearest, curve, ASSUMPTIONS)
 
 
-def without_copies(clock: Clock) -> Clock:
+def without_copies(clock: StepSurrogate) -> StepSurrogate:
     """Return a step without DDP's buckets and its broadcast of buffers."""
     total, ready = 0.0, []
     for at, in_s in zip(clock.ready_s, clock.in_s, strict=True):
@@ -62,7 +62,7 @@ def without_copies(clock: Clock) -> Clock:
     )
 
 
-def fusion(bench: Bench, clock: Clock, threshold_mb: float) -> Fusion:
+def fusion(bench: Evaluator, clock: StepSurrogate, threshold_mb: float) -> Fusion:
     """Work a step out, as a mean over when cycles begin."""
     found = []
     for phase in PHASES:
@@ -72,12 +72,12 @@ def fusion(bench: Bench, clock: Clock, threshold_mb: float) -> Fusion:
     return Fusion(threshold_mb, fmean(steps), fmean(waits), round(fmean(counts)))
 
 
-def fused_groups(clock: Clock, threshold: int, first_s: float) -> list[list[int]]:
+def fused_groups(clock: StepSurrogate, threshold: int, first_s: float) -> list[list[int]]:
     """Return which gradients are reduced together, by position in the row.
 
     Parameters
     ----------
-    clock : Clock
+    clock : StepSurrogate
     threshold : int
         Bytes of a buffer; 0 fuses nothing.
     first_s : float
@@ -94,7 +94,7 @@ def fused_groups(clock: Clock, threshold: int, first_s: float) -> list[list[int]
     return groups
 
 
-def _fused(clock: Clock, places: Sequence[int], threshold: int) -> list[list[int]]:
+def _fused(clock: StepSurrogate, places: Sequence[int], threshold: int) -> list[list[int]]:
     """Fill buffers: each with the first that is left, then with all that still fit."""
     nbytes, dtypes = clock.row.nbytes, clock.row.dtypes
     left, groups = list(places), []
@@ -109,7 +109,9 @@ def _fused(clock: Clock, places: Sequence[int], threshold: int) -> list[list[int
     return groups
 
 
-def _step(clock: Clock, costs: Costs, groups: Sequence[Sequence[int]]) -> tuple[float, float]:
+def _step(
+    clock: StepSurrogate, costs: AllReduceTimes, groups: Sequence[Sequence[int]]
+) -> tuple[float, float]:
     """Step time and how long all-reduces kept the device waiting; seconds."""
     now = ended = done_s = 0.0
     latest = 0

@@ -151,7 +151,7 @@ class Horovod:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """The answer of ``perfmodel tune``.
 
     Parameters

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from perfmodel.calibrate import Profile
-from perfmodel.scenario import DdpStrategy, Scenario, Size, scenario_digest, sizes
+from perfmodel.scenario import ClusterSize, DdpStrategy, Scenario, scenario_digest, sizes
 from perfmodel.studies.run.prepared import Prepared, prepare
 from perfmodel.studies.run.run import resolved
 from perfmodel.studies.tune.assumptions import assumptions
@@ -21,8 +21,8 @@ from perfmodel.studies.tune.choice.curve import curve_of, unsure
 from perfmodel.studies.tune.choice.robustness import plateau_of, robust_of
 from perfmodel.studies.tune.choice.tie_breaking import Caps, best_lists, best_uniform
 from perfmodel.studies.tune.horovod import horovod_of
-from perfmodel.studies.tune.model import Choice, Tuned
-from perfmodel.studies.tune.objective.evaluator import SAME, Bench, bench_of
+from perfmodel.studies.tune.model import Choice, TuneResult
+from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, bench_of
 from perfmodel.studies.tune.objective.gradients import Groups
 from perfmodel.studies.tune.search.exact import (
     all_sizes_known,
@@ -39,7 +39,7 @@ from perfmodel.studies.tune.search.surrogate_search import (
     simulate_uniform,
     whole_list_by_simulation,
 )
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.version import __version__
 
@@ -60,10 +60,10 @@ def tune_scenario(
     scenario: Scenario,
     *,
     profile: Profile | None = None,
-    size: Size | None = None,
+    size: ClusterSize | None = None,
     horovod: bool = False,
     progress: Progress | None = None,
-) -> Tuned:
+) -> TuneResult:
     """Find the best buckets for a scenario.
 
     Parameters
@@ -72,7 +72,7 @@ def tune_scenario(
         With DistributedDataParallel; whatever it says of caps is compared with.
     profile : Profile, optional
         Measured numbers instead of datasheets'.
-    size : Size, optional
+    size : ClusterSize, optional
         Default: the size that the scenario asks about.
     horovod : bool
         Whether to tune Horovod's fusion threshold for the same job as well.
@@ -99,7 +99,9 @@ def tune_scenario(
     return _answer(bench, uniforms, horovod, say)
 
 
-def _answer(bench: Bench, uniforms: Sequence[Uniform], horovod: bool, say: Progress) -> Tuned:
+def _answer(
+    bench: Evaluator, uniforms: Sequence[Uniform], horovod: bool, say: Progress
+) -> TuneResult:
     for options in (bench.default(), bench.options):
         bench.simulate(options)
     lists: list[Caps] = []
@@ -119,7 +121,7 @@ def _answer(bench: Bench, uniforms: Sequence[Uniform], horovod: bool, say: Progr
         bound_s = None  # messages of several all-reduces helped each other on: nothing is proven
     mine = bench.options
     own = mine.bucket_cap_bytes, mine.first_bucket_bytes, mine.caps_list_bytes
-    return Tuned(
+    return TuneResult(
         scenario=bench.scenario,
         workload=bench.workload.name,
         machine=_named(prepared),
@@ -151,7 +153,7 @@ def _answer(bench: Bench, uniforms: Sequence[Uniform], horovod: bool, say: Progr
 # ---------------------------------------------------------------- where the recurrence is exact
 
 
-def _by_clock(bench: Bench, uniforms: Sequence[Uniform]) -> tuple[list[Caps], bool]:
+def _by_clock(bench: Evaluator, uniforms: Sequence[Uniform]) -> tuple[list[Caps], bool]:
     """Lists worth simulating, and whether the first is proven to be the best of all."""
     work_out_all(bench, ALL_SIZES)
     found = list_by_clock(bench)
@@ -168,13 +170,13 @@ def _by_clock(bench: Bench, uniforms: Sequence[Uniform]) -> tuple[list[Caps], bo
     return lists, bench.clock.slowdown == 1.0 and all_sizes_known(bench)
 
 
-def _caps(bench: Bench, groups: Groups) -> Caps:
+def _caps(bench: Evaluator, groups: Groups) -> Caps:
     windows = windows_of(bench.row, groups)
     assert windows is not None  # groups of neighbours can always be made
     return caps_mb(windows)
 
 
-def _check_uniform(bench: Bench, uniforms: Sequence[Uniform]) -> None:
+def _check_uniform(bench: Evaluator, uniforms: Sequence[Uniform]) -> None:
     """Simulate every cap that may be the best one, given what is not known exactly."""
     many = bench.prepared.size.gpus > FEW_RANKS
     left = DEAR_SIZES if many else CHEAP_SIZES
@@ -191,7 +193,7 @@ def _check_uniform(bench: Bench, uniforms: Sequence[Uniform]) -> None:
 # ---------------------------------------------------------------- where it is not
 
 
-def _by_simulation(bench: Bench, uniforms: Sequence[Uniform]) -> list[Caps]:
+def _by_simulation(bench: Evaluator, uniforms: Sequence[Uniform]) -> list[Caps]:
     """Lists that were found by simulating."""
     sample = bench.prepared.step(bench.options)
     purse = purse_of(bench, sample, _bound(bench, float("inf")))
@@ -206,7 +208,7 @@ def _by_simulation(bench: Bench, uniforms: Sequence[Uniform]) -> list[Caps]:
     return lists if bench.row.single else [*lists, *_shared(bench, lists, known[:2])]
 
 
-def _shared(bench: Bench, lists: Sequence[Caps], uniforms: Sequence[Uniform]) -> list[Caps]:
+def _shared(bench: Evaluator, lists: Sequence[Caps], uniforms: Sequence[Uniform]) -> list[Caps]:
     """Lists that serve several dtypes, simulated, and what whole numbers near them make."""
     starts = [*lists, (1.0, 25.0), *((one.cap_mb,) for one in uniforms)]
     found = shared_lists(bench, starts)
@@ -218,7 +220,7 @@ def _shared(bench: Bench, lists: Sequence[Caps], uniforms: Sequence[Uniform]) ->
 # ---------------------------------------------------------------- what is found
 
 
-def _bound(bench: Bench, best_s: float) -> float | None:
+def _bound(bench: Evaluator, best_s: float) -> float | None:
     """What nothing can beat; None where parts of the job may be quicker than the model's GPU."""
     sized = bench.prepared.sized
     odd = any(one.jitter is not None or one.gpu is not None for one in sized.happening)
@@ -230,7 +232,7 @@ def _bound(bench: Bench, best_s: float) -> float | None:
 
 
 def _choice(
-    bench: Bench, options: DdpOptions, cap: float | None = None, caps: Caps | None = None
+    bench: Evaluator, options: DdpOptions, cap: float | None = None, caps: Caps | None = None
 ) -> Choice:
     outcome = bench.simulate(options)
     return Choice(
@@ -248,7 +250,7 @@ def _named(prepared: Prepared) -> str:
     return topology.name if topology.hosts == nodes else f"{nodes} of {topology.name}"
 
 
-def sizes_of(scenario: Scenario) -> tuple[Size, ...]:
+def sizes_of(scenario: Scenario) -> tuple[ClusterSize, ...]:
     """Return the sizes of a scenario's scaling curve that have buckets: of two GPUs or more."""
     node, _, _ = resolved(scenario)
-    return tuple(size for size in sizes(scenario, len(build(node).ranks)) if size.gpus > 1)
+    return tuple(size for size in sizes(scenario, len(build_topology(node).ranks)) if size.gpus > 1)

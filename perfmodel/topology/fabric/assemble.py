@@ -20,7 +20,7 @@ from perfmodel.topology.fabric.cabling import Wiring, listed_wiring, wire
 from perfmodel.topology.fabric.settings import Fabric
 from perfmodel.topology.model import Arcs, ChannelGraph, ChannelWay
 from perfmodel.topology.routing.clos import Tiers, places
-from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, expand, pairs
+from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, expand_pattern, pairs
 
 
 @contextmanager
@@ -117,9 +117,9 @@ class Host:
 
 def host_of(spec: NodeSpec) -> Host:
     """Expand a template."""
-    devices = tuple((name, d.kind) for d in spec.nodes for name in expand(d.id))
+    devices = tuple((name, d.kind) for d in spec.nodes for name in expand_pattern(d.id))
     nics = [(name, i, d) for d in spec.nodes if d.kind == "nic"
-            for i, name in enumerate(expand(d.id))]  # fmt: skip
+            for i, name in enumerate(expand_pattern(d.id))]  # fmt: skip
     return Host(
         devices=devices,
         arcs=tuple(_host_arcs(spec)),

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.files import data_folder, find_file, line_of, read_yaml, validate
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import data_folder, find_file, line_of, read_yaml, validate_document
 from perfmodel.topology.templates.spec import (
     FABRIC_KINDS,
     FabricFile,
@@ -75,12 +75,12 @@ def _path(name: str) -> Path:
     own = Path("topologies") / "fabrics" / f"{name}.yaml"
     if own.is_file():
         return own
-    raise InputError(Fault("fabric", repr(name), one_of(FABRIC_KINDS, name)))
+    raise InputError(Fault("fabric", repr(name), allowed_names(FABRIC_KINDS, name)))
 
 
 def _read(path: Path) -> FabricFile:
     document = read_yaml(path)
-    file = validate(FabricFile, document, str(path))
+    file = validate_document(FabricFile, document, str(path))
     given = file.fabric.model_fields_set - {"kind", "routing"}
     line = line_of(document, ["sources"])
     if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
@@ -91,7 +91,7 @@ def _read(path: Path) -> FabricFile:
         Fault(f"sources.{name}", "nothing", "a source for this number", str(path), line)
         for name in sorted(given - set(file.sources))
     ] + [
-        Fault(f"sources.{name}", repr(name), one_of(given, name), str(path), line)
+        Fault(f"sources.{name}", repr(name), allowed_names(given, name), str(path), line)
         for name in sorted(set(file.sources) - given)
     ]
     if faults:

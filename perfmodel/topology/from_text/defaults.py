@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.gpu_text import Joined, NamedGpu
 from perfmodel.topology.from_text.layouts import Board, HostParts, Network
-from perfmodel.topology.from_text.parts import GpuPart, Layout, parts
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
 
 
 def usual_layout(named: NamedGpu, gpus: int, joined: Joined) -> tuple[Layout, tuple[str, ...]]:
@@ -32,7 +32,7 @@ def usual_layout(named: NamedGpu, gpus: int, joined: Joined) -> tuple[Layout, tu
     return usual, (f"assumption: {gpus} {part.spelled.upper()} joined by {told[usual]}",)
 
 
-def _whole(part: GpuPart, gpus: int, layout: Layout) -> int:
+def _whole(part: GpuConnector, gpus: int, layout: Layout) -> int:
     """GPUs of the whole machine, of which some may be used."""
     if layout == "nvswitch":
         return max(gpus, 16 if part.form == "sxm3" else 8)
@@ -78,10 +78,10 @@ def usual_host(
     ), tuple(said)
 
 
-def _generation(part: GpuPart, joined: Joined) -> str | None:
+def _generation(part: GpuConnector, joined: Joined) -> str | None:
     """Name of the NVLink: the GPU's own, unless another generation is named and known."""
     said = f"nvlink{joined.generation}"
-    if joined.generation is None or said not in parts().links:
+    if joined.generation is None or said not in hardware_parts().links:
         return part.nvlink
     return part.nvlink if part.nvlink and part.nvlink.startswith(said) else said
 
@@ -90,11 +90,13 @@ def _typed(nvlink: str | None, lane_Bps: float | None) -> float | None:
     """Rate of a link where it is not that of its generation, one way or both ways together."""
     if lane_Bps is None or nvlink is None:
         return None
-    stock_Bps = parts().links[nvlink].bandwidth
+    stock_Bps = hardware_parts().links[nvlink].bandwidth
     return None if lane_Bps in {stock_Bps, 2 * stock_Bps} else lane_Bps
 
 
-def _capacity_faults(part: GpuPart, gpus: int, layout: Layout, joined: Joined) -> Iterator[Fault]:
+def _capacity_faults(
+    part: GpuConnector, gpus: int, layout: Layout, joined: Joined
+) -> Iterator[Fault]:
     name = part.spelled.upper()
     unlinked = part.nvlink is None and not (joined.generation and joined.lanes)
     if layout != "pcie" and unlinked:
@@ -105,14 +107,14 @@ def _capacity_faults(part: GpuPart, gpus: int, layout: Layout, joined: Joined) -
         yield Fault("gpus", f"{gpus}, all joined to all", f"at most {part.lanes + 1} of {name}")
 
 
-def usual_domains(part: GpuPart, gpus: int, cpu: str) -> int:
+def usual_domains(part: GpuConnector, gpus: int, cpu: str) -> int:
     """NUMA domains of a host, as is usual."""
     if gpus <= 2 or (gpus <= 4 and not part.on_board):
         return 1
     return 4 if cpu == "epyc" and part.on_board and gpus == 8 else 2
 
 
-def reads_gpus(part: GpuPart, network: str) -> bool:
+def reads_gpus(part: GpuConnector, network: str) -> bool:
     """Whether NICs read GPU memory, if the path allows it.
 
     Source of the rules: sockets copy (NCCL's net_socket); NVIDIA's GPUDirect RDMA documentation

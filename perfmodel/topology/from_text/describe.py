@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import validate
+from perfmodel.files import validate_document
 from perfmodel.topology.from_text.defaults import reads_gpus, usual_host, usual_layout
 from perfmodel.topology.from_text.gpu_text import Joined, NamedGpu, gpu_in, joined_in
 from perfmodel.topology.from_text.layouts import Network, drafted
 from perfmodel.topology.from_text.match_template import machine_that_fits
 from perfmodel.topology.from_text.network_text import Networked, network_in
-from perfmodel.topology.from_text.parts import GpuPart, MachinePart, parts, usual_nics
+from perfmodel.topology.from_text.parts import GpuConnector, MachinePart, hardware_parts, usual_nics
 from perfmodel.topology.from_text.template_builder import port
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import gpu_names, load_gpu
@@ -116,9 +116,9 @@ def describe(
 
 def _gpu(gpu: str, intra: str) -> NamedGpu:
     """A GPU that is known, or one of the user's own table, plugged in like its generation."""
-    if gpu not in parts().gpus and gpu in gpu_names():
+    if gpu not in hardware_parts().gpus and gpu in gpu_names():
         generation = load_gpu(gpu).generation
-        alike = {name: part for name, part in parts().gpus.items() if part.form != "pcie"}
+        alike = {name: part for name, part in hardware_parts().gpus.items() if part.form != "pcie"}
         for name, part in alike.items():
             if load_gpu(name).generation == generation:
                 return NamedGpu(gpu, part, (f"assumption: {gpu} is plugged in like {name}",))
@@ -140,7 +140,7 @@ def _settled(named: NamedGpu, gpus: int, joined: Joined, net: Networked, words: 
 # ---------------------------------------------------------------- the network
 
 
-def _network(part: GpuPart, net: Networked) -> tuple[Network | None, tuple[str, ...]]:
+def _network(part: GpuConnector, net: Networked) -> tuple[Network | None, tuple[str, ...]]:
     """NICs of a host, and what was assumed."""
     if net.kind is None:
         return None, ()
@@ -202,6 +202,10 @@ def _rack(named: NamedGpu, net: Networked, notes: tuple[str, ...]) -> Described:
 def _rewired(node: NodeSpec, kind: str, net: Networked, nic_Bps: float) -> NodeSpec:
     """The same node with other ports on its NICs."""
     names = {device.port for device in node.nodes if device.kind == "nic"}
-    fresh = validate(LinkSpec, port(kind, nic_Bps, net.rate_source or _USUAL_RATE, net.mtu))
+    fresh = validate_document(
+        LinkSpec, port(kind, nic_Bps, net.rate_source or _USUAL_RATE, net.mtu)
+    )
     links = {name: fresh if name in names else link for name, link in node.links.items()}
-    return node.model_copy(update={"links": links, "sources": {**parts().sources, **node.sources}})
+    return node.model_copy(
+        update={"links": links, "sources": {**hardware_parts().sources, **node.sources}}
+    )

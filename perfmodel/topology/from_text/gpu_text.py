@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perfmodel.errors import Fault, InputError, nearest, one_of
-from perfmodel.topology.from_text.parts import GpuPart, Layout, parts
+from perfmodel.errors import Fault, InputError, allowed_names, nearest
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names
 
 _BEFORE = r"(?:(?<![a-z0-9])|(?<=rtx)|(?<=gtx)|(?<=geforce)|(?<=tesla)|(?<=nvidia)|(?<=quadro))"
@@ -23,13 +23,13 @@ class NamedGpu:
     ----------
     name : str
         In the table of GPUs.
-    part : GpuPart
+    part : GpuConnector
     assumptions : tuple of str
         What the words left open.
     """
 
     name: str
-    part: GpuPart
+    part: GpuConnector
     assumptions: tuple[str, ...] = ()
 
 
@@ -53,7 +53,7 @@ def gpu_in(words: str, beside: str = "") -> NamedGpu:
     >>> gpu_in("NVIDIA A100-SXM4-80GB").name, gpu_in("H100 PCIe").name
     ('a100-sxm4-80gb', 'h100-pcie-80gb')
     """
-    known = parts().gpus
+    known = hardware_parts().gpus
     if words in known:
         return NamedGpu(words, known[words])
     text = words.lower()
@@ -72,16 +72,18 @@ def gpu_in(words: str, beside: str = "") -> NamedGpu:
 
 
 def _known_gpus(words: str) -> str:
-    spelled = {part.spelled.upper() for part in parts().gpus.values()}
+    spelled = {part.spelled.upper() for part in hardware_parts().gpus.values()}
     close = nearest(spelled, words)
     hint = f" (did you mean {close!r}?)" if close else ""
-    return f"a GPU among {', '.join(sorted(spelled))}{hint}, or {one_of(gpu_names())}"
+    return f"a GPU among {', '.join(sorted(spelled))}{hint}, or {allowed_names(gpu_names())}"
 
 
 def _mentions(text: str) -> Iterator[tuple[int, int, str]]:
     """Where families are named: place, minus length (longer first), family; no overlaps."""
     taken: list[range] = []
-    for spelled in sorted({p.spelled for p in parts().gpus.values()}, key=len, reverse=True):
+    for spelled in sorted(
+        {p.spelled for p in hardware_parts().gpus.values()}, key=len, reverse=True
+    ):
         loose = r"[\s_-]*".join(map(re.escape, spelled.split()))
         for match in re.finditer(_BEFORE + loose + r"(?!\d)", text):
             here = range(*match.span())
@@ -92,7 +94,7 @@ def _mentions(text: str) -> Iterator[tuple[int, int, str]]:
 
 def _variant(spelled: str, segment: str, text: str, beside: str) -> NamedGpu:
     """Choose among the variants of a family by form and memory."""
-    family = {name: p for name, p in parts().gpus.items() if p.spelled == spelled}
+    family = {name: p for name, p in hardware_parts().gpus.items() if p.spelled == spelled}
     forms: set[str] = {p.form for p in family.values()}
     notes = []
     form = next((f for words in (segment, text) for f in [_form(words, forms)] if f), None)
@@ -122,7 +124,7 @@ def _form(text: str, forms: set[str]) -> str | None:
     return next((form for form in sorted(forms) if said[:3] == form[:3] == "sxm"), None)
 
 
-def _form_beside(beside: str, family: dict[str, GpuPart]) -> tuple[str, str]:
+def _form_beside(beside: str, family: dict[str, GpuConnector]) -> tuple[str, str]:
     forms = [part.form for part in family.values()]
     if "bridge" in beside or ("pcie" in beside and "nvlink" not in beside):
         card = next((form for form in forms if form == "pcie"), forms[0])
@@ -232,7 +234,7 @@ def _p2p(text: str) -> bool | None:
 def _cpu(text: str) -> str | None:
     if re.search(r"amd|epyc|rome|milan", text):
         return "epyc"
-    for name in parts().cpus:
+    for name in hardware_parts().cpus:
         if name in text:
             return name
     return None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from perfmodel.topology.from_text.parts import GpuPart, Layout, parts
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     between_cpus,
@@ -86,7 +86,7 @@ class HostParts:
     ----------
     gpu : str
         Name in the table of GPUs.
-    part : GpuPart
+    part : GpuConnector
     board : Board
     cpu : str
     domains : int
@@ -100,7 +100,7 @@ class HostParts:
     """
 
     gpu: str
-    part: GpuPart
+    part: GpuConnector
     board: Board
     cpu: str
     domains: int
@@ -219,7 +219,7 @@ def _plug_nics(
     draft: Draft, host: HostParts, network: Network, groups: Sequence[str], domains: int
 ) -> None:
     """Plug NICs evenly beside the GPUs, or under the last CPU where they are across."""
-    link = max(host.pcie, parts().cpus[host.cpu].pcie)
+    link = max(host.pcie, hardware_parts().cpus[host.cpu].pcie)
     draft.link(link, stock_link(link))
     name = draft.link(
         network.kind, port(network.kind, network.nic_Bps, network.source, network.mtu)

@@ -11,12 +11,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.topology.from_text.gpu_text import Joined, NamedGpu
+from perfmodel.topology.from_text.log_text import GpuWords, Intra, gpu_words
 from perfmodel.topology.from_text.network_text import Networked
-from perfmodel.topology.from_text.parts import GpuPart, Layout, MachinePart, parts, usual_nics
+from perfmodel.topology.from_text.parts import (
+    GpuConnector,
+    Layout,
+    MachinePart,
+    hardware_parts,
+    usual_nics,
+)
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.build import load_node, template_names
-from perfmodel.topology.templates.spec import EdgeSpec, NodeSpec, expand, pairs
-from perfmodel.topology.from_text.log_text import GpuWords, Intra, gpu_words
+from perfmodel.topology.templates.spec import EdgeSpec, NodeSpec, expand_pattern, pairs
 
 _SAME_RATE = 0.02
 """Rates of all NICs together that differ by less are the same."""
@@ -52,8 +58,10 @@ def facts_of(node: NodeSpec, name: str) -> Facts | None:
     gpu = gpu_words(node.gpu)
     if gpu is None:
         return None
-    kinds = {device: spec.kind for spec in node.nodes for device in expand(spec.id)}
-    ports = [spec.port for spec in node.nodes if spec.kind == "nic" for _ in expand(spec.id)]
+    kinds = {device: spec.kind for spec in node.nodes for device in expand_pattern(spec.id)}
+    ports = [
+        spec.port for spec in node.nodes if spec.kind == "nic" for _ in expand_pattern(spec.id)
+    ]
     rate_Bps = sum(node.links[port].bandwidth for port in ports if port)
     gpus = [device for device, kind in kinds.items() if kind == "gpu"]
     return Facts(
@@ -194,7 +202,9 @@ def _named_only(
     return machine_that_fits(named, gpus, layout, replace(joined, lanes=None), net, words)
 
 
-def _fits(machine: MachinePart, part: GpuPart, gpus: int, layout: Layout, joined: Joined) -> bool:
+def _fits(
+    machine: MachinePart, part: GpuConnector, gpus: int, layout: Layout, joined: Joined
+) -> bool:
     if machine.gpu != part.spelled or machine.layout != layout:
         return False
     if layout == "pcie":
@@ -232,4 +242,4 @@ def said_in(machine: MachinePart, words: str) -> bool:
 def templates_present() -> list[MachinePart]:
     """Machines whose templates ship."""
     present = set(template_names())
-    return [machine for machine in parts().machines if machine.template in present]
+    return [machine for machine in hardware_parts().machines if machine.template in present]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from perfmodel.files import Bandwidth, Seconds, Spec, load
+from perfmodel.files import Bandwidth, FileModel, Seconds, load_document
 from perfmodel.topology.model import LinkKind, NetworkKind
 from perfmodel.topology.templates.spec import LinkSpec, Source
 from perfmodel.units import parse_bandwidth
@@ -20,7 +20,7 @@ Layout = Literal["nvswitch", "cube", "mesh", "bridge", "pcie"]
 """How GPUs of a host are joined: by a switch, a hybrid cube mesh, all to all, in pairs, or not."""
 
 
-class PortPart(Spec):
+class PortPart(FileModel):
     """What leaves a NIC, whatever its rate."""
 
     kind: LinkKind
@@ -36,7 +36,7 @@ class PortPart(Spec):
     latency_source: Source
 
 
-class CpuPart(Spec):
+class CpuPart(FileModel):
     """One generation of CPUs."""
 
     vendor: str
@@ -54,7 +54,7 @@ class CpuPart(Spec):
         return self.vendor == "AuthenticAMD"
 
 
-class GpuPart(Spec):
+class GpuConnector(FileModel):
     """How one model of GPU is written and what it is plugged into."""
 
     spelled: str
@@ -75,7 +75,7 @@ class GpuPart(Spec):
         return self.form.startswith("sxm") or self.form == "superchip"
 
 
-class MachinePart(Spec):
+class MachinePart(FileModel):
     """A machine that has a template."""
 
     template: str
@@ -91,7 +91,7 @@ class MachinePart(Spec):
     """Whether a machine is this one only where its name was said."""
 
 
-class SharedPart(Spec):
+class SharedPart(FileModel):
     """Fields of a link that all links of a kind share."""
 
     efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -100,7 +100,7 @@ class SharedPart(Spec):
     latency_source: Source
 
 
-class Parts(Spec):
+class Parts(FileModel):
     """The file of parts."""
 
     perfmodel: Literal[1]
@@ -112,22 +112,22 @@ class Parts(Spec):
     cpus: dict[str, CpuPart]
     dram: SharedPart
     between: SharedPart
-    gpus: dict[str, GpuPart]
+    gpus: dict[str, GpuConnector]
     machines: tuple[MachinePart, ...]
     usual_nics: dict[str, dict[str, str]]
 
 
 @cache
-def parts() -> Parts:
+def hardware_parts() -> Parts:
     """Return the parts that ship with perfmodel."""
-    return load(Parts, Path(__file__).with_name("parts.yaml"))
+    return load_document(Parts, Path(__file__).with_name("parts.yaml"))
 
 
 def cpu_named(vendor: str, family: int, model: int) -> str | None:
     """Name of the generation of a CPU, by what /proc/cpuinfo says; None if it is unknown."""
     fitting = [
         name
-        for name, cpu in parts().cpus.items()
+        for name, cpu in hardware_parts().cpus.items()
         if cpu.vendor == vendor and model >= cpu.from_model
         if not cpu.families or family in cpu.families
     ]
@@ -136,6 +136,6 @@ def cpu_named(vendor: str, family: int, model: int) -> str | None:
 
 def usual_nics(network: str, spelled: str) -> tuple[int, float]:
     """NICs of the machine that is usual for a family of GPU: how many, and bytes per second."""
-    of_kind = parts().usual_nics[network]
+    of_kind = hardware_parts().usual_nics[network]
     count, _, rate = of_kind.get(spelled, of_kind["other"]).partition(" x ")
     return int(count), parse_bandwidth(rate)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from perfmodel.files import validate
-from perfmodel.topology.from_text.parts import SharedPart, parts
+from perfmodel.files import validate_document
+from perfmodel.topology.from_text.parts import SharedPart, hardware_parts
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec
 
 _LINK_ORDER = ("kind", "network", "bandwidth", "source", "efficiency", "efficiency_source",
@@ -60,7 +60,7 @@ class Draft:
 
     def document(self) -> dict[str, Any]:
         """Return the document, with the sources that its links name."""
-        known = parts().sources | self.sources
+        known = hardware_parts().sources | self.sources
         named = {
             text
             for link in self.links.values()
@@ -82,7 +82,7 @@ class Draft:
 
     def node(self) -> NodeSpec:
         """Return the template, checked."""
-        return validate(NodeSpec, self.document())
+        return validate_document(NodeSpec, self.document())
 
 
 def pattern(stem: str, count: int, first: int = 0) -> str:
@@ -115,29 +115,29 @@ def _written(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
 
 def stock_link(name: str, **more: Any) -> dict[str, Any]:
     """Return a link of the file of parts as a document, some fields replaced."""
-    return _written(parts().links[name], **more)
+    return _written(hardware_parts().links[name], **more)
 
 
 def nvlink(name: str, *, switched: bool, **more: Any) -> dict[str, Any]:
     """Return an NVLink as a document: one lane, to a peer or to a switch."""
-    switch = _written(parts().switched_nvlink) if switched else {}
+    switch = _written(hardware_parts().switched_nvlink) if switched else {}
     return stock_link(name, **switch, **more)
 
 
 def between_cpus(name: str) -> tuple[str, dict[str, Any]]:
     """Return name and document of the link between NUMA domains of a kind of CPU."""
-    cpu = parts().cpus[name]
+    cpu = hardware_parts().cpus[name]
     link = _written(
-        parts().between, kind="upi", bandwidth=rate(cpu.between), source=cpu.between_source
+        hardware_parts().between, kind="upi", bandwidth=rate(cpu.between), source=cpu.between_source
     )
     return "infinity-fabric" if cpu.amd else "upi", link
 
 
 def dram(name: str, domains_per_socket: int = 1) -> dict[str, Any]:
     """Return the memory bus of a NUMA domain as a document."""
-    cpu = parts().cpus[name]
+    cpu = hardware_parts().cpus[name]
     return _written(
-        parts().dram,
+        hardware_parts().dram,
         kind="memory",
         bandwidth=rate(cpu.dram / domains_per_socket),
         source=cpu.dram_source,
@@ -158,7 +158,7 @@ def port(network: str, Bps: float, source: str, mtu: int | None = None) -> dict[
     mtu : int, optional
         Payload of a packet, if it was said; bytes.
     """
-    part = parts().ports[network]
+    part = hardware_parts().ports[network]
     usual = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu
     payload = mtu or usual
     return {

@@ -9,10 +9,10 @@ from pathlib import Path
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.gpu_text import gpu_in
 from perfmodel.topology.from_text.match_template import said_in, templates_present
-from perfmodel.topology.from_text.parts import GpuPart, MachinePart, parts
+from perfmodel.topology.from_text.parts import GpuConnector, MachinePart, hardware_parts
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
 from perfmodel.topology.templates.build import load_node
-from perfmodel.topology.templates.spec import NodeSpec, expand
+from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Known:
     ----------
     gpu : str
         Name in the table of GPUs.
-    part : GpuPart
+    part : GpuConnector
     template : NodeSpec or None
         Machine from which the rest is completed.
     machine : MachinePart or None
@@ -57,7 +57,7 @@ class Known:
     """
 
     gpu: str
-    part: GpuPart
+    part: GpuConnector
     template: NodeSpec | None
     machine: MachinePart | None
     notes: tuple[str, ...]
@@ -75,7 +75,7 @@ class Known:
 
 def devices_of(node: NodeSpec, kind: str) -> tuple[str, ...]:
     """Names of a template's devices of one kind."""
-    return tuple(name for d in node.nodes if d.kind == kind for name in expand(d.id))
+    return tuple(name for d in node.nodes if d.kind == kind for name in expand_pattern(d.id))
 
 
 def known_from(domains: Sequence[Domain], hints: Hints) -> Known:
@@ -95,9 +95,9 @@ def known_from(domains: Sequence[Domain], hints: Hints) -> Known:
     return Known(gpu, part, template, machine, tuple(notes))
 
 
-def part_of(gpu: str) -> GpuPart:
+def part_of(gpu: str) -> GpuConnector:
     """How a GPU of the table is plugged in."""
-    known = parts().gpus
+    known = hardware_parts().gpus
     return known[gpu] if gpu in known else gpu_in(gpu).part
 
 
@@ -148,7 +148,7 @@ def _family(domains: Sequence[Domain], hints: Hints) -> str | None:
 
 def _row(template: str) -> MachinePart | None:
     stem = Path(template).stem
-    return next((m for m in parts().machines if m.template == stem), None)
+    return next((m for m in hardware_parts().machines if m.template == stem), None)
 
 
 def _is_like(machine: MachinePart, domains: Sequence[Domain]) -> bool:
@@ -158,7 +158,7 @@ def _is_like(machine: MachinePart, domains: Sequence[Domain]) -> bool:
         return False
     said = {f"pcie{device.generation}" for device in gpus if device.generation}
     infiniband = any(device.pci_class.startswith("0207") for device in nics)
-    rows = [p for p in parts().gpus.values() if p.spelled == machine.gpu and p.on_board]
+    rows = [p for p in hardware_parts().gpus.values() if p.spelled == machine.gpu and p.on_board]
     return {rows[0].pcie} == said and infiniband == (machine.network == "infiniband")
 
 
@@ -201,7 +201,7 @@ def _spelled_in(words: str) -> str | None:
 def _by_device(device: Device) -> str | None:
     if device.vendor not in {"", "10de"} or not device.device:
         return None
-    rows = (name for name, part in parts().gpus.items() if device.device in part.devices)
+    rows = (name for name, part in hardware_parts().gpus.items() if device.device in part.devices)
     return next(rows, None)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import plain, read_yaml
 from perfmodel.files.find import data_folder
-from perfmodel.topology.importers.imported import Imported
+from perfmodel.topology.importers.imported import ImportedTopology
 
 _BLOCK = re.compile(r'^(Switch|Ca|Rt)\s+(\d+)\s+"([SHR]-[0-9a-fA-F]+)"\s*(?:#\s*"([^"]*)")?')
 _PORT = re.compile(r'^\[(\d+)\](?:\([0-9a-fA-F]+\))?\s+"([SHR]-[0-9a-fA-F]+)"\[(\d+)\](.*)$')
@@ -57,7 +57,7 @@ class _Found:
         return rate
 
 
-def read_fabric(text: str, file: str) -> Imported:
+def read_fabric(text: str, file: str) -> ImportedTopology:
     """Read a fabric; aggregation nodes of switches, gateways and managers are no hosts.
 
     Raises
@@ -82,7 +82,7 @@ def read_fabric(text: str, file: str) -> Imported:
                            f" ({', '.join(odd[:5])}{', ...' if len(odd) > 5 else ''})")  # fmt: skip
     trunks = list(_trunks(found, names))
     description = f"{len(names)} switches, {len(hosts)} hosts of {usual} NICs"
-    return Imported(
+    return ImportedTopology(
         kind="ibnetdiscover",
         document=_document(file, description, hosts, trunks, found),
         title=f"Imported from {Path(file).name}, ibnetdiscover.",

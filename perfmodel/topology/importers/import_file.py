@@ -7,7 +7,7 @@ from pathlib import Path
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.importers.detect import kind_of, read_content
 from perfmodel.topology.importers.ibnetdiscover import read_fabric
-from perfmodel.topology.importers.imported import Imported
+from perfmodel.topology.importers.imported import ImportedTopology
 from perfmodel.topology.importers.nccl_xml.graph_dump import with_graph
 from perfmodel.topology.importers.nccl_xml.read import read_nccl
 from perfmodel.topology.importers.nvidia_smi.matrix import read_matrix
@@ -19,7 +19,7 @@ def import_file(
     gpu: str | None = None,
     template: str | None = None,
     graph: Path | None = None,
-) -> Imported:
+) -> ImportedTopology:
     """Read a description of hardware that some other tool wrote.
 
     Parameters

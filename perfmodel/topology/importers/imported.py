@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfmodel.files import validate
+from perfmodel.files import validate_document
 from perfmodel.topology.importers.detect import Kind
 from perfmodel.topology.templates.spec import FabricFile, NodeSpec
 
@@ -96,7 +96,7 @@ def _escaped(char: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedTopology:
     """A description that was read from somebody else's file.
 
     Parameters
@@ -126,11 +126,11 @@ class Imported:
 
     def node(self) -> NodeSpec:
         """Return the host's template."""
-        return validate(NodeSpec, self.document)
+        return validate_document(NodeSpec, self.document)
 
     def fabric(self) -> FabricFile:
         """Return the network."""
-        return validate(FabricFile, self.document)
+        return validate_document(FabricFile, self.document)
 
     def text(self) -> str:
         """Return the YAML, with comments that say what was assumed."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import ExecutorUnavailable
-from perfmodel.topology.importers.imported import Imported
+from perfmodel.topology.importers.imported import ImportedTopology
 from perfmodel.topology.importers.nvidia_smi.path_levels import drafted_from
 from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
 
@@ -24,7 +24,9 @@ _MOST_LINKS = 18
 _INSTALL = "pip install 'perfmodel[nvml]'"
 
 
-def discover(module: Any = None, sysfs: Path = Path("/sys"), name: str = "this-host") -> Imported:
+def discover(
+    module: Any = None, sysfs: Path = Path("/sys"), name: str = "this-host"
+) -> ImportedTopology:
     """Describe the machine on which this runs.
 
     Parameters

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from perfmodel.errors import TopologyError, one_of
+from perfmodel.errors import TopologyError, allowed_names
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.fabric_routes import FabricRoutes
@@ -185,7 +185,7 @@ class Router:
             data = self.topology.graph.nodes[name]
         except KeyError:
             known = (node for node in self.topology.graph if node.startswith(("n0/", "fabric/")))
-            there_is = one_of(known, name, limit=12)
+            there_is = allowed_names(known, name, limit=12)
             raise TopologyError(f"{self.topology.name}: no device {name!r}; {there_is}") from None
         return data["host"], data["local"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.files import find_file, read_yaml, shipped, validate
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import find_file, read_yaml, shipped, validate_document
 from perfmodel.topology.fabric.assemble import (
     Host,
     Network,
@@ -42,17 +42,21 @@ def load_node(name_or_path: str) -> NodeSpec:
     """
     if name_or_path.startswith(_NOT_TEMPLATES):
         raise InputError(
-            Fault("topology", repr(name_or_path), f"a node template, {one_of(template_names())}")
+            Fault(
+                "topology",
+                repr(name_or_path),
+                f"a node template, {allowed_names(template_names())}",
+            )
         )
     try:
         path = find_file(name_or_path, "topologies", field="topology")
     except InputError as error:
-        allowed = f"a file's path or {one_of(template_names(), Path(name_or_path).stem)}"
+        allowed = f"a file's path or {allowed_names(template_names(), Path(name_or_path).stem)}"
         raise InputError(Fault("topology", error.faults[0].found, allowed)) from None
     document = read_yaml(path)
     faults: list[Fault] = []
     try:
-        node = validate(NodeSpec, document, str(path))
+        node = validate_document(NodeSpec, document, str(path))
     except InputError as error:
         faults += error.faults
     known = {(fault.field, fault.line) for fault in faults}
@@ -62,7 +66,7 @@ def load_node(name_or_path: str) -> NodeSpec:
     return node if node.name else node.model_copy(update={"name": path.stem})
 
 
-def build(
+def build_topology(
     node: NodeSpec | str,
     *,
     hosts: int = 1,

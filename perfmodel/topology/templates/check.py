@@ -10,12 +10,12 @@ from typing import Any, get_args
 import networkx as nx
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, TopologyError, one_of
-from perfmodel.files import read_yaml, validate
+from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
+from perfmodel.files import read_yaml, validate_document
 from perfmodel.topology.fabric.settings import settle
 from perfmodel.topology.model import NodeKind, Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import gpu_names, source_faults
 from perfmodel.topology.templates.references import reference_faults
 from perfmodel.topology.templates.spec import LINK_KINDS, GpuTable, NodeSpec
@@ -42,7 +42,7 @@ def check(machine: NodeSpec | Topology | str | Path) -> tuple[Fault, ...]:
     if isinstance(machine, NodeSpec):
         document = machine.model_dump(by_alias=True)
         faults = reference_faults(document, machine.name)
-        return tuple(faults) or tuple(_graph_faults(build(machine), machine.name))
+        return tuple(faults) or tuple(_graph_faults(build_topology(machine), machine.name))
     try:
         if isinstance(machine, Path):
             return _file_faults(machine)
@@ -58,10 +58,10 @@ def _file_faults(path: Path) -> tuple[Fault, ...]:
         settle(str(path))
         return ()
     if kind == "gpus":
-        validate(GpuTable, document, str(path))
+        validate_document(GpuTable, document, str(path))
         return tuple(source_faults(document, str(path)))
     node = load_node(str(path))
-    return tuple(_graph_faults(build(node), str(path)))
+    return tuple(_graph_faults(build_topology(node), str(path)))
 
 
 # ---------------------------------------------------------------- graphs
@@ -87,7 +87,9 @@ def _device_faults(topology: Topology) -> Iterator[Fault]:
             continue
         if data["kind"] not in NODE_KINDS:
             yield Fault(
-                f"nodes.{name}.kind", repr(data["kind"]), one_of(NODE_KINDS, str(data["kind"]))
+                f"nodes.{name}.kind",
+                repr(data["kind"]),
+                allowed_names(NODE_KINDS, str(data["kind"])),
             )
         if name not in linked and len(graph) > 1:
             yield Fault(f"nodes.{name}", "no link", "a link to every device")
@@ -96,7 +98,7 @@ def _device_faults(topology: Topology) -> Iterator[Fault]:
                 f"nodes.{name}", "a NIC without a cable", "a link to a switch of the fabric"
             )
     if topology.gpu.name not in gpu_names():
-        yield Fault("gpu", repr(topology.gpu.name), one_of(gpu_names(), topology.gpu.name))
+        yield Fault("gpu", repr(topology.gpu.name), allowed_names(gpu_names(), topology.gpu.name))
 
 
 def _ends(topology: Topology) -> tuple[set[str], set[str]]:
@@ -150,7 +152,7 @@ def _each_arc(topology: Topology) -> Iterator[Fault]:
         field = f"links.{src} -> {dst}"
         kind, rate_Bps, latency_s = map(data.get, ("kind", "bandwidth_Bps", "latency_s"))
         if kind not in LINK_KINDS:
-            yield Fault(f"{field}.kind", repr(kind), one_of(LINK_KINDS, str(kind)))
+            yield Fault(f"{field}.kind", repr(kind), allowed_names(LINK_KINDS, str(kind)))
         if not _is_at_least(0, rate_Bps) or rate_Bps == 0:
             yield Fault(f"{field}.bandwidth_Bps", repr(rate_Bps), "a finite bandwidth above zero")
         if not _is_at_least(0, latency_s):

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate_document
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.spec import GpuSpec, GpuTable, is_unknown_key, resolve_source
 
@@ -41,7 +41,7 @@ def gpu_names() -> tuple[str, ...]:
 def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
     table = _table_now()
     if name not in table:
-        raise InputError(Fault("gpu", repr(name), one_of(table, name)))
+        raise InputError(Fault("gpu", repr(name), allowed_names(table, name)))
     return table[name]
 
 
@@ -63,7 +63,7 @@ def _table_now() -> Mapping[str, tuple[Gpu, Mapping[str, str]]]:
 def _table(path: Path, _modified_ns: int) -> Mapping[str, tuple[Gpu, Mapping[str, str]]]:
     """Read the table once per version of the file: parsing it costs more than building a host."""
     document = read_yaml(path)
-    table = validate(GpuTable, document, str(path))
+    table = validate_document(GpuTable, document, str(path))
     faults = source_faults(document, str(path))
     if faults:
         raise InputError(faults)
@@ -110,11 +110,11 @@ def source_faults(document: Any, file: str | None = None) -> list[Fault]:
                   line_of(document, at))
             for f in sorted(here - set(given))
         ] + [
-            Fault(f"gpus.{name}.sources.{f}", repr(f), one_of(here, f), file,
+            Fault(f"gpus.{name}.sources.{f}", repr(f), allowed_names(here, f), file,
                   line_of(document, [*at, f]))
             for f in sorted(set(given) - here)
         ] + [
-            Fault(f"gpus.{name}.sources.{f}", repr(text), f"a sentence or {one_of(keys, text)}",
+            Fault(f"gpus.{name}.sources.{f}", repr(text), f"a sentence or {allowed_names(keys, text)}",
                   file, line_of(document, [*at, f]))
             for f, text in given.items() if is_unknown_key(text, keys)
         ] + [

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfmodel.errors import Fault, one_of
+from perfmodel.errors import Fault, allowed_names
 from perfmodel.files import line_of, plain
 from perfmodel.topology.templates.gpus import gpu_names
-from perfmodel.topology.templates.spec import PORT_KINDS, expand, is_unknown_key, join
+from perfmodel.topology.templates.spec import PORT_KINDS, expand_pattern, is_unknown_key, join
 
 
 def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
@@ -49,7 +49,7 @@ def _entries(data: Mapping[str, Any], section: str) -> Iterator[tuple[int, Mappi
 def _names(pattern: Any) -> tuple[str, ...]:
     """Names of a pattern; none where the pattern itself is a fault of shape."""
     try:
-        return expand(pattern) if isinstance(pattern, str) else ()
+        return expand_pattern(pattern) if isinstance(pattern, str) else ()
     except ValueError:
         return ()
 
@@ -103,10 +103,14 @@ def _edges(data: Mapping[str, Any]) -> Iterator[_Finding]:
                 yield (
                     ["edges", position, side],
                     f"{', '.join(map(repr, missing))}, which is no node",
-                    one_of(known, missing[0]),
+                    allowed_names(known, missing[0]),
                 )
         if isinstance(edge.get("link"), str) and edge["link"] not in links:
-            yield ["edges", position, "link"], repr(edge["link"]), one_of(links, edge["link"])
+            yield (
+                ["edges", position, "link"],
+                repr(edge["link"]),
+                allowed_names(links, edge["link"]),
+            )
         yield from _pattern(position, edge, sides)
 
 
@@ -137,12 +141,12 @@ def _ports(data: Mapping[str, Any]) -> Iterator[_Finding]:
                 if isinstance(link, Mapping) and link.get("kind") in PORT_KINDS
             ]
             if port is None:
-                yield path, "nothing", f"the link that leaves the NIC, {one_of(ports)}"
+                yield path, "nothing", f"the link that leaves the NIC, {allowed_names(ports)}"
             elif port not in ports:
                 yield (
                     path,
                     repr(port),
-                    f"a link of kind ethernet or infiniband, {one_of(ports, str(port))}",
+                    f"a link of kind ethernet or infiniband, {allowed_names(ports, str(port))}",
                 )
         elif port is not None:
             yield path, repr(port), "no port: only a NIC has one"
@@ -160,14 +164,14 @@ def _sources(data: Mapping[str, Any]) -> Iterator[_Finding]:
                 yield (
                     [*path, field],
                     repr(text),
-                    f"a sentence, or a key of `sources`: {one_of(keys, text)}",
+                    f"a sentence, or a key of `sources`: {allowed_names(keys, text)}",
                 )
 
 
 def _gpu(data: Mapping[str, Any]) -> Iterator[_Finding]:
     name = data.get("gpu")
     if isinstance(name, str) and name not in gpu_names():
-        yield ["gpu"], repr(name), f"a GPU of the table, {one_of(gpu_names(), name)}"
+        yield ["gpu"], repr(name), f"a GPU of the table, {allowed_names(gpu_names(), name)}"
 
 
 def _graphs(data: Mapping[str, Any]) -> Iterator[_Finding]:
@@ -178,5 +182,5 @@ def _graphs(data: Mapping[str, Any]) -> Iterator[_Finding]:
             named += [("nic", channel[end]) for end in ("enter", "leave") if channel.get(end)]
             for kind, name in named:
                 if known.get(name) != kind:
-                    allowed = one_of([n for n, k in known.items() if k == kind], str(name))
+                    allowed = allowed_names([n for n, k in known.items() if k == kind], str(name))
                     yield ["graphs", position, "channels", at], f"{name!r}, no {kind}", allowed

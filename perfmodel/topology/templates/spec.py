@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from perfmodel.errors import one_of
-from perfmodel.files import Bandwidth, Bytes, FlopRate, Power, Seconds, Spec
+from perfmodel.errors import allowed_names
+from perfmodel.files import Bandwidth, Bytes, FileModel, FlopRate, Power, Seconds
 from perfmodel.topology.model import LinkKind, NetworkKind
 
 HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
@@ -40,20 +40,20 @@ _ITEM = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)(?::(?P<step>[1-9]\d*))?)?")
 def _named(names: tuple[str, ...]) -> BeforeValidator:
     def check(value: Any) -> Any:
         if value not in names:
-            raise ValueError(one_of(names, str(value)))
+            raise ValueError(allowed_names(names, str(value)))
         return value
 
     return BeforeValidator(check)
 
 
-def expand(pattern: str) -> tuple[str, ...]:
+def expand_pattern(pattern: str) -> tuple[str, ...]:
     """Names that a pattern stands for.
 
     Examples
     --------
-    >>> expand("gpu[0-2,7]")
+    >>> expand_pattern("gpu[0-2,7]")
     ('gpu0', 'gpu1', 'gpu2', 'gpu7')
-    >>> expand("cpu[0-4:2]")
+    >>> expand_pattern("cpu[0-4:2]")
     ('cpu0', 'cpu2', 'cpu4')
 
     Raises
@@ -83,7 +83,7 @@ def _numbers(items: str) -> Iterator[int]:
 def _is_pattern(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("a name or a pattern such as 'gpu[0-7]'")  # noqa: TRY004  (pydantic's contract)
-    expand(value)
+    expand_pattern(value)
     return value
 
 
@@ -96,7 +96,7 @@ Source = Annotated[str, Field(min_length=1)]
 # ---------------------------------------------------------------- one host
 
 
-class LinkSpec(Spec):
+class LinkSpec(FileModel):
     """One kind of cable: what it carries raw, and the fraction of it that payload gets."""
 
     kind: Annotated[LinkKind, _named(LINK_KINDS)]
@@ -116,7 +116,7 @@ class LinkSpec(Spec):
         return self.bandwidth * self.efficiency
 
 
-class DeviceSpec(Spec):
+class DeviceSpec(FileModel):
     """Devices of one kind inside a host."""
 
     id: NamePattern
@@ -127,7 +127,7 @@ class DeviceSpec(Spec):
     """For NICs: number of rails they repeat over (default: each NIC is its own rail)."""
 
 
-class EdgeSpec(Spec):
+class EdgeSpec(FileModel):
     """Cables between devices; every edge works in both directions."""
 
     from_: NamePattern = Field(alias="from")
@@ -138,14 +138,14 @@ class EdgeSpec(Spec):
     """`each` joins them one by one, the shorter side in equal blocks; `all` joins every pair."""
 
 
-class StagingSpec(Spec):
+class StagingSpec(FileModel):
     """Measured rate of a copy between two GPUs through host memory."""
 
     bandwidth: Bandwidth
     source: Source
 
 
-class ChannelSpec(Spec):
+class ChannelSpec(FileModel):
     """One channel of NCCL's through the host."""
 
     gpus: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -154,7 +154,7 @@ class ChannelSpec(Spec):
     leave: str | None = None
 
 
-class GraphSpec(Spec):
+class GraphSpec(FileModel):
     """Channels that NCCL said it uses on this host (``NCCL_GRAPH_DUMP_FILE``)."""
 
     pattern: Literal["ring", "tree", "nvls", "collnet_chain", "collnet_direct"]
@@ -169,7 +169,7 @@ class GraphSpec(Spec):
     channels: Annotated[tuple[ChannelSpec, ...], Field(min_length=1)]
 
 
-class SocketsSpec(Spec):
+class SocketsSpec(FileModel):
     """What processes that talk by TCP meet: a traffic shaper's bucket, and cores that all share."""
 
     burst: Bytes | None = None
@@ -184,7 +184,7 @@ class SocketsSpec(Spec):
     source: Source
 
 
-class NodeSpec(Spec):
+class NodeSpec(FileModel):
     """Template of one host."""
 
     perfmodel: Literal[1]
@@ -211,7 +211,7 @@ def pairs(edge: EdgeSpec) -> list[tuple[str, str]]:
     ValueError
         Pattern `each` with sides whose lengths are no multiple of each other.
     """
-    return join(expand(edge.from_), expand(edge.to), edge.pattern)
+    return join(expand_pattern(edge.from_), expand_pattern(edge.to), edge.pattern)
 
 
 def join(left: tuple[str, ...], right: tuple[str, ...], pattern: str) -> list[tuple[str, str]]:
@@ -230,7 +230,7 @@ def join(left: tuple[str, ...], right: tuple[str, ...], pattern: str) -> list[tu
 # ---------------------------------------------------------------- the network between hosts
 
 
-class ListedHost(Spec):
+class ListedHost(FileModel):
     """One host of a listed fabric."""
 
     name: str
@@ -238,7 +238,7 @@ class ListedHost(Spec):
     """Switch of each of its NICs, in the order of the template's."""
 
 
-class ListedTrunk(Spec):
+class ListedTrunk(FileModel):
     """Cables between two switches of a listed fabric."""
 
     from_: str = Field(alias="from")
@@ -248,7 +248,7 @@ class ListedTrunk(Spec):
     """Raw rate of each (default: as the NICs' ports)."""
 
 
-class FabricSpec(Spec):
+class FabricSpec(FileModel):
     """A network: its shape, and whatever differs from the defaults of the shape's file."""
 
     kind: Annotated[FabricKind, _named((*FABRIC_KINDS, "listed"))]
@@ -281,7 +281,7 @@ class FabricSpec(Spec):
     """Cables between switches of a listed fabric."""
 
 
-class FabricFile(Spec):
+class FabricFile(FileModel):
     """Defaults of one shape of fabric."""
 
     perfmodel: Literal[1]
@@ -295,7 +295,7 @@ class FabricFile(Spec):
 # ---------------------------------------------------------------- GPUs
 
 
-class GpuSpec(Spec):
+class GpuSpec(FileModel):
     """One model of GPU; see `perfmodel.topology.model.Gpu` for the meaning of the fields."""
 
     generation: str
@@ -313,7 +313,7 @@ class GpuSpec(Spec):
     """Source of each number, by field."""
 
 
-class GpuTable(Spec):
+class GpuTable(FileModel):
     """The table of GPUs."""
 
     perfmodel: Literal[1]

@@ -14,7 +14,7 @@ from typing import Literal
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
-from perfmodel.workload.model import Tensor, Workload
+from perfmodel.workload.model import ParameterTensor, Workload
 
 Iteration = Literal["first", "steady"]
 
@@ -44,7 +44,7 @@ class Bucket:
 
 
 def assign_buckets(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[ParameterTensor],
     caps_bytes: Sequence[int],
     order: Sequence[int] | None = None,
     *,
@@ -58,7 +58,7 @@ def assign_buckets(
 
     Parameters
     ----------
-    tensors : sequence of Tensor
+    tensors : sequence of ParameterTensor
         In registration order.
     caps_bytes : sequence of int
         Caps of the first, second ... bucket of each dtype; bytes.
@@ -144,7 +144,7 @@ def gradient_order(workload: Workload) -> tuple[int, ...]:
 
 
 def ddp_buckets(
-    model: Workload | Sequence[Tensor],
+    model: Workload | Sequence[ParameterTensor],
     options: DdpOptions,
     *,
     iteration: Iteration = "steady",
@@ -155,7 +155,7 @@ def ddp_buckets(
 
     Parameters
     ----------
-    model : Workload or sequence of Tensor
+    model : Workload or sequence of ParameterTensor
         Of a workload, the tensors that stand in a layer; the others are not trained.
     options : DdpOptions
     iteration : {"first", "steady"}
@@ -194,7 +194,7 @@ def ddp_buckets(
 
 
 def _initial_groups(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[ParameterTensor],
     trained: Sequence[int],
     caps_bytes: Sequence[int],
     sparse: Sequence[bool] | None,
@@ -205,10 +205,12 @@ def _initial_groups(
     return tuple(tuple(trained[place] for place in group) for group in reversed(groups))
 
 
-def _trained(model: Workload | Sequence[Tensor]) -> tuple[Sequence[Tensor], tuple[int, ...]]:
+def _trained(
+    model: Workload | Sequence[ParameterTensor],
+) -> tuple[Sequence[ParameterTensor], tuple[int, ...]]:
     """Tensors by index, and the order in which those that are trained get ready."""
     if isinstance(model, Workload):
-        tensors: Sequence[Tensor] = model.tensors
+        tensors: Sequence[ParameterTensor] = model.tensors
         order = gradient_order(model) if model.layers else tuple(reversed(range(len(tensors))))
     else:
         tensors, order = model, tuple(reversed(range(len(model))))
@@ -228,7 +230,7 @@ def _checked_order(order: Sequence[int], trained: Sequence[int]) -> tuple[int, .
 
 
 def _check_assignment(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[ParameterTensor],
     caps_bytes: Sequence[int],
     order: Sequence[int] | None,
     sparse: Sequence[bool] | None,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.training.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.ddp.buckets import Iteration, ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
@@ -202,7 +202,7 @@ def _check(ranks: int, batch_per_gpu: int, hook: str) -> None:
         if value < 1
     ]
     if hook not in ("none", "fp16", "bf16"):
-        faults.append(Fault("hook", repr(hook), one_of(("none", "fp16", "bf16"), hook)))
+        faults.append(Fault("hook", repr(hook), allowed_names(("none", "fp16", "bf16"), hook)))
     if faults:
         raise InputError(faults)
 

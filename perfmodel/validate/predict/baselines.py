@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from perfmodel.files import Seconds, Spec, load
+from perfmodel.files import FileModel, Seconds, load_document
 from perfmodel.library.nccl.communicator import system_of
 from perfmodel.library.nccl.tuner import predictions
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.testing.closed_forms import bus_factor
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.spec import NodeSpec, expand, pairs
+from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs
 
 
-class Constants(Spec):
+class Constants(FileModel):
     """Numbers of the alpha-beta baseline (``baselines.yaml``)."""
 
     alpha: Seconds
@@ -26,7 +26,7 @@ class Constants(Spec):
 @lru_cache(maxsize=1)
 def constants() -> Constants:
     """Read the shipped constants."""
-    return load(Constants, Path(__file__).with_suffix(".yaml"))
+    return load_document(Constants, Path(__file__).with_suffix(".yaml"))
 
 
 def alpha_beta_s(
@@ -60,13 +60,17 @@ def nominal_Bps(node: NodeSpec, topology: Topology) -> float:
     if topology.gpus_per_host > 1:
         rates.append(_between_gpus_Bps(node))
     if topology.hosts > 1:
-        ports = [d.port for d in node.nodes if d.kind == "nic" and d.port for _ in expand(d.id)]
+        ports = [
+            d.port for d in node.nodes if d.kind == "nic" and d.port for _ in expand_pattern(d.id)
+        ]
         rates.append(sum(node.links[port].bandwidth for port in ports))
     return min(rates)
 
 
 def _between_gpus_Bps(node: NodeSpec) -> float:
-    gpus = {name for device in node.nodes if device.kind == "gpu" for name in expand(device.id)}
+    gpus = {
+        name for device in node.nodes if device.kind == "gpu" for name in expand_pattern(device.id)
+    }
     first = min(gpus)
     best = {"nvlink": 0.0, "pcie": 0.0, "memory": 0.0}
     for edge in node.edges:
@@ -78,7 +82,7 @@ def _between_gpus_Bps(node: NodeSpec) -> float:
 
 
 def tuner_s(
-    topology: Topology, settings: Settings, op: str, sizes: Sequence[int]
+    topology: Topology, settings: LibrarySettings, op: str, sizes: Sequence[int]
 ) -> tuple[float, ...]:
     """Times of NCCL's own cost formula for what it would choose.
 

@@ -20,9 +20,9 @@ from perfmodel.calibrate import Profile, apply, draws, measured_at
 from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.errors import PerfmodelError
-from perfmodel.library.machine import machine_on, observed_s
+from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match, short
@@ -187,19 +187,19 @@ def _times(rows: Sequence[Mapping[str, Any]], note: str = "") -> Times:
 
 def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str = "") -> Times:
     """Predict with a profile; intervals are drawn at some sizes and interpolated between them."""
-    plain = machine_on(own.topology, load_library("nccl"), settings=own.settings)
+    plain = make_machine(own.topology, load_library("nccl"), settings=own.settings)
     ranks = range(len(own.topology.ranks))
 
-    def seen_s(known: Estimator, nbytes: int) -> float:
-        return observed_s(known.machine, known.best(own.op, nbytes, ranks, 0, None)[1])
+    def seen_s(known: UncontendedTimer, nbytes: int) -> float:
+        return observed_time_s(known.machine, known.best(own.op, nbytes, ranks, 0, None)[1])
 
-    known = Estimator(apply(profile, plain))
+    known = UncontendedTimer(apply(profile, plain))
     likely = [seen_s(known, nbytes) for nbytes in sizes]
     if not measured_at(profile, len(ranks), own.op):
         return Times(tuple(likely), (), note)
     every = max(1, -(-(len(sizes) - 1) // (INTERVALS - 1)))
     at = sorted({*range(0, len(sizes), every), len(sizes) - 1})
-    machines = [Estimator(apply(one, plain)) for one in draws(profile, DRAWS, seed=0)]
+    machines = [UncontendedTimer(apply(one, plain)) for one in draws(profile, DRAWS, seed=0)]
     limits = []
     for index in at:
         drawn = [seen_s(m, sizes[index]) for m in machines]
@@ -276,7 +276,7 @@ def cores() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PredictionTask:
     """One sweep to predict, as data that processes can exchange (machines are not).
 
     Parameters
@@ -298,7 +298,7 @@ class Job:
         return len(self.sweep[0].rows) * (1 + 3 * partners) + 10.0 * self.sweep[0].nranks
 
 
-def run(job: Job) -> Forecast | str:
+def run(job: PredictionTask) -> Forecast | str:
     """Predict one sweep; the reason why not."""
     own = match(*job.sweep)
     if not isinstance(own, Matched):
@@ -311,7 +311,7 @@ def run(job: Job) -> Forecast | str:
 
 
 def at_once(
-    wanted: Sequence[Job],
+    wanted: Sequence[PredictionTask],
     folder: Path,
     processes: int,
     progress: Callable[[int, int], None] | None,
@@ -320,7 +320,7 @@ def at_once(
 
     Parameters
     ----------
-    wanted : sequence of Job
+    wanted : sequence of PredictionTask
     folder : Path
         Where tables of trainings stand.
     processes : int
@@ -349,7 +349,7 @@ def at_once(
 
 
 def _one_by_one(
-    wanted: Sequence[Job], folder: Path, progress: Callable[[int, int], None] | None
+    wanted: Sequence[PredictionTask], folder: Path, progress: Callable[[int, int], None] | None
 ) -> tuple[list[Forecast | str], list[Dataset]]:
     outcomes: list[Forecast | str] = []
     for done, job in enumerate(wanted):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perfmodel.files import Spec, load
+from perfmodel.files import FileModel, load_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,12 @@ class Fitted:
     sweeps: tuple[str, ...]
 
 
-class _Entry(Spec):
+class _Entry(FileModel):
     constants: str
     sweeps: tuple[str, ...]
 
 
-class _File(Spec):
+class _File(FileModel):
     perfmodel: Literal[1]
     kind: Literal["fitted"]
     fitted_on: tuple[_Entry, ...]
@@ -37,5 +37,5 @@ def fitted_on(path: Path | None = None) -> tuple[Fitted, ...]:
         Everything that is wrong in the file, with lines.
     """
     shipped = Path(__file__).with_suffix(".yaml")
-    entries = load(_File, path or shipped).fitted_on
+    entries = load_document(_File, path or shipped).fitted_on
     return tuple(Fitted(entry.constants, entry.sweeps) for entry in entries)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from perfmodel.collectives.catalog import ALGORITHMS
 from perfmodel.errors import PerfmodelError
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
+from perfmodel.topology.from_text import log_text as words
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.from_text.match_template import Wanted, fitting
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build, load_node
-from perfmodel.topology.templates.spec import NodeSpec, expand
-from perfmodel.topology.from_text import log_text as words
+from perfmodel.topology.templates.build import build_topology, load_node
+from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
 from perfmodel.validate.sweeps.read import Sweep
 from perfmodel.validate.sweeps.settings_text import assignments, settings_of
 
@@ -115,7 +115,7 @@ class Matched:
     ----------
     topology : Topology
         Its ranks are those of the run.
-    settings : Settings
+    settings : LibrarySettings
     op : str
     assumptions : tuple of str
         What the words left open and how it was filled; what could not be carried over.
@@ -128,7 +128,7 @@ class Matched:
     """
 
     topology: Topology
-    settings: Settings
+    settings: LibrarySettings
     op: str
     assumptions: tuple[str, ...]
     unstated: tuple[str, ...]
@@ -265,12 +265,12 @@ def _wanted(sweep: Sweep, gpu: words.GpuWords, layout: Layout) -> Wanted:
 
 def built(node: NodeSpec, layout: Layout, text: str) -> Topology:
     """Build the cluster; NICs enough for every GPU stand on rails of their own."""
-    count = {kind: sum(len(expand(d.id)) for d in node.nodes if d.kind == kind)
+    count = {kind: sum(len(expand_pattern(d.id)) for d in node.nodes if d.kind == kind)
              for kind in ("gpu", "nic")}  # fmt: skip
     fabric = "rail-optimised" if count["nic"] >= count["gpu"] > 1 else "one-switch"
     used = words.used_gpus(text)
     chosen = len(used) == layout.gpus and max(used, default=0) < count["gpu"]
-    topology = build(
+    topology = build_topology(
         node,
         hosts=layout.hosts,
         fabric=fabric if layout.hosts > 1 else None,
@@ -316,7 +316,10 @@ def _hardware(node: NodeSpec, layout: Layout, topology: Topology) -> str:
     if layout.hosts == 1:
         return f"{family}, {kinds}, one host"
     ports = [
-        node.links[d.port] for d in node.nodes if d.kind == "nic" and d.port for _ in expand(d.id)
+        node.links[d.port]
+        for d in node.nodes
+        if d.kind == "nic" and d.port
+        for _ in expand_pattern(d.id)
     ]
     rate = sum(port.bandwidth for port in ports) * 8e-9
     return f"{family}, {kinds}, {topology.network} {rate:.0f} Gbit/s per host"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from perfmodel.errors import InputError
-from perfmodel.library.settings import Settings
+from perfmodel.library.settings import LibrarySettings
 
 _ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)\s*=\s*([^\s,;]+)")
 _VERSION = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
@@ -33,7 +33,7 @@ def assignments(text: str) -> dict[str, str]:
 
 def settings_of(
     version: str, process_model: str, words: str, per_host: int, *, nvlink: bool
-) -> tuple[Settings, tuple[str, ...]]:
+) -> tuple[LibrarySettings, tuple[str, ...]]:
     """Build the library's settings from the words beside a log.
 
     Parameters
@@ -51,7 +51,7 @@ def settings_of(
 
     Returns
     -------
-    Settings
+    LibrarySettings
     tuple of str
         Words that could not be carried over, and what was concluded from others.
     """
@@ -69,7 +69,7 @@ def settings_of(
     found = _VERSION.search(version)
     if version and (found is None or found[0] != version):
         notes.append(f"version taken as {found[0] if found else 'the newest'}: {version!r}")
-    asked = Settings(
+    asked = LibrarySettings(
         version=None,
         one_process=one_process(process_model, per_host),
         awaited=awaited(process_model, words),
@@ -136,13 +136,13 @@ def awaited(process_model: str, words: str) -> bool:
 
 
 def _accepted(
-    version: str | None, env: dict[str, str], asked: Settings
-) -> tuple[Settings, tuple[str, ...]]:
+    version: str | None, env: dict[str, str], asked: LibrarySettings
+) -> tuple[LibrarySettings, tuple[str, ...]]:
     """Drop what the settings refuse, one after another, and say so."""
     refused: list[str] = []
     while True:
         try:
-            return Settings.model_validate(
+            return LibrarySettings.model_validate(
                 asked.model_dump() | {"version": version, "env": env}
             ), tuple(refused)
         except ValueError as error:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfmodel.topology.from_text.match_template import Wanted
 from perfmodel.topology.from_text import log_text as words
+from perfmodel.topology.from_text.match_template import Wanted
 
 _MODELS = (
     (r"^(?:.*/)?resnet-?_?50(?:[ _-]?v?1\.?5| imagenet)?$", "resnet50", None),
@@ -53,7 +53,7 @@ class LeftOut(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TrainingRow:
     """A row as the model understands it."""
 
     model: str
@@ -66,7 +66,7 @@ class Asked:
     cap_bytes: float | None = None
 
 
-def understood(cells: Mapping[str, str]) -> Asked:
+def understood(cells: Mapping[str, str]) -> TrainingRow:
     """Read a row of a training table.
 
     Raises
@@ -89,7 +89,7 @@ def understood(cells: Mapping[str, str]) -> Asked:
     batch = _batch(cells, gpus * nodes)
     from_nvidia = cells.get("dataset", "").startswith(_CHANNELS_LAST)
     last = from_nvidia and precision == "fp16" and model.startswith("resnet")
-    return Asked(model, length, precision, batch, machine, nodes, last, cap_bytes)
+    return TrainingRow(model, length, precision, batch, machine, nodes, last, cap_bytes)
 
 
 def layout_of(cells: Mapping[str, str]) -> tuple[int, int]:

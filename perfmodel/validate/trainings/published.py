@@ -13,10 +13,10 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, PerfmodelError
 from perfmodel.files.csv_rows import read_table
-from perfmodel.library.machine import machine_on
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.from_text.match_template import Wanted
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
@@ -24,7 +24,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.plan import ddp_plan
 from perfmodel.validate.sweeps.match import Layout, built, host_for, short
 from perfmodel.validate.trainings.model import Case, Dataset
-from perfmodel.validate.trainings.parse import Asked, LeftOut, understood
+from perfmodel.validate.trainings.parse import LeftOut, TrainingRow, understood
 from perfmodel.workload import zoo
 from perfmodel.workload.roofline import layer_times, step_s
 
@@ -121,13 +121,13 @@ def _topology(machine: Wanted, nodes: int) -> Topology:
 
 
 @lru_cache(maxsize=64)
-def _estimator(machine: Wanted, nodes: int) -> Estimator:
+def _estimator(machine: Wanted, nodes: int) -> UncontendedTimer:
     """What is known of a machine's collectives: rows of a table differ in batch, not in buckets."""
-    return Estimator(machine_on(_topology(machine, nodes), load_library("nccl")))
+    return UncontendedTimer(make_machine(_topology(machine, nodes), load_library("nccl")))
 
 
 @lru_cache(maxsize=512)
-def _step_s(asked: Asked) -> tuple[int, float]:
+def _step_s(asked: TrainingRow) -> tuple[int, float]:
     """GPUs, and time of one step; seconds."""
     topology = _topology(asked.machine, asked.nodes)
     gpu = topology.gpu
@@ -135,7 +135,7 @@ def _step_s(asked: Asked) -> tuple[int, float]:
     if precision == "fp32" and gpu.generation in _SINCE_TF32 and "tf32" in gpu.peak_flops:
         precision = "tf32"  # NVIDIA's containers, in which these ran, set it
     times = layer_times(
-        zoo.build(asked.model, sequence_length=asked.sequence_length),
+        zoo.build_model(asked.model, sequence_length=asked.sequence_length),
         gpu,
         batch=asked.batch,
         precision=precision,
@@ -148,7 +148,7 @@ def _step_s(asked: Asked) -> tuple[int, float]:
         return 1, step_s(times)
     known = _estimator(asked.machine, asked.nodes)
     plan = ddp_plan(
-        zoo.build(asked.model, sequence_length=asked.sequence_length),
+        zoo.build_model(asked.model, sequence_length=asked.sequence_length),
         times,
         ranks=ranks,
         batch_per_gpu=asked.batch,
@@ -184,7 +184,7 @@ def _single_gpu_case(cells: Mapping[str, str]) -> Case:
     batch = int(cells.get("batch") or UNSTATED_BATCH)
     length = cells.get("sequence_length")
     times = layer_times(
-        zoo.build(cells["model"], sequence_length=int(length) if length else None),
+        zoo.build_model(cells["model"], sequence_length=int(length) if length else None),
         load_gpu(cells["gpu"]),
         batch=batch,
         precision=cells["precision"],

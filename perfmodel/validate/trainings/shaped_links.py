@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.files import validate
+from perfmodel.files import validate_document
 from perfmodel.files.csv_rows import Record
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.topology.faults import arcs_named, degraded
-from perfmodel.topology.templates.build import build, load_node
+from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec, SocketsSpec
 
 ROUND_TRIP_S = 47e-6
@@ -193,7 +193,7 @@ def machine_of(shaped: Shaped) -> Machine:
     """Build the machine from the template of such hosts, with Gloo as its library file has it."""
     node = node_of(shaped)
     ranks = len(shaped.racks)
-    topology = build(node, hosts=ranks, fabric=_fabric(shaped))
+    topology = build_topology(node, hosts=ranks, fabric=_fabric(shaped))
     rates = {}
     for rank, way, rate_Bps in shaped.slow:
         switch = f"fabric/rack{shaped.racks[rank]}" if shaped.trunk_Bps else "fabric/switch0"
@@ -210,7 +210,7 @@ def node_of(shaped: Shaped) -> NodeSpec:
     node = load_node(TEMPLATE)
     port = {"bandwidth": shaped.rate_Bps, "efficiency": 1.0, "latency": shaped.one_way_s / 2}
     burst = {"burst": f"{shaped.burst_bytes:.0f} B"} if shaped.burst_bytes >= 1 else {}
-    sockets = validate(
+    sockets = validate_document(
         SocketsSpec,
         {
             **burst,
@@ -231,10 +231,10 @@ def node_of(shaped: Shaped) -> NodeSpec:
 def _fabric(shaped: Shaped) -> FabricSpec:
     none = {"switch_latency": "0 s", "cable_latency": "0 s"}
     if shaped.trunk_Bps is None:
-        return validate(FabricSpec, {"kind": "one-switch", **none})
+        return validate_document(FabricSpec, {"kind": "one-switch", **none})
     hosts = [
         {"name": f"host{rank}", "leaves": [f"rack{rack}"]} for rank, rack in enumerate(shaped.racks)
     ]
     trunk = {"from": "rack0", "to": "rack1", "bandwidth": f"{shaped.trunk_Bps!r} B/s"}
     listed = {"kind": "listed", "hosts": hosts, "trunks": [trunk], **none}
-    return validate(FabricSpec, listed)
+    return validate_document(FabricSpec, listed)

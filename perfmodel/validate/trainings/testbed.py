@@ -27,12 +27,12 @@ from perfmodel.errors import Fault
 from perfmodel.files.csv_rows import Record, read_table
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.training.ddp.plan import Hook, ddp_plan, unbucketed_plan
 from perfmodel.training.plan import StepPlan
-from perfmodel.training.split_class import Part, split
+from perfmodel.training.split_class import ClassPart, split
 from perfmodel.validate.trainings.model import Case, Dataset
 from perfmodel.validate.trainings.shaped_links import (
     Links,
@@ -42,7 +42,7 @@ from perfmodel.validate.trainings.shaped_links import (
     number,
     shaped_of,
 )
-from perfmodel.workload.model import Layer, LayerTimes, Tensor, Workload
+from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 
 
 @cache
@@ -115,7 +115,7 @@ def gloo_dataset(folder: Path, faults: list[Fault]) -> Dataset | None:
     links = measured_links(
         [r for p in sorted(folder.glob("linkcal*.csv")) for r in read_table(p, faults)]
     )
-    known: dict[Shaped, Estimator] = {}
+    known: dict[Shaped, UncontendedTimer] = {}
     cases: list[Case] = []
     left: dict[str, int] = {}
     for record in records:
@@ -153,7 +153,7 @@ def _is_number(text: str) -> bool:
 
 
 def _case(
-    cells: Mapping[str, str], model: Model, links: Links, known: dict[Shaped, Estimator]
+    cells: Mapping[str, str], model: Model, links: Links, known: dict[Shaped, UncontendedTimer]
 ) -> Case:
     measured_s = float(cells["iter_ms_med"]) * 1e-3
     return Case(_name(cells), measured_s, predicted_s(cells, model, links, known), "s", SOURCE)
@@ -180,12 +180,12 @@ _NAMED = tuple(_USUAL)
 
 
 def predicted_s(
-    cells: Mapping[str, str], model: Model, links: Links, known: dict[Shaped, Estimator]
+    cells: Mapping[str, str], model: Model, links: Links, known: dict[Shaped, UncontendedTimer]
 ) -> float:
     """Simulate the run of a row; seconds per step."""
     shaped = shaped_of(cells, links, int(cells.get("cores") or CORES))
     if shaped not in known:
-        known[shaped] = Estimator(machine_of(shaped))
+        known[shaped] = UncontendedTimer(machine_of(shaped))
     estimator = known[shaped]
     plan = _plan(cells, model, estimator.machine)
     return simulate(plan, estimator.machine, steps=STEPS, estimator=estimator).step_time_s
@@ -198,7 +198,7 @@ def _plan(cells: Mapping[str, str], model: Model, machine: Machine) -> StepPlan:
     if cells.get("straggler"):
         rank, by = cells["straggler"].split(":")
         like = _step(cells, model, machine, scale * float(by))
-        part = Part(f"rank {rank}", (int(rank),), like=like)
+        part = ClassPart(f"rank {rank}", (int(rank),), like=like)
         plan = split(plan, plan.classes[0].name, [part])
     return plan
 
@@ -254,14 +254,14 @@ def models_of(records: Sequence[Record]) -> dict[str, Model]:
 
 
 def _model(name: str, rows: Sequence[Mapping[str, str]]) -> Model:
-    tensors: list[Tensor] = []
+    tensors: list[ParameterTensor] = []
     layers: dict[str, list[int]] = {}
     times: list[tuple[float, float]] = []
     for row in rows:
         if row["name"] not in layers:
             times.append((float(row["fwd_ms"]) / 1e3, float(row["bwd_ms"]) / 1e3))
         layers.setdefault(row["name"], []).append(len(tensors))
-        tensors.append(Tensor(f"{row['name']}.{row['tensor']}", (int(row["numel"]),)))
+        tensors.append(ParameterTensor(f"{row['name']}.{row['tensor']}", (int(row["numel"]),)))
     forward, backward = np.array(times).T
     none = np.zeros(len(layers), dtype=np.int64)
     work = tuple(

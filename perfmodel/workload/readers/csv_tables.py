@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import read_text
 from perfmodel.units import TIMES
 from perfmodel.workload.readers.fields import (
@@ -113,7 +113,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _header_faults(header: list[str], *, sized: bool) -> list[Fault]:
     known = [*_PLAIN, *_TIMED]
     faults = [
-        Fault("header", f"column {name!r}", one_of(known, name))
+        Fault("header", f"column {name!r}", allowed_names(known, name))
         for name in header
         if name not in known
     ]

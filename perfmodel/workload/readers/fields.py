@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from perfmodel.errors import one_of
+from perfmodel.errors import allowed_names
 from perfmodel.units import TIMES, parse_time
 from perfmodel.workload.model import ITEM_BYTES
 
@@ -76,7 +76,7 @@ def parse_dtype(value: object) -> str:
     """
     word = str(value).strip().removeprefix("torch.")
     if word not in DTYPES:
-        raise ValueError(one_of(DTYPES, word))
+        raise ValueError(allowed_names(DTYPES, word))
     return DTYPES[word]
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.files import line_of, read_yaml, validate
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.memory import activation_bytes, optimizer_bytes
 from perfmodel.workload.model import LayerTimes, Workload
@@ -100,13 +100,13 @@ def has_times(path: Path | str) -> bool:
     if path.suffix.lower() == ".csv":
         rows = read_rows(path, sized=True)
         return any(row.forward_s is not None and row.backward_s is not None for row in rows)
-    spec = validate(ModelSpec, read_yaml(path), str(path))
+    spec = validate_document(ModelSpec, read_yaml(path), str(path))
     return any(layer.forward is not None for layer in spec.layers)
 
 
 def _from_yaml(path: Path) -> tuple[ModelSpec, list[_Measured]]:
     document = read_yaml(path)
-    spec = validate(ModelSpec, document, str(path))
+    spec = validate_document(ModelSpec, document, str(path))
     faults, measured = [], list[_Measured]()
     for position, layer in enumerate(spec.layers):
         line = line_of(document, ["layers", position])
@@ -139,7 +139,7 @@ def _by_layer(
             times[:, place[row.name]] += (row.forward_s, row.backward_s)
             timed.add(place[row.name])
         elif row.name not in frozen:
-            allowed = one_of(place, row.name)
+            allowed = allowed_names(place, row.name)
             faults.append(Fault("name", repr(row.name), allowed, str(path), row.line))
     missing = [
         layer.name

@@ -13,18 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, one_of
-from perfmodel.files import line_of, read_yaml, validate
-from perfmodel.workload.model import Buffers, Layer, Tensor, Workload
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import line_of, read_yaml, validate_document
+from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
-from perfmodel.workload.zoo import build, zoo_names
+from perfmodel.workload.zoo import build_model, zoo_names
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 FILE_SUFFIXES = YAML_SUFFIXES | {".csv"}
 
 
-def load(
+def load_workload(
     name_or_path: str,
     *,
     dtype: str | None = None,
@@ -38,7 +38,7 @@ def load(
     name_or_path : str
         A name from `zoo_names`, or the path of a ``.csv``, ``.yaml`` or ``.json`` file.
     dtype, image_size, sequence_length
-        For models of the zoo (see `build`); a file states its own.
+        For models of the zoo (see `build_model`); a file states its own.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def load(
         Neither a name nor a file, or everything that is wrong in the file.
     """
     if name_or_path in zoo_names():
-        return build(
+        return build_model(
             name_or_path,
             dtype=dtype or "fp32",
             image_size=image_size,
@@ -89,13 +89,13 @@ def read_model(path: Path) -> Workload:
 def _missing(name: str, path: Path) -> Fault:
     if path.suffix.lower() in FILE_SUFFIXES or os.sep in name:
         return Fault("model", f"{name!r}, which is no readable file", "a parameter file's path")
-    allowed = f"{one_of(zoo_names(), name)}, or a parameter file's path"
+    allowed = f"{allowed_names(zoo_names(), name)}, or a parameter file's path"
     return Fault("model", repr(name), allowed)
 
 
 def _from_csv(path: Path) -> Workload:
     rows = read_rows(path, sized=True)
-    tensors = tuple(Tensor(row.name, row.shape or (), row.dtype) for row in rows)
+    tensors = tuple(ParameterTensor(row.name, row.shape or (), row.dtype) for row in rows)
     trained = [index for index, row in enumerate(rows) if row.requires_grad]
     if not trained:
         raise InputError(
@@ -110,7 +110,7 @@ def _from_csv(path: Path) -> Workload:
 
 
 def _grouped(
-    tensors: Sequence[Tensor], trained: Iterable[int], named: Mapping[int, str | None]
+    tensors: Sequence[ParameterTensor], trained: Iterable[int], named: Mapping[int, str | None]
 ) -> tuple[Layer, ...]:
     """One layer per run of parameters that name the same layer or stand in the same module."""
 
@@ -125,7 +125,7 @@ def _grouped(
 
 def _from_yaml(path: Path) -> Workload:
     document = read_yaml(path)
-    spec = validate(ModelSpec, document, str(path))
+    spec = validate_document(ModelSpec, document, str(path))
     index: dict[str, int] = {}
     for position, parameter in enumerate(spec.parameters):
         index.setdefault(parameter.name, position)
@@ -135,7 +135,7 @@ def _from_yaml(path: Path) -> Workload:
     ]
     if faults:
         raise InputError(faults)
-    tensors = tuple(Tensor(p.name, p.extents, p.dtype) for p in spec.parameters)
+    tensors = tuple(ParameterTensor(p.name, p.extents, p.dtype) for p in spec.parameters)
     trained = [index[p.name] for p in spec.parameters if p.requires_grad]
     layers = (
         tuple(_layer(layer, index) for layer in spec.layers)
@@ -188,7 +188,7 @@ def _layer_findings(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]
         where: list[str | int] = ["layers", position, "parameters"]
         for name in layer.parameters:
             if name not in index:
-                findings.append((field, repr(name), one_of(index, name), where))
+                findings.append((field, repr(name), allowed_names(index, name), where))
             elif name not in trained:
                 findings.append((field, repr(name), "trained parameters only", where))
             elif name in seen:

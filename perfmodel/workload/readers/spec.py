@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from perfmodel.files import Bandwidth, Bytes, Count, Seconds, Spec
+from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
 from perfmodel.workload.readers.fields import TRAINABLE, parse_dtype, parse_shape
 
 Name = Annotated[str, Field(min_length=1)]
@@ -18,7 +18,7 @@ Shape = Annotated[tuple[int, ...], BeforeValidator(parse_shape)]
 Dtype = Annotated[str, BeforeValidator(parse_dtype)]
 
 
-class ParameterSpec(Spec):
+class ParameterSpec(FileModel):
     """One parameter tensor; `shape` or `numel` says how large it is."""
 
     name: Name
@@ -44,7 +44,7 @@ class ParameterSpec(Spec):
         return self.shape if self.shape is not None else (self.numel or 0,)
 
 
-class LayerSpec(Spec):
+class LayerSpec(FileModel):
     """One layer: its parameters in gradient-ready order, its measured times or its work."""
 
     name: Name
@@ -56,7 +56,7 @@ class LayerSpec(Spec):
     vector: Bytes | None = None
 
 
-class ModelSpec(Spec):
+class ModelSpec(FileModel):
     """A model, its times, or both.
 
     ``matmul_flops`` and ``vector`` are per sample, ``vector`` at 4 bytes per element.

@@ -1,6 +1,6 @@
 """Well-known models, built from their architecture's formulas.
 
-`zoo_names` lists them and `build` makes one. Tensors and their order are those of torchvision
+`zoo_names` lists them and `build_model` makes one. Tensors and their order are those of torchvision
 and Hugging Face; a test holds the digests.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, one_of
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo import bert, gpt, inception, llama, resnet, vgg, vit
 
@@ -34,11 +34,11 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
 
 
 def zoo_names() -> tuple[str, ...]:
-    """Names that `build` knows."""
+    """Names that `build_model` knows."""
     return (*_IMAGES, *_SEQUENCES)
 
 
-def build(
+def build_model(
     name: str,
     *,
     dtype: str = "fp32",
@@ -70,11 +70,11 @@ def build(
 
     Examples
     --------
-    >>> build("resnet50").parameters
+    >>> build_model("resnet50").parameters
     25557032
     """
     if name not in _IMAGES and name not in _SEQUENCES:
-        raise InputError(Fault("model", repr(name), one_of(zoo_names(), name)))
+        raise InputError(Fault("model", repr(name), allowed_names(zoo_names(), name)))
     faults = list(_dtype_faults(dtype))
     if name in _IMAGES:
         faults += _misplaced("sequence_length", sequence_length, name, "an image model")
@@ -96,7 +96,7 @@ def build(
 def _dtype_faults(dtype: str) -> list[Fault]:
     if dtype in TRAINED_DTYPES:
         return []
-    return [Fault("dtype", repr(dtype), one_of(TRAINED_DTYPES, str(dtype)))]
+    return [Fault("dtype", repr(dtype), allowed_names(TRAINED_DTYPES, str(dtype)))]
 
 
 def _misplaced(field: str, value: int | None, name: str, kind: str) -> list[Fault]:

@@ -11,8 +11,8 @@ from perfmodel.workload.zoo.layers import (
     DROPOUT_PASSES,
     MASK_ELEMENTS,
     NORM_PASSES,
+    Module,
     Parameter,
-    Part,
     assemble,
     linear,
     names,
@@ -64,7 +64,7 @@ def bert(name: str, *, dtype: str, sequence_length: int) -> Workload:
     )
 
 
-def _embeddings(s: int, h: int) -> Part:
+def _embeddings(s: int, h: int) -> Module:
     prefix = "embeddings"
     tables: tuple[Parameter, ...] = (
         (f"{prefix}.word_embeddings.weight", (VOCABULARY, h)),
@@ -81,7 +81,7 @@ def _embeddings(s: int, h: int) -> Part:
     )  # fmt: skip
 
 
-def _block(prefix: str, s: int, h: int, heads: int) -> list[Part]:
+def _block(prefix: str, s: int, h: int, heads: int) -> list[Module]:
     """Attend, add, normalise; widen, GELU, narrow, add, normalise."""
     wide = 4 * h
     query, key, value = (
@@ -109,7 +109,7 @@ def _block(prefix: str, s: int, h: int, heads: int) -> list[Part]:
     ]
 
 
-def _to_stream(prefix: str, s: int, inputs: int, h: int) -> Part:
+def _to_stream(prefix: str, s: int, inputs: int, h: int) -> Module:
     """Linear map back to the residual stream: dropout, addition, normalisation."""
     dense = weight_and_bias(f"{prefix}.dense", h, inputs)
     norm = norm_parameters(f"{prefix}.LayerNorm", h)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     Image,
-    Part,
+    Module,
     assemble,
     convolution,
     linear,
@@ -50,7 +50,7 @@ def inception_v3(*, dtype: str, image_size: int) -> Workload:
     )
 
 
-def _conv(image: Image, prefix: str, step: Step) -> tuple[Part, Image]:
+def _conv(image: Image, prefix: str, step: Step) -> tuple[Module, Image]:
     name, channels, kernel, stride, padding = step
     return convolution(
         f"{prefix}{name}.conv",
@@ -63,7 +63,7 @@ def _conv(image: Image, prefix: str, step: Step) -> tuple[Part, Image]:
     )
 
 
-def _chain(image: Image, prefix: str, steps: Iterable[Step]) -> tuple[list[Part], Image]:
+def _chain(image: Image, prefix: str, steps: Iterable[Step]) -> tuple[list[Module], Image]:
     parts = []
     for step in steps:
         part, image = _conv(image, prefix, step)
@@ -71,7 +71,7 @@ def _chain(image: Image, prefix: str, steps: Iterable[Step]) -> tuple[list[Part]
     return parts, image
 
 
-def _stem(image: Image) -> tuple[list[Part], Image]:
+def _stem(image: Image) -> tuple[list[Module], Image]:
     first = (("Conv2d_1a_3x3", 32, 3, 2, 0), ("Conv2d_2a_3x3", 32, 3, 1, 0),
              ("Conv2d_2b_3x3", 64, 3, 1, 1))  # fmt: skip
     second = (("Conv2d_3b_1x1", 80, 1, 1, 0), ("Conv2d_4a_3x3", 192, 3, 1, 0))
@@ -83,7 +83,7 @@ def _stem(image: Image) -> tuple[list[Part], Image]:
 
 
 def _mixed(
-    parts: list[Part], image: Image, name: str, branches: tuple[Branch, ...], pooled: int = 0
+    parts: list[Module], image: Image, name: str, branches: tuple[Branch, ...], pooled: int = 0
 ) -> Image:
     """Append one mixed block to `parts` and return its output.
 
@@ -160,7 +160,7 @@ def _branches_e() -> tuple[Branch, ...]:
     )  # fmt: skip
 
 
-def _auxiliary(image: Image) -> list[Part]:
+def _auxiliary(image: Image) -> list[Module]:
     """Classifier on the output of Mixed_6e, which runs before Mixed_7a."""
     pool, image = pooling("AuxLogits.pool", image, 5, stride=3, indices=False)
     steps: tuple[Step, ...] = (("conv0", 128, 1, 1, 0), ("conv1", 768, 5, 1, 0))

@@ -1,4 +1,4 @@
-"""What the families of the zoo are made of: one `Part` per layer, and how parts become a model.
+"""What the families of the zoo are made of: one `Module` per layer, and how parts become a model.
 
 The order inside a part is the order in which PyTorch's autograd completes gradients, which is
 not simply the reverse of registration: convolutions and normalisations hand out their weight's
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.workload.model import Buffers, Layer, LayerKind, Tensor, Workload
+from perfmodel.workload.model import Buffers, Layer, LayerKind, ParameterTensor, Workload
 
 ELEMENT_BYTES = 4
 """Layers state their traffic at 4 bytes per element (see `Layer`)."""
@@ -37,7 +37,7 @@ Parameter = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Module:
     """A layer, the parameters that it registers, and which gradients its backward completes.
 
     Parameters
@@ -127,7 +127,7 @@ def convolution(
     norm: str | None = None,
     relu: bool = True,
     residual: bool = False,
-) -> tuple[Part, Image]:
+) -> tuple[Module, Image]:
     """One convolution with what follows it: batch normalisation, residual addition, ReLU.
 
     Without `norm` the convolution has a bias. Multiply-accumulates: one per output element,
@@ -153,7 +153,7 @@ def convolution(
     )
     statistics = Buffers("fp32", 2, 2 * 4 * channels)  # mean and variance
     buffers = (statistics, Buffers("int64", 1, 8)) if norm else ()  # and a counter of batches
-    return Part(layer, parameters + normed, names(normed) + names(parameters), buffers), out
+    return Module(layer, parameters + normed, names(normed) + names(parameters), buffers), out
 
 
 def pooling(
@@ -164,20 +164,20 @@ def pooling(
     stride: int = 1,
     padding: int = 0,
     indices: bool = True,
-) -> tuple[Part, Image]:
+) -> tuple[Module, Image]:
     """Max pooling (keeps int64 indices for backward) or, without `indices`, average pooling."""
     out = Image(image.channels, *window(image, pair(kernel), stride, pair(padding), name))
     kept = 2.0 * out.elements * indices  # 8 bytes each
     moved = image.elements + out.elements + kept
     layer = Layer(name, vector_bytes=ELEMENT_BYTES * moved, saved_elements=out.elements + kept)
-    return Part(layer), out
+    return Module(layer), out
 
 
-def resampled(name: str, image: Image, size: int) -> tuple[Part, Image]:
+def resampled(name: str, image: Image, size: int) -> tuple[Module, Image]:
     """Adaptive average pooling to `size` x `size`."""
     out = Image(image.channels, size, size)
     moved = float(image.elements + out.elements)
-    return Part(Layer(name, vector_bytes=ELEMENT_BYTES * moved, saved_elements=out.elements)), out
+    return Module(Layer(name, vector_bytes=ELEMENT_BYTES * moved, saved_elements=out.elements)), out
 
 
 def linear(
@@ -192,7 +192,7 @@ def linear(
     saved_elements: float = 0.0,
     kernels: int = 1,
     kind: LayerKind = "linear",
-) -> Part:
+) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
 
     Parameters
@@ -221,12 +221,12 @@ def linear(
         kernels=kernels,
         kind=kind,
     )
-    return Part(layer, parameters, names_reversed(parameters) if ready is None else ready)
+    return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
 
 
 def assemble(
     name: str,
-    parts: Sequence[Part],
+    parts: Sequence[Module],
     *,
     dtype: str,
     sample: str,
@@ -249,7 +249,7 @@ def assemble(
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
     return Workload(
         name=name,
-        tensors=tuple(Tensor(parameter, shape, dtype) for parameter, shape in order),
+        tensors=tuple(ParameterTensor(parameter, shape, dtype) for parameter, shape in order),
         layers=tuple(
             replace(part.layer, tensors=tuple(index[parameter] for parameter in part.ready))
             for part in parts

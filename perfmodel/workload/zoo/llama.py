@@ -10,8 +10,8 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     NORM_PASSES,
+    Module,
     Parameter,
-    Part,
     assemble,
     linear,
     names,
@@ -87,18 +87,18 @@ def _norm(prefix: str, width: int) -> tuple[Parameter, ...]:
     return weight_and_bias(prefix, width, bias=False)
 
 
-def _registered(block: list[Part]) -> list[Parameter]:
+def _registered(block: list[Module]) -> list[Parameter]:
     """Hugging Face registers both norms of a block after its linear maps."""
     parameters = [parameter for part in block for parameter in part.parameters]
     return sorted(parameters, key=lambda parameter: len(parameter[1]) == 1)
 
 
-def _block(prefix: str, s: int, shape: LlamaShape) -> list[Part]:
+def _block(prefix: str, s: int, shape: LlamaShape) -> list[Module]:
     h, wide = shape.width, shape.mlp_width
     kv = h // shape.heads * shape.kv_heads
 
     def mapped(name: str, inputs: int, outputs: int, *, norm: str = "", vector: float = 0.0,
-               saved: float = 0.0, kernels: int = 1) -> Part:  # fmt: skip
+               saved: float = 0.0, kernels: int = 1) -> Module:  # fmt: skip
         own = weight_and_bias(f"{prefix}.{name}", outputs, inputs, bias=False)
         before = _norm(f"{prefix}.{norm}", h) if norm else ()
         return linear(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     Image,
-    Part,
+    Module,
     assemble,
     convolution,
     linear,
@@ -52,7 +52,7 @@ def resnet(depth: int, *, dtype: str, image_size: int) -> Workload:
 
 def _block(
     name: str, image: Image, *, width: int, stride: int, bottleneck: bool
-) -> tuple[list[Part], Image]:
+) -> tuple[list[Module], Image]:
     """Convolutions of one residual block; the shortcut runs (and is registered) after them."""
     out_channels = 4 * width if bottleneck else width
     # (kernel, channels, stride) of the convolutions on the main path

@@ -16,8 +16,8 @@ from perfmodel.workload.zoo.layers import (
     ELEMENT_BYTES,
     MASK_ELEMENTS,
     NORM_PASSES,
+    Module,
     Parameter,
-    Part,
     linear,
     names,
     names_reversed,
@@ -26,7 +26,7 @@ from perfmodel.workload.zoo.layers import (
 
 def attention(
     name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool
-) -> Part:
+) -> Module:
     """Scores, softmax and weighted sum; it has no parameters.
 
     Multiply-accumulates: tokens^2 x width for the scores and as many for the sum, so
@@ -44,7 +44,7 @@ def attention(
         score_elements=float(heads * tokens**2),
         causal=causal,
     )
-    return Part(layer)
+    return Module(layer)
 
 
 def embedding(
@@ -55,7 +55,7 @@ def embedding(
     vector_elements: float,
     saved_elements: float,
     kernels: int,
-) -> Part:
+) -> Module:
     """Gather rows of tables; backward writes a dense gradient of each table."""
     layer = Layer(
         name=name,
@@ -64,7 +64,7 @@ def embedding(
         saved_elements=saved_elements,
         kernels=kernels,
     )
-    return Part(layer, parameters, ready)
+    return Module(layer, parameters, ready)
 
 
 Parameters = tuple[Parameter, ...]
@@ -93,7 +93,7 @@ class BlockShape:
     dropout: bool
 
 
-def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) -> list[Part]:
+def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) -> list[Module]:
     """Normalise, attend, add; normalise, widen, GELU, narrow, add (GPT-2, ViT).
 
     Kept for backward, in elements per token of width h with mlp_width 4h and dropout: 16 h and
@@ -106,7 +106,7 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
     mask = shape.dropout * MASK_ELEMENTS * s * h
     tail_kernels = 2 + shape.dropout
 
-    def normed(part: str, outputs: int, norm: Parameters, own: Parameters) -> Part:
+    def normed(part: str, outputs: int, norm: Parameters, own: Parameters) -> Module:
         return linear(
             f"{name}.{part}", s, h, outputs, parameters=norm + own,
             ready=names_reversed(own) + names(norm),

@@ -8,7 +8,7 @@ from perfmodel.workload.zoo.layers import (
     DROPOUT_PASSES,
     MASK_ELEMENTS,
     Image,
-    Part,
+    Module,
     assemble,
     convolution,
     linear,
@@ -29,7 +29,7 @@ ALEXNET = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False),
 def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
     """VGG without batch normalisation (arXiv 1409.1556), torchvision's module numbering."""
     image, position = Image(3, image_size, image_size), 0
-    parts: list[Part] = []
+    parts: list[Module] = []
     for stage, convolutions in enumerate(STAGES[depth]):
         for _ in range(convolutions):
             part, image = convolution(
@@ -56,7 +56,7 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
 def alexnet(*, dtype: str, image_size: int) -> Workload:
     """AlexNet, "one weird trick" variant (arXiv 1404.5997), torchvision's module numbering."""
     image, position = Image(3, image_size, image_size), 0
-    parts: list[Part] = []
+    parts: list[Module] = []
     for channels, kernel, stride, padding, pooled in ALEXNET:
         part, image = convolution(
             f"features.{position}", image, channels, kernel, stride=stride, padding=padding
@@ -82,7 +82,7 @@ def alexnet(*, dtype: str, image_size: int) -> Workload:
 
 def _classifier(
     features: int, *, numbers: tuple[int, int, int], dropout: tuple[bool, bool, bool]
-) -> list[Part]:
+) -> list[Module]:
     """Three linear maps; `dropout` says which of them reads a dropped-out input."""
     widths = (features, HIDDEN, HIDDEN, CLASSES)
     parts = []

@@ -8,8 +8,8 @@ from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     NORM_PASSES,
     Image,
+    Module,
     Parameter,
-    Part,
     assemble,
     convolution,
     linear,
@@ -74,7 +74,7 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
     )
 
 
-def _positions(tokens: int) -> Part:
+def _positions(tokens: int) -> Module:
     """Prepend the class token and add the position embedding."""
     parameters: tuple[Parameter, ...] = (
         ("class_token", (1, 1, WIDTH)),

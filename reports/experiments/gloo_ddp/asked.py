@@ -8,7 +8,7 @@ from pathlib import Path
 import perfmodel
 from perfmodel.files.csv_rows import Record
 from perfmodel.scenario import Scenario
-from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.validate.trainings.shaped_links import measured_links, shaped_of
 from perfmodel.validate.trainings.testbed import accumulation_order
@@ -116,7 +116,7 @@ def asked(path: Path) -> Scenario:
 
 def recommended(path: Path) -> dict[str, str]:
     """What ``perfmodel tune`` recommends: caps as `train.Trial` takes them."""
-    tuned: Tuned = tune_scenario(asked(path))
+    tuned: TuneResult = tune_scenario(asked(path))
     return {
         "tune: uniform": f"{tuned.best_uniform.bucket_cap_mb}",
         "tune: list": _joined(tuned.best_list.bucket_cap_mb_list or ()),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.files.csv_rows import read_table
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.validate.trainings.shaped_links import Shaped, measured_links
 from perfmodel.validate.trainings.testbed import models_of, predicted_s
 
@@ -90,7 +90,7 @@ def trainings(folder: Path = FOLDER) -> list[Trained]:
     """Read and predict everything in a folder."""
     links = measured_links(read_table(folder / "linkcal.csv", []))
     models = models_of(read_table(folder / "models.csv", []))
-    known: dict[Shaped, Estimator] = {}
+    known: dict[Shaped, UncontendedTimer] = {}
     found = []
     for rows in _grouped(folder):
         row = rows[0]

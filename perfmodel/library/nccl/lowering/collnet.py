@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import Group
+from perfmodel.arrays import RankGroup
 from perfmodel.collectives.algorithms.collnet import over_switches
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
-from perfmodel.library.lowering.edge_routing import lay, relaid
-from perfmodel.library.lowering.edges import HOPS, Edges, Ints, chosen, joined
-from perfmodel.library.lowering.lowered import ITEM_BYTES, Way
+from perfmodel.library.lowering.edge_routing import relaid, route_edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, Ints, chosen, joined
+from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import collnet_bytes, pieces_of_share
 from perfmodel.library.nccl.lowering.trees import rails_of
@@ -35,8 +35,8 @@ class LaidCollnet:
 
 
 def through_fabric(
-    machine: Machine, algorithm: str, nbytes: int, group: Group, channels: int
-) -> Way:
+    machine: Machine, algorithm: str, nbytes: int, group: RankGroup, channels: int
+) -> LaidSchedule:
     """All-reduce in the fabric's switches.
 
     Parameters
@@ -59,10 +59,10 @@ def through_fabric(
     schedule = over_switches(
         laid.trees, algorithm, laid.switches, nbytes, pieces=pieces, itemsize=ITEM_BYTES
     )
-    return Way(schedule, ((schedule.phases, laid.edges),))
+    return LaidSchedule(schedule, ((schedule.phases, laid.edges),))
 
 
-def _laid(machine: Machine, algorithm: str, group: Group) -> LaidCollnet:
+def _laid(machine: Machine, algorithm: str, group: RankGroup) -> LaidCollnet:
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
     if hosts < 2 or topology.network != "infiniband":
@@ -143,7 +143,7 @@ def _edges(machine: Machine, rails: Rails, fabric: _Fabric, trees: Forest) -> Ed
     ends = ranks[trees.src[inside]], ranks[trees.dst[inside]]
     parts = [
         _to_fabric(machine, rails, fabric, trees, at),
-        lay(machine.topology, machine.router, *ends, nics, nics),
+        route_edges(machine.topology, machine.router, *ends, nics, nics),
     ]
     back = np.empty(len(far), dtype=np.int64)
     back[np.concatenate([at, inside])] = np.arange(len(far))
@@ -181,7 +181,7 @@ def _to_fabric(
         arcs=arcs,
         latency_s=np.add.reduceat(topology.arcs.latency_s[arcs], pointers[:-1]),
         cap_Bps=np.full(len(which), np.inf),
-        hop=np.full(len(which), HOPS.index("network")),
+        hop=np.full(len(which), HOP_KINDS.index("network")),
         staged=staged,
     )
     return relaid(topology, machine.router, made)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import Group
+from perfmodel.arrays import RankGroup
 from perfmodel.collectives.algorithms import nvls
 from perfmodel.collectives.algorithms.nvls import Switched, switched_nodes
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
-from perfmodel.library.channels.symmetry import folded, stands_for
-from perfmodel.library.lowering.edge_routing import lay, relaid
-from perfmodel.library.lowering.edges import HOPS, Edges, Ints, chosen, joined
-from perfmodel.library.lowering.lowered import ITEM_BYTES, Way
+from perfmodel.library.channels.symmetry import fold_rails, rails_represented
+from perfmodel.library.lowering.edge_routing import relaid, route_edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, Ints, chosen, joined
+from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import nvls_bytes, nvls_tree_bytes, pieces_of_share
 from perfmodel.library.nccl.lowering.trees import rails_of
@@ -46,8 +46,8 @@ class LaidSwitched:
 
 
 def through_switches(
-    machine: Machine, op: str, algorithm: str, nbytes: int, group: Group, channels: int
-) -> Way:
+    machine: Machine, op: str, algorithm: str, nbytes: int, group: RankGroup, channels: int
+) -> LaidSchedule:
     """Carry a collective through NVSwitches that reduce, and between hosts by trees.
 
     Parameters
@@ -72,10 +72,10 @@ def through_switches(
     part = -(-nbytes // (laid.alike * ITEM_BYTES)) * ITEM_BYTES
     pieces = pieces_of_share(nbytes, at_once, chunk)
     schedule = nvls.over_nodes(laid.nodes, part, pieces=pieces, itemsize=ITEM_BYTES)
-    return Way(schedule, ((schedule.phases, laid.edges),), laid.alike)
+    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), laid.alike)
 
 
-def why_not(machine: Machine, op: str, algorithm: str, group: Group) -> str | None:
+def why_not(machine: Machine, op: str, algorithm: str, group: RankGroup) -> str | None:
     """Why a group cannot go through switches that reduce; None where it can."""
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
@@ -90,7 +90,7 @@ def why_not(machine: Machine, op: str, algorithm: str, group: Group) -> str | No
     return None
 
 
-def _laid(machine: Machine, op: str, algorithm: str, group: Group) -> LaidSwitched:
+def _laid(machine: Machine, op: str, algorithm: str, group: RankGroup) -> LaidSwitched:
     reason = why_not(machine, op, algorithm, group)
     if reason is not None:
         allowed = "Hopper or later behind an NVSwitch, " + (
@@ -99,11 +99,11 @@ def _laid(machine: Machine, op: str, algorithm: str, group: Group) -> LaidSwitch
         raise InputError(Fault("algorithm", f"{algorithm!r} for {reason}", allowed))
     rails = rails_of(machine, group)
     heads, nics = _heads(rails)
-    alike = stands_for(machine, rails) if len(heads) == len(rails.chains) else 1
+    alike = rails_represented(machine, rails) if len(heads) == len(rails.chains) else 1
     if alike == 1:
         return LaidSwitched(*_over(machine, rails, heads, nics, op, None), len(heads), 1)
     nodes, edges = _over(machine, rails, heads, nics, op, 0)
-    return LaidSwitched(nodes, folded(machine, edges, alike), len(heads), alike)
+    return LaidSwitched(nodes, fold_rails(machine, edges, alike), len(heads), alike)
 
 
 def _heads(rails: Rails) -> tuple[list[int], Ints]:
@@ -132,7 +132,7 @@ def _over(
     ends = ranks[nodes.src[between]], ranks[nodes.dst[between]]
     parts = [
         _to_switches(machine, rails, nodes, at),
-        lay(machine.topology, machine.router, *ends, rail, rail),
+        route_edges(machine.topology, machine.router, *ends, rail, rail),
     ]
     back = np.empty(len(nodes.src), dtype=np.int64)
     back[np.concatenate([at, between])] = np.arange(len(nodes.src))
@@ -166,7 +166,7 @@ def _to_switches(machine: Machine, rails: Rails, nodes: Switched, which: Ints) -
             arcs=arc,
             latency_s=topology.arcs.latency_s[arc],
             cap_Bps=np.full(count, np.inf),
-            hop=np.full(count, HOPS.index("nvlink")),
+            hop=np.full(count, HOP_KINDS.index("nvlink")),
             staged=False,
         ),
     )

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import Group, members
+from perfmodel.arrays import RankGroup, rank_array
 from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import Forest, chained_parents, forest_of
 from perfmodel.library.channels.rails import Rails, rails_over
-from perfmodel.library.channels.symmetry import folded, stands_for
-from perfmodel.library.lowering.edge_routing import lay
+from perfmodel.library.channels.symmetry import fold_rails, rails_represented
+from perfmodel.library.lowering.edge_routing import route_edges
 from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import ITEM_BYTES, Way
+from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import pieces_of_share, tree_bytes
 
@@ -37,17 +37,19 @@ class LaidForest:
     alike: int
 
 
-def rails_of(machine: Machine, group: Group) -> Rails:
+def rails_of(machine: Machine, group: RankGroup) -> Rails:
     """The channels of a group; found once."""
     return machine.known(
         ("rails", group),
         lambda: rails_over(
-            machine.topology, machine.router, members(group), at_most=machine.channels
+            machine.topology, machine.router, rank_array(group), at_most=machine.channels
         ),
     )
 
 
-def tree(machine: Machine, nbytes: int, group: Group, protocol: str, channels: int) -> Way:
+def tree(
+    machine: Machine, nbytes: int, group: RankGroup, protocol: str, channels: int
+) -> LaidSchedule:
     """All-reduce up and down trees, in the pieces of a protocol.
 
     Parameters
@@ -68,16 +70,16 @@ def tree(machine: Machine, nbytes: int, group: Group, protocol: str, channels: i
         pieces=pieces_of_share(nbytes, channels, chunk),
         itemsize=ITEM_BYTES,
     )
-    return Way(schedule, ((schedule.phases, laid.edges),), laid.alike)
+    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), laid.alike)
 
 
-def _laid(machine: Machine, group: Group) -> LaidForest:
+def _laid(machine: Machine, group: RankGroup) -> LaidForest:
     rails = rails_of(machine, group)
-    alike = stands_for(machine, rails)
+    alike = rails_represented(machine, rails)
     if alike == 1:
         return LaidForest(*over_rails(machine, rails), rails, 1)
     trees, edges = over_rails(machine, rails.only(0))
-    return LaidForest(trees, folded(machine, edges, alike), rails, alike)
+    return LaidForest(trees, fold_rails(machine, edges, alike), rails, alike)
 
 
 def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:
@@ -93,4 +95,4 @@ def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:
     )
     ranks, nics = rails.hosts.ravel(), rails.nics[trees.channel // rails.trees]
     ends = ranks[trees.src], ranks[trees.dst]
-    return trees, lay(machine.topology, machine.router, *ends, nics, nics)
+    return trees, route_edges(machine.topology, machine.router, *ends, nics, nics)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from perfmodel.errors import Fault, InputError, TopologyError, one_of
+from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
 from perfmodel.scenario import (
     DegradeEvent,
     DownEvent,
@@ -20,7 +20,7 @@ from perfmodel.scenario import (
     SlowEvent,
     TrafficEvent,
 )
-from perfmodel.simulate.engine.background import Beside, Traffic
+from perfmodel.simulate.engine.background import BackgroundJob, Traffic
 from perfmodel.simulate.ranks.jitter import Jitter
 from perfmodel.topology.faults import arcs_named, no_device
 from perfmodel.topology.model import Topology
@@ -55,7 +55,7 @@ class LinkFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class Disturbance:
     """One event or other job, as the report names it and as the simulators see it.
 
     Parameters
@@ -83,7 +83,7 @@ class Incident:
     jitter: Jitter | None = None
     faults: tuple[LinkFault, ...] = ()
     traffic: tuple[Traffic, ...] = ()
-    beside: Beside | None = None
+    beside: BackgroundJob | None = None
 
     @property
     def moments_s(self) -> tuple[float, ...]:
@@ -99,7 +99,7 @@ class Incident:
         return bool(self.moments_s or self.steps or self.jitter or self.beside or bursts)
 
 
-def all_beside(active: Sequence[Incident], settled_s: float) -> Iterator[Beside]:
+def background_jobs(active: Sequence[Disturbance], settled_s: float) -> Iterator[BackgroundJob]:
     """Other jobs of some incidents, in seconds since the start of the run.
 
     One without a start of its own has been there before.
@@ -109,7 +109,7 @@ def all_beside(active: Sequence[Incident], settled_s: float) -> Iterator[Beside]
             yield replace(one, start_s=settled_s + one.start_s if one.start_s else 0.0)
 
 
-def all_traffic(active: Sequence[Incident], settled_s: float) -> Iterator[Traffic]:
+def background_traffic(active: Sequence[Disturbance], settled_s: float) -> Iterator[Traffic]:
     """Traffic of some incidents, in seconds since the start of the run.
 
     A steady stream from the start has been there before.
@@ -130,7 +130,7 @@ def incidents(
     gpus_per_node: int,
     *,
     strict: bool = True,
-) -> tuple[Incident, ...]:
+) -> tuple[Disturbance, ...]:
     """Resolve the events of a scenario, and its other GPUs, on a machine.
 
     Parameters
@@ -148,9 +148,9 @@ def incidents(
         With the faults of all events.
     """
     words = _Words(scenario, topology, ranks, gpus_per_node)
-    found: list[Incident] = []
+    found: list[Disturbance] = []
     faults: list[Fault] = []
-    makers: list[tuple[str, Callable[[], Incident]]] = [
+    makers: list[tuple[str, Callable[[], Disturbance]]] = [
         (f"events.{at}.{event.kind}", lambda at=at, event=event: words.incident(at, event))  # type: ignore[misc]
         for at, event in enumerate(scenario.events)
     ]
@@ -180,7 +180,7 @@ class _Words:
     ranks: Sequence[int]
     gpus_per_node: int
 
-    def incident(self, at: int, event: EventSection) -> Incident:
+    def incident(self, at: int, event: EventSection) -> Disturbance:
         place = f"events.{at}"
         if event.slow is not None:
             return self._slow(place, event.slow)
@@ -188,7 +188,9 @@ class _Words:
             jitter = event.jitter
             seed = (self.scenario.seed if jitter.seed is None else jitter.seed) + 1_000_003 * at
             words = f"{jitter.kind} jitter of {100 * jitter.cv:g} % per {jitter.per}"
-            return Incident(words, place, jitter=Jitter(jitter.kind, jitter.cv, jitter.per, seed))
+            return Disturbance(
+                words, place, jitter=Jitter(jitter.kind, jitter.cv, jitter.per, seed)
+            )
         if event.degrade is not None:
             return self._degrade(place, event.degrade)
         if event.down is not None:
@@ -200,14 +202,14 @@ class _Words:
 
     # ------------------------------------------------------------ ranks
 
-    def mixed(self, at: int) -> Incident:
+    def mixed(self, at: int) -> Disturbance:
         section = self.scenario.cluster.mixed[at]
         ranks = self._of_nodes(section.nodes)
         whose = "have" if len(section.nodes) > 1 else "has"
         words = f"{_listed(self._node_names(section.nodes))} {whose} {section.gpu}"
-        return Incident(words, f"cluster.mixed.{at}", ranks, gpu=section.gpu)
+        return Disturbance(words, f"cluster.mixed.{at}", ranks, gpu=section.gpu)
 
-    def _slow(self, place: str, slow: SlowEvent) -> Incident:
+    def _slow(self, place: str, slow: SlowEvent) -> Disturbance:
         if slow.nodes is not None:
             ranks, names = self._of_nodes(slow.nodes), self._node_names(slow.nodes)
         else:
@@ -218,7 +220,7 @@ class _Words:
         steps = None if slow.steps is None else frozenset(slow.steps)
         when = "" if steps is None else f" in step {_listed([str(s) for s in sorted(steps)])}"
         words = f"{_listed(names)} {slow.by:g} times slower{when}"
-        return Incident(words, place, ranks, slow.by, steps=steps)
+        return Disturbance(words, place, ranks, slow.by, steps=steps)
 
     def _of_nodes(self, nodes: Sequence[int]) -> tuple[int, ...]:
         self._check("nodes", nodes, len(self.ranks) // self.gpus_per_node)
@@ -240,7 +242,7 @@ class _Words:
 
     # ------------------------------------------------------------ links
 
-    def _degrade(self, place: str, degrade: DegradeEvent) -> Incident:
+    def _degrade(self, place: str, degrade: DegradeEvent) -> Disturbance:
         arcs = arcs_named(self.topology, degrade.link)
         numbers = self.topology.arcs
         rates = {}
@@ -263,36 +265,38 @@ class _Words:
         when = _when(degrade.at)
         if degrade.until is not None:
             when += f" until {format_time(degrade.until)}"
-        return Incident(f"{degrade.link} {' '.join(how)}{when}", place, faults=(fault,))
+        return Disturbance(f"{degrade.link} {' '.join(how)}{when}", place, faults=(fault,))
 
-    def _down(self, place: str, down: DownEvent) -> Incident:
+    def _down(self, place: str, down: DownEvent) -> Disturbance:
         arcs = arcs_named(self.topology, down.link)
         faults = _lost(down.at, down.reroute_after, arcs, LinkFault(0.0, arcs=arcs))
         words = f"{down.link} down{_when(down.at)}{_rerouted(down.at, down.reroute_after)}"
-        return Incident(words, place, faults=faults)
+        return Disturbance(words, place, faults=faults)
 
-    def _lose(self, place: str, lose: LoseEvent) -> Incident:
+    def _lose(self, place: str, lose: LoseEvent) -> Disturbance:
         nodes = self.topology.graph.nodes
         if lose.nic not in nodes or nodes[lose.nic]["kind"] != "nic":
             fault = no_device(self.topology, lose.nic, "nic")
             nics = [name for name, data in nodes(data=True) if data["kind"] == "nic"]
-            allowed = fault.allowed if lose.nic not in nodes else f"a NIC: {one_of(nics, limit=8)}"
+            allowed = (
+                fault.allowed if lose.nic not in nodes else f"a NIC: {allowed_names(nics, limit=8)}"
+            )
             raise InputError(Fault("nic", repr(lose.nic), allowed))
         arcs = arcs_named(self.topology, lose.nic)
         faults = _lost(lose.at, lose.reroute_after, arcs, LinkFault(0.0, nodes=(lose.nic,)))
         words = f"{lose.nic} lost{_when(lose.at)}{_rerouted(lose.at, lose.reroute_after)}"
-        return Incident(words, place, faults=faults)
+        return Disturbance(words, place, faults=faults)
 
     # ------------------------------------------------------------ traffic
 
-    def _traffic(self, place: str, traffic: TrafficEvent) -> Incident:
+    def _traffic(self, place: str, traffic: TrafficEvent) -> Disturbance:
         pairs = self._pairs(traffic)
         every = "" if traffic.every is None else f" every {format_time(traffic.every)}"
         amount = "" if traffic.nbytes is None else f"{_size(traffic.nbytes)}{every}"
         rate = "" if traffic.rate is None else f"at most {format_bandwidth(traffic.rate)}"
         flows = f" ({len(pairs)} of them)" if len(pairs) > 1 else ""
         how = ", ".join(part for part in (amount, rate) if part)
-        return Incident(
+        return Disturbance(
             f"traffic {traffic.from_} to {traffic.to}{flows}: {how}",
             place,
             traffic=tuple(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.library.model import Library
+from perfmodel.library.model import CommLibrary
 from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.training.forward_backward import NO_CORE_WORK, CoreWork
 
@@ -34,14 +34,14 @@ class HostWork:
 
 
 def host_work(
-    library: Library, gpu: Gpu, sockets: Sockets, gradients_bytes: Sequence[float], ranks: int, *,
+    library: CommLibrary, gpu: Gpu, sockets: Sockets, gradients_bytes: Sequence[float], ranks: int, *,
     views: bool,
 ) -> HostWork:  # fmt: skip
     """Work out what a step costs each of some processes.
 
     Parameters
     ----------
-    library : Library
+    library : CommLibrary
         Has the numbers, and their sources.
     gpu : Gpu
         Nothing for real ones.

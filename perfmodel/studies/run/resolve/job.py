@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import InputError
-from perfmodel.library.model import Library
+from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import DdpStrategy, ModelSection, Scenario
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.studies.run.resolve.machine import relocated
@@ -20,7 +20,7 @@ from perfmodel.training.ddp.buckets import Bucket, Iteration, ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.plan import Hook, ddp_plan
 from perfmodel.training.plan import StepPlan
-from perfmodel.workload import load, times_from_file
+from perfmodel.workload import load_workload, times_from_file
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 from perfmodel.workload.roofline import layer_times
 
@@ -31,7 +31,7 @@ STRATEGY_NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """What is trained and how, before its size is known.
 
     `chosen` are options of DistributedDataParallel instead of the scenario's.
@@ -40,7 +40,7 @@ class Job:
     scenario: Scenario
     workload: Workload
     gpu: Gpu
-    library: Library
+    library: CommLibrary
     chosen: DdpOptions | None = None
 
     @property
@@ -74,7 +74,7 @@ class Job:
         )
 
 
-def load_workload(
+def resolve_workload(
     scenario: Scenario, model: ModelSection | None = None, field: str = "model"
 ) -> Workload:
     """The model of a scenario.
@@ -95,7 +95,7 @@ def load_workload(
     section = model or scenario.model
     name = section.name or str(scenario.origin.resolve(f"{field}.file", section.file or ""))
     try:
-        return load(
+        return load_workload(
             name,
             dtype=section.dtype,
             image_size=section.image_size,
@@ -106,7 +106,7 @@ def load_workload(
         raise relocated(scenario, error, field, {"model": f"{field}.{part}"}) from None
 
 
-def on_gpu(job: Job, name: str) -> Job:
+def on_gpu(job: TrainingJob, name: str) -> TrainingJob:
     """Return the same job on another GPU of the table.
 
     Raises
@@ -120,12 +120,12 @@ def on_gpu(job: Job, name: str) -> Job:
     return replace(job, gpu=load_gpu(name))
 
 
-def times(job: Job, batch: int) -> LayerTimes:
+def times(job: TrainingJob, batch: int) -> LayerTimes:
     """Time of each layer for one micro-batch."""
     return imagined_times(imagined_of(job.scenario), _as_is(job, batch))
 
 
-def _as_is(job: Job, batch: int) -> LayerTimes:
+def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
     compute = job.scenario.compute
     try:
         if compute.source == "file":
@@ -156,7 +156,7 @@ MERGED, UNMERGED = 128, 1_000_000
 
 
 def plan(
-    job: Job,
+    job: TrainingJob,
     layer_times_: LayerTimes,
     ranks: int,
     batch: int,
@@ -211,12 +211,12 @@ def _gradients(workload: Workload) -> list[int]:
     return [workload.tensors[tensor].nbytes for tensor in workload.ready_order]
 
 
-def buckets(job: Job) -> tuple[Bucket, ...]:
+def buckets(job: TrainingJob) -> tuple[Bucket, ...]:
     """Gradient buckets of the steady state; none without DDP."""
     return ddp_buckets(job.workload, job.options, iteration="steady") if job.is_ddp else ()
 
 
-def memory(job: Job, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
+def memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
     """Bytes on the fullest GPU and what would make them fit, on the smallest of all GPUs.
 
     Parameters

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from perfmodel.collectives.dependencies import messages_in
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.lowering.lower import carry
+from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine
 
 MESSAGE_SENDS = 2_000_000
@@ -33,7 +33,7 @@ def check_message_size(
         chains, segments.
     field : str
     algorithm : str, optional
-        As for `perfmodel.library.lowering.lower.carry`.
+        As for `perfmodel.library.lowering.lower.lower_collective`.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def check_message_size(
     for number, (op, nbytes) in enumerate(wanted, 1):
         if (op, nbytes) not in known:
             root = group[0]
-            way = carry(machine, op, nbytes, group, root=root, algorithm=algorithm)[0]
+            way = lower_collective(machine, op, nbytes, group, root=root, algorithm=algorithm)[0]
             known[op, nbytes] = messages_in(way.schedule)
         sends += known[op, nbytes]
         if sends > MESSAGE_SENDS:

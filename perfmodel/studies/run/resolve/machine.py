@@ -7,13 +7,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import validate
-from perfmodel.library.machine import Machine, machine_on
-from perfmodel.library.model import Library, load_library
-from perfmodel.library.settings import Settings, settings_of
-from perfmodel.scenario import LibrarySection, Scenario, Size
+from perfmodel.files import validate_document
+from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.model import CommLibrary, load_library
+from perfmodel.library.settings import LibrarySettings, settings_of
+from perfmodel.scenario import ClusterSize, LibrarySection, Scenario
 from perfmodel.studies.run.resolve.limits import check_cluster_size
-from perfmodel.topology.templates.build import build
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
 
 _FIELDS = {
@@ -33,7 +33,9 @@ _FIELDS = {
 """Fields of the scenario behind the parameters of the functions that read them."""
 
 
-def machine(scenario: Scenario, node: NodeSpec, size: Size, hosts: int | None = None) -> Machine:
+def machine(
+    scenario: Scenario, node: NodeSpec, size: ClusterSize, hosts: int | None = None
+) -> Machine:
     """Build the cluster at one size, with the library that drives it.
 
     Parameters
@@ -52,12 +54,12 @@ def machine(scenario: Scenario, node: NodeSpec, size: Size, hosts: int | None = 
         raise relocated(scenario, error, "cluster.nodes") from None
     fabric = _fabric(scenario)
     try:
-        topology = build(
+        topology = build_topology(
             node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
         )
     except InputError as error:
         raise relocated(scenario, error, "cluster") from None
-    found = machine_on(
+    found = make_machine(
         topology,
         library(scenario.library),
         settings=settings(scenario),
@@ -80,12 +82,12 @@ def _fabric(scenario: Scenario) -> FabricSpec | str | None:
             raise InputError(scenario.origin.fault("cluster.fabric", found, allowed))
         return scenario.origin.beside("cluster.fabric", section.kind)
     try:
-        return validate(FabricSpec, given)
+        return validate_document(FabricSpec, given)
     except InputError as error:
         raise relocated(scenario, error, "cluster.fabric") from None
 
 
-def settings(scenario: Scenario) -> Settings:
+def settings(scenario: Scenario) -> LibrarySettings:
     """Return what a scenario tells the library.
 
     Raises
@@ -127,7 +129,7 @@ def _for_nccl_only(scenario: Scenario) -> Iterator[Fault]:
             yield scenario.origin.fault(f"library.{name}", repr(value), allowed)
 
 
-def library(section: LibrarySection) -> Library:
+def library(section: LibrarySection) -> CommLibrary:
     """Return the library with what the scenario overrides."""
     loaded = load_library(section.name)
     protocols = {

@@ -13,10 +13,10 @@ import numpy as np
 
 from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.library.machine import Machine
-from perfmodel.scenario import OtherJob, Scenario, Size
-from perfmodel.simulate.engine.background import Beside
-from perfmodel.studies.run.resolve.events import Incident
-from perfmodel.studies.run.resolve.job import Job, load_workload, plan, times
+from perfmodel.scenario import ClusterSize, OtherJob, Scenario
+from perfmodel.simulate.engine.background import BackgroundJob
+from perfmodel.studies.run.resolve.events import Disturbance
+from perfmodel.studies.run.resolve.job import TrainingJob, plan, resolve_workload, times
 from perfmodel.training.plan import Collective, Compute, StepPlan, Task
 from perfmodel.workload.model import Workload
 
@@ -112,12 +112,12 @@ class Site:
     others: tuple[Ranks, ...] = ()
 
 
-def hosts_needed(scenario: Scenario, size: Size) -> int:
+def hosts_needed(scenario: Scenario, size: ClusterSize) -> int:
     """Nodes on the network: what the scenario says, or as many as all jobs need."""
     return scenario.cluster.pool or size.nodes + sum(job.nodes for job in scenario.jobs)
 
 
-def site(scenario: Scenario, size: Size) -> Site:
+def site(scenario: Scenario, size: ClusterSize) -> Site:
     """Share the nodes out: this job chooses first, then the others in their order."""
     free = list(range(hosts_needed(scenario, size)))
     wishes = [(size.nodes, scenario.cluster.placement)]
@@ -149,7 +149,7 @@ def workloads_beside(scenario: Scenario) -> tuple[Workload, ...]:
     found: list[Workload] = []
     for number, job in enumerate(scenario.jobs):
         try:
-            found.append(load_workload(scenario, job.model, f"jobs.{number}.model"))
+            found.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
         except InputError as error:
             faults += error.faults
     if faults:
@@ -158,8 +158,8 @@ def workloads_beside(scenario: Scenario) -> tuple[Workload, ...]:
 
 
 def neighbours(
-    job: Job, workloads: tuple[Workload, ...], here: Machine, where: Site
-) -> tuple[Incident, ...]:
+    job: TrainingJob, workloads: tuple[Workload, ...], here: Machine, where: Site
+) -> tuple[Disturbance, ...]:
     """Return the jobs beside this one, as incidents."""
     names = _names(job.scenario.jobs, workloads)
     return tuple(
@@ -180,8 +180,8 @@ def _names(jobs: Sequence[OtherJob], workloads: Sequence[Workload]) -> list[str]
 
 
 def _neighbour(
-    job: Job, number: int, name: str, workload: Workload, here: Machine, ranks: Ranks
-) -> Incident:
+    job: TrainingJob, number: int, name: str, workload: Workload, here: Machine, ranks: Ranks
+) -> Disturbance:
     other = job.scenario.jobs[number]
     asked = job.scenario.model_copy(update={"strategy": other.strategy})
     theirs = replace(job, scenario=asked, workload=workload, gpu=here.topology.gpu, chosen=None)
@@ -189,8 +189,8 @@ def _neighbour(
     made = plan(
         theirs, layers, len(ranks), other.batch_per_gpu, "steady", sockets=here.topology.sockets
     )
-    beside = Beside(
+    beside = BackgroundJob(
         replace(placed(made, ranks), name=name), other.start, asked.compute.overlap_slowdown
     )
     nodes = f"{other.nodes} node{'s' if other.nodes > 1 else ''}"
-    return Incident(f"job {name} on {nodes}, {other.placement}", f"jobs.{number}", beside=beside)
+    return Disturbance(f"job {name} on {nodes}, {other.placement}", f"jobs.{number}", beside=beside)

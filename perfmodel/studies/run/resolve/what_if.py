@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import Library, Protocol
+from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.what_if import INFINITE, WhatIf
-from perfmodel.studies.run.resolve.events import Incident
+from perfmodel.studies.run.resolve.events import Disturbance
 from perfmodel.topology.model import Arcs, Topology
 from perfmodel.workload.model import LayerTimes
 
@@ -63,10 +63,12 @@ def imagined_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
     )
 
 
-def imagined_incidents(what_if: WhatIf, happening: Sequence[Incident]) -> tuple[Incident, ...]:
+def imagined_incidents(
+    what_if: WhatIf, happening: Sequence[Disturbance]
+) -> tuple[Disturbance, ...]:
     """Return what still happens."""
 
-    def stays(one: Incident) -> bool:
+    def stays(one: Disturbance) -> bool:
         if one.beside is not None:
             return what_if.jobs
         if one.gpu is not None:  # another GPU is there, whatever happens
@@ -106,7 +108,7 @@ def _with_links(
     return changed
 
 
-def _with_times(what_if: WhatIf, library: Library) -> Library:
+def _with_times(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
     network, node, launch = what_if.network_latency, what_if.node_latency, what_if.launch
     if network == node == launch == 1:
         return library

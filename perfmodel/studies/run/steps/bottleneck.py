@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.simulate.engine.run import Run
-from perfmodel.simulate.uncontended import Estimator
-from perfmodel.studies.run.result import Point
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.training.plan import Collective, StepPlan
 
-Part = Literal["network", "host"]
+StepPart = Literal["network", "host"]
 
 WORTH_NAMING = 0.02
 """Share of the step that something must cost to be called the bottleneck instead of compute."""
@@ -32,7 +32,7 @@ class Suspects:
     plan : StepPlan
     run : Run
     steps : int
-    estimator : Estimator
+    estimator : UncontendedTimer
     mine : ndarray of bool, shape (arcs,)
         Links that this job uses; others may carry bytes of somebody else.
     without : callable
@@ -41,12 +41,12 @@ class Suspects:
     plan: StepPlan
     run: Run
     steps: int
-    estimator: Estimator
+    estimator: UncontendedTimer
     mine: NDArray[np.bool_]
-    without: Callable[[Part], float]
+    without: Callable[[StepPart], float]
 
 
-def bottleneck(point: Point, suspects: Suspects) -> str:
+def bottleneck(point: SizeResult, suspects: Suspects) -> str:
     """Name what limits a step: "compute", the host, or a link (or what holds it back).
 
     The network or the host is the bottleneck if the step would be shorter by more than 2 %
@@ -56,7 +56,7 @@ def bottleneck(point: Point, suspects: Suspects) -> str:
     instead.
     """
     step_s = point.step_time_s
-    saved: dict[Part, float] = {}
+    saved: dict[StepPart, float] = {}
     if point.exposed_comm_s > WORTH_NAMING * step_s:
         saved["network"] = step_s - suspects.without("network")
     if point.breakdown_s["idle"] > WORTH_NAMING * step_s:
@@ -72,7 +72,7 @@ def bottleneck(point: Point, suspects: Suspects) -> str:
     return HOST if worst == "host" else _link(point, suspects)
 
 
-def _link(point: Point, suspects: Suspects) -> str:
+def _link(point: SizeResult, suspects: Suspects) -> str:
     arcs = suspects.estimator.machine.topology.arcs
     nbytes = suspects.run.counted.wire_bytes / suspects.steps
     usable = suspects.mine & (arcs.bandwidth_Bps > 0)  # not what is dead

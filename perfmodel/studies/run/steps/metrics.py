@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.simulate.engine.run import Run
-from perfmodel.simulate.network import Counted
-from perfmodel.studies.run.result import BucketTime, LinkUse, Memory, Point
+from perfmodel.simulate.network import LinkCounters
+from perfmodel.studies.run.result import BucketTime, LinkUse, Memory, SizeResult
 from perfmodel.timeline import Span, Timeline, covered_s, exposed_s
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.buckets import Bucket
@@ -64,7 +64,7 @@ class Parts:
     breakdown_s: dict[str, float]
 
 
-def to_point(seen: Observed) -> Point:
+def to_point(seen: Observed) -> SizeResult:
     """Work out the means of the counted steps. Efficiency and bottleneck are filled in later."""
     by_step = _by_step(seen.run)
     ends = (0.0, *seen.run.step_ends_s)
@@ -73,7 +73,7 @@ def to_point(seen: Observed) -> Point:
     spans = _within(tuple(by_step[seen.shown]), ends[seen.shown])
     step_s = sum(seen.steps_s) / seen.counted
     links = link_uses(seen.topology, seen.run.counted, seen.steps, step_s)
-    return Point(
+    return SizeResult(
         gpus=seen.gpus,
         nodes=seen.nodes,
         step_time_s=step_s,
@@ -200,7 +200,7 @@ def _bucket_times(
 
 
 def link_uses(
-    topology: Topology, counted: Counted, steps: int, step_s: float
+    topology: Topology, counted: LinkCounters, steps: int, step_s: float
 ) -> tuple[LinkUse, ...]:
     """Traffic per step on the links of the first hosts and on the fabric's."""
     arcs = topology.arcs

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from perfmodel.calibrate import interval_s
 from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
 from perfmodel.library.machine import Machine
-from perfmodel.scenario import Size, batch_per_gpu
+from perfmodel.scenario import ClusterSize, batch_per_gpu
 from perfmodel.simulate.engine.engine import Fidelity, simulate
 from perfmodel.simulate.engine.run import Run
-from perfmodel.simulate.uncontended import Estimator
-from perfmodel.studies.run.resolve.events import Incident, incidents
-from perfmodel.studies.run.resolve.job import Job, buckets, memory, on_gpu, plan, times
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.resolve.events import Disturbance, incidents
+from perfmodel.studies.run.resolve.job import TrainingJob, buckets, memory, on_gpu, plan, times
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import relocated
 from perfmodel.studies.run.resolve.placement import Site, neighbours, placed
 from perfmodel.studies.run.resolve.what_if import imagined_incidents, imagined_of
-from perfmodel.studies.run.result import Disturbance, EventCost, Neighbour, Point
-from perfmodel.studies.run.steps.bottleneck import Part, Suspects, bottleneck
+from perfmodel.studies.run.result import DisturbanceCost, EventCost, Neighbour, SizeResult
+from perfmodel.studies.run.steps.bottleneck import StepPart, Suspects, bottleneck
 from perfmodel.studies.run.steps.metrics import Observed, to_point
 from perfmodel.studies.run.steps.output_analysis import (
     SETTLED,
@@ -36,7 +36,7 @@ from perfmodel.studies.run.steps.output_analysis import (
     mean_interval_s,
     waits,
 )
-from perfmodel.studies.run.steps.simulate_step import Setting, estimator_of, run_disturbed
+from perfmodel.studies.run.steps.simulate_step import Setting, estimator_of, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan import Collective, StepPlan
@@ -57,14 +57,14 @@ class MachineEnsemble:
 
 
 @dataclass
-class Sized:
+class SizedJob:
     """A job at one size, ready to be simulated with this or that happening.
 
     Parameters
     ----------
-    job : Job
+    job : TrainingJob
     measured : MachineEnsemble
-    size : Size
+    size : ClusterSize
     where : Site
     beside : tuple of Workload
         Models of the other jobs.
@@ -74,19 +74,19 @@ class Sized:
         what each costs is worked out.
     """
 
-    job: Job
+    job: TrainingJob
     measured: MachineEnsemble
-    size: Size
+    size: ClusterSize
     where: Site
     beside: tuple[Workload, ...]
     fidelity: Fidelity
     asked: bool
     batch: int = field(init=False)
-    happening: tuple[Incident, ...] = field(init=False)
+    happening: tuple[Disturbance, ...] = field(init=False)
     _plans: dict[tuple[Iteration, bool, str | None], StepPlan] = field(
         default_factory=dict, init=False
     )
-    _estimators: dict[tuple[str, ...], Estimator] = field(default_factory=dict, init=False)
+    _estimators: dict[tuple[str, ...], UncontendedTimer] = field(default_factory=dict, init=False)
     _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -98,13 +98,13 @@ class Sized:
         around = (*events, *neighbours(self.job, self.beside, here, self.where))
         self.happening = imagined_incidents(imagined_of(self.job.scenario), around)
 
-    def with_options(self, options: DdpOptions) -> Sized:
+    def with_options(self, options: DdpOptions) -> SizedJob:
         """Return the same job with other options of DDP; costs of collectives are shared."""
         other = copy(self)
         other.job, other._plans = replace(self.job, chosen=options), {}
         return other
 
-    def on_machine(self, machine: Machine) -> Sized:
+    def on_machine(self, machine: Machine) -> SizedJob:
         """Return the same job on a like machine with other numbers, at fidelity "flow"."""
         other = copy(self)
         other.measured, other.fidelity, other._estimators = MachineEnsemble(machine), "flow", {}
@@ -170,12 +170,12 @@ class Counted:
         return fmean(self.run.step_times_s[-self.counted :])
 
 
-def sized_point(sized: Sized, *, with_first: bool = True) -> Point:
+def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
     """Simulate one size.
 
     Parameters
     ----------
-    sized : Sized
+    sized : SizedJob
     with_first : bool
         Whether the very first step is simulated, too; its time is nan otherwise.
 
@@ -190,7 +190,7 @@ def sized_point(sized: Sized, *, with_first: bool = True) -> Point:
 
 
 @contextmanager
-def naming_fields(sized: Sized) -> Iterator[None]:
+def naming_fields(sized: SizedJob) -> Iterator[None]:
     """Let errors from lower layers name file, line and field of the scenario."""
     try:
         yield
@@ -200,7 +200,7 @@ def naming_fields(sized: Sized) -> Iterator[None]:
         raise _cut_off(sized, error) from error
 
 
-def _cut_off(sized: Sized, error: SimulationError) -> PerfmodelError:
+def _cut_off(sized: SizedJob, error: SimulationError) -> PerfmodelError:
     """Name the events that left somebody out of reach, if it was they."""
     guilty = [one for one in sized.happening if any(f.arcs or f.nodes for f in one.faults)]
     if not guilty or not isinstance(error.__cause__, TopologyError):
@@ -210,7 +210,7 @@ def _cut_off(sized: Sized, error: SimulationError) -> PerfmodelError:
     return InputError(origin.fault(one.place, one.what, allowed) for one in guilty)
 
 
-def _point(sized: Sized, seen: Counted, first_s: float) -> Point:
+def _point(sized: SizedJob, seen: Counted, first_s: float) -> SizeResult:
     """Everything that is said of one size."""
     words = seen.mode if seen.counted == 1 else f"{seen.mode}, mean of {seen.counted} steps"
     point = to_point(
@@ -237,44 +237,44 @@ def _point(sized: Sized, seen: Counted, first_s: float) -> Point:
     )
 
 
-def _gpus(sized: Sized) -> tuple[str, ...]:
+def _gpus(sized: SizedJob) -> tuple[str, ...]:
     """Other GPUs that have to hold the model too."""
     return tuple(one.gpu for one in sized.happening if one.gpu is not None)
 
 
-def _quiet(sized: Sized) -> tuple[Incident, ...]:
+def _quiet(sized: SizedJob) -> tuple[Disturbance, ...]:
     """What happens the same in each step."""
     return tuple(one for one in sized.happening if not one.varies)
 
 
-def counted_run(sized: Sized) -> Counted:
+def counted_run(sized: SizedJob) -> Counted:
     """Run until the state has settled, then as many steps as what happens needs."""
     setting, quiet = sized.setting(), _quiet(sized)
     sized.check_size(SETTLED)
-    made, run, mode = run_disturbed(setting, quiet, SETTLED)
+    made, run, mode = simulate_steps(setting, quiet, SETTLED)
     if len(quiet) == len(sized.happening):
         return Counted(made, run, mode, setting, SETTLED, 1)
     counted = counted_steps(sized.happening, run.step_time_s, made)
     setting = sized.setting(run.step_ends_s[WARM_UP - 1])
     sized.check_size(WARM_UP + counted)
-    made, run, mode = run_disturbed(setting, sized.happening, WARM_UP + counted)
+    made, run, mode = simulate_steps(setting, sized.happening, WARM_UP + counted)
     return Counted(made, run, mode, setting, WARM_UP + counted, counted)
 
 
-def first_step(sized: Sized) -> Run:
+def first_step(sized: SizedJob) -> Run:
     """Simulate the very first step, whose buckets are not yet rebuilt."""
-    return run_disturbed(sized.setting(iteration="first"), _quiet(sized), 1)[1]
+    return simulate_steps(sized.setting(iteration="first"), _quiet(sized), 1)[1]
 
 
-def _mean_with(seen: Counted, active: Sequence[Incident]) -> float:
+def _mean_with(seen: Counted, active: Sequence[Disturbance]) -> float:
     """Mean step with some of what happens; the same steps as those that are reported."""
     if any(one.varies for one in active):
-        _, run, _ = run_disturbed(seen.setting, active, seen.steps)
+        _, run, _ = simulate_steps(seen.setting, active, seen.steps)
         return fmean(run.step_times_s[-seen.counted :])
-    return run_disturbed(seen.setting, active, SETTLED)[1].step_time_s
+    return simulate_steps(seen.setting, active, SETTLED)[1].step_time_s
 
 
-def _disturbance(sized: Sized, seen: Counted) -> Disturbance:
+def _disturbance(sized: SizedJob, seen: Counted) -> DisturbanceCost:
     """What each of the incidents costs, and who waits for whom."""
     alone_s = _mean_with(seen, ())
     costs = []
@@ -287,7 +287,7 @@ def _disturbance(sized: Sized, seen: Counted) -> Disturbance:
     counted = range(seen.steps - seen.counted, seen.steps)
     topology = sized.measured.likely.topology
     usual = [each.name for each in sized.plan_for(None).classes]
-    return Disturbance(
+    return DisturbanceCost(
         steps_s=steps_s,
         undisturbed_s=alone_s,
         mean_interval_s=mean_interval_s(steps_s) if is_random else None,
@@ -297,7 +297,7 @@ def _disturbance(sized: Sized, seen: Counted) -> Disturbance:
     )
 
 
-def _neighbour(sized: Sized, seen: Counted, one: Incident) -> Neighbour:
+def _neighbour(sized: SizedJob, seen: Counted, one: Disturbance) -> Neighbour:
     """How another job fared while the main one's steps were counted."""
     assert one.beside is not None
     theirs, here = one.beside.plan, sized.measured.likely
@@ -313,13 +313,13 @@ def _neighbour(sized: Sized, seen: Counted, one: Incident) -> Neighbour:
     return Neighbour(theirs.name, gpus, step_s, alone.step_time_s)
 
 
-def _limit(sized: Sized, seen: Counted, point: Point) -> str:
+def _limit(sized: SizedJob, seen: Counted, point: SizeResult) -> str:
     """What limits the step, found by taking it away."""
 
-    def without(part: Part) -> float:
+    def without(part: StepPart) -> float:
         setting = replace(seen.setting, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
         setting = seen.setting if part == "network" else setting
-        _, run, _ = run_disturbed(setting, sized.happening, seen.steps, free=part == "network")
+        _, run, _ = simulate_steps(setting, sized.happening, seen.steps, free=part == "network")
         return fmean(run.step_times_s[-seen.counted :])
 
     known = estimator_of(seen.setting, sized.happening)
@@ -327,16 +327,16 @@ def _limit(sized: Sized, seen: Counted, point: Point) -> str:
     return bottleneck(point, suspects)
 
 
-def _own_links(sized: Sized, seen: Counted) -> NDArray[np.bool_]:
+def _own_links(sized: SizedJob, seen: Counted) -> NDArray[np.bool_]:
     """Links that this job itself uses."""
     run, others = seen.run, [one for one in sized.happening if one.traffic or one.beside]
     if others:
         mine = [one for one in sized.happening if one not in others and not one.jitter]
-        run = run_disturbed(seen.setting, mine, seen.steps if mine else 1)[1]
+        run = simulate_steps(seen.setting, mine, seen.steps if mine else 1)[1]
     return run.counted.wire_bytes > 0
 
 
-def _interval(sized: Sized, seen: Counted, point: Point) -> tuple[float, float] | None:
+def _interval(sized: SizedJob, seen: Counted, point: SizeResult) -> tuple[float, float] | None:
     """80 % interval of the step from what the profile's measurements allow."""
     if seen.counted > 1:
         return None
@@ -344,7 +344,7 @@ def _interval(sized: Sized, seen: Counted, point: Point) -> tuple[float, float] 
 
     def step_s(other: Machine) -> float:
         there = replace(setting, machine=other, estimators={})
-        return run_disturbed(there, sized.happening, SETTLED)[1].step_time_s
+        return simulate_steps(there, sized.happening, SETTLED)[1].step_time_s
 
     if sized.measured.bounds:
         ends = [point.step_time_s, *map(step_s, sized.measured.bounds)]

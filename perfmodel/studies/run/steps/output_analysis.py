@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.simulate.engine.background import Meeting
-from perfmodel.studies.run.resolve.events import Incident
+from perfmodel.studies.run.resolve.events import Disturbance
 from perfmodel.studies.run.result import Wait
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan import StepPlan
@@ -40,7 +40,7 @@ RANK_TASKS = 4e8
 """Ranks times tasks times steps that a run with jitter may have: about half a minute."""
 
 
-def counted_steps(active: Sequence[Incident], step_s: float, plan: StepPlan) -> int:
+def counted_steps(active: Sequence[Disturbance], step_s: float, plan: StepPlan) -> int:
     """Steps to count, given an undisturbed step of `step_s` seconds.
 
     Raises
@@ -74,7 +74,7 @@ def counted_steps(active: Sequence[Incident], step_s: float, plan: StepPlan) -> 
     return max((_needed(one, step_s, plan) for one in active), default=1)
 
 
-def _needed(one: Incident, step_s: float, plan: StepPlan) -> int:
+def _needed(one: Disturbance, step_s: float, plan: StepPlan) -> int:
     needed = [1]
     if one.jitter is not None:
         wanted = math.ceil((Z80 * one.jitter.cv / MEAN_WITHIN) ** 2)

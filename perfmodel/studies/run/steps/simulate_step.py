@@ -14,11 +14,16 @@ from perfmodel.simulate.engine.run import Run
 from perfmodel.simulate.ranks.jitter import SlowSteps, Variation
 from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
 from perfmodel.simulate.ranks.task_order import unsuited
-from perfmodel.simulate.uncontended import Estimator
-from perfmodel.studies.run.resolve.events import BEFORE, Incident, all_beside, all_traffic
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.resolve.events import (
+    BEFORE,
+    Disturbance,
+    background_jobs,
+    background_traffic,
+)
 from perfmodel.topology.faults import degraded, without
 from perfmodel.training.plan import StepPlan
-from perfmodel.training.split_class import Part, one_class_per_rank, split
+from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
 
 MOST_SINGLE_RANKS = 128
 """Ranks that get a process of their own, where a vector of clocks would not be exact."""
@@ -52,11 +57,11 @@ class Setting:
     slowdown: float | None
     settled_s: float
     warm_up: int
-    estimators: dict[tuple[str, ...], Estimator]
+    estimators: dict[tuple[str, ...], UncontendedTimer]
 
 
-def run_disturbed(
-    setting: Setting, active: Sequence[Incident], steps: int, *, free: bool = False
+def simulate_steps(
+    setting: Setting, active: Sequence[Disturbance], steps: int, *, free: bool = False
 ) -> tuple[StepPlan, Run, str]:
     """Simulate some steps with some incidents.
 
@@ -81,8 +86,8 @@ def run_disturbed(
     plan, slow = _with_odd_ranks(setting, active)
     known = estimator_of(setting, active)
     changes = machine_changes(setting, active)
-    traffic = tuple(all_traffic(active, setting.settled_s))
-    beside = tuple(all_beside(active, setting.settled_s))
+    traffic = tuple(background_traffic(active, setting.settled_s))
+    beside = tuple(background_jobs(active, setting.settled_s))
     jitters = [one.jitter for one in active if one.jitter is not None]
     fidelity = "free" if free else setting.fidelity
     if jitters:
@@ -113,17 +118,17 @@ def _counted(plan: StepPlan) -> str:
 
 
 def _with_odd_ranks(
-    setting: Setting, active: Sequence[Incident]
+    setting: Setting, active: Sequence[Disturbance]
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
     """Give ranks that differ classes of their own, alike ones together."""
     plan = setting.plan_for(None)
-    odd: dict[int, list[Incident]] = {}
+    odd: dict[int, list[Disturbance]] = {}
     for incident in active:
         for rank in incident.ranks:
             odd.setdefault(rank, []).append(incident)
     slow: list[SlowSteps] = []
     for each in plan.classes:
-        alike: dict[tuple[str, ...], tuple[list[int], list[Incident]]] = {}
+        alike: dict[tuple[str, ...], tuple[list[int], list[Disturbance]]] = {}
         for rank in each.ranks if odd else ():
             if rank in odd:
                 key = tuple(one.place for one in odd[rank])
@@ -140,13 +145,13 @@ def _with_odd_ranks(
     return plan, tuple(slow)
 
 
-def _part(setting: Setting, ranks: Sequence[int], why: Sequence[Incident]) -> Part:
+def _part(setting: Setting, ranks: Sequence[int], why: Sequence[Disturbance]) -> ClassPart:
     scale, gpu = 1.0, None
     for one in why:
         scale *= 1.0 if one.steps is not None else one.by
         gpu = one.gpu or gpu
     like = None if gpu is None else setting.plan_for(gpu)
-    return Part(ranks_named(setting.machine, ranks), tuple(ranks), scale, like)
+    return ClassPart(ranks_named(setting.machine, ranks), tuple(ranks), scale, like)
 
 
 def ranks_named(machine: Machine, ranks: Sequence[int], most: int = 3) -> str:
@@ -163,7 +168,7 @@ def ranks_named(machine: Machine, ranks: Sequence[int], most: int = 3) -> str:
 
 
 def _single(
-    plan: StepPlan, slow: Sequence[SlowSteps], reason: str, active: Sequence[Incident]
+    plan: StepPlan, slow: Sequence[SlowSteps], reason: str, active: Sequence[Disturbance]
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
     """Give every rank a process, where there are few enough."""
     ranks = [rank for each in plan.classes for rank in each.ranks]
@@ -185,17 +190,17 @@ def _single(
 # ---------------------------------------------------------------- links
 
 
-def estimator_of(setting: Setting, active: Sequence[Incident]) -> Estimator:
+def estimator_of(setting: Setting, active: Sequence[Disturbance]) -> UncontendedTimer:
     """Times of collectives on the machine that the job starts on."""
     early = [one for one in active if any(fault.from_s == BEFORE for fault in one.faults)]
     key = tuple(one.place for one in early)
     if key not in setting.estimators:
         machine = _machine_at(setting.machine, early, BEFORE)
-        setting.estimators[key] = Estimator(machine)
+        setting.estimators[key] = UncontendedTimer(machine)
     return setting.estimators[key]
 
 
-def machine_changes(setting: Setting, active: Sequence[Incident]) -> tuple[Change, ...]:
+def machine_changes(setting: Setting, active: Sequence[Disturbance]) -> tuple[Change, ...]:
     """What the machine becomes, and when; in seconds since the start of the run."""
     moments: dict[float, list[str]] = {}
     for incident in active:
@@ -210,7 +215,7 @@ def machine_changes(setting: Setting, active: Sequence[Incident]) -> tuple[Chang
     )
 
 
-def _machine_at(machine: Machine, active: Sequence[Incident], at: float) -> Machine:
+def _machine_at(machine: Machine, active: Sequence[Disturbance], at: float) -> Machine:
     faults = [
         fault
         for incident in active

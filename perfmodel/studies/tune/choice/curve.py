@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from perfmodel.studies.tune.caps import Uniform, groups_of
 from perfmodel.studies.tune.choice.robustness import Rated, regrets
 from perfmodel.studies.tune.model import CurvePoint
-from perfmodel.studies.tune.objective.evaluator import Bench
+from perfmodel.studies.tune.objective.evaluator import Evaluator
 
 Costs = tuple[float, float, bool]
 """Step and exposed communication in seconds, and whether they were simulated."""
 
 
 def curve_of(
-    bench: Bench, uniforms: Sequence[Uniform]
+    bench: Evaluator, uniforms: Sequence[Uniform]
 ) -> tuple[tuple[CurvePoint, ...], tuple[float, ...]]:
     """Step time and exposed communication of every cap, and the regrets of PyTorch's default."""
     rows = []
@@ -49,14 +49,14 @@ def curve_of(
     return curve, usual
 
 
-def unsure(bench: Bench, uniforms: Sequence[Uniform]) -> float:
+def unsure(bench: Evaluator, uniforms: Sequence[Uniform]) -> float:
     """How far off the curve may be where it was not simulated, relatively."""
     left = [one.groups for one in uniforms if one.groups not in bench.tried]
     off = (1.0 - bench.guess(groups, optimism=True) / bench.guess(groups) for groups in left)
     return max(off, default=0.0)
 
 
-def _as_nearest(bench: Bench, uniforms: Sequence[Uniform], rows: list[Costs]) -> list[Costs]:
+def _as_nearest(bench: Evaluator, uniforms: Sequence[Uniform], rows: list[Costs]) -> list[Costs]:
     """Scale what was not simulated as the cap nearest to it that was."""
     known = [at for at, row in enumerate(rows) if row[2]]
     found = []
@@ -71,7 +71,7 @@ def _as_nearest(bench: Bench, uniforms: Sequence[Uniform], rows: list[Costs]) ->
     return found
 
 
-def _exposed_anyway(bench: Bench) -> float:
+def _exposed_anyway(bench: Evaluator) -> float:
     """Exposed communication that is not that of buckets: of buffers, before forward; seconds."""
     groups = groups_of(bench.workload, bench.default())
     waited_s = bench.guess_both(groups)[1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.studies.tune.caps import Window, nice_mb
-from perfmodel.studies.tune.model import Tuned
+from perfmodel.studies.tune.model import TuneResult
 from perfmodel.training.ddp.options import MIB
 
 
@@ -41,7 +41,7 @@ class Compromise:
 
     Parameters
     ----------
-    each : tuple of Tuned
+    each : tuple of TuneResult
     best : Shared
         The cap whose largest regret is the least.
     low_mb, high_mb : float
@@ -50,19 +50,19 @@ class Compromise:
         PyTorch's own caps.
     """
 
-    each: tuple[Tuned, ...]
+    each: tuple[TuneResult, ...]
     best: Shared
     low_mb: float
     high_mb: float
     default: Shared
 
 
-def tune_all(each: Sequence[Tuned]) -> Compromise:
+def tune_all(each: Sequence[TuneResult]) -> Compromise:
     """Find one cap for several scenarios.
 
     Parameters
     ----------
-    each : sequence of Tuned
+    each : sequence of TuneResult
         Two or more; their curves cover all caps, so that none is missed.
 
     Raises
@@ -88,13 +88,13 @@ def tune_all(each: Sequence[Tuned]) -> Compromise:
 ROUNDING = 1e-9
 
 
-def shared_at(each: Sequence[Tuned], cap_mb: float) -> Shared:
+def shared_at(each: Sequence[TuneResult], cap_mb: float) -> Shared:
     """Return what one cap means for several scenarios."""
     steps = tuple(tuned.at(cap_mb).step_time_s for tuned in each)
     return Shared(cap_mb, steps, _regrets(each, steps))
 
 
-def _regrets(each: Sequence[Tuned], steps_s: Sequence[float]) -> tuple[float, ...]:
+def _regrets(each: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(
         step_s / tuned.least_uniform_s - 1.0 for tuned, step_s in zip(each, steps_s, strict=True)
     )

@@ -8,14 +8,14 @@ from functools import cache
 
 import numpy as np
 
-from perfmodel.library.corrections import Measured, Situation
+from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import BANDS
-from perfmodel.simulate.uncontended import Estimator
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.tune.caps import number
 from perfmodel.studies.tune.model import CurvePoint, Plateau, Robust
 from perfmodel.studies.tune.objective.allreduce_times import CostOf
-from perfmodel.studies.tune.objective.evaluator import Bench
+from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 
 WITHIN = 0.01
@@ -33,7 +33,7 @@ Ratio = Callable[[int], float]
 """How much longer an all-reduce of so many bytes takes elsewhere."""
 
 
-def ratios(bench: Bench) -> tuple[Ratio, ...]:
+def ratios(bench: Evaluator) -> tuple[Ratio, ...]:
     """Return how much longer all-reduces take on the quick machine, and on the slow one."""
     others = bench.prepared.others
     if not others:
@@ -42,13 +42,13 @@ def ratios(bench: Bench) -> tuple[Ratio, ...]:
     sizes = [int(size) for size in np.unique(span.astype(int))]
     if len(others) > 2:
         middle = sizes[len(sizes) // 2]
-        ranked = sorted(others, key=lambda other: _time_s(bench, Estimator(other), middle))
+        ranked = sorted(others, key=lambda other: _time_s(bench, UncontendedTimer(other), middle))
         at = int(TENTH * len(ranked))
         others = (ranked[at], ranked[-1 - at])
     return tuple(_ratio(bench, other, sizes) for other in others)
 
 
-def _ratio(bench: Bench, machine: Machine, sizes: Sequence[int]) -> Ratio:
+def _ratio(bench: Evaluator, machine: Machine, sizes: Sequence[int]) -> Ratio:
     """Compare a machine with the likely one: by its one factor, or at some sizes."""
     if _differs_by_residual(bench, machine):
         residual = without_jumps(machine).measured.residual
@@ -56,21 +56,21 @@ def _ratio(bench: Bench, machine: Machine, sizes: Sequence[int]) -> Ratio:
 
         def factor(nbytes: int) -> float:
             wire = bench.costs.wire(nbytes)
-            situation = Situation("all_reduce", wire, ranks, hosts, "", "")
+            situation = CollectiveContext("all_reduce", wire, ranks, hosts, "", "")
             return 1.0 if residual is None else residual(situation)
 
         return cache(factor)
-    estimator = Estimator(machine)
+    estimator = UncontendedTimer(machine)
     likely = bench.costs.estimator
     found = [_time_s(bench, estimator, n) / max(_time_s(bench, likely, n), TINY_S) for n in sizes]
     logs = np.log(sizes)
     return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, found)))
 
 
-def _differs_by_residual(bench: Bench, machine: Machine) -> bool:
+def _differs_by_residual(bench: Evaluator, machine: Machine) -> bool:
     here, there = bench.prepared.machine, machine.measured
     same = machine.library is here.library and machine.topology is here.topology
-    return same and here.measured == Measured() and there == Measured(residual=there.residual)
+    return same and here.measured == Corrections() and there == Corrections(residual=there.residual)
 
 
 def without_jumps(machine: Machine) -> Machine:
@@ -88,14 +88,14 @@ def without_jumps(machine: Machine) -> Machine:
     middles = (middle * low / high, middle, middle * high / low)
     logs = np.log(middles)
 
-    def factor(situation: Situation) -> float:
+    def factor(situation: CollectiveContext) -> float:
         known = [np.log(residual(replace(situation, nbytes=int(n)))) for n in middles]
         return float(np.exp(np.interp(np.log(max(1, situation.nbytes)), logs, known)))
 
-    return machine.stretched(machine.topology, Measured(residual=factor))
+    return machine.stretched(machine.topology, Corrections(residual=factor))
 
 
-def _time_s(bench: Bench, estimator: Estimator, nbytes: int) -> float:
+def _time_s(bench: Evaluator, estimator: UncontendedTimer, nbytes: int) -> float:
     return estimator.best("all_reduce", bench.costs.wire(nbytes), bench.costs.group)[1]
 
 
@@ -107,12 +107,12 @@ class Rated:
     step_s: float
 
 
-def regrets(bench: Bench, default: Rated, caps: Sequence[Rated]) -> list[tuple[float, ...]]:
+def regrets(bench: Evaluator, default: Rated, caps: Sequence[Rated]) -> list[tuple[float, ...]]:
     """Return how much longer a step is than the best cap's, machine by machine.
 
     Parameters
     ----------
-    bench : Bench
+    bench : Evaluator
     default : Rated
         PyTorch's default buckets, which may be better than every cap for all.
     caps : sequence of Rated
@@ -144,7 +144,7 @@ def regrets(bench: Bench, default: Rated, caps: Sequence[Rated]) -> list[tuple[f
     ]
 
 
-def _times_there(bench: Bench, ratio: Ratio) -> CostOf:
+def _times_there(bench: Evaluator, ratio: Ratio) -> CostOf:
     return cache(lambda nbytes: bench.costs.time_s(nbytes) * ratio(nbytes))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.studies.tune.caps import Uniform, number, whole_mb
-from perfmodel.studies.tune.objective.evaluator import SAME, Bench
+from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator
 
 Caps = tuple[float, ...]
 
@@ -21,7 +21,7 @@ LOOKS = 6
 """Caps that are simulated in search of a round one."""
 
 
-def best_uniform(bench: Bench, uniforms: Sequence[Uniform]) -> float:
+def best_uniform(bench: Evaluator, uniforms: Sequence[Uniform]) -> float:
     """Return the best cap that was simulated, or one as good that is easier to keep; MiB."""
     known = [one for one in uniforms if one.groups in bench.tried]
     best = min(known, key=lambda one: bench.tried[one.groups].step_time_s)
@@ -34,19 +34,19 @@ def best_uniform(bench: Bench, uniforms: Sequence[Uniform]) -> float:
     return best.cap_mb
 
 
-def as_good(bench: Bench) -> float:
+def as_good(bench: Evaluator) -> float:
     """Relative difference of steps that is not worth more buckets, or an odd number."""
     return FEWER if bench.workers > 1 else AS_GOOD
 
 
-def _guess(bench: Bench, one: Uniform) -> float:
+def _guess(bench: Evaluator, one: Uniform) -> float:
     """What a cap costs; infinite where only a simulation can tell and there was none."""
     if one.groups in bench.tried:
         return bench.tried[one.groups].step_time_s
     return float("inf") if bench.reasons else bench.guess(one.groups)
 
 
-def _plainness(bench: Bench, one: Uniform) -> tuple[int, int, float]:
+def _plainness(bench: Evaluator, one: Uniform) -> tuple[int, int, float]:
     """Key that orders caps: fewer buckets where that counts, fewer digits, more room."""
     window = one.window
     room = min(window.high_mb, 2 * window.low_mb) / window.low_mb
@@ -55,7 +55,7 @@ def _plainness(bench: Bench, one: Uniform) -> tuple[int, int, float]:
 
 
 def best_lists(
-    bench: Bench, lists: Sequence[Caps], uniforms: Sequence[Uniform]
+    bench: Evaluator, lists: Sequence[Caps], uniforms: Sequence[Uniform]
 ) -> tuple[Caps, Caps]:
     """Return the best list of caps, and the best of whole numbers; MiB."""
     known = [one for one in uniforms if one.groups in bench.tried]
@@ -66,7 +66,7 @@ def best_lists(
     return _least(bench, every), _least(bench, integers)
 
 
-def _least(bench: Bench, lists: Sequence[Caps]) -> Caps:
+def _least(bench: Evaluator, lists: Sequence[Caps]) -> Caps:
     rated = [(bench.simulate(bench.listed(caps)).step_time_s, caps) for caps in lists]
     least_s = min(step_s for step_s, _ in rated)
     alike = [caps for step_s, caps in rated if step_s <= least_s * (1 + SAME)]

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import Group
-from perfmodel.library.lowering.lower import carry
+from perfmodel.arrays import RankGroup
+from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended import Estimator, links_s
+from perfmodel.simulate.uncontended import UncontendedTimer, links_s
 from perfmodel.training.plan import Collective, Communicator, RankClass, StepPlan, Stream, Task
 
 Floats = NDArray[np.float64]
@@ -38,12 +38,12 @@ UNSEEN = 0.05
 
 
 @dataclass
-class Costs:
+class AllReduceTimes:
     """Times of all-reduces of one group with nothing else on the network.
 
     Parameters
     ----------
-    estimator : Estimator
+    estimator : UncontendedTimer
     group : range or tuple of int
     scale : float
         Bytes on the network per byte of gradients (a hook that compresses sends fewer).
@@ -53,8 +53,8 @@ class Costs:
         Sizes so far.
     """
 
-    estimator: Estimator
-    group: Group
+    estimator: UncontendedTimer
+    group: RankGroup
     scale: float = 1.0
     factor: float = 1.0
     worked_out: int = 0
@@ -239,7 +239,7 @@ class Costs:
                 self.exact(int(size / self.scale))
 
     def _style_at(self, size: int) -> Style:
-        ways = carry(self.estimator.machine, "all_reduce", size, self.group)
+        ways = lower_collective(self.estimator.machine, "all_reduce", size, self.group)
         if len(ways) > 1:
             way, _ = self.estimator.best("all_reduce", size, self.group)
             return way.schedule.algorithm, way.protocol

@@ -8,14 +8,19 @@ from typing import cast
 
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run.prepared import Prepared, Stepped
-from perfmodel.studies.run.resolve.events import Incident
+from perfmodel.studies.run.resolve.events import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED
-from perfmodel.studies.run.steps.simulate_step import estimator_of, run_disturbed
+from perfmodel.studies.run.steps.simulate_step import estimator_of, simulate_steps
 from perfmodel.studies.tune.caps import as_bytes, as_default, groups_of, with_cap, with_caps
 from perfmodel.studies.tune.model import Reduced
-from perfmodel.studies.tune.objective.allreduce_times import Costs
+from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
 from perfmodel.studies.tune.objective.gradients import Groups, Row, row_of
-from perfmodel.studies.tune.objective.surrogate import Bucket, Clock, buckets_of, clock_of
+from perfmodel.studies.tune.objective.surrogate import (
+    Bucket,
+    StepSurrogate,
+    buckets_of,
+    surrogate_of,
+)
 from perfmodel.training.ddp.buckets import bucket_caps
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.model import ITEM_BYTES, Workload
@@ -34,23 +39,23 @@ class Outcome:
 
 
 @dataclass
-class Bench:
+class Evaluator:
     """See the module.
 
     Parameters
     ----------
     prepared : Prepared
     row : Row
-    clock : Clock
-    costs : Costs
+    clock : StepSurrogate
+    costs : AllReduceTimes
     reasons : list of str
         Why the recurrence is a guide only, and not what the simulation says; empty where it is.
     """
 
     prepared: Prepared
     row: Row
-    clock: Clock
-    costs: Costs
+    clock: StepSurrogate
+    costs: AllReduceTimes
     reasons: list[str]
     tried: dict[Groups, Outcome] = field(default_factory=dict)
     off: float = 0.0
@@ -143,26 +148,26 @@ class Bench:
         return self._buckets[groups]
 
 
-def bench_of(prepared: Prepared) -> Bench:
+def bench_of(prepared: Prepared) -> Evaluator:
     """Put a scenario on the bench."""
     sized, job = prepared.sized, prepared.job
     row = row_of(job.workload, job.options)
     lasting = [one for one in sized.happening if _lasts(one)]
     finest = sized.with_options(with_cap(job.options, 1.0)).plan_for(None)
-    clock = clock_of(finest, row, _before_s(prepared, lasting), _slowdown(prepared))
+    clock = surrogate_of(finest, row, _before_s(prepared, lasting), _slowdown(prepared))
     clock = clock.stretched(_slowest(lasting))
     costs = _costs(prepared, row)
     costs.prepare(min(row.nbytes), row.sums[-1])
-    return Bench(prepared, row, clock, costs, _reasons(prepared, row))
+    return Evaluator(prepared, row, clock, costs, _reasons(prepared, row))
 
 
-def _lasts(one: Incident) -> bool:
+def _lasts(one: Disturbance) -> bool:
     """Whether something only makes ranks or links slower, the same in every step."""
     others = one.gpu is not None or one.traffic or one.beside is not None
     return not (one.varies or others)
 
 
-def _slowest(lasting: Sequence[Incident]) -> float:
+def _slowest(lasting: Sequence[Disturbance]) -> float:
     """How much slower the slowest ranks are, whom all others wait for."""
     by: dict[int, float] = {}
     for one in lasting:
@@ -171,11 +176,11 @@ def _slowest(lasting: Sequence[Incident]) -> float:
     return max(by.values(), default=1.0)
 
 
-def _before_s(prepared: Prepared, lasting: Sequence[Incident]) -> float:
+def _before_s(prepared: Prepared, lasting: Sequence[Disturbance]) -> float:
     """From the end of a step to the start of the last backward, where that is latest; seconds."""
     sized = prepared.sized
     quiet = replace(sized.setting(launches=False), fidelity="flow")
-    _, run, _ = run_disturbed(quiet, lasting, SETTLED)
+    _, run, _ = simulate_steps(quiet, lasting, SETTLED)
     last = sized.job.options.accumulate - 1
     begin_s: dict[str, float] = {}
     for span in run.timeline.spans:
@@ -189,12 +194,12 @@ def _slowdown(prepared: Prepared) -> float:
     return prepared.machine.topology.gpu.overlap_slowdown if asked is None else asked
 
 
-def _costs(prepared: Prepared, row: Row) -> Costs:
+def _costs(prepared: Prepared, row: Row) -> AllReduceTimes:
     sized, hook = prepared.sized, prepared.job.hook
     setting = sized.setting()
     scale = 1.0 if hook == "none" else ITEM_BYTES[hook] / ITEM_BYTES[row.dtypes[0]]
     factor = 0.0 if setting.fidelity == "free" else 1.0
-    return Costs(estimator_of(setting, sized.happening), sized.where.mine, scale, factor)
+    return AllReduceTimes(estimator_of(setting, sized.happening), sized.where.mine, scale, factor)
 
 
 def _reasons(prepared: Prepared, row: Row) -> list[str]:

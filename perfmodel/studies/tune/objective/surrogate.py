@@ -19,7 +19,7 @@ from perfmodel.training.plan import Compute, StepPlan, Task
 
 
 @dataclass(frozen=True)
-class Clock:
+class StepSurrogate:
     """What a step has to do, whatever its buckets.
 
     Parameters
@@ -67,7 +67,7 @@ class Clock:
         """All that the device has to do in a step, undisturbed, waits before backward included."""
         return self.before_s + self.backward_s + sum(self.out_s) + self.optimizer_s
 
-    def stretched(self, by: float) -> Clock:
+    def stretched(self, by: float) -> StepSurrogate:
         """Return the step of ranks that are so much slower; `before_s` stays."""
         return replace(
             self,
@@ -113,7 +113,7 @@ Bucket = tuple[int, int, float]
 """Position of the gradient that it waits for, its bytes, and the work to copy it back."""
 
 
-def clock_of(plan: StepPlan, row: Row, before_s: float, slowdown: float) -> Clock:
+def surrogate_of(plan: StepPlan, row: Row, before_s: float, slowdown: float) -> StepSurrogate:
     """Read a clock off a plan in which each gradient has a bucket of its own.
 
     Parameters
@@ -139,7 +139,7 @@ def clock_of(plan: StepPlan, row: Row, before_s: float, slowdown: float) -> Cloc
     parts = _Parts(len(row))
     for task in plan.tasks[begin:]:
         parts.count(task)
-    return Clock(
+    return StepSurrogate(
         row=row,
         before_s=before_s,
         ready_s=tuple(itertools.accumulate(parts.ready, max)),
@@ -183,7 +183,7 @@ class _Parts:
                 self.host[task.bucket] = self.issued_s
 
 
-def neighbours(clock: Clock, cuts: Cuts) -> list[Bucket]:
+def neighbours(clock: StepSurrogate, cuts: Cuts) -> list[Bucket]:
     """Return groups of neighbours as buckets."""
     row = clock.row
     return [
@@ -192,7 +192,7 @@ def neighbours(clock: Clock, cuts: Cuts) -> list[Bucket]:
     ]
 
 
-def buckets_of(clock: Clock, groups: Groups) -> list[Bucket]:
+def buckets_of(clock: StepSurrogate, groups: Groups) -> list[Bucket]:
     """Return groups of any tensors as buckets; each waits for those before it as well."""
     places = [[clock.row.places[tensor] for tensor in group] for group in groups]
     latest = itertools.accumulate((max(group) for group in places), max)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.studies.tune.objective.evaluator import Bench
+from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Cuts, Row
-from perfmodel.studies.tune.objective.surrogate import Clock, neighbours
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate, neighbours
 from perfmodel.studies.tune.search.local_search import improved, simplified
 from perfmodel.training.ddp.options import MIB
 
@@ -51,13 +51,17 @@ class _Labels:
 
 
 def best_cuts(
-    clock: Clock, read: Read, *, allowed: NDArray[np.bool_] | None = None, keep: int = MOST_LABELS
+    clock: StepSurrogate,
+    read: Read,
+    *,
+    allowed: NDArray[np.bool_] | None = None,
+    keep: int = MOST_LABELS,
 ) -> list[Cuts]:
     """Return the best groups of neighbours, and the runners-up that other labels stand for.
 
     Parameters
     ----------
-    clock : Clock
+    clock : StepSurrogate
     read : callable
         Times of all-reduces.
     allowed : ndarray of bool, shape (gradients, gradients + 1), optional
@@ -125,7 +129,7 @@ def _extended(
     return ready[kept], ended[kept], late[kept], known[order[kept]]
 
 
-def _traced(labels: _Labels, clock: Clock, n: int, out_s: float) -> list[Cuts]:
+def _traced(labels: _Labels, clock: StepSurrogate, n: int, out_s: float) -> list[Cuts]:
     """Ways to the last position, the quickest first."""
     last = np.flatnonzero(labels.place[: labels.count] == n)
     ready, ended = labels.ready[last], labels.ended[last]
@@ -151,12 +155,12 @@ FINALISTS = 4
 """Ways to the end that are looked at closely where all-reduces slow copies back down."""
 
 
-def list_by_clock(bench: Bench, allowed: NDArray[np.bool_] | None = None) -> Cuts | None:
+def list_by_clock(bench: Evaluator, allowed: NDArray[np.bool_] | None = None) -> Cuts | None:
     """Return the groups of neighbours with the least time; None if none are allowed.
 
     Parameters
     ----------
-    bench : Bench
+    bench : Evaluator
     allowed : ndarray of bool, shape (gradients, gradients + 1), optional
         Whether a group may go from one position to another.
     """
@@ -185,14 +189,14 @@ def list_by_clock(bench: Bench, allowed: NDArray[np.bool_] | None = None) -> Cut
     return best
 
 
-def all_sizes_known(bench: Bench) -> bool:
+def all_sizes_known(bench: Evaluator) -> bool:
     """Whether no time was read off, so that the search left no group of neighbours out."""
     sums = bench.row.sums
     sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
     return all(bench.costs.is_known(size) for size in sizes)
 
 
-def work_out_all(bench: Bench, at_most: int) -> None:
+def work_out_all(bench: Evaluator, at_most: int) -> None:
     """Work out what every group of neighbours takes, if these are few."""
     sums = bench.row.sums
     if len(sums) ** 2 > 4 * at_most:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from perfmodel.studies.tune.objective.allreduce_times import Costs
-from perfmodel.studies.tune.objective.surrogate import Clock
+from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate
 
 Line = tuple[float, float]
 """Seconds, and seconds per byte on the network."""
@@ -26,13 +26,13 @@ SLACK = 1e-9
 """Taken off, relatively, for the rounding of sums."""
 
 
-def lower_bound_s(clock: Clock, costs: Costs, workers: int) -> float:
+def lower_bound_s(clock: StepSurrogate, costs: AllReduceTimes, workers: int) -> float:
     """Return a time that no step is below, whatever its buckets; seconds.
 
     Parameters
     ----------
-    clock : Clock
-    costs : Costs
+    clock : StepSurrogate
+    costs : AllReduceTimes
         Of which the least and the largest possible size have been worked out.
     workers : int
         All-reduces under way at a time.
@@ -40,7 +40,9 @@ def lower_bound_s(clock: Clock, costs: Costs, workers: int) -> float:
     return _bound(clock, costs, workers)[0]
 
 
-def tighten(clock: Clock, costs: Costs, workers: int, best_s: float, at_most: int) -> float:
+def tighten(
+    clock: StepSurrogate, costs: AllReduceTimes, workers: int, best_s: float, at_most: int
+) -> float:
     """Work sizes out where that may raise the bound, as long as it is below a step of `best_s`.
 
     Returns
@@ -60,7 +62,7 @@ CLOSE = 1e-3
 """Relative distance from the best step at which a bound is not worth more work."""
 
 
-def _bound(clock: Clock, costs: Costs, workers: int) -> tuple[float, float | None]:
+def _bound(clock: StepSurrogate, costs: AllReduceTimes, workers: int) -> tuple[float, float | None]:
     """The bound, and a size whose time would raise it if it were known."""
     cells = costs.floor()
     points = [(float(high), least_s) for _, high, least_s in cells]

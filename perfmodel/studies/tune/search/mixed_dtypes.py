@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from perfmodel.studies.tune.caps import Window, as_bytes, groups_of, nice_mb, with_caps
-from perfmodel.studies.tune.objective.evaluator import Bench
+from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 from perfmodel.training.ddp.options import MIB
 
@@ -25,12 +25,12 @@ FINALISTS = 12
 """Lists that are worth simulating."""
 
 
-def shared_lists(bench: Bench, starts: Sequence[Caps]) -> list[Caps]:
+def shared_lists(bench: Evaluator, starts: Sequence[Caps]) -> list[Caps]:
     """Return lists of caps, MiB, that the recurrence holds for best, the best first.
 
     Parameters
     ----------
-    bench : Bench
+    bench : Evaluator
         Of gradients of several dtypes.
     starts : sequence of tuple of float
         Lists to start from; MiB.
@@ -51,7 +51,7 @@ def shared_lists(bench: Bench, starts: Sequence[Caps]) -> list[Caps]:
     return [_in_mib(queues, caps) for _, caps in ranked]
 
 
-def _queues(bench: Bench) -> list[Bytes]:
+def _queues(bench: Evaluator) -> list[Bytes]:
     """Sizes of the gradients of each dtype, in the order in which they fill buckets."""
     row = bench.row
     found: dict[str, list[int]] = {}
@@ -61,7 +61,7 @@ def _queues(bench: Bench) -> list[Bytes]:
     return [tuple(sizes[::step]) for sizes in found.values()]
 
 
-def _rate(bench: Bench, caps: Bytes, rated: dict[Groups, tuple[float, Bytes]]) -> float:
+def _rate(bench: Evaluator, caps: Bytes, rated: dict[Groups, tuple[float, Bytes]]) -> float:
     groups = groups_of(bench.workload, with_caps(bench.options, tuple(map(float, caps))))
     if groups not in rated:
         rated[groups] = bench.guess(groups), caps

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from perfmodel.studies.run.prepared import Stepped
 from perfmodel.studies.tune.caps import Uniform, caps_mb, whole_caps_mb, windows_of
 from perfmodel.studies.tune.choice.tie_breaking import FEWER
-from perfmodel.studies.tune.objective.evaluator import SAME, Bench, Outcome, reduced
+from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, Outcome, reduced
 from perfmodel.studies.tune.objective.gradients import Cuts, Row
-from perfmodel.studies.tune.objective.surrogate import Clock, neighbours
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate, neighbours
 from perfmodel.studies.tune.search.exact import best_cuts, closed_by_whole
 from perfmodel.studies.tune.search.local_search import improved, neighbours_of
 
@@ -44,7 +44,7 @@ GAIN = 1e-5
 
 
 @dataclass
-class Purse:
+class Budget:
     """Work that is left for simulations.
 
     Parameters
@@ -73,7 +73,7 @@ class Purse:
         return self.left >= 0
 
 
-def purse_of(bench: Bench, sample: Stepped, bound_s: float | None) -> Purse:
+def purse_of(bench: Evaluator, sample: Stepped, bound_s: float | None) -> Budget:
     """Return how much work may be spent.
 
     Parameters
@@ -96,20 +96,20 @@ def purse_of(bench: Bench, sample: Stepped, bound_s: float | None) -> Purse:
     )
     target_s = 0.0 if bound_s is None else bound_s * (1 + NEAR)
     work = WORK_BY_MESSAGE if bench.costs.in_order else WORK
-    return Purse(max(work, least), per_step, weight * shared, target_s)
+    return Budget(max(work, least), per_step, weight * shared, target_s)
 
 
 @dataclass
-class Leading:
+class MainDtype:
     """Gradients of the dtype that has most bytes, which lists are made for.
 
     Where all gradients are of one dtype these are all, and groups of them are the buckets. Else
     the others fill buckets of their own, with the same caps.
     """
 
-    bench: Bench
+    bench: Evaluator
     row: Row
-    clock: Clock
+    clock: StepSurrogate
     lists: dict[Cuts, tuple[float, ...] | None] = field(default_factory=dict)
     steps_s: dict[Cuts, float] = field(default_factory=dict)
 
@@ -138,11 +138,11 @@ class Leading:
         return self.bench.simulate(self.bench.listed(caps))
 
 
-def leading(bench: Bench) -> Leading:
+def leading(bench: Evaluator) -> MainDtype:
     """Find the dtype with most bytes."""
     row, clock = bench.row, bench.clock
     if row.single:
-        return Leading(bench, row, clock)
+        return MainDtype(bench, row, clock)
     share: dict[str, int] = {}
     for dtype, nbytes in zip(row.dtypes, row.nbytes, strict=True):
         share[dtype] = share.get(dtype, 0) + nbytes
@@ -156,10 +156,10 @@ def leading(bench: Bench) -> Leading:
     )
     ready = tuple(clock.ready_s[i] for i in mine)
     out = tuple(clock.out_s[i] for i in mine)
-    return Leading(bench, part, replace(clock, row=part, ready_s=ready, out_s=out))
+    return MainDtype(bench, part, replace(clock, row=part, ready_s=ready, out_s=out))
 
 
-def simulate_uniform(bench: Bench, uniforms: Sequence[Uniform], purse: Purse) -> None:
+def simulate_uniform(bench: Evaluator, uniforms: Sequence[Uniform], purse: Budget) -> None:
     """Simulate caps for all buckets: every one, or those that the recurrence holds for best."""
     affordable = FOR_CAPS * purse.left
     order = uniforms
@@ -179,13 +179,13 @@ def simulate_uniform(bench: Bench, uniforms: Sequence[Uniform], purse: Purse) ->
         bench.simulate(bench.uniform(one.cap_mb))
 
 
-def list_by_simulation(bench: Bench, purse: Purse, uniform: Sequence[Uniform]) -> Cuts:
+def list_by_simulation(bench: Evaluator, purse: Budget, uniform: Sequence[Uniform]) -> Cuts:
     """Return the best groups of neighbours that were found.
 
     Parameters
     ----------
-    bench : Bench
-    purse : Purse
+    bench : Evaluator
+    purse : Budget
     uniform : sequence of Uniform
         To start from, beside what the recurrence proposes.
     """
@@ -207,7 +207,7 @@ def list_by_simulation(bench: Bench, purse: Purse, uniform: Sequence[Uniform]) -
     return _fewer(lead, max(best_s, min(best_s * (1 + FEWER), of_caps_s)), purse)
 
 
-def _fewer(lead: Leading, limit_s: float, purse: Purse) -> Cuts:
+def _fewer(lead: MainDtype, limit_s: float, purse: Budget) -> Cuts:
     """Return the list with fewest buckets that is within a limit, by taking more ends away."""
     _, _, best = min((len(c), step_s, c) for c, step_s in lead.steps_s.items() if step_s <= limit_s)
     purse.left = max(purse.left, FOR_FEWER * purse.cost(len(best)))
@@ -228,7 +228,7 @@ def _fewer(lead: Leading, limit_s: float, purse: Purse) -> Cuts:
     return best
 
 
-def _proposals(lead: Leading) -> Iterator[Cuts]:
+def _proposals(lead: MainDtype) -> Iterator[Cuts]:
     """What the recurrence holds for best, if all-reduces took this or that share of their time."""
     costs = lead.bench.costs
     for share in SHARES if lead.bench.workers > 1 else SHARES[:1]:
@@ -237,13 +237,13 @@ def _proposals(lead: Leading) -> Iterator[Cuts]:
         yield improved(ways[0], lambda cuts, s=share: lead.guess(cuts, s))  # type: ignore[misc]
 
 
-def _as_cuts(lead: Leading, uniform: Iterable[Uniform]) -> Iterator[Cuts]:
+def _as_cuts(lead: MainDtype, uniform: Iterable[Uniform]) -> Iterator[Cuts]:
     for one in uniform:
         mine = [tuple(t for t in group if t in lead.row.places) for group in one.groups]
         yield lead.row.cuts(tuple(group for group in mine if group))
 
 
-def _climbed(lead: Leading, cuts: Cuts, purse: Purse) -> tuple[float, Cuts]:
+def _climbed(lead: MainDtype, cuts: Cuts, purse: Budget) -> tuple[float, Cuts]:
     """Follow small changes that help, those first that the recurrence likes."""
     best_s = lead.simulate(cuts)
     seen = {cuts}
@@ -264,7 +264,9 @@ def _climbed(lead: Leading, cuts: Cuts, purse: Purse) -> tuple[float, Cuts]:
     return best_s, cuts
 
 
-def whole_list_by_simulation(bench: Bench, purse: Purse, best: Cuts) -> tuple[float, ...] | None:
+def whole_list_by_simulation(
+    bench: Evaluator, purse: Budget, best: Cuts
+) -> tuple[float, ...] | None:
     """Return the best list of whole MiB that was found."""
     lead = leading(bench)
     allowed = closed_by_whole(lead.row)

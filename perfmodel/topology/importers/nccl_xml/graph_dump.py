@@ -9,16 +9,16 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.importers.detect import kind_of, read_content
-from perfmodel.topology.importers.imported import Imported
+from perfmodel.topology.importers.imported import ImportedTopology
 from perfmodel.topology.importers.nccl_xml.devices import number
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
-from perfmodel.topology.templates.spec import expand
+from perfmodel.topology.templates.spec import expand_pattern
 
 _PATTERNS = {0: "ring", 1: "tree", 2: "collnet_chain", 3: "nvls", 4: "collnet_direct"}
 """By the id of a graph: NCCL 2.30.7 ``src/include/graph.h`` (NCCL_ALGO_*)."""
 
 
-def with_graph(found: Imported, path: Path) -> Imported:
+def with_graph(found: ImportedTopology, path: Path) -> ImportedTopology:
     """Add the channels of a dump to a host that was imported.
 
     Raises
@@ -34,7 +34,7 @@ def with_graph(found: Imported, path: Path) -> Imported:
                                "an NCCL graph (root element 'graphs')", file))  # fmt: skip
     root, _ = parse_xml(text, file)
     node = found.node()
-    known = {name: d.kind for d in node.nodes for name in expand(d.id)}
+    known = {name: d.kind for d in node.nodes for name in expand_pattern(d.id)}
     faults: list[Fault] = []
     rows = [_graph(graph, known, Path(file).name, file, faults) for graph in root.all("graph")]
     graphs = [row for row in rows if row is not None]

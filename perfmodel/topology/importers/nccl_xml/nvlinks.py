@@ -16,7 +16,7 @@ from perfmodel.topology.from_text.layouts import Board, join_gpus
 from perfmodel.topology.from_text.template_builder import Draft, nvlink
 from perfmodel.topology.importers.complete import Known, part_of
 from perfmodel.topology.importers.nccl_xml.devices import Device, number
-from perfmodel.topology.templates.spec import NodeSpec, expand, pairs
+from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs
 
 
 @dataclass
@@ -97,7 +97,7 @@ def usual_nvlinks(making: Making, gpus: int, said: list[str]) -> None:
 
 def copy_nvlinks(making: Making, template: NodeSpec, gpus: int) -> bool:
     """Join GPUs as a template does; whether it has NVLinks at all."""
-    kinds = {name: d.kind for d in template.nodes for name in expand(d.id)}
+    kinds = {name: d.kind for d in template.nodes for name in expand_pattern(d.id)}
     inside = {name for name, kind in kinds.items() if kind in {"gpu", "nvswitch"}}
     order = [name for name, kind in kinds.items() if kind == "gpu"][:gpus]
     renamed = {name: f"gpu{at}" for at, name in enumerate(order)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.defaults import reads_gpus
-from perfmodel.topology.from_text.parts import parts
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     between_cpus,
@@ -17,14 +17,14 @@ from perfmodel.topology.from_text.template_builder import (
     stock_link,
 )
 from perfmodel.topology.importers.complete import Hints, add_gpus, classify, in_order, known_from
-from perfmodel.topology.importers.imported import Imported, plain_name
+from perfmodel.topology.importers.imported import ImportedTopology, plain_name
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number, tree_of
 from perfmodel.topology.importers.nccl_xml.nics import Adapter, adapters_of, port_of
 from perfmodel.topology.importers.nccl_xml.nvlinks import Making, add_nvlinks
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
 
 
-def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) -> Imported:
+def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) -> ImportedTopology:
     """Read a topology XML; what it leaves open is completed from a template or what is usual.
 
     Raises
@@ -50,7 +50,7 @@ def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) ->
     _add_tree(making, domains, adapters)
     _add_hosts_memory(making, domains)
     _add_flags(making, adapters)
-    return Imported(
+    return ImportedTopology(
         kind="nccl-topology",
         document=making.draft.document(),
         title=f"Imported from {Path(file).name}, an NCCL topology.",
@@ -113,7 +113,7 @@ def _pcie(making: Making, device: Device, domain: Domain, lanes: int | None = No
         _once(making, note)
     lanes = lanes or device.lanes
     name = f"pcie{generation}" if lanes == 16 else f"pcie{generation}-x{lanes}"
-    stock = parts().links[f"pcie{generation}"]
+    stock = hardware_parts().links[f"pcie{generation}"]
     said = f"{Path(making.file).name}, link_speed and link_width of its pci elements"
     more = {
         "source": f"assumption: {note}" if note else said,
@@ -137,7 +137,7 @@ def _generation(making: Making, device: Device, domain: Domain) -> tuple[int, st
         return min(below), f"PCIe switches are as fast as their devices; the file says {told}"
     if said is not None:
         return said, ""
-    own = int(parts().cpus[domain.part or making.known.part.cpu].pcie[-1])
+    own = int(hardware_parts().cpus[domain.part or making.known.part.cpu].pcie[-1])
     return (
         own,
         f"PCIe of NICs and switches is of generation {own}, as the CPUs; the file does not say",

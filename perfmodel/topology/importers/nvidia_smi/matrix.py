@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.importers.imported import Imported
+from perfmodel.topology.importers.imported import ImportedTopology
 from perfmodel.topology.importers.nvidia_smi.path_levels import drafted_from
 from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
 
@@ -18,7 +18,7 @@ _COLUMNS = {"CPU", "NUMA", "GPU"}
 """First words of the columns that follow the devices: CPU Affinity, NUMA Affinity, GPU NUMA ID."""
 
 
-def read_matrix(text: str, file: str, *, gpu: str | None, template: str | None) -> Imported:
+def read_matrix(text: str, file: str, *, gpu: str | None, template: str | None) -> ImportedTopology:
     """Read a topology matrix.
 
     It names ways, never rates: those come from the model of the GPU (in a line of ``nvidia-smi

@@ -15,7 +15,7 @@ from pathlib import Path
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.defaults import reads_gpus
 from perfmodel.topology.from_text.gpu_text import NamedGpu, gpu_in
-from perfmodel.topology.from_text.parts import GpuPart, parts, usual_nics
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, usual_nics
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     between_cpus,
@@ -25,7 +25,7 @@ from perfmodel.topology.from_text.template_builder import (
     port,
     stock_link,
 )
-from perfmodel.topology.importers.imported import Imported, plain_name
+from perfmodel.topology.importers.imported import ImportedTopology, plain_name
 from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix, clusters_of, domains_of
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.spec import NodeSpec
@@ -45,7 +45,7 @@ class _Making:
     """A host in the making; `names` are those of the template by those of the matrix."""
 
     draft: Draft
-    part: GpuPart
+    part: GpuConnector
     matrix: Matrix
     names: dict[str, str]
     notes: list[str]
@@ -60,7 +60,7 @@ class _Making:
 
 def drafted_from(
     matrix: Matrix, file: str, *, kind: str, title: str, gpu: str | None, template: str | None
-) -> Imported:
+) -> ImportedTopology:
     """Make a template that has the paths of a matrix.
 
     Raises
@@ -84,7 +84,7 @@ def drafted_from(
         "gpu_p2p": not named.part.geforce,
         "gpudirect_rdma": all(reads_gpus(named.part, network) for network in networks),
     }
-    return Imported(kind, draft.document(), title, tuple(dict.fromkeys(making.notes)),
+    return ImportedTopology(kind, draft.document(), title, tuple(dict.fromkeys(making.notes)),
                     {"edges": making.beside})  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def _link(making: _Making, device: str) -> str:
     if device in making.matrix.gpus:
         making.notes.append(f"PCIe of generation {making.part.pcie[-1]} with 16 lanes to each GPU")
         return _stock(making, int(making.part.pcie[-1]), 16)
-    cpu = parts().cpus[making.part.cpu]
+    cpu = hardware_parts().cpus[making.part.cpu]
     generation = max(int(cpu.pcie[-1]), int(making.part.pcie[-1]))
     making.notes.append(f"PCIe of generation {generation} with 16 lanes to each NIC")
     return _stock(making, generation, 16)
@@ -220,7 +220,7 @@ def _link(making: _Making, device: str) -> str:
 def _stock(making: _Making, generation: int, lanes: int) -> str:
     generation = min(max(generation, 1), 6)
     name = f"pcie{generation}" if lanes == 16 else f"pcie{generation}-x{lanes}"
-    whole = parts().links[f"pcie{generation}"].bandwidth
+    whole = hardware_parts().links[f"pcie{generation}"].bandwidth
     more = {} if lanes == 16 else {"bandwidth": f"{whole * lanes / 16 / 1e9:.6g} GB/s"}
     return making.draft.link(name, stock_link(f"pcie{generation}", **more))
 

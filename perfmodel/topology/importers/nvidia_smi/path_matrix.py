@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from perfmodel.topology.from_text.defaults import usual_domains
-from perfmodel.topology.from_text.parts import GpuPart
+from perfmodel.topology.from_text.parts import GpuConnector
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ _Name = TypeVar("_Name", bound=Hashable)
 _ONE_DOMAIN = {"PIX", "PXB", "PHB", "NODE"}
 
 
-def domains_of(matrix: Matrix, part: GpuPart, notes: list[str]) -> list[list[str]]:
+def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[list[str]]:
     """Devices of each NUMA domain; `notes` gets what was assumed."""
     pairs = [pair for pair, cell in matrix.cells.items() if cell in _ONE_DOMAIN]
     same = [
