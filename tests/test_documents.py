@@ -1,0 +1,128 @@
+"""Every command in the documents runs, or is marked with what it needs and can be parsed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import perfmodel
+from perfmodel.cli import app
+
+ROOT = Path(perfmodel.__file__).resolve().parents[1]
+
+DOCUMENTS = (
+    "README.md", "CONTRIBUTING.md", "perfmodel/README.md", "scenarios/README.md",
+    "topologies/README.md", "reports/README.md", "reports/gallery/README.md",
+)  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "CONTRIBUTING.md").exists(), reason="documents stand in a checkout only"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines of a code block, and what the mark before it says that they need."""
+
+    document: str
+    language: str
+    needs: str
+    lines: tuple[str, ...]
+
+
+def blocks(document: str) -> list[Block]:
+    """Code blocks of a document, each with the comment right before it."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    pattern = re.compile(r"(?:<!-- needs: (.*?) -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
+    return [
+        Block(document, language, needs, tuple(lines.splitlines()))
+        for needs, language, lines in pattern.findall(text)
+    ]
+
+
+def commands(needing: bool) -> list[str]:
+    """Commands of perfmodel in code blocks, marked ones or the others, each once."""
+    lines = [
+        line.split("  #")[0].strip().removeprefix(".venv/bin/")
+        for document in DOCUMENTS
+        if (ROOT / document).exists()
+        for block in blocks(document)
+        if bool(block.needs) == needing
+        for line in block.lines
+    ]
+    return sorted({line for line in lines if line.startswith("perfmodel ")})
+
+
+def inline(document: str) -> list[str]:
+    """Text in backticks outside of code blocks."""
+    text = re.sub(r"```.*?```", "", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def parse(line: str) -> None:
+    """Parse a command without running it; a misspelt flag or command raises."""
+    command = get_command(app)
+    words = shlex.split(line)[1:]
+    while words and not words[0].startswith("-") and hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context("perfmodel", words, resilient_parsing=False)
+
+
+@pytest.mark.parametrize("line", commands(needing=False))
+def test_a_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, shlex.split(line)[1:])
+    assert done.exit_code == 0, f"{line}\n{done.output}"
+
+
+@pytest.mark.parametrize("line", commands(needing=True))
+def test_a_command_that_needs_hardware_can_be_parsed(line: str) -> None:
+    parse(line)
+
+
+def test_a_misspelt_command_is_noticed() -> None:
+    with pytest.raises(Exception, match="ranjs"):
+        parse("perfmodel measure ring --ranjs 4")
+    with pytest.raises(KeyError):
+        parse("perfmodel mesure ring")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_command_named_in_a_sentence_exists(document: str) -> None:
+    known = get_command(app).commands
+    for text in inline(document):
+        if match := re.match(r"perfmodel ([a-z]+)", text):
+            assert match[1] in known, text
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_file_that_is_named_exists(document: str) -> None:
+    folder = (ROOT / document).parent
+    named = [text for text in inline(document) if re.fullmatch(r"[\w./-]+\.(py|yaml|md)", text)]
+    named += [part for text in inline(document) for part in re.findall(r"python (\S+\.py)", text)]
+    for block in blocks(document):
+        for line in block.lines:
+            named += re.findall(r"(?:tests|reports)/[\w/.]*\w", line.split("  #")[0])
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / document).read_text(encoding="utf-8"))
+    for name in (*named, *links):
+        if re.search(r"\b(NAME|FORMAT|NODE)\b", name):
+            continue  # of a recipe: the author's own
+        homes = (folder, ROOT, ROOT / "perfmodel")
+        fits = any((home / name).exists() for home in homes) or any(ROOT.glob(f"*/**/{name}"))
+        assert fits or name in MADE, f"{document}: {name}"
+
+
+MADE = {"report.md"}
+"""Files that commands of the documents write."""
+
+
+def test_modules_that_are_run_exist() -> None:
+    for document in DOCUMENTS:
+        for name in re.findall(r"python -m ([\w.]+)", (ROOT / document).read_text("utf-8")):
+            assert (ROOT / f"{name.replace('.', '/')}.py").exists(), name
