@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -48,7 +49,7 @@ class Mutant:
 
 def changed(node: ast.expr) -> ast.expr | None:
     """A copy of an expression that computes something else, or None."""
-    copy = ast.parse(ast.unparse(node), mode="eval").body
+    copy = deepcopy(node)
     match copy:
         case ast.Compare(ops=[operator]) if type(operator) in SWAPS:
             copy.ops = [SWAPS[type(operator)]()]  # type: ignore[list-item]
