@@ -1,1 +1,1 @@
-"""ddp."""
+"""DistributedDataParallel: its options, buckets, plan of a step and memory; see `ddp_plan`."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.training.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.ddp.buckets import Iteration, ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
@@ -29,8 +30,6 @@ from perfmodel.training.forward_backward import (
 )
 from perfmodel.training.plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
-
-Hook = Literal["none", "fp16", "bf16"]
 
 HOOKS = (Stream("cast", "copy"), Stream("hook", "copy"))
 
