@@ -1,1 +1,1 @@
-"""DistributedDataParallel: its options, buckets, plan of a step and memory; see `ddp_plan`."""
+"""DistributedDataParallel: options, buckets, plan of a step, memory; see `plan.ddp_plan`."""

@@ -112,7 +112,9 @@ def test_the_order_of_flows_does_not_change_a_bit(network: Network, random: obje
 def test_loops_give_the_same_bits(network: Network) -> None:
     """What numba compiles, here run by the interpreter."""
     capacity, routes, caps = network
-    assert fill_in_loops(np.array(capacity), *arrays(routes), np.array(caps)).tolist() == shared(network)
+    assert fill_in_loops(np.array(capacity), *arrays(routes), np.array(caps)).tolist() == shared(
+        network
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")

@@ -15,8 +15,8 @@ from perfmodel.library.model import library_on, load_library
 from perfmodel.simulate.engine.engine import NETWORKS
 from perfmodel.simulate.network import (
     LinkCounters,
-    move_counts,
     count_stream,
+    move_counts,
     sum_counters,
     zero_counters,
 )
