@@ -86,7 +86,7 @@ def sum_counters(a: LinkCounters, b: LinkCounters) -> LinkCounters:
 
 
 def count_collective(counters: LinkCounters, lowered: LoweredCollective, times: int = 1) -> None:
-    """Count `times` like collectives as a whole."""
+    """Count a whole collective `times` times."""
     add_traffic(counters.wire_bytes, lowered, times)
     add_traffic(counters.payload_bytes, lowered, times, payload=True)
 
@@ -269,7 +269,7 @@ def stalled_text(
         named = [_edge_text(machine.topology, lowered, edge) for edge in edges[:MAX_NAMED]]
         more = f" and {len(edges) - MAX_NAMED} more" if len(edges) > MAX_NAMED else ""
         parts.append(f"{collective_name(lowered)}: {'; '.join(named)}{more}")
-    return f"traffic stands still for ever: {' | '.join(parts)}"
+    return f"traffic stalls for ever: {' | '.join(parts)}"
 
 
 def stage_text(machine: Machine, lowered: LoweredCollective, stage: Stage) -> str:

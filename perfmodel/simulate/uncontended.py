@@ -232,7 +232,7 @@ def stage_bytes(lowered: LoweredCollective, stage: Stage) -> FloatArray:
 def add_traffic(
     bytes_on_arc: FloatArray, lowered: LoweredCollective, times: int = 1, *, payload: bool = False
 ) -> None:
-    """Add the bytes of `times` like collectives on each link: on the wire, or of payload."""
+    """Add `times` the bytes of a collective on each link: on the wire, or of payload."""
     for stage in lowered.stages:
         edges, nbytes = stage.edges, times * stage_bytes(lowered, stage)
         if payload:

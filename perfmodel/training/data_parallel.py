@@ -228,11 +228,11 @@ def _newest(step: _Step) -> dict[str, int]:
 
 
 def _firsts(step: _Step) -> Iterator[int]:
-    """Return GPU 0's first task on its device streams: what the next step begins with."""
-    seen = {HOST.name}
+    """Return GPU 0's first task on each device stream, with which the next step begins."""
+    streams = {HOST.name}
     for index, task in enumerate(step.tasks.tasks):
-        if task.rank_class == FIRST and task.stream not in seen:
-            seen.add(task.stream)
+        if task.rank_class == FIRST and task.stream not in streams:
+            streams.add(task.stream)
             yield index
 
 

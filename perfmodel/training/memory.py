@@ -1,4 +1,4 @@
-"""What a strategy keeps in the memory of a GPU, and what would make it fit.
+"""Memory that training takes on a GPU, and advice where it does not fit.
 
 `MemoryUse` has the parts of ``result.Memory`` under the same names. Not counted: the CUDA
 context, the workspaces of kernels and the allocator's fragmentation.
@@ -22,7 +22,7 @@ GATHERED_UNITS = 2
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What decides how much memory training takes.
+    """Everything that the memory of training depends on, besides the strategy.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes on the fullest GPU when backward is under way; the parts add up."""
+    """Bytes on the fullest GPU during backward; the parts add up."""
 
     parameters_bytes: float
     gradients_bytes: float
@@ -73,16 +73,16 @@ class MemoryUse:
 
     @property
     def states_bytes(self) -> float:
-        """What sharding can split: parameters, gradients and optimizer states."""
+        """Parameters, gradients and optimizer states, which sharding can split."""
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
 MemoryRule = Callable[[Setup], MemoryUse]
-"""What a strategy keeps on the fullest GPU."""
+"""Memory of a setup under one strategy, on the fullest GPU."""
 
 
 def replicated(setup: Setup) -> MemoryUse:
-    """Add up what every strategy keeps that shards nothing: no buckets, one micro-batch.
+    """Add up the memory of training without sharding and without buckets.
 
     Raises
     ------
@@ -107,16 +107,16 @@ def replicated(setup: Setup) -> MemoryUse:
 
 def largest_batch(setup: Setup, capacity_bytes: float, memory: MemoryRule) -> int:
     """Return the most samples per micro-batch that fit into `capacity_bytes`; 0 if none do."""
-    one, two = (memory(_with_batch(setup, batch)).total_bytes for batch in (1, 2))
-    if one > capacity_bytes:
+    first, second = (memory(_with_batch(setup, batch)).total_bytes for batch in (1, 2))
+    if first > capacity_bytes:
         return 0
-    if two <= one:
+    if second <= first:
         return setup.batch_per_gpu  # nothing known grows with the batch
-    return 1 + int((capacity_bytes - one) / (two - one))
+    return 1 + int((capacity_bytes - first) / (second - first))
 
 
 def advice(setup: Setup, capacity_bytes: float, memory: MemoryRule) -> tuple[str, ...]:
-    """Say what would make training fit, each with its number; nothing where it fits.
+    """Propose what could make training fit, each with its memory; nothing where it fits.
 
     Parameters
     ----------

@@ -2,13 +2,13 @@
 
 The functions read and write records and call each other, nothing else. So the same source runs in
 the interpreter and, where numba is installed, compiled (`numba_kernel.py`), and both give the same
-bits: events come in the order of time, those of one time in the order in which they were caused.
+bits: events come in the order of time, simultaneous ones in the order in which they were pushed.
 
-A send starts when what it depends on has landed, its edge has sent what came before it, the edge
-has a credit and the rank has finished the stages before. It shares links max-min fairly with every
-other send on the move and lands `latency_s` after its last byte left. Everything that starts at
-one instant shares from the start. Rates are solved again only for the sends that are connected,
-through links that are short of bandwidth, to one that changed.
+A send starts when the sends that it depends on have landed, its edge has sent its predecessor, the
+edge has a credit and the rank has finished the earlier stages. It shares links max-min fairly with
+all other active sends and lands `latency_s` after its last byte left. Simultaneous starts share
+links from the start. Rates are solved again only for the sends that are connected, through
+overbooked links, to one that changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def advance(s: State, until_s: float) -> int:
     -------
     int
         `IDLE`: no event is left before `until_s`. `SOME_ENDED`: `s.ended` names the runs, at
-        the clock's `now_s`. `CROWDED`: outdated events must be cleared before it can go on.
+        the clock's `now_s`. `CROWDED`: outdated events must be removed first.
     """
     clock = s.clock[0]
     while True:

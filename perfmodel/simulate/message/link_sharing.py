@@ -157,14 +157,14 @@ def fill_progressively(s: State, flows: int, arcs: int) -> None:
     open_flows = flows
     while open_flows > 0:
         share_Bps = INF
-        kept = 0
+        limiting = 0
         for place in range(overbooked):
             arc = s.arcs[s.touched[place]]
             if arc.open_users > 0:
-                s.touched[kept] = s.touched[place]
-                kept += 1
+                s.touched[limiting] = s.touched[place]
+                limiting += 1
                 share_Bps = min(share_Bps, arc.spare_Bps / arc.open_users)
-        overbooked = kept
+        overbooked = limiting
         level_Bps = max(level_Bps, share_Bps)
         if lowest_Bps <= level_Bps:
             frozen, lowest_Bps = freeze_limited(s, flows, level_Bps)

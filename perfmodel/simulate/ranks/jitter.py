@@ -106,10 +106,10 @@ class Variation:
             count[task.rank_class] = piece + 1
             self._piece.append(-1 if task.stream in on_host else piece)
         members = [np.asarray(c.ranks, dtype=np.int64) for c in self.plan.classes]
-        everyone = np.sort(np.concatenate(members))
-        self._ranks = len(everyone)
+        all_ranks = np.sort(np.concatenate(members))
+        self._ranks = len(all_ranks)
         self._place = {
-            c.name: slice(None) if len(part) == len(everyone) else np.searchsorted(everyone, part)
+            c.name: slice(None) if len(part) == len(all_ranks) else np.searchsorted(all_ranks, part)
             for c, part in zip(self.plan.classes, members, strict=True)
         }
 
@@ -128,7 +128,7 @@ class Variation:
         return factor
 
     def _draw(self, number: int, jitter: Jitter, step: int, piece: int) -> FloatArray:
-        """Factors of all ranks; the last ones are cached, since classes ask one by one."""
+        """Factors of all ranks; the last ones are cached for the other classes."""
         key = (step, piece if jitter.per == "layer" else 0)
         cached = self._drawn.get(number)
         if cached is None or cached[0] != key:

@@ -209,10 +209,10 @@ class _Recurrence:
         self._spans.append(span_of(task, step, *first))
 
     def _slowed(self, start: Clock, end: Clock) -> Clock:
-        """Delay compute by the collectives that were under way meanwhile.
+        """Delay compute by the collectives that were in progress meanwhile.
 
-        While one is, work goes on at 1 / slowdown of its speed. `end` is when the work would have
-        ended if none arrived any more; each one moves it on.
+        During a collective, work runs at 1 / slowdown of its speed. `end` is when the work ends
+        without further collectives; each one delays it.
         """
         if not self._to_s or self._to_s[-1] <= (earliest := _soonest(start)):
             return end

@@ -29,10 +29,10 @@ def unsuited(plan: StepPlan) -> str | None:
         return "a stream has several workers, so that collectives share links"
     if len(collective_streams) > 1:
         return "collectives run on several streams, so that they share links"
-    everyone = {rank for each in plan.classes for rank in each.ranks}
+    all_ranks = {rank for each in plan.classes for rank in each.ranks}
     for each in plan.communicators:
         if each.name in used_communicators and (
-            len(each.groups) > 1 or set(each.groups[0]) != everyone
+            len(each.groups) > 1 or set(each.groups[0]) != all_ranks
         ):
             return f"not all ranks meet in each collective of {each.name!r}"
     return None

@@ -1,4 +1,4 @@
-"""How several collectives share links: which of them meet, and the rate of each edge."""
+"""How several collectives share links: which of them are connected, and the rates of edges."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A collective as Gloo runs it: a loop over rounds in one thread of each rank.
 
 For each round in which its rank takes part, the thread tells the senders that it is ready for their
-messages, posts its own, which are sent when their receivers are ready, and goes on. Before it
+messages, posts its own, which are sent when their receivers are ready, and proceeds. Before it
 begins a round it waits until all messages of an earlier one have been sent and received (Gloo's
 segmented ring: two rounds before), and before a drained phase until all earlier ones have.
 
