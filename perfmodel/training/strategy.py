@@ -25,31 +25,12 @@ class StepRequest:
 
     Parameters
     ----------
-    workload : Workload
-    times : LayerTimes
-        Of one micro-batch.
-    ranks, batch_per_gpu : int
-    iteration : {"first", "steady"}
-    hook : {"none", "fp16", "bf16"}
-        Communication hook.
     item_bytes : int
         Bytes per element of activations.
-    comm_workers : int
-        Collectives in progress at once.
-    blocking_wait : bool
-        The host waits for each collective.
-    kernel_s : float
-        Least device time of a copy kernel; seconds.
-    segments : int
-        Tasks per pass that layers are merged into at most.
-    host_s : float
-        What the process of a rank does at the end of a step; seconds.
     bucket_copy_Bps : float, optional
         Rate of copies to and from buckets. Default: `times.copy_Bps`.
-    cast_Bps : float, optional
-        Rate at which a hook converts gradients beside the device's work.
-    core : CoreWork
-        What backward takes of a core of each rank's process.
+    others
+        As the parameters of `perfmodel.training.ddp.plan.ddp_plan`.
     """
 
     workload: Workload
