@@ -103,7 +103,7 @@ class Rank:
 
 
 @dataclass(slots=True)
-class Run:
+class CollectiveRun:
     """One collective."""
 
     edge_start: int
@@ -138,7 +138,7 @@ class Clock:
 
 RECORDS = {
     "arcs": Arc, "hops": Hop, "edges": Edge, "connections": Connection, "sends": Send,
-    "ranks": Rank,    "runs": Run, "events": Event, "clock": Clock,
+    "ranks": Rank, "runs": CollectiveRun, "events": Event, "clock": Clock,
 }  # fmt: skip
 """Lists of records; the others hold whole numbers."""
 
