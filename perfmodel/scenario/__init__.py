@@ -5,15 +5,12 @@ from perfmodel.scenario.model import ClusterSize, Scenario, batch_per_gpu, scena
 from perfmodel.scenario.sections.base import (
     ClusterSection,
     ComputeSection,
-    DataParallelStrategy,
-    DdpStrategy,
     FabricSection,
     LibrarySection,
     MixedSection,
     ModelSection,
     Placement,
     ScaleSection,
-    Strategy,
     TrainingSection,
 )
 from perfmodel.scenario.sections.events import (
@@ -35,6 +32,11 @@ from perfmodel.scenario.sections.plan import (
     PurchaseSection,
     TargetSection,
     UpgradeSection,
+)
+from perfmodel.scenario.sections.strategy import (
+    DataParallelStrategy,
+    DdpStrategy,
+    StrategySection,
 )
 from perfmodel.scenario.sections.sweep import SweepSection
 from perfmodel.scenario.sections.what_if import WhatIf
@@ -67,7 +69,7 @@ __all__ = [
     "ScaleSection",
     "Scenario",
     "SlowEvent",
-    "Strategy",
+    "StrategySection",
     "SweepSection",
     "TargetSection",
     "TrafficEvent",

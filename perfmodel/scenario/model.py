@@ -16,16 +16,15 @@ from perfmodel.files import FileModel
 from perfmodel.scenario.sections.base import (
     ClusterSection,
     ComputeSection,
-    DdpStrategy,
     LibrarySection,
     ModelSection,
     Name,
     ScaleSection,
-    Strategy,
     TrainingSection,
 )
 from perfmodel.scenario.sections.events import EventSection, OtherJob
 from perfmodel.scenario.sections.plan import PlanSection
+from perfmodel.scenario.sections.strategy import DdpStrategy, StrategySection
 from perfmodel.scenario.sections.sweep import SweepSection
 from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.scenario.source_map import Origin
@@ -37,7 +36,7 @@ class Scenario(FileModel):
     perfmodel: Literal[1] = Field(description="version of this file format")
     model: ModelSection
     compute: ComputeSection
-    strategy: Strategy = DdpStrategy()
+    strategy: StrategySection = DdpStrategy()
     cluster: ClusterSection
     training: TrainingSection
     scale: ScaleSection | None = None
@@ -81,7 +80,7 @@ class Scenario(FileModel):
     @property
     def accumulate(self) -> int:
         """Micro-steps per training step."""
-        return self.strategy.accumulate if isinstance(self.strategy, DdpStrategy) else 1
+        return self.strategy.accumulate
 
     def locate(self, field: str) -> tuple[str | None, int | None]:
         """File and line of a dotted field."""

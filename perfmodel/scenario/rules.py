@@ -16,14 +16,13 @@ from perfmodel.scenario.model import Scenario, divisible_by
 from perfmodel.scenario.sections.base import (
     ClusterSection,
     ComputeSection,
-    DataParallelStrategy,
     ModelSection,
     ScaleSection,
-    Strategy,
     TrainingSection,
 )
 from perfmodel.scenario.sections.events import EventSection, OtherJob
 from perfmodel.scenario.sections.plan import PlanSection
+from perfmodel.scenario.sections.strategy import StrategySection
 from perfmodel.scenario.source_map import Origin
 
 
@@ -88,7 +87,7 @@ def _twice(kind: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
 _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     "model": TypeAdapter(ModelSection),
     "compute": TypeAdapter(ComputeSection),
-    "strategy": TypeAdapter(Strategy),
+    "strategy": TypeAdapter(StrategySection),
     "cluster": TypeAdapter(ClusterSection),
     "training": TypeAdapter(TrainingSection),
     "scale": TypeAdapter(ScaleSection),
@@ -160,9 +159,9 @@ def _batch_divides(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
 
 
 def _one_node_only(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
-    cluster = parts.get("cluster")
-    if isinstance(parts.get("strategy"), DataParallelStrategy) and cluster and cluster.nodes > 1:
-        allowed = "1 with strategy.kind: data_parallel, which drives the GPUs of one node"
+    cluster, strategy = parts.get("cluster"), parts.get("strategy")
+    if cluster and cluster.nodes > 1 and strategy and strategy.one_node_only:
+        allowed = f"1 with strategy.kind: {strategy.kind}, which drives the GPUs of one node"
         yield origin.fault("cluster.nodes", str(cluster.nodes), allowed)
 
 

@@ -1,99 +1,118 @@
-"""What both network simulators promise the engine, and what they count.
+"""What every network model offers the engine, the bytes it counts, and what stalls it.
 
-Bytes over each directed link: what they make a link busy with, and what of it is payload.
-
-A network that takes no time: what a step would be if communication were free.
-
-Says by name what keeps sends from ever arriving.
+Also `FreeNetwork`, the what-if in which communication takes no time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
+from perfmodel.simulate.uncontended import ReroutedCollectives, UncontendedTimer, add_traffic
 from perfmodel.topology.model import Topology
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+LAST_IN_INSTANT = 2
+"""SimPy priority after NORMAL (1): whatever else happens at a time happens before."""
 
 
-class Routes(Protocol):
+def schedule_last(
+    env: simpy.Environment, callback: Callable[[simpy.Event], None], delay_s: float = 0.0
+) -> simpy.Event:
+    """Call back after `delay_s`, when everything else of that instant has happened."""
+    event = env.event()
+    event._ok, event._value = True, None
+    event.callbacks.append(callback)
+    env.schedule(event, LAST_IN_INSTANT, delay_s)  # type: ignore[arg-type]
+    return event
+
+
+def call_at(
+    env: simpy.Environment, time_s: float, callback: Callable[[simpy.Event], object]
+) -> None:
+    """Call back at a time; at once if it has passed."""
+    timer = env.timeout(max(0.0, time_s - env.now))
+    timer.callbacks.append(callback)  # type: ignore[arg-type]  # its result is ignored
+
+
+class EdgeRoutes(Protocol):
     """Which links each edge crosses: those of edge e are ``arcs[pointers[e]:pointers[e + 1]]``."""
 
     @property
-    def arcs(self) -> Ints:
+    def arcs(self) -> IntArray:
         """Links, edge by edge."""
         ...
 
     @property
-    def pointers(self) -> Ints:
+    def pointers(self) -> IntArray:
         """Where each edge's links begin; shape (edges + 1,)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCounters:
-    """Bytes over each directed link until now.
+    """Bytes over each directed link so far.
 
     Parameters
     ----------
     wire_bytes : ndarray of float, shape (arcs,)
-        Over a link's bandwidth this is how long it is busy: flags and headers of a protocol count,
-        and what a link could have carried while staging or a slow protocol held it up.
+        Divided by the bandwidth, the time for which a link is busy: includes flags and headers of
+        protocols, and what a link could have carried while staging or a slow protocol held it up.
     payload_bytes : ndarray of float, shape (arcs,)
-        What users sent: 2 (N - 1) / N of an all-reduce in a ring of N.
+        Application data: 2 (N - 1) / N of an all-reduce in a ring of N.
     """
 
-    wire_bytes: Floats
-    payload_bytes: Floats
+    wire_bytes: FloatArray
+    payload_bytes: FloatArray
 
 
-def nothing_counted(arcs: int) -> LinkCounters:
-    """Return counts of zero for so many links."""
+def zero_counters(arcs: int) -> LinkCounters:
+    """Return counters of zero for some number of links."""
     return LinkCounters(np.zeros(arcs), np.zeros(arcs))
 
 
-def both_counted(one: LinkCounters, other: LinkCounters) -> LinkCounters:
-    """Return the sum of two counts."""
-    return LinkCounters(one.wire_bytes + other.wire_bytes, one.payload_bytes + other.payload_bytes)
+def sum_counters(a: LinkCounters, b: LinkCounters) -> LinkCounters:
+    """Return the sum of two counters."""
+    return LinkCounters(a.wire_bytes + b.wire_bytes, a.payload_bytes + b.payload_bytes)
 
 
-def count_collective(counted: LinkCounters, way: LoweredCollective, times: int = 1) -> None:
-    """Count a whole collective, or so many like it."""
-    add_traffic(counted.wire_bytes, way, times)
-    add_traffic(counted.payload_bytes, way, times, payload=True)
+def count_collective(counters: LinkCounters, lowered: LoweredCollective, times: int = 1) -> None:
+    """Count a whole collective `times` times."""
+    add_traffic(counters.wire_bytes, lowered, times)
+    add_traffic(counters.payload_bytes, lowered, times, payload=True)
 
 
-def count_stream(counted: LinkCounters, arcs: Ints, nbytes: float) -> None:
-    """Count bytes of somebody else, who adds nothing to them, on all links of a route."""
-    np.add.at(counted.wire_bytes, arcs, nbytes)
-    np.add.at(counted.payload_bytes, arcs, nbytes)
+def count_stream(counters: LinkCounters, arcs: IntArray, nbytes: float) -> None:
+    """Count background traffic, which has no protocol overhead, on all links of a route."""
+    np.add.at(counters.wire_bytes, arcs, nbytes)
+    np.add.at(counters.payload_bytes, arcs, nbytes)
 
 
-def count_elsewhere(
-    counted: LinkCounters, old: Routes, new: Routes, wire_bytes: Floats, wire_share: Floats
+def move_counts(
+    counters: LinkCounters,
+    old: EdgeRoutes,
+    new: EdgeRoutes,
+    wire_bytes: FloatArray,
+    wire_share: FloatArray,
 ) -> None:
-    """Count what edges have still to send on the links that will carry it, and not on others.
+    """Move the unsent bytes of edges from the links of their old routes to those of the new.
 
     Parameters
     ----------
-    counted : LinkCounters
-    old, new : Routes
+    counters : LinkCounters
+    old, new : EdgeRoutes
         Of the same edges.
     wire_bytes : ndarray of float, shape (edges,)
-        Still to be sent.
+        Not yet sent.
     wire_share : ndarray of float, shape (edges,)
         Bytes on the wire per byte of payload.
     """
@@ -101,80 +120,111 @@ def count_elsewhere(
         return
     for routes, sign in ((old, -1.0), (new, 1.0)):
         crossed = np.diff(routes.pointers)
-        np.add.at(counted.wire_bytes, routes.arcs, np.repeat(sign * wire_bytes, crossed))
+        np.add.at(counters.wire_bytes, routes.arcs, np.repeat(sign * wire_bytes, crossed))
         payload = np.repeat(sign * wire_bytes / wire_share, crossed)
-        np.add.at(counted.payload_bytes, routes.arcs, payload)
+        np.add.at(counters.payload_bytes, routes.arcs, payload)
 
 
-class Network(Protocol):
-    """A network that carries collectives and messages in simulated time.
+@dataclass
+class Network(ABC):
+    """A network that carries collectives and messages in simulated time; one to an environment.
 
-    `changes_left` says how often the machine will still change, if that is known.
+    Parameters
+    ----------
+    env : simpy.Environment
+    estimator : UncontendedTimer
+        Of the machine on which the run begins, whose library chooses algorithms and protocols.
+    changes_left : int, optional
+        How often the machine will still change, if that is known: then traffic that stalls after
+        the last change is an error at once.
     """
 
-    changes_left: int | None
+    env: simpy.Environment
+    estimator: UncontendedTimer
+    changes_left: int | None = None
+    machine: Machine = field(init=False)  # as it is now
+    _rerouted: ReroutedCollectives = field(init=False)
+    _counted: LinkCounters = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.machine = self.estimator.machine
+        self._rerouted = ReroutedCollectives(self.estimator, self.machine)
+        self._counted = zero_counters(len(self.machine.topology.arcs))
 
     @property
     def counted(self) -> LinkCounters:
-        """Bytes over each directed link until now."""
-        ...
+        """Bytes over each directed link: of collectives begun, and of streams until now."""
+        return self._counted
 
     @property
     def notes(self) -> tuple[ApproximationNote, ...]:
         """Where what was simulated is an approximation; none where it is exact."""
-        ...
+        return ()
 
     def collective(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
     ) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
-        ...
+        return self.launch(self.estimator.lower(op, nbytes, groups, root))
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""
-        ...
+        return self.launch([self._rerouted.message(src, dst, nbytes)])
 
-    def occupy(self, work_s: float, ranks: int) -> None:
-        """Let the processes of some ranks do something on a core each, from now on.
+    def launch(self, collectives: Sequence[LoweredCollective]) -> simpy.Event:
+        """Start lowered collectives now; the event fires when all have ended."""
+        ended = [self._launch(lowered) for lowered in collectives]
+        return ended[0] if len(ended) == 1 else self.env.all_of(ended)
 
-        Whatever the library wants to do on those cores has to wait.
+    @abstractmethod
+    def _launch(self, lowered: LoweredCollective) -> simpy.Event:
+        """Start one lowered collective; the event fires when it has ended."""
+
+    def occupy(self, work_s: float, ranks: int) -> None:  # noqa: B027  # most need no cores
+        """Keep one core of each of some ranks' processes busy for `work_s` from now on.
+
+        What the library has to do on those cores waits; without effect where it needs none.
         """
-        ...
 
+    @abstractmethod
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
-        """Send somebody else's bytes over some arcs from now on, at most at `cap_Bps`.
+        """Send background traffic over some arcs from now on, at most at `cap_Bps`.
 
-        They share links max-min fairly with everything else. The event fires when `nbytes` have
+        It shares links max-min fairly with everything else. The event fires when `nbytes` have
         been sent: never, if they are infinite.
         """
-        ...
 
+    @abstractmethod
     def become(self, machine: Machine) -> None:
-        """From now on the machine is this one: other rates, latencies and dead arcs.
+        """Go on on this machine: other rates, latencies and dead arcs.
 
-        What is on the move keeps the bytes that it has sent; edges over dead arcs take other
+        Transfers in progress keep the bytes that they have sent; edges over dead arcs take other
         routes.
 
         Raises
         ------
         TopologyError
-            No route is left between two that have to talk.
+            No route is left between two ranks that have to communicate.
         """
-        ...
+
+    def _note_change(self, machine: Machine) -> None:
+        """Replace the machine, of whose changes one less is left."""
+        self.machine = machine
+        self._rerouted.become(machine)
+        self.changes_left = None if self.changes_left is None else max(0, self.changes_left - 1)
 
 
-@dataclass
-class FreeNetwork:
+def reroute_stream(machine: Machine, route: Sequence[int]) -> tuple[int, ...]:
+    """Return the route of a stream, around dead arcs if it had one."""
+    topology = machine.topology
+    if topology.dead.isdisjoint(route):
+        return tuple(route)
+    names = topology.arcs.names
+    return tuple(machine.router.route(names[route[0]][0], names[route[-1]][1]))
+
+
+class FreeNetwork(Network):
     """The network of the what-if "infinitely fast"."""
-
-    env: simpy.Environment
-    estimator: UncontendedTimer
-    changes_left: int | None = None
-    notes: tuple[ApproximationNote, ...] = ()
-    counted: LinkCounters = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.counted = nothing_counted(len(self.estimator.machine.topology.arcs))
 
     def collective(
         self, _op: str, _nbytes: int, _groups: tuple[RankGroup, ...], _root: int
@@ -186,8 +236,8 @@ class FreeNetwork:
         """Deliver a message as soon as it was sent."""
         return self.env.timeout(0)
 
-    def occupy(self, _work_s: float, _ranks: int) -> None:
-        """Hold up nobody: here, messages need no cores."""
+    def _launch(self, _lowered: LoweredCollective) -> simpy.Event:
+        return self.env.timeout(0)
 
     def stream(self, _route: tuple[int, ...], _cap_Bps: float, nbytes: float) -> simpy.Event:
         """End a burst at once; a stream without an end never ends."""
@@ -197,47 +247,47 @@ class FreeNetwork:
         """Stay as quick as before."""
 
 
-SHOWN = 4
-"""So many edges are named; the others are counted."""
+MAX_NAMED = 4
+"""Edges that a message names; it counts the others."""
 
 
-def name_of(way: LoweredCollective) -> str:
-    """Readable name of a collective."""
-    schedule = way.schedule
+def collective_name(lowered: LoweredCollective) -> str:
+    """Return the readable name of a collective."""
+    schedule = lowered.schedule
     return f"{schedule.collective} ({schedule.algorithm}, {schedule.nbytes:,} bytes)"
 
 
-def standing_text(
-    machine: Machine, standing: Iterable[tuple[LoweredCollective, Sequence[int]]]
+def stalled_text(
+    machine: Machine, stalled: Iterable[tuple[LoweredCollective, Sequence[int]]]
 ) -> str:
-    """Name the edges of some collectives that stand still, and the links that carry nothing.
+    """Name the edges of some collectives that are stalled, and the links that carry nothing.
 
     Edges are numbered through the stages of their collective.
     """
     parts = []
-    for way, edges in standing:
-        named = [_edge_text(machine.topology, way, edge) for edge in edges[:SHOWN]]
-        more = f" and {len(edges) - SHOWN} more" if len(edges) > SHOWN else ""
-        parts.append(f"{name_of(way)}: {'; '.join(named)}{more}")
-    return f"traffic stands still for ever: {' | '.join(parts)}"
+    for lowered, edges in stalled:
+        named = [_edge_text(machine.topology, lowered, edge) for edge in edges[:MAX_NAMED]]
+        more = f" and {len(edges) - MAX_NAMED} more" if len(edges) > MAX_NAMED else ""
+        parts.append(f"{collective_name(lowered)}: {'; '.join(named)}{more}")
+    return f"traffic stalls for ever: {' | '.join(parts)}"
 
 
-def stage_text(machine: Machine, way: LoweredCollective, stage: Stage) -> str:
+def stage_text(machine: Machine, lowered: LoweredCollective, stage: Stage) -> str:
     """Name the edges of one stage of a collective over links that carry nothing."""
     rates, edges = machine.topology.arcs.bandwidth_Bps, stage.edges
     cut = np.add.reduceat(rates[edges.arcs] == 0, edges.pointers[:-1])
-    found: list[int] = np.flatnonzero(cut).tolist()
-    return standing_text(machine, [(replace(way, stages=(stage,)), found)])
+    stalled: list[int] = np.flatnonzero(cut).tolist()
+    return stalled_text(machine, [(replace(lowered, stages=(stage,)), stalled)])
 
 
 def waiting_text(waiting: Iterable[tuple[LoweredCollective, int]]) -> str:
     """Name collectives of which some sends wait for each other."""
-    parts = [f"{name_of(way)}: {left} sends wait" for way, left in waiting]
+    parts = [f"{collective_name(lowered)}: {sends} sends wait" for lowered, sends in waiting]
     return f"collectives that cannot end: {'; '.join(parts)}"
 
 
-def _edge_text(topology: Topology, way: LoweredCollective, edge: int) -> str:
-    for stage in way.stages:
+def _edge_text(topology: Topology, lowered: LoweredCollective, edge: int) -> str:
+    for stage in lowered.stages:
         if edge < len(stage.edges):
             break
         edge -= len(stage.edges)

@@ -1,1 +1,1 @@
-"""Strategies: what a training step does, as a StepPlan."""
+"""Strategies of training as plans of tasks, and their memory; see `strategies.STRATEGIES`."""

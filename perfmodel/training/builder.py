@@ -1,4 +1,4 @@
-"""Writing a StepPlan task by task."""
+"""Build a StepPlan task by task."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class TaskList:
         return len(self.tasks) - 1
 
     def issue(
-        self, what: str, kernels: int, rank_class: str, *, after: Iterable[int] = (), **marks: Any
+        self, name: str, kernels: int, rank_class: str, *, after: Iterable[int] = (), **marks: Any
     ) -> tuple[int, ...]:
-        """Let the host launch kernels; returns what device work has to wait for."""
+        """Let the host launch kernels; return the tasks that device work has to wait for."""
         if self.launch_s <= 0 or kernels <= 0:
             return tuple(after)
         work = Compute(kernels * self.launch_s)
-        task = Task(f"issue {what}", "issue", rank_class, HOST.name, work, tuple(after), **marks)
+        task = Task(f"issue {name}", "issue", rank_class, HOST.name, work, tuple(after), **marks)
         return (self.add(task),)
 
     def compute(

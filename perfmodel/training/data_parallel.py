@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.sections.strategy import DataParallelStrategy
 from perfmodel.training.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.plan import ddp_plan
+from perfmodel.training.memory import MemoryUse, Setup, replicated
 from perfmodel.training.plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.segments import backward_segments, forward_segments
-from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
+from perfmodel.training.strategy import StepRequest, Strategy
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, ParameterTensor, Workload
 
 COALESCED_BYTES = 10 * MIB
 """Parameters and gradients travel in pieces of this size (default `buffer_size`, comm.py)."""
@@ -225,9 +228,56 @@ def _newest(step: _Step) -> dict[str, int]:
 
 
 def _firsts(step: _Step) -> Iterator[int]:
-    """Return GPU 0's first task on its device streams: what the next step begins with."""
-    seen = {HOST.name}
+    """Return GPU 0's first task on each device stream, with which the next step begins."""
+    streams = {HOST.name}
     for index, task in enumerate(step.tasks.tasks):
-        if task.rank_class == FIRST and task.stream not in seen:
-            seen.add(task.stream)
+        if task.rank_class == FIRST and task.stream not in streams:
+            streams.add(task.stream)
             yield index
+
+
+def data_parallel_memory(setup: Setup) -> MemoryUse:
+    """Add up what nn.DataParallel keeps on GPU 0.
+
+    With several GPUs, it holds its own gradients and the reduced ones, and the outputs of all GPUs
+    with their gradient.
+
+    Raises
+    ------
+    InputError
+        Ranks or batch below 1, an unknown precision or optimizer.
+    """
+    use = replicated(setup)
+    if setup.ranks == 1:
+        return use
+    outputs = setup.ranks * setup.batch_per_gpu * setup.workload.output_elements
+    return replace(
+        use,
+        buckets_bytes=use.gradients_bytes,
+        activations_bytes=use.activations_bytes + 2 * outputs * ITEM_BYTES[setup.precision],
+    )
+
+
+def _options(_section: DataParallelStrategy) -> DdpOptions:
+    return DdpOptions(broadcast_buffers=False)
+
+
+def _plan(request: StepRequest, _options: DdpOptions) -> StepPlan:
+    return data_parallel_plan(
+        request.workload,
+        request.times,
+        ranks=request.ranks,
+        batch_per_gpu=request.batch_per_gpu,
+        item_bytes=request.item_bytes,
+        kernel_s=request.kernel_s,
+        segments=request.segments,
+    )
+
+
+DATA_PARALLEL = Strategy(
+    "nn.DataParallel",
+    _options,
+    _plan,
+    data_parallel_memory,
+    assumptions=("Cloning Python modules per replica costs nothing here: a lower bound.",),
+)

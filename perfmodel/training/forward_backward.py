@@ -15,7 +15,7 @@ from perfmodel.workload.model import LayerTimes, Workload
 
 @dataclass(frozen=True, slots=True)
 class CoreWork:
-    """What backward takes of a core of its process, where layers run elsewhere.
+    """Work of backward on a core of its process, where layers run elsewhere.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ NO_CORE_WORK = CoreWork()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What every part of a data-parallel step has to know.
+    """Settings of a data-parallel step, and the list of tasks that it is written to.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Step:
     times : LayerTimes
     options : DdpOptions
     tasks : TaskList
-        Where the parts write to.
+        To which tasks are added.
     rank_class : str
     iteration : {"first", "steady"}
     item_bytes : int or None
@@ -59,7 +59,7 @@ class Step:
     segments : int
         Tasks per pass at most.
     host_s : float
-        What the process does at the end of a step.
+        Work of the process at the end of a step.
     cast_Bps : float, optional
         Rate at which a hook converts gradients beside the device's work.
     core : CoreWork

@@ -1,8 +1,8 @@
-"""StepPlan: what one training step does, as tasks on streams. The engine knows only this.
+"""StepPlan: one training step as tasks on streams, the only input of the engine.
 
-A plan speaks of *classes* of identical ranks, not of ranks: data-parallel training of 100,000
+A plan names *classes* of identical ranks, not ranks: data-parallel training of 100,000
 GPUs is one class, nn.DataParallel is two, a pipeline is one per stage. ``reports/decisions``
-holds the check that FSDP, tensor, pipeline and asynchronous training fit.
+has the check that FSDP, tensor, pipeline and asynchronous training fit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Work on one device (or on the host), `duration_s` when nothing disturbs it."""
+    """Work on one device (or on the host), `duration_s` without slowdown."""
 
     duration_s: float
 
@@ -130,8 +130,8 @@ class Task:
     acquires, releases : str, optional
         Semaphore taken before it starts and given back when it ends.
     core_s : float
-        What the process of each rank does on a core when it has ended. It holds up nobody who does
-        not need that core.
+        Work of the process of each rank on a core after the task. It delays only what needs that
+        core.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Layers put together into pieces of work that are worth a task of their own.
+"""Merge layers into segments, each of which is one task.
 
-A model of 600 layers needs no 600 forward tasks: what matters is when the host has issued the
-work and when each bucket's last gradient is there. Layers are merged up to a number of segments
-per pass, and backward is always cut where a bucket gets complete, so that merging moves no
-bucket's ready time on a GPU that is kept busy.
+A model of 600 layers needs no 600 forward tasks: what matters is when the host has issued the work
+and when each bucket's last gradient is ready. Layers are merged into a number of segments per pass,
+and backward is always cut where a bucket is complete, so that merging changes no bucket's ready
+time on a busy GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.errors import ScheduleError
 from perfmodel.workload.model import LayerTimes, Workload
 
@@ -47,7 +47,7 @@ def forward_segments(
 ) -> tuple[Segment, ...]:
     """Return the forward pass as segments of about equally many layers."""
     check_times(workload, times)
-    groups = _grouped(range(len(workload.layers)), at_most, cuts=())
+    groups = _group(range(len(workload.layers)), at_most, cuts=())
     return tuple(
         Segment(_name(workload, group), *_sums(group, times.forward_s, times.forward_kernels))
         for group in groups
@@ -67,7 +67,7 @@ def backward_segments(
     cuts = {
         index for index, layer in enumerate(layers) if not set(layer.tensors).isdisjoint(cut_after)
     }
-    groups = _grouped(range(len(layers) - 1, -1, -1), at_most, cuts)
+    groups = _group(range(len(layers) - 1, -1, -1), at_most, cuts)
     return tuple(
         Segment(
             _name(workload, group),
@@ -94,7 +94,7 @@ def check_times(workload: Workload, times: LayerTimes) -> None:
             raise ScheduleError(f"times.{name} holds a value that is negative or not finite")
 
 
-def _grouped(order: Sequence[int], at_most: int, cuts: Collection[int]) -> list[list[int]]:
+def _group(order: Sequence[int], at_most: int, cuts: Collection[int]) -> list[list[int]]:
     size = -(-len(order) // max(1, at_most))
     groups: list[list[int]] = [[]]
     for index in order:
@@ -104,9 +104,7 @@ def _grouped(order: Sequence[int], at_most: int, cuts: Collection[int]) -> list[
     return [group for group in groups if group]
 
 
-def _sums(
-    group: Sequence[int], times_s: NDArray[np.float64], kernels: NDArray[np.int64]
-) -> tuple[float, int]:
+def _sums(group: Sequence[int], times_s: FloatArray, kernels: IntArray) -> tuple[float, int]:
     return float(sum(times_s[index] for index in group)), int(sum(kernels[i] for i in group))
 
 

@@ -1,7 +1,7 @@
-"""A few odd ranks: a plan's class of like ranks cut into several.
+"""Split a rank class of a plan, so that some of its ranks can differ.
 
-It knows nothing of strategies: every part gets its own copy of its class's tasks, collectives keep
-their keys, and what waited for the class waits for all of its parts.
+Independent of the strategy: every part gets its own copy of the tasks of its class, collectives
+keep their keys, and tasks that waited for the class wait for all of its parts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class ClassPart:
         Of the new class.
     ranks : range or tuple of int
     scale : float
-        How many times longer their work on the device takes; the host's stays.
+        Factor on the time of their work on the device; that on the host stays.
     like : StepPlan, optional
-        Take the work from this plan, which has the same tasks with other durations (another GPU).
+        Plan to take the work from: the same tasks with other durations (another GPU).
     """
 
     name: str
@@ -37,7 +37,7 @@ class ClassPart:
 
 
 def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
-    """Cut a class into parts; ranks that no part names stay in the class.
+    """Split a class into parts; ranks that no part names stay in the class.
 
     Parameters
     ----------
@@ -53,12 +53,12 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
         An unknown class, ranks that it does not have, or a plan that is not alike.
     """
     whole = _class_of(plan, name)
-    rest = _rest(whole, parts)
+    rest = _remaining_ranks(whole, parts)
     for part in parts:
         _check_alike(plan, part)
     all_parts = [*([ClassPart(name, rest)] if len(rest) else []), *parts]
     on_host = {stream.name for stream in plan.streams if stream.kind == "host"}
-    copies: list[dict[str, int]] = []  # of each task, where its copy for each part is
+    copies: list[dict[str, int]] = []  # of each task, the index of its copy for each part
     tasks: list[Task] = []
     for index, task in enumerate(plan.tasks):
         if task.rank_class != name:
@@ -68,7 +68,7 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
         copies.append({})
         for part in all_parts:
             copies[-1][part.name] = len(tasks)
-            tasks.append(_of_part(task, index, part, task.stream in on_host))
+            tasks.append(_copy_task(task, index, part, task.stream in on_host))
     return replace(
         plan,
         classes=tuple(
@@ -83,8 +83,8 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
         tasks=tuple(
             replace(
                 task,
-                after=_copied(copies, task.after, task.rank_class),
-                after_previous=_copied(copies, task.after_previous, task.rank_class),
+                after=_copied_dependencies(copies, task.after, task.rank_class),
+                after_previous=_copied_dependencies(copies, task.after_previous, task.rank_class),
             )
             for task in tasks
         ),
@@ -92,7 +92,7 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
 
 
 def one_class_per_rank(plan: StepPlan) -> StepPlan:
-    """Cut every class into its single ranks, named "rank 0", "rank 1" and so on."""
+    """Split every class into its single ranks, named "rank 0", "rank 1" and so on."""
     for each in plan.classes:
         if len(each.ranks) > 1:
             plan = split(plan, each.name, [ClassPart(f"rank {r}", (r,)) for r in each.ranks])
@@ -103,22 +103,22 @@ def _class_of(plan: StepPlan, name: str) -> RankClass:
     for each in plan.classes:
         if each.name == name:
             return each
-    known = ", ".join(repr(each.name) for each in plan.classes)
-    raise ScheduleError(f"plan {plan.name!r} has no class {name!r}; its classes: {known}")
+    names = ", ".join(repr(each.name) for each in plan.classes)
+    raise ScheduleError(f"plan {plan.name!r} has no class {name!r}; its classes: {names}")
 
 
-def _rest(whole: RankClass, parts: Sequence[ClassPart]) -> range | tuple[int, ...]:
+def _remaining_ranks(whole: RankClass, parts: Sequence[ClassPart]) -> range | tuple[int, ...]:
     """Ranks of a class that no part names."""
     empty = np.array([], dtype=np.int64)
     named = np.concatenate([empty, *(np.asarray(part.ranks, dtype=np.int64) for part in parts)])
-    everyone = np.asarray(whole.ranks, dtype=np.int64)
-    strange = np.setdiff1d(named, everyone)
-    if len(strange) or len(np.unique(named)) != len(named):
-        found = f"ranks {strange[:8].tolist()} not of it" if len(strange) else "a rank twice"
-        raise ScheduleError(f"parts of class {whole.name!r} name {found}")
+    members = np.asarray(whole.ranks, dtype=np.int64)
+    foreign = np.setdiff1d(named, members)
+    if len(foreign) or len(np.unique(named)) != len(named):
+        fault = f"ranks {foreign[:8].tolist()} not of it" if len(foreign) else "a rank twice"
+        raise ScheduleError(f"parts of class {whole.name!r} name {fault}")
     if not len(named):
         return whole.ranks
-    return tuple(everyone[~np.isin(everyone, named)].tolist())
+    return tuple(members[~np.isin(members, named)].tolist())
 
 
 def _check_alike(plan: StepPlan, part: ClassPart) -> None:
@@ -132,8 +132,8 @@ def _check_alike(plan: StepPlan, part: ClassPart) -> None:
         raise ScheduleError(f"{part.like.name!r} has other tasks than {plan.name!r}")
 
 
-def _of_part(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
-    """Copy a task for a part; its `after` still points at the plan before the cut."""
+def _copy_task(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
+    """Copy a task for a part; its `after` still refers to the plan before the split."""
     source = task if part.like is None else part.like.tasks[index]
     work = task.work
     if isinstance(source.work, Compute):
@@ -141,10 +141,12 @@ def _of_part(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
     return replace(task, rank_class=part.name, work=work)
 
 
-def _copied(copies: Sequence[dict[str, int]], after: Sequence[int], owner: str) -> tuple[int, ...]:
-    """What a copy waits for: its own part's copies, or all copies of another class's task."""
-    found: list[int] = []
+def _copied_dependencies(
+    copies: Sequence[dict[str, int]], after: Sequence[int], owner: str
+) -> tuple[int, ...]:
+    """Dependencies of a copy: copies of its own part, or all copies of another class's task."""
+    dependencies: list[int] = []
     for index in after:
         mine = copies[index].get(owner)
-        found += list(copies[index].values()) if mine is None else [mine]
-    return tuple(found)
+        dependencies += list(copies[index].values()) if mine is None else [mine]
+    return tuple(dependencies)

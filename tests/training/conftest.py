@@ -11,7 +11,7 @@ import pytest
 from perfmodel.training.plan import Collective, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
-collect_ignore = ["ddp_on_gloo.py"]
+collect_ignore = ["ddp/ddp_on_gloo.py"]
 """A program that a test starts; it needs torch, which the test may have to do without."""
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.training.data_parallel import data_parallel_memory
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory import Setup, advice, largest_batch, memory
+from perfmodel.training.ddp.strategy import ddp_memory as memory
+from perfmodel.training.memory import Setup, advice, largest_batch
 from perfmodel.units import format_bytes
 from perfmodel.workload.zoo import build_model
 
@@ -60,8 +62,8 @@ def test_buckets_are_a_copy_of_the_gradients_unless_views() -> None:
 
 
 def test_gpu_0_of_data_parallel_holds_reduced_gradients_and_all_outputs() -> None:
-    setup = setup_of(strategy="data_parallel")
-    served, alone = memory(setup), memory(replace(setup, ranks=1))
+    setup = setup_of()
+    served, alone = (data_parallel_memory(replace(setup, ranks=ranks)) for ranks in (8, 1))
     assert served.buckets_bytes == setup.workload.nbytes
     assert served.activations_bytes - alone.activations_bytes == 2 * 8 * 32 * 1000 * 4
 
@@ -70,59 +72,59 @@ def test_measured_activations_replace_the_count() -> None:
     setup = setup_of(activations_bytes=3e9)
     assert memory(setup).activations_bytes == 3e9
     fixed = memory(setup).total_bytes - 3e9
-    assert largest_batch(setup, fixed + 6e9) == 64
+    assert largest_batch(setup, fixed + 6e9, memory) == 64
 
 
 @pytest.mark.parametrize("capacity", [2 * GB, 16 * GB, 80 * GB])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_largest_batch_just_fits(capacity: float, precision: str) -> None:
     setup = setup_of(precision=precision)
-    batch = largest_batch(setup, capacity)
+    batch = largest_batch(setup, capacity, memory)
     assert memory(replace(setup, batch_per_gpu=batch)).total_bytes <= capacity
     assert memory(replace(setup, batch_per_gpu=batch + 1)).total_bytes > capacity
 
 
 def test_no_advice_where_it_fits() -> None:
-    assert advice(setup_of(), 80 * GB) == ()
+    assert advice(setup_of(), 80 * GB, memory) == ()
 
 
 def test_advice_is_true() -> None:
     setup = setup_of(batch_per_gpu=512)
     capacity = 16 * GB
-    said = advice(setup, capacity)
-    match = re.search(r"at most (\d+) per GPU instead of 512: with (\d+) accumulated", said[0])
+    proposals = advice(setup, capacity, memory)
+    match = re.search(r"at most (\d+) per GPU instead of 512: with (\d+) accumulated", proposals[0])
     assert match is not None
     batch, micro_batches = map(int, match.groups())
-    assert batch == largest_batch(setup, capacity)
+    assert batch == largest_batch(setup, capacity, memory)
     assert batch * micro_batches >= 512 > batch * (micro_batches - 1)
-    assert [line.split("=")[0].split(" ")[0] for line in said[1:]] == [
+    assert [line.split("=")[0].split(" ")[0] for line in proposals[1:]] == [
         "gradient_as_bucket_view", "bf16", "FSDP",
     ]  # fmt: skip
-    assert all(line.endswith("not enough alone") for line in said[1:])
+    assert all(line.endswith("not enough alone") for line in proposals[1:])
 
 
 def test_sharding_makes_a_large_model_fit() -> None:
     setup = setup_of("gpt2-xl", optimizer="adam", batch_per_gpu=1, ranks=8, precision="bf16")
-    said = advice(setup, 24 * GB)
-    assert said[0].startswith("no smaller batch")
-    sharded = next(line for line in said if line.startswith("FSDP"))
+    proposals = advice(setup, 24 * GB, memory)
+    assert proposals[0].startswith("no smaller batch")
+    sharded = next(line for line in proposals if line.startswith("FSDP"))
     assert "over 8" in sharded
     use = memory(setup)
     embeddings = (50257 + 1024) * 1600 * 4  # the largest unit; two may be whole at once
-    wanted = use.states_bytes / 8 + 2 * embeddings + use.activations_bytes
-    assert f": {format_bytes(wanted)} of" in sharded
+    expected = use.states_bytes / 8 + 2 * embeddings + use.activations_bytes
+    assert f": {format_bytes(expected)} of" in sharded
     assert sharded.endswith(", fits")
 
 
 def test_advice_does_not_repeat_what_is_done() -> None:
     options = DdpOptions(gradient_as_bucket_view=True)
     setup = setup_of(batch_per_gpu=4096, options=options, ranks=1, precision="bf16")
-    assert len(advice(setup, GB)) == 1
+    assert len(advice(setup, GB, memory)) == 1
 
 
 def test_refuses_unknown_words() -> None:
     with pytest.raises(InputError) as caught:
-        memory(setup_of(precision="fp33", strategy="zero", ranks=0))
-    assert [fault.field for fault in caught.value.faults] == ["ranks", "strategy", "precision"]
+        memory(setup_of(precision="fp33", ranks=0))
+    assert [fault.field for fault in caught.value.faults] == ["ranks", "precision"]
     with pytest.raises(InputError, match="sgd-momentum"):
         memory(setup_of(optimizer="sgd-momentun"))

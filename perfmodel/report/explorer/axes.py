@@ -10,11 +10,13 @@ from typing import Any
 
 from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
-from perfmodel.scenario import DdpStrategy, Scenario, changed
+from perfmodel.scenario import Scenario, changed
 from perfmodel.scenario.sections.what_if import INFINITE
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result import Result
 from perfmodel.studies.run.run import resolved, run_scenario
+from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
+from perfmodel.training.strategies import STRATEGIES
 
 MOST_POINTS, LEAST_POINTS = 360, 54
 """Settings that are simulated at most, each in a fraction of a second; and how few suffice for
@@ -144,25 +146,28 @@ def _placed(points: Sequence[Stop], between: Iterable[Stop]) -> tuple[Stop, ...]
 
 def _caps(scenario: Scenario, result: Result) -> list[float]:
     """Caps from the smallest of `CAPS` to one that takes the whole model in one bucket."""
-    strategy = scenario.strategy
+    strategy, options = STRATEGIES[scenario.strategy.kind], _bucket_options(scenario)
     total = sum(bucket.nbytes for bucket in result.main.buckets)
-    if not isinstance(strategy, DdpStrategy) or strategy.bucket_caps or not total:
+    if not strategy.has_buckets or options.caps_list_bytes or not total:
         return []
     mib = 2.0**20
     whole = math.ceil(total / mib) * mib
-    return sorted({*(cap for cap in CAPS if cap < 0.8 * whole), whole, _cap_asked(strategy)})
+    return sorted({*(cap for cap in CAPS if cap < 0.8 * whole), whole, _cap_asked(options)})
 
 
-def _cap_asked(strategy: DdpStrategy) -> float:
-    return strategy.bucket_cap or 25 * 2.0**20  # PyTorch's default
+def _bucket_options(scenario: Scenario) -> DdpOptions:
+    return STRATEGIES[scenario.strategy.kind].options(scenario.strategy)
+
+
+def _cap_asked(options: DdpOptions) -> float:
+    return options.bucket_cap_bytes or float(DEFAULT_CAP_BYTES)
 
 
 def _cap_axis(scenario: Scenario, caps: Sequence[float]) -> Axis:
-    strategy = scenario.strategy
-    assert isinstance(strategy, DdpStrategy)
-    first = strategy.first_bucket
-    if strategy.bucket_cap is None and first is None:
-        first = 2.0**20  # PyTorch's default; naming a cap would drop it
+    options = _bucket_options(scenario)
+    first = options.first_bucket_bytes
+    if options.bucket_cap_bytes is None and first is None:
+        first = FIRST_BUCKET_BYTES  # naming a cap would drop it
 
     def stop(at: float, nbytes: float) -> Stop:
         settings = {"strategy.bucket_cap": f"{nbytes:.0f} B"}
@@ -172,7 +177,7 @@ def _cap_axis(scenario: Scenario, caps: Sequence[float]) -> Axis:
 
     # Nothing between: a parameter goes into one bucket or the other, so that the time jumps.
     stops = tuple(stop(float(at), nbytes) for at, nbytes in enumerate(caps))
-    return Axis("cap", "Bucket cap", stops, caps.index(_cap_asked(strategy)))
+    return Axis("cap", "Bucket cap", stops, caps.index(_cap_asked(options)))
 
 
 def _short(text: str) -> str:

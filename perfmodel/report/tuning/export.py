@@ -7,7 +7,6 @@ import io
 import math
 from typing import Any
 
-from perfmodel.scenario import DdpStrategy
 from perfmodel.studies.tune.caps import number, text_mb
 from perfmodel.studies.tune.choice.minimax_regret import Compromise, Shared
 from perfmodel.studies.tune.model import (
@@ -19,6 +18,7 @@ from perfmodel.studies.tune.model import (
     Spans,
     TuneResult,
 )
+from perfmodel.training.strategies import STRATEGIES
 
 
 def tuned_json(tuned: TuneResult) -> dict[str, Any]:
@@ -65,14 +65,14 @@ def snippet(tuned: TuneResult, choice: Choice) -> str:
     Examples of what it returns: ``DistributedDataParallel(model, bucket_cap_mb=49)``.
     """
     strategy = tuned.scenario.strategy
-    assert isinstance(strategy, DdpStrategy)
+    options = STRATEGIES[strategy.kind].options(strategy)
     arguments = ["model", *_caps(choice)]
     arguments += [
         f"{name}=True"
         for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
-        if getattr(strategy, name)
+        if getattr(options, name)
     ]
-    arguments += [] if strategy.broadcast_buffers else ["broadcast_buffers=False"]
+    arguments += [] if options.broadcast_buffers else ["broadcast_buffers=False"]
     return f"DistributedDataParallel({', '.join(arguments)})"
 
 

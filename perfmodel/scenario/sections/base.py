@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from perfmodel.files import Bytes, Count, FileModel, Seconds
+from perfmodel.files import Count, FileModel, Seconds
 
 Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -87,55 +87,6 @@ class ComputeSection(FileModel):
         if (self.source == "file") != (self.times is not None):
             raise ValueError("'times' together with 'source: file', and only then")
         return self
-
-
-class DdpStrategy(FileModel):
-    """DistributedDataParallel, with PyTorch's own names and defaults.
-
-    With neither cap nor list the buckets are PyTorch's default (1 MiB first, then 25 MiB). An
-    explicit `bucket_cap` drops the small first bucket unless `first_bucket` is given too, as in
-    torch 2.13.
-    """
-
-    kind: Literal["ddp"] = "ddp"
-    bucket_cap: Bytes | None = None
-    first_bucket: Bytes | None = None
-    bucket_caps: Annotated[tuple[Bytes, ...], Field(min_length=1)] | None = Field(
-        default=None, description="one cap per bucket, the last one repeats (bucket_cap_mb_list)"
-    )
-    find_unused_parameters: Switch = False
-    static_graph: Switch = False
-    gradient_as_bucket_view: Switch = False
-    broadcast_buffers: Switch = True
-    accumulate: Count = Field(
-        default=1, description="micro-steps per step; all but the last under no_sync"
-    )
-    hook: Literal["none", "fp16", "bf16"] = Field(
-        default="none", description="gradient compression hook"
-    )
-
-    @model_validator(mode="after")
-    def _caps_one_way(self) -> DdpStrategy:
-        if self.bucket_caps is not None and (self.bucket_cap or self.first_bucket):
-            raise ValueError("'bucket_caps', or 'bucket_cap' with 'first_bucket', not both")
-        return self
-
-
-class DataParallelStrategy(FileModel):
-    """nn.DataParallel: one process drives all GPUs of one node; device 0 is the server."""
-
-    kind: Literal["data_parallel"]
-
-
-def _ddp_unless_named(value: object) -> object:
-    return {"kind": "ddp", **value} if isinstance(value, Mapping) else value
-
-
-Strategy = Annotated[
-    Annotated[DdpStrategy | DataParallelStrategy, Field(discriminator="kind")],
-    BeforeValidator(_ddp_unless_named),
-]
-"""Told apart by `kind`; DDP if there is none."""
 
 
 class FabricSection(FileModel):

@@ -1,6 +1,6 @@
-"""What happens around a plan while it runs: a machine that changes, other traffic, other jobs.
+"""What else happens while a plan runs: changes of the machine, background traffic and jobs.
 
-A fault is no word of the simulators: whatever breaks, from then on the machine is another one.
+The simulators know no faults: whatever breaks, the machine is another one from then on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfmodel.training.plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From `at_s` on the machine is this one.
+    """The machine from a time on.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Change:
     machine : Machine
         The same ranks and the same numbers of arcs; other bandwidths, latencies, dead arcs.
     what : str
-        Why, in words for messages.
+        Why, for messages.
     """
 
     at_s: float
@@ -39,14 +39,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of somebody else between two devices: a steady stream, a burst, or many.
+    """Background traffic between two devices: a steady stream, a burst, or many.
 
     Parameters
     ----------
     src, dst : str
         Devices by name.
     rate_Bps : float, optional
-        Most that it takes; needed for a steady stream. Default: what the links give.
+        Upper limit; needed for a steady stream. Default: limited by the links only.
     nbytes : float, optional
         Size of a burst. Default: a stream that never ends.
     every_s : float, optional
@@ -95,7 +95,7 @@ class BackgroundJob:
 
 
 class Meeting(NamedTuple):
-    """How the ranks of one collective met.
+    """When the ranks of one collective arrived.
 
     Parameters
     ----------
@@ -104,15 +104,15 @@ class Meeting(NamedTuple):
         Of the collective's task.
     bucket : int, optional
     start_s : float
-        When the last one had come; seconds since the start of the run.
+        When the last rank arrived; seconds since the start of the run.
     last : str
-        Class of the last one.
+        Class of the last rank.
     last_rank : int
-        The last rank; the first of its class where a class moves as one.
+        The last rank; the first of its class where a class is simulated as source.
     waited_s : float
         How long the ranks that were not last waited, on average.
     longest_s : float
-        How long the first one waited.
+        How long the first rank waited.
     """
 
     step: int
@@ -125,25 +125,25 @@ class Meeting(NamedTuple):
     longest_s: float
 
 
-def let_change(
+def schedule_changes(
     env: simpy.Environment,
     network: Network,
     changes: Sequence[Change],
-    under_way: Callable[[], Sequence[str]],
+    in_progress: Callable[[], Sequence[str]],
 ) -> None:
-    """Let the network become other machines, each at its time, in the order of time.
+    """Change the machine of the network at the time of each change.
 
     Parameters
     ----------
-    under_way : callable
-        Names of the collectives on the move, for the message if one of them is cut off.
+    in_progress : callable
+        Names of the collectives in progress, for the message if one of them loses all routes.
     """
 
     def become(change: Change) -> None:
         try:
             network.become(change.machine)
         except TopologyError as error:
-            names = ", ".join(under_way()[:8]) or "nothing"
+            names = ", ".join(in_progress()[:8]) or "nothing"
             raise SimulationError(f"{change.what}: {error}; under way: {names}") from error
 
     network.changes_left = len(changes)
@@ -152,37 +152,37 @@ def let_change(
         event.callbacks.append(lambda event: become(event.value))
 
 
-def let_flow(
+def start_traffic(
     env: simpy.Environment,
     network: Network,
     machine: Machine,
     changes: Sequence[Change],
     traffic: Sequence[Traffic],
 ) -> None:
-    """Put streams and bursts on the network, each from its time on."""
-    later = sorted(changes, key=lambda change: change.at_s)
+    """Start streams and bursts on the network, each at its time."""
+    by_time = sorted(changes, key=lambda change: change.at_s)
 
     def machine_now() -> Machine:
-        return next((c.machine for c in reversed(later) if c.at_s <= env.now), machine)
+        return next((c.machine for c in reversed(by_time) if c.at_s <= env.now), machine)
 
-    for one in traffic:
-        env.process(_flow(env, network, machine_now, one))
+    for source in traffic:
+        env.process(_send(env, network, machine_now, source))
 
 
-def _flow(
-    env: simpy.Environment, network: Network, machine_now: Any, one: Traffic
+def _send(
+    env: simpy.Environment, network: Network, machine_now: Any, source: Traffic
 ) -> Generator[simpy.Event, Any, None]:
-    """Send one stream, or burst after burst by the route of the moment."""
-    yield env.timeout(one.start_s)
-    nbytes = math.inf if one.nbytes is None else one.nbytes
-    rate_Bps = math.inf if one.rate_Bps is None else one.rate_Bps
+    """Send one stream, or burst after burst over the route at that time."""
+    yield env.timeout(source.start_s)
+    nbytes = math.inf if source.nbytes is None else source.nbytes
+    rate_Bps = math.inf if source.rate_Bps is None else source.rate_Bps
     while True:
         begun_s = env.now
         try:
-            route = machine_now().router.route(one.src, one.dst)
+            route = machine_now().router.route(source.src, source.dst)
         except TopologyError as error:
-            raise SimulationError(f"traffic from {one.src} to {one.dst}: {error}") from error
+            raise SimulationError(f"traffic from {source.src} to {source.dst}: {error}") from error
         yield network.stream(route, rate_Bps, nbytes)
-        if one.every_s is None:
+        if source.every_s is None:
             return
-        yield env.timeout(max(0.0, begun_s + one.every_s - env.now))
+        yield env.timeout(max(0.0, begun_s + source.every_s - env.now))

@@ -1,4 +1,4 @@
-"""Runs a StepPlan in simulated time. It knows tasks, streams and collectives, and no strategy."""
+"""Run a StepPlan in simulated time: tasks, streams and collectives, of whatever strategy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from perfmodel.simulate.engine.background import (
     BackgroundJob,
     Change,
     Traffic,
-    let_change,
-    let_flow,
+    schedule_changes,
+    start_traffic,
 )
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
 from perfmodel.simulate.engine.run import Run
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.network import FreeNetwork, Network
-from perfmodel.simulate.sockets.network import SocketNetwork, goes_by_sockets
+from perfmodel.simulate.network import FreeNetwork, Network, schedule_last
+from perfmodel.simulate.sockets.network import SocketNetwork, uses_sockets
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.timeline import Timeline
 from perfmodel.training.plan import StepPlan
@@ -34,8 +34,6 @@ NETWORKS: Mapping[str, Callable[[simpy.Environment, UncontendedTimer], Network]]
     "message": MessageNetwork,
     "free": FreeNetwork,
 }
-AFTER_ALL_ELSE = 2
-"""SimPy priority behind NORMAL (1): what is looked at when an instant is over."""
 
 
 def simulate(
@@ -64,38 +62,37 @@ def simulate(
     overlap_slowdown : float, optional
         Factor by which compute is slower while its class communicates; default: the GPU's.
     estimator : UncontendedTimer, optional
-        Of the same machine, so that several runs share what it has worked out.
+        Of the same machine, so that several runs share its cache.
     changes : sequence of Change
         What the machine becomes, and when.
     traffic : sequence of Traffic
-        Streams and bursts of somebody else.
+        Background streams and bursts.
     beside : sequence of BackgroundJob or StepPlan
-        Jobs that repeat on the same machine until this one has ended.
+        Background jobs, repeated on the same machine until this one has ended.
     stretch : callable, optional
-        How much longer a task's work is, by step and index (see `perfmodel.simulate.ranks.jitter`).
+        Factor on a task's work, by step and index (see `perfmodel.simulate.ranks.jitter`).
 
     Raises
     ------
     SimulationError
-        The plan cannot finish: the message names the tasks that wait, or who is out of reach.
+        The plan cannot finish: the message names the tasks that wait, or ranks without a route.
     """
     env = simpy.Environment()
-    known = estimator or UncontendedTimer(machine)
-    alone = not changes and not traffic
-    sockets = alone and goes_by_sockets(machine, fidelity)
-    network: Network = SocketNetwork(env, known) if sockets else NETWORKS[fidelity](env, known)
+    timer = estimator or UncontendedTimer(machine)
+    sockets = not changes and not traffic and uses_sockets(machine, fidelity)
+    network: Network = SocketNetwork(env, timer) if sockets else NETWORKS[fidelity](env, timer)
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
     main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
-    others = [_repeated(env, network, one, usual) for one in beside]
+    others = [_start_background_job(env, network, job, usual) for job in beside]
     jobs = (main, *others)
-    let_change(
-        env, network, changes, lambda: [name for job in jobs for name in job.under_way.values()]
+    schedule_changes(
+        env, network, changes, lambda: [name for job in jobs for name in job.in_progress.values()]
     )
-    let_flow(env, network, machine, changes, traffic)
-    if others or traffic:  # whose events never run out
+    start_traffic(env, network, machine, changes, traffic)
+    if others or traffic:  # they never run out of events
         for job in jobs:
-            _watch(env, job)
+            _detect_deadlock(env, job)
     _run(env, main)
     return Run(
         Timeline(tuple(sorted(main.spans, key=lambda span: (span.start_s, span.end_s)))),
@@ -107,16 +104,16 @@ def simulate(
     )
 
 
-def _repeated(
-    env: simpy.Environment, network: Network, one: BackgroundJob | StepPlan, usual: float
+def _start_background_job(
+    env: simpy.Environment, network: Network, plan: BackgroundJob | StepPlan, usual: float
 ) -> PlanRun:
-    job = one if isinstance(one, BackgroundJob) else BackgroundJob(one)
+    job = plan if isinstance(plan, BackgroundJob) else BackgroundJob(plan)
     slowdown = usual if job.overlap_slowdown is None else job.overlap_slowdown
     return PlanRun(env, network, job.plan, None, slowdown, start_s=job.start_s)
 
 
 def _run(env: simpy.Environment, main: PlanRun) -> None:
-    """Run until the plan has ended; SimPy itself would end silently on a deadlock."""
+    """Run until the plan has ended; raise on a deadlock, on which SimPy stops silently."""
     try:
         env.run(until=main.done)
     except PerfmodelError as error:
@@ -124,21 +121,18 @@ def _run(env: simpy.Environment, main: PlanRun) -> None:
             raise error.__cause__ from error.__cause__.__cause__
         raise
     except RuntimeError as error:
-        raise SimulationError(main.waiting()) from error
+        raise SimulationError(main.describe_deadlock()) from error
 
 
-def _watch(env: simpy.Environment, job: PlanRun) -> None:
-    """Raise as soon as a job has nothing under way that could make it go on."""
+def _detect_deadlock(env: simpy.Environment, job: PlanRun) -> None:
+    """Raise as soon as nothing is in progress that could continue a job that has not ended."""
 
     def check(_: simpy.Event) -> None:
-        if job.is_stuck:
-            raise SimulationError(job.waiting())
+        if job.is_deadlocked:
+            raise SimulationError(job.describe_deadlock())
 
-    def look() -> None:
-        event = env.event()
-        event._ok, event._value = True, None
-        event.callbacks.append(check)
-        env.schedule(event, priority=AFTER_ALL_ELSE)  # type: ignore[arg-type]
+    def check_last() -> None:
+        schedule_last(env, check)
 
-    job.idle = look
-    look()
+    job.on_idle = check_last
+    check_last()

@@ -1,7 +1,4 @@
-"""Which classes of ranks meet in which groups of a communicator.
-
-One rank class in simulated time: its compute slows down while it communicates.
-"""
+"""Rank classes in simulated time: which of them take part in a collective, and their compute."""
 
 from __future__ import annotations
 
@@ -16,55 +13,59 @@ from perfmodel.arrays import RankGroup
 from perfmodel.training.plan import Communicator, RankClass, StepPlan
 
 
-class Party(NamedTuple):
-    """Classes that meet, and the groups that start once they have.
+class Participants(NamedTuple):
+    """Classes that take part in a collective, and the groups that start once all have arrived.
 
-    Groups that have a class in common start together, because a class moves as one; groups that
-    have none start each by itself.
+    Groups that have a class in common start together, because a class is simulated as one; others
+    start independently.
     """
 
     classes: tuple[str, ...]
     groups: tuple[RankGroup, ...]
 
 
-def parties(plan: StepPlan) -> Mapping[str, Mapping[str, Party]]:
-    """By communicator, the party that each class meets; classes without members have none."""
+def participants_of(plan: StepPlan) -> Mapping[str, Mapping[str, Participants]]:
+    """Return the participants by communicator and class; none for classes without members."""
     if len(plan.classes) == 1:
         alone = (plan.classes[0].name,)
-        return {c.name: {alone[0]: Party(alone, c.groups)} for c in plan.communicators}
-    home = _home(plan.classes)
-    return {c.name: _parties_of(c, plan.classes, home) for c in plan.communicators}
+        return {c.name: {alone[0]: Participants(alone, c.groups)} for c in plan.communicators}
+    class_of_rank = _class_of_ranks(plan.classes)
+    return {c.name: _of_communicator(c, plan.classes, class_of_rank) for c in plan.communicators}
 
 
-def _home(classes: tuple[RankClass, ...]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Class of every rank; -1 for ranks of no class."""
+def _class_of_ranks(classes: tuple[RankClass, ...]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Index of the class of every rank; -1: none."""
     ranks = [np.asarray(each.ranks, dtype=np.int64) for each in classes]
-    home = np.full(1 + max(int(part.max(initial=-1)) for part in ranks), -1, dtype=np.int64)
+    class_of_rank = np.full(
+        1 + max(int(part.max(initial=-1)) for part in ranks), -1, dtype=np.int64
+    )
     for number, part in enumerate(ranks):
-        home[part] = number
-    return home
+        class_of_rank[part] = number
+    return class_of_rank
 
 
-def _parties_of(
+def _of_communicator(
     communicator: Communicator,
     classes: tuple[RankClass, ...],
-    home: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> Mapping[str, Party]:
+    class_of_rank: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> Mapping[str, Participants]:
     together: list[tuple[set[int], list[RankGroup]]] = []
     for group in communicator.groups:
         ranks = np.asarray(group, dtype=np.int64)
-        found = set(np.unique(home[ranks[ranks < len(home)]]).tolist()) - {-1}
+        members = set(np.unique(class_of_rank[ranks[ranks < len(class_of_rank)]]).tolist()) - {-1}
         groups = [group]
-        for other in [party for party in together if not party[0].isdisjoint(found)]:
+        for other in [part for part in together if not part[0].isdisjoint(members)]:
             together.remove(other)
-            found |= other[0]
+            members |= other[0]
             groups = other[1] + groups
-        together.append((found, groups))
+        together.append((members, groups))
     return {
-        name: party
+        name: participants
         for members, groups in together
-        for party in [Party(tuple(classes[i].name for i in sorted(members)), tuple(groups))]
-        for name in party.classes
+        for participants in [
+            Participants(tuple(classes[i].name for i in sorted(members)), tuple(groups))
+        ]
+        for name in participants.classes
     }
 
 
@@ -77,8 +78,8 @@ class _Work:
 
 
 @dataclass(slots=True, eq=False)
-class Device:
-    """Runs compute at full speed, or `slowdown` times slower while a collective is under way.
+class ComputeResource:
+    """Compute of a rank class, `slowdown` times slower while a collective of it is in progress.
 
     Parameters
     ----------
@@ -93,7 +94,7 @@ class Device:
     _running: list[_Work] = field(default_factory=list)
 
     def compute(self, duration_s: float) -> simpy.Event:
-        """Start work that takes `duration_s` undisturbed; the event fires when it is done."""
+        """Start work that takes `duration_s` without slowdown; the event fires when it is done."""
         if self.slowdown == 1.0 or duration_s == 0.0:
             return self.env.timeout(duration_s)
         work = _Work(self.env.event(), duration_s, self.env.now)
@@ -102,7 +103,7 @@ class Device:
         return work.done
 
     def communicate(self, change: int) -> None:
-        """Count collectives under way: +1 when one starts, -1 when one ends."""
+        """Count collectives in progress: +1 when one starts, -1 when one ends."""
         before = self._factor
         self._communicating += change
         if self._factor != before:

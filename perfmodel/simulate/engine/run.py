@@ -1,4 +1,4 @@
-"""What a simulated run gives."""
+"""Results of a simulated run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Run:
     timeline : Timeline
         All spans; times since the start of the run.
     step_ends_s : tuple of float
-        When the last task of each step that is not the host's ended.
+        When the last task of each step off the host ended.
     counted : LinkCounters
         Bytes over each directed link, whole run.
     meetings : tuple of Meeting
-        How the ranks of each collective met; empty where all ranks are alike.
+        When the ranks of each collective arrived; empty where all ranks are alike.
     others_step_ends_s : mapping of str to tuple of float
-        Of the jobs beside this one, by their plan's name.
+        Of the background jobs, by the name of their plan.
     notes : tuple of ApproximationNote
         Where fidelity "flow" was an approximation, and how far off it may be.
     """
@@ -54,7 +54,7 @@ class Run:
 def span_of(
     task: Task, step: int, start_s: float, end_s: float, ready_s: float, stretch: float = 1.0
 ) -> Span:
-    """Write a task down as it ran; `stretch` is how much longer its work was than planned."""
+    """Return the span of a task; `stretch` is the factor on its planned work."""
     work = task.work
     nbytes, work_s = (
         (0, work.duration_s * stretch) if isinstance(work, Compute) else (work.nbytes, 0.0)

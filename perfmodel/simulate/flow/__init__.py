@@ -1,1 +1,1 @@
-"""flow."""
+"""Fidelity "flow": fluid edges whose rates change with the traffic; see `network.FlowNetwork`."""

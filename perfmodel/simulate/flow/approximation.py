@@ -11,21 +11,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.timing.unrolled import places_of
 from perfmodel.library.lowering.lowered import Stage
 
-Floats = NDArray[np.float64]
 Why = Literal["shared", "staged", "met", "changed"]
 
 ALIKE = 1e-9
-"""Edges whose sends take as long but for this part are alike."""
+"""Relative difference in time up to which edges are alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApproximationNote:
-    """Something that a fluid only approximates.
+    """A case in which a fluid is an approximation.
 
     Parameters
     ----------
@@ -62,8 +61,8 @@ NOTES: Mapping[Why, ApproximationNote] = {
 }
 
 
-def approximated(stages: tuple[Stage, ...], rates: tuple[Floats, ...]) -> Why | None:
-    """Say in what respect a fluid only approximates a collective alone; None if in none.
+def why_approximate(stages: tuple[Stage, ...], rates: tuple[FloatArray, ...]) -> Why | None:
+    """Say why a fluid only approximates a collective without other traffic; None if it is exact.
 
     It is exact where no two edges share a link, and where those that do are alike and start
     together.
@@ -75,7 +74,7 @@ def approximated(stages: tuple[Stage, ...], rates: tuple[Floats, ...]) -> Why | 
 
 
 def _overlap(stages: tuple[Stage, ...]) -> bool:
-    """Whether a link serves several stages, and not for one rank, which takes one by one."""
+    """Whether a link serves several stages at once, not one after the other for one rank."""
     stage_of = [np.full(len(stage.edges.arcs), i) for i, stage in enumerate(stages)]
     ranks = 1 + max(int(max(s.phases[0].src.max(), s.phases[0].dst.max())) for s in stages)
     owner = [np.repeat(places_of(s.phases[0], ranks)[0], _lengths(s)) for s in stages]
@@ -83,8 +82,8 @@ def _overlap(stages: tuple[Stage, ...]) -> bool:
     return all(_varies(arcs, np.concatenate(values).astype(float)) for values in (stage_of, owner))
 
 
-def _sends(stage: Stage, rates_Bps: Floats) -> tuple[Floats, ...]:
-    """What must be the same for edges to be alike, each of shape (edges,)."""
+def _sends(stage: Stage, rates_Bps: FloatArray) -> tuple[FloatArray, ...]:
+    """Values that must be equal for edges to be alike, each of shape (edges,)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         held = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(rates_Bps)))
         busy = np.nan_to_num(held / rates_Bps)
@@ -92,18 +91,18 @@ def _sends(stage: Stage, rates_Bps: Floats) -> tuple[Floats, ...]:
     return busy, stage.latency_s, first
 
 
-def _unlike(stage: Stage, sends: tuple[Floats, ...]) -> bool:
-    """Whether edges share a link and not all are alike; then they do not keep in step."""
+def _unlike(stage: Stage, sends: tuple[FloatArray, ...]) -> bool:
+    """Whether edges share a link and are not all alike, and so get out of step."""
     if np.bincount(stage.edges.arcs).max(initial=0) < 2:
         return False
     return any(bool((np.abs(v - v[0]) > ALIKE * np.abs(v[0])).any()) for v in sends)
 
 
-def _varies(arcs: NDArray[np.int64], values: Floats) -> bool:
-    """Whether some link has unlike values."""
+def _varies(arcs: IntArray, values: FloatArray) -> bool:
+    """Whether the values differ on some link."""
     mean = np.bincount(arcs, weights=values) / np.maximum(np.bincount(arcs), 1)
     return bool((np.abs(values - mean[arcs]) > ALIKE * np.abs(mean[arcs])).any())
 
 
-def _lengths(stage: Stage) -> NDArray[np.int64]:
+def _lengths(stage: Stage) -> IntArray:
     return np.diff(stage.edges.pointers)

@@ -1,4 +1,4 @@
-"""Collectives and streams on the move at fidelity "flow": what is sent, and when it will end."""
+"""Collectives and streams in progress at fidelity "flow": bytes sent, rates, ends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.unrolled import course_of
@@ -21,10 +21,8 @@ from perfmodel.collectives.timing.variable_rate import (
 )
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
-from perfmodel.simulate.network import LinkCounters, count_elsewhere
-from perfmodel.simulate.uncontended import Timed, UncontendedTimer, leg_of, ranks_of, stage_bytes
-
-Floats = NDArray[np.float64]
+from perfmodel.simulate.network import LinkCounters, move_counts
+from perfmodel.simulate.uncontended import TimedLeg, UncontendedTimer, leg_of, ranks_of, stage_bytes
 
 SAME_RATE = 1e-12
 """Rates this close are the same: sums of like rates differ in the last bits."""
@@ -32,156 +30,159 @@ SAME_RATE = 1e-12
 
 @dataclass(eq=False)
 class Collective:
-    """A collective on the move, leg after leg; times since its first byte, unless they say so.
+    """A collective in progress, leg after leg; times since its first byte, unless stated.
 
-    As long as nothing disturbs it, its times are those that the estimator knows.
+    Until its rates change, its times are those of `timer`.
 
     Parameters
     ----------
-    laid : LoweredCollective
-        As it was when the run began.
-    way : LoweredCollective
-        As it was when the collective began.
-    known : UncontendedTimer
-        Of the machine as it was then.
+    original : LoweredCollective
+        On the machine on which the run began.
+    lowered : LoweredCollective
+        On the machine on which the collective began.
+    timer : UncontendedTimer
+        Of that machine.
     start_s : float
         When its first byte may move, on the simulation's clock.
     done : simpy.Event
     """
 
-    laid: LoweredCollective
-    way: LoweredCollective
-    known: UncontendedTimer
+    original: LoweredCollective
+    lowered: LoweredCollective
+    timer: UncontendedTimer
     start_s: float
     done: simpy.Event
     leg: int = 0
     stage: Stage = field(init=False)
-    rates_Bps: Floats = field(init=False)
+    rates_Bps: FloatArray = field(init=False)
     landed_s: float = 0.0
     version: int = 0
     _clocks: Clocks | OneStep | None = None
-    _doors: ReadyTimes | None = None
-    _is_moved: bool = False
+    _ready: ReadyTimes | None = None
+    _is_rerouted: bool = False
 
     def __post_init__(self) -> None:
-        self._take(self.legs[0])
+        self._set_leg(self.legs[0])
 
     @property
-    def legs(self) -> tuple[Timed, ...]:
-        """Its legs when nothing else moves."""
-        return self.known.timed(self.way)
+    def legs(self) -> tuple[TimedLeg, ...]:
+        """Its legs without other traffic."""
+        return self.timer.timed_legs(self.lowered)
 
     @property
     def is_last(self) -> bool:
         """Whether it is on its last leg."""
         return self.leg + 1 == len(self.legs)
 
-    def _take(self, timed: Timed) -> None:
+    def _set_leg(self, timed: TimedLeg) -> None:
         self.stage, self.rates_Bps = timed.stage, timed.rates_Bps
 
     def ends(self) -> CompletionTimes:
-        """How its leg ends if nothing changes any more."""
+        """When its leg ends if no rate changes any more."""
         return self._clocks.ends() if self._clocks else self.legs[self.leg].ends
 
-    def set_rates(self, now_s: float, rates_Bps: Floats, slower: float = 1.0) -> bool:
-        """Go on at these rates, all of it slowed down; whether that is anything new."""
+    def set_rates(self, now_s: float, rates_Bps: FloatArray, slower: float = 1.0) -> bool:
+        """Change rates, the whole leg `slower` times slower; return whether anything changes."""
         rates_Bps = rates_Bps if slower == 1.0 else rates_Bps / slower
-        if not self._is_moved and _are_same(rates_Bps, self.rates_Bps):
+        if not self._is_rerouted and _are_same(rates_Bps, self.rates_Bps):
             return False
-        leg = leg_of(self.way, self.stage, rates_Bps)
-        clocks = self._disturbed()
+        leg = leg_of(self.lowered, self.stage, rates_Bps)
+        clocks = self._own_clocks()
         clocks.change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)
-        self.rates_Bps, self._is_moved = rates_Bps, False
+        self.rates_Bps, self._is_rerouted = rates_Bps, False
         return True
 
-    def move(self, stage: Stage) -> None:
-        """Go on over other links from the next `set_rates` on."""
-        self._disturbed()
-        self.stage, self._is_moved = stage, True
+    def reroute(self, stage: Stage) -> None:
+        """Change to other links from the next `set_rates` on."""
+        self._own_clocks()
+        self.stage, self._is_rerouted = stage, True
 
-    def _disturbed(self) -> Clocks | OneStep:
-        """Its clocks, edge by edge, from now on its own."""
+    def _own_clocks(self) -> Clocks | OneStep:
+        """Its clocks, edge by edge, which differ from those of `timer` from now on."""
         if self._clocks is None:
             timed = self.legs[self.leg]
             begin_s = np.zeros(len(timed.stage.edges)) if timed.begin_s is None else timed.begin_s
             self._clocks = self._clocks_of(timed.stage, timed.rates_Bps, begin_s)
-            self._doors = ReadyTimes(ranks_of(self.way))
+            self._ready = ReadyTimes(ranks_of(self.lowered))
             for before in self.legs[: self.leg]:
-                self._doors.land(before.stage.phases[0], before.ends.landed_s)
+                self._ready.land(before.stage.phases[0], before.ends.landed_s)
         return self._clocks
 
-    def _clocks_of(self, stage: Stage, rates_Bps: Floats, begin_s: Floats) -> Clocks | OneStep:
-        leg = leg_of(self.way, stage, rates_Bps)
+    def _clocks_of(
+        self, stage: Stage, rates_Bps: FloatArray, begin_s: FloatArray
+    ) -> Clocks | OneStep:
+        leg = leg_of(self.lowered, stage, rates_Bps)
         if is_one_step(leg.phases):
             return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
-        course = course_of(leg.phases, self.way.credits)
+        course = course_of(leg.phases, self.lowered.credits)
         return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s))
 
-    def next_leg(self, stage: Stage, rates_Bps: Floats) -> None:
-        """Begin the next leg, rank by rank, at rates that it has if nobody is in the way."""
+    def next_leg(self, stage: Stage, rates_Bps: FloatArray) -> None:
+        """Begin the next leg, rank by rank, at its rates without other traffic."""
         ends = self.ends()
         self.landed_s = max(self.landed_s, ends.last_s)
         self.leg += 1
         if self._clocks is None:
-            self._take(self.legs[self.leg])
+            self._set_leg(self.legs[self.leg])
             return
-        assert self._doors is not None
-        self._doors.land(self.stage.phases[0], ends.landed_s)
-        begin_s = self._doors.begin_s(stage.phases[0])
+        assert self._ready is not None
+        self._ready.land(self.stage.phases[0], ends.landed_s)
+        begin_s = self._ready.begin_s(stage.phases[0])
         self._clocks = self._clocks_of(stage, rates_Bps, begin_s)
         self.stage, self.rates_Bps = stage, rates_Bps
 
     def alone_s(self) -> float:
-        """Time for which the present leg is on the wire when nothing else moves."""
+        """Time for which the present leg is on the wire without other traffic; seconds."""
         before_s = self.legs[self.leg - 1].ends.wire_s if self.leg else 0.0
         return max(0.0, self.legs[self.leg].ends.wire_s - before_s)
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether its times are its own, and no longer those that the estimator knows."""
+        """Whether its times differ from those of `timer`."""
         return self._clocks is not None
 
-    def left(self) -> Floats:
-        """Share of its leg that each edge has not yet sent for certain; shape (edges,)."""
+    def unsent(self) -> FloatArray:
+        """Share of its leg that each edge has not certainly sent yet; shape (edges,)."""
         return self._clocks.left() if self._clocks else np.ones(len(self.stage.edges))
 
-    def recount(self, now_s: float, counted: LinkCounters, stages: tuple[Stage, ...]) -> None:
-        """Count what is still to be sent on the links that will carry it, and not on others."""
+    def recount(self, now_s: float, counters: LinkCounters, stages: tuple[Stage, ...]) -> None:
+        """Move unsent bytes from the links that were to carry them to those that will."""
         before = (self.stage, *(leg.stage for leg in self.legs[self.leg + 1 :]))
         if not np.array_equal(self.stage.edges.arcs, stages[0].edges.arcs):
-            leg = leg_of(self.way, self.stage, self.rates_Bps)
-            self._disturbed().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s)
+            leg = leg_of(self.lowered, self.stage, self.rates_Bps)
+            self._own_clocks().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s)
         for index, (old, new) in enumerate(zip(before, stages, strict=True)):
-            nbytes = stage_bytes(self.way, old) * (1.0 if index else self.left())
-            share = self.way.wire_factor * old.load
-            count_elsewhere(counted, old.edges, new.edges, nbytes, share)
+            nbytes = stage_bytes(self.lowered, old) * (1.0 if index else self.unsent())
+            share = self.lowered.wire_factor * old.load
+            move_counts(counters, old.edges, new.edges, nbytes, share)
 
-    def wire_bytes(self) -> Floats:
+    def wire_bytes(self) -> FloatArray:
         """Wire bytes of each edge in the present leg."""
-        return stage_bytes(self.way, self.stage)
+        return stage_bytes(self.lowered, self.stage)
 
-    def takes_s(self, rates_Bps: Floats) -> float:
-        """About how long the present leg takes at some rates; seconds."""
-        leg = leg_of(self.way, self.stage, rates_Bps)
+    def takes_s(self, rates_Bps: FloatArray) -> float:
+        """Estimate the time of the present leg at some rates; seconds."""
+        leg = leg_of(self.lowered, self.stage, rates_Bps)
         return sum(
-            cycle_s(phase, leg.rate_Bps, leg.latency_s, self.way.credits) for phase in leg.phases
+            cycle_s(phase, leg.rate_Bps, leg.latency_s, self.lowered.credits)
+            for phase in leg.phases
         )
 
-    def together(self) -> object:
-        """Equal for collectives that are alike and began together."""
-        schedule = self.way.schedule
+    def key(self) -> object:
+        """Return a value that is equal for collectives that are alike and began together."""
+        schedule = self.lowered.schedule
         return (self.start_s, self.leg, schedule.collective, schedule.nbytes, schedule.ranks)
 
 
-def _are_same(one: Floats, other: Floats) -> bool:
-    return one is other or bool((np.abs(one - other) <= SAME_RATE * other).all())
+def _are_same(a_Bps: FloatArray, b_Bps: FloatArray) -> bool:
+    return a_Bps is b_Bps or bool((np.abs(a_Bps - b_Bps) <= SAME_RATE * b_Bps).all())
 
 
-def cycle_s(phase: Phase, rate_Bps: Floats, latency_s: Floats, credits: int) -> float:
-    """About how long a phase takes: its slowest cycle times its repeats; seconds.
+def cycle_s(phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int) -> float:
+    """Estimate the time of a phase: its slowest cycle times its repeats; seconds.
 
-    The cycles of a ring's recurrence are an edge's own work, its credits coming back, and the way
-    around the ring; no other is elementary.
+    The elementary cycles of a ring's recurrence are an edge's own work, the return of its credits,
+    and the path around the ring.
     """
     busy = phase.nbytes / rate_Bps
     step = busy + latency_s
@@ -195,7 +196,7 @@ def cycle_s(phase: Phase, rate_Bps: Floats, latency_s: Floats, credits: int) -> 
 
 @dataclass(eq=False)
 class Flow:
-    """A stream of somebody else on the move; times on the simulation's clock."""
+    """Background traffic in progress; times on the simulation's clock."""
 
     stage: Stage
     nbytes: float
@@ -205,7 +206,7 @@ class Flow:
     version: int = 0
 
     def send(self, now_s: float) -> float:
-        """Send at the present rate up to a time; return how many bytes that was."""
+        """Send at the present rate up to a time; return the bytes."""
         sent = min(self.nbytes, self.rate_Bps * (now_s - self.since_s))
         self.nbytes -= sent
         self.since_s = now_s
@@ -213,19 +214,20 @@ class Flow:
 
 
 def stream_stage(route: tuple[int, ...], cap_Bps: float) -> Stage:
-    """One edge that carries somebody else's bytes over a route."""
-    one = np.zeros(1, dtype=np.int64)
+    """Return a stage of one edge that carries background traffic over a route."""
+    zero = np.zeros(1, dtype=np.int64)
     edges = Edges(
-        src=one, dst=one, pointers=np.array([0, len(route)]), arcs=np.array(route, dtype=np.int64),
-        latency_s=np.zeros(1), cap_Bps=np.array([cap_Bps]), hop=one, staged=False,
+        src=zero, dst=zero,
+        pointers=np.array([0, len(route)]), arcs=np.array(route, dtype=np.int64),
+        latency_s=np.zeros(1), cap_Bps=np.array([cap_Bps]), hop=zero, staged=False,
     )  # fmt: skip
     return Stage((), edges, np.zeros(1), np.array([cap_Bps]), np.ones(1))
 
 
 def sort_key(job: Collective | Flow) -> tuple[float, int, float, int]:
-    """Something by which jobs can be put in an order that does not depend on who came first."""
+    """Return a key that puts jobs in an order independent of that in which they started."""
     start_s = job.start_s if isinstance(job, Collective) else job.since_s
-    nbytes = job.way.schedule.nbytes if isinstance(job, Collective) else job.nbytes
+    nbytes = job.lowered.schedule.nbytes if isinstance(job, Collective) else job.nbytes
     return (
         start_s,
         len(job.stage.edges),

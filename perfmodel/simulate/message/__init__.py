@@ -1,1 +1,1 @@
-"""message."""
+"""Fidelity "message": every send is an event; see `network.MessageNetwork`."""

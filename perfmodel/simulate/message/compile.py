@@ -1,4 +1,4 @@
-"""A collective as columns for the message kernel: its edges, sends and what each waits for."""
+"""Compile a collective for the message kernel: columns of its edges, sends and dependencies."""
 
 from __future__ import annotations
 
@@ -8,128 +8,133 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.message_arrays import FlatMessages
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
 """Columns of `records.State` ("edges.head" is the field `head` of its edges), numbered from 0."""
 
 SIZED_BY = {
     "hops": "hops.arc", "edges": "edges.limit_Bps", "sends": "sends.nbytes",
-    "followers": "followers", "gates": "gates.passing", "gate_edges": "gate_edges",
+    "followers": "followers", "ranks": "ranks.stage", "rank_edges": "rank_edges",
     "pending": "pending", "runs": "runs.sends_left",
 }  # fmt: skip
-"""What a collective brings along, and a column of it that is always given."""
+"""Lists to which a collective adds entries, and for each a column that is always given."""
 
 POINTS_TO = {
     "hops.edge": "edges", "edges.route_start": "hops", "edges.route_end": "hops",
-    "edges.head": "sends", "edges.tail": "sends", "edges.gate": "gates", "edges.gate_to": "gates",
+    "edges.head": "sends", "edges.tail": "sends", "edges.sender": "ranks",
+    "edges.receiver": "ranks",
     "edges.run": "runs", "sends.edge": "edges", "sends.follower_start": "followers",
-    "sends.follower_end": "followers", "followers": "sends", "gates.pending_start": "pending",
-    "gates.next_edge": "gate_edges", "gates.edge_end": "gate_edges", "gate_edges": "edges",
+    "sends.follower_end": "followers", "followers": "sends", "ranks.pending_start": "pending",
+    "ranks.next_edge": "rank_edges", "ranks.edge_end": "rank_edges", "rank_edges": "edges",
     "runs.edge_start": "edges", "runs.edge_end": "edges",
 }  # fmt: skip
-"""Columns that number something; -1 stands for nothing."""
+"""Columns that hold indices into another list; -1: none."""
 
 REFILLED = (
-    "edges.head", "sends.waiting", "gates.passing", "gates.next_edge", "pending", "runs.sends_left",
+    "edges.head", "sends.waiting", "ranks.stage", "ranks.next_edge", "pending", "runs.sends_left",
 )  # fmt: skip
-"""Columns that a run uses up; all others are as at first when it has ended."""
+"""Columns that a run changes for good; all others have their first values when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
     """The links of some edges: edge e crosses ``arcs[pointers[e]:pointers[e + 1]]``."""
 
-    pointers: Ints
-    arcs: Ints
-    cap_Bps: Floats
-    latency_s: Floats
+    pointers: IntArray
+    arcs: IntArray
+    cap_Bps: FloatArray
+    latency_s: FloatArray
 
 
-def routes_of(way: LoweredCollective) -> Routes:
+def routes_of(lowered: LoweredCollective) -> Routes:
     """Links of the edges of a collective, stage after stage."""
-    parts = [stage.edges for stage in way.stages]
+    parts = [stage.edges for stage in lowered.stages]
     lengths = [np.diff(part.pointers) for part in parts]
     return Routes(
         np.concatenate([[0], np.cumsum(np.concatenate([*lengths, np.zeros(0, np.int64)]))]),
         np.concatenate([*(part.arcs for part in parts), np.zeros(0, np.int64)]),
-        np.concatenate([*(stage.cap_Bps for stage in way.stages), np.zeros(0)]),
-        np.concatenate([*(stage.latency_s for stage in way.stages), np.zeros(0)]),
+        np.concatenate([*(stage.cap_Bps for stage in lowered.stages), np.zeros(0)]),
+        np.concatenate([*(stage.latency_s for stage in lowered.stages), np.zeros(0)]),
     )
 
 
-def limits_Bps(routes: Routes, capacity_Bps: Floats) -> Floats:
-    """Most that each edge could send if it were alone on its links; shape (edges,).
+def limits_Bps(routes: Routes, capacity_Bps: FloatArray) -> FloatArray:
+    """Return the rate of each edge alone on its links; bytes per second, shape (edges,).
 
-    A link that an edge crosses twice can carry half of its bandwidth of it.
+    A link that an edge crosses twice gives it half of its bandwidth.
     """
     edges = len(routes.cap_Bps)
     owner = np.repeat(np.arange(edges), np.diff(routes.pointers))
     pairs = owner * (len(capacity_Bps) + 1) + routes.arcs
-    _, which, times = np.unique(pairs, return_inverse=True, return_counts=True)
+    _, pair_of, times = np.unique(pairs, return_inverse=True, return_counts=True)
     limit_Bps = routes.cap_Bps.astype(float).copy()
-    np.minimum.at(limit_Bps, owner, capacity_Bps[routes.arcs] / times[which])
+    np.minimum.at(limit_Bps, owner, capacity_Bps[routes.arcs] / times[pair_of])
     return limit_Bps
 
 
-def columns_of(way: LoweredCollective, sends: FlatMessages, capacity_Bps: Floats) -> Columns:
-    """Lay out a collective; all numbers count from zero.
+def columns_of(
+    lowered: LoweredCollective, sends: FlatMessages, capacity_Bps: FloatArray
+) -> Columns:
+    """Return the columns of a collective; all indices count from zero.
 
     Raises
     ------
     SimulationError
         A send over an edge that no phase of the schedule has.
     """
-    edge, stage_of_edge = _edges_and_stages(way, sends)
+    edge, stage_of_edge = _edges_and_stages(lowered, sends)
     order = np.argsort(edge, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    routes = routes_of(way)
+    routes = routes_of(lowered)
     count = np.bincount(edge, minlength=len(stage_of_edge))
     tail = np.cumsum(count)
     return {
-        **edge_columns(routes, limits_Bps(routes, capacity_Bps), way.credits),
-        **_waiting(sends, place),
-        **_gates(way, sends, edge, stage_of_edge),
+        **edge_columns(routes, limits_Bps(routes, capacity_Bps), lowered.credits),
+        **_dependency_columns(sends, place),
+        **_rank_columns(lowered, sends, edge, stage_of_edge),
         "edges.head": tail - count,
         "edges.tail": tail,
         "sends.edge": edge[order],
-        "sends.nbytes": (sends.nbytes * wire_shares(way)[edge])[order],
+        "sends.nbytes": (sends.nbytes * wire_shares(lowered)[edge])[order],
         "runs.edge_end": np.full(1, len(stage_of_edge)),
         "runs.sends_left": np.full(1, len(sends)),
     }
 
 
-def wire_shares(way: LoweredCollective) -> Floats:
+def wire_shares(lowered: LoweredCollective) -> FloatArray:
     """Bytes on the wire per byte of payload on each edge, stage after stage; shape (edges,)."""
-    return way.wire_factor * np.concatenate([np.ones(0), *(stage.load for stage in way.stages)])
+    return lowered.wire_factor * np.concatenate(
+        [np.ones(0), *(stage.load for stage in lowered.stages)]
+    )
 
 
 def stream_routes(route: tuple[int, ...], cap_Bps: float) -> Routes:
-    """Links of somebody else's bytes: one edge without a latency."""
+    """Return the links of background traffic: one edge without latency."""
     arcs = np.array(route, dtype=np.int64)
     return Routes(np.array([0, len(route)]), arcs, np.array([float(cap_Bps)]), np.zeros(1))
 
 
-def stream_columns(route: tuple[int, ...], cap_Bps: float, capacity_Bps: Floats) -> Columns:
-    """Lay out somebody else's bytes: one edge, one send."""
+def stream_columns(route: tuple[int, ...], cap_Bps: float, capacity_Bps: FloatArray) -> Columns:
+    """Return the columns of background traffic: one edge, one send."""
     routes = stream_routes(route, cap_Bps)
-    none, one = np.zeros(0, np.int64), np.ones(1, np.int64)
+    none, ones = np.zeros(0, np.int64), np.ones(1, np.int64)
     return {
         **edge_columns(routes, limits_Bps(routes, capacity_Bps), 1),
-        "edges.tail": one, "edges.gate": -one, "edges.gate_to": -one, "sends.nbytes": np.zeros(1),
-        "sends.waiting": 0 * one,
-        "followers": none, "gates.passing": none, "gate_edges": none, "pending": none,
-        "runs.edge_end": one, "runs.sends_left": one,
+        "edges.tail": ones, "edges.sender": -ones, "edges.receiver": -ones,
+        "sends.nbytes": np.zeros(1),
+        "sends.waiting": 0 * ones,
+        "followers": none, "ranks.stage": none, "rank_edges": none, "pending": none,
+        "runs.edge_end": ones, "runs.sends_left": ones,
     }  # fmt: skip
 
 
-def edge_columns(routes: Routes, limit_Bps: Floats, credits: int) -> Columns:
-    """Columns of edges that send nothing yet, and of their hops."""
+def edge_columns(routes: Routes, limit_Bps: FloatArray, credits: int) -> Columns:
+    """Return the columns of edges before their first send, and of their hops."""
     edges = len(limit_Bps)
     return {
         "hops.arc": routes.arcs,
@@ -139,12 +144,12 @@ def edge_columns(routes: Routes, limit_Bps: Floats, credits: int) -> Columns:
         "edges.limit_Bps": limit_Bps,
         "edges.latency_s": routes.latency_s,
         "edges.credits": np.full(edges, credits),
-        "edges.line": np.full(edges, -1),
+        "edges.connection": np.full(edges, -1),
     }
 
 
-def _waiting(sends: FlatMessages, place: Ints) -> Columns:
-    """What each send waits for, and who waits for it; sends numbered by their `place`."""
+def _dependency_columns(sends: FlatMessages, place: IntArray) -> Columns:
+    """Columns of the sends that each send waits for and that wait for it, indexed by `place`."""
     waits, awaited = place[sends.waits], place[sends.awaited]
     end = np.cumsum(np.bincount(awaited, minlength=len(sends)))
     return {
@@ -155,43 +160,45 @@ def _waiting(sends: FlatMessages, place: Ints) -> Columns:
     }
 
 
-def _gates(way: LoweredCollective, sends: FlatMessages, edge: Ints, stage: Ints) -> Columns:
-    """A rank on a channel begins a stage when its sends and receives before it have landed."""
-    stages = len(way.stages)
-    gate, gate_to = np.full(len(stage), -1), np.full(len(stage), -1)
+def _rank_columns(
+    lowered: LoweredCollective, sends: FlatMessages, edge: IntArray, stage: IntArray
+) -> Columns:
+    """Columns of ranks: each begins a stage when all sends of its earlier stages have landed."""
+    stages = len(lowered.stages)
+    sender, receiver = np.full(len(stage), -1), np.full(len(stage), -1)
     if stages < 2:
         empty = np.zeros(0, np.int64)
-        none = {"gates.passing": empty, "gate_edges": empty, "pending": empty}
-        return {"edges.stage": stage, "edges.gate": gate, "edges.gate_to": gate_to, **none}
+        none = {"ranks.stage": empty, "rank_edges": empty, "pending": empty}
+        return {"edges.stage": stage, "edges.sender": sender, "edges.receiver": receiver, **none}
     ranks = 1 + int(max(sends.src.max(), sends.dst.max()))
     ends = np.stack([sends.channel * ranks + sends.src, sends.channel * ranks + sends.dst])
-    known, which = np.unique(ends, return_inverse=True)
-    which = which.reshape(2, -1)
-    gate[edge], gate_to[edge] = which
+    unique, rank_of = np.unique(ends, return_inverse=True)
+    rank_of = rank_of.reshape(2, -1)
+    sender[edge], receiver[edge] = rank_of
     pending = np.bincount(
-        (which * stages + stage[edge]).ravel(), minlength=len(known) * stages
+        (rank_of * stages + stage[edge]).ravel(), minlength=len(unique) * stages
     ).reshape(-1, stages)
-    used = np.flatnonzero(gate >= 0)
-    by_gate = used[np.lexsort((stage[used], gate[used]))]
-    end = np.cumsum(np.bincount(gate[used], minlength=len(known)))
+    used = np.flatnonzero(sender >= 0)
+    by_rank = used[np.lexsort((stage[used], sender[used]))]
+    end = np.cumsum(np.bincount(sender[used], minlength=len(unique)))
     return {
-        "edges.stage": stage, "edges.gate": gate, "edges.gate_to": gate_to,
-        "gates.passing": np.argmax(pending > 0, axis=1),
-        "gates.stages": np.full(len(known), stages),
-        "gates.pending_start": np.arange(len(known)) * stages,
-        "gates.next_edge": np.concatenate([[0], end[:-1]]), "gates.edge_end": end,
-        "gate_edges": by_gate, "pending": pending.ravel(),
+        "edges.stage": stage, "edges.sender": sender, "edges.receiver": receiver,
+        "ranks.stage": np.argmax(pending > 0, axis=1),
+        "ranks.stages": np.full(len(unique), stages),
+        "ranks.pending_start": np.arange(len(unique)) * stages,
+        "ranks.next_edge": np.concatenate([[0], end[:-1]]), "ranks.edge_end": end,
+        "rank_edges": by_rank, "pending": pending.ravel(),
     }  # fmt: skip
 
 
-def _edges_and_stages(way: LoweredCollective, sends: FlatMessages) -> tuple[Ints, Ints]:
+def _edges_and_stages(lowered: LoweredCollective, sends: FlatMessages) -> tuple[IntArray, IntArray]:
     """For each send its edge (numbered through all stages); for each edge its stage."""
-    firsts = [part.phases[0] for part in way.stages]
+    firsts = [part.phases[0] for part in lowered.stages]
     stage = np.repeat(np.arange(len(firsts)), [len(phase.src) for phase in firsts])
-    repeats = [sum(phase.repeat for phase in part.phases) for part in way.stages]
+    repeats = [sum(phase.repeat for phase in part.phases) for part in lowered.stages]
     stage_of_round = np.repeat(np.arange(len(repeats)), repeats)
 
-    def key(stage: Ints, *columns: Ints) -> Ints:
+    def key(stage: IntArray, *columns: IntArray) -> IntArray:
         for column in columns:
             stage = stage * limit + column
         return stage
@@ -201,18 +208,18 @@ def _edges_and_stages(way: LoweredCollective, sends: FlatMessages) -> tuple[Ints
         np.concatenate([*(getattr(p, name) for p in firsts), np.zeros(0, np.int64)])
         for name in names
     ]
-    wanted = [getattr(sends, name) for name in names]
+    columns = [getattr(sends, name) for name in names]
     limit = 1 + int(
-        max((int(column.max()) for column in (*parts, *wanted) if len(column)), default=0)
+        max((int(column.max()) for column in (*parts, *columns) if len(column)), default=0)
     )
     edges = key(stage, *parts)
-    asked = key(stage_of_round[sends.round], *wanted)
+    keys = key(stage_of_round[sends.round], *columns)
     order = np.argsort(edges, kind="stable")
-    at = np.searchsorted(edges, asked, side="right", sorter=order) - 1
-    if not len(asked):
+    at = np.searchsorted(edges, keys, side="right", sorter=order) - 1
+    if not len(keys):
         return np.zeros(0, np.int64), stage
-    lost = np.flatnonzero((at < 0) | (edges[order[at]] != asked))
-    if len(lost):
-        missing = tuple(int(column[lost[0]]) for column in wanted)
+    unmatched = np.flatnonzero((at < 0) | (edges[order[at]] != keys))
+    if len(unmatched):
+        missing = tuple(int(column[unmatched[0]]) for column in columns)
         raise SimulationError(f"a send over {missing} that no phase of the schedule has")
     return order[at], stage

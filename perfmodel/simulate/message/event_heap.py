@@ -1,6 +1,6 @@
-"""The events of the message kernel: a heap of (time, order, what).
+"""The events of the message kernel: a heap of (time, order, code).
 
-Compiled, `accelerate.py` puts a heap in an array in its place.
+Compiled, `numba_kernel.py` replaces it by a heap in an array.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from heapq import heappop, heappush
 from perfmodel.simulate.message.records import INF, State
 
 BEGIN, FINISH, LAND = 0, 1, 2
-"""What an event is: a run begins, an edge has put its send on the wire, a send arrives."""
+"""Kinds of events: a run begins, the last byte of a send leaves its edge, a send arrives."""
 KINDS = 4
-"""An event is its kind plus this times the number of the run, the edge or the send."""
+"""The code of an event is its kind plus this times the number of the run, edge or send."""
 
 
-def push(s: State, at_s: float, what: int) -> None:
+def push(s: State, at_s: float, code: int) -> None:
     """Add an event."""
     clock = s.clock[0]
-    clock.caused += 1
-    heappush(s.events, (at_s, clock.caused, what))
+    clock.sequence += 1
+    heappush(s.events, (at_s, clock.sequence, code))
 
 
 def pop(s: State) -> int:
-    """Take the first event out; return its number."""
-    what: int = heappop(s.events)[2]
-    return what
+    """Remove the first event; return its code."""
+    code: int = heappop(s.events)[2]
+    return code
 
 
 def first_s(s: State) -> float:
@@ -33,6 +33,6 @@ def first_s(s: State) -> float:
     return float(s.events[0][0]) if s.events else INF
 
 
-def queued(s: State) -> int:
+def count_events(s: State) -> int:
     """Number of events, outdated ones included."""
     return len(s.events)

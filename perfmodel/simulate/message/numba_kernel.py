@@ -1,6 +1,6 @@
 """The message kernel compiled by numba, where numba is installed (extra "fast").
 
-It is the kernel's own source; only its queue of events is another one, a heap in an array.
+The source is the interpreter's, but for the queue of events, which is a heap in an array.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from perfmodel.simulate.message.records import INF, State
 from perfmodel.simulate.sharing import max_min_loops
 
 Arrays: Any = namedtuple("Arrays", [field.name for field in fields(State)])  # type: ignore[misc]  # noqa: PYI024
-"""A `State` as numba wants it."""
+"""A `State` as a named tuple, which numba can compile for."""
 
 HELPERS = (
-    event_loop.advance, event_loop.begin, event_loop.end, event_loop.can_send, event_loop.take, event_loop.try_edge,
-    event_loop.finish, event_loop.land, event_loop.pass_gate,
-    link_sharing.enter, link_sharing.leave, link_sharing.is_short, link_sharing.touch, link_sharing.set_rate, link_sharing.solve,
-    link_sharing.connected, link_sharing.fill, link_sharing.keep_short, link_sharing.freeze_limited,
-    link_sharing.freeze_full, link_sharing.freeze,
+    event_loop.advance, event_loop.begin, event_loop.end, event_loop.can_send,
+    event_loop.start_send, event_loop.start_if_ready, event_loop.finish, event_loop.land,
+    event_loop.advance_rank, link_sharing.join_links, link_sharing.leave_links,
+    link_sharing.is_overbooked, link_sharing.touch, link_sharing.set_rate, link_sharing.solve,
+    link_sharing.find_connected, link_sharing.fill_progressively, link_sharing.keep_overbooked,
+    link_sharing.freeze_limited, link_sharing.freeze_full, link_sharing.freeze,
 )  # fmt: skip
 
 
 @cache
 def compiled() -> Callable[[Any, float], int]:
-    """Return `kernel.advance`, compiled; from numba's cache on disk after the first time.
+    """Return `event_loop.advance`, compiled; from numba's cache on disk after the first time.
 
     Raises
     ------
@@ -42,13 +43,13 @@ def compiled() -> Callable[[Any, float], int]:
     from numba import njit  # takes 0.9 s to import
     from numba.extending import overload, register_jitable
 
-    for function in (*HELPERS, is_before, move):
+    for function in (*HELPERS, is_before, move_event):
         register_jitable(function)
     for plain, other in (
         (event_heap.push, push), (event_heap.pop, pop), (event_heap.first_s, first_s),
-        (event_heap.queued, queued),
+        (event_heap.count_events, count_events),
     ):  # fmt: skip
-        overload(plain, strict=False)(_instead(other))
+        overload(plain, strict=False)(_overload_by(other))
     sources = _digest()
 
     def advance(s: Any, until_s: float) -> int:
@@ -61,7 +62,7 @@ def compiled() -> Callable[[Any, float], int]:
 
 @cache
 def compiled_filling() -> Callable[[Any, Any, Any, Any], Any]:
-    """Return `filling.filled`, compiled.
+    """Return `max_min_loops.fill_in_loops`, compiled.
 
     Raises
     ------
@@ -71,83 +72,83 @@ def compiled_filling() -> Callable[[Any, Any, Any, Any], Any]:
     from numba import njit  # as above
     from numba.extending import register_jitable
 
-    register_jitable(max_min_loops.stopped)
-    fast: Callable[[Any, Any, Any, Any], Any] = njit(cache=True)(max_min_loops.filled)
+    register_jitable(max_min_loops.find_frozen)
+    fast: Callable[[Any, Any, Any, Any], Any] = njit(cache=True)(max_min_loops.fill_in_loops)
     return fast
 
 
 def _digest() -> str:
-    """Tell one state of the kernel's source from another."""
+    """Hash the source of the kernel."""
     modules = (event_heap, event_loop, link_sharing, records, sys.modules[__name__])
     texts = [inspect.getsource(module) for module in modules]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
-def _instead(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What numba asks for: a function of the argument types that returns the one to compile."""
+def _overload_by(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what numba asks for: a function of argument types that returns the one to compile."""
 
     def for_state(s: Any) -> Callable[..., Any]:  # noqa: ARG001
         return function
 
-    def for_event(s: Any, at_s: Any, what: Any) -> Callable[..., Any]:  # noqa: ARG001
+    def for_event(s: Any, at_s: Any, code: Any) -> Callable[..., Any]:  # noqa: ARG001
         return function
 
     return for_state if function.__code__.co_argcount == 1 else for_event
 
 
-def push(s: State, at_s: float, what: int) -> None:
+def push(s: State, at_s: float, code: int) -> None:
     """Add an event, behind those of the same time."""
     clock = s.clock[0]
-    clock.caused += 1
-    place = clock.queued
+    clock.sequence += 1
+    position = clock.queued
     clock.queued += 1
-    while place > 0:
-        parent = (place - 1) // 2
+    while position > 0:
+        parent = (position - 1) // 2
         if s.events[parent].at_s <= at_s:
             break
-        move(s, parent, place)
-        place = parent
-    event = s.events[place]
+        move_event(s, parent, position)
+        position = parent
+    event = s.events[position]
     event.at_s = at_s
-    event.order = clock.caused
-    event.what = what
+    event.order = clock.sequence
+    event.code = code
 
 
 def pop(s: State) -> int:
-    """Take the first event out; return its number."""
-    first: int = s.events[0].what
+    """Remove the first event; return its code."""
+    first: int = s.events[0].code
     clock = s.clock[0]
     clock.queued -= 1
     last = clock.queued
-    place = 0
-    while 2 * place + 1 < last:
-        child = 2 * place + 1
+    position = 0
+    while 2 * position + 1 < last:
+        child = 2 * position + 1
         if child + 1 < last and is_before(s, child + 1, child):
             child += 1
         if is_before(s, last, child):
             break
-        move(s, child, place)
-        place = child
-    move(s, last, place)
+        move_event(s, child, position)
+        position = child
+    move_event(s, last, position)
     return first
 
 
-def is_before(s: State, place: int, other: int) -> bool:
-    """Whether the event at a place comes before that at another."""
-    one, two = s.events[place], s.events[other]
-    if one.at_s == two.at_s:
-        sooner: bool = one.order < two.order
-        return sooner
-    before: bool = one.at_s < two.at_s
-    return before
+def is_before(s: State, a: int, b: int) -> bool:
+    """Whether the event at position `a` comes before that at `b`."""
+    first, second = s.events[a], s.events[b]
+    if first.at_s == second.at_s:
+        was_pushed_first: bool = first.order < second.order
+        return was_pushed_first
+    is_earlier: bool = first.at_s < second.at_s
+    return is_earlier
 
 
-def move(s: State, place: int, to: int) -> None:
-    """Write the event at a place to another."""
-    one, two = s.events[place], s.events[to]
-    two.at_s = one.at_s
-    two.order = one.order
-    two.what = one.what
+def move_event(s: State, source: int, target: int) -> None:
+    """Copy the event at position `source` to `target`."""
+    event, copy = s.events[source], s.events[target]
+    copy.at_s = event.at_s
+    copy.order = event.order
+    copy.code = event.code
 
 
 def first_s(s: State) -> float:
@@ -156,7 +157,7 @@ def first_s(s: State) -> float:
     return first
 
 
-def queued(s: State) -> int:
+def count_events(s: State) -> int:
     """Number of events, outdated ones included."""
-    size: int = s.clock[0].queued
-    return size
+    events: int = s.clock[0].queued
+    return events

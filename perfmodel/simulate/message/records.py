@@ -1,8 +1,6 @@
-"""What the message kernel works on: links, edges, sends and events, as records in lists.
+"""State of the message kernel: records of links, edges, sends and events.
 
-In the interpreter a list holds objects; compiled, the same fields stand in a structured array.
-
-The message kernel's records in bulk: from columns to lists of objects or structured arrays.
+In the interpreter they are lists of objects; compiled, structured arrays with the same fields.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ class Arc:
     capacity_Bps: float
     demand_Bps: float = 0.0  # sum of the limits of the edges now sending over it
     users: int = 0
-    first_hop: int = -1  # of the chained list of those that use it; -1 ends it
+    first_hop: int = -1  # of the linked list of its users; -1: end
     is_touched: int = 0
-    seen: int = 0
+    mark: int = 0
     spare_Bps: float = 0.0
     open_users: int = 0
 
@@ -45,9 +43,9 @@ class Hop:
 
 @dataclass(slots=True)
 class Edge:
-    """Who sends to whom. It sends one message at a time, so it stands for its transfer as well.
+    """A sender and a receiver, and the send on the wire between them: one at a time.
 
-    Its sends are numbered one after the other in the order in which it sends them.
+    The sends of an edge are numbered consecutively in the order in which it sends them.
     """
 
     route_start: int
@@ -58,27 +56,27 @@ class Edge:
     head: int  # next send
     tail: int
     stage: int
-    gate: int  # of its sender; -1 in schedules of one stage
-    gate_to: int  # of its receiver
+    sender: int  # a `Rank`; -1 in schedules of one stage
+    receiver: int  # a `Rank`
     run: int
-    line: int  # connection on which it sends in turn with others; -1: on its own
-    next_in_line: int = -1
+    connection: int  # on which it sends in turn with other edges; -1: on its own
+    next_on_connection: int = -1
     sending: int = -1  # send on the wire; -1: none
-    under_way: int = 0
+    in_flight: int = 0
     sent_bytes: float = 0.0
-    left_bytes: float = 0.0
-    since_s: float = 0.0  # when these two were right
+    unsent_bytes: float = 0.0
+    since_s: float = 0.0  # when these two were updated
     rate_Bps: float = 0.0
-    fresh_Bps: float = 0.0
+    solved_Bps: float = 0.0
     end_s: float = INF
     mark: int = 0
 
 
 @dataclass(slots=True)
-class Line:
-    """A connection on which transfers follow one another."""
+class Connection:
+    """A connection on which sends follow one another."""
 
-    edge: int = -1  # that sends now
+    edge: int = -1  # that sends at present
     last: int = -1
 
 
@@ -94,18 +92,18 @@ class Send:
 
 
 @dataclass(slots=True)
-class Gate:
-    """A rank on a channel, which passes stage after stage."""
+class Rank:
+    """A rank on one channel of a collective, which goes through the stages in order."""
 
-    passing: int  # its first stage in which something must still land
+    stage: int  # the first in which a send from it or to it has not landed
     stages: int
     pending_start: int
-    next_edge: int  # of those that it sends over, by stage: the first that must still wait for it
+    next_edge: int  # of its outgoing edges, by stage: the first that waits for its stage
     edge_end: int
 
 
 @dataclass(slots=True)
-class Run:
+class CollectiveRun:
     """One collective."""
 
     edge_start: int
@@ -115,22 +113,22 @@ class Run:
 
 @dataclass(slots=True)
 class Event:
-    """What happens when; events of one time in the order in which they were caused."""
+    """An event; those of one time are in the order in which they were pushed."""
 
     at_s: float
     order: int
-    what: int
+    code: int
 
 
 @dataclass(slots=True)
 class Clock:
-    """Where the simulation stands; counts of what is in the lists that are filled in place."""
+    """The time, and the numbers of entries of the lists that are filled in place."""
 
     now_s: float = 0.0
     touched: int = 0
     ended: int = 0
     stamp: int = 0
-    caused: int = 0
+    sequence: int = 0
     queued: int = 0
     room: int = 0
     stalled: int = 0
@@ -139,8 +137,8 @@ class Clock:
 
 
 RECORDS = {
-    "arcs": Arc, "hops": Hop, "edges": Edge, "lines": Line, "sends": Send, "gates": Gate,
-    "runs": Run, "events": Event, "clock": Clock,
+    "arcs": Arc, "hops": Hop, "edges": Edge, "connections": Connection, "sends": Send,
+    "ranks": Rank, "runs": CollectiveRun, "events": Event, "clock": Clock,
 }  # fmt: skip
 """Lists of records; the others hold whole numbers."""
 
@@ -152,18 +150,18 @@ class State:
     arcs: Any
     hops: Any
     edges: Any
-    lines: Any
+    connections: Any
     sends: Any
-    followers: Any  # sends, by the send that they wait for
-    gates: Any
-    gate_edges: Any  # edges, by the gate of their sender and by stage
-    pending: Any  # by gate and stage: sends from it and to it that have not landed
+    followers: Any  # sends, by the one that they wait for
+    ranks: Any
+    rank_edges: Any  # edges, by sender and stage
+    pending: Any  # by rank and stage: sends from it and to it that have not landed
     runs: Any
     events: Any  # a heap
     clock: Any  # one
-    touched: Any  # arcs that changed in this instant, then those that are connected to them
+    touched: Any  # arcs that changed in this instant, then arcs connected to them
     flows: Any  # edges to solve
-    chosen: Any  # arcs or edges to freeze
+    to_freeze: Any  # arcs or edges to freeze
     ended: Any  # runs
 
 
@@ -172,24 +170,24 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype([(f.name, np.float64 if f.type == "float" else np.int64) for f in fields(kind)])
     for name, kind in RECORDS.items()
 }
-"""Of each list of records as a structured array."""
+"""Data type of each list of records as a structured array."""
 
 
-def rows(name: str, columns: Mapping[str, NDArray[Any]], size: int) -> NDArray[Any]:
-    """Return `size` new entries of a list; fields without a column are as at first, or 0."""
+def make_rows(name: str, columns: Mapping[str, NDArray[Any]], size: int) -> NDArray[Any]:
+    """Return `size` new entries of a list; fields without a column have their default, or 0."""
     if name not in RECORDS:
         return columns[name].astype(np.int64)
-    found = np.zeros(size, DTYPES[name])
+    table = np.zeros(size, DTYPES[name])
     for field in fields(RECORDS[name]):
         values = columns.get(f"{name}.{field.name}")
         if values is not None:
-            found[field.name] = values
+            table[field.name] = values
         elif isinstance(field.default, (int, float)):
-            found[field.name] = field.default
-    return found
+            table[field.name] = field.default
+    return table
 
 
-def as_list(name: str, table: NDArray[Any]) -> list[Any]:
+def to_list(name: str, table: NDArray[Any]) -> list[Any]:
     """Return a structured array as a list of objects; events as tuples, which a heap can order."""
     values: list[Any] = table.tolist()
     if name in RECORDS and name != "events":
@@ -197,7 +195,7 @@ def as_list(name: str, table: NDArray[Any]) -> list[Any]:
     return values
 
 
-def as_array(name: str, values: list[Any]) -> NDArray[Any]:
+def to_array(name: str, values: list[Any]) -> NDArray[Any]:
     """Return a list of objects as a structured array."""
     if name not in RECORDS:
         return np.array(values, dtype=np.int64)
@@ -207,7 +205,7 @@ def as_array(name: str, values: list[Any]) -> NDArray[Any]:
     return np.array([row(value) for value in values], dtype=DTYPES[name])
 
 
-def fill(name: str, target: Any, span: slice, values: NDArray[Any]) -> None:
+def write_column(name: str, target: Any, span: slice, values: NDArray[Any]) -> None:
     """Write some entries of one column, "edges.head" or "pending", into a list or an array."""
     field = name.partition(".")[2]
     if isinstance(target, np.ndarray):

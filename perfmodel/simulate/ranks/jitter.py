@@ -1,8 +1,7 @@
-"""Ranks that are not quite alike: jitter by distribution and seed, and ranks slow for some steps.
+"""Factors on the work of single ranks: jitter by distribution and seed, and slow ranks.
 
-Every factor is drawn by what it is for (seed, step, piece of work, rank) and not by when it is
-asked for, so that the same seed gives the same bits in whatever order a simulator asks, and a rank
-draws the same alone in its class as among thousands.
+Every factor depends on (seed, step, piece of work, rank) only, so that the same seed gives the same
+bits in whatever order a simulator draws, and for a rank alone in its class as among thousands.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.training.plan import StepPlan
 
-Floats = NDArray[np.float64]
 Kind = Literal["normal", "lognormal", "gamma", "exponential"]
 
 
@@ -41,7 +39,7 @@ class Jitter:
     per: Literal["step", "layer"]
     seed: int
 
-    def factors(self, ranks: int, step: int, piece: int) -> Floats:
+    def factors(self, ranks: int, step: int, piece: int) -> FloatArray:
         """Draw one factor per rank.
 
         Parameters
@@ -55,8 +53,8 @@ class Jitter:
         -------
         ndarray of float, shape (ranks,)
         """
-        what = (self.seed, step, piece if self.per == "layer" else 0)
-        draw = np.random.Generator(np.random.SFC64(np.random.SeedSequence(what)))
+        entropy = (self.seed, step, piece if self.per == "layer" else 0)
+        draw = np.random.Generator(np.random.SFC64(np.random.SeedSequence(entropy)))
         cv = self.cv
         if self.kind == "normal":
             return np.maximum(0.0, draw.normal(1.0, cv, ranks))
@@ -79,7 +77,7 @@ class SlowSteps:
 
 @dataclass
 class Variation:
-    """How much longer each task is on each rank of its class; a `Stretch` of the engine.
+    """Factor on each task on each rank of its class; a `Stretch` of the engine.
 
     Work on the host is not varied. Copies of a task in several classes (see
     `perfmodel.training.split_class`) are the same piece of work.
@@ -95,9 +93,9 @@ class Variation:
     jitters: Sequence[Jitter] = ()
     slow: Sequence[SlowSteps] = ()
     _piece: list[int] = field(init=False)
-    _place: Mapping[str, NDArray[np.int64] | slice] = field(init=False)
+    _place: Mapping[str, IntArray | slice] = field(init=False)
     _ranks: int = field(init=False)
-    _drawn: dict[int, tuple[tuple[int, int], Floats]] = field(default_factory=dict, init=False)
+    _drawn: dict[int, tuple[tuple[int, int], FloatArray]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         on_host = {stream.name for stream in self.plan.streams if stream.kind == "host"}
@@ -108,20 +106,20 @@ class Variation:
             count[task.rank_class] = piece + 1
             self._piece.append(-1 if task.stream in on_host else piece)
         members = [np.asarray(c.ranks, dtype=np.int64) for c in self.plan.classes]
-        everyone = np.sort(np.concatenate(members))
-        self._ranks = len(everyone)
+        all_ranks = np.sort(np.concatenate(members))
+        self._ranks = len(all_ranks)
         self._place = {
-            c.name: slice(None) if len(part) == len(everyone) else np.searchsorted(everyone, part)
+            c.name: slice(None) if len(part) == len(all_ranks) else np.searchsorted(all_ranks, part)
             for c, part in zip(self.plan.classes, members, strict=True)
         }
 
-    def __call__(self, step: int, index: int) -> float | Floats:
+    def __call__(self, step: int, index: int) -> float | FloatArray:
         """Return the factor on a task: one for the class, or one for each of its ranks."""
         piece = self._piece[index]
         if piece < 0:
             return 1.0
         name = self.plan.tasks[index].rank_class
-        factor: float | Floats = 1.0
+        factor: float | FloatArray = 1.0
         for slow in self.slow:
             if slow.rank_class == name and step in slow.steps:
                 factor = factor * slow.by
@@ -129,10 +127,10 @@ class Variation:
             factor = factor * self._draw(number, jitter, step, piece)[self._place[name]]
         return factor
 
-    def _draw(self, number: int, jitter: Jitter, step: int, piece: int) -> Floats:
-        """Factors of all ranks; the last ones are kept, for classes that ask one by one."""
-        what = (step, piece if jitter.per == "layer" else 0)
-        known = self._drawn.get(number)
-        if known is None or known[0] != what:
-            known = self._drawn[number] = (what, jitter.factors(self._ranks, *what))
-        return known[1]
+    def _draw(self, number: int, jitter: Jitter, step: int, piece: int) -> FloatArray:
+        """Factors of all ranks; the last ones are cached for the other classes."""
+        key = (step, piece if jitter.per == "layer" else 0)
+        cached = self._drawn.get(number)
+        if cached is None or cached[0] != key:
+            cached = self._drawn[number] = (key, jitter.factors(self._ranks, *key))
+        return cached[1]

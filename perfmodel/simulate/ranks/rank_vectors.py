@@ -1,9 +1,9 @@
 """Ranks that differ, as vectors: a recurrence over their clocks instead of a process for each.
 
-Every stream of a class has a clock for each of its ranks. Compute moves its clocks on by what it
-takes on each rank; a collective starts when the last rank has come, takes what it takes alone, and
-leaves all clocks equal. That is what the engine does with a class for every rank, as long as at
-most one collective is under way at a time (`unsuited` says when not).
+Every stream of a class has a clock for each of its ranks. Compute advances each clock by its time
+on that rank; a collective starts when the last rank has arrived, takes its time without other
+traffic, and leaves all clocks equal. That is what the engine does with one class for every rank, as
+long as at most one collective is in progress at a time (see `unsuited`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import Meeting
@@ -24,13 +24,13 @@ from perfmodel.simulate.engine.engine import NETWORKS, Fidelity
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.engine.run import Run, span_of
 from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.network import LinkCounters, both_counted, nothing_counted
-from perfmodel.simulate.ranks.task_order import Node, order, unsuited
+from perfmodel.simulate.network import LinkCounters, sum_counters, zero_counters
+from perfmodel.simulate.ranks.task_order import Node, execution_order, unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.timeline import Span, Timeline
 from perfmodel.training.plan import Collective, Compute, StepPlan, Task
 
-Clock = float | NDArray[np.float64]
+Clock = float | FloatArray
 """A time for each rank of a class, or one time for all of them; seconds."""
 
 
@@ -51,7 +51,7 @@ def simulate_ranks(
     plan, machine, steps, fidelity, overlap_slowdown, estimator
         As for `perfmodel.simulate.engine.engine.simulate`.
     stretch : callable, optional
-        How much longer a task's work is on each rank of its class, by step and index.
+        Factor on a task's work on each rank of its class, by step and index.
 
     Returns
     -------
@@ -69,69 +69,74 @@ def simulate_ranks(
     slowdown = (
         machine.topology.gpu.overlap_slowdown if overlap_slowdown is None else overlap_slowdown
     )
-    alone = _Alone(plan, estimator or UncontendedTimer(machine), fidelity)
-    return _Recurrence(plan, alone, steps, slowdown, stretch).run()
+    times = _CollectiveTimes(plan, estimator or UncontendedTimer(machine), fidelity)
+    return _Recurrence(plan, times, steps, slowdown, stretch).run()
 
 
 @dataclass
-class _Alone:
-    """What each collective of a plan takes with nothing else on the network."""
+class _CollectiveTimes:
+    """Time of each collective of a plan without other traffic."""
 
     plan: StepPlan
     estimator: UncontendedTimer
     fidelity: str
     notes: dict[str, ApproximationNote] = field(default_factory=dict)
     """Where what was simulated is an approximation, by kind."""
-    _known: dict[Collective, tuple[float, LinkCounters]] = field(default_factory=dict)
+    _cache: dict[Collective, tuple[float, LinkCounters]] = field(default_factory=dict)
 
     def __call__(self, work: Collective) -> tuple[float, LinkCounters]:
         """Return its duration in seconds, and its bytes on each arc."""
-        if work not in self._known:
+        if work not in self._cache:
             env = simpy.Environment()
             network = NETWORKS[self.fidelity](env, self.estimator)
             groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
             env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
-            self._known[work] = (env.now, network.counted)
+            self._cache[work] = (env.now, network.counted)
             self.notes |= {note.why: note for note in network.notes}
-        return self._known[work]
+        return self._cache[work]
 
 
 class _Recurrence:
     """The clocks of all ranks."""
 
     def __init__(
-        self, plan: StepPlan, alone: _Alone, steps: int, slowdown: float, stretch: Stretch | None
+        self,
+        plan: StepPlan,
+        times: _CollectiveTimes,
+        steps: int,
+        slowdown: float,
+        stretch: Stretch | None,
     ) -> None:
-        self._plan, self._alone, self._steps = plan, alone, steps
+        self._plan, self._times, self._steps = plan, times, steps
         self._slowdown, self._stretch = slowdown, stretch
         self._kind = {stream.name: stream.kind for stream in plan.streams}
         self._ranks = {c.name: c.ranks for c in plan.classes}
         self._clock: dict[tuple[str, str], Clock] = {}
         self._end: dict[Node, Clock] = {}
         self._uses = Counter(i for task in plan.tasks for i in (*task.after, *task.after_previous))
-        self._left: dict[Node, int] = {}
+        self._uses_left: dict[Node, int] = {}
         self._from_s: list[float] = []  # of the collectives so far, which never overlap
         self._to_s: list[float] = []
         self._spans: list[Span] = []
         self._meetings: list[Meeting] = []
         self._step_ends = [0.0] * steps
-        self._counted = nothing_counted(len(alone.estimator.machine.topology.arcs))
+        self._counted = zero_counters(len(times.estimator.machine.topology.arcs))
 
     def run(self) -> Run:
-        for nodes in order(self._plan, self._steps):
+        for nodes in execution_order(self._plan, self._steps):
             step, index = nodes[0]
             task = self._plan.tasks[index]
             if isinstance(task.work, Compute):
                 self._compute(step, index, task, task.work.duration_s)
             elif isinstance(task.work, Collective):
-                self._meet(nodes, task.work)
+                self._run_collective(nodes, task.work)
         spans = tuple(sorted(self._spans, key=lambda span: (span.start_s, span.end_s)))
         return Run(
             Timeline(spans),
             tuple(self._step_ends),
             self._counted,
             tuple(self._meetings),
-            notes=tuple(self._alone.notes.values()),
+            notes=tuple(self._times.notes.values()),
         )
 
     # ------------------------------------------------------------ tasks
@@ -143,32 +148,32 @@ class _Recurrence:
         end = start + duration_s * stretch
         if self._kind[task.stream] == "compute" and self._slowdown > 1.0:
             end = self._slowed(start, end)
-        self._note(step, index, task, ready, start, end, stretch)
+        self._record(step, index, task, ready, start, end, stretch)
 
-    def _meet(self, nodes: tuple[Node, ...], work: Collective) -> None:
-        """Start a collective when the last rank has come; all ranks leave it together."""
+    def _run_collective(self, nodes: tuple[Node, ...], work: Collective) -> None:
+        """Start a collective when the last rank has arrived; it ends for all ranks at once."""
         step = nodes[0][0]
         tasks = [self._plan.tasks[index] for _, index in nodes]
         ready = [self._ready(step, task) for task in tasks]
-        came = [
+        arrived = [
             _later(at, self._clock.get((task.rank_class, task.stream), 0.0))
             for task, at in zip(tasks, ready, strict=True)
         ]
-        start_s = max(_last(at) for at in came)
-        takes_s, counted = self._alone(work)
+        start_s = max(_last(at) for at in arrived)
+        takes_s, counted = self._times(work)
         end_s = start_s + takes_s
         if self._to_s and start_s == self._to_s[-1]:
             self._to_s[-1] = end_s
         elif takes_s > 0:
             self._from_s.append(start_s)
             self._to_s.append(end_s)
-        self._counted = both_counted(self._counted, counted)
+        self._counted = sum_counters(self._counted, counted)
         for (_, index), task, at in zip(nodes, tasks, ready, strict=True):
-            self._note(step, index, task, at, start_s, end_s)
-        self._meetings += _meeting(step, tasks, came, start_s, self._ranks)
+            self._record(step, index, task, at, start_s, end_s)
+        self._meetings += _arrivals(step, tasks, arrived, start_s, self._ranks)
 
     def _ready(self, step: int, task: Task) -> Clock:
-        """When everything that a task waits for has ended, on each rank."""
+        """When all dependencies of a task have ended, on each rank."""
         ready: Clock = 0.0
         waits = [(step, index) for index in task.after]
         if step:
@@ -178,12 +183,12 @@ class _Recurrence:
             if self._plan.tasks[node[1]].rank_class != task.rank_class:
                 ended = _last(ended)
             ready = _later(ready, ended)
-            self._left[node] -= 1
-            if not self._left[node]:
-                del self._end[node], self._left[node]
+            self._uses_left[node] -= 1
+            if not self._uses_left[node]:
+                del self._end[node], self._uses_left[node]
         return ready
 
-    def _note(
+    def _record(
         self,
         step: int,
         index: int,
@@ -193,21 +198,21 @@ class _Recurrence:
         end: Clock,
         stretch: Clock = 1.0,
     ) -> None:
-        """Keep what a task leaves behind: clocks, and a span of the first rank."""
+        """Update the clocks of a task's stream, and record the span of the first rank."""
         self._clock[task.rank_class, task.stream] = end
         if self._uses[index]:
             self._end[step, index] = end
-            self._left[step, index] = self._uses[index]
+            self._uses_left[step, index] = self._uses[index]
         if self._kind[task.stream] != "host":
             self._step_ends[step] = max(self._step_ends[step], _last(end))
         first = (_first(start), _first(end), _first(ready), _first(stretch))
         self._spans.append(span_of(task, step, *first))
 
     def _slowed(self, start: Clock, end: Clock) -> Clock:
-        """Delay compute by the collectives that were under way meanwhile.
+        """Delay compute by the collectives that were in progress meanwhile.
 
-        While one is, work goes on at 1 / slowdown of its speed. `end` is when the work would have
-        ended if none came any more; each one moves it on.
+        During a collective, work runs at 1 / slowdown of its speed. `end` is when the work ends
+        without further collectives; each one delays it.
         """
         if not self._to_s or self._to_s[-1] <= (earliest := _soonest(start)):
             return end
@@ -216,33 +221,33 @@ class _Recurrence:
             begin_s, stop_s = self._from_s[at], self._to_s[at]
             if begin_s >= latest:
                 break
-            here = _later(start, begin_s) if begin_s > earliest else start
-            slow_s = (end - here) * (self._slowdown - 1.0)
-            most_s = (stop_s - here) * (1.0 - 1.0 / self._slowdown)
+            overlap = _later(start, begin_s) if begin_s > earliest else start
+            slow_s = (end - overlap) * (self._slowdown - 1.0)
+            most_s = (stop_s - overlap) * (1.0 - 1.0 / self._slowdown)
             end = end + np.maximum(0.0, np.minimum(slow_s, most_s))
             latest = _last(end)
         return end
 
 
-def _meeting(
+def _arrivals(
     step: int,
     tasks: list[Task],
-    came: list[Clock],
+    arrived: list[Clock],
     start_s: float,
     ranks: dict[str, range | tuple[int, ...]],
 ) -> list[Meeting]:
-    """Who came last to a collective, and how long the others waited."""
+    """Return the rank that arrived last at a collective, and how long the others waited."""
     sizes = [len(ranks[task.rank_class]) for task in tasks]
     if sum(sizes) < 2:
         return []
     waited_s = sum(
         size * (start_s - (at if isinstance(at, float) else float(at.mean())))
-        for size, at in zip(sizes, came, strict=True)
+        for size, at in zip(sizes, arrived, strict=True)
     )
-    latest = max(range(len(tasks)), key=lambda number: _last(came[number]))
-    at, task = came[latest], tasks[latest]
+    latest = max(range(len(tasks)), key=lambda number: _last(arrived[number]))
+    at, task = arrived[latest], tasks[latest]
     place = 0 if isinstance(at, float) else int(np.argmax(at))
-    first = min(_soonest(at) for at in came)
+    first = min(_soonest(at) for at in arrived)
     rank = ranks[task.rank_class][place]
     others = sum(sizes) - 1
     return [
@@ -251,10 +256,10 @@ def _meeting(
     ]  # fmt: skip
 
 
-def _later(one: Clock, other: Clock) -> Clock:
-    if isinstance(one, float) and isinstance(other, float):
-        return max(one, other)
-    return np.maximum(one, other)
+def _later(a: Clock, b: Clock) -> Clock:
+    if isinstance(a, float) and isinstance(b, float):
+        return max(a, b)
+    return np.maximum(a, b)
 
 
 def _last(at: Clock) -> float:

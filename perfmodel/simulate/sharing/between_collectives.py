@@ -1,4 +1,4 @@
-"""How edges of several collectives share links: who meets whom, and what each edge gets."""
+"""How several collectives share links: which of them are connected, and the rates of edges."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.library.lowering.edges import joined
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
-Floats = NDArray[np.float64]
 T = TypeVar("T")
 
 LARGE = 4096
-"""Links above which a job's are compared as a whole and not put down one by one."""
+"""Links from which on the set of a job is compared as a whole instead of link by link."""
 SHORTEST_S = 1e-300
-"""Stands for no time at all where bytes are divided by it."""
+"""Instead of zero where bytes are divided by a time; seconds."""
 ROUNDS = 3
-"""Of working out how much of its share each job leaves to the others."""
+"""Iterations of average rates (see `shared_rates`)."""
 NO_SLACK = 1e-9
-"""An edge that uses its share but for this part uses it."""
+"""An edge that uses its share up to this part uses all of it."""
 
 
 @dataclass
-class Meeting(Generic[T]):
-    """Who is on which links: jobs by link, so that only those who meet are looked at."""
+class LinkUsers(Generic[T]):
+    """Jobs by link, to find those that share links, directly or through others."""
 
     _links: dict[T, frozenset[int]] = field(default_factory=dict)
     _by_link: dict[int, dict[T, None]] = field(default_factory=dict)
@@ -63,40 +62,40 @@ class Meeting(Generic[T]):
         """Links of a job."""
         return self._links[job]
 
-    def apart(self, links: frozenset[int]) -> list[set[T]]:
-        """Everyone on some links with all whom they share links with, directly or through others.
+    def components(self, links: frozenset[int]) -> list[set[T]]:
+        """Jobs on some links and all connected to them through shared links, by component.
 
-        Those in different sets share none.
+        Jobs of different components share no link.
         """
-        sets: list[set[T]] = []
-        for job in self._on(links):
-            if not any(job in found for found in sets):
-                sets.append(self._around(job))
-        return sets
+        components: list[set[T]] = []
+        for job in self._users(links):
+            if not any(job in component for component in components):
+                components.append(self._component(job))
+        return components
 
-    def _around(self, job: T) -> set[T]:
-        found, todo = {job}, [job]
+    def _component(self, job: T) -> set[T]:
+        component, todo = {job}, [job]
         while todo:
-            near = self._on(self._links[todo.pop()]) - found
-            found |= near
-            todo += near
-        return found
+            fresh = self._users(self._links[todo.pop()]) - component
+            component |= fresh
+            todo += fresh
+        return component
 
-    def _on(self, links: frozenset[int]) -> set[T]:
-        found = {job for job in self._large if not links.isdisjoint(self._links[job])}
+    def _users(self, links: frozenset[int]) -> set[T]:
+        jobs = {job for job in self._large if not links.isdisjoint(self._links[job])}
         if len(links) <= len(self._by_link):
             for link in links:
-                found.update(self._by_link.get(link, ()))
+                jobs.update(self._by_link.get(link, ()))
         else:
             for link, users in self._by_link.items():
                 if link in links:
-                    found.update(users)
-        return found
+                    jobs.update(users)
+        return jobs
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one job asks of the links.
+    """Demand of one job on the links.
 
     Parameters
     ----------
@@ -104,18 +103,18 @@ class Share:
     wire_bytes : ndarray of float, shape (edges,)
         Of the whole stage.
     takes_s : callable
-        About how long the stage takes at some rates.
-    together : object
-        Jobs with the same value began together and are alike, so that they send at the same times.
+        Estimated time of the stage at some rates; seconds.
+    key : object
+        Equal for jobs that began together and are alike, so that they send at the same times.
     """
 
     stage: Stage
-    wire_bytes: Floats
-    takes_s: Callable[[Floats], float]
-    together: object
+    wire_bytes: FloatArray
+    takes_s: Callable[[FloatArray], float]
+    key: object
 
 
-def max_min_of(capacity_Bps: Floats, stages: Sequence[Stage]) -> list[Floats]:
+def max_min_of(capacity_Bps: FloatArray, stages: Sequence[Stage]) -> list[FloatArray]:
     """Max-min fair rates of the edges of some stages on the same links, stage by stage."""
     edges = joined([stage.edges for stage in stages])
     caps = np.concatenate([stage.cap_Bps for stage in stages])
@@ -123,43 +122,43 @@ def max_min_of(capacity_Bps: Floats, stages: Sequence[Stage]) -> list[Floats]:
     return np.split(max_min_rates(capacity_Bps, edges.pointers, edges.arcs, caps), ends)
 
 
-def in_turns(
-    capacity_Bps: Floats, stages: Sequence[Stage], asked_Bps: Sequence[Floats]
-) -> list[tuple[Floats, float]]:
+def rates_in_turns(
+    capacity_Bps: FloatArray, stages: Sequence[Stage], needed_Bps: Sequence[FloatArray]
+) -> list[tuple[FloatArray, float]]:
     """Share links among stages whose messages follow one another, each at full rate.
 
-    While one waits for a latency the other's bytes move, so a stage that is busy for a part of its
-    time asks for that part of a link only. It is slower than alone by what the others leave of
-    the links: they share work, not rates.
+    While one stage waits for a latency, bytes of the others move. So a stage that is busy for a
+    part of its time needs only that part of a link, and is slower than alone only where the needs
+    of all exceed the capacity.
 
     Returns
     -------
     list of (ndarray of float, shape (edges,), float)
-        Stage by stage: what each edge gets of what it asks for, and by what factor the stage is
-        slower than alone.
+        For each stage the rate of each edge, at most what it needs, and the factor by which the
+        stage is slower than alone.
     """
-    limited = [replace(s, cap_Bps=asked) for s, asked in zip(stages, asked_Bps, strict=True)]
+    limited = [replace(s, cap_Bps=needed) for s, needed in zip(stages, needed_Bps, strict=True)]
     rates = max_min_of(capacity_Bps, limited)
-    found = []
-    for wanted, part in zip(asked_Bps, rates, strict=True):
+    shares = []
+    for needed, part in zip(needed_Bps, rates, strict=True):
         with np.errstate(divide="ignore"):
-            slower = np.divide(wanted, part, out=np.ones(len(part)), where=wanted > 0)
-        found.append((part, float(slower.max(initial=1.0))))
-    return found
+            slower = np.divide(needed, part, out=np.ones(len(part)), where=needed > 0)
+        shares.append((part, float(slower.max(initial=1.0))))
+    return shares
 
 
-def shared_rates(capacity_Bps: Floats, shares: Sequence[Share]) -> list[Floats]:
+def shared_rates(capacity_Bps: FloatArray, shares: Sequence[Share]) -> list[FloatArray]:
     """Rate of each job's edges while they send, max-min fairly; wire bytes per second.
 
-    An edge that waits, for data or for latency, sends for a part of the time only: what others
-    meet of it is its average, bytes over time. So everybody's rates are worked out with the others
-    at no more than their averages, and these from the rates, in turns.
+    An edge that waits, for data or for latency, sends for a part of the time only: others share
+    links with its average, bytes over time. So the rates of each job are solved with the others
+    limited to their averages, and the averages follow from the rates, in `ROUNDS` iterations.
     """
     caps = [share.stage.cap_Bps for share in shares]
     edges = joined([share.stage.edges for share in shares])
     ends = np.cumsum([len(cap) for cap in caps])[:-1]
 
-    def solved(limits: Iterable[Floats]) -> list[Floats]:
+    def solved(limits: Iterable[FloatArray]) -> list[FloatArray]:
         limit = np.concatenate(list(limits))
         return np.split(max_min_rates(capacity_Bps, edges.pointers, edges.arcs, limit), ends)
 
@@ -171,20 +170,18 @@ def shared_rates(capacity_Bps: Floats, shares: Sequence[Share]) -> list[Floats]:
         slack = [bool((u < r * (1 - NO_SLACK)).any()) for u, r in zip(uses, rates, strict=True)]
         if not any(slack):
             break
-        usual = solved(u if s else c for u, c, s in zip(uses, caps, slack, strict=True))
-        beside: dict[object, list[Floats]] = {}
+        limited = solved(u if s else c for u, c, s in zip(uses, caps, slack, strict=True))
+        by_key: dict[object, list[FloatArray]] = {}
         for share in (share for share, s in zip(shares, slack, strict=True) if s):
-            if share.together not in beside:
-                own = [not s or other.together == share.together
+            if share.key not in by_key:
+                own = [not s or other.key == share.key
                        for other, s in zip(shares, slack, strict=True)]  # fmt: skip
-                beside[share.together] = solved(
+                by_key[share.key] = solved(
                     c if o else u for u, c, o in zip(uses, caps, own, strict=True)
                 )
-        rates = [
-            beside[share.together][j] if slack[j] else usual[j] for j, share in enumerate(shares)
-        ]
+        rates = [by_key[share.key][j] if slack[j] else limited[j] for j, share in enumerate(shares)]
     return rates
 
 
-def _average(share: Share, rates_Bps: Floats) -> Floats:
+def _average(share: Share, rates_Bps: FloatArray) -> FloatArray:
     return np.minimum(rates_Bps, share.wire_bytes / max(share.takes_s(rates_Bps), SHORTEST_S))

@@ -1,28 +1,24 @@
-"""What edges get of their links that work by turns, as in chains and trees."""
+"""Link shares of edges that are active in some repeats only, as in chains and trees."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.lowered import Stage
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
+def duty_cycle_rates(capacity_Bps: FloatArray, stage: Stage) -> FloatArray:
+    """Return the rates of edges that are active in some repeats only, as in chains and trees.
 
-def share_by_turns(capacity_Bps: Floats, stage: Stage) -> Floats:
-    """What the links leave to edges that work in some repeats only, as in chains and trees.
-
-    While an edge works, it meets on each of its links the others that work in the same repeats.
-    Edges that send more in a repeat need more of a link to keep in step, so that a link is shared
-    by bytes: a share is capacity x own bytes / bytes of all that an edge meets, itself included,
-    in its own repeats. Edges of one channel that send by turns do not slow each other; channels
-    that start together do. That is what they get where all that meet are limited by that link;
-    elsewhere it is too little.
+    An active edge shares each of its links with those that are active in the same repeats. Edges
+    that send more in a repeat need more of a link to keep in step, so a link is shared by bytes:
+    capacity x own bytes / bytes of all edges there, its own included, in its own repeats. Edges of
+    one channel that send in different repeats do not slow each other; channels that start together
+    do. Exact where that link limits all edges that share it; too low elsewhere.
 
     Parameters
     ----------
@@ -40,33 +36,35 @@ def share_by_turns(capacity_Bps: Floats, stage: Stage) -> Floats:
     unit = max((float(phase.nbytes.max(initial=0.0)) for phase in stage.phases), default=0.0) or 1.0
     for phase in stage.phases:
         nbytes = phase.nbytes / unit  # sums of equal ones are then exact
-        met += _met(edges.arcs, lengths, phase.first, phase.active, nbytes)
+        met += _bytes_met(edges.arcs, lengths, phase.first, phase.active, nbytes)
         own += nbytes * phase.active
-    crowd = met / np.repeat(np.where(own > 0, own, np.inf), lengths)
-    shares = capacity_Bps[edges.arcs] / np.maximum(crowd, 1.0)
+    overload = met / np.repeat(np.where(own > 0, own, np.inf), lengths)
+    shares = capacity_Bps[edges.arcs] / np.maximum(overload, 1.0)
     least, crosses = np.full(len(edges), np.inf), lengths > 0
     if crosses.any():
         least[crosses] = np.minimum.reduceat(shares, edges.pointers[:-1][crosses])
     return least
 
 
-def _met(arcs: Ints, lengths: Ints, first: Ints, active: Ints, nbytes: Floats) -> Floats:
-    """Bytes of all edges on each link of an edge, in the repeats in which the edge works too.
+def _bytes_met(
+    arcs: IntArray, lengths: IntArray, first: IntArray, active: IntArray, nbytes: FloatArray
+) -> FloatArray:
+    """Bytes of all edges on each link of an edge, in the repeats in which that edge is active.
 
-    Of shape (arcs,). All that has crossed a link by repeat t is the sum of
+    Shape (arcs,). All that has crossed a link by repeat t is the sum of
     nbytes (min(t, last) - min(t, first)) over its edges.
     """
     met = np.repeat(active * nbytes, lengths)
     shared = np.flatnonzero(np.bincount(arcs)[arcs] > 1)
     span = int((first + active).max(initial=0)) + 1
     base, begins = arcs[shared] * span, np.repeat(first, lengths)[shared]
-    order = np.argsort(base + begins)  # so that neighbours are looked for one after the other
+    order = np.argsort(base + begins)  # so that searches hit neighbouring entries
     shared, base, begins = shared[order], base[order], begins[order]
     ends = begins + np.repeat(active, lengths)[shared]
     weight = np.repeat(nbytes, lengths)[shared]
     by_end = np.argsort(base + ends, kind="stable")
     sums = [
-        (keys, _summed(own), _summed(own * at))
+        (keys, _cumulative_sum(own), _cumulative_sum(own * at))
         for keys, own, at in (
             (base + begins, weight, begins),
             ((base + ends)[by_end], weight[by_end], ends[by_end]),
@@ -74,26 +72,26 @@ def _met(arcs: Ints, lengths: Ints, first: Ints, active: Ints, nbytes: Floats) -
     ]
     lows, highs = np.searchsorted(base, base), np.searchsorted(base, base, side="right")
 
-    def crossed(until: Ints) -> Floats:
-        total: list[Floats] = []
+    def crossed(until: IntArray) -> FloatArray:
+        total: list[FloatArray] = []
         for keys, weights, products in sums:
-            here = np.searchsorted(keys, base + until)
-            before = products[here] - products[lows]
-            total.append(before + (weights[highs] - weights[here]) * until)
-        done: Floats = total[1] - total[0]
+            position = np.searchsorted(keys, base + until)
+            before = products[position] - products[lows]
+            total.append(before + (weights[highs] - weights[position]) * until)
+        done: FloatArray = total[1] - total[0]
         return done
 
     met[shared] = crossed(ends) - crossed(begins)
     return met
 
 
-def share_at_ends(capacity_Bps: Floats, stage: Stage) -> Floats:
-    """What the links leave to edges of a pipeline while it fills or drains.
+def fill_and_drain_rates(capacity_Bps: FloatArray, stage: Stage) -> FloatArray:
+    """Return the rates of edges of a pipeline while it fills or drains.
 
-    The first pieces of edges that begin early, and the last of those that end late, meet few others
-    on their links. An edge's share here is that in its first repeat or that in its last, whichever
-    is more: what it meets there is shared equally, piece by piece, so that a small piece waits for
-    as much of a large one as it is long.
+    The first pieces of edges that begin early, and the last of those that end late, share their
+    links with few others. The rate is that of an edge's first or of its last repeat, whichever is
+    higher. A link is shared equally there, piece by piece: a small piece waits for as many bytes of
+    a large one as it has itself.
 
     Parameters
     ----------
@@ -108,49 +106,49 @@ def share_at_ends(capacity_Bps: Floats, stage: Stage) -> Floats:
     """
     phase, edges = stage.phases[0], stage.edges
     lengths = np.diff(edges.pointers)
-    at_first, at_last = _meeting(edges.arcs, lengths, phase)
+    at_first, at_last = _busy_bytes(edges.arcs, lengths, phase)
     busy_s = np.minimum(at_first, at_last) / capacity_Bps[edges.arcs]
     longest_s, crosses = np.zeros(len(edges)), lengths > 0
     if crosses.any():
         longest_s[crosses] = np.maximum.reduceat(busy_s, edges.pointers[:-1][crosses])
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares: Floats = np.where(longest_s > 0, phase.nbytes / longest_s, np.inf)
+        shares: FloatArray = np.where(longest_s > 0, phase.nbytes / longest_s, np.inf)
     return shares
 
 
-def _meeting(arcs: Ints, lengths: Ints, phase: Phase) -> tuple[Floats, Floats]:
-    """Bytes that keep each link of an edge busy while the edge sends there.
-
-    In the first repeat of the edge, and in its last.
-    """
+def _busy_bytes(arcs: IntArray, lengths: IntArray, phase: Phase) -> tuple[FloatArray, FloatArray]:
+    """Bytes that occupy each link of an edge in the edge's first repeat and in its last."""
     span = int((phase.first + phase.active).max(initial=0)) + 1
     base = arcs * span
     weight = np.repeat(phase.nbytes, lengths)
     begun, ended = (
-        _until(base + np.repeat(starts, lengths), weight)
+        _cumulate(base + np.repeat(starts, lengths), weight)
         for starts in (phase.first, phase.first + phase.active)
     )
 
-    def busy(repeat: Ints) -> Floats:
+    def busy(repeat: IntArray) -> FloatArray:
         now = base + np.repeat(repeat, lengths)
-        (come, came), (gone, went) = begun(now), ended(now)
-        nbytes: Floats = np.maximum(weight, np.minimum((come - gone) * weight, came - went))
+        (begun_edges, begun_bytes), (ended_edges, ended_bytes) = begun(now), ended(now)
+        active_edges, active_bytes = begun_edges - ended_edges, begun_bytes - ended_bytes
+        nbytes: FloatArray = np.maximum(weight, np.minimum(active_edges * weight, active_bytes))
         return nbytes
 
     return busy(phase.first), busy(phase.first + (phase.active - 1))
 
 
-def _until(keys: Ints, weight: Floats) -> Callable[[Ints], tuple[Ints, Floats]]:
-    """Return a function: how many keys are at most so large, and their weights together."""
+def _cumulate(
+    keys: IntArray, weight: FloatArray
+) -> Callable[[IntArray], tuple[IntArray, FloatArray]]:
+    """Return a function of a key: how many keys are not above it, and the sum of their weights."""
     order = np.argsort(keys, kind="stable")
-    risen, sums = keys[order], _summed(weight[order])
+    ascending, sums = keys[order], _cumulative_sum(weight[order])
 
-    def until(most: Ints) -> tuple[Ints, Floats]:
-        here = np.searchsorted(risen, most, side="right")
-        return here, sums[here]
+    def until(most: IntArray) -> tuple[IntArray, FloatArray]:
+        position = np.searchsorted(ascending, most, side="right")
+        return position, sums[position]
 
     return until
 
 
-def _summed(values: Floats) -> Floats:
+def _cumulative_sum(values: FloatArray) -> FloatArray:
     return np.concatenate([[0.0], np.cumsum(values)])

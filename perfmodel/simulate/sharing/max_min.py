@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.simulate.message import numba_kernel
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Filling = Callable[[Floats, Ints, Ints, Floats], Floats]
+Filling = Callable[[FloatArray, IntArray, IntArray, FloatArray], FloatArray]
 
 
 def max_min_rates(
-    capacity_Bps: Floats,
-    pointers: Ints,
-    arcs: Ints,
-    caps_Bps: Floats | None = None,
+    capacity_Bps: FloatArray,
+    pointers: IntArray,
+    arcs: IntArray,
+    caps_Bps: FloatArray | None = None,
     *,
     compiled: bool = False,
-) -> Floats:
+) -> FloatArray:
     """Share link capacities among flows, max-min fairly.
 
     Parameters
@@ -59,12 +57,14 @@ def max_min_rates(
     if compiled:
         fill: Filling = numba_kernel.compiled_filling()
         return fill(capacity_Bps[used].astype(float), pointers, local.astype(np.int64), caps)
-    return _filled(capacity_Bps[used].astype(float), pointers, local, caps)
+    return _fill(capacity_Bps[used].astype(float), pointers, local, caps)
 
 
-def _filled(left: Floats, pointers: Ints, arcs: Ints, caps: Floats) -> Floats:
-    """As `filling.filled`, all flows of a pass at once."""
-    flows, links = len(pointers) - 1, len(left)
+def _fill(
+    spare_Bps: FloatArray, pointers: IntArray, arcs: IntArray, caps: FloatArray
+) -> FloatArray:
+    """As `max_min_loops.fill_in_loops`, all flows of a pass at once."""
+    flows, links = len(pointers) - 1, len(spare_Bps)
     rates = np.full(flows, np.inf)
     owner = np.repeat(np.arange(flows), np.diff(pointers))
     open_flow = np.ones(flows, dtype=np.bool_)
@@ -72,7 +72,7 @@ def _filled(left: Floats, pointers: Ints, arcs: Ints, caps: Floats) -> Floats:
         live = open_flow[owner]
         flow_of, link_of = owner[live], arcs[live]
         count = np.bincount(link_of, minlength=links)
-        share = np.divide(left, count, out=np.full(links, np.inf), where=count > 0)
+        share = np.divide(spare_Bps, count, out=np.full(links, np.inf), where=count > 0)
         level = np.where(open_flow, caps, np.inf)
         np.minimum.at(level, flow_of, share[link_of])
         lowest = np.full(links, np.inf)
@@ -82,9 +82,9 @@ def _filled(left: Floats, pointers: Ints, arcs: Ints, caps: Floats) -> Floats:
         if not frozen.any():  # flows without links and without caps
             break
         rates[frozen] = level[frozen]
-        gone = np.flatnonzero(frozen[flow_of])
-        gone = gone[np.argsort(level[flow_of[gone]])]  # not in the order of the flows
-        np.subtract.at(left, link_of[gone], level[flow_of[gone]])
-        np.maximum(left, 0.0, out=left)
+        hops = np.flatnonzero(frozen[flow_of])
+        hops = hops[np.argsort(level[flow_of[hops]])]  # independent of the order of the flows
+        np.subtract.at(spare_Bps, link_of[hops], level[flow_of[hops]])
+        np.maximum(spare_Bps, 0.0, out=spare_Bps)
         open_flow &= ~frozen
     return rates

@@ -1,1 +1,1 @@
-"""sockets."""
+"""Gloo message by message, on connections between ranks; see `network.SocketNetwork`."""

@@ -1,8 +1,9 @@
-"""The network of a library that sends on one connection between two ranks, message by message.
+"""Gloo's network: messages on one connection for each pair of ranks, simulated one by one.
 
-Both fidelities use it for Gloo and some ranks that nothing disturbs. Unlike a fluid it has the
-ready messages, the order in which everything is written to the sockets, and what of it waits for
-what (see `loops.py` and `wires.py`). Elsewhere ready messages are part of a step's latency.
+Both fidelities use it for Gloo and some ranks without background traffic, faults or changes of the
+machine. In contrast to a fluid it has the ready messages, the order in which everything is written
+to the sockets, and what waits for what (see `rank_loops.py` and `connection.py`). Elsewhere ready
+messages are part of a step's latency.
 """
 
 from __future__ import annotations
@@ -17,29 +18,23 @@ from functools import partial
 import numpy as np
 import simpy
 
-from perfmodel.arrays import RankGroup
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.protocols import numbers_of
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.network import LinkCounters, count_collective, nothing_counted
-from perfmodel.simulate.sockets.connection import ENDLESS, Connection, Link
-from perfmodel.simulate.sockets.cpu_cores import Cores
-from perfmodel.simulate.sockets.rank_loops import Loops, Turn, turns_of
-from perfmodel.simulate.uncontended import Adapted, UncontendedTimer
+from perfmodel.simulate.network import Network, call_at, count_collective, schedule_last
+from perfmodel.simulate.sockets.connection import ENDLESS, Connection, Cores, Link
+from perfmodel.simulate.sockets.rank_loops import RankLoops, RankRound, rank_rounds
 
 MOST_RANKS = 32
-"""Ranks up to which fidelity "flow" goes message by message too; above, the cost would show."""
+"""Ranks up to which fidelity "flow" simulates every message too; above, it would cost too much."""
 SAME_RATE = 1e-9
 PIECE_BYTES = 65536
-"""So much a receiver takes in at once (Linux hands TCP on in pieces of 64 KiB at most)."""
-LAST_IN_INSTANT = 2
-"""SimPy priority after NORMAL (1): everything of an instant is there before anything moves."""
+"""Bytes that a receiver processes at once (Linux delivers TCP in pieces of 64 KiB at most)."""
 
 
-def goes_by_sockets(machine: Machine, fidelity: str) -> bool:
+def uses_sockets(machine: Machine, fidelity: str) -> bool:
     """Whether a machine's collectives are simulated here."""
     few = len(machine.topology.ranks) <= MOST_RANKS
     return machine.library.in_order and fidelity in {"flow", "message"} and (
@@ -48,27 +43,21 @@ def goes_by_sockets(machine: Machine, fidelity: str) -> bool:
 
 
 @dataclass(slots=True)
-class _Way:
-    """A collective on connections: its turns, and of each pair the connection and its costs."""
+class _Compiled:
+    """A collective as rounds of ranks; by (sender, receiver) two connections and the latency."""
 
-    way: LoweredCollective
-    turns: tuple[tuple[Turn, ...], ...]
+    lowered: LoweredCollective
+    rounds: tuple[tuple[RankRound, ...], ...]
     pairs: dict[tuple[int, int], tuple[Connection, Connection, float]]
 
 
 @dataclass
-class SocketNetwork:
-    """The network of `sockets` (see the module); one to an environment."""
+class SocketNetwork(Network):
+    """The network of Gloo's sockets (see the module and `Network`)."""
 
-    env: simpy.Environment
-    estimator: UncontendedTimer
-    changes_left: int | None = None
-    notes: tuple[ApproximationNote, ...] = ()
-    counted: LinkCounters = field(init=False)
-    _adapted: Adapted = field(init=False)
     _links: dict[int, Link] = field(default_factory=dict, init=False)
     _connections: dict[tuple[int, ...], Connection] = field(default_factory=dict, init=False)
-    _ways: dict[int, _Way] = field(default_factory=dict, init=False)
+    _compiled: dict[int, _Compiled] = field(default_factory=dict, init=False)
     _events: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list, init=False)
     _count: itertools.count[int] = field(default_factory=itertools.count, init=False)
     _wake: simpy.Event | None = field(default=None, init=False)
@@ -77,31 +66,16 @@ class SocketNetwork:
     _cores: Cores = field(init=False)
 
     def __post_init__(self) -> None:
-        self._adapted = Adapted(self.estimator, self.estimator.machine)
-        self.counted = nothing_counted(len(self.estimator.machine.topology.arcs))
-        sockets = self.estimator.machine.topology.sockets
+        super().__post_init__()
+        sockets = self.machine.topology.sockets
         self._cores = Cores(sockets.cores, sockets.core_speed)
 
-    def collective(
-        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
-    ) -> simpy.Event:
-        """Start a collective in every group now; the event fires when the last has ended."""
-        return self.launch(self.estimator.ways(op, nbytes, groups, root))
-
-    def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
-        """Start a point-to-point message now; the event fires when it is delivered."""
-        return self.launch([self._adapted.message(src, dst, nbytes)])
-
-    def launch(self, ways: list[LoweredCollective]) -> simpy.Event:
-        """Start collectives now, each as it is carried; the event fires when all have ended."""
-        ended = []
-        for way in ways:
-            count_collective(self.counted, way)
-            ended.append(self._start(self._laid(way)))
-        return ended[0] if len(ended) == 1 else self.env.all_of(ended)
+    def _launch(self, lowered: LoweredCollective) -> simpy.Event:
+        count_collective(self._counted, lowered)
+        return self._start(self._compile(lowered))
 
     def occupy(self, work_s: float, ranks: int) -> None:
-        """Let the processes of some ranks do something on a core each, from now on."""
+        """Keep one core of each of some ranks' processes busy for `work_s` from now on."""
         if self._cores.number is None:
             return
 
@@ -109,69 +83,69 @@ class SocketNetwork:
             self._at(self.env.now, partial(self._occupy, work_s))
 
     def stream(self, _route: tuple[int, ...], _cap_Bps: float, _nbytes: float) -> simpy.Event:
-        """Refuse: the engine takes another network where others use the links."""
+        """Refuse: the engine chooses another network where there is background traffic."""
         raise SimulationError("sockets carry no other traffic")
 
     def become(self, _machine: Machine) -> None:
-        """Refuse: the engine takes another network where links change."""
+        """Refuse: the engine chooses another network where the machine changes."""
         raise SimulationError("sockets do not change")
 
-    # ------------------------------------------------------------ collectives on their way
+    # ------------------------------------------------------------ messages
 
-    def _start(self, laid: _Way) -> simpy.Event:
+    def _start(self, compiled: _Compiled) -> simpy.Event:
         done = self.env.event()
 
-        def say_ready(receiver: int, sender: int, number: int) -> None:
-            _, back, _ = laid.pairs[sender, receiver]
-            at_s = back.word(self._now_s)
-            self._at(at_s, lambda: loops.is_ready(sender, receiver, number))
+        def send_ready(receiver: int, sender: int, number: int) -> None:
+            _, backward, _ = compiled.pairs[sender, receiver]
+            at_s = backward.send_ready(self._now_s)
+            self._at(at_s, lambda: loops.receive_ready(sender, receiver, number))
 
         def send(sender: int, receiver: int, number: int, nbytes: float) -> None:
-            there, _, software_s = laid.pairs[sender, receiver]
-            asked_s = self._now_s
+            forward, _, software_s = compiled.pairs[sender, receiver]
+            call_s = self._now_s
 
             def write() -> None:
-                at_s = there.data(self._now_s, nbytes * laid.way.wire_factor)
-                idle_s = at_s + software_s - (self._now_s - asked_s)
-                self._receive(at_s, idle_s, nbytes, there.rate_Bps, land)
+                at_s = forward.send(self._now_s, nbytes * compiled.lowered.wire_factor)
+                idle_s = at_s + software_s - (self._now_s - call_s)
+                self._receive(at_s, idle_s, nbytes, forward.rate_Bps, land)
 
             def land() -> None:
-                loops.landed(receiver, number)
+                loops.receive(receiver, number)
                 if loops.ended:
                     self._end(done)
 
-            self._when_free(self.estimator.machine.library.core_message, write)
+            self._when_free(self.machine.library.core_message, write)
 
-        loops = Loops(laid.turns, say_ready, send)
+        loops = RankLoops(compiled.rounds, send_ready, send)
         if loops.ended:
-            return self.env.timeout(laid.way.launch_s)
-        at_s = self.env.now + laid.way.launch_s
-        for rank in range(len(laid.turns)):
+            return self.env.timeout(compiled.lowered.launch_s)
+        at_s = self.env.now + compiled.lowered.launch_s
+        for rank in range(len(compiled.rounds)):
             self._at(at_s, partial(self._call, loops, rank))
         return done
 
-    def _call(self, loops: Loops, rank: int) -> None:
-        self._when_free(self.estimator.machine.library.core_call, partial(loops.begin, rank))
+    def _call(self, loops: RankLoops, rank: int) -> None:
+        self._when_free(self.machine.library.core_call, partial(loops.begin, rank))
 
-    def _when_free(self, work_s: float, what: Callable[[], None]) -> None:
-        """Do something as soon as there is a core for it."""
+    def _when_free(self, work_s: float, action: Callable[[], None]) -> None:
+        """Perform an action as soon as a core is free for it."""
         wait_s = self._cores.wait_s(self._now_s, work_s)
         if wait_s > 0:
-            self._at(self._now_s + wait_s, what)
+            self._at(self._now_s + wait_s, action)
         else:
-            what()
+            action()
 
     def _receive(
         self, at_s: float, idle_s: float, nbytes: float, rate_Bps: float, land: Callable[[], None]
     ) -> None:
-        """Let the receiver's core take data in as they come, the last packet at a time.
+        """Process arriving data on a core of the receiver; deliver after the last packet.
 
-        What comes before it is taken in piece by piece, each in the middle of its arrival. An idle
-        machine is through at `idle_s`. What it spends on waking up is hidden behind what a busy one
-        waits for, so that the later of both counts.
+        Data before the last packet are processed piece by piece, each in the middle of its arrival.
+        An idle machine is done at `idle_s`, wake-up included; a busy one waits for a core instead
+        of waking up, so that the later of both counts.
         """
-        library, cores = self.estimator.machine.library, self._cores
-        sockets = self.estimator.machine.topology.sockets
+        library, cores = self.machine.library, self._cores
+        sockets = self.machine.topology.sockets
         if cores.number is None:
             self._at(idle_s, land)
             return
@@ -186,102 +160,100 @@ class SocketNetwork:
         self._at(at_s, lambda: self._at(max(idle_s, cores.done_s(self._now_s, last_s)), land))
 
     def _occupy(self, work_s: float) -> None:
-        """Keep a core busy from now on, or as soon as there is one."""
+        """Keep a core busy from now on, or as soon as one is free."""
         self._cores.wait_s(self._now_s, work_s)
 
     def _receiving_s(self, nbytes: float, rate_Bps: float) -> float:
-        """How long data that come in keep a core of speed 1 busy, with all that it takes to send.
+        """Return how long arriving data keep a core of speed 1 busy, sending included; seconds.
 
-        One core at most: packets that come more quickly than it takes them in are taken together.
+        One core at most: packets that arrive faster than it processes them are batched.
         """
-        library = self.estimator.machine.library
-        frame = self.estimator.machine.topology.sockets.frame_bytes
+        library = self.machine.library
+        frame = self.machine.topology.sockets.frame_bytes
         if frame and library.core_frame > 0:
             return min(nbytes / frame * library.core_frame, nbytes / rate_Bps * self._cores.speed)
         return 0.0 if library.core_bytes is None else nbytes / library.core_bytes
 
     def _end(self, done: simpy.Event) -> None:
-        timer = self.env.timeout(max(0.0, self._now_s - self.env.now))
-        timer.callbacks.append(lambda _: _succeed(done))
+        call_at(self.env, self._now_s, lambda _: done.succeed())
 
-    def _at(self, time_s: float, what: Callable[[], object]) -> None:
-        heapq.heappush(self._events, (time_s, next(self._count), what))
+    def _at(self, time_s: float, action: Callable[[], object]) -> None:
+        heapq.heappush(self._events, (time_s, next(self._count), action))
         if self._wake is None or time_s < self._wake_s:
             self._wait(time_s)
 
     def _wait(self, time_s: float) -> None:
-        wake = self.env.event()
-        wake._ok, wake._value = True, None
-        wake.callbacks.append(self._advance)
         delay_s = max(0.0, time_s - self.env.now)
-        self.env.schedule(wake, LAST_IN_INSTANT, delay_s)  # type: ignore[arg-type]
+        wake = schedule_last(self.env, self._advance, delay_s)
         self._wake, self._wake_s = wake, time_s
 
     def _advance(self, event: simpy.Event) -> None:
-        """Run on to the next event that SimPy has."""
+        """Run to the next event of SimPy."""
         if event is not self._wake:
             return
-        self._wake_s = -np.inf  # what is put down meanwhile is looked at below
+        self._wake_s = -np.inf  # events that are added meanwhile are seen below
         while self._events and self._events[0][0] <= max(self.env.now, self.env.peek()):
-            self._now_s, _, what = heapq.heappop(self._events)
-            what()
+            self._now_s, _, action = heapq.heappop(self._events)
+            action()
         self._wake = None
         if self._events:
             self._wait(self._events[0][0])
 
-    # ------------------------------------------------------------ laying
+    # ------------------------------------------------------------ compiling
 
-    def _laid(self, way: LoweredCollective) -> _Way:
-        if id(way) not in self._ways:
-            machine, schedule = self.estimator.machine, way.schedule
+    def _compile(self, lowered: LoweredCollective) -> _Compiled:
+        if id(lowered) not in self._compiled:
+            machine, schedule = self.machine, lowered.schedule
             numbers = numbers_of(machine.library, schedule.collective, schedule.algorithm)
-            credits = numbers[way.protocol].credits
+            credits = numbers[lowered.protocol].credits
             key = (
                 "turns", schedule.collective, schedule.algorithm, schedule.ranks, schedule.nbytes,
                 schedule.root, credits,
             )  # fmt: skip
-            turns = machine.known(key, lambda: turns_of(schedule, credits))
-            self._ways[id(way)] = _Way(way, turns, self._pairs(way))
-        return self._ways[id(way)]
+            rounds = machine.known(key, lambda: rank_rounds(schedule, credits))
+            self._compiled[id(lowered)] = _Compiled(lowered, rounds, self._pairs(lowered))
+        return self._compiled[id(lowered)]
 
     def _pairs(
-        self, way: LoweredCollective
+        self, lowered: LoweredCollective
     ) -> dict[tuple[int, int], tuple[Connection, Connection, float]]:
-        """Of each sender and receiver: the connection there, that back, and the software's time."""
-        machine = self.estimator.machine
-        numbers = numbers_of(machine.library, way.schedule.collective, way.schedule.algorithm)
-        protocol = numbers[way.protocol]
-        halved = protocol.credits > way.credits  # see `costs.step_latency_s`: two ranks in turn
-        found = {}
-        for stage in way.stages:
+        """By (sender, receiver): connections forward and backward, and the software's latency."""
+        machine = self.machine
+        numbers = numbers_of(
+            machine.library, lowered.schedule.collective, lowered.schedule.algorithm
+        )
+        protocol = numbers[lowered.protocol]
+        halved = protocol.credits > lowered.credits  # see `step_latency_s`: two ranks in turn
+        pairs = {}
+        for stage in lowered.stages:
             edges, phase = stage.edges, stage.phases[0]
             for at, (src, dst) in enumerate(
                 zip(phase.src.tolist(), phase.dst.tolist(), strict=True)
             ):
                 arcs = tuple(edges.arcs[edges.pointers[at] : edges.pointers[at + 1]].tolist())
                 link_s = float(edges.latency_s[at])
-                there = self._connection(arcs, link_s)
+                forward = self._connection(arcs, link_s)
                 ends = int(edges.src[at]), int(edges.dst[at])
-                back = self._back(*ends)
+                backward = self._backward(*ends)
                 step_s = float(stage.latency_s[at]) * (2.0 if halved else 1.0)
                 software_s = max(0.0, step_s - protocol.latencies_per_step * link_s)
-                found[src, dst] = (there, back, software_s)
-        return found
+                pairs[src, dst] = (forward, backward, software_s)
+        return pairs
 
-    def _back(self, src: int, dst: int) -> Connection:
-        """The connection from the receiver of some data to their sender."""
-        machine = self.estimator.machine
+    def _backward(self, src: int, dst: int) -> Connection:
+        """Return the connection from the receiver of data to their sender."""
+        machine = self.machine
 
-        def laid() -> tuple[tuple[int, ...], float]:
+        def route() -> tuple[tuple[int, ...], float]:
             ends = np.array([dst]), np.array([src])
             edge = edges_between(machine.topology, machine.router, *ends)
             return tuple(edge.arcs.tolist()), float(edge.latency_s[0])
 
-        return self._connection(*machine.known(("back", dst, src), laid))
+        return self._connection(*machine.known(("back", dst, src), route))
 
     def _connection(self, arcs: tuple[int, ...], link_s: float) -> Connection:
         if arcs not in self._connections:
-            machine = self.estimator.machine
+            machine = self.machine
             rates = machine.topology.arcs.bandwidth_Bps[list(arcs)]
             slowest = float(rates.min())
             links = [
@@ -293,11 +265,7 @@ class SocketNetwork:
         return self._connections[arcs]
 
     def _link(self, arc: int, rate_Bps: float, slowest: bool) -> Link:
-        sockets = self.estimator.machine.topology.sockets
+        sockets = self.machine.topology.sockets
         if arc not in self._links:
             self._links[arc] = Link(rate_Bps, sockets.burst_bytes if slowest else 0.0)
         return self._links[arc]
-
-
-def _succeed(event: simpy.Event) -> None:
-    event.succeed()

@@ -18,7 +18,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import band_of, factors_by_band
 from perfmodel.scenario import ClusterSize, Scenario, WhatIf, scenario_digest, sizes
 from perfmodel.simulate.engine.engine import Fidelity
-from perfmodel.studies.run.resolve.job import STRATEGY_NAMES, TrainingJob, resolve_workload
+from perfmodel.studies.run.resolve.job import TrainingJob, resolve_workload
 from perfmodel.studies.run.resolve.machine import machine, relocated
 from perfmodel.studies.run.resolve.placement import hosts_needed, site, workloads_beside
 from perfmodel.studies.run.resolve.what_if import imagined, imagined_of, said
@@ -115,7 +115,7 @@ def run_scenario(
         scenario=scenario.name,
         question=scenario.question,
         workload=job.workload.name,
-        strategy=STRATEGY_NAMES[scenario.strategy.kind],
+        strategy=job.strategy.name,
         machine=_named(final, wanted[-1]),
         scaling=scenario.training.scaling,
         points=tuple(_with_efficiency(point, base) for point in points),
@@ -309,11 +309,7 @@ def _assumptions(job: TrainingJob, here: Machine) -> tuple[str, ...]:
         else "Compute is as quick beside a collective as alone.",
         f"Communication is {here.library.description}{_choice(here)}.",
         *_staging(here),
-        *(
-            ()
-            if job.is_ddp
-            else ("Cloning Python modules per replica costs nothing here: a lower bound.",)
-        ),
+        *job.strategy.assumptions,
         "A collective starts when its last rank has reached it, and shares links max-min fairly.",
         *here.topology.assumptions,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from perfmodel.calibrate import Profile
-from perfmodel.scenario import ClusterSize, DdpStrategy, Scenario, scenario_digest, sizes
+from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
 from perfmodel.studies.run.prepared import Prepared, prepare
 from perfmodel.studies.run.run import resolved
 from perfmodel.studies.tune.assumptions import assumptions
@@ -41,6 +41,7 @@ from perfmodel.studies.tune.search.surrogate_search import (
 )
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.strategies import STRATEGIES
 from perfmodel.version import __version__
 
 CHEAP_SIZES, DEAR_SIZES = 300, 16
@@ -84,7 +85,7 @@ def tune_scenario(
     InputError
         Another strategy, one GPU, or a scenario that does not hold; names file, line and field.
     """
-    if not isinstance(scenario.strategy, DdpStrategy):
+    if not STRATEGIES[scenario.strategy.kind].has_buckets:
         found, allowed = repr(scenario.strategy.kind), "'ddp', which has buckets"
         raise scenario.fault("strategy.kind", found, allowed)
     prepared = prepare(scenario, profile=profile, size=size)

@@ -129,11 +129,11 @@ def gradient_order(workload: Workload) -> tuple[int, ...]:
         A layer names a tensor that does not exist or that another layer has.
     """
     order = workload.ready_order
-    known = range(len(workload.tensors))
+    indices = range(len(workload.tensors))
     faults = [
         Fault("layers", f"tensor {index}", f"an index from 0 to {len(workload.tensors) - 1}")
         for index in order
-        if index not in known
+        if index not in indices
     ]
     if len(set(order)) < len(order):
         twice = sorted({index for index in order if order.count(index) > 1})
@@ -223,9 +223,9 @@ def _checked_order(order: Sequence[int], trained: Sequence[int]) -> tuple[int, .
     if sorted(order) != sorted(trained):
         missing = sorted(set(trained) - set(order))
         unknown = sorted(set(order) - set(trained))
-        found = f"{len(order)} entries (missing {missing[:8]}, unknown {unknown[:8]})"
+        entries = f"{len(order)} entries (missing {missing[:8]}, unknown {unknown[:8]})"
         allowed = f"each of the {len(trained)} trained tensors exactly once"
-        raise InputError(Fault("ready_order", found, allowed))
+        raise InputError(Fault("ready_order", entries, allowed))
     return tuple(order)
 
 

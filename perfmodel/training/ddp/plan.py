@@ -2,20 +2,20 @@
 
 The order of events is that of torch 2.13 (``torch/nn/parallel/distributed.py`` and
 ``torch/csrc/distributed/c10d/reducer.cpp``): broadcast of buffers, forward, backward with the
-gradients of each layer copied into their bucket as soon as they are there, an all-reduce per
+gradients of each layer copied into their bucket as soon as they are ready, an all-reduce per
 bucket strictly in bucket order on one stream, then bucket by bucket the copy back into the
-gradients, then the optimizer. The engine knows nothing of this; it runs tasks.
-
-Training steps without buckets: no communication at all, or all of it after backward.
+gradients, then the optimizer. Also steps without buckets: no communication, or all of it after
+backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.training.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.ddp.buckets import Iteration, ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
@@ -29,8 +29,6 @@ from perfmodel.training.forward_backward import (
 )
 from perfmodel.training.plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
-
-Hook = Literal["none", "fp16", "bf16"]
 
 HOOKS = (Stream("cast", "copy"), Stream("hook", "copy"))
 
@@ -92,12 +90,12 @@ def ddp_plan(
     segments : int
         Tasks per pass that layers are merged into at most (more where buckets end).
     host_s : float
-        What the process of a rank does at the end of a step, when all gradients are there; seconds.
+        Work of the process of a rank at the end of a step, after the last gradient; seconds.
     cast_Bps : float, optional
         The hook converts gradients at this rate (of their own bytes) beside the device's work.
         Default: the device does, at the rate of its copies.
     core : CoreWork
-        What backward takes of a core of each rank's process meanwhile.
+        Work of backward on a core of each rank's process.
 
     Raises
     ------
@@ -114,9 +112,9 @@ def ddp_plan(
         host_s, cast_Bps, core,
     )  # fmt: skip
     if ranks == 1:
-        _local_step(step)
+        _add_local_step(step)
     else:
-        _reduced_step(step, ready_order)
+        _add_reduced_step(step, ready_order)
     comm = Stream("comm", "comm", comm_workers)
     return StepPlan(
         name=f"{'one GPU' if ranks == 1 else 'DDP'}, {workload.name}, {iteration} iteration",
@@ -128,18 +126,18 @@ def ddp_plan(
     )
 
 
-def _local_step(step: Step) -> None:
+def _add_local_step(step: Step) -> None:
     for micro_batch in range(step.options.accumulate):
         add_forward(step, micro_batch)
         add_local_backward(step, micro_batch)
     _add_optimizer(step, ())
 
 
-def _reduced_step(step: Step, ready_order: Sequence[int] | None) -> None:
+def _add_reduced_step(step: Step, ready_order: Sequence[int] | None) -> None:
     buckets = ddp_buckets(
         step.workload, step.options, iteration=step.iteration, ready_order=ready_order
     )
-    synced = _broadcast_buffers(step) if step.options.broadcast_buffers else ()
+    synced = _add_buffer_broadcasts(step) if step.options.broadcast_buffers else ()
     for micro_batch in range(step.last_micro_batch):
         add_forward(step, micro_batch, after=synced)
         add_local_backward(step, micro_batch)
@@ -149,13 +147,13 @@ def _reduced_step(step: Step, ready_order: Sequence[int] | None) -> None:
     _add_optimizer(step, add_copy_out(step, buckets, reduced))
 
 
-def _broadcast_buffers(step: Step) -> tuple[int, ...]:
-    """Rank 0's running statistics go to all before forward, which waits for them.
+def _add_buffer_broadcasts(step: Step) -> tuple[int, ...]:
+    """Broadcast rank 0's running statistics before forward, which waits for them.
 
     One broadcast per dtype, and a kernel per buffer to copy it back
     (``broadcast_coalesced`` in torch/csrc/distributed/c10d/comm.cpp).
     """
-    under_way: list[tuple[int, int, int]] = []  # collective, bytes, kernels to copy back
+    pending: list[tuple[int, int, int]] = []  # collective, bytes, kernels to copy back
     for group in step.workload.buffers:
         for piece in range(-(-group.nbytes // COALESCED_BYTES)):
             nbytes = min(group.nbytes - piece * COALESCED_BYTES, COALESCED_BYTES)
@@ -166,10 +164,10 @@ def _broadcast_buffers(step: Step) -> tuple[int, ...]:
                 f"broadcast buffers ({group.dtype})", "broadcast", nbytes, RANKS,
                 communicator=GROUP, key=f"buffers {group.dtype} {piece}", after=(flat,),
             )  # fmt: skip
-            under_way.append((sent, nbytes, kernels))
+            pending.append((sent, nbytes, kernels))
     return tuple(
         step.tasks.copy("copy buffers back", nbytes, kernels, RANKS, after=(sent,))
-        for sent, nbytes, kernels in under_way
+        for sent, nbytes, kernels in pending
     )
 
 

@@ -1,4 +1,4 @@
-"""What DDP's reducer does during backward: copy in, all-reduce in bucket order, copy out."""
+"""DDP's reducer during backward: copy in, all-reduce in bucket order, copy out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USED_MAP_ITEM_BYTES = 4
 
 @dataclass(slots=True)
 class _Filling:
-    """How far each bucket is: gradients missing, and the copy that came last."""
+    """Progress of each bucket: gradients missing, and its last copy."""
 
     owner: dict[int, int]
     missing: list[int]
@@ -35,8 +35,8 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
         Per bucket the task after which it is reduced; then that of the used-parameter map.
     """
     if step.options.static_graph and step.iteration == "first":
-        return _delayed(step, buckets)
-    filling = _empty(buckets)
+        return _add_delayed_reduction(step, buckets)
+    filling = _empty_buckets(buckets)
     reduced: list[int] = []
     for part in backward_segments(
         step.workload,
@@ -45,32 +45,32 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
         cut_after=_last_gradients(step, filling.owner),
     ):
         add_backward_segment(step, part, step.last_micro_batch, copy_kernels=len(part.tensors))
-        _copy_in(step, part.name, part.tensors, filling)
+        _add_copies_in(step, part.name, part.tensors, filling)
         while len(reduced) < len(buckets) and filling.missing[len(reduced)] == 0:
             bucket = buckets[len(reduced)]
-            reduced.append(_launch(step, bucket, filling))
+            reduced.append(_add_all_reduce(step, bucket, filling))
     if step.options.find_unused_parameters and not step.options.static_graph:
-        reduced.append(_reduce_used_map(step, after=filling.copied[-1]))
+        reduced.append(_add_used_map_reduction(step, after=filling.copied[-1]))
     return tuple(reduced)
 
 
-def _delayed(step: Step, buckets: Sequence[Bucket]) -> tuple[int, ...]:
+def _add_delayed_reduction(step: Step, buckets: Sequence[Bucket]) -> tuple[int, ...]:
     """First iteration of a static graph: everything after backward, the map first."""
     at_most = step.resolution(step.last_micro_batch)
     parts = backward_segments(step.workload, step.times, at_most=at_most)
     ends = [add_backward_segment(step, part, step.last_micro_batch) for part in parts]
-    used_map = _reduce_used_map(step, after=ends[-1])
-    filling = _empty(buckets)
+    used_map = _add_used_map_reduction(step, after=ends[-1])
+    filling = _empty_buckets(buckets)
     tensors = [tensor for part in parts for tensor in part.tensors]
     issued = step.tasks.issue("copy in all gradients", len(tensors), step.rank_class)
-    _copy_in(step, "all gradients", tensors, filling, after=issued)
-    return (*(_launch(step, each, filling) for each in buckets), used_map)
+    _add_copies_in(step, "all gradients", tensors, filling, after=issued)
+    return (*(_add_all_reduce(step, each, filling) for each in buckets), used_map)
 
 
 def add_copy_out(
     step: Step, buckets: Sequence[Bucket], reduced: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Copy buckets back into the gradients, in bucket order; returns what the optimizer awaits.
+    """Copy buckets back into the gradients, in bucket order; return what the optimizer waits for.
 
     Nothing is copied where gradients are views of their bucket.
     """
@@ -89,7 +89,7 @@ def add_copy_out(
     return (*ends, *reduced[len(buckets) :])
 
 
-def _copy_in(
+def _add_copies_in(
     step: Step,
     name: str,
     tensors: Sequence[int],
@@ -107,8 +107,8 @@ def _copy_in(
         filling.missing[index] -= len(members)
 
 
-def _launch(step: Step, bucket: Bucket, filling: _Filling) -> int:
-    """All-reduce a bucket, compressed if a hook says so; returns the task that ends it.
+def _add_all_reduce(step: Step, bucket: Bucket, filling: _Filling) -> int:
+    """All-reduce a bucket, compressed if there is a hook; return its last task.
 
     It waits for its own last copy and for those of the buckets before it, which one worker's
     order implies and two workers' does not.
@@ -119,7 +119,7 @@ def _launch(step: Step, bucket: Bucket, filling: _Filling) -> int:
     ready, nbytes = tuple(dict.fromkeys(complete)), bucket.nbytes
     if step.item_bytes is not None:  # one cast, then one division in place (default_hooks.py)
         nbytes = step.item_bytes * _numel(step, bucket)
-        ready = (_compress(step, bucket, nbytes, ready, marks),)
+        ready = (_add_compression(step, bucket, nbytes, ready, marks),)
     done = tasks.collective(
         f"all-reduce {name}", "all_reduce", nbytes, step.rank_class,
         communicator=GROUP, key=name, after=ready, **marks,
@@ -132,10 +132,10 @@ def _launch(step: Step, bucket: Bucket, filling: _Filling) -> int:
     return done
 
 
-def _compress(
+def _add_compression(
     step: Step, bucket: Bucket, nbytes: int, ready: tuple[int, ...], marks: dict[str, Any]
 ) -> int:
-    """Convert a bucket: by a kernel that reads the one and writes the other, or by the host."""
+    """Convert a bucket to 16 bits, on the device or on the host."""
     name = f"compress bucket {bucket.index}"
     if step.cast_Bps is not None:
         cast_s = bucket.nbytes / step.cast_Bps
@@ -148,7 +148,7 @@ def _compress(
     return step.tasks.copy(name, cast_bytes, 2, step.rank_class, after=after, **marks)
 
 
-def _reduce_used_map(step: Step, *, after: int) -> int:
+def _add_used_map_reduction(step: Step, *, after: int) -> int:
     trained = len(step.workload.ready_order)
     return step.tasks.collective(
         "all-reduce used-parameter map", "all_reduce", USED_MAP_ITEM_BYTES * trained,
@@ -157,7 +157,7 @@ def _reduce_used_map(step: Step, *, after: int) -> int:
     )  # fmt: skip
 
 
-def _empty(buckets: Sequence[Bucket]) -> _Filling:
+def _empty_buckets(buckets: Sequence[Bucket]) -> _Filling:
     owner = {tensor: bucket.index for bucket in buckets for tensor in bucket.tensors}
     return _Filling(owner, [len(each.tensors) for each in buckets], [0] * len(buckets))
 

@@ -26,11 +26,12 @@ import numpy as np
 from perfmodel.errors import Fault
 from perfmodel.files.csv_rows import Record, read_table
 from perfmodel.library.machine import Machine
+from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
-from perfmodel.training.ddp.plan import Hook, ddp_plan, unbucketed_plan
+from perfmodel.training.ddp.plan import ddp_plan, unbucketed_plan
 from perfmodel.training.plan import StepPlan
 from perfmodel.training.split_class import ClassPart, split
 from perfmodel.validate.trainings.model import Case, Dataset

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import InputError
 from perfmodel.library.model import CommLibrary
-from perfmodel.scenario import DdpStrategy, ModelSection, Scenario
+from perfmodel.scenario import ModelSection, Scenario
+from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.studies.run.resolve.machine import relocated
 from perfmodel.studies.run.resolve.what_if import imagined_of, imagined_times
 from perfmodel.studies.run.result import Memory
 from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.training import memory as memory_of
-from perfmodel.training.data_parallel import data_parallel_plan
-from perfmodel.training.ddp.buckets import Bucket, Iteration, ddp_buckets
+from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.ddp.plan import Hook, ddp_plan
+from perfmodel.training.memory import Setup, advice
 from perfmodel.training.plan import StepPlan
+from perfmodel.training.strategies import STRATEGIES
+from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload import load_workload, times_from_file
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 from perfmodel.workload.roofline import layer_times
-
-STRATEGY_NAMES: Mapping[str, str] = {
-    "ddp": "DistributedDataParallel",
-    "data_parallel": "nn.DataParallel",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +40,21 @@ class TrainingJob:
     chosen: DdpOptions | None = None
 
     @property
-    def is_ddp(self) -> bool:
-        """Whether the strategy is DistributedDataParallel."""
-        return isinstance(self.scenario.strategy, DdpStrategy)
+    def strategy(self) -> Strategy:
+        """The row of its strategy."""
+        return STRATEGIES[self.scenario.strategy.kind]
 
     @property
     def hook(self) -> Hook:
         """The communication hook."""
-        strategy = self.scenario.strategy
-        return strategy.hook if isinstance(strategy, DdpStrategy) else "none"
+        return self.scenario.strategy.hook
 
     @property
     def options(self) -> DdpOptions:
         """What DistributedDataParallel is called with."""
-        strategy = self.scenario.strategy
         if self.chosen is not None:
             return self.chosen
-        if not isinstance(strategy, DdpStrategy):
-            return DdpOptions(broadcast_buffers=False)
-        return DdpOptions(
-            bucket_cap_bytes=strategy.bucket_cap,
-            first_bucket_bytes=strategy.first_bucket,
-            caps_list_bytes=strategy.bucket_caps,
-            find_unused_parameters=strategy.find_unused_parameters,
-            static_graph=strategy.static_graph,
-            gradient_as_bucket_view=strategy.gradient_as_bucket_view,
-            broadcast_buffers=strategy.broadcast_buffers,
-            accumulate=strategy.accumulate,
-        )
+        return self.strategy.options(self.scenario.strategy)
 
 
 def resolve_workload(
@@ -169,41 +152,29 @@ def plan(
 
     `sockets`: what processes on CPUs share on this machine.
     """
-    segments = MERGED if merge else UNMERGED
-    faster = imagined_of(job.scenario).compute
-    kernel_s = job.gpu.kernel_overhead_s / faster
-    if not job.is_ddp:
-        return data_parallel_plan(
-            job.workload,
-            layer_times_,
-            ranks=ranks,
-            batch_per_gpu=batch,
-            item_bytes=ITEM_BYTES[job.scenario.compute.precision],
-            kernel_s=kernel_s,
-            segments=segments,
-        )
+    options, faster = job.options, imagined_of(job.scenario).compute
     host = host_work(
         job.library, job.gpu, sockets or Sockets(), _gradients(job.workload), ranks,
-        views=job.options.gradient_as_bucket_view,
+        views=options.gradient_as_bucket_view,
     )  # fmt: skip
-    if host.copies_Bps is not None:
-        layer_times_ = replace(layer_times_, copy_Bps=host.copies_Bps)
-    return ddp_plan(
-        job.workload,
-        layer_times_,
+    request = StepRequest(
+        workload=job.workload,
+        times=layer_times_,
         ranks=ranks,
         batch_per_gpu=batch,
-        options=job.options,
         iteration=iteration,
         hook=job.hook,
+        item_bytes=ITEM_BYTES[job.scenario.compute.precision],
         comm_workers=job.library.workers,
         blocking_wait=job.library.host_staged,
-        kernel_s=kernel_s,
-        segments=segments,
+        kernel_s=job.gpu.kernel_overhead_s / faster,
+        segments=MERGED if merge else UNMERGED,
         host_s=host.step_s / faster if ranks > 1 else 0.0,
+        bucket_copy_Bps=host.copies_Bps,
         cast_Bps=None if host.cast_Bps is None else host.cast_Bps * faster,
         core=host.core,
     )
+    return job.strategy.plan(request, options)
 
 
 def _gradients(workload: Workload) -> list[int]:
@@ -212,8 +183,9 @@ def _gradients(workload: Workload) -> list[int]:
 
 
 def buckets(job: TrainingJob) -> tuple[Bucket, ...]:
-    """Gradient buckets of the steady state; none without DDP."""
-    return ddp_buckets(job.workload, job.options, iteration="steady") if job.is_ddp else ()
+    """Gradient buckets of the steady state; none for a strategy without."""
+    buckets_of = job.strategy.buckets
+    return () if buckets_of is None else buckets_of(job.workload, job.options)
 
 
 def memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
@@ -225,18 +197,17 @@ def memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ())
         GPUs beside the job's own, by name.
     """
     compute = job.scenario.compute
-    setup = memory_of.Setup(
+    setup = Setup(
         workload=job.workload,
         precision=compute.precision,
         optimizer=compute.optimizer,
         ranks=ranks,
         batch_per_gpu=batch,
-        strategy="ddp" if job.is_ddp else "data_parallel",
         options=job.options,
         hook=job.hook,
         fused_attention=compute.fused_attention,
     )
-    use = memory_of.memory(setup)
+    use = job.strategy.memory(setup)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     return Memory(
         parameters_bytes=use.parameters_bytes,
@@ -245,5 +216,5 @@ def memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ())
         buckets_bytes=use.buckets_bytes,
         activations_bytes=use.activations_bytes,
         capacity_bytes=capacity_bytes,
-        advice=memory_of.advice(setup, capacity_bytes),
+        advice=advice(setup, capacity_bytes, job.strategy.memory),
     )

@@ -19,7 +19,7 @@ from perfmodel.library.lowering.lower import lower_message
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.network import LinkCounters, count_collective, nothing_counted
+from perfmodel.simulate.network import LinkCounters, count_collective, zero_counters
 from perfmodel.simulate.uncontended import UncontendedTimer
 
 LAST_IN_INSTANT = 2
@@ -210,7 +210,7 @@ class PlainMessageNetwork:
     def __post_init__(self) -> None:
         self.machine = self.estimator.machine
         arcs = self.machine.topology.arcs
-        self.counted = nothing_counted(len(arcs))
+        self.counted = zero_counters(len(arcs))
         self._wires = Wires(self.env, arcs.bandwidth_Bps.tolist(), self.machine.library.in_order)
 
     def collective(

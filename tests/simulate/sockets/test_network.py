@@ -14,8 +14,8 @@ from perfmodel.collectives.algorithms import ring as gloo
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.sockets.connection import Connection, Link
-from perfmodel.simulate.sockets.network import SocketNetwork, goes_by_sockets
-from perfmodel.simulate.sockets.rank_loops import turns_of
+from perfmodel.simulate.sockets.network import SocketNetwork, uses_sockets
+from perfmodel.simulate.sockets.rank_loops import rank_rounds
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Sockets, Topology
 
@@ -58,9 +58,9 @@ def test_a_bucket_lets_a_burst_pass_and_fills_up_again() -> None:
 def test_a_slower_link_further_on_decides_and_bytes_pass_both_at_once() -> None:
     fast, slow = Link(10.0), Link(5.0)
     line = Connection((fast, slow), latency_s=1.0, queue_bytes=0.0)
-    assert line.data(0.0, 100.0) == 21.0
+    assert line.send(0.0, 100.0) == 21.0
     assert fast.free_s == 10.0
-    assert line.data(0.0, 100.0) == 41.0
+    assert line.send(0.0, 100.0) == 41.0
 
 
 @pytest.mark.parametrize(("queue_bytes", "wanted_s"), [(0.0, 5.5), (20.0, 7.5), (1e9, 9.5 + 1.0)])
@@ -69,20 +69,20 @@ def test_a_ready_message_waits_behind_the_device_queue(queue_bytes: float, wante
     uplink = Link(10.0)
     data = Connection((uplink,), latency_s=0.5, queue_bytes=queue_bytes)
     other = Connection((uplink,), latency_s=0.5, queue_bytes=queue_bytes)
-    assert data.data(0.0, 100.0) == 10.5
-    assert other.word(5.0) == pytest.approx(wanted_s)
+    assert data.send(0.0, 100.0) == 10.5
+    assert other.send_ready(5.0) == pytest.approx(wanted_s)
 
 
 def test_a_ready_message_waits_behind_all_data_of_its_own_connection() -> None:
     line = Connection((Link(10.0),), latency_s=0.5, queue_bytes=0.0)
-    line.data(0.0, 100.0)
-    assert line.word(5.0) == 10.5
+    line.send(0.0, 100.0)
+    assert line.send_ready(5.0) == 10.5
 
 
 def test_what_waits_at_a_switch_is_what_has_come_and_not_gone() -> None:
     """After 4 s 40 bytes have come and 20 have gone: four more seconds behind them."""
     up, down = Link(10.0), Link(5.0)
-    Connection((up, down), 0.0, 0.0).data(0.0, 100.0)
+    Connection((up, down), 0.0, 0.0).send(0.0, 100.0)
     assert down.queue_s(4.0, float("inf")) == pytest.approx(4.0)
 
 
@@ -93,7 +93,7 @@ def test_what_waits_at_a_switch_is_what_has_come_and_not_gone() -> None:
 def test_turns_of_the_ring(ranks: int) -> None:
     """2 (N - 1) k rounds; two under way; all over before the all-gather (gloo/allreduce.cc)."""
     schedule = gloo.ring_all_reduce(ranks, ranks * 2 * 4 * 25)
-    turns = turns_of(schedule, 2)
+    turns = rank_rounds(schedule, 2)
     half = 2 * (ranks - 1)
     for mine in turns:
         wanted = [max(0, i - 1) for i in range(half)]
@@ -192,8 +192,8 @@ def test_two_at_once_as_measured(
 def test_who_goes_by_sockets(switched_topology: Maker) -> None:
     few = Machine(switched_topology([1e9] * 4, [0.0] * 4), load_library("gloo"))
     many = Machine(switched_topology([1e9] * 33, [0.0] * 33), load_library("gloo"))
-    assert goes_by_sockets(few, "flow")
-    assert goes_by_sockets(many, "message")
-    assert not goes_by_sockets(many, "flow")
-    assert not goes_by_sockets(few, "free")
-    assert not goes_by_sockets(Machine(few.topology, load_library("nccl")), "flow")
+    assert uses_sockets(few, "flow")
+    assert uses_sockets(many, "message")
+    assert not uses_sockets(many, "flow")
+    assert not uses_sockets(few, "free")
+    assert not uses_sockets(Machine(few.topology, load_library("nccl")), "flow")

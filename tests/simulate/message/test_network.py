@@ -126,7 +126,7 @@ def test_a_link_that_stays_down_is_named_though_others_go_on(switched_topology: 
             yield network.stream((2,), np.inf, 1e5)
 
     env.process(bursts())  # type: ignore[arg-type]
-    with pytest.raises(SimulationError, match="stands still for ever"):
+    with pytest.raises(SimulationError, match="stalls for ever"):
         env.run(until=ended)
 
 

@@ -11,7 +11,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import Fidelity, simulate
-from perfmodel.simulate.engine.rank_class import parties
+from perfmodel.simulate.engine.rank_class import participants_of
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
 from perfmodel.studies.run.resolve.placement import placed
 from perfmodel.topology.faults import degraded, without
@@ -155,7 +155,7 @@ def test_groups_that_a_class_joins_start_together() -> None:
     """{0,1} and {2,3} have no rank in common, but ranks 1 and 2 move as one."""
     classes = (RankClass("a", (0,)), RankClass("b", (1, 2)), RankClass("c", (3,)))
     groups = (Communicator("tp", ((0, 1), (2, 3))), Communicator("pair", ((0, 3),)))
-    found = parties(StepPlan("three", classes, STREAMS, groups, (), 4))
+    found = participants_of(StepPlan("three", classes, STREAMS, groups, (), 4))
     assert found["tp"]["a"] == found["tp"]["c"] == (("a", "b", "c"), ((0, 1), (2, 3)))
     assert found["pair"]["a"] == (("a", "c"), ((0, 3),))
     assert "b" not in found["pair"]
@@ -196,7 +196,7 @@ def test_a_link_that_stands_still_for_a_while(machine: Machine, fidelity: Fideli
 @BOTH
 def test_a_link_that_stays_down_is_named(machine: Machine, fidelity: Fidelity) -> None:
     still = changed(degraded(machine.topology, {0: 0.0}))
-    with pytest.raises(SimulationError, match=r"(stands still|waiting)"):
+    with pytest.raises(SimulationError, match=r"(stalls|waiting)"):
         simulate(
             plan(reduce_("r")), machine, fidelity=fidelity, changes=[Change(3e-3, still, "down")]
         )

@@ -14,7 +14,7 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.flow.transfers import stream_stage
 from perfmodel.simulate.sharing import between_collectives
-from perfmodel.simulate.sharing.between_collectives import Meeting, Share, shared_rates
+from perfmodel.simulate.sharing.between_collectives import LinkUsers, Share, shared_rates
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 
@@ -22,31 +22,31 @@ from perfmodel.topology.model import Topology
 @settings(max_examples=150, deadline=None)
 @given(
     jobs=st.lists(st.frozensets(st.integers(0, 25), min_size=1, max_size=6), max_size=12),
-    gone=st.sets(st.integers(0, 11)),
-    asked=st.frozensets(st.integers(0, 25), max_size=5),
+    ended=st.sets(st.integers(0, 11)),
+    links_in_question=st.frozensets(st.integers(0, 25), max_size=5),
     large=st.integers(1, 7),
 )
 def test_those_who_meet_are_connected(
-    jobs: list[frozenset[int]], gone: set[int], asked: frozenset[int], large: int
+    jobs: list[frozenset[int]], ended: set[int], links_in_question: frozenset[int], large: int
 ) -> None:
     """Equal to the components of the graph of jobs and links, whatever counts as large."""
-    meeting: Meeting[int] = Meeting()
+    users: LinkUsers[int] = LinkUsers()
     graph: nx.Graph[object] = nx.Graph()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(between_collectives, "LARGE", large)
         for job, links in enumerate(jobs):
-            meeting.enter(job, links)
+            users.enter(job, links)
         for job, links in enumerate(jobs):
-            if job in gone:
-                assert meeting.leave(job) == links
+            if job in ended:
+                assert users.leave(job) == links
                 continue
             graph.add_edges_from((("job", job), ("link", link)) for link in links)
-    wanted = {
+    expected = {
         frozenset(number for kind, number in part if kind == "job")
         for part in nx.connected_components(graph)
-        if any(kind == "link" and number in asked for kind, number in part)
+        if any(kind == "link" and number in links_in_question for kind, number in part)
     }
-    assert {frozenset(found) for found in meeting.apart(asked)} == wanted
+    assert {frozenset(component) for component in users.components(links_in_question)} == expected
 
 
 def share(route: tuple[int, ...], duty: float, name: object) -> Share:
@@ -63,7 +63,7 @@ def test_what_one_leaves_the_other_takes() -> None:
         ),
     )
     for order in ((slow, quick), (quick, slow)):
-        rates = dict(zip((s.together for s in order), shared_rates(np.array([1e9]), order),
+        rates = dict(zip((s.key for s in order), shared_rates(np.array([1e9]), order),
                          strict=True))  # fmt: skip
         assert rates["slow"] == pytest.approx([0.5e9])
         assert rates["quick"] == pytest.approx([0.8e9])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import Stage
-from perfmodel.simulate.sharing.duty_cycle import share_by_turns
+from perfmodel.simulate.sharing.duty_cycle import duty_cycle_rates
 
 
 def stage_of(routes: list[list[int]], works: list[list[tuple[int, int]]]) -> Stage:
@@ -43,7 +43,7 @@ def test_shares_are_those_counted_repeat_by_repeat(data: st.DataObject) -> None:
         st.lists(st.lists(span, min_size=len(routes), max_size=len(routes)), min_size=1, max_size=3)
     )
     capacity = np.arange(1.0, links + 1)
-    got = share_by_turns(capacity, stage_of(routes, works))
+    got = duty_cycle_rates(capacity, stage_of(routes, works))
     for edge, mine in enumerate(routes):
         wanted = np.inf
         for arc in mine:
@@ -62,4 +62,4 @@ def test_shares_are_those_counted_repeat_by_repeat(data: st.DataObject) -> None:
 def test_taking_turns_costs_nothing_and_meeting_half_the_time_a_third() -> None:
     """Three edges on a link of 6: the first two overlap in half of their repeats."""
     stage = stage_of([[0], [0], [0]], [[(0, 4), (2, 4), (6, 1)]])
-    assert share_by_turns(np.array([6.0]), stage) == pytest.approx([4.0, 4.0, 6.0])
+    assert duty_cycle_rates(np.array([6.0]), stage) == pytest.approx([4.0, 4.0, 6.0])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import simpy
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "reports"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "reports"))
 
 from oracle.agreement import Compared, at_both, compare
 from oracle.family import scenes

@@ -16,7 +16,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.max_min import max_min_rates
-from perfmodel.simulate.sharing.max_min_loops import filled
+from perfmodel.simulate.sharing.max_min_loops import fill_in_loops
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 
@@ -112,7 +112,9 @@ def test_the_order_of_flows_does_not_change_a_bit(network: Network, random: obje
 def test_loops_give_the_same_bits(network: Network) -> None:
     """What numba compiles, here run by the interpreter."""
     capacity, routes, caps = network
-    assert filled(np.array(capacity), *arrays(routes), np.array(caps)).tolist() == shared(network)
+    assert fill_in_loops(np.array(capacity), *arrays(routes), np.array(caps)).tolist() == shared(
+        network
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")

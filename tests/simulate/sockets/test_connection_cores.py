@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.sockets.cpu_cores import Cores
+from perfmodel.simulate.sockets.connection import Cores
 from perfmodel.simulate.sockets.network import SocketNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Sockets, Topology

@@ -15,10 +15,10 @@ from perfmodel.library.model import library_on, load_library
 from perfmodel.simulate.engine.engine import NETWORKS
 from perfmodel.simulate.network import (
     LinkCounters,
-    both_counted,
-    count_elsewhere,
     count_stream,
-    nothing_counted,
+    move_counts,
+    sum_counters,
+    zero_counters,
 )
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import without
@@ -77,21 +77,21 @@ def test_payload_that_takes_another_cable_is_counted_there(fidelity: str) -> Non
 
 
 def test_a_stream_is_payload_as_it_is() -> None:
-    counted = nothing_counted(3)
+    counted = zero_counters(3)
     count_stream(counted, np.array([0, 2]), 5.0)
     assert counted.wire_bytes.tolist() == counted.payload_bytes.tolist() == [5.0, 0.0, 5.0]
 
 
 def test_what_goes_elsewhere_is_counted_there_and_not_here() -> None:
-    counted = nothing_counted(4)
+    counted = zero_counters(4)
     old, new = Routes(0, 1, 2), Routes(3, 1, 2)
-    count_elsewhere(counted, old, new, np.array([6.0, 9.0]), np.array([2.0, 3.0]))
+    move_counts(counted, old, new, np.array([6.0, 9.0]), np.array([2.0, 3.0]))
     assert counted.wire_bytes.tolist() == [-6.0, 0.0, 0.0, 6.0]
     assert counted.payload_bytes.tolist() == [-3.0, 0.0, 0.0, 3.0]
 
 
 def test_counts_add_up() -> None:
     one = LinkCounters(np.array([1.0]), np.array([0.5]))
-    both = both_counted(one, LinkCounters(np.array([3.0]), np.array([2.0])))
+    both = sum_counters(one, LinkCounters(np.array([3.0]), np.array([2.0])))
     assert (both.wire_bytes.item(), both.payload_bytes.item()) == (4.0, 2.5)
     assert one.wire_bytes.item() == 1.0

@@ -1,6 +1,6 @@
 """One of two processes that run real DistributedDataParallel on gloo, in every bucket mode.
 
-Run by ``test_ddp_buckets_real.py``: ``python ddp_on_gloo.py RANK FOLDER``. Rank 0 writes what DDP
+Run by ``test_buckets_real.py``: ``python ddp_on_gloo.py RANK FOLDER``. Rank 0 writes what DDP
 reports of its buckets, per mode, to FOLDER/report.json.
 """
 

@@ -1,0 +1,11 @@
+"""The table of strategies: one row for each `kind` of the scenario's strategy section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfmodel.training.data_parallel import DATA_PARALLEL
+from perfmodel.training.ddp.strategy import DDP
+from perfmodel.training.strategy import Strategy
+
+STRATEGIES: Mapping[str, Strategy] = {"ddp": DDP, "data_parallel": DATA_PARALLEL}

@@ -1,0 +1,56 @@
+"""The table of strategies has a row for each kind that a scenario may name, and rows agree."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from perfmodel.scenario.sections.strategy import StrategySection
+from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.forward_backward import NO_CORE_WORK
+from perfmodel.training.memory import Setup
+from perfmodel.training.strategies import STRATEGIES
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import LayerTimes
+from perfmodel.workload.zoo import build_model
+
+SECTIONS = {
+    get_args(section.model_fields["kind"].annotation)[0]: section
+    for section in get_args(get_args(StrategySection)[0])
+}
+
+
+def test_each_kind_of_section_has_a_row() -> None:
+    assert SECTIONS.keys() == STRATEGIES.keys()
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
+    strategy, section = STRATEGIES[kind], SECTIONS[kind](kind=kind)
+    options = strategy.options(section)
+    model = build_model("resnet18")
+    layers = len(model.layers)
+    times = LayerTimes(
+        forward_s=np.full(layers, 1e-3), backward_s=np.full(layers, 2e-3),
+        forward_kernels=np.full(layers, 3), backward_kernels=np.full(layers, 6), launch_s=0.0,
+        optimizer_s=1e-3, optimizer_kernels=10, copy_Bps=1e12, activation_bytes=0.0, source="test",
+    )  # fmt: skip
+    plan = strategy.plan(
+        StepRequest(
+            workload=model, times=times, ranks=ranks, batch_per_gpu=8, iteration="steady",
+            hook=section.hook, item_bytes=4, comm_workers=1, blocking_wait=False, kernel_s=0.0,
+            segments=16, host_s=0.0, bucket_copy_Bps=None, cast_Bps=None, core=NO_CORE_WORK,
+        ),
+        options,
+    )  # fmt: skip
+    check_plan(plan)
+    assert plan.samples == ranks * 8 * section.accumulate
+    use = strategy.memory(Setup(model, "fp32", "sgd", ranks, 8, options=options, hook=section.hook))
+    assert use.parameters_bytes == model.nbytes + model.buffer_bytes
+    assert strategy.has_buckets == (strategy.buckets is not None)
+    if strategy.buckets is not None:
+        buckets = strategy.buckets(model, options)
+        assert sorted(i for bucket in buckets for i in bucket.tensors) == sorted(model.ready_order)
