@@ -82,8 +82,3 @@ def kernel_constants() -> KernelConstants:
         },
         elements_per_launch=int(data["elements_per_launch"]),
     )
-
-
-def optimizer_names() -> tuple[str, ...]:
-    """Names of the optimizers whose cost is known."""
-    return tuple(kernel_constants().optimizers)

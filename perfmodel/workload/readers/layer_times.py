@@ -94,16 +94,6 @@ def times_from_file(
     )
 
 
-def has_times(path: Path | str) -> bool:
-    """Whether a model file also carries measured times."""
-    path = Path(path)
-    if path.suffix.lower() == ".csv":
-        rows = read_rows(path, sized=True)
-        return any(row.forward_s is not None and row.backward_s is not None for row in rows)
-    spec = validate_document(ModelSpec, read_yaml(path), str(path))
-    return any(layer.forward is not None for layer in spec.layers)
-
-
 def _from_yaml(path: Path) -> tuple[ModelSpec, list[_Measured]]:
     document = read_yaml(path)
     spec = validate_document(ModelSpec, document, str(path))
