@@ -1,21 +1,15 @@
 """What the user asks: one scenario per file, its shape validated; names are resolved in study."""
 
+from perfmodel.files.money import Money
 from perfmodel.scenario.load import changed, load_scenario, question_of
 from perfmodel.scenario.model import ClusterSize, Scenario, batch_per_gpu, scenario_digest, sizes
 from perfmodel.scenario.sections.base import (
-    ClusterSection,
-    ComputeSection,
     DataParallelStrategy,
     DdpStrategy,
-    FabricSection,
-    LibrarySection,
-    MixedSection,
-    ModelSection,
     Placement,
-    ScaleSection,
     Strategy,
-    TrainingSection,
 )
+from perfmodel.scenario.sections.cluster import ClusterSection, FabricSection, MixedSection
 from perfmodel.scenario.sections.events import (
     DegradeEvent,
     DownEvent,
@@ -26,7 +20,7 @@ from perfmodel.scenario.sections.events import (
     SlowEvent,
     TrafficEvent,
 )
-from perfmodel.scenario.sections.money import Money
+from perfmodel.scenario.sections.library import LibrarySection
 from perfmodel.scenario.sections.plan import (
     CandidateSection,
     FailureSection,
@@ -37,8 +31,14 @@ from perfmodel.scenario.sections.plan import (
     UpgradeSection,
 )
 from perfmodel.scenario.sections.sweep import SweepSection
+from perfmodel.scenario.sections.training import (
+    ComputeSection,
+    ModelSection,
+    ScaleSection,
+    TrainingSection,
+)
 from perfmodel.scenario.sections.what_if import WhatIf
-from perfmodel.scenario.source_map import Origin
+from perfmodel.scenario.source_map import SourceMap
 
 __all__ = [
     "CandidateSection",
@@ -58,7 +58,6 @@ __all__ = [
     "MixedSection",
     "ModelSection",
     "Money",
-    "Origin",
     "OtherJob",
     "Placement",
     "PlanSection",
@@ -67,6 +66,7 @@ __all__ = [
     "ScaleSection",
     "Scenario",
     "SlowEvent",
+    "SourceMap",
     "Strategy",
     "SweepSection",
     "TargetSection",

@@ -15,7 +15,7 @@ from perfmodel.files import find_file, plain, read_text, read_yaml, validate_doc
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario.model import Scenario
 from perfmodel.scenario.rules import broken_rules
-from perfmodel.scenario.source_map import Origin, line_map
+from perfmodel.scenario.source_map import SourceMap, line_map
 
 _OVERRIDE = re.compile(r"(?P<field>[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)=(?P<value>.*)", re.DOTALL)
 
@@ -43,7 +43,7 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     faults: list[Fault] = []
     content = copy.deepcopy(plain(document))
     flags = tuple(_override(content, text, faults) for text in overrides)
-    origin = Origin(
+    origin = SourceMap(
         name=path.stem,
         question=question_of(read_text(path)),
         file=str(path),
@@ -58,7 +58,7 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     return _checked(content, origin, faults)
 
 
-def _checked(content: Mapping[str, Any], origin: Origin, faults: Sequence[Fault]) -> Scenario:
+def _checked(content: Mapping[str, Any], origin: SourceMap, faults: Sequence[Fault]) -> Scenario:
     """Make a scenario of its plain values, or raise all faults at once."""
     found = list(faults)
     try:
@@ -110,7 +110,7 @@ def changed(
 
 def changed_content(
     scenario: Scenario, changes: Mapping[str, Any], lines: Mapping[str, int], flags: Sequence[str]
-) -> tuple[dict[str, Any], Origin, list[Fault]]:
+) -> tuple[dict[str, Any], SourceMap, list[Fault]]:
     """As `changed`, before the new values are checked."""
     origin = scenario.origin
     content = copy.deepcopy(dict(origin.content))
@@ -148,7 +148,7 @@ def question_of(text: str) -> str:
     return ""
 
 
-def _placed(fault: Fault, origin: Origin) -> Fault:
+def _placed(fault: Fault, origin: SourceMap) -> Fault:
     placed = origin.fault(fault.field, fault.found, fault.allowed)
     return replace(placed, line=placed.line or (1 if placed.file else None))
 

@@ -13,22 +13,20 @@ from pydantic import Field, PrivateAttr
 
 from perfmodel.errors import InputError
 from perfmodel.files import FileModel
-from perfmodel.scenario.sections.base import (
-    ClusterSection,
-    ComputeSection,
-    DdpStrategy,
-    LibrarySection,
-    ModelSection,
-    Name,
-    ScaleSection,
-    Strategy,
-    TrainingSection,
-)
+from perfmodel.scenario.sections.base import DdpStrategy, Name, Strategy
+from perfmodel.scenario.sections.cluster import ClusterSection
 from perfmodel.scenario.sections.events import EventSection, OtherJob
+from perfmodel.scenario.sections.library import LibrarySection
 from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.sections.sweep import SweepSection
+from perfmodel.scenario.sections.training import (
+    ComputeSection,
+    ModelSection,
+    ScaleSection,
+    TrainingSection,
+)
 from perfmodel.scenario.sections.what_if import WhatIf
-from perfmodel.scenario.source_map import Origin
+from perfmodel.scenario.source_map import SourceMap
 
 
 class Scenario(FileModel):
@@ -61,10 +59,10 @@ class Scenario(FileModel):
     fidelity: Literal["flow", "message"] = "flow"
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
 
-    _origin: Origin = PrivateAttr(default_factory=Origin)
+    _origin: SourceMap = PrivateAttr(default_factory=SourceMap)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> SourceMap:
         """File, lines and flags that it came from."""
         return self._origin
 
@@ -91,7 +89,7 @@ class Scenario(FileModel):
         """Return an error about a dotted field that names its file and line, or its flag."""
         return InputError(self._origin.fault(field, found, allowed))
 
-    def with_origin(self, origin: Origin) -> Scenario:
+    def with_origin(self, origin: SourceMap) -> Scenario:
         """Return the same scenario, said to come from `origin`."""
         copy = self.model_copy()
         copy._origin = origin

@@ -13,18 +13,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.scenario.model import Scenario, divisible_by
-from perfmodel.scenario.sections.base import (
-    ClusterSection,
-    ComputeSection,
-    DataParallelStrategy,
-    ModelSection,
-    ScaleSection,
-    Strategy,
-    TrainingSection,
-)
+from perfmodel.scenario.sections.base import DataParallelStrategy, Strategy
+from perfmodel.scenario.sections.cluster import ClusterSection
 from perfmodel.scenario.sections.events import EventSection, OtherJob
 from perfmodel.scenario.sections.plan import PlanSection
-from perfmodel.scenario.source_map import Origin
+from perfmodel.scenario.sections.training import (
+    ComputeSection,
+    ModelSection,
+    ScaleSection,
+    TrainingSection,
+)
+from perfmodel.scenario.source_map import SourceMap
 
 
 def plan_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
@@ -98,7 +97,7 @@ _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
 }
 
 
-def broken_rules(content: Mapping[str, Any], origin: Origin) -> list[Fault]:
+def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
     """Faults between sections; a section that is itself faulty is left out.
 
     Parameters
@@ -120,7 +119,7 @@ def broken_rules(content: Mapping[str, Any], origin: Origin) -> list[Fault]:
     return faults
 
 
-def _files_exist(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _files_exist(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     for section, key in (("model", "file"), ("compute", "times")):
         value = getattr(parts.get(section), key, None)
         if value is not None and not origin.resolve(f"{section}.{key}", value).is_file():
@@ -129,7 +128,7 @@ def _files_exist(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
             yield origin.fault(f"{section}.{key}", f"{str(path)!r}, {why}", "a readable file")
 
 
-def _sizes_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster, scale = parts.get("cluster"), parts.get("scale")
     if cluster is None or scale is None:
         return
@@ -144,7 +143,7 @@ def _sizes_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
             yield origin.fault(f"scale.gpus.{i}", str(gpus), allowed)
 
 
-def _batch_divides(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _batch_divides(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     training, scale, cluster = (parts.get(name) for name in ("training", "scale", "cluster"))
     if training is None or training.global_batch is None:
         return
@@ -159,14 +158,14 @@ def _batch_divides(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
         yield origin.fault("training.global_batch", str(training.global_batch), allowed)
 
 
-def _one_node_only(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _one_node_only(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if isinstance(parts.get("strategy"), DataParallelStrategy) and cluster and cluster.nodes > 1:
         allowed = "1 with strategy.kind: data_parallel, which drives the GPUs of one node"
         yield origin.fault("cluster.nodes", str(cluster.nodes), allowed)
 
 
-def _network_given(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.fabric is not None:
         return
@@ -181,7 +180,7 @@ def _nodes_needed(parts: Mapping[str, Any]) -> int:
     return int(parts["cluster"].nodes + sum(job.nodes for job in parts.get("jobs", ())))
 
 
-def _jobs_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _jobs_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.pool is None or cluster.pool >= _nodes_needed(parts):
         return
@@ -190,7 +189,7 @@ def _jobs_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
     yield origin.fault("cluster.pool", str(cluster.pool), f"at least {needed}, for this job{jobs}")
 
 
-def _jobs_are_told_apart(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _jobs_are_told_apart(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     seen: set[str] = set()
     for i, job in enumerate(parts.get("jobs", ())):
         if job.name is not None and job.name in seen:
@@ -198,7 +197,7 @@ def _jobs_are_told_apart(parts: Mapping[str, Any], origin: Origin) -> Iterator[F
         seen.add(job.name)
 
 
-def _events_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _events_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     """Nodes and ranks that events name, as far as the file alone says how many there are."""
     cluster = parts.get("cluster")
     if cluster is None:
@@ -223,7 +222,7 @@ def _events_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
             taken.add(number)
 
 
-def _plan_is_sound(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _plan_is_sound(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     plan = parts.get("plan")
     for field, found, allowed in () if plan is None else plan_faults(plan):
         yield origin.fault(f"plan.{field}", found, allowed)

@@ -12,8 +12,8 @@ from perfmodel.errors import Fault
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The file a scenario came from.
+class SourceMap:
+    """The file of a scenario, and the line of each field in it.
 
     Parameters
     ----------

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandle
 from pydantic_core import CoreSchema
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
-from perfmodel.scenario.sections.base import DdpStrategy, Index, ModelSection, Name, Placement
+from perfmodel.scenario.sections.base import DdpStrategy, Index, Name, Placement
+from perfmodel.scenario.sections.training import ModelSection
 
 Factor = Annotated[float, Field(strict=True, ge=1)]
 """How many times longer or slower: a plain number of one or more."""

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Power, Seconds
-from perfmodel.scenario.sections.base import Fabric, Name
-from perfmodel.scenario.sections.money import EnergyPrice, HourlyPrice, Money, Price
+from perfmodel.files.money import EnergyPrice, HourlyPrice, Money, Price
+from perfmodel.scenario.sections.base import Name
+from perfmodel.scenario.sections.cluster import Fabric
 
 _DATASET = re.compile(r"\s*(?P<number>[\d_.eE+]+)\s*(?P<unit>samples|tokens)\s*", re.ASCII)
 

@@ -1,0 +1,67 @@
+"""Section ``cluster``: nodes, the network between them, placement."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
+from perfmodel.files import Count, FileModel
+from perfmodel.scenario.sections.base import Index, Name, Placement
+
+
+class FabricSection(FileModel):
+    """The network between nodes: a kind, and what differs from that kind's defaults."""
+
+    kind: Name = Field(description="see `perfmodel topology list`")
+    oversubscription: Annotated[float, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="bandwidth into a leaf switch over bandwidth out of it"
+    )
+    hosts_per_leaf: Count | None = None
+    radix: Count | None = Field(default=None, description="ports of one switch")
+    routing: Literal["ecmp", "rail", "adaptive"] | None = Field(
+        default=None, description="how flows choose among equal ways; default: the fabric's"
+    )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Say that the kind alone, as a word, will do."""
+        return {"anyOf": [{"type": "string", "minLength": 1}, handler(core_schema)]}
+
+
+def _named(value: object) -> object:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Fabric = Annotated[FabricSection, BeforeValidator(_named)]
+"""A network between nodes; its kind alone, as a word, will do."""
+
+
+class MixedSection(FileModel):
+    """Nodes of this job whose GPUs are others; links stay those of `cluster.node`."""
+
+    nodes: Annotated[tuple[Index, ...], Field(min_length=1)] = Field(
+        description="nodes of this job, counted from 0"
+    )
+    gpu: Name = Field(description="a GPU of `topologies/gpus.yaml`, such as 'v100-sxm2-32gb'")
+
+
+class ClusterSection(FileModel):
+    """The hardware: a node template, how many of them, and the network between them."""
+
+    node: Name = Field(description="a node template by name or file: see `perfmodel topology list`")
+    nodes: Count = Field(default=1, description="nodes of this job")
+    gpus_per_node: Count | None = Field(
+        default=None, description="how many of a node's GPUs are used"
+    )
+    fabric: Fabric | None = None
+    pool: Count | None = Field(
+        default=None,
+        description="nodes on the network, those of this job among them; default: what `nodes` "
+        "and `jobs` need",
+    )
+    placement: Placement = "packed"
+    mixed: tuple[MixedSection, ...] = ()
