@@ -17,13 +17,18 @@ from perfmodel.cli import app
 from perfmodel.collectives import catalog
 from perfmodel.errors import ExecutorUnavailable, InputError, ScheduleError
 from perfmodel.files import find_file
-from perfmodel.measure.environment import Busy, describe_machine, describe_versions, other_work
-from perfmodel.measure.job import MeasurementJob, schedules, size_measured
-from perfmodel.measure.memory_check import PROCESS_BYTES, SIDE_BYTES, room_or_say
-from perfmodel.measure.processes.p2p import most_scratch, scratch_elements
+from perfmodel.measure.environment import (
+    CpuTime,
+    describe_machine,
+    describe_other_load,
+    describe_versions,
+)
+from perfmodel.measure.job import MeasurementJob, make_schedules, measured_size
+from perfmodel.measure.memory_check import PROCESS_BYTES, SIDE_BYTES, require_memory
+from perfmodel.measure.processes.p2p import count_scratch, largest_scratch
 from perfmodel.measure.record import read_measurement
-from perfmodel.measure.reference import moves
-from perfmodel.measure.run import hosts, measure, under_torchrun
+from perfmodel.measure.reference import make_moves
+from perfmodel.measure.run import count_hosts, measure, under_torchrun
 
 SIZES = (1024, 4096)
 
@@ -37,21 +42,21 @@ def job(**changes):
 
 
 def test_sizes_are_whole_elements_and_like_parts():
-    assert size_measured(job(), 1023) == 1020
-    assert size_measured(job(), 1) == 4
-    assert size_measured(job(collective="all_gather", ranks=3, dtype="float64"), 100) == 96
-    assert list(schedules(job(sizes=(1, 2, 7, 4096)))) == [4, 4096]
+    assert measured_size(job(), 1023) == 1020
+    assert measured_size(job(), 1) == 4
+    assert measured_size(job(collective="all_gather", ranks=3, dtype="float64"), 100) == 96
+    assert list(make_schedules(job(sizes=(1, 2, 7, 4096)))) == [4, 4096]
 
 
 def test_wrong_jobs_say_what_is_allowed():
     with pytest.raises(
         InputError, match=r"(?s)--dtype.*did you mean 'float32'.*--ranks.*2 or more"
     ):
-        schedules(job(dtype="float23", ranks=1))
+        make_schedules(job(dtype="float23", ranks=1))
     with pytest.raises(InputError, match="did you mean 'ring'"):
-        schedules(job(algorithm="rnig"))
+        make_schedules(job(algorithm="rnig"))
     with pytest.raises(ScheduleError, match="switch needs a switch that reduces"):
-        schedules(job(algorithm="switch"))
+        make_schedules(job(algorithm="switch"))
 
 
 @pytest.fixture
@@ -112,13 +117,13 @@ def test_a_topology_of_ones_own_is_said_without_the_folders_of_this_machine(aske
 
 
 def test_hosts_are_counted_as_torchrun_says(monkeypatch):
-    assert hosts() == 1
+    assert count_hosts() == 1
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("WORLD_SIZE", "16")
-    assert hosts() is None
+    assert count_hosts() is None
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert hosts() == 2
+    assert count_hosts() == 2
 
 
 # ---------------------------------------------------------------- what fits
@@ -131,7 +136,7 @@ def test_sizes_beyond_memory_are_refused_beforehand(monkeypatch):
     assert result.exit_code == 2
     # data, the buffer worked on, the library's and a quarter of scratch; four ranks of them
     wanted = "-e: found 4 TiB, which needs 52 TiB of memory in all; allowed: sizes that fit into "
-    assert result.stderr.startswith(wanted + "what is free, 10 GiB"), result.stderr
+    assert result.stderr.startswith(wanted + "the free 10 GiB"), result.stderr
     assert result.stdout == ""
 
 
@@ -140,7 +145,7 @@ def test_room_is_reckoned_from_ranks_and_buffers(monkeypatch):
         monkeypatch.setattr("perfmodel.measure.memory_check.free_memory_bytes", lambda: nbytes)
 
     def room(asked):
-        room_or_say(asked, list(schedules(asked).values()))
+        require_memory(asked, list(make_schedules(asked).values()))
 
     asked = job(sizes=(1 << 20, 1 << 30))
     needed = 4 * (3 * (1 << 30) + (1 << 28) + PROCESS_BYTES)
@@ -177,24 +182,24 @@ class Devices:
 def test_room_on_devices(monkeypatch):
     monkeypatch.setattr("perfmodel.measure.memory_check.free_memory_bytes", lambda: 2 << 30)
     one = job(backend="nccl", sizes=(1 << 30,))
-    made = list(schedules(one).values())
+    made = list(make_schedules(one).values())
     needed = 3 * (1 << 30) + (1 << 28)
-    room_or_say(one, made, Devices(needed))  # each rank has a device of its own
+    require_memory(one, made, Devices(needed))  # each rank has a device of its own
     with pytest.raises(InputError, match="of the GPU's memory"):
-        room_or_say(one, made, Devices(needed - 1))
+        require_memory(one, made, Devices(needed - 1))
     shared = job(backend="device", sizes=(1 << 30,))
     needed = 4 * (2 * (1 << 30) + (1 << 28)) + 2 * ((1 << 30) + SIDE_BYTES)
-    room_or_say(shared, made, Devices(needed))
+    require_memory(shared, made, Devices(needed))
     monkeypatch.setattr("perfmodel.measure.memory_check.free_memory_bytes", lambda: (2 << 30) - 1)
     with pytest.raises(InputError) as caught:
-        room_or_say(shared, made, Devices(needed - 1))
+        require_memory(shared, made, Devices(needed - 1))
     assert len(caught.value.faults) == 2  # neither on the GPU nor on the host
 
 
 def test_scratch_of_the_neediest_rank_is_found():
     for algorithm, ranks in (("ring", 4), ("tree", 5), ("server", 4), ("recursive_doubling", 8)):
-        rounds = moves(catalog.make("all_reduce", algorithm, ranks, 4 * 160, itemsize=4))
-        assert most_scratch(rounds) == max(scratch_elements(rounds, r) for r in range(ranks))
+        rounds = make_moves(catalog.make("all_reduce", algorithm, ranks, 4 * 160, itemsize=4))
+        assert largest_scratch(rounds) == max(count_scratch(rounds, r) for r in range(ranks))
 
 
 @pytest.mark.parametrize(
@@ -228,11 +233,11 @@ def test_the_machine_is_described_without_names():
 
 
 def test_other_work_is_what_neither_we_nor_our_children_did(monkeypatch):
-    later = Busy(all_s=130.0, ours_s=7.0, at_s=20.0)
-    monkeypatch.setattr("perfmodel.measure.environment.busy_now", lambda: later)
+    later = CpuTime(all_s=130.0, own_s=7.0, read_at_s=20.0)
+    monkeypatch.setattr("perfmodel.measure.environment.read_cpu_time", lambda: later)
     # 30 s of processor time in 10 s on 4 cores, 5 s of them ours
-    assert other_work(Busy(100.0, 2.0, 10.0), 4) == "62 % of the cores"
-    assert other_work(None, 4) == ""
+    assert describe_other_load(CpuTime(100.0, 2.0, 10.0), 4) == "62 % of the cores"
+    assert describe_other_load(None, 4) == ""
 
 
 # ---------------------------------------------------------------- without torch
