@@ -125,11 +125,11 @@ def allowed_names(names: Iterable[str], found: str | None = None, *, limit: int 
     listed = sorted(names)
     if not listed:
         return "nothing (there is none)"
-    shown = ", ".join(repr(name) for name in listed[:limit])
+    quoted = ", ".join(repr(name) for name in listed[:limit])
     more = f", ... ({len(listed) - limit} more)" if len(listed) > limit else ""
     close = nearest(listed, found) if found else None
     hint = f" (did you mean {close!r}?)" if close else ""
-    return f"one of {shown}{more}{hint}"
+    return f"one of {quoted}{more}{hint}"
 
 
 def nearest(names: Iterable[str], found: str) -> str | None:

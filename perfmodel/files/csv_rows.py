@@ -73,9 +73,9 @@ def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> 
             named = dict(zip(columns, cells, strict=False))
             records.append(Record(named, str(path), reader.line_num, surplus))
             if surplus:
-                found = "more cells than columns" if surplus > 0 else "too few cells"
+                count_text = "more cells than columns" if surplus > 0 else "too few cells"
                 allowed = "as many cells as columns"
-                faults.append(Fault("row", found, allowed, str(path), reader.line_num))
+                faults.append(Fault("row", count_text, allowed, str(path), reader.line_num))
     except csv.Error as error:
         faults.append(Fault("file", str(error), "a CSV with a header", str(path), reader.line_num))
     else:
@@ -86,7 +86,7 @@ def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads numbers out of one row and reports what is not one."""
+    """Reads the cells of one row as text or numbers, and reports faulty ones."""
 
     record: Record
     faults: list[Fault]
@@ -96,7 +96,7 @@ class Reader:
         self.faults.append(Fault(field, found, allowed, self.record.file, self.record.line))
 
     def text(self, field: str) -> str:
-        """Return a cell; empty if there is no such column or it holds "nan", "n/a", "null" or "-"."""
+        """Return a cell; empty without the column or for "nan", "n/a", "null" or "-"."""
         value = self.record.cells.get(field, "")
         return "" if value.lower() in {"nan", "n/a", "null", "-"} else value
 

@@ -60,10 +60,10 @@ class SourceMap:
 
     def resolve(self, path: str, value: str) -> Path:
         """Return a path written in a field; relative to the file, or to here if a flag gave it."""
-        given = Path(os.path.expanduser(value))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
+        written = Path(os.path.expanduser(value))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
         if self.file is None or self.from_flag(path):
-            return given
-        return Path(self.file).parent / given
+            return written
+        return Path(self.file).parent / written
 
     def beside(self, path: str, value: str) -> str:
         """Return a file that a field may name and that stands beside this one, or the name."""

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from perfmodel.files import Bytes, Count, FileModel
 
@@ -15,6 +23,16 @@ Index = Annotated[int, Field(strict=True, ge=0)]
 """A rank, a node or a step, counted from 0."""
 Placement = Literal["packed", "spread", "random"]
 """Which of the free nodes a job gets: neighbours, evenly spread ones, or any (by `seed`)."""
+
+
+@dataclass(frozen=True)
+class OrName:
+    """Annotation of a section: the JSON schema also accepts a name alone."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "minLength": 1}, handler(core_schema)]}
 
 
 class DdpStrategy(FileModel):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import BeforeValidator, Field
 
 from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Index, Name, Placement
+from perfmodel.scenario.sections.base import Index, Name, OrName, Placement
 
 
 class FabricSection(FileModel):
@@ -24,20 +23,13 @@ class FabricSection(FileModel):
         default=None, description="how flows choose among equal ways; default: the fabric's"
     )
 
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Say that the kind alone, as a word, will do."""
-        return {"anyOf": [{"type": "string", "minLength": 1}, handler(core_schema)]}
 
-
-def _named(value: object) -> object:
+def _expand_kind(value: object) -> object:
     return {"kind": value} if isinstance(value, str) else value
 
 
-Fabric = Annotated[FabricSection, BeforeValidator(_named)]
-"""A network between nodes; its kind alone, as a word, will do."""
+Fabric = Annotated[FabricSection, BeforeValidator(_expand_kind), OrName()]
+"""A network between nodes, or its kind alone."""
 
 
 class MixedSection(FileModel):

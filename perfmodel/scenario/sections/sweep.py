@@ -18,7 +18,7 @@ _FIELD = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z0-9_]+)*")
 _NOT_VARIED = ("perfmodel", "sweep", "plan")
 
 
-def _a_field(name: str) -> str:
+def _check_field(name: str) -> str:
     if not _FIELD.fullmatch(name):
         raise ValueError("a dotted field as for --set, such as 'strategy.bucket_cap'")
     if name.partition(".")[0] in _NOT_VARIED:
@@ -26,16 +26,18 @@ def _a_field(name: str) -> str:
     return name
 
 
-Field_ = Annotated[str, AfterValidator(_a_field)]
+FieldName = Annotated[str, AfterValidator(_check_field)]
 
 
-def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _check_not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if not values:
         raise ValueError("a list of one value or more")
     return values
 
 
-Values = Annotated[tuple[Any, ...], AfterValidator(_some), Field(json_schema_extra={"minItems": 1})]
+Values = Annotated[
+    tuple[Any, ...], AfterValidator(_check_not_empty), Field(json_schema_extra={"minItems": 1})
+]
 
 
 class SweepSection(FileModel):
@@ -45,11 +47,11 @@ class SweepSection(FileModel):
     as long as each other and are gone through together.
     """
 
-    grid: dict[Field_, Values] = Field(
+    grid: dict[FieldName, Values] = Field(
         default_factory=dict,
         description="every combination of these, such as cluster.nodes: [1, 2]",
     )
-    zip: dict[Field_, Values] = Field(
+    zip: dict[FieldName, Values] = Field(
         default_factory=dict, description="lists of the same length that go together"
     )
 
@@ -67,20 +69,20 @@ class SweepSection(FileModel):
                 yield section, field, values
 
     @model_validator(mode="after")
-    def _sound(self) -> SweepSection:
+    def _check_axes(self) -> SweepSection:
         if not self.grid and not self.zip:
             raise ValueError("'grid' or 'zip' with a field and its values")
         lengths = {field: len(values) for field, values in self.zip.items()}
         if len(set(lengths.values())) > 1:
-            said = ", ".join(f"{field} has {count}" for field, count in lengths.items())
-            raise ValueError(f"lists of one length in 'zip', but {said}")
+            lengths_text = ", ".join(f"{field} has {count}" for field, count in lengths.items())
+            raise ValueError(f"lists of one length in 'zip', but {lengths_text}")
         names = [field for _, field, _ in self.axes]
         for name in names:
-            inside = [other for other in names if other.startswith(f"{name}.")]
+            nested = [other for other in names if other.startswith(f"{name}.")]
             if names.count(name) > 1:
                 raise ValueError(f"each field once, but {name!r} is in 'grid' and in 'zip'")
-            if inside:
-                raise ValueError(f"fields apart from each other, but {inside[0]!r} is in {name!r}")
+            if nested:
+                raise ValueError(f"fields apart from each other, but {nested[0]!r} is in {name!r}")
         if self.size > MOST_VARIANTS:
             factors = " x ".join(str(len(values)) for values in self.grid.values())
             rows = f" x {next(iter(lengths.values()))} of zip" if lengths else ""

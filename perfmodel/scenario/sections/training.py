@@ -35,7 +35,7 @@ class ModelSection(FileModel):
     image_size: Count | None = Field(default=None, description="pixels per side, for vision models")
 
     @model_validator(mode="after")
-    def _one_source(self) -> ModelSection:
+    def _check_source(self) -> ModelSection:
         if (self.name is None) == (self.file is None):
             raise ValueError("either 'name' (of the zoo) or 'file' (of parameters), exactly one")
         return self
@@ -64,7 +64,7 @@ class ComputeSection(FileModel):
     )
 
     @model_validator(mode="after")
-    def _times_with_file(self) -> ComputeSection:
+    def _check_times(self) -> ComputeSection:
         if (self.source == "file") != (self.times is not None):
             raise ValueError("'times' together with 'source: file', and only then")
         return self
@@ -85,18 +85,18 @@ class TrainingSection(FileModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _implied(cls, data: Any) -> Any:
+    def _infer_scaling(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and "scaling" not in data:
             strong = data.get("global_batch") is not None
             return {**data, "scaling": "strong" if strong else "weak"}
         return data
 
     @model_validator(mode="after")
-    def _batch_of_its_kind(self) -> TrainingSection:
+    def _check_batch(self) -> TrainingSection:
         weak = self.scaling == "weak"
         if weak != (self.global_batch is None) or weak == (self.batch_per_gpu is None):
-            wanted, other = ("batch_per_gpu", "global_batch")[:: 1 if weak else -1]
-            raise ValueError(f"{wanted!r} and no {other!r} with scaling: {self.scaling}")
+            required, other = ("batch_per_gpu", "global_batch")[:: 1 if weak else -1]
+            raise ValueError(f"{required!r} and no {other!r} with scaling: {self.scaling}")
         return self
 
 
@@ -107,7 +107,7 @@ class ScaleSection(FileModel):
     nodes: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def _growing(self) -> ScaleSection:
+    def _check_growing(self) -> ScaleSection:
         if (self.gpus is None) == (self.nodes is None):
             raise ValueError("either 'gpus' or 'nodes', exactly one list")
         sizes = self.gpus or self.nodes or ()

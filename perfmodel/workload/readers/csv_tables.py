@@ -31,8 +31,8 @@ _TIMED = {f"{name}_{unit}": (name, unit) for name in ("forward", "backward") for
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line: a parameter, or a layer's times.
+class ParameterRow:
+    """One row: a parameter, or the times of a layer.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Row:
     backward_s: float | None
 
 
-def read_rows(path: Path, *, sized: bool) -> list[Row]:
+def read_rows(path: Path, *, sized: bool) -> list[ParameterRow]:
     """Read a CSV.
 
     Parameters
@@ -79,7 +79,7 @@ def read_rows(path: Path, *, sized: bool) -> list[Row]:
             raise InputError(header_faults).located(str(path), table.line)
         if not table.records:
             faults.append(Fault("file", "no rows", "a row per parameter", str(path)))
-    rows = [_row(Reader(record, faults)) for record in table.records]
+    rows = [_parse_row(Reader(record, faults)) for record in table.records]
     _report_repeated(rows, str(path), faults)
     if faults:
         raise InputError(sorted(faults, key=lambda fault: fault.line or 0))
@@ -106,12 +106,12 @@ def _header_faults(columns: Sequence[str], *, sized: bool) -> list[Fault]:
     return faults
 
 
-def _row(reader: Reader) -> Row:
+def _parse_row(reader: Reader) -> ParameterRow:
     """Parse the cells of one row and report those that are wrong."""
     faults_before = len(reader.faults)
     values: dict[str, Any] = {}
     for column, text in reader.record.cells.items():
-        field, parse = _parser(column)
+        field, parse = _find_parser(column)
         if not text and field != "name":
             continue
         try:
@@ -129,7 +129,7 @@ def _row(reader: Reader) -> Row:
     shape = values.get("shape")
     if shape is None and "numel" in values:
         shape = (values["numel"],)
-    return Row(
+    return ParameterRow(
         reader.record.line, values.get("name", ""), shape, dtype, trained, values.get("layer"),
         values.get("forward"), values.get("backward"),
     )  # fmt: skip
@@ -144,7 +144,7 @@ def _check_size(reader: Reader, shape: tuple[int, ...] | None, numel: int | None
         reader.fault("numel", str(numel), f"{product}, the product of the shape")
 
 
-def _parser(column: str) -> tuple[str, Callable[[str], Any]]:
+def _find_parser(column: str) -> tuple[str, Callable[[str], Any]]:
     field, unit = _TIMED.get(column, (column, None))
     parsers: dict[str, Callable[[str], Any]] = {
         "name": _parse_name,
@@ -165,7 +165,7 @@ def _parse_name(text: str) -> str:
     return text
 
 
-def _report_repeated(rows: Sequence[Row], file: str, faults: list[Fault]) -> None:
+def _report_repeated(rows: Sequence[ParameterRow], file: str, faults: list[Fault]) -> None:
     first_lines: dict[str, int] = {}
     for row in rows:
         if row.name and row.name in first_lines:
