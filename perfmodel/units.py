@@ -1,10 +1,9 @@
-"""Quantities with units, read from a closed vocabulary and written for people.
+"""Parse and format quantities with units.
 
 Inside the package every quantity is a float in SI units, and its name ends in ``_s``,
-``_bytes``, ``_Bps`` or ``_flops``. Files and flags carry units ("25 MiB", "400 Gbit/s",
-"1.3 us"). The vocabulary is closed and case-sensitive because general unit libraries read
-this field's habits wrongly ("200 Gb/s" as gilbert, "16 GT/s" as gigatesla): what is not listed
-here is an error that says what is.
+``_bytes``, ``_Bps`` or ``_flops``. Quantities in files and flags have units ("25 MiB",
+"400 Gbit/s", "1.3 us"). Only the units listed here are allowed, and case matters: general unit
+libraries misread units of this field ("200 Gb/s" as gilbert, "16 GT/s" as gigatesla).
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _QUANTITY = re.compile(
 def parse_quantity(
     text: object, units: Mapping[str, float], *, kind: str, example: str, field: str = "value"
 ) -> float:
-    """Read a number with a unit out of a closed vocabulary.
+    """Read a number with one of the allowed units.
 
     Parameters
     ----------
@@ -96,7 +95,7 @@ def parse_quantity(
 
 
 def _unit_choice(unit: str, units: Mapping[str, float]) -> str:
-    """Word the allowed units; a letter b that may mean bits or bytes gets both meanings."""
+    """Phrase the allowed units; both readings if a letter b may mean bits or bytes."""
     if unit.endswith("T/s"):  # transfers per second: a rate of the pins, whatever the lanes
         return (
             f"{allowed_names(units)}: transfers do not say how wide the link is, give bytes or bits"
@@ -200,7 +199,7 @@ def format_bandwidth(rate_Bps: float) -> str:
 
 
 def format_time(time_s: float) -> str:
-    """Write a time in the unit that reads best.
+    """Write a time in the largest unit that keeps it at one or more.
 
     Examples
     --------

@@ -8,7 +8,7 @@ from pathlib import Path
 from perfmodel.errors import Fault, InputError, allowed_names
 
 USER_FOLDER = Path("~/.config/perfmodel")
-"""Where a user's own topologies and scenarios are looked for, after the working directory."""
+"""Folder of a user's own topologies and scenarios, searched after the working directory."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -46,7 +46,7 @@ def find_file(name: str, kind: str, *, field: str = "name") -> Path:
     Raises
     ------
     InputError
-        Nothing by that name; the message lists what there is, the nearest name first.
+        Nothing by that name; the message lists the names that exist and the nearest one.
     """
     path = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
     if os.path.isfile(path):  # noqa: PTH113  (never raises, whatever the name)

@@ -1,6 +1,6 @@
-"""Money in files: an amount and a currency word, such as "2.50 USD/h"; never a bare number.
+"""Money in files: an amount with its currency, such as "2.50 USD/h".
 
-Currencies are three capital letters (ISO 4217) and are never converted into each other.
+Currencies are three capital letters (ISO 4217) and are never converted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MISTAKES = (
     (r"^\s*[\d._]+\s*(/|$)", "no currency"),
     (r"[a-z]{3}\b|^\s*[A-Z]{3}\s*\d", "a currency is three capital letters after the number"),
 )
-"""What people write instead, and what is wrong with it."""
+"""Patterns of common mistakes, and their explanation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ def parse_money(
     Parameters
     ----------
     text : object
-        What the user wrote.
+        The user's text.
     per : mapping of str to float, optional
-        Words allowed after a slash, and how many of the wanted unit each is; "" if the slash may
+        Units allowed after a slash, and their size in the unit of the result; "" if the slash may
         be left out. Default: no slash.
     example : str
         For the message.
@@ -68,7 +68,7 @@ def parse_money(
     Returns
     -------
     Money
-        Per one of the wanted unit.
+        Per unit of size 1.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def parse_money(
 
 
 def _explain(text: object) -> str:
-    """What keeps a text from being money."""
+    """Explain why a text is not money."""
     if not isinstance(text, str):
         return "no currency" if isinstance(text, int | float) else "not an amount of money"
     sign = next((currency for sign, currency in _SIGNS.items() if sign in text), None)

@@ -13,7 +13,7 @@ from perfmodel.files.find import is_shipped
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file, turning what can go wrong into an `InputError`."""
+    """Read a UTF-8 file; raise `InputError` if that fails."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -29,7 +29,7 @@ def read_text(path: Path) -> str:
 def read_yaml(path: Path) -> Any:
     """Read one YAML 1.2 document; mappings keep their line numbers (``.lc``).
 
-    Files that ship are read by libyaml where that gives the same.
+    Shipped files are read by libyaml where its result is the same.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Check a document against its contract and word every fault in the terms of the file."""
+"""Validate a document against its pydantic model, with faults in the terms of the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def validate_document(model: type[SpecT], document: Any, file: str | None = None) -> SpecT:
-    """Check a document against its contract.
+    """Validate a document.
 
     Raises
     ------
@@ -38,12 +38,12 @@ def validate_document(model: type[SpecT], document: Any, file: str | None = None
 
 
 def load_document(model: type[SpecT], path: Path) -> SpecT:
-    """Read a YAML file and check it against its contract."""
+    """Read a YAML file and validate it."""
     return validate_document(model, read_yaml(path), str(path))
 
 
 def _drop_secondary_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Leave out that a list is too short where that is only for want of its members at fault."""
+    """Drop errors of too short lists that are short only because members are faulty."""
 
     def has_faulty_member(whole: ErrorDetails) -> bool:
         depth = len(whole["loc"])
@@ -55,7 +55,7 @@ def _drop_secondary_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]
 def _make_fault(
     details: ErrorDetails, model: type[BaseModel], document: Any, file: str | None
 ) -> Fault:
-    """Word one of pydantic's findings in the terms of the file."""
+    """Make a fault in the terms of the file from an error of pydantic."""
     path = _data_path(document, details["loc"])
     context = details.get("ctx") or {}
     cause = context.get("error")
@@ -129,7 +129,7 @@ def _union_tags(model: type[BaseModel], details: ErrorDetails) -> list[str]:
 
 
 def _field_names_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """Field names valid at the place where an unknown field stands."""
+    """Names of the valid fields beside an unknown one."""
     return [
         info.alias or name
         for member in _models_at(model, loc[:-1])
@@ -138,7 +138,7 @@ def _field_names_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[st
 
 
 def _models_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[type[BaseModel]]:
-    """Models that may stand at a place; more than one where a union leaves it open."""
+    """Models allowed at a path; several where it is a union."""
     models: list[type[BaseModel]] = [model]
     for part in loc:
         fields = [m.model_fields[str(part)] for m in models if str(part) in m.model_fields]

@@ -1,4 +1,4 @@
-"""What the user asks: one scenario per file, its shape validated; names are resolved in study."""
+"""The scenario file: its sections, their validation, `load_scenario`; no names are resolved."""
 
 from perfmodel.files.money import Money
 from perfmodel.scenario.load import changed, load_scenario, question_of

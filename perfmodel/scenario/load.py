@@ -61,7 +61,7 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
 def _validate_content(
     content: Mapping[str, Any], origin: SourceMap, faults: Sequence[Fault]
 ) -> Scenario:
-    """Make a scenario of its plain values, or raise all faults at once."""
+    """Make a scenario from plain values, or raise all faults at once."""
     all_faults = list(faults)
     try:
         scenario = validate_document(Scenario, content)
@@ -80,31 +80,31 @@ def changed(
     lines: Mapping[str, int] = MappingProxyType({}),
     flags: Sequence[str] = (),
 ) -> Scenario:
-    """Return a scenario with other values in some fields, checked as a file is.
+    """Return a scenario with other values in some fields, validated like a file.
 
     Parameters
     ----------
     scenario : Scenario
         As it was loaded.
     changes : mapping of str to object
-        Dotted fields, as for ``--set``, and their values as they would stand in the file (sizes,
-        rates and times with units); None takes a field out.
+        Dotted fields, as for ``--set``, and their values as written in a file (sizes, rates and
+        times with units); None removes a field.
     lines : mapping of str to int
-        Where in the file the new values stand, by field.
+        Line of the new values in the file, by field.
     flags : sequence of str
-        Which of the fields a flag gave.
+        The fields that a flag gave.
 
     Raises
     ------
     InputError
         With every fault.
     ValueError
-        The scenario is not as it was loaded; a file no longer says what it is.
+        The scenario is not as it was loaded, so its file no longer describes it.
 
     Examples
     --------
-    >>> here = load_scenario("bucket-size-slow-ethernet")
-    >>> changed(here, {"strategy.bucket_cap": "50 MiB"}).strategy.bucket_cap
+    >>> scenario = load_scenario("bucket-size-slow-ethernet")
+    >>> changed(scenario, {"strategy.bucket_cap": "50 MiB"}).strategy.bucket_cap
     52428800.0
     """
     return _validate_content(*changed_content(scenario, changes, lines, flags))
@@ -156,7 +156,7 @@ def _locate_fault(fault: Fault, origin: SourceMap) -> Fault:
 
 
 def _apply_override(content: dict[str, Any], text: str, faults: list[Fault]) -> str | None:
-    """Replace one field in place; the field's name, or None after adding a fault."""
+    """Replace one field in place; return its name, or None after adding a fault."""
     match = _OVERRIDE.fullmatch(text)
     if match is None:
         faults.append(
@@ -173,7 +173,7 @@ def _apply_override(content: dict[str, Any], text: str, faults: list[Fault]) -> 
 
 
 def _replace_field(content: dict[str, Any], field: str, value: object, faults: list[Fault]) -> bool:
-    """Replace one field in place; whether it could be done, else a fault is added."""
+    """Replace one field in place; return False after adding a fault."""
     *sections, last = field.split(".")
     section_content: Any = content
     for depth, section in enumerate(sections):

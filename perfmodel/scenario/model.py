@@ -30,7 +30,7 @@ from perfmodel.scenario.source_map import SourceMap
 
 
 class Scenario(FileModel):
-    """One question: this model, this strategy, this hardware. Its shape only; names stay names."""
+    """A training job: its model, strategy and hardware, by name, and what to compute of it."""
 
     perfmodel: Literal[1] = Field(description="version of this file format")
     model: ModelSection
@@ -90,7 +90,7 @@ class Scenario(FileModel):
         return InputError(self._origin.fault(field, found, allowed))
 
     def with_origin(self, origin: SourceMap) -> Scenario:
-        """Return the same scenario, said to come from `origin`."""
+        """Return the same scenario with another source map."""
         copy = self.model_copy()
         copy._origin = origin
         return copy
@@ -106,7 +106,7 @@ class ClusterSize:
 
 
 def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
-    """Sizes to study by growing number of GPUs; the last one is asked about.
+    """Cluster sizes by growing number of GPUs; the last one is the main size of the scenario.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def batch_per_gpu(scenario: Scenario, gpus: int) -> int:
 
 
 def divisible_by(sizes: Sequence[int], steps: int) -> str:
-    """Phrase: a multiple of the micro-batches of a step at every size.
+    """Phrase for a fault: a multiple of the micro-batches of a step at every size.
 
     Examples
     --------
@@ -179,17 +179,16 @@ def divisible_by(sizes: Sequence[int], steps: int) -> str:
 
 
 _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
-"""Sections that do not change the answer of `run`."""
-
+"""Sections that do not change the result of `run`."""
 
 _LATER_LIBRARY_FIELDS = ("workers", "host_step")
-"""Words of `library` that came later: scenarios without them keep their digests."""
+"""Newer fields of `library`: scenarios without them keep their digests."""
 
 
 def scenario_digest(scenario: Scenario) -> str:
-    """SHA-256 of the canonical JSON of what is asked; comments, order and file do not matter.
+    """SHA-256 of the canonical JSON of the fields that `run` reads.
 
-    Files that it names are not part of it, nor are sections that other commands than `run` read.
+    Comments, order and file name do not change it; files that the scenario names are not part.
     """
     content = scenario.model_dump(mode="json", exclude=set(_NOT_IN_DIGEST))
     if scenario.what_if is None or not scenario.what_if.changes:

@@ -27,7 +27,7 @@ from perfmodel.scenario.source_map import SourceMap
 
 
 def plan_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
-    """Faults between the parts of a plan: field within it, what was found, what is allowed."""
+    """Find faults between the parts of a plan: field within it, what was found, what is allowed."""
     currency = plan.paid_in
     for field, money in plan.money.items():
         if money.currency != currency:
@@ -43,11 +43,8 @@ def plan_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
         yield from _change_faults(f"upgrades.{index}.set", upgrade.set, ("plan.failures.",))
         for position, name in enumerate(upgrade.candidates or ()):
             if name not in names:
-                yield (
-                    f"upgrades.{index}.candidates.{position}",
-                    repr(name),
-                    allowed_names(names, name),
-                )
+                field = f"upgrades.{index}.candidates.{position}"
+                yield field, repr(name), allowed_names(names, name)
 
 
 def _candidate_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
@@ -62,28 +59,21 @@ def _candidate_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
 
 
 _HARDWARE = {"cluster"} | {f"cluster.{n}" for n in ("node", "nodes", "gpus_per_node", "mixed")}
-"""What the price, power and memory of a candidate stand for."""
+"""Fields that a candidate gives itself, together with their price and power."""
 
 
 def _change_faults(
     field: str, changes: Mapping[str, Any], allowed: tuple[str, ...]
 ) -> Iterator[tuple[str, str, str]]:
-    """Fields that cannot be set for one candidate: the question's, and what a candidate is."""
+    """Find changes that no candidate may make: to its hardware, or outside the training step."""
     for name in changes:
         if name in _HARDWARE:
-            not_here = "a field of the candidate itself"
-            yield (
-                f"{field}.{name}",
-                not_here,
-                "one of a step; hardware is a candidate, with its price",
-            )
-        if name.partition(".")[0] in {"plan", "sweep", "perfmodel"} and not name.startswith(
-            allowed
-        ):
-            expected = (
-                "a field of the question, or of plan.failures" if allowed else "one of the question"
-            )
-            yield f"{field}.{name}", "a field that is none of a training step", expected
+            expected = "a field of a training step; other hardware is another candidate"
+            yield f"{field}.{name}", "a field of the candidate itself", expected
+        section = name.partition(".")[0]
+        if section in {"plan", "sweep", "perfmodel"} and not name.startswith(allowed):
+            expected = "a field of a training step" + (", or of plan.failures" if allowed else "")
+            yield f"{field}.{name}", f"a field of {section!r}", expected
 
 
 def _repeated_names(kind: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
@@ -106,7 +96,7 @@ _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
 
 
 def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
-    """Faults between sections; a section that is itself faulty is left out.
+    """Find faults between sections; sections that are faulty themselves are skipped.
 
     Parameters
     ----------
@@ -184,7 +174,7 @@ def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 
 def _nodes_needed(parts: Mapping[str, Any]) -> int:
-    """Nodes of this job and of all jobs beside it."""
+    """Nodes of this job and of all other jobs."""
     return int(parts["cluster"].nodes + sum(job.nodes for job in parts.get("jobs", ())))
 
 
@@ -206,7 +196,7 @@ def _job_names_differ(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[F
 
 
 def _events_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
-    """Nodes and ranks that events name, as far as the file alone says how many there are."""
+    """Check nodes and ranks that events name, as far as the file alone gives their number."""
     cluster = parts.get("cluster")
     if cluster is None:
         return

@@ -21,7 +21,7 @@ class OptimizerKind:
 
 @dataclass(frozen=True, slots=True)
 class KernelConstants:
-    """What the roofline assumes of kernels on every GPU; the file states each source.
+    """Assumptions of the roofline about kernels on every GPU; the file states each source.
 
     Parameters
     ----------

@@ -1,7 +1,4 @@
-"""Bytes on the device besides parameters and gradients: activations and optimizer state.
-
-And the memory traffic of an optimizer step, which follows from its state.
-"""
+"""Device memory of activations and optimizer state, and the traffic of an optimizer step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compute time of each layer from the datasheet: the roofline with measured efficiencies.
 
 A matrix kernel of F operations and Q bytes needs c = F / (eta P) of compute and m = Q / (eta_m B)
-of memory, which overlap in part: it takes (c^p + m^p)^(1/p) plus a fixed ramp t0
+of memory, which overlap partly: it takes (c^p + m^p)^(1/p) plus a fixed ramp t0
 (`Gpu.kernel_overhead_s`). With the ramp the efficiency of a product saturates with its size:
 c + t0 is an efficiency of eta F / (F + eta P t0), the shape of LLMCompass's A100 matrix products
 (github.com/PrincetonUniversity/LLMCompass, figure 5). Element-wise kernels take Q / (eta_m B)
@@ -38,7 +38,7 @@ TENSOR_CORE_PRECISIONS = frozenset({"tf32", "fp16", "bf16", "fp8"})
 
 @dataclass(frozen=True, slots=True)
 class _Roofline:
-    """What every layer of one prediction shares; bytes are of one element."""
+    """Rates and settings of one prediction, the same for all layers; bytes are per element."""
 
     constants: KernelConstants
     matmul_flops: float
@@ -103,8 +103,8 @@ def layer_times(
     Raises
     ------
     InputError
-        A model without work, an unknown optimizer, a precision that the GPU has not, a batch or
-        efficiency out of range.
+        A model without work, an unknown optimizer, a precision that the GPU does not have, a batch
+        or an efficiency out of range.
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
     gpu = replace(
@@ -168,7 +168,7 @@ def _make_roofline(
 
 
 def optimizer_launches(workload: Workload, optimizer: str) -> int:
-    """Kernels of one optimizer step: tensors and elements are cut into launches.
+    """Kernels of one optimizer step: a launch has a limit of tensors and one of elements.
 
     Source: ATen/native/cuda/MultiTensorApply.cuh.
     """

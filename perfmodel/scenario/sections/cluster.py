@@ -33,7 +33,7 @@ Fabric = Annotated[FabricSection, BeforeValidator(_expand_kind), OrName()]
 
 
 class MixedSection(FileModel):
-    """Nodes of this job whose GPUs are others; links stay those of `cluster.node`."""
+    """Nodes of this job with another GPU; their links stay those of `cluster.node`."""
 
     nodes: Annotated[tuple[Index, ...], Field(min_length=1)] = Field(
         description="nodes of this job, counted from 0"

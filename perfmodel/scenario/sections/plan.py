@@ -1,4 +1,4 @@
-"""Which cluster to buy or rent: the words of ``plan:``."""
+"""Section ``plan``: candidate clusters to buy or rent, their prices, failures and upgrades."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variants of a scenario: the words of ``sweep:``."""
+"""Section ``sweep``: variants of a scenario."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from perfmodel.files import FileModel
 
 MOST_VARIANTS = 100_000
-"""More than these are a slip of the pen: at some ms each they would take minutes to days."""
+"""Most variants: at some ms each, more would take minutes to days and are taken for a mistake."""
 
 _FIELD = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z0-9_]+)*")
 _NOT_VARIED = ("perfmodel", "sweep", "plan")
@@ -43,8 +43,8 @@ Values = Annotated[
 class SweepSection(FileModel):
     """Fields and their values, by dotted names as for ``--set``.
 
-    Every combination of the values of `grid`, each with every position of `zip`, whose lists are
-    as long as each other and are gone through together.
+    Every combination of the values of `grid`, each with every position of `zip`, whose lists have
+    the same length and advance together.
     """
 
     grid: dict[FieldName, Values] = Field(
@@ -57,13 +57,13 @@ class SweepSection(FileModel):
 
     @property
     def size(self) -> int:
-        """How many variants there are."""
+        """Number of variants."""
         rows = min((len(values) for values in self.zip.values()), default=1)
         return rows * math.prod(len(values) for values in self.grid.values())
 
     @property
     def axes(self) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-        """Each field with the section that it stands in and its values."""
+        """Each field with its section ("grid" or "zip") and its values."""
         for section in ("grid", "zip"):
             for field, values in getattr(self, section).items():
                 yield section, field, values

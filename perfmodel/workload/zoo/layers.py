@@ -1,9 +1,9 @@
-"""What the families of the zoo are made of: one `Module` per layer, and how parts become a model.
+"""Layers of the zoo's models, one `Module` each, and `assemble`, which makes a model of them.
 
-The order inside a part is the order in which PyTorch's autograd completes gradients, which is
-not simply the reverse of registration: convolutions and normalisations hand out their weight's
-gradient before their bias's, linear maps their bias's first (the weight sits behind a transpose).
-Seen with post-accumulate-grad hooks on PyTorch 2.13; the tests repeat that where torch is there.
+The ready order of a module is the order in which PyTorch's autograd completes its gradients, which
+is not simply the reverse of registration: convolutions and normalisations complete the gradient of
+the weight before that of the bias, linear maps that of the bias first (the weight's passes a
+transpose). Observed with post-accumulate-grad hooks on PyTorch 2.13; tests repeat it with torch.
 
 Memory traffic counts passes over a tensor: a pass reads or writes each element once.
 """
