@@ -1,4 +1,4 @@
-"""``perfmodel measure`` with one rank that breaks; run by ``test_measure_processes.py``.
+"""``perfmodel measure`` with one rank that breaks; run by ``test_launcher.py``.
 
 ``python measure_with_fault.py crash|hang|corrupt RANK STAGE ARGUMENTS...`` breaks that rank at its
 first round of that stage. The ranks that the command starts run `broken_work` instead of the

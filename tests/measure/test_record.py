@@ -1,4 +1,4 @@
-"""Times, messages and files of measurements; no torch needed."""
+"""Files of measurements: written, read, refused."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,6 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.processes import status as at
-from perfmodel.measure.processes.worker import (
-    MOST_REPEATS,
-    PASSES,
-    choose_repeats,
-    compute_collective_times,
-)
 from perfmodel.measure.record import (
     Measurement,
     compute_quantiles,
@@ -22,60 +14,6 @@ from perfmodel.measure.record import (
     summarise_times,
     write_measurement,
 )
-
-SIZES = (1024, 4096)
-
-
-def job(**changes):
-    known = {"backend": "gloo", "algorithm": "ring", "collective": "all_reduce", "ranks": 4}
-    return MeasurementJob(**(known | {"sizes": SIZES} | changes))
-
-
-# ---------------------------------------------------------------- times
-
-
-def test_a_collective_takes_from_the_last_start_to_the_last_end():
-    spans = np.array([[[1.0, 5.0], [10.0, 11.0]], [[2.0, 4.0], [10.5, 12.0]]])
-    assert compute_collective_times(spans, shared_clock=True) == [3.0, 1.5]
-    assert compute_collective_times(spans, shared_clock=False) == [4.0, 1.5]
-
-
-def test_repeats_keep_to_the_budget():
-    costs = [0.001, 0.004, 0.1, 0.4]
-    counts = choose_repeats(job(budget_s=20.0), costs)
-    assert sum(c * n for c, n in zip(costs, counts, strict=True)) == pytest.approx(20, rel=0.15)
-    assert counts == sorted(counts, reverse=True)
-    assert all(count % PASSES == 0 for count in counts)
-    assert choose_repeats(job(budget_s=1e9), costs) == [MOST_REPEATS] * 4
-    assert choose_repeats(job(repeats=3), costs) == [3] * 4
-
-
-# ---------------------------------------------------------------- what a rank is doing
-
-
-def test_the_status_is_told_in_words():
-    memory = [0] * (2 * at.FIELDS)
-    status = at.Status(memory, 1)
-    assert at.describe_status(memory, 1) == "starting Python and torch"
-    status.stage(at.TIME)
-    status.item(4096, 0, 2)
-    status.step(at.POSTED, 4)
-    assert str(status) == (
-        "timing, schedule of 4 KiB, repeat 3, waiting for sends and receives of round 5"
-    )
-    status.item(1 << 20, 1, 0)
-    status.step(at.LIBRARY)
-    assert str(status) == "timing, library of 1 MiB, repeat 1, inside the library's collective"
-    assert at.read_ticks(memory, 2) == [0, 4]
-
-
-def test_progress_is_read_from_rank_0():
-    memory = [0] * (2 * at.FIELDS)
-    at.Status(memory, 0).progress(3, 10)
-    assert at.read_progress(memory) == (3, 10)
-
-
-# ---------------------------------------------------------------- the file
 
 
 def measurement(**changes):

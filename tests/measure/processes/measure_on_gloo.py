@@ -1,6 +1,6 @@
 """One of several processes that measure many small schedules in one process group on gloo.
 
-Run by ``test_measure_real.py``: ``python measure_on_gloo.py RANK RANKS FOLDER``. Beside what
+Run by ``test_worker_on_gloo.py``: ``python measure_on_gloo.py RANK RANKS FOLDER``. Beside what
 `measure_rank` checks itself, every rank saves its buffer from before and after each schedule, and
 what the library's all_reduce made of the same numbers, so that the test can judge on its own.
 """

@@ -1,0 +1,11 @@
+"""Scratch and staged moves of a rank; no torch needed."""
+
+from perfmodel.collectives import catalog
+from perfmodel.measure.processes.p2p import count_scratch, largest_scratch
+from perfmodel.measure.reference import make_moves
+
+
+def test_scratch_of_the_neediest_rank_is_found():
+    for algorithm, ranks in (("ring", 4), ("tree", 5), ("server", 4), ("recursive_doubling", 8)):
+        rounds = make_moves(catalog.make("all_reduce", algorithm, ranks, 4 * 160, itemsize=4))
+        assert largest_scratch(rounds) == max(count_scratch(rounds, r) for r in range(ranks))
