@@ -1,4 +1,4 @@
-"""Virtual ranks and microbenchmarks; the CPU does their arithmetic."""
+"""Virtual ranks and microbenchmarks; the CPU, or a recorder of calls, replaces the GPU."""
 
 import numpy as np
 import pytest
@@ -165,6 +165,20 @@ def test_what_runs_beside_other_work_is_timed_once_per_sample(monkeypatch):
 
     assert runs() == {round(device_module.SHORTEST_S / 1e-6)}
     assert runs(once=True) == runs(clock="host") == {1}
+
+
+def test_every_pair_of_devices_is_copied_between_and_waited_for():
+    fake = FakeCuda(3)
+    bed = fake_bed(fake)
+    found = {probe.setting: probe for probe in probes_module._peer_copies(bed, [64])}
+    assert set(found) == {
+        "gpu0 -> gpu1", "gpu1 -> gpu0", "gpu1 -> gpu2", "gpu2 -> gpu1",
+        "gpu0 -> gpu2, through the host", "gpu2 -> gpu0, through the host",
+    }  # fmt: skip
+    device_module._time_runs(found["gpu2 -> gpu1"], bed, 1)
+    copied = "source 2[:16] to target 1[:16]"
+    assert fake.log == ["wait for 2", "wait for 1", copied, "wait for 2", "wait for 1"]
+    assert list(probes_module._peer_copies(fake_bed(FakeCuda(1)), [64])) == []
 
 
 def test_timed_repeats_begin_with_the_same_data():
