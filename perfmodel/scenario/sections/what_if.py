@@ -66,9 +66,7 @@ class WhatIf(FileModel):
     launch: TimeFactor = Field(
         default=1.0, description="what a collective costs that no link sees, such as its start"
     )
-    communication: Switch = Field(
-        default=True, description="false: collectives take no time at all, whoever carries them"
-    )
+    communication: Switch = Field(default=True, description="false: collectives take no time")
     compute: SpeedFactor = Field(
         default=1.0,
         description="speed of all compute: kernels, copies, and the host that starts them",
