@@ -1,8 +1,8 @@
-"""Everything that can go wrong, as one tree of exceptions.
+"""All exceptions of the package, as one tree.
 
 ``PerfmodelError``
-    ``InputError``            the user's file, flag or name is wrong; carries every fault found
-        ``UnitError``         a quantity is written in a way that we refuse to guess
+    ``InputError``            the user's file, flag or name is wrong; has all faults at once
+        ``UnitError``         a quantity without a unit, or with an unknown or ambiguous one
     ``TopologyError``         a machine that cannot be built or routed
     ``ScheduleError``         a collective that is not well formed
     ``DataMismatch``          a collective that leaves wrong data behind (exit code 1)
@@ -11,7 +11,7 @@
     ``MeasurementError``      a rank of a real run died or hung (exit code 1)
     ``SweepError``            a worker of a sweep was killed (exit code 1)
 
-A message names the file, the line, the field, what was found and what is allowed.
+The message of a fault names the file, the line, the field, what was found and what is allowed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PerfmodelError(Exception):
 
 
 class InputError(PerfmodelError, ValueError):
-    """The input is wrong; ``faults`` lists everything that was found at once."""
+    """The input is wrong; ``faults`` lists all faults at once."""
 
     def __init__(self, faults: Fault | Iterable[Fault]) -> None:
         self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
@@ -89,17 +89,17 @@ class ScheduleError(PerfmodelError, ValueError):
 
 
 class DataMismatch(PerfmodelError, AssertionError):
-    """A collective left wrong data behind: names rank, chunk, found and wanted."""
+    """A collective produced wrong data: names rank, chunk, the value found and the expected one."""
 
     exit_code = 1
 
 
 class SimulationError(PerfmodelError, RuntimeError):
-    """The simulated program cannot finish: names the tasks that wait."""
+    """The simulated program cannot finish: names the waiting tasks."""
 
 
 class ExecutorUnavailable(PerfmodelError, RuntimeError):
-    """An optional dependency or a device is missing: says how to get it."""
+    """An optional dependency or a device is missing: the message says how to get it."""
 
 
 class MeasurementError(PerfmodelError, RuntimeError):
@@ -109,13 +109,13 @@ class MeasurementError(PerfmodelError, RuntimeError):
 
 
 class SweepError(PerfmodelError, RuntimeError):
-    """A worker of a sweep was killed: says what was kept and how to go on."""
+    """A worker of a sweep was killed: the message says which results exist and how to resume."""
 
     exit_code = 1
 
 
 def allowed_names(names: Iterable[str], found: str | None = None, *, limit: int = 40) -> str:
-    """Phrase for ``Fault.allowed``: the valid names, and the one that was probably meant.
+    """Phrase for ``Fault.allowed``: the valid names, and the one closest to `found`.
 
     Examples
     --------
@@ -125,15 +125,15 @@ def allowed_names(names: Iterable[str], found: str | None = None, *, limit: int 
     listed = sorted(names)
     if not listed:
         return "nothing (there is none)"
-    shown = ", ".join(repr(name) for name in listed[:limit])
+    quoted = ", ".join(repr(name) for name in listed[:limit])
     more = f", ... ({len(listed) - limit} more)" if len(listed) > limit else ""
     close = nearest(listed, found) if found else None
     hint = f" (did you mean {close!r}?)" if close else ""
-    return f"one of {shown}{more}{hint}"
+    return f"one of {quoted}{more}{hint}"
 
 
 def nearest(names: Iterable[str], found: str) -> str | None:
-    """Return the name closest to what was typed, or None; case and separators matter little.
+    """Return the name closest to `found`, or None; case and separators are ignored.
 
     Examples
     --------

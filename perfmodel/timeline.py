@@ -1,4 +1,4 @@
-"""Spans of a run, simulated or measured: the same columns, so that comparing is a join."""
+"""Spans of a run, simulated or measured, with the same columns so that both can be compared."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Span(NamedTuple):
         Copied from the task; `kind` is "forward", "backward", "copy", "optimizer",
         "communication", "issue" or "wait".
     step : int
-        Which step of the run, from 0.
+        Step of the run, from 0.
     start_s, end_s : float
         Seconds since the start of the run.
     ready_s : float
-        When everything it depends on had ended; waiting in its queue began.
+        End of the last task that it depends on; from then on it waits in its queue.
     nbytes : int
         Bytes that a communication moves; 0 for compute.
     bucket : int, optional
     micro_batch : int
     work_s : float
-        What a compute task takes when nothing slows it down; 0 for communication.
+        Time of a compute task without slowdowns, seconds; 0 for communication.
     """
 
     name: str
@@ -76,7 +76,7 @@ def covered_s(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def exposed_s(busy: Iterable[tuple[float, float]], cover: Iterable[tuple[float, float]]) -> float:
-    """Length of what `busy` covers and `cover` does not (exposed communication); seconds."""
+    """Length of the time in `busy` but not in `cover` (exposed communication); seconds."""
     cover = list(cover)
     return covered_s([*busy, *cover]) - covered_s(cover)
 
@@ -84,7 +84,7 @@ def exposed_s(busy: Iterable[tuple[float, float]], cover: Iterable[tuple[float, 
 def exposed(
     busy: Iterable[tuple[float, float]], cover: Iterable[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    """Intervals that `busy` covers and `cover` does not, in order of time; seconds.
+    """Intervals of the time in `busy` but not in `cover`, in order of time; seconds.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def lanes(spans: Iterable[Span]) -> list[list[Span]]:
-    """Spread spans over as few lanes as needed so that none overlap within a lane.
+    """Distribute spans over as few lanes as possible so that none overlap within a lane.
 
     A stream with one worker needs one lane; concurrent transfers get lanes of their own. Ends
     and starts that differ by less than a picosecond (rounding of sums) count as equal.

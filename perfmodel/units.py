@@ -1,10 +1,9 @@
-"""Quantities with units, read from a closed vocabulary and written for people.
+"""Parse and format quantities with units.
 
 Inside the package every quantity is a float in SI units, and its name ends in ``_s``,
-``_bytes``, ``_Bps`` or ``_flops``. Files and flags carry units ("25 MiB", "400 Gbit/s",
-"1.3 us"). The vocabulary is closed and case-sensitive because general unit libraries read
-this field's habits wrongly ("200 Gb/s" as gilbert, "16 GT/s" as gigatesla): what is not listed
-here is an error that says what is.
+``_bytes``, ``_Bps`` or ``_flops``. Quantities in files and flags have units ("25 MiB",
+"400 Gbit/s", "1.3 us"). Only the units listed here are allowed, and case matters: general unit
+libraries misread units of this field ("200 Gb/s" as gilbert, "16 GT/s" as gigatesla).
 """
 
 from __future__ import annotations
@@ -49,18 +48,18 @@ _QUANTITY = re.compile(
 
 
 def parse_quantity(
-    text: object, units: Mapping[str, float], *, what: str, example: str, field: str = "value"
+    text: object, units: Mapping[str, float], *, kind: str, example: str, field: str = "value"
 ) -> float:
-    """Read a number with a unit out of a closed vocabulary.
+    """Read a number with one of the allowed units.
 
     Parameters
     ----------
     text : object
-        What the user wrote; only a string can carry a unit.
+        The user's text; only a string can have a unit.
     units : mapping of str to float
         Allowed units and their value in SI.
-    what, example : str
-        Words for the message, such as "a bandwidth" and "25 GB/s".
+    kind, example : str
+        Phrases for the message, such as "a bandwidth" and "25 GB/s".
     field : str
         Name used in the message.
 
@@ -75,8 +74,8 @@ def parse_quantity(
         Not a string, no unit, unknown unit, or not a finite number.
     """
 
-    def refuse(why: str, hint: str = "") -> UnitError:
-        return UnitError(Fault(field, f"{text!r} ({why})", f"{what} such as '{example}'{hint}"))
+    def refuse(reason: str, hint: str = "") -> UnitError:
+        return UnitError(Fault(field, f"{text!r} ({reason})", f"{kind} such as '{example}'{hint}"))
 
     if not isinstance(text, str):
         raise refuse("no unit" if isinstance(text, int | float) else "not text with a unit")
@@ -96,7 +95,7 @@ def parse_quantity(
 
 
 def _unit_choice(unit: str, units: Mapping[str, float]) -> str:
-    """Word the allowed units; a letter b that may mean bits or bytes gets both meanings."""
+    """Phrase the allowed units; both readings if a letter b may mean bits or bytes."""
     if unit.endswith("T/s"):  # transfers per second: a rate of the pins, whatever the lanes
         return (
             f"{allowed_names(units)}: transfers do not say how wide the link is, give bytes or bits"
@@ -104,7 +103,8 @@ def _unit_choice(unit: str, units: Mapping[str, float]) -> str:
     meant = [name for name in units if _spelling(name) == _spelling(unit)]
     if not meant:
         return allowed_names(units, unit)
-    return f"{allowed_names(units)} (did you mean {' or '.join(repr(name) for name in sorted(meant))}?)"
+    hint = " or ".join(repr(name) for name in sorted(meant))
+    return f"{allowed_names(units)} (did you mean {hint}?)"
 
 
 def _spelling(unit: str) -> str:
@@ -119,7 +119,7 @@ def parse_bytes(text: object, field: str = "value") -> float:
     >>> parse_bytes("25 MiB")
     26214400.0
     """
-    return parse_quantity(text, BYTES, what="a size", example="25 MiB", field=field)
+    return parse_quantity(text, BYTES, kind="a size", example="25 MiB", field=field)
 
 
 def parse_bandwidth(text: object, field: str = "value") -> float:
@@ -130,7 +130,7 @@ def parse_bandwidth(text: object, field: str = "value") -> float:
     >>> parse_bandwidth("400 Gbit/s") == parse_bandwidth("50 GB/s") == 50e9
     True
     """
-    return parse_quantity(text, BANDWIDTHS, what="a bandwidth", example="25 GB/s", field=field)
+    return parse_quantity(text, BANDWIDTHS, kind="a bandwidth", example="25 GB/s", field=field)
 
 
 def parse_time(text: object, field: str = "value") -> float:
@@ -141,7 +141,7 @@ def parse_time(text: object, field: str = "value") -> float:
     >>> parse_time("20 ms")
     0.02
     """
-    return parse_quantity(text, TIMES, what="a time", example="1.3 us", field=field)
+    return parse_quantity(text, TIMES, kind="a time", example="1.3 us", field=field)
 
 
 def parse_flop_rate(text: object, field: str = "value") -> float:
@@ -153,7 +153,7 @@ def parse_flop_rate(text: object, field: str = "value") -> float:
     312000000000000.0
     """
     return parse_quantity(
-        text, FLOP_RATES, what="a compute rate", example="312 TFLOP/s", field=field
+        text, FLOP_RATES, kind="a compute rate", example="312 TFLOP/s", field=field
     )
 
 
@@ -165,7 +165,7 @@ def parse_power(text: object, field: str = "value") -> float:
     >>> parse_power("6.5 kW")
     6500.0
     """
-    return parse_quantity(text, POWERS, what="a power", example="700 W", field=field)
+    return parse_quantity(text, POWERS, kind="a power", example="700 W", field=field)
 
 
 def _scaled(value: float, units: list[tuple[str, float]]) -> str:
@@ -199,7 +199,7 @@ def format_bandwidth(rate_Bps: float) -> str:
 
 
 def format_time(time_s: float) -> str:
-    """Write a time in the unit that reads best.
+    """Write a time in the largest unit that keeps it at one or more.
 
     Examples
     --------

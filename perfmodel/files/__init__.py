@@ -1,6 +1,6 @@
-"""Files in and out: find by name, read YAML strictly, report every fault, write atomically.
+"""Files in and out: find by name, read and validate YAML and CSV, write; see `load_document`.
 
-YAML is version 1.2 (ruamel.yaml): ``1e9`` is a number, ``no`` is a word, a key given twice is
+YAML is version 1.2 (ruamel.yaml): ``1e9`` is a number, ``no`` is a string, a key given twice is
 an error. A file is validated by a pydantic model, and each fault becomes one line that names the
 file, the line, the field, what was found and what is allowed.
 """

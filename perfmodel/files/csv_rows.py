@@ -1,64 +1,102 @@
-"""Cells of a CSV written by strangers, read with the line they stand in."""
+"""Rows of a CSV, each with its file and line, and all faults of a file at once."""
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import read_text
+from perfmodel.files.read import read_text
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row: stripped cells by column, the file and the line it stands in."""
+    """One row: stripped cells by column, the file and the line in which it ends.
+
+    `surplus` counts the cells beyond the last column; less than zero if cells are missing.
+    """
 
     cells: dict[str, str]
     file: str
     line: int
+    surplus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Column names, the line of the header (0 without one), and the rows below it."""
+
+    columns: tuple[str, ...]
+    line: int
+    records: tuple[Record, ...]
 
 
 def read_table(path: Path, faults: list[Fault]) -> list[Record]:
-    """Read a CSV with a header; what is wrong with it goes to `faults`."""
+    """Read the complete rows of a CSV with a header; its faults are appended to `faults`."""
+    return [record for record in read_csv(path, faults).records if not record.surplus]
+
+
+def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> Table:
+    """Read a CSV with a header.
+
+    Parameters
+    ----------
+    path : Path
+    faults : list of Fault
+        Faults are appended: an unreadable or empty file, bad quotes, rows of another length.
+    hand_written : bool
+        Skip lines that start with ``#`` and lines of empty cells, allow spaces after a comma, and
+        read quotes leniently.
+    """
+    columns: tuple[str, ...] = ()
+    header_line, records = 0, list[Record]()
     try:
-        lines = read_text(path).removeprefix("\ufeff").splitlines()
+        text = read_text(path).removeprefix("\ufeff")
     except InputError as error:
         faults.extend(error.faults)
-        return []
-    reader = csv.DictReader(lines, strict=True)
-    records: list[Record] = []
+        return Table((), 0, ())
+    reader = csv.reader(
+        io.StringIO(text, newline=""), strict=not hand_written, skipinitialspace=hand_written
+    )
     try:
-        for cells in reader:
-            if None in cells or any(value is None for value in cells.values()):
-                found = "more cells than columns" if None in cells else "too few cells"
-                faults.append(
-                    Fault("row", found, "as many cells as columns", str(path), reader.line_num)
-                )
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if not row or (hand_written and (row[0].startswith("#") or not any(cells))):
                 continue
-            stripped = {name.strip(): value.strip() for name, value in cells.items()}
-            records.append(Record(stripped, str(path), reader.line_num))
+            if not header_line:
+                columns, header_line = tuple(cells), reader.line_num
+                continue
+            surplus = len(cells) - len(columns)
+            named = dict(zip(columns, cells, strict=False))
+            records.append(Record(named, str(path), reader.line_num, surplus))
+            if surplus:
+                count_text = "more cells than columns" if surplus > 0 else "too few cells"
+                allowed = "as many cells as columns"
+                faults.append(Fault("row", count_text, allowed, str(path), reader.line_num))
     except csv.Error as error:
         faults.append(Fault("file", str(error), "a CSV with a header", str(path), reader.line_num))
-    if not records and not lines:
-        faults.append(Fault("file", "nothing", "a CSV with a header", str(path)))
-    return records
+    else:
+        if not header_line:
+            faults.append(Fault("file", "nothing", "a CSV with a header", str(path)))
+    return Table(columns, header_line, tuple(records))
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads numbers out of one row and reports what is not one."""
+    """Reads the cells of one row as text or numbers, and reports faulty ones."""
 
     record: Record
     faults: list[Fault]
 
     def fault(self, field: str, found: str, allowed: str) -> None:
-        """Say what is wrong with a cell."""
+        """Report what is wrong with a cell."""
         self.faults.append(Fault(field, found, allowed, self.record.file, self.record.line))
 
     def text(self, field: str) -> str:
-        """Return a cell; empty if there is no such column or it holds a word for nothing."""
+        """Return a cell; empty without the column or for "nan", "n/a", "null" or "-"."""
         value = self.record.cells.get(field, "")
         return "" if value.lower() in {"nan", "n/a", "null", "-"} else value
 

@@ -1,8 +1,8 @@
-"""Read YAML by libyaml, twenty times as fast, where that is sure to give what ruamel gives.
+"""Read YAML by libyaml, 20 times as fast as ruamel, where both give the same result.
 
-PyYAML brings libyaml's scanner; what a plain word means is decided here, by YAML 1.2. A document
-with anything beyond plain mappings, lists and scalars is left to ruamel, and so is a faulty one, so
-that there is one wording of faults.
+PyYAML contains libyaml's scanner; plain scalars are converted here by the rules of YAML 1.2. ruamel
+reads all documents with anything beyond plain mappings, lists and scalars, and faulty ones, so that
+faults have one wording.
 """
 
 from __future__ import annotations
@@ -12,47 +12,47 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-_LEFT = re.compile(
+_UNSUPPORTED = re.compile(
     r"(?:^|[\s\[{,:])[&*!]\S|^%|<<|[\t\r\x85\u2028\u2029\ufeff]|[|>][-+0-9]*\s*$", re.MULTILINE
 )
-"""Anchors, aliases, tags, directives, merge keys, odd line ends and blocks of text, or what looks
-like them."""
+"""Anchors, aliases, tags, directives, merge keys, unusual line ends and blocks of text, or text
+that resembles them."""
 
 _WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _REAL = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
-_ODD = re.compile(
+_AMBIGUOUS = re.compile(
     r"[-+]?(?:0[box][0-9a-f_]+|(?=[0-9._])[0-9_]*\.?[0-9_]*(?:e[-+]?[0-9]*)?|\.inf|\.nan)"
     r"|[0-9]{4}-[0-9].*|=",
     re.IGNORECASE | re.DOTALL,
 )
-"""Numbers of other spellings, dates, and words that look like them."""
+"""Numbers in other notations, dates, and text that resembles them."""
 
-_WORDS = {"": None, "~": None} | {
+_CONSTANTS = {"": None, "~": None} | {
     spelling: value
     for word, value in (("null", None), ("true", True), ("false", False))
     for spelling in (word, word.capitalize(), word.upper())
 }
 
 
-class LeftToRuamel(Exception):
-    """A document that only ruamel reads for certain."""
+class UnsupportedYaml(Exception):
+    """A document that ruamel must read."""
 
 
 class LinedMapping(dict[Any, Any]):
-    """A mapping that knows its lines as ruamel's do: ``lc.data[key][0]`` is one, from 0."""
+    """A mapping with ruamel's line numbers: ``lc.data[key][0]``, from 0."""
 
     __slots__ = ("lc",)
     lc: SimpleNamespace
 
 
 class LinedList(list[Any]):
-    """A list that knows its lines: ``lc.data[index][0]``."""
+    """A list with ruamel's line numbers: ``lc.data[index][0]``, from 0."""
 
     __slots__ = ("lc",)
     lc: SimpleNamespace
 
 
-def parse_quickly(text: str) -> Any:
+def parse_with_libyaml(text: str) -> Any:
     """Parse one YAML 1.2 document.
 
     Parameters
@@ -62,55 +62,55 @@ def parse_quickly(text: str) -> Any:
 
     Raises
     ------
-    LeftToRuamel
+    UnsupportedYaml
         There is no libyaml, the document is faulty or empty, or it holds something beyond plain
         mappings, lists and scalars.
     """
-    if _LEFT.search(text):
-        raise LeftToRuamel
+    if _UNSUPPORTED.search(text):
+        raise UnsupportedYaml
     try:
-        yaml = import_module("yaml")  # imported here: most commands read nothing large
+        yaml = import_module("yaml")  # imported here: many commands read no file
         node = yaml.compose(text, Loader=yaml.CBaseLoader)
     except (ImportError, AttributeError):
-        raise LeftToRuamel from None
+        raise UnsupportedYaml from None
     except yaml.YAMLError:
-        raise LeftToRuamel from None
+        raise UnsupportedYaml from None
     if node is None:
-        raise LeftToRuamel
-    return _value(node)
+        raise UnsupportedYaml
+    return _convert_node(node)
 
 
-def _value(node: Any) -> Any:
+def _convert_node(node: Any) -> Any:
     if node.id == "scalar":
-        return node.value if node.style in {"'", '"'} else _scalar(node.value)
+        return node.value if node.style in {"'", '"'} else _parse_scalar(node.value)
     if node.id == "sequence":
-        items = LinedList(_value(child) for child in node.value)
-        items.lc = _lines((at, child) for at, child in enumerate(node.value))
+        items = LinedList(_convert_node(child) for child in node.value)
+        items.lc = _mark_lines((at, child) for at, child in enumerate(node.value))
         return items
     mapping = LinedMapping()
     marks = []
     for key_node, child in node.value:
-        key = _value(key_node)
+        key = _convert_node(key_node)
         if not isinstance(key, str | int) or key in mapping:
-            raise LeftToRuamel
-        mapping[key] = _value(child)
+            raise UnsupportedYaml
+        mapping[key] = _convert_node(child)
         marks.append((key, key_node))
-    mapping.lc = _lines(marks)
+    mapping.lc = _mark_lines(marks)
     return mapping
 
 
-def _lines(nodes: Any) -> SimpleNamespace:
+def _mark_lines(nodes: Any) -> SimpleNamespace:
     return SimpleNamespace(data={key: (node.start_mark.line,) for key, node in nodes})
 
 
-def _scalar(text: str) -> Any:
-    """What a plain word means in YAML 1.2."""
-    if text in _WORDS:
-        return _WORDS[text]
+def _parse_scalar(text: str) -> Any:
+    """Convert a plain scalar by the rules of YAML 1.2."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if _WHOLE.fullmatch(text):
         return int(text)
     if _REAL.fullmatch(text):
         return float(text)
-    if _ODD.fullmatch(text):
-        raise LeftToRuamel
+    if _AMBIGUOUS.fullmatch(text):
+        raise UnsupportedYaml
     return text

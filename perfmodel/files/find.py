@@ -8,7 +8,7 @@ from pathlib import Path
 from perfmodel.errors import Fault, InputError, allowed_names
 
 USER_FOLDER = Path("~/.config/perfmodel")
-"""Where a user's own topologies and scenarios are looked for, after the working directory."""
+"""Folder of a user's own topologies and scenarios, searched after the working directory."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -46,21 +46,21 @@ def find_file(name: str, kind: str, *, field: str = "name") -> Path:
     Raises
     ------
     InputError
-        Nothing by that name; the message lists what there is, the nearest name first.
+        Nothing by that name; the message lists the names that exist and the nearest one.
     """
-    given = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
-    if os.path.isfile(given):  # noqa: PTH113  (never raises, whatever the name)
-        return given
+    path = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
+    if os.path.isfile(path):  # noqa: PTH113  (never raises, whatever the name)
+        return path
     for root in (Path(kind), USER_FOLDER.expanduser() / kind, data_folder(kind)):
         candidate = root / f"{name}.yaml"
         if name and os.path.isfile(candidate):  # noqa: PTH113
             return candidate
-    if os.path.isdir(given):  # noqa: PTH112
-        found = f"{name!r}, which is a folder"
-    elif given.suffix in {".yaml", ".yml", ".json"} or os.sep in name:
-        found = f"{name!r}, and there is no such file"
+    if os.path.isdir(path):  # noqa: PTH112
+        text = f"{name!r}, which is a folder"
+    elif path.suffix in {".yaml", ".yml", ".json"} or os.sep in name:
+        text = f"{name!r}, and there is no such file"
     else:
-        found = repr(name)
+        text = repr(name)
     raise InputError(
-        Fault(field, found, f"a file's path or {allowed_names(shipped(kind), given.stem)}")
+        Fault(field, text, f"a file's path or {allowed_names(shipped(kind), path.stem)}")
     )

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files.fast_yaml import LeftToRuamel, parse_quickly
+from perfmodel.files.fast_yaml import UnsupportedYaml, parse_with_libyaml
 from perfmodel.files.find import is_shipped
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file, turning what can go wrong into an `InputError`."""
+    """Read a UTF-8 file; raise `InputError` if that fails."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -29,23 +29,23 @@ def read_text(path: Path) -> str:
 def read_yaml(path: Path) -> Any:
     """Read one YAML 1.2 document; mappings keep their line numbers (``.lc``).
 
-    Files that ship are read by libyaml where that gives the same.
+    Shipped files are read by libyaml where its result is the same.
 
     Raises
     ------
     InputError
         Unreadable, not YAML, a duplicate key, or empty.
     """
-    document = _parsed(read_text(path), path)
+    document = _parse(read_text(path), path)
     if document is None:
         raise InputError(Fault("file", "nothing", "a YAML document", str(path)))
     return document
 
 
-def _parsed(text: str, path: Path) -> Any:
+def _parse(text: str, path: Path) -> Any:
     if is_shipped(path):
-        with suppress(LeftToRuamel):
-            return parse_quickly(text)
+        with suppress(UnsupportedYaml):
+            return parse_with_libyaml(text)
     return parse_yaml(text, str(path))
 
 
@@ -97,18 +97,18 @@ def plain(document: Any) -> Any:
         An alias that contains itself.
     """
     try:
-        return _plain(document)
+        return _to_plain(document)
     except RecursionError:
         raise InputError(
             Fault("document", "an alias that contains itself", "a tree of values")
         ) from None
 
 
-def _plain(document: Any) -> Any:
+def _to_plain(document: Any) -> Any:
     if isinstance(document, Mapping):
-        return {str(key): _plain(value) for key, value in document.items()}
+        return {str(key): _to_plain(value) for key, value in document.items()}
     if isinstance(document, list | tuple):
-        return [_plain(item) for item in document]
+        return [_to_plain(item) for item in document]
     if isinstance(document, bool) or document is None:
         return document
     if type(document).__name__ == "ScalarBoolean":  # ruamel's boolean with an anchor: an int

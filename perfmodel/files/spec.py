@@ -1,4 +1,4 @@
-"""The base of every file contract, and the quantities that fields hold."""
+"""Base class of all file models, and types of fields that are quantities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfmodel.units import parse_bandwidth, parse_bytes, parse_flop_rate, parse
 
 
 class FileModel(BaseModel):
-    """Base of every file contract: unknown fields are faults and values never change."""
+    """Base of all file models: unknown fields are faults, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Check a document against its contract and word every fault in the terms of the file."""
+"""Validate a document against its pydantic model, with faults in the terms of the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def validate_document(model: type[SpecT], document: Any, file: str | None = None) -> SpecT:
-    """Check a document against its contract.
+    """Validate a document.
 
     Raises
     ------
@@ -28,19 +28,22 @@ def validate_document(model: type[SpecT], document: Any, file: str | None = None
     try:
         return model.model_validate(plain(document))
     except ValidationError as error:
-        found = [_fault(details, model, document, file) for details in _own(error.errors())]
-        raise InputError(dict.fromkeys(found)) from None
+        faults = [
+            _make_fault(details, model, document, file)
+            for details in _drop_secondary_errors(error.errors())
+        ]
+        raise InputError(dict.fromkeys(faults)) from None
     except InputError as error:
         raise error.located(file) if file else error from None
 
 
 def load_document(model: type[SpecT], path: Path) -> SpecT:
-    """Read a YAML file and check it against its contract."""
+    """Read a YAML file and validate it."""
     return validate_document(model, read_yaml(path), str(path))
 
 
-def _own(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Leave out that a list is too short where that is only for want of its members at fault."""
+def _drop_secondary_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Drop errors of too short lists that are short only because members are faulty."""
 
     def has_faulty_member(whole: ErrorDetails) -> bool:
         depth = len(whole["loc"])
@@ -49,39 +52,41 @@ def _own(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     return [e for e in errors if e["type"] != "too_short" or not has_faulty_member(e)]
 
 
-def _fault(details: ErrorDetails, model: type[BaseModel], document: Any, file: str | None) -> Fault:
-    """Word one of pydantic's findings in the terms of the file."""
+def _make_fault(
+    details: ErrorDetails, model: type[BaseModel], document: Any, file: str | None
+) -> Fault:
+    """Make a fault in the terms of the file from an error of pydantic."""
     path = _data_path(document, details["loc"])
     context = details.get("ctx") or {}
     cause = context.get("error")
-    found, allowed = _shown(details["input"]), _worded(details)
+    text, allowed = _quote_value(details["input"]), _describe_allowed(details)
     if isinstance(cause, InputError):
-        found, allowed = cause.faults[0].found, cause.faults[0].allowed
+        text, allowed = cause.faults[0].found, cause.faults[0].allowed
     elif isinstance(cause, ValueError):
         allowed = str(cause)
     elif details["type"] == "missing":
         path.append(details["loc"][-1])
-        found, allowed = "nothing", "a value: this field is required"
+        text, allowed = "nothing", "a value: this field is required"
     elif details["type"] == "extra_forbidden":
-        fields = allowed_names(_siblings(model, details["loc"]), str(path[-1]))
-        found, allowed = f"an unknown field, {found}", f"the fields of this section, {fields}"
+        fields = allowed_names(_field_names_at(model, details["loc"]), str(path[-1]))
+        text, allowed = f"an unknown field, {text}", f"the fields of this section, {fields}"
     elif details["type"].startswith("union_tag"):
         path.append(str(context["discriminator"]).strip("'"))
-        found = repr(context["tag"]) if "tag" in context else "nothing"
+        text = repr(context["tag"]) if "tag" in context else "nothing"
         allowed = allowed_names(_union_tags(model, details), context.get("tag"))
     elif details["type"] == "literal_error":
         names = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         allowed = allowed_names(names, str(details["input"])) if names else allowed
     field = ".".join(str(part) for part in path) or "document"
-    return Fault(field, found, allowed, file, line_of(document, path))
+    return Fault(field, text, allowed, file, line_of(document, path))
 
 
-def _shown(value: object) -> str:
+def _quote_value(value: object) -> str:
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-_WORDS = {
+_ALLOWED_BY_TYPE = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -94,20 +99,20 @@ _WORDS = {
 }
 
 
-def _worded(details: ErrorDetails) -> str:
+def _describe_allowed(details: ErrorDetails) -> str:
     message = details["msg"].removeprefix("Input should be ")
-    return _WORDS.get(details["type"], message[:1].lower() + message[1:])
+    return _ALLOWED_BY_TYPE.get(details["type"], message[:1].lower() + message[1:])
 
 
 def _data_path(document: Any, loc: Sequence[str | int]) -> list[str | int]:
     """Drop the names that pydantic puts into a path for the members of a union."""
     path: list[str | int] = []
-    here = plain(document)
+    node = plain(document)
     for part in loc:
-        if isinstance(here, Mapping) and str(part) in here:
-            here = here[str(part)]
-        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
-            here = here[part]
+        if isinstance(node, Mapping) and str(part) in node:
+            node = node[str(part)]
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            node = node[part]
         else:
             continue
         path.append(part)
@@ -123,8 +128,8 @@ def _union_tags(model: type[BaseModel], details: ErrorDetails) -> list[str]:
     return [tag for m in members for tag in _literals(m.model_fields[discriminator].annotation)]
 
 
-def _siblings(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """Field names valid at the place where an unknown field stands."""
+def _field_names_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+    """Names of the valid fields beside an unknown one."""
     return [
         info.alias or name
         for member in _models_at(model, loc[:-1])
@@ -133,16 +138,16 @@ def _siblings(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
 
 
 def _models_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[type[BaseModel]]:
-    """Models that may stand at a place; more than one where a union leaves it open."""
-    here: list[type[BaseModel]] = [model]
+    """Models allowed at a path; several where it is a union."""
+    models: list[type[BaseModel]] = [model]
     for part in loc:
-        inside = [m.model_fields[str(part)] for m in here if str(part) in m.model_fields]
-        if inside:
-            here = [m for info in inside for m in _models_in(info.annotation)]
+        fields = [m.model_fields[str(part)] for m in models if str(part) in m.model_fields]
+        if fields:
+            models = [m for info in fields for m in _models_in(info.annotation)]
         else:  # an index, a key of a mapping, or the name or tag of one member of a union
-            tagged = [m for m in here if part == m.__name__ or part in _tags(m)]
-            here = tagged or here
-    return here
+            tagged = [m for m in models if part == m.__name__ or part in _tags(m)]
+            models = tagged or models
+    return models
 
 
 def _tags(model: type[BaseModel]) -> list[str]:

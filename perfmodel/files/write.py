@@ -11,7 +11,7 @@ from perfmodel.errors import Fault, InputError
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: into a neighbour, then renamed.
+    """Write a file whole or not at all: into a temporary file beside it, then renamed.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, document: object) -> None:
-    """Write a document of plain data, every number of it finite, as `write_atomically` does."""
+    """Write plain data as JSON with `write_atomically`; all numbers must be finite."""
     write_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 

@@ -1,1 +1,1 @@
-"""Schedules executed for real: processes on gloo or NCCL, streams on one device."""
+"""Real execution of schedules, by processes on gloo or NCCL or on one GPU; see `run.measure`."""

@@ -1,4 +1,4 @@
-"""Is the data right? A schedule's result against NumPy's and against the library's own."""
+"""Check of the data: a schedule's result against NumPy's and against the library's own."""
 
 from __future__ import annotations
 
@@ -6,29 +6,37 @@ from collections.abc import Callable
 from typing import Any
 
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.measure.job import SUMS, MeasurementJob
-from perfmodel.measure.processes import status as at
-from perfmodel.measure.reference import Array, compare, elements, expected, held, numbers_at, places
+from perfmodel.measure.job import SUM_COLLECTIVES, MeasurementJob
+from perfmodel.measure.processes import status as rank_status
+from perfmodel.measure.reference import (
+    Array,
+    compare,
+    compute_expected,
+    count_elements,
+    expected_chunks,
+    make_numbers,
+    window_slices,
+)
 
-_PIECE = 1 << 20
-"""Elements that are made or compared at once, so that nobody holds a second whole buffer."""
+_PIECE_ELEMENTS = 1 << 20
+"""Elements made or compared at once, so that no second whole buffer is needed."""
 
 
 def fill(buffer: Any, job: MeasurementJob, rank: int) -> None:
-    """Fill a buffer with a rank's random whole numbers: those that the check expects of it.
+    """Fill a buffer with a rank's random whole numbers, which the check and the timing use.
 
-    Also what is timed: zeros would draw less power and run faster on a GPU.
+    Zeros would draw less power and run faster on a GPU.
     """
     import torch
 
-    for begin in range(0, len(buffer), _PIECE):
-        place = slice(begin, min(begin + _PIECE, len(buffer)))
-        buffer[place].copy_(torch.from_numpy(numbers_at(job.dtype, job.ranks, rank, place)))
+    for begin in range(0, len(buffer), _PIECE_ELEMENTS):
+        place = slice(begin, min(begin + _PIECE_ELEMENTS, len(buffer)))
+        buffer[place].copy_(torch.from_numpy(make_numbers(job.dtype, job.ranks, rank, place)))
 
 
-def check_data(
+def check_result(
     job: MeasurementJob,
-    status: at.Status,
+    status: rank_status.Status,
     schedule: Schedule,
     start: Any,
     work: Any,
@@ -36,9 +44,9 @@ def check_data(
 ) -> None:
     """Run a schedule once on known whole numbers; compare this rank's result bit by bit.
 
-    Every chunk must be what NumPy makes of the same rounds; and where sums are wanted, what this
-    rank must hold is also what the library's all_reduce says. Large buffers are compared in
-    samples (`moves.windows`).
+    Every chunk must equal NumPy's result of the same rounds. For collectives that sum, the chunks
+    that this rank must hold are also compared with the library's all_reduce. Large buffers are
+    compared in samples (`make_windows`).
 
     Parameters
     ----------
@@ -55,37 +63,39 @@ def check_data(
     Raises
     ------
     DataMismatch
-        Names rank, chunk, found and wanted.
+        Names rank, chunk, the number found and the number expected.
     """
     import torch.distributed as dist
 
-    rank, count = status.rank, elements(schedule)
+    rank, count = status.rank, count_elements(schedule)
     work[:count].copy_(start[:count])
     status.item(schedule.nbytes, 0, 0)
     call()
     total = None
-    if schedule.collective in SUMS:
+    if schedule.collective in SUM_COLLECTIVES:
         total = start[:count].clone()
         status.item(schedule.nbytes, 1, 0)
-        status.step(at.LIBRARY)
+        status.step(rank_status.LIBRARY)
         dist.all_reduce(total)
-    chunks = held(schedule, rank)
-    for window, wanted in expected(schedule, job.dtype):
-        status.step(at.PREPARE)  # comparing takes its time too
-        like, part = wanted[rank], places(schedule, window)
-        found = whole_numbers(work, part, like)
-        compare(schedule, rank, found, like, window=window)
+    chunks = expected_chunks(schedule, rank)
+    for window, numbers in compute_expected(schedule, job.dtype):
+        status.step(rank_status.PREPARE)  # comparing takes its time too
+        expected, slices = numbers[rank], window_slices(schedule, window)
+        actual = read_whole_numbers(work, slices, expected)
+        compare(schedule, rank, actual, expected, window=window)
         if total is not None:
-            said = whole_numbers(total, part, like)
-            by = "the library's all_reduce"
-            compare(schedule, rank, found, said, window=window, chunks=chunks, by=by)
+            from_library = read_whole_numbers(total, slices, expected)
+            source = "the library's all_reduce"
+            compare(
+                schedule, rank, actual, from_library, window=window, chunks=chunks, source=source
+            )
 
 
-def whole_numbers(tensor: Any, part: list[slice], like: Array) -> Array:
-    """A tensor's whole numbers at some places, as an array of the type that NumPy computed with."""
+def read_whole_numbers(tensor: Any, slices: list[slice], like: Array) -> Array:
+    """A tensor's whole numbers in some slices, as an array of the type of `like`."""
     import torch
 
-    taken = torch.cat([tensor[place] for place in part])
-    numbers = taken.double() if taken.is_floating_point() else taken
+    elements = torch.cat([tensor[place] for place in slices])
+    numbers = elements.double() if elements.is_floating_point() else elements
     array: Array = numbers.cpu().numpy().astype(like.dtype)
     return array

@@ -1,4 +1,4 @@
-"""What a measurement was made on: processor, memory, load, versions. No names of hosts or files."""
+"""The machine of a measurement: CPU, memory, load, versions; no names of hosts or files."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ from perfmodel.units import format_bytes
 
 
 def describe_machine() -> dict[str, str]:
-    """The machine by name: cpu, cores, memory, os, load (1, 5 and 15 minutes, before the run).
+    """Describe cpu, cores, memory, os, load before the run (1, 5 and 15 minutes), and `nice`.
 
-    And the priority, `nice`, where it is not the usual one.
+    `nice`, the priority, is left out if it is zero.
     """
-    found = {"cpu": _cpu(), "cores": str(_cores()), "os": f"{platform.system()} {_release()}"}
-    memory = _memory_bytes()
+    machine = {
+        "cpu": _read_cpu_name(),
+        "cores": str(_count_cores()),
+        "os": f"{platform.system()} {_read_release()}",
+    }
+    memory = _read_memory_bytes()
     if memory is not None:
-        found["memory"] = format_bytes(memory)
-    nice = _nice()
+        machine["memory"] = format_bytes(memory)
+    nice = _read_nice()
     if nice:
-        found["nice"] = str(nice)
-    load = load_now()
-    return found | ({"load": load} if load else {})
+        machine["nice"] = str(nice)
+    load = read_load()
+    return machine | ({"load": load} if load else {})
 
 
-def _nice() -> int:
+def _read_nice() -> int:
     try:
         return os.nice(0)
     except (AttributeError, OSError):
         return 0
 
 
-def load_now() -> str:
-    """Load averages of 1, 5 and 15 minutes; empty where the system keeps none."""
+def read_load() -> str:
+    """Load averages of 1, 5 and 15 minutes; empty if the system has none."""
     try:
         return " ".join(f"{value:.2f}" for value in os.getloadavg())
     except (AttributeError, OSError):
@@ -44,16 +48,16 @@ def load_now() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
-    """Processor time used since the machine and this process started; seconds."""
+class CpuTime:
+    """CPU time used by the whole machine and by this process, and when it was read; seconds."""
 
     all_s: float
-    ours_s: float
-    at_s: float
+    own_s: float
+    read_at_s: float
 
 
-def busy_now() -> Busy | None:
-    """How busy the processors have been; None where the system does not say (no /proc)."""
+def read_cpu_time() -> CpuTime | None:
+    """Read the CPU time used so far; None if the system does not report it (no /proc)."""
     try:
         user, nice, system = Path("/proc/stat").read_text(encoding="utf-8").split()[1:4]
         ticks = (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -61,32 +65,32 @@ def busy_now() -> Busy | None:
         return None
     ours = os.times()
     used = ours.user + ours.system + ours.children_user + ours.children_system
-    return Busy(ticks, used, time.monotonic())
+    return CpuTime(ticks, used, time.monotonic())
 
 
-def other_work(before: Busy | None, cores: int) -> str:
-    """Share of the cores that others kept busy since `before`, ended children counted as ours."""
-    after = busy_now()
-    if before is None or after is None or after.at_s <= before.at_s:
+def describe_other_load(before: CpuTime | None, cores: int) -> str:
+    """Share of the cores that other processes used since `before`; empty if not known."""
+    after = read_cpu_time()
+    if before is None or after is None or after.read_at_s <= before.read_at_s:
         return ""
-    others_s = (after.all_s - before.all_s) - (after.ours_s - before.ours_s)
-    share = others_s / ((after.at_s - before.at_s) * cores)
+    others_s = (after.all_s - before.all_s) - (after.own_s - before.own_s)
+    share = others_s / ((after.read_at_s - before.read_at_s) * cores)
     return f"{100 * min(1.0, max(0.0, share)):.0f} % of the cores"
 
 
 def describe_versions() -> dict[str, str]:
-    """Versions of Python, torch and NumPy; found without importing them."""
-    found = {"python": platform.python_version()}
+    """Versions of Python, torch and NumPy, without importing them."""
+    versions = {"python": platform.python_version()}
     for name in ("torch", "numpy"):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-def _cpu() -> str:
-    """Marketing name of the processor, with family and model, which tell generations apart."""
+def _read_cpu_name() -> str:
+    """Marketing name of the CPU, with family and model, which distinguish generations."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -99,7 +103,7 @@ def _cpu() -> str:
     return name
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     """Cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
@@ -107,12 +111,12 @@ def _cores() -> int:
         return os.cpu_count() or 1
 
 
-def _release() -> str:
-    """Version of the kernel without the builder's own suffix."""
+def _read_release() -> str:
+    """Version of the kernel without the distributor's suffix."""
     return platform.release().split("-")[0] + f" {platform.machine()}"
 
 
-def _memory_bytes() -> int | None:
+def _read_memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

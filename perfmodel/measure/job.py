@@ -1,4 +1,4 @@
-"""What is to be measured, and whether it can be: algorithm, sizes, backend."""
+"""A measurement job: algorithm, sizes, backend, and checks that it can be run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ Backend = Literal["gloo", "nccl", "device"]
 ITEM_BYTES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8,
 }  # fmt: skip
-"""Data types that both NumPy's check and the libraries can add, and their bytes per element."""
+"""Bytes per element of the data types that both NumPy's check and the libraries can add."""
 
-SUMS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-"""Collectives whose result the library's all_reduce knows too."""
+SUM_COLLECTIVES = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+"""Collectives whose result can be compared with the library's all_reduce."""
 
-PARTED = frozenset({"reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"})
-"""Collectives that deal in one part per rank; the library wants those parts alike."""
-
+PARTED_COLLECTIVES = frozenset({"reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"})
+"""Collectives of one part per rank; the library requires parts of equal size."""
 
 TIMEOUTS_S = (0.1, 7 * 86400.0)
-"""Shortest and longest time-out: a stalled scheduler is no hang, and nobody waits for weeks."""
+"""Shortest and longest time-out; shorter ones would take a stalled scheduler for a hang."""
 
 LARGEST_BYTES = 1 << 50
-"""Far beyond any memory, and far below where whole numbers of 64 bits would overflow."""
+"""Larger than any memory, and small enough that integers of 64 bits do not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +46,19 @@ class MeasurementJob:
     algorithm, collective : str
     ranks : int
     sizes : tuple of int
-        Bytes, as nccl-tests counts them; each is measured as `size_measured` says.
+        Bytes, as nccl-tests counts them; each is measured as `measured_size` says.
     dtype : str
         A key of `ITEM_BYTES`.
     budget_s : float
-        Time to spend on repeats, all sizes together; seconds.
+        Time for all repeats of all sizes; seconds.
     repeats : int, optional
-        How often each size is repeated; default: as the budget allows.
+        Repeats of each size; default: as many as the budget allows.
     timeout_s : float
-        A run in which no rank advances for this long is ended; seconds.
+        A run in which no rank advances for this long is killed; seconds.
     topology : str, optional
         Name of the template that describes this machine.
     command : str
-        The command line that asks for this job, to be recorded; empty: asked from Python.
+        The command line of this job, to be recorded; empty if it was made from Python.
     """
 
     backend: Backend
@@ -80,17 +79,14 @@ class MeasurementJob:
         return ITEM_BYTES[self.dtype]
 
 
-def size_measured(job: MeasurementJob, nbytes: int) -> int:
-    """The size that stands for `nbytes`: whole elements, and like parts where there are parts.
-
-    Rounded down, but never to nothing.
-    """
-    unit = job.itemsize * (job.ranks if job.collective in PARTED else 1)
+def measured_size(job: MeasurementJob, nbytes: int) -> int:
+    """Round a size down to whole elements and equal parts, but not to zero; bytes."""
+    unit = job.itemsize * (job.ranks if job.collective in PARTED_COLLECTIVES else 1)
     return max(1, nbytes // unit) * unit
 
 
-def schedules(job: MeasurementJob) -> dict[int, Schedule]:
-    """The schedule of each size, by bytes.
+def make_schedules(job: MeasurementJob) -> dict[int, Schedule]:
+    """Make the schedule of each size, by bytes.
 
     Raises
     ------
@@ -99,20 +95,20 @@ def schedules(job: MeasurementJob) -> dict[int, Schedule]:
     ScheduleError
         An algorithm that needs switches that reduce.
     """
-    faults = list(_faults(job))
+    faults = list(_find_faults(job))
     if faults:
         raise InputError(faults)
-    sizes = sorted({size_measured(job, nbytes) for nbytes in job.sizes})
-    made = {nbytes: make_schedule(job, nbytes) for nbytes in sizes}
-    if any(schedule.switches for schedule in made.values()):
+    sizes = sorted({measured_size(job, nbytes) for nbytes in job.sizes})
+    by_size = {nbytes: make_schedule(job, nbytes) for nbytes in sizes}
+    if any(schedule.switches for schedule in by_size.values()):
         raise ScheduleError(
-            f"{job.algorithm} needs a switch that reduces, which no process can stand in for: "
+            f"{job.algorithm} needs a switch that reduces, which no process can replace: "
             "it can be simulated, but not measured"
         )
-    return made
+    return by_size
 
 
-def _faults(job: MeasurementJob) -> Iterator[Fault]:
+def _find_faults(job: MeasurementJob) -> Iterator[Fault]:
     if job.dtype not in ITEM_BYTES:
         yield Fault("--dtype", repr(job.dtype), allowed_names(ITEM_BYTES, job.dtype))
     if job.ranks < 2:
@@ -132,7 +128,7 @@ def _faults(job: MeasurementJob) -> Iterator[Fault]:
 
 
 def make_schedule(job: MeasurementJob, nbytes: int) -> Schedule:
-    """The schedule of one size, its elements those of the job.
+    """Make the schedule of one size, with the job's bytes per element.
 
     Raises
     ------
@@ -143,11 +139,11 @@ def make_schedule(job: MeasurementJob, nbytes: int) -> Schedule:
     """
     from perfmodel.collectives import catalog
 
-    made = catalog.make(job.collective, job.algorithm, job.ranks, nbytes, itemsize=job.itemsize)
-    return replace(made, itemsize=job.itemsize)  # a plain send counts bytes
+    schedule = catalog.make(job.collective, job.algorithm, job.ranks, nbytes, itemsize=job.itemsize)
+    return replace(schedule, itemsize=job.itemsize)  # a plain send counts bytes
 
 
-def torch_or_say() -> None:
+def require_torch() -> None:
     """Make sure that torch can be imported, without importing it.
 
     Raises
@@ -161,7 +157,7 @@ def torch_or_say() -> None:
         )
 
 
-def devices_or_say(backend: Backend, needed: int) -> ModuleType:
+def require_devices(backend: Backend, needed: int) -> ModuleType:
     """Make sure that there are CUDA devices, and return torch.
 
     Raises
@@ -169,18 +165,18 @@ def devices_or_say(backend: Backend, needed: int) -> ModuleType:
     ExecutorUnavailable
         There are fewer than `needed`.
     """
-    torch_or_say()
+    require_torch()
     import torch
 
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found == 0:
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if available == 0:
         raise ExecutorUnavailable(
             f"no CUDA device for backend {backend} (torch {torch.__version__}); "
             "on a machine without GPUs measure with --backend gloo"
         )
-    if found < needed:
+    if available < needed:
         raise ExecutorUnavailable(
-            f"backend {backend} needs a CUDA device for each of {needed} ranks, found {found}; "
+            f"backend {backend} needs a CUDA device for each of {needed} ranks, found {available}; "
             "--backend device runs several ranks on one"
         )
     module: ModuleType = torch

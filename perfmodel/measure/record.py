@@ -1,4 +1,4 @@
-"""What a measurement writes down: a file with rows, and everything needed to judge them."""
+"""The file of a measurement: its rows, and the job, machine and versions behind them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, read_text, validate_document, write_atomically
 
-What = Literal[
+MeasurementKind = Literal[
     "schedule",  # our schedule's rounds, executed send by send
     "library",  # the library's own collective, in the same run
     "copy", "reduce", "launch", "synchronize", "host_to_device", "device_to_host", "peer_copy",
@@ -25,7 +25,7 @@ What = Literal[
 Time = Annotated[float, Field(gt=0)]
 
 
-def _iso(text: str) -> str:
+def _check_iso(text: str) -> str:
     try:
         dt.datetime.fromisoformat(text)
     except ValueError:
@@ -33,13 +33,13 @@ def _iso(text: str) -> str:
     return text
 
 
-class Row(FileModel):
+class MeasurementRow(FileModel):
     """One setting, measured many times; times in seconds, sizes in bytes.
 
-    `setting` tells rows of one kind and size apart ("pinned", "gpu0 -> gpu1", "8 blocks").
+    `setting` distinguishes rows of one kind and size ("pinned", "gpu0 -> gpu1", "8 blocks").
     """
 
-    what: What
+    what: MeasurementKind
     nbytes: Annotated[int, Field(ge=0)]
     setting: str = ""
     repeats: Annotated[int, Field(ge=1)]
@@ -51,7 +51,7 @@ class Row(FileModel):
     p90_s: Time
 
     @model_validator(mode="after")
-    def _in_order(self) -> Row:
+    def _check_order(self) -> MeasurementRow:
         times = (self.min_s, self.p10_s, self.p25_s, self.median_s, self.p75_s, self.p90_s)
         if list(times) != sorted(times):
             raise ValueError("times that do not fall from min_s to p90_s")
@@ -62,9 +62,9 @@ class Measurement(FileModel):
     """A measurement file.
 
     `machine` and `versions` are free text by name ("cpu", "cores", "gpu", "load" / "torch",
-    "python", "nccl"). `topology` names the template that describes the machine, null where nobody
-    said; `hosts` counts the machines that the ranks were on, null in files from before it was
-    recorded. `command` makes the same run again; empty where Python asked for it.
+    "python", "nccl"). `topology` names the template that describes the machine, null if none was
+    given; `hosts` counts the machines that the ranks were on, null in files from before it was
+    recorded. `command` repeats the run; empty if it was started from Python.
     """
 
     perfmodel: Literal[1] = 1
@@ -74,7 +74,7 @@ class Measurement(FileModel):
     algorithm: str
     ranks: Annotated[int, Field(ge=1)]
     itemsize: Annotated[int, Field(ge=1)] = 4
-    started: Annotated[str, AfterValidator(_iso)]
+    started: Annotated[str, AfterValidator(_check_iso)]
     seconds: Annotated[float, Field(ge=0)]
     command: str
     machine: dict[str, str]
@@ -82,12 +82,12 @@ class Measurement(FileModel):
     topology: str | None = None
     hosts: Annotated[int, Field(ge=1)] | None = None
     note: str = ""
-    rows: tuple[Row, ...]
+    rows: tuple[MeasurementRow, ...]
 
-    def times(self, what: What, setting: str = "") -> tuple[tuple[int, float], ...]:
+    def times(self, kind: MeasurementKind, setting: str = "") -> tuple[tuple[int, float], ...]:
         """(nbytes, median seconds) of one kind of row, by size."""
-        found = [r for r in self.rows if r.what == what and (not setting or r.setting == setting)]
-        return tuple(sorted((row.nbytes, row.median_s) for row in found))
+        rows = [r for r in self.rows if r.what == kind and (not setting or r.setting == setting)]
+        return tuple(sorted((row.nbytes, row.median_s) for row in rows))
 
 
 def write_measurement(measurement: Measurement, path: Path) -> None:
@@ -116,21 +116,23 @@ def read_measurement(path: Path) -> Measurement:
     return validate_document(Measurement, document, str(path))
 
 
-def quantiles(times_s: Sequence[float]) -> dict[str, float]:
-    """The fields of a `Row` that summarise repeated times; seconds."""
+def compute_quantiles(times_s: Sequence[float]) -> dict[str, float]:
+    """The fields of a `MeasurementRow` that summarise repeated times; seconds."""
     ordered = sorted(times_s)
 
     def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        low = int(place)
+        position = share * (len(ordered) - 1)
+        low = int(position)
         high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+        return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
-    named = {"p10_s": 0.1, "p25_s": 0.25, "median_s": 0.5, "p75_s": 0.75, "p90_s": 0.9}
-    return {"min_s": ordered[0]} | {name: at(share) for name, share in named.items()}
+    shares = {"p10_s": 0.1, "p25_s": 0.25, "median_s": 0.5, "p75_s": 0.75, "p90_s": 0.9}
+    return {"min_s": ordered[0]} | {name: at(share) for name, share in shares.items()}
 
 
-def row_of(what: What, nbytes: int, times_s: Sequence[float], setting: str = "") -> Row:
+def summarise_times(
+    kind: MeasurementKind, nbytes: int, times_s: Sequence[float], setting: str = ""
+) -> MeasurementRow:
     """One setting's repeated times, summarised; seconds."""
-    known = {"what": what, "nbytes": nbytes, "setting": setting, "repeats": len(times_s)}
-    return Row.model_validate(known | quantiles(times_s))
+    fields = {"what": kind, "nbytes": nbytes, "setting": setting, "repeats": len(times_s)}
+    return MeasurementRow.model_validate(fields | compute_quantiles(times_s))

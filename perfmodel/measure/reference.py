@@ -1,8 +1,8 @@
-"""Rounds of a schedule as moves between buffers, and NumPy's answer to what they leave behind.
+"""Reference execution of a schedule: its rounds as moves between buffers, run on NumPy arrays.
 
-A schedule moves chunks as they are, so element k of a chunk only ever meets element k of others. A
-`Window` takes the same few elements out of every chunk: what NumPy makes of them is what it would
-make of them within whole buffers, and nobody has to hold the whole buffers of all ranks.
+Element k of a chunk is only ever combined with element k of other chunks. A `Window` takes the same
+few elements of every chunk: NumPy's result for them equals that within whole buffers, so the whole
+buffers of all ranks need not be held.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from perfmodel.errors import DataMismatch
 Array = NDArray[np.integer]
 
 WINDOW_ELEMENTS = 1 << 21
-"""Elements of all ranks together in one window: 16 MiB of the widest type, at a few copies."""
+"""Elements of all ranks together in one window: 16 MiB of the widest type, in a few copies."""
 
 MOST_WINDOWS = 32
-"""Of one schedule. Larger buffers are compared in so many samples of each chunk, not whole."""
+"""Most windows of one schedule: larger buffers are compared in that many samples of each chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,54 +54,55 @@ class Window:
     end: int
 
 
-def moves(schedule: Schedule, window: Window | None = None) -> list[list[Move]]:
-    """The moves of each round, in the order in which both ends post them; empty ones left out.
+def make_moves(schedule: Schedule, window: Window | None = None) -> list[list[Move]]:
+    """Make the moves of each round, in the order in which both ends post them; no empty ones.
 
-    A rank's buffer holds its copies of all chunks, or of the window's part of them, one after the
-    other.
+    A rank's buffer holds its copies of all chunks, or of the window's part of them, in order.
     """
     bounds = _bounds(schedule, window)
-    return [_of_round(part, bounds) for part in schedule.rounds()]
+    return [_make_round_moves(round_, bounds) for round_ in schedule.rounds()]
 
 
-def elements(schedule: Schedule) -> int:
+def count_elements(schedule: Schedule) -> int:
     """Elements of a rank's buffer."""
     return int(_bounds(schedule, None)[-1])
 
 
-def windows(schedule: Schedule) -> list[Window]:
-    """Windows that cover every chunk; or samples from its first to its last element.
+def make_windows(schedule: Schedule) -> list[Window]:
+    """Make windows that cover every chunk, or sample it from its first to its last element.
 
     At most `MOST_WINDOWS`, of about `WINDOW_ELEMENTS` each.
     """
     longest = int(np.diff(_bounds(schedule, None)).max())
     width = max(1, WINDOW_ELEMENTS // (schedule.ranks * len(schedule.chunk_bytes)))
     if longest <= width * MOST_WINDOWS:
-        return [Window(at, min(at + width, longest)) for at in range(0, max(longest, 1), width)]
+        return [
+            Window(begin, min(begin + width, longest)) for begin in range(0, max(longest, 1), width)
+        ]
     begins = np.linspace(0, longest - width, MOST_WINDOWS).astype(int).tolist()
-    return [Window(at, at + width) for at in begins]
+    return [Window(begin, begin + width) for begin in begins]
 
 
-def whole(schedule: Schedule) -> bool:
-    """Whether `windows` leave nothing out."""
-    found = windows(schedule)
-    return all(a.end >= b.begin for a, b in itertools.pairwise(found))
+def covers_all_elements(schedule: Schedule) -> bool:
+    """Whether the windows of `make_windows` cover every chunk."""
+    windows = make_windows(schedule)
+    return all(a.end >= b.begin for a, b in itertools.pairwise(windows))
 
 
-def sampling_note(made: Sequence[Schedule]) -> str:
-    """Which sizes were too large to compare whole; empty if none."""
-    sampled = [schedule.nbytes for schedule in made if not whole(schedule)]
+def describe_sampling(schedules: Sequence[Schedule]) -> str:
+    """Describe which sizes were compared in samples; empty if none."""
+    sampled = [schedule.nbytes for schedule in schedules if not covers_all_elements(schedule)]
     if not sampled:
         return ""
     return f"From {min(sampled)} bytes data were compared in {MOST_WINDOWS} samples of each chunk."
 
 
-def places(schedule: Schedule, window: Window) -> list[slice]:
-    """Where the window's part of each chunk stands in a rank's buffer."""
+def window_slices(schedule: Schedule, window: Window) -> list[slice]:
+    """The window's part of each chunk, as slices of a rank's buffer."""
     ends = _bounds(schedule, None)
     sizes = np.diff(_bounds(schedule, window))
     begins = np.minimum(ends[:-1] + window.begin, ends[1:])
-    return [slice(int(at), int(at + size)) for at, size in zip(begins, sizes, strict=True)]
+    return [slice(int(begin), int(begin + size)) for begin, size in zip(begins, sizes, strict=True)]
 
 
 def _bounds(schedule: Schedule, window: Window | None) -> NDArray[np.int64]:
@@ -113,28 +114,28 @@ def _bounds(schedule: Schedule, window: Window | None) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _of_round(part: Round, bounds: NDArray[np.int64]) -> list[Move]:
-    columns = (part.src, part.dst, part.src_chunk, part.dst_chunk, part.reduce)
-    found = []
+def _make_round_moves(round_: Round, bounds: NDArray[np.int64]) -> list[Move]:
+    columns = (round_.src, round_.dst, round_.src_chunk, round_.dst_chunk, round_.reduce)
+    moves = []
     for src, dst, read, write, reduce in zip(*(c.tolist() for c in columns), strict=True):
         source = slice(int(bounds[read]), int(bounds[read + 1]))
         target = slice(int(bounds[write]), int(bounds[write + 1]))
         if source.stop > source.start:
-            found.append(Move(src, dst, source, target, bool(reduce)))
-    return found
+            moves.append(Move(src, dst, source, target, bool(reduce)))
+    return moves
 
 
 # ---------------------------------------------------------------- numbers to move
 
 
-def numbers_at(dtype: str, ranks: int, rank: int, place: slice) -> Array:
-    """A rank's whole numbers at a place of its buffer; every rank can say those of every other.
+def make_numbers(dtype: str, ranks: int, rank: int, place: slice) -> Array:
+    """Make a rank's whole numbers in a slice of its buffer, the same in every process.
 
-    Integers use their whole range and wrap around alike everywhere. Floating-point numbers are
-    whole and small enough that every partial sum is exact, so that == is the right comparison.
+    Integers use their whole range and wrap around in the same way everywhere. Floating-point
+    numbers are whole and so small that every partial sum is exact, so they are compared with ==.
     """
-    count = np.arange(place.start, place.stop, dtype=np.uint64)
-    mixed = _mixed(count + (np.uint64(rank) << np.uint64(48)))
+    index = np.arange(place.start, place.stop, dtype=np.uint64)
+    mixed = _mix_bits(index + (np.uint64(rank) << np.uint64(48)))
     if dtype in {"int32", "int64"}:
         return mixed.astype(dtype)
     # 8 and 11 bits of significand: whole numbers are exact up to 2^8 and 2^11.
@@ -143,7 +144,7 @@ def numbers_at(dtype: str, ranks: int, rank: int, place: slice) -> Array:
     return (mixed % np.uint64(2 * most + 1)).astype(np.int32) - np.int32(most)
 
 
-def _mixed(count: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix_bits(count: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Random bits of a counter: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014, figure 16)."""
     bits = (count + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -152,28 +153,28 @@ def _mixed(count: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-def starting_data(schedule: Schedule, dtype: str, window: Window) -> list[Array]:
-    """Every rank's numbers in a window, before the first round."""
-    at = places(schedule, window)
+def make_starting_data(schedule: Schedule, dtype: str, window: Window) -> list[Array]:
+    """Make every rank's numbers in a window before the first round."""
+    at = window_slices(schedule, window)
     return [
-        np.concatenate([numbers_at(dtype, schedule.ranks, rank, place) for place in at])
+        np.concatenate([make_numbers(dtype, schedule.ranks, rank, place) for place in at])
         for rank in range(schedule.ranks)
     ]
 
 
-def expected(schedule: Schedule, dtype: str) -> Iterator[tuple[Window, list[Array]]]:
-    """What NumPy makes of the rounds, window after window: the numbers of every rank."""
-    for window in windows(schedule):
-        data = starting_data(schedule, dtype, window)
-        execute(moves(schedule, window), data)
+def compute_expected(schedule: Schedule, dtype: str) -> Iterator[tuple[Window, list[Array]]]:
+    """Compute by NumPy every rank's numbers after the last round, window by window."""
+    for window in make_windows(schedule):
+        data = make_starting_data(schedule, dtype, window)
+        execute_moves(make_moves(schedule, window), data)
         yield window, data
 
 
-def execute(rounds: Sequence[Sequence[Move]], buffers: list[Array]) -> None:
-    """Run rounds on NumPy arrays, in place: what every other executor must reproduce."""
-    for part in rounds:
-        carried = [buffers[move.src][move.read].copy() for move in part]
-        for move, data in zip(part, carried, strict=True):
+def execute_moves(rounds: Sequence[Sequence[Move]], buffers: list[Array]) -> None:
+    """Run rounds on NumPy arrays, in place: the reference for all other executors."""
+    for moves in rounds:
+        copies = [buffers[move.src][move.read].copy() for move in moves]
+        for move, data in zip(moves, copies, strict=True):
             if move.reduce:
                 buffers[move.dst][move.write] += data
             else:
@@ -183,8 +184,8 @@ def execute(rounds: Sequence[Sequence[Move]], buffers: list[Array]) -> None:
 # ---------------------------------------------------------------- compared
 
 
-def held(schedule: Schedule, rank: int) -> list[int]:
-    """Chunks of which something is expected of a rank at the end."""
+def expected_chunks(schedule: Schedule, rank: int) -> list[int]:
+    """Chunks that a rank must hold at the end."""
     chunks = range(len(schedule.chunk_bytes))
     return [chunk for chunk in chunks if must_hold(schedule, rank, chunk)]
 
@@ -192,40 +193,40 @@ def held(schedule: Schedule, rank: int) -> list[int]:
 def compare(
     schedule: Schedule,
     rank: int,
-    found: Array,
-    wanted: Array,
+    actual: Array,
+    expected: Array,
     *,
     window: Window | None = None,
     chunks: Sequence[int] | None = None,
-    by: str = "NumPy",
+    source: str = "NumPy",
 ) -> None:
-    """Compare what a rank holds with what it should; bit by bit, chunk after chunk.
+    """Compare a rank's numbers with the expected ones, bit by bit, chunk by chunk.
 
     Parameters
     ----------
     schedule : Schedule
     rank : int
-    found, wanted : ndarray of int, shape (elements of the window,)
+    actual, expected : ndarray of int, shape (elements of the window,)
     window : Window, optional
         Which elements these are; default: all.
     chunks : sequence of int, optional
         Which chunks; default: all.
-    by : str
-        Who says what is wanted.
+    source : str
+        Origin of the expected numbers.
 
     Raises
     ------
     DataMismatch
-        Names rank, chunk, element, found and wanted.
+        Names rank, chunk, element, the number found and the number expected.
     """
     bounds, first = _bounds(schedule, window), window.begin if window else 0
     for chunk in range(len(schedule.chunk_bytes)) if chunks is None else chunks:
-        part = slice(int(bounds[chunk]), int(bounds[chunk + 1]))
-        wrong = np.flatnonzero(found[part] != wanted[part])
+        place = slice(int(bounds[chunk]), int(bounds[chunk + 1]))
+        wrong = np.flatnonzero(actual[place] != expected[place])
         if len(wrong):
-            at = int(wrong[0])
+            index = int(wrong[0])
             raise DataMismatch(
                 f"{schedule.algorithm} {schedule.collective} of {schedule.nbytes} bytes on "
-                f"{schedule.ranks} ranks: rank {rank}, chunk {chunk}, element {first + at}: "
-                f"found {found[part][at]}, wanted {wanted[part][at]} (by {by})"
+                f"{schedule.ranks} ranks: rank {rank}, chunk {chunk}, element {first + index}: "
+                f"found {actual[place][index]}, wanted {expected[place][index]} (by {source})"
             )

@@ -1,4 +1,4 @@
-"""From a job to a measurement: the one function that the command calls."""
+"""Run a measurement job: check, execute on its backend, record."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import Fault, InputError, MeasurementError, PerfmodelError
 from perfmodel.measure.environment import (
-    busy_now,
     describe_machine,
+    describe_other_load,
     describe_versions,
-    load_now,
-    other_work,
+    read_cpu_time,
+    read_load,
 )
-from perfmodel.measure.job import MeasurementJob, devices_or_say, schedules, torch_or_say
-from perfmodel.measure.memory_check import room_or_say
-from perfmodel.measure.processes import status as at
-from perfmodel.measure.record import Measurement, Row
+from perfmodel.measure.job import MeasurementJob, make_schedules, require_devices, require_torch
+from perfmodel.measure.memory_check import require_memory
+from perfmodel.measure.processes import status as rank_status
+from perfmodel.measure.record import Measurement, MeasurementRow
 
 Progress = Callable[[int, int], None]
 
@@ -31,36 +31,41 @@ def measure(job: MeasurementJob, progress: Progress | None = None) -> Measuremen
     ----------
     job : MeasurementJob
     progress : callable, optional
-        Called with how many of how many repeats are done.
+        Called with the number of repeats done and their total.
 
     Returns
     -------
     Measurement or None
-        None on the other ranks of a group that somebody else (torchrun) has started.
+        None on all ranks but 0 of a group that torchrun has started.
 
     Raises
     ------
     InputError, ScheduleError
-        The job cannot be done.
+        The job is not valid.
     ExecutorUnavailable
         torch or a device is missing.
     DataMismatch
-        The data came out wrong; nothing was timed.
+        The result is wrong; nothing was timed.
     MeasurementError
         A rank died or hung.
     """
-    made = list(schedules(job).values())  # a wrong request is said before a missing library
-    torch_or_say()
+    schedules = list(
+        make_schedules(job).values()
+    )  # an invalid job is reported before a missing library
+    require_torch()
     started = dt.datetime.now(dt.UTC)
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     machine, versions = describe_machine(), describe_versions()
-    before = busy_now()
-    found = _execute(job, made, progress, machine, versions)
-    if found is None:
+    cpu_before = read_cpu_time()
+    outcome = _run_backend(job, schedules, progress, machine, versions)
+    if outcome is None:
         return None
-    rows, note = found
-    late = {"load_after": load_now(), "other_work": other_work(before, int(machine["cores"]))}
-    machine |= {name: said for name, said in late.items() if said}
+    rows, note = outcome
+    after = {
+        "load_after": read_load(),
+        "other_work": describe_other_load(cpu_before, int(machine["cores"])),
+    }
+    machine |= {name: text for name, text in after.items() if text}
     return Measurement(
         backend=job.backend,
         collective=job.collective,
@@ -68,29 +73,29 @@ def measure(job: MeasurementJob, progress: Progress | None = None) -> Measuremen
         ranks=job.ranks,
         itemsize=job.itemsize,
         started=started.isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - began_s, 1),
-        command=_launcher() + job.command if job.command else "",
+        seconds=round(time.monotonic() - start_s, 1),
+        command=_torchrun_command() + job.command if job.command else "",
         machine=machine,
         versions=versions,
         topology=job.topology,
-        hosts=hosts(),
+        hosts=count_hosts(),
         note=note,
         rows=tuple(rows),
     )
 
 
-def _execute(
+def _run_backend(
     job: MeasurementJob,
-    made: Sequence[Schedule],
+    schedules: Sequence[Schedule],
     progress: Progress | None,
     machine: dict[str, str],
     versions: dict[str, str],
-) -> tuple[list[Row], str] | None:
+) -> tuple[list[MeasurementRow], str] | None:
     if job.backend == "device":
         from perfmodel.measure.gpu.backend import describe_gpu, measure_device
 
-        torch = devices_or_say(job.backend, 1)
-        room_or_say(job, made, torch)
+        torch = require_devices(job.backend, 1)
+        require_memory(job, schedules, torch)
         machine |= describe_gpu(torch)
         versions |= {"cuda": str(torch.version.cuda)}
         return measure_device(job, torch, "cuda", progress)
@@ -98,60 +103,62 @@ def _execute(
         from perfmodel.measure.gpu.backend import describe_gpu
 
         local = int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
-        torch = devices_or_say(job.backend, local)
-        room_or_say(job, made, torch)
+        torch = require_devices(job.backend, local)
+        require_memory(job, schedules, torch)
         versions |= {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
         machine |= describe_gpu(torch)
     else:
-        room_or_say(job, made)
+        require_memory(job, schedules)
     if under_torchrun():
-        return _in_group(job, progress)
-    from perfmodel.measure.processes.launcher import measure_with_processes
+        return _run_as_group_member(job, progress)
+    from perfmodel.measure.processes.launcher import run_processes
 
-    return measure_with_processes(job, progress)
+    return run_processes(job, progress)
 
 
 def under_torchrun() -> bool:
-    """Whether somebody else has started the ranks, and this process is one of them."""
+    """Whether torchrun, or another launcher, has started this process as one of the ranks."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def hosts() -> int | None:
-    """How many machines the ranks are on; None where who started them does not say."""
+def count_hosts() -> int | None:
+    """Number of machines that the ranks are on; None if the launcher does not state it."""
     if not under_torchrun():
         return 1
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-    return -(-int(os.environ["WORLD_SIZE"]) // here) if here > 0 else None
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    return -(-int(os.environ["WORLD_SIZE"]) // local_ranks) if local_ranks > 0 else None
 
 
-def _launcher() -> str:
-    """What stands before the command where torchrun starts the ranks."""
-    if not under_torchrun() or hosts() is None:
+def _torchrun_command() -> str:
+    """The launcher's part of the command line; empty without torchrun."""
+    if not under_torchrun() or count_hosts() is None:
         return ""
-    here = os.environ["LOCAL_WORLD_SIZE"]
-    return f"torchrun --nnodes {hosts()} --nproc-per-node {here} --no-python "
+    local_ranks = os.environ["LOCAL_WORLD_SIZE"]
+    return f"torchrun --nnodes {count_hosts()} --nproc-per-node {local_ranks} --no-python "
 
 
-def _in_group(job: MeasurementJob, progress: Progress | None) -> tuple[list[Row], str] | None:
-    """Be one rank of a group that somebody else has started."""
+def _run_as_group_member(
+    job: MeasurementJob, progress: Progress | None
+) -> tuple[list[MeasurementRow], str] | None:
+    """Run this process's rank of a group that torchrun has started."""
     import torch.distributed as dist
 
-    from perfmodel.measure.processes.launcher import join
+    from perfmodel.measure.processes.launcher import join_group
     from perfmodel.measure.processes.worker import measure_rank
 
     size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if size != job.ranks:
         raise InputError(Fault("--ranks", str(job.ranks), f"{size}, as WORLD_SIZE says"))
-    status = at.new_status(rank, size)
+    status = rank_status.make_private_status(rank, size)
     if progress is not None and rank == 0:
         status.listener = progress
     try:
-        join(job, status, None)
-        found = measure_rank(job, status, shared_clock=hosts() == 1)
+        join_group(job, status, None)
+        outcome = measure_rank(job, status, shared_clock=count_hosts() == 1)
         dist.destroy_process_group()
     except PerfmodelError:
         raise
-    except Exception as error:  # noqa: BLE001  (libraries raise what they like)
+    except Exception as error:  # noqa: BLE001  (libraries raise exceptions of any type)
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise MeasurementError(f"rank {rank} failed while {status}: {lines[0]}") from None
-    return found if rank == 0 else None
+    return outcome if rank == 0 else None

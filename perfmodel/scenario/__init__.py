@@ -1,18 +1,12 @@
-"""What the user asks: one scenario per file, its shape validated; names are resolved in study."""
+"""The scenario file: its sections, their validation, `load_scenario`; no names are resolved."""
 
+from perfmodel.files.money import Money
 from perfmodel.scenario.load import changed, load_scenario, question_of
 from perfmodel.scenario.model import ClusterSize, Scenario, batch_per_gpu, scenario_digest, sizes
 from perfmodel.scenario.sections.base import (
-    ClusterSection,
-    ComputeSection,
-    FabricSection,
-    LibrarySection,
-    MixedSection,
-    ModelSection,
     Placement,
-    ScaleSection,
-    TrainingSection,
 )
+from perfmodel.scenario.sections.cluster import ClusterSection, FabricSection, MixedSection
 from perfmodel.scenario.sections.events import (
     DegradeEvent,
     DownEvent,
@@ -23,7 +17,7 @@ from perfmodel.scenario.sections.events import (
     SlowEvent,
     TrafficEvent,
 )
-from perfmodel.scenario.sections.money import Money
+from perfmodel.scenario.sections.library import LibrarySection
 from perfmodel.scenario.sections.plan import (
     CandidateSection,
     FailureSection,
@@ -39,8 +33,14 @@ from perfmodel.scenario.sections.strategy import (
     StrategySection,
 )
 from perfmodel.scenario.sections.sweep import SweepSection
+from perfmodel.scenario.sections.training import (
+    ComputeSection,
+    ModelSection,
+    ScaleSection,
+    TrainingSection,
+)
 from perfmodel.scenario.sections.what_if import WhatIf
-from perfmodel.scenario.source_map import Origin
+from perfmodel.scenario.source_map import SourceMap
 
 __all__ = [
     "CandidateSection",
@@ -60,7 +60,6 @@ __all__ = [
     "MixedSection",
     "ModelSection",
     "Money",
-    "Origin",
     "OtherJob",
     "Placement",
     "PlanSection",
@@ -69,6 +68,7 @@ __all__ = [
     "ScaleSection",
     "Scenario",
     "SlowEvent",
+    "SourceMap",
     "StrategySection",
     "SweepSection",
     "TargetSection",

@@ -15,7 +15,7 @@ from perfmodel.files import find_file, plain, read_text, read_yaml, validate_doc
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario.model import Scenario
 from perfmodel.scenario.rules import broken_rules
-from perfmodel.scenario.source_map import Origin, line_map
+from perfmodel.scenario.source_map import SourceMap, line_map
 
 _OVERRIDE = re.compile(r"(?P<field>[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)=(?P<value>.*)", re.DOTALL)
 
@@ -38,12 +38,12 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     path = find_file(str(name_or_path), "scenarios", field="SCENARIO")
     document = read_yaml(path)
     if not isinstance(document, Mapping):
-        found = f"a {'list' if isinstance(document, list) else type(document).__name__}"
-        raise InputError(Fault("document", found, "the fields of a scenario", str(path), 1))
+        type_text = f"a {'list' if isinstance(document, list) else type(document).__name__}"
+        raise InputError(Fault("document", type_text, "the fields of a scenario", str(path), 1))
     faults: list[Fault] = []
     content = copy.deepcopy(plain(document))
-    flags = tuple(_override(content, text, faults) for text in overrides)
-    origin = Origin(
+    flags = tuple(_apply_override(content, text, faults) for text in overrides)
+    origin = SourceMap(
         name=path.stem,
         question=question_of(read_text(path)),
         file=str(path),
@@ -55,19 +55,21 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
         faults.append(
             Fault("question", "no comment", "a first line '# <the question>?'", str(path), 1)
         )
-    return _checked(content, origin, faults)
+    return _validate_content(content, origin, faults)
 
 
-def _checked(content: Mapping[str, Any], origin: Origin, faults: Sequence[Fault]) -> Scenario:
-    """Make a scenario of its plain values, or raise all faults at once."""
-    found = list(faults)
+def _validate_content(
+    content: Mapping[str, Any], origin: SourceMap, faults: Sequence[Fault]
+) -> Scenario:
+    """Make a scenario from plain values, or raise all faults at once."""
+    all_faults = list(faults)
     try:
         scenario = validate_document(Scenario, content)
     except InputError as error:
-        found += [_placed(fault, origin) for fault in error.faults]
-    found += broken_rules(content, origin)
-    if found:
-        raise InputError(sorted(dict.fromkeys(found), key=lambda f: f.line or 0))
+        all_faults += [_locate_fault(fault, origin) for fault in error.faults]
+    all_faults += broken_rules(content, origin)
+    if all_faults:
+        raise InputError(sorted(dict.fromkeys(all_faults), key=lambda f: f.line or 0))
     return scenario.with_origin(origin)
 
 
@@ -78,58 +80,58 @@ def changed(
     lines: Mapping[str, int] = MappingProxyType({}),
     flags: Sequence[str] = (),
 ) -> Scenario:
-    """Return a scenario with other values in some fields, checked as a file is.
+    """Return a scenario with other values in some fields, validated like a file.
 
     Parameters
     ----------
     scenario : Scenario
         As it was loaded.
     changes : mapping of str to object
-        Dotted fields, as for ``--set``, and their values as they would stand in the file (sizes,
-        rates and times with units); None takes a field out.
+        Dotted fields, as for ``--set``, and their values as written in a file (sizes, rates and
+        times with units); None removes a field.
     lines : mapping of str to int
-        Where in the file the new values stand, by field.
+        Line of the new values in the file, by field.
     flags : sequence of str
-        Which of the fields a flag gave.
+        The fields that a flag gave.
 
     Raises
     ------
     InputError
         With every fault.
     ValueError
-        The scenario is not as it was loaded; a file no longer says what it is.
+        The scenario is not as it was loaded, so its file no longer describes it.
 
     Examples
     --------
-    >>> here = load_scenario("bucket-size-slow-ethernet")
-    >>> changed(here, {"strategy.bucket_cap": "50 MiB"}).strategy.bucket_cap
+    >>> scenario = load_scenario("bucket-size-slow-ethernet")
+    >>> changed(scenario, {"strategy.bucket_cap": "50 MiB"}).strategy.bucket_cap
     52428800.0
     """
-    return _checked(*changed_content(scenario, changes, lines, flags))
+    return _validate_content(*changed_content(scenario, changes, lines, flags))
 
 
 def changed_content(
     scenario: Scenario, changes: Mapping[str, Any], lines: Mapping[str, int], flags: Sequence[str]
-) -> tuple[dict[str, Any], Origin, list[Fault]]:
+) -> tuple[dict[str, Any], SourceMap, list[Fault]]:
     """As `changed`, before the new values are checked."""
     origin = scenario.origin
     content = copy.deepcopy(dict(origin.content))
     faults: list[Fault] = []
     for field, value in changes.items():
-        _replace(content, field, value, faults)
+        _replace_field(content, field, value, faults)
 
-    def gone(place: str) -> bool:
+    def is_changed(place: str) -> bool:
         return any(place == field or place.startswith(f"{field}.") for field in changes)
 
-    kept = {place: line for place, line in origin.lines.items() if not gone(place)}
-    still = [flag for flag in origin.flags if not gone(flag)]
-    moved = replace(
+    lines_left = {place: line for place, line in origin.lines.items() if not is_changed(place)}
+    flags_left = [flag for flag in origin.flags if not is_changed(flag)]
+    source = replace(
         origin,
         content=content,
-        lines={**kept, **lines},
-        flags=tuple(dict.fromkeys([*still, *flags])),
+        lines={**lines_left, **lines},
+        flags=tuple(dict.fromkeys([*flags_left, *flags])),
     )
-    return content, moved, faults
+    return content, source, faults
 
 
 def question_of(text: str) -> str:
@@ -148,13 +150,13 @@ def question_of(text: str) -> str:
     return ""
 
 
-def _placed(fault: Fault, origin: Origin) -> Fault:
+def _locate_fault(fault: Fault, origin: SourceMap) -> Fault:
     placed = origin.fault(fault.field, fault.found, fault.allowed)
     return replace(placed, line=placed.line or (1 if placed.file else None))
 
 
-def _override(content: dict[str, Any], text: str, faults: list[Fault]) -> str | None:
-    """Replace one field in place; the field's name, or None after adding a fault."""
+def _apply_override(content: dict[str, Any], text: str, faults: list[Fault]) -> str | None:
+    """Replace one field in place; return its name, or None after adding a fault."""
     match = _OVERRIDE.fullmatch(text)
     if match is None:
         faults.append(
@@ -167,20 +169,22 @@ def _override(content: dict[str, Any], text: str, faults: list[Fault]) -> str | 
         flag = f"--set {match['field']}"
         faults += [replace(fault, field=flag, line=None) for fault in error.faults]
         return None
-    return match["field"] if _replace(content, match["field"], value, faults) else None
+    return match["field"] if _replace_field(content, match["field"], value, faults) else None
 
 
-def _replace(content: dict[str, Any], field: str, value: object, faults: list[Fault]) -> bool:
-    """Replace one field in place; whether it could be done, else a fault is added."""
+def _replace_field(content: dict[str, Any], field: str, value: object, faults: list[Fault]) -> bool:
+    """Replace one field in place; return False after adding a fault."""
     *sections, last = field.split(".")
-    here: Any = content
+    section_content: Any = content
     for depth, section in enumerate(sections):
-        if here.get(section) is None:
-            here[section] = {}
-        here = here[section]
-        if not isinstance(here, dict):
+        if section_content.get(section) is None:
+            section_content[section] = {}
+        section_content = section_content[section]
+        if not isinstance(section_content, dict):
             inside = ".".join(sections[: depth + 1])
-            faults.append(Fault(f"--set {field}", f"{inside} = {here!r}", "a field of a section"))
+            faults.append(
+                Fault(f"--set {field}", f"{inside} = {section_content!r}", "a field of a section")
+            )
             return False
-    here[last] = value
+    section_content[last] = value
     return True

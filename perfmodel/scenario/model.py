@@ -13,25 +13,25 @@ from pydantic import Field, PrivateAttr
 
 from perfmodel.errors import InputError
 from perfmodel.files import FileModel
-from perfmodel.scenario.sections.base import (
-    ClusterSection,
-    ComputeSection,
-    LibrarySection,
-    ModelSection,
-    Name,
-    ScaleSection,
-    TrainingSection,
-)
+from perfmodel.scenario.sections.base import Name
+from perfmodel.scenario.sections.cluster import ClusterSection
 from perfmodel.scenario.sections.events import EventSection, OtherJob
+from perfmodel.scenario.sections.library import LibrarySection
 from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.sections.strategy import DdpStrategy, StrategySection
 from perfmodel.scenario.sections.sweep import SweepSection
+from perfmodel.scenario.sections.training import (
+    ComputeSection,
+    ModelSection,
+    ScaleSection,
+    TrainingSection,
+)
 from perfmodel.scenario.sections.what_if import WhatIf
-from perfmodel.scenario.source_map import Origin
+from perfmodel.scenario.source_map import SourceMap
 
 
 class Scenario(FileModel):
-    """One question: this model, this strategy, this hardware. Its shape only; names stay names."""
+    """A training job: its model, strategy and hardware, by name, and what to compute of it."""
 
     perfmodel: Literal[1] = Field(description="version of this file format")
     model: ModelSection
@@ -60,10 +60,10 @@ class Scenario(FileModel):
     fidelity: Literal["flow", "message"] = "flow"
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
 
-    _origin: Origin = PrivateAttr(default_factory=Origin)
+    _origin: SourceMap = PrivateAttr(default_factory=SourceMap)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> SourceMap:
         """File, lines and flags that it came from."""
         return self._origin
 
@@ -90,8 +90,8 @@ class Scenario(FileModel):
         """Return an error about a dotted field that names its file and line, or its flag."""
         return InputError(self._origin.fault(field, found, allowed))
 
-    def with_origin(self, origin: Origin) -> Scenario:
-        """Return the same scenario, said to come from `origin`."""
+    def with_origin(self, origin: SourceMap) -> Scenario:
+        """Return the same scenario with another source map."""
         copy = self.model_copy()
         copy._origin = origin
         return copy
@@ -107,7 +107,7 @@ class ClusterSize:
 
 
 def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
-    """Sizes to study by growing number of GPUs; the last one is asked about.
+    """Cluster sizes by growing number of GPUs; the last one is the main size of the scenario.
 
     Parameters
     ----------
@@ -120,29 +120,31 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
         More GPUs than the node or the cluster has, or a size that leaves a node half used.
     """
     cluster, scale, origin = scenario.cluster, scenario.scale, scenario.origin
-    each = cluster.gpus_per_node or gpus_in_node
-    if each > gpus_in_node:
+    per_node = cluster.gpus_per_node or gpus_in_node
+    if per_node > gpus_in_node:
         raise scenario.fault(
-            "cluster.gpus_per_node", str(each), f"at most {gpus_in_node}, as {cluster.node} has"
+            "cluster.gpus_per_node", str(per_node), f"at most {gpus_in_node}, as {cluster.node} has"
         )
     if scale is None:
-        return (ClusterSize(each * cluster.nodes, cluster.nodes, each),)
+        return (ClusterSize(per_node * cluster.nodes, cluster.nodes, per_node),)
     if scale.nodes is not None:
-        return tuple(ClusterSize(each * nodes, nodes, each) for nodes in scale.nodes)
-    wanted = scale.gpus or ()
-    most = each * cluster.nodes
+        return tuple(ClusterSize(per_node * nodes, nodes, per_node) for nodes in scale.nodes)
+    gpu_counts = scale.gpus or ()
+    total = per_node * cluster.nodes
     faults = [
-        origin.fault(f"scale.gpus.{i}", str(gpus), _allowed_gpus(each, most))
-        for i, gpus in enumerate(wanted)
-        if gpus > most or (gpus > each and gpus % each)
+        origin.fault(f"scale.gpus.{i}", str(gpus), _allowed_gpus(per_node, total))
+        for i, gpus in enumerate(gpu_counts)
+        if gpus > total or (gpus > per_node and gpus % per_node)
     ]
     if faults:
         raise InputError(faults)
-    return tuple(ClusterSize(gpus, max(1, gpus // each), min(gpus, each)) for gpus in wanted)
+    return tuple(
+        ClusterSize(gpus, max(1, gpus // per_node), min(gpus, per_node)) for gpus in gpu_counts
+    )
 
 
-def _allowed_gpus(each: int, most: int) -> str:
-    return f"1 to {each}, or whole nodes of {each} up to the {most} GPUs of this cluster"
+def _allowed_gpus(per_node: int, total: int) -> str:
+    return f"1 to {per_node}, or whole nodes of {per_node} up to the {total} GPUs of this cluster"
 
 
 def batch_per_gpu(scenario: Scenario, gpus: int) -> int:
@@ -156,16 +158,16 @@ def batch_per_gpu(scenario: Scenario, gpus: int) -> int:
     training = scenario.training
     if training.batch_per_gpu is not None:
         return training.batch_per_gpu
-    total, parts = training.global_batch or 0, gpus * scenario.accumulate
-    if total % parts:
+    total, micro_batches = training.global_batch or 0, gpus * scenario.accumulate
+    if total % micro_batches:
         raise scenario.fault(
             "training.global_batch", str(total), divisible_by((gpus,), scenario.accumulate)
         )
-    return total // parts
+    return total // micro_batches
 
 
 def divisible_by(sizes: Sequence[int], steps: int) -> str:
-    """Phrase: a multiple of the micro-batches of a step at every size.
+    """Phrase for a fault: a multiple of the micro-batches of a step at every size.
 
     Examples
     --------
@@ -177,24 +179,23 @@ def divisible_by(sizes: Sequence[int], steps: int) -> str:
     return f"a multiple of {math.lcm(*sizes) * steps} (to split over {over} GPUs{micro})"
 
 
-NOT_ASKED = frozenset({"sweep", "plan"})
-"""Sections that do not change the answer of `run`."""
+_NOT_IN_DIGEST = frozenset({"sweep", "plan"})
+"""Sections that do not change the result of `run`."""
 
-
-LATER_WORDS = ("workers", "host_step")
-"""Words of `library` that came later: scenarios without them keep their digests."""
+_LATER_LIBRARY_FIELDS = ("workers", "host_step")
+"""Newer fields of `library`: scenarios without them keep their digests."""
 
 
 def scenario_digest(scenario: Scenario) -> str:
-    """SHA-256 of the canonical JSON of what is asked; comments, order and file do not matter.
+    """SHA-256 of the canonical JSON of the fields that `run` reads.
 
-    Files that it names are not part of it, nor are sections that other commands than `run` read.
+    Comments, order and file name do not change it; files that the scenario names are not part.
     """
-    asked = scenario.model_dump(mode="json", exclude=set(NOT_ASKED))
+    content = scenario.model_dump(mode="json", exclude=set(_NOT_IN_DIGEST))
     if scenario.what_if is None or not scenario.what_if.changes:
-        del asked["what_if"]
-    for name in LATER_WORDS:
-        if asked["library"][name] is None:
-            del asked["library"][name]
-    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+        del content["what_if"]
+    for name in _LATER_LIBRARY_FIELDS:
+        if content["library"][name] is None:
+            del content["library"][name]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -13,75 +13,73 @@ from pydantic import TypeAdapter, ValidationError
 
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.scenario.model import Scenario, divisible_by
-from perfmodel.scenario.sections.base import (
-    ClusterSection,
+from perfmodel.scenario.sections.cluster import ClusterSection
+from perfmodel.scenario.sections.events import EventSection, OtherJob
+from perfmodel.scenario.sections.plan import PlanSection
+from perfmodel.scenario.sections.strategy import StrategySection
+from perfmodel.scenario.sections.training import (
     ComputeSection,
     ModelSection,
     ScaleSection,
     TrainingSection,
 )
-from perfmodel.scenario.sections.events import EventSection, OtherJob
-from perfmodel.scenario.sections.plan import PlanSection
-from perfmodel.scenario.sections.strategy import StrategySection
-from perfmodel.scenario.source_map import Origin
+from perfmodel.scenario.source_map import SourceMap
 
 
 def plan_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
-    """Faults between the parts of a plan: field within it, what was found, what is allowed."""
+    """Find faults between the parts of a plan: field within it, what was found, what is allowed."""
     currency = plan.paid_in
     for field, money in plan.money.items():
         if money.currency != currency:
-            found = f"{money.amount:g} {money.currency}"
-            yield field, found, f"{currency}, as everywhere in this plan: nothing is converted"
+            price = f"{money.amount:g} {money.currency}"
+            yield field, price, f"{currency}, as everywhere in this plan: nothing is converted"
     if plan.budget is not None and not plan.budget.amount:
         yield "budget", f"0 {currency}", "more than zero"
     names = [candidate.name for candidate in plan.candidates]
-    yield from _twice("candidates", names)
-    yield from _twice("upgrades", [upgrade.name for upgrade in plan.upgrades])
-    yield from _of_candidates(plan)
-    for at, upgrade in enumerate(plan.upgrades):
-        yield from _of_plan(f"upgrades.{at}.set", upgrade.set, ("plan.failures.",))
-        for place, name in enumerate(upgrade.candidates or ()):
+    yield from _repeated_names("candidates", names)
+    yield from _repeated_names("upgrades", [upgrade.name for upgrade in plan.upgrades])
+    yield from _candidate_faults(plan)
+    for index, upgrade in enumerate(plan.upgrades):
+        yield from _change_faults(f"upgrades.{index}.set", upgrade.set, ("plan.failures.",))
+        for position, name in enumerate(upgrade.candidates or ()):
             if name not in names:
-                yield f"upgrades.{at}.candidates.{place}", repr(name), allowed_names(names, name)
+                field = f"upgrades.{index}.candidates.{position}"
+                yield field, repr(name), allowed_names(names, name)
 
 
-def _of_candidates(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
-    for at, candidate in enumerate(plan.candidates):
+def _candidate_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
+    for index, candidate in enumerate(plan.candidates):
         if candidate.fabric is None and candidate.nodes[-1] > 1:
             nodes = candidate.nodes[-1]
             allowed = f"the network between the {nodes} nodes, such as 'rail-optimised'"
-            yield f"candidates.{at}.fabric", "nothing", allowed
+            yield f"candidates.{index}.fabric", "nothing", allowed
         if candidate.mtbf_per_node is not None and plan.failures is None:
-            yield f"candidates.{at}.mtbf_per_node", "no 'failures'", "'failures' beside it"
-        yield from _of_plan(f"candidates.{at}.set", candidate.set or {}, ())
+            yield f"candidates.{index}.mtbf_per_node", "no 'failures'", "'failures' beside it"
+        yield from _change_faults(f"candidates.{index}.set", candidate.set or {}, ())
 
 
 _HARDWARE = {"cluster"} | {f"cluster.{n}" for n in ("node", "nodes", "gpus_per_node", "mixed")}
-"""What the price, power and memory of a candidate stand for."""
+"""Fields that a candidate gives itself, together with their price and power."""
 
 
-def _of_plan(
+def _change_faults(
     field: str, changes: Mapping[str, Any], allowed: tuple[str, ...]
 ) -> Iterator[tuple[str, str, str]]:
-    """Fields that cannot be set for one candidate: the question's, and what a candidate is."""
+    """Find changes that no candidate may make: to its hardware, or outside the training step."""
     for name in changes:
         if name in _HARDWARE:
-            what = "a field of the candidate itself"
-            yield f"{field}.{name}", what, "one of a step; hardware is a candidate, with its price"
-        if name.partition(".")[0] in {"plan", "sweep", "perfmodel"} and not name.startswith(
-            allowed
-        ):
-            which = (
-                "a field of the question, or of plan.failures" if allowed else "one of the question"
-            )
-            yield f"{field}.{name}", "a field that is none of a training step", which
+            expected = "a field of a training step; other hardware is another candidate"
+            yield f"{field}.{name}", "a field of the candidate itself", expected
+        section = name.partition(".")[0]
+        if section in {"plan", "sweep", "perfmodel"} and not name.startswith(allowed):
+            expected = "a field of a training step" + (", or of plan.failures" if allowed else "")
+            yield f"{field}.{name}", f"a field of {section!r}", expected
 
 
-def _twice(kind: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            yield f"{kind}.{at}.name", repr(name), f"a name that no other of the {kind} has"
+def _repeated_names(kind: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield f"{kind}.{index}.name", repr(name), f"a name that no other of the {kind} has"
 
 
 _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
@@ -97,8 +95,8 @@ _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
 }
 
 
-def broken_rules(content: Mapping[str, Any], origin: Origin) -> list[Fault]:
-    """Faults between sections; a section that is itself faulty is left out.
+def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
+    """Find faults between sections; sections that are faulty themselves are skipped.
 
     Parameters
     ----------
@@ -119,16 +117,16 @@ def broken_rules(content: Mapping[str, Any], origin: Origin) -> list[Fault]:
     return faults
 
 
-def _files_exist(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _files_exist(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     for section, key in (("model", "file"), ("compute", "times")):
         value = getattr(parts.get(section), key, None)
         if value is not None and not origin.resolve(f"{section}.{key}", value).is_file():
             path: Path = origin.resolve(f"{section}.{key}", value)
-            why = "which is a folder" if path.is_dir() else "and there is no such file"
-            yield origin.fault(f"{section}.{key}", f"{str(path)!r}, {why}", "a readable file")
+            problem = "which is a folder" if path.is_dir() else "and there is no such file"
+            yield origin.fault(f"{section}.{key}", f"{str(path)!r}, {problem}", "a readable file")
 
 
-def _sizes_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster, scale = parts.get("cluster"), parts.get("scale")
     if cluster is None or scale is None:
         return
@@ -136,36 +134,36 @@ def _sizes_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
         if nodes > cluster.nodes:
             allowed = f"at most {cluster.nodes}, the nodes of this cluster"
             yield origin.fault(f"scale.nodes.{i}", str(nodes), allowed)
-    most = cluster.nodes * (cluster.gpus_per_node or 0)
+    gpus_in_all = cluster.nodes * (cluster.gpus_per_node or 0)
     for i, gpus in enumerate(scale.gpus or ()):
-        if most and gpus > most:
-            allowed = f"at most {most}, the GPUs of this cluster"
+        if gpus_in_all and gpus > gpus_in_all:
+            allowed = f"at most {gpus_in_all}, the GPUs of this cluster"
             yield origin.fault(f"scale.gpus.{i}", str(gpus), allowed)
 
 
-def _batch_divides(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _batch_divides(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     training, scale, cluster = (parts.get(name) for name in ("training", "scale", "cluster"))
     if training is None or training.global_batch is None:
         return
-    each = None if cluster is None else cluster.gpus_per_node
+    per_node = None if cluster is None else cluster.gpus_per_node
     if scale is not None:
-        counts = scale.gpus or tuple(nodes * each for nodes in scale.nodes or () if each)
+        counts = scale.gpus or tuple(nodes * per_node for nodes in scale.nodes or () if per_node)
     else:
-        counts = (cluster.nodes * each,) if cluster and each else ()
+        counts = (cluster.nodes * per_node,) if cluster and per_node else ()
     steps = getattr(parts.get("strategy"), "accumulate", 1)
     if any(training.global_batch % (gpus * steps) for gpus in counts):
         allowed = divisible_by(counts, steps)
         yield origin.fault("training.global_batch", str(training.global_batch), allowed)
 
 
-def _one_node_only(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _one_node_only(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster, strategy = parts.get("cluster"), parts.get("strategy")
     if cluster and cluster.nodes > 1 and strategy and strategy.one_node_only:
         allowed = f"1 with strategy.kind: {strategy.kind}, which drives the GPUs of one node"
         yield origin.fault("cluster.nodes", str(cluster.nodes), allowed)
 
 
-def _network_given(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.fabric is not None:
         return
@@ -176,11 +174,11 @@ def _network_given(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
 
 
 def _nodes_needed(parts: Mapping[str, Any]) -> int:
-    """Nodes of this job and of all jobs beside it."""
+    """Nodes of this job and of all other jobs."""
     return int(parts["cluster"].nodes + sum(job.nodes for job in parts.get("jobs", ())))
 
 
-def _jobs_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _jobs_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.pool is None or cluster.pool >= _nodes_needed(parts):
         return
@@ -189,46 +187,46 @@ def _jobs_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
     yield origin.fault("cluster.pool", str(cluster.pool), f"at least {needed}, for this job{jobs}")
 
 
-def _jobs_are_told_apart(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
-    seen: set[str] = set()
+def _job_names_differ(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    names: set[str] = set()
     for i, job in enumerate(parts.get("jobs", ())):
-        if job.name is not None and job.name in seen:
+        if job.name is not None and job.name in names:
             yield origin.fault(f"jobs.{i}.name", repr(job.name), "a name that no other job has")
-        seen.add(job.name)
+        names.add(job.name)
 
 
-def _events_fit(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
-    """Nodes and ranks that events name, as far as the file alone says how many there are."""
+def _events_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Check nodes and ranks that events name, as far as the file alone gives their number."""
     cluster = parts.get("cluster")
     if cluster is None:
         return
-    each = cluster.gpus_per_node
-    limits = {"nodes": cluster.nodes, "ranks": cluster.nodes * each if each else None}
-    taken: set[int] = set()
+    per_node = cluster.gpus_per_node
+    limits = {"nodes": cluster.nodes, "ranks": cluster.nodes * per_node if per_node else None}
+    mixed_nodes: set[int] = set()
     named = [(f"events.{i}.slow", event.slow) for i, event in enumerate(parts.get("events", ()))]
     named += [(f"cluster.mixed.{i}", mixed) for i, mixed in enumerate(cluster.mixed)]
-    for where, what in named:
+    for path, section in named:
         for field, limit in limits.items():
-            for at, number in enumerate(getattr(what, field, None) or ()):
+            for index, number in enumerate(getattr(section, field, None) or ()):
                 if limit is not None and number >= limit:
                     allowed = f"0 to {limit - 1}, the {field} of this job"
-                    yield origin.fault(f"{where}.{field}.{at}", str(number), allowed)
+                    yield origin.fault(f"{path}.{field}.{index}", str(number), allowed)
     for i, mixed in enumerate(cluster.mixed):
-        for at, number in enumerate(mixed.nodes):
-            if number in taken:
+        for index, number in enumerate(mixed.nodes):
+            if number in mixed_nodes:
                 yield origin.fault(
-                    f"cluster.mixed.{i}.nodes.{at}", str(number), "each node once at most"
+                    f"cluster.mixed.{i}.nodes.{index}", str(number), "each node once at most"
                 )
-            taken.add(number)
+            mixed_nodes.add(number)
 
 
-def _plan_is_sound(parts: Mapping[str, Any], origin: Origin) -> Iterator[Fault]:
+def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     plan = parts.get("plan")
-    for field, found, allowed in () if plan is None else plan_faults(plan):
-        yield origin.fault(f"plan.{field}", found, allowed)
+    for field, text, allowed in () if plan is None else plan_faults(plan):
+        yield origin.fault(f"plan.{field}", text, allowed)
 
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given, _jobs_fit,
-    _jobs_are_told_apart, _events_fit, _plan_is_sound,
+    _job_names_differ, _events_fit, _plan_is_valid,
 )  # fmt: skip

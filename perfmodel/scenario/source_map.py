@@ -1,4 +1,4 @@
-"""Where each field of a scenario was written, so that later faults can point at it."""
+"""File and line of each field of a scenario, for faults that are found later."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from perfmodel.errors import Fault
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The file a scenario came from.
+class SourceMap:
+    """The file of a scenario, and the line of each field in it.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Origin:
     flags : tuple of str
         Dotted fields that ``--set`` gave.
     content : mapping
-        What stands in the file, with the flags applied, as plain values.
+        The file's plain values, with the flags applied.
     """
 
     name: str = "scenario"
@@ -39,9 +39,9 @@ class Origin:
     content: Mapping[str, Any] = field(default_factory=dict)
 
     def locate(self, path: str) -> tuple[str | None, int | None]:
-        """File and line of a dotted field, or of the nearest section around it that has one.
+        """File and line of a dotted field, or of the nearest enclosing section with a line.
 
-        A field that a flag gave has neither.
+        Both are None for a field that a flag gave.
         """
         if self.from_flag(path):
             return None, None
@@ -59,16 +59,16 @@ class Origin:
         return Fault(f"--set {path}" if self.from_flag(path) else path, found, allowed, file, line)
 
     def resolve(self, path: str, value: str) -> Path:
-        """Return a path written in a field; relative to the file, or to here if a flag gave it."""
-        given = Path(os.path.expanduser(value))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
+        """Return the path in a field, relative to the file unless a flag gave it."""
+        written = Path(os.path.expanduser(value))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
         if self.file is None or self.from_flag(path):
-            return given
-        return Path(self.file).parent / given
+            return written
+        return Path(self.file).parent / written
 
     def beside(self, path: str, value: str) -> str:
-        """Return a file that a field may name and that stands beside this one, or the name."""
-        near = self.resolve(path, value)
-        return str(near) if os.path.isfile(near) else value  # noqa: PTH113  (never raises)
+        """Return the path of a file named in a field if it exists, else the name as written."""
+        candidate = self.resolve(path, value)
+        return str(candidate) if os.path.isfile(candidate) else value  # noqa: PTH113  (never raises)
 
 
 def line_map(document: Any, prefix: str = "") -> dict[str, int]:

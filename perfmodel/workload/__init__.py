@@ -1,4 +1,4 @@
-"""What is trained: parameters, layers and compute time."""
+"""The trained model: parameters, layers, memory and compute time; see `load_workload`."""
 
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.readers.layer_times import times_from_file

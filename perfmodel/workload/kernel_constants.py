@@ -21,7 +21,7 @@ class OptimizerKind:
 
 @dataclass(frozen=True, slots=True)
 class KernelConstants:
-    """What the roofline assumes of kernels on every GPU; the file states each source.
+    """Assumptions of the roofline about kernels on every GPU; the file states each source.
 
     Parameters
     ----------
@@ -82,8 +82,3 @@ def kernel_constants() -> KernelConstants:
         },
         elements_per_launch=int(data["elements_per_launch"]),
     )
-
-
-def optimizer_names() -> tuple[str, ...]:
-    """Names of the optimizers whose cost is known."""
-    return tuple(kernel_constants().optimizers)

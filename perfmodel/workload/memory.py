@@ -1,7 +1,4 @@
-"""Bytes on the device besides parameters and gradients: activations and optimizer state.
-
-And the memory traffic of an optimizer step, which follows from its state.
-"""
+"""Device memory of activations and optimizer state, and the traffic of an optimizer step."""
 
 from __future__ import annotations
 
@@ -67,7 +64,8 @@ def optimizer_state_bytes(workload: Workload, optimizer: str) -> int:
     """
     states = kernel_constants().optimizer(optimizer).state_tensors
     return sum(
-        tensor.numel * STATE_BYTES * (states + _has_master(tensor)) for tensor in _trained(workload)
+        tensor.numel * STATE_BYTES * (states + _has_master_weights(tensor))
+        for tensor in _trained_tensors(workload)
     )
 
 
@@ -79,19 +77,19 @@ def optimizer_bytes(workload: Workload, optimizer: str) -> int:
     master weights read and written.
     """
     states = kernel_constants().optimizer(optimizer).state_tensors
-    return sum(tensor.numel * _step_bytes(tensor, states) for tensor in _trained(workload))
+    return sum(tensor.numel * _step_bytes(tensor, states) for tensor in _trained_tensors(workload))
 
 
 def _step_bytes(tensor: ParameterTensor, states: int) -> int:
     """Bytes that a step moves per element of one tensor."""
     own = ITEM_BYTES[tensor.dtype]
-    weight = 2 * STATE_BYTES + own if _has_master(tensor) else 2 * own
+    weight = 2 * STATE_BYTES + own if _has_master_weights(tensor) else 2 * own
     return own + weight + 2 * STATE_BYTES * states
 
 
-def _trained(workload: Workload) -> list[ParameterTensor]:
+def _trained_tensors(workload: Workload) -> list[ParameterTensor]:
     return [workload.tensors[index] for index in workload.ready_order]
 
 
-def _has_master(tensor: ParameterTensor) -> bool:
+def _has_master_weights(tensor: ParameterTensor) -> bool:
     return ITEM_BYTES[tensor.dtype] < STATE_BYTES

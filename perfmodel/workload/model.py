@@ -1,4 +1,4 @@
-"""What is trained: the parameter tensors of a model and the work of each of its layers."""
+"""A model: its parameter tensors and the work of each of its layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ITEM_BYTES: Mapping[str, int] = {
 """Bytes per element of each dtype (tf32 is stored as fp32)."""
 
 LayerKind = Literal["linear", "conv", "attention"]
-"""Families of matrix kernels that differ in what they reach and copy."""
+"""Families of matrix kernels with different efficiencies and operand copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Layer:
     kernels : int
         Kernels launched by forward.
     kind : {"linear", "conv", "attention"}
-        Of its matrix kernels: they differ in what they reach and copy.
+        Family of its matrix kernels.
     score_elements : float
         Elements of the attention scores (heads x s x s), per sample: memory traffic and saved
         activations where attention is not fused into one kernel.

@@ -1,7 +1,7 @@
 """Compute time of each layer from the datasheet: the roofline with measured efficiencies.
 
 A matrix kernel of F operations and Q bytes needs c = F / (eta P) of compute and m = Q / (eta_m B)
-of memory, which overlap in part: it takes (c^p + m^p)^(1/p) plus a fixed ramp t0
+of memory, which overlap partly: it takes (c^p + m^p)^(1/p) plus a fixed ramp t0
 (`Gpu.kernel_overhead_s`). With the ramp the efficiency of a product saturates with its size:
 c + t0 is an efficiency of eta F / (F + eta P t0), the shape of LLMCompass's A100 matrix products
 (github.com/PrincetonUniversity/LLMCompass, figure 5). Element-wise kernels take Q / (eta_m B)
@@ -37,8 +37,8 @@ TENSOR_CORE_PRECISIONS = frozenset({"tf32", "fp16", "bf16", "fp8"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """What every layer of one prediction shares; bytes are of one element."""
+class _Roofline:
+    """Rates and settings of one prediction, the same for all layers; bytes are per element."""
 
     constants: KernelConstants
     matmul_flops: float
@@ -103,10 +103,10 @@ def layer_times(
     Raises
     ------
     InputError
-        A model without work, an unknown optimizer, a precision that the GPU has not, a batch or
-        efficiency out of range.
+        A model without work, an unknown optimizer, a precision that the GPU does not have, a batch
+        or an efficiency out of range.
     """
-    _check(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
+    _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
     gpu = replace(
         gpu,
         matmul_efficiency={
@@ -115,7 +115,7 @@ def layer_times(
         },
         memory_efficiency=memory_efficiency or gpu.memory_efficiency,
     )
-    run = _run(
+    roofline = _make_roofline(
         gpu,
         batch,
         precision,
@@ -123,18 +123,18 @@ def layer_times(
         channels_last=channels_last,
         fused_attention=fused_attention,
     )
-    costs = [_cost(layer, run, first=i == 0) for i, layer in enumerate(workload.layers)]
+    costs = [_layer_cost(layer, roofline, first=i == 0) for i, layer in enumerate(workload.layers)]
     launches = optimizer_launches(workload, optimizer)
-    moved = optimizer_bytes(workload, optimizer)
+    optimizer_traffic = optimizer_bytes(workload, optimizer)
     return LayerTimes(
         forward_s=np.array([cost.forward_s for cost in costs]),
         backward_s=np.array([cost.backward_s for cost in costs]),
         forward_kernels=np.array([cost.forward_kernels for cost in costs], dtype=np.int64),
         backward_kernels=np.array([cost.backward_kernels for cost in costs], dtype=np.int64),
         launch_s=gpu.launch_s,
-        optimizer_s=moved / run.traffic_Bps + launches * gpu.kernel_overhead_s,
+        optimizer_s=optimizer_traffic / roofline.traffic_Bps + launches * gpu.kernel_overhead_s,
         optimizer_kernels=launches,
-        copy_Bps=run.traffic_Bps / 2,
+        copy_Bps=roofline.traffic_Bps / 2,
         activation_bytes=activation_bytes(
             workload, batch, precision, fused_attention=fused_attention
         ),
@@ -142,7 +142,7 @@ def layer_times(
     )
 
 
-def _run(
+def _make_roofline(
     gpu: Gpu,
     batch: int,
     precision: str,
@@ -150,9 +150,9 @@ def _run(
     casts: bool,
     channels_last: bool,
     fused_attention: bool,
-) -> _Run:
+) -> _Roofline:
     fp32 = gpu.peak_flops.get("fp32", 0.0) * gpu.matmul_efficiency.get("fp32", 0.0)
-    return _Run(
+    return _Roofline(
         constants=kernel_constants(),
         matmul_flops=gpu.peak_flops[precision] * gpu.matmul_efficiency[precision],
         plain_conv_flops=fp32 if precision == "tf32" else 0.0,
@@ -168,7 +168,7 @@ def _run(
 
 
 def optimizer_launches(workload: Workload, optimizer: str) -> int:
-    """Kernels of one optimizer step: tensors and elements are cut into launches.
+    """Kernels of one optimizer step: a launch has a limit of tensors and one of elements.
 
     Source: ATen/native/cuda/MultiTensorApply.cuh.
     """
@@ -191,21 +191,21 @@ def step_s(times: LayerTimes) -> float:
         Seconds, forward to the end of the optimizer step.
     """
     host = device = 0.0
-    for duration, kernels in _issued(times):
+    for duration, kernels in _issue_order(times):
         begin = max(device, host + min(kernels, 1) * times.launch_s)
         host += kernels * times.launch_s
         device = max(begin + duration, host)
     return device
 
 
-def _issued(times: LayerTimes) -> Iterator[tuple[float, int]]:
+def _issue_order(times: LayerTimes) -> Iterator[tuple[float, int]]:
     yield from zip(times.forward_s.tolist(), times.forward_kernels.tolist(), strict=True)
     backward = zip(times.backward_s.tolist(), times.backward_kernels.tolist(), strict=True)
     yield from reversed(list(backward))
     yield times.optimizer_s, times.optimizer_kernels
 
 
-def _check(
+def _check_arguments(
     workload: Workload,
     gpu: Gpu,
     batch: int,
@@ -215,14 +215,14 @@ def _check(
 ) -> None:
     faults = []
     if not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers):
-        found = f"{workload.name!r}, whose file states no work per layer"
+        model_text = f"{workload.name!r}, whose file states no work per layer"
         allowed = "a model of the zoo, or a file with times or matmul_flops per layer"
-        faults.append(Fault("model", found, allowed))
+        faults.append(Fault("model", model_text, allowed))
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         faults.append(Fault("batch", repr(batch), "a whole number of samples above zero"))
-    known = [name for name in gpu.peak_flops if name in gpu.matmul_efficiency]
-    if precision not in known:
-        allowed = f"{allowed_names(known, str(precision))}, which {gpu.name} has"
+    supported = [name for name in gpu.peak_flops if name in gpu.matmul_efficiency]
+    if precision not in supported:
+        allowed = f"{allowed_names(supported, str(precision))}, which {gpu.name} has"
         faults.append(Fault("precision", repr(precision), allowed))
     for field, value in (("matmul_efficiency", matmul), ("memory_efficiency", memory)):
         if value is not None and not 0 < value <= 1:
@@ -231,71 +231,75 @@ def _check(
         raise InputError(faults)
 
 
-def _cost(layer: Layer, run: _Run, *, first: bool) -> _Cost:
+def _layer_cost(layer: Layer, roofline: _Roofline, *, first: bool) -> _Cost:
     """Add up the kernels of a layer."""
-    vector, kernels = _vector(layer, run)
-    vector_backward = vector * run.constants.vector_backward
+    vector, kernels = _vector_work(layer, roofline)
+    vector_backward = vector * roofline.constants.vector_backward
     if not layer.matmul_flops:
         # a table: forward gathers its rows, backward zeroes and writes its whole gradient
         vector_backward += layer.weight_elements * STATED_BYTES
-        ramps = kernels * run.ramp_s
+        ramps = kernels * roofline.ramp_s
         return _Cost(
-            vector / run.traffic_Bps + ramps,
-            vector_backward / run.traffic_Bps + ramps,
+            vector / roofline.traffic_Bps + ramps,
+            vector_backward / roofline.traffic_Bps + ramps,
             kernels,
             kernels,
         )
     passes = 1 if first else 2
-    cast = layer.weight_elements * (STATED_BYTES + run.item_bytes) * run.casts
-    copies = 2 * (run.transposes and layer.kind == "conv")
+    cast = layer.weight_elements * (STATED_BYTES + roofline.item_bytes) * roofline.casts
+    copies = 2 * (roofline.transposes and layer.kind == "conv")
     forward_kernels = kernels + (cast > 0) + copies
     backward_kernels = kernels - 1 + (cast > 0) + passes * (1 + copies)
-    matmul_s, matmul_backward_s = _matmul_s(layer, run, passes, copies)
+    matmul_s, matmul_backward_s = _matmul_s(layer, roofline, passes, copies)
     return _Cost(
-        matmul_s + (vector + cast) / run.traffic_Bps + forward_kernels * run.ramp_s,
+        matmul_s + (vector + cast) / roofline.traffic_Bps + forward_kernels * roofline.ramp_s,
         matmul_backward_s
-        + (vector_backward + cast) / run.traffic_Bps
-        + backward_kernels * run.ramp_s,
+        + (vector_backward + cast) / roofline.traffic_Bps
+        + backward_kernels * roofline.ramp_s,
         forward_kernels,
         backward_kernels,
     )
 
 
-def _vector(layer: Layer, run: _Run) -> tuple[float, int]:
+def _vector_work(layer: Layer, roofline: _Roofline) -> tuple[float, int]:
     """Bytes and kernels of the element-wise work, forward."""
-    item = run.item_bytes if layer.kind == "conv" else run.vector_item_bytes
-    moved = layer.vector_bytes * run.batch * item / STATED_BYTES
-    if not layer.score_elements or run.fused_attention:
-        return moved, layer.kernels
+    item = roofline.item_bytes if layer.kind == "conv" else roofline.vector_item_bytes
+    traffic = layer.vector_bytes * roofline.batch * item / STATED_BYTES
+    if not layer.score_elements or roofline.fused_attention:
+        return traffic, layer.kernels
     # products of the scores in the matrix kernels' precision, softmax in the other
-    per_score = run.constants.unfused_passes * (run.item_bytes + run.vector_item_bytes) / 2
-    moved += per_score * layer.score_elements * run.batch
-    return moved, layer.kernels + run.constants.unfused_kernels
+    per_score = (
+        roofline.constants.unfused_passes * (roofline.item_bytes + roofline.vector_item_bytes) / 2
+    )
+    traffic += per_score * layer.score_elements * roofline.batch
+    return traffic, layer.kernels + roofline.constants.unfused_kernels
 
 
-def _matmul_s(layer: Layer, run: _Run, passes: int, copies: int) -> tuple[float, float]:
+def _matmul_s(layer: Layer, roofline: _Roofline, passes: int, copies: int) -> tuple[float, float]:
     """Time of the matrix kernels, forward and backward, with copies of their operands."""
-    work = run.batch * layer.matmul_flops
-    activations = run.batch * layer.matmul_bytes * run.item_bytes / STATED_BYTES
-    moved = activations + layer.weight_elements * run.item_bytes
-    rate, repeated = run.matmul_flops, float(passes)
-    if layer.kind == "attention" and run.fused_attention:
+    work = roofline.batch * layer.matmul_flops
+    activations = roofline.batch * layer.matmul_bytes * roofline.item_bytes / STATED_BYTES
+    traffic = activations + layer.weight_elements * roofline.item_bytes
+    rate, backward_passes = roofline.matmul_flops, float(passes)
+    if layer.kind == "attention" and roofline.fused_attention:
         work *= 0.5 if layer.causal else 1.0
-        rate *= run.constants.attention_efficiency
-        repeated = run.constants.fused_attention_backward
-    copied_s = copies * activations / run.traffic_Bps
-    forward_s = _overlapped(work / rate, moved / run.traffic_Bps, run) + copied_s
+        rate *= roofline.constants.attention_efficiency
+        backward_passes = roofline.constants.fused_attention_backward
+    copied_s = copies * activations / roofline.traffic_Bps
+    forward_s = _overlapped_s(work / rate, traffic / roofline.traffic_Bps, roofline) + copied_s
     backward_s = (
-        _overlapped(repeated * work / rate, passes * moved / run.traffic_Bps, run)
+        _overlapped_s(
+            backward_passes * work / rate, passes * traffic / roofline.traffic_Bps, roofline
+        )
         + passes * copied_s
     )
-    if copies and run.plain_conv_flops:
-        compute_s, memory_s = work / run.plain_conv_flops, moved / run.traffic_Bps
-        plain_s = _overlapped(compute_s, memory_s, run)
+    if copies and roofline.plain_conv_flops:
+        compute_s, memory_s = work / roofline.plain_conv_flops, traffic / roofline.traffic_Bps
+        plain_s = _overlapped_s(compute_s, memory_s, roofline)
         return min(forward_s, plain_s), min(backward_s, passes * plain_s)
     return forward_s, backward_s
 
 
-def _overlapped(compute_s: float, memory_s: float, run: _Run) -> float:
-    exponent = run.constants.overlap_exponent
+def _overlapped_s(compute_s: float, memory_s: float, roofline: _Roofline) -> float:
+    exponent = roofline.constants.overlap_exponent
     return float((compute_s**exponent + memory_s**exponent) ** (1 / exponent))

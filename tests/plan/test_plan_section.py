@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError, UnitError
+from perfmodel.files.money import parse_money
 from perfmodel.scenario import Money, TargetSection, load_scenario, scenario_digest
-from perfmodel.scenario.sections.money import parse_money
 from perfmodel.scenario.sections.plan import DatasetSize
 
 GOOD = """\
@@ -117,13 +117,13 @@ def test_run_does_not_see_the_plan(write):
         ("name: more,", "name: more, candidates: [rentd],", "plan.upgrades.0.candidates.0",
          "'rentd'", "did you mean 'rented'"),
         ("what_if.network_bandwidth: 2", "plan.deadline: 1 d", "plan.upgrades.0.set.plan.deadline",
-         "none of a training step", "plan.failures"),
+         "a field of 'plan'", "plan.failures"),
         ("what_if.network_bandwidth: 2", "cluster.node: dgx-h100",
-         "plan.upgrades.0.set.cluster.node", "candidate itself", "with its price"),
+         "plan.upgrades.0.set.cluster.node", "candidate itself", "another candidate"),
         ("what_if.network_bandwidth: 2", "cluster.nodes: 4", "plan.upgrades.0.set.cluster.nodes",
-         "candidate itself", "with its price"),
+         "candidate itself", "another candidate"),
         ("nodes: [1]", "nodes: [1]\n      set: {cluster.gpus_per_node: 2}",
-         "plan.candidates.1.set.cluster.gpus_per_node", "candidate itself", "with its price"),
+         "plan.candidates.1.set.cluster.gpus_per_node", "candidate itself", "another candidate"),
         ("1_000 USD", "0 USD", "plan.budget", "0 USD", "more than zero"),
         ("candidates:", "candidats:", "plan.candidats", "unknown", "did you mean 'candidates'"),
     ],

@@ -1,1 +1,1 @@
-"""gpu."""
+"""Backend ``device``: virtual ranks and microbenchmarks on one GPU; see `measure_device`."""

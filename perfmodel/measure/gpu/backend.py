@@ -1,4 +1,4 @@
-"""Backend ``device``: virtual ranks and probes on one GPU; timed by its own events."""
+"""Backend ``device``: virtual ranks and microbenchmarks on one GPU, timed by CUDA events."""
 
 from __future__ import annotations
 
@@ -7,43 +7,61 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.measure.correctness import fill, whole_numbers
-from perfmodel.measure.gpu.microbenchmarks import Bed, Probe, copy_kernel, make_bed, probes
-from perfmodel.measure.gpu.virtual_ranks import CudaLanes, HostLanes, Lanes, run_virtual
-from perfmodel.measure.job import MeasurementJob, schedules
-from perfmodel.measure.processes.p2p import most_scratch
-from perfmodel.measure.record import Row, row_of
-from perfmodel.measure.reference import compare, elements, expected, moves, places, sampling_note
+from perfmodel.measure.correctness import fill, read_whole_numbers
+from perfmodel.measure.gpu.microbenchmarks import (
+    GpuUnderTest,
+    Microbenchmark,
+    copy_kernel,
+    make_microbenchmarks,
+    prepare_gpu,
+)
+from perfmodel.measure.gpu.virtual_ranks import (
+    CudaStreams,
+    HostStreams,
+    RankStreams,
+    execute_on_streams,
+)
+from perfmodel.measure.job import MeasurementJob, make_schedules
+from perfmodel.measure.processes.p2p import largest_scratch
+from perfmodel.measure.record import MeasurementRow, summarise_times
+from perfmodel.measure.reference import (
+    compare,
+    compute_expected,
+    count_elements,
+    describe_sampling,
+    make_moves,
+    window_slices,
+)
 from perfmodel.units import format_bytes
 
 MOST_REPEATS, LEAST_REPEATS = 200, 8
 
 SHORTEST_S = 200e-6
-"""A sample lasts at least so long; shorter work is repeated within it. Events tell 0.5 us apart
-(CUDA runtime API, cudaEventElapsedTime)."""
+"""Shortest sample; shorter work is repeated within one. Events have a resolution of 0.5 us (CUDA
+runtime API, cudaEventElapsedTime)."""
 
 STREAMS = 32
-"""torch hands out so many streams in turn (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
+"""Streams in torch's pool, which it assigns in turn (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
 
 Progress = Callable[[int, int], None]
 
 
 def describe_gpu(torch: Any) -> dict[str, str]:
     """The first device by name, memory and capability, and how many there are."""
-    found = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(0)
     return {
-        "gpu": str(found.name),
+        "gpu": str(properties.name),
         "gpus": str(torch.cuda.device_count()),
-        "gpu_memory": format_bytes(found.total_memory),
-        "gpu_multiprocessors": str(found.multi_processor_count),
-        "gpu_capability": f"{found.major}.{found.minor}",
+        "gpu_memory": format_bytes(properties.total_memory),
+        "gpu_multiprocessors": str(properties.multi_processor_count),
+        "gpu_capability": f"{properties.major}.{properties.minor}",
     }
 
 
 def measure_device(
     job: MeasurementJob, torch: Any, device: str, progress: Progress | None = None
-) -> tuple[list[Row], str]:
-    """Check virtual ranks' data, then time them and everything else that a GPU can be asked.
+) -> tuple[list[MeasurementRow], str]:
+    """Check the data of virtual ranks, then time them and the microbenchmarks.
 
     Parameters
     ----------
@@ -55,7 +73,7 @@ def measure_device(
 
     Returns
     -------
-    rows : list of Row
+    rows : list of MeasurementRow
     note : str
 
     Raises
@@ -63,129 +81,136 @@ def measure_device(
     DataMismatch
         A virtual rank ended with wrong data.
     """
-    bed = make_bed(job, torch, device)
-    asked = [*_virtual(job, bed), *probes(job, bed)]
-    share_s = job.budget_s / len(asked)
+    gpu = prepare_gpu(job, torch, device)
+    benchmarks = [*_schedule_benchmarks(job, gpu), *make_microbenchmarks(job, gpu)]
+    share_s = job.budget_s / len(benchmarks)
     rows = []
-    for done, probe in enumerate(asked, 1):
-        took = _sampled(probe, bed, share_s, job.repeats)
-        rows.append(row_of(probe.what, probe.nbytes, took, probe.setting))
+    for done, benchmark in enumerate(benchmarks, 1):
+        times_s = _sample_times(benchmark, gpu, share_s, job.repeats)
+        rows.append(summarise_times(benchmark.kind, benchmark.nbytes, times_s, benchmark.setting))
         if progress is not None:
-            progress(done, len(asked))
-    return rows, " ".join(_notes(job, bed))
+            progress(done, len(benchmarks))
+    return rows, " ".join(_notes(job, gpu))
 
 
-def _notes(job: MeasurementJob, bed: Bed) -> Iterator[str]:
+def _notes(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[str]:
     yield "copy reads and writes nbytes; reduce reads twice and writes nbytes."
     yield "launch and synchronize: per kernel."
     yield "Small sizes of schedule: as fast as the host can enqueue copies and waits."
-    sampled = sampling_note(list(schedules(job).values()))
-    if sampled:
-        yield sampled
+    sampling = describe_sampling(list(make_schedules(job).values()))
+    if sampling:
+        yield sampling
     if job.ranks > STREAMS:
         yield f"torch has {STREAMS} streams, which {job.ranks} virtual ranks share."
-    if copy_kernel() is None or not bed.cuda:
+    if copy_kernel() is None or not gpu.cuda:
         yield "No blocks_copy rows: a copy by few thread blocks needs Triton and a GPU."
 
 
-def _virtual(job: MeasurementJob, bed: Bed) -> Iterator[Probe]:
-    """One execution of the schedule per size, checked before it is offered for timing."""
-    made = schedules(job)
-    lanes: Lanes = CudaLanes(bed.torch, job.ranks) if bed.cuda else HostLanes()
-    start, work, scratch = _buffers(job, bed, list(made.values()))
-    for nbytes, schedule in made.items():
-        rounds, count = moves(schedule), elements(schedule)
+def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
+    """One execution of the schedule per size; its result is checked first."""
+    schedules = make_schedules(job)
+    streams: RankStreams = CudaStreams(gpu.torch, job.ranks) if gpu.cuda else HostStreams()
+    start, work, scratch = _allocate_rank_buffers(job, gpu, list(schedules.values()))
+    for nbytes, schedule in schedules.items():
+        rounds, count = make_moves(schedule), count_elements(schedule)
 
         def reset(count: int = count) -> None:
             for before, after in zip(start, work, strict=True):
                 after[:count].copy_(before[:count])
 
         def once(rounds: Any = rounds) -> None:
-            _fork(bed, lanes)
-            run_virtual(rounds, work, scratch, lanes)
-            _meet(bed, lanes)
+            _fork_streams(gpu, streams)
+            execute_on_streams(rounds, work, scratch, streams)
+            _join_streams(gpu, streams)
 
         reset()
         once()
-        _wait(bed, (0,))
-        for window, wanted in expected(schedule, job.dtype):
-            part = places(schedule, window)
-            for rank, (buffer, like) in enumerate(zip(work, wanted, strict=True)):
-                found = whole_numbers(buffer, part, like)
-                compare(schedule, rank, found, like, window=window)
-        yield Probe("schedule", nbytes, once, f"{job.ranks} virtual ranks", before=reset)
+        _synchronize(gpu, (0,))
+        for window, expected in compute_expected(schedule, job.dtype):
+            slices = window_slices(schedule, window)
+            for rank, (buffer, numbers) in enumerate(zip(work, expected, strict=True)):
+                actual = read_whole_numbers(buffer, slices, numbers)
+                compare(schedule, rank, actual, numbers, window=window)
+        yield Microbenchmark("schedule", nbytes, once, f"{job.ranks} virtual ranks", before=reset)
 
 
-def _buffers(job: MeasurementJob, bed: Bed, made: Sequence[Schedule]) -> tuple[list[Any], ...]:
-    """Data, the buffer worked on and scratch of each rank, for the largest of the schedules."""
-    dtype, count = getattr(bed.torch, job.dtype), max(elements(schedule) for schedule in made)
-    room = max(most_scratch(moves(schedule)) for schedule in made)
+def _allocate_rank_buffers(
+    job: MeasurementJob, gpu: GpuUnderTest, schedules: Sequence[Schedule]
+) -> tuple[list[Any], ...]:
+    """Data, work buffer and scratch of each rank, for the largest of the schedules."""
+    dtype = getattr(gpu.torch, job.dtype)
+    count = max(count_elements(schedule) for schedule in schedules)
+    scratch_count = max(largest_scratch(make_moves(schedule)) for schedule in schedules)
 
     def empty(count: int) -> list[Any]:
         return [
-            bed.torch.zeros(max(1, count), dtype=dtype, device=bed.device) for _ in range(job.ranks)
+            gpu.torch.zeros(max(1, count), dtype=dtype, device=gpu.device) for _ in range(job.ranks)
         ]
 
-    start, work, scratch = empty(count), empty(count), empty(room)
+    start, work, scratch = empty(count), empty(count), empty(scratch_count)
     for rank, buffer in enumerate(start):
         fill(buffer, job, rank)
     return start, work, scratch
 
 
-def _fork(bed: Bed, lanes: Lanes) -> None:
-    """Let all lanes wait for what is on the current stream: the event that starts the clock."""
-    if isinstance(lanes, CudaLanes):
-        for stream in lanes.streams:
-            stream.wait_stream(bed.torch.cuda.current_stream())
+def _fork_streams(gpu: GpuUnderTest, streams: RankStreams) -> None:
+    """Let all streams wait for the current stream, which holds the event that starts the clock."""
+    if isinstance(streams, CudaStreams):
+        for stream in streams.streams:
+            stream.wait_stream(gpu.torch.cuda.current_stream())
 
 
-def _meet(bed: Bed, lanes: Lanes) -> None:
-    """Let the current stream wait for all lanes: the event that stops the clock."""
-    if isinstance(lanes, CudaLanes):
-        for stream in lanes.streams:
-            bed.torch.cuda.current_stream().wait_stream(stream)
+def _join_streams(gpu: GpuUnderTest, streams: RankStreams) -> None:
+    """Let the current stream, which gets the event that stops the clock, wait for all streams."""
+    if isinstance(streams, CudaStreams):
+        for stream in streams.streams:
+            gpu.torch.cuda.current_stream().wait_stream(stream)
 
 
 # ---------------------------------------------------------------- timing
 
 
-def _sampled(probe: Probe, bed: Bed, share_s: float, repeats: int | None) -> list[float]:
-    """Times of one execution each; seconds. Warm-up included, as many as the share allows."""
+def _sample_times(
+    benchmark: Microbenchmark, gpu: GpuUnderTest, share_s: float, repeats: int | None
+) -> list[float]:
+    """Warm up, then time as many samples as fit into `share_s`; seconds per execution."""
     for _ in range(3):
-        rough_s = _sample(probe, bed, 1)
-    again = max(1, round(SHORTEST_S / max(rough_s * probe.inner, 1e-9)))
-    again = min(again, 1000) if probe.clock == "device" and not probe.once else 1
-    took: list[float] = []
-    until = time.monotonic() + share_s
-    most = repeats or MOST_REPEATS
-    while len(took) < most and (repeats or len(took) < LEAST_REPEATS or time.monotonic() < until):
-        took.append(_sample(probe, bed, again))
-    return took
+        rough_s = _time_runs(benchmark, gpu, 1)
+    runs = max(1, round(SHORTEST_S / max(rough_s * benchmark.inner, 1e-9)))
+    runs = min(runs, 1000) if benchmark.clock == "device" and not benchmark.once else 1
+    times_s: list[float] = []
+    deadline_s = time.monotonic() + share_s
+    limit = repeats or MOST_REPEATS
+    while len(times_s) < limit and (
+        repeats or len(times_s) < LEAST_REPEATS or time.monotonic() < deadline_s
+    ):
+        times_s.append(_time_runs(benchmark, gpu, runs))
+    return times_s
 
 
-def _sample(probe: Probe, bed: Bed, again: int) -> float:
-    """One sample: the mean time of `again` runs in a row, each `probe.inner` executions."""
-    _wait(bed, probe.devices)
-    if probe.before is not None:
-        probe.before()
-    if probe.clock == "device" and bed.cuda:
-        begin, end = (bed.torch.cuda.Event(enable_timing=True) for _ in range(2))
+def _time_runs(benchmark: Microbenchmark, gpu: GpuUnderTest, runs: int) -> float:
+    """Mean time of an execution over `runs` runs in a row, each of `benchmark.inner` executions."""
+    _synchronize(gpu, benchmark.devices)
+    if benchmark.before is not None:
+        benchmark.before()
+    if benchmark.clock == "device" and gpu.cuda:
+        begin, end = (gpu.torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        for _ in range(again):
-            probe.run()
+        for _ in range(runs):
+            benchmark.run()
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e-3 / (again * probe.inner)
+        return float(begin.elapsed_time(end)) * 1e-3 / (runs * benchmark.inner)
     began_s = time.perf_counter()
-    for _ in range(again):
-        probe.run()
-    if probe.clock != "enqueue":
-        _wait(bed, probe.devices)
-    return (time.perf_counter() - began_s) / (again * probe.inner)
+    for _ in range(runs):
+        benchmark.run()
+    if benchmark.clock != "enqueue":
+        _synchronize(gpu, benchmark.devices)
+    return (time.perf_counter() - began_s) / (runs * benchmark.inner)
 
 
-def _wait(bed: Bed, devices: Sequence[int]) -> None:
+def _synchronize(gpu: GpuUnderTest, devices: Sequence[int]) -> None:
     """Wait for all streams of these devices."""
-    if bed.cuda:
+    if gpu.cuda:
         for number in devices:
-            bed.torch.cuda.synchronize(number)
+            gpu.torch.cuda.synchronize(number)

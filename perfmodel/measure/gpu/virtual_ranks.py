@@ -6,38 +6,38 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from perfmodel.measure.processes.p2p import staged_moves
+from perfmodel.measure.processes.p2p import find_staged_moves
 from perfmodel.measure.reference import Move
 
 
-class Lanes(Protocol):
+class RankStreams(Protocol):
     """Ordered queues of work, one per rank."""
 
     def on(self, rank: int) -> AbstractContextManager[Any]:
-        """Put what follows into a rank's queue."""
+        """Return a context whose work goes into a rank's queue."""
 
     def mark(self, rank: int) -> Any:
-        """An event: all that the rank's queue holds so far."""
+        """Return an event that completes after all work now in the rank's queue."""
 
     def wait(self, rank: int, event: Any) -> None:
         """Let the rank's queue wait for an event."""
 
 
-class HostLanes:
-    """Queues that run at once, in the order of the program; for tests without a GPU."""
+class HostStreams:
+    """Queues that execute at once, in program order; for tests without a GPU."""
 
     def on(self, rank: int) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Nothing to choose."""
+        """Return an empty context."""
         return nullcontext()
 
     def mark(self, rank: int) -> Any:
-        """Everything is done already."""
+        """Do nothing: all work is complete."""
 
     def wait(self, rank: int, event: Any) -> None:
-        """Everything is done already."""
+        """Do nothing: all work is complete."""
 
 
-class CudaLanes:
+class CudaStreams:
     """A CUDA stream per rank."""
 
     def __init__(self, torch: Any, ranks: int) -> None:
@@ -45,7 +45,7 @@ class CudaLanes:
         self.streams = [torch.cuda.Stream() for _ in range(ranks)]
 
     def on(self, rank: int) -> AbstractContextManager[Any]:
-        """Kernels go into the rank's stream."""
+        """Return a context whose kernels go into the rank's stream."""
         context: AbstractContextManager[Any] = self._torch.cuda.stream(self.streams[rank])
         return context
 
@@ -58,57 +58,65 @@ class CudaLanes:
         self.streams[rank].wait_event(event)
 
 
-def run_virtual(
-    rounds: Sequence[Sequence[Move]], buffers: Sequence[Any], scratch: Sequence[Any], lanes: Lanes
+def execute_on_streams(
+    rounds: Sequence[Sequence[Move]],
+    buffers: Sequence[Any],
+    scratch: Sequence[Any],
+    streams: RankStreams,
 ) -> None:
     """Execute rounds between buffers of one device.
 
-    The receiver's stream carries a copy, as if it pulled. It waits for what the sender did in the
-    rounds before; a rank writes to its buffer only after those who read the old state have.
+    A copy runs on the receiver's stream, after the sender's work of earlier rounds. A rank writes
+    to its buffer only after the ranks that read its old content.
 
     Parameters
     ----------
     rounds : sequence of sequences of Move
     buffers, scratch : sequence of torch.Tensor, shape (ranks,)
-        `scratch` with `scratch_elements` each.
-    lanes : Lanes
+        `scratch` with `count_scratch` each.
+    streams : RankStreams
     """
-    done = [lanes.mark(rank) for rank in range(len(buffers))]
-    for part in rounds:
-        done = _round(part, buffers, scratch, lanes, done)
+    last_events = [streams.mark(rank) for rank in range(len(buffers))]
+    for moves in rounds:
+        last_events = _execute_round(moves, buffers, scratch, streams, last_events)
 
 
-def _round(
-    part: Sequence[Move],
+def _execute_round(
+    moves: Sequence[Move],
     buffers: Sequence[Any],
     scratch: Sequence[Any],
-    lanes: Lanes,
-    done: list[Any],
+    streams: RankStreams,
+    last_events: list[Any],
 ) -> list[Any]:
-    staged = {id(move) for rank in {m.dst for m in part} for move in staged_moves(part, rank)}
+    staged = {
+        id(move) for rank in {m.dst for m in moves} for move in find_staged_moves(moves, rank)
+    }
     used = [0] * len(buffers)
-    merges, read = [], []
-    for move in part:
-        place = buffers[move.dst][move.write]
+    merges, copy_events = [], []
+    for move in moves:
+        destination = buffers[move.dst][move.write]
         if id(move) in staged:
             begin = used[move.dst]
             used[move.dst] += move.count
             merges.append((move, scratch[move.dst][begin : used[move.dst]]))
-            place = merges[-1][1]
+            destination = merges[-1][1]
         if move.src != move.dst:
-            lanes.wait(move.dst, done[move.src])
-        with lanes.on(move.dst):
-            place.copy_(buffers[move.src][move.read], non_blocking=True)
-        read.append((move, lanes.mark(move.dst)))
-    for move, event in read:
+            streams.wait(move.dst, last_events[move.src])
+        with streams.on(move.dst):
+            destination.copy_(buffers[move.src][move.read], non_blocking=True)
+        copy_events.append((move, streams.mark(move.dst)))
+    for move, event in copy_events:
         if move.src != move.dst:
-            lanes.wait(move.src, event)
-    for move, place in merges:
-        with lanes.on(move.dst):
+            streams.wait(move.src, event)
+    for move, received in merges:
+        with streams.on(move.dst):
             target = buffers[move.dst][move.write]
             if move.reduce:
-                target.add_(place)
+                target.add_(received)
             else:
-                target.copy_(place, non_blocking=True)
-    changed = {move.dst for move in part} | {move.src for move in part}
-    return [lanes.mark(rank) if rank in changed else done[rank] for rank in range(len(done))]
+                target.copy_(received, non_blocking=True)
+    active = {move.dst for move in moves} | {move.src for move in moves}
+    return [
+        streams.mark(rank) if rank in active else last_events[rank]
+        for rank in range(len(last_events))
+    ]

@@ -1,1 +1,1 @@
-"""processes."""
+"""Backends ``gloo`` and ``nccl``: a process per rank; see `run_processes`."""

@@ -1,4 +1,4 @@
-"""Processes that measure together: started, watched, and never left behind."""
+"""Start a process per rank, watch them, and end them in every case."""
 
 from __future__ import annotations
 
@@ -20,40 +20,44 @@ from typing import Any
 
 from perfmodel.errors import DataMismatch, MeasurementError, PerfmodelError
 from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.processes import status as at
-from perfmodel.measure.record import Row
+from perfmodel.measure.processes import status as rank_status
+from perfmodel.measure.record import MeasurementRow
 
 Progress = Callable[[int, int], None]
 
 GRACE_S = 0.7
-"""How long the first failure waits for others: a rank that died makes its neighbours fail too."""
+"""Time after the first failure to wait for its cause: a dead rank makes its neighbours fail too."""
 
 START_S = 120.0
-"""Importing torch may take this long from a cold disk or on a busy machine (assumption)."""
+"""Longest import of torch, from a cold disk or on a busy machine (assumption)."""
 
 LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 
 
 @dataclass(slots=True)
-class _Team:
+class _RankProcesses:
     job: MeasurementJob
     memory: Any
     processes: list[Any] = field(default_factory=list)
     pipes: list[Any] = field(default_factory=list)
-    answer: tuple[list[Row], str] | None = None
+    answer: tuple[list[MeasurementRow], str] | None = None
     ended: set[int] = field(default_factory=set)
-    dead: set[int] = field(default_factory=set)  # ended without a word
+    dead: set[int] = field(default_factory=set)  # ended without a message
     errors: dict[int, BaseException] = field(default_factory=dict)
 
+    def describe(self, rank: int) -> str:
+        """Describe what a rank is doing, or was doing when it died."""
+        return rank_status.describe_status(self.memory, rank)
 
-def measure_with_processes(
+
+def run_processes(
     job: MeasurementJob, progress: Progress | None = None
-) -> tuple[list[Row], str]:
-    """Start a process per rank, let them measure, and end them, whatever happens.
+) -> tuple[list[MeasurementRow], str]:
+    """Start a process per rank, let them measure, and end them in every case.
 
     Returns
     -------
-    rows : list of Row
+    rows : list of MeasurementRow
     note : str
 
     Raises
@@ -64,21 +68,21 @@ def measure_with_processes(
         A rank died, or no rank advanced for `job.timeout_s`; names it and what it was doing.
     """
     context = mp.get_context("spawn")
-    team = _Team(job, context.RawArray("q", at.FIELDS * job.ranks))
+    team = _RankProcesses(job, context.RawArray("q", rank_status.FIELDS * job.ranks))
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
         try:
-            _start(team, context, folder)
-            return _watch(team, progress, Path(folder))
+            _start_processes(team, context, folder)
+            return _wait_for_answer(team, progress, Path(folder))
         finally:
-            _end(team)
+            _end_processes(team)
 
 
-def _start(team: _Team, context: Any, folder: str) -> None:
-    with _interrupts_go_to_us():
+def _start_processes(team: _RankProcesses, context: Any, folder: str) -> None:
+    with _shield_from_interrupt():
         for rank in range(team.job.ranks):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_work,
+                target=_run_rank,
                 args=(team.job, rank, folder, team.memory, theirs),
                 name=f"rank {rank}",
                 daemon=True,
@@ -90,9 +94,9 @@ def _start(team: _Team, context: Any, folder: str) -> None:
 
 
 @contextmanager
-def _interrupts_go_to_us() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach: we end them, in order and without tracebacks."""
-    resource_tracker.ensure_running()  # it would unblock the signal when started later
+def _shield_from_interrupt() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C: the parent ends them, without their tracebacks."""
+    resource_tracker.ensure_running()  # started later, it would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -100,7 +104,7 @@ def _interrupts_go_to_us() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end(team: _Team) -> None:
+def _end_processes(team: _RankProcesses) -> None:
     for process in team.processes:
         process.kill()
     for process in team.processes:
@@ -113,19 +117,21 @@ def _end(team: _Team) -> None:
 # ---------------------------------------------------------------- watching
 
 
-def _watch(team: _Team, progress: Progress | None, folder: Path) -> tuple[list[Row], str]:
-    last, advanced_s = at.ticks(team.memory, team.job.ranks), time.monotonic()
+def _wait_for_answer(
+    team: _RankProcesses, progress: Progress | None, folder: Path
+) -> tuple[list[MeasurementRow], str]:
+    last, advanced_s = rank_status.read_ticks(team.memory, team.job.ranks), time.monotonic()
     while len(team.ended) < team.job.ranks:
-        _listen(team, 0.1)
+        _receive_messages(team, 0.1)
         if team.errors or team.dead:
-            _raise_first(team, folder)
-        now = at.ticks(team.memory, team.job.ranks)
+            _raise_first_failure(team, folder)
+        now = rank_status.read_ticks(team.memory, team.job.ranks)
         if now != last:
             last, advanced_s = now, time.monotonic()
-        elif time.monotonic() - advanced_s > _patience_s(team.job, now):
-            raise MeasurementError(_hanging(team))
+        elif time.monotonic() - advanced_s > _allowed_silence_s(team.job, now):
+            raise MeasurementError(_describe_hang(team))
         if progress is not None:
-            done, total = at.progress_of(team.memory)
+            done, total = rank_status.read_progress(team.memory)
             if total:
                 progress(done, total)
     if team.answer is None:
@@ -133,13 +139,13 @@ def _watch(team: _Team, progress: Progress | None, folder: Path) -> tuple[list[R
     return team.answer
 
 
-def _patience_s(job: MeasurementJob, ticks: list[int]) -> float:
-    """How long nobody may advance; starting is given longer."""
+def _allowed_silence_s(job: MeasurementJob, ticks: list[int]) -> float:
+    """Longest time without progress of any rank; longer while processes start."""
     return job.timeout_s if min(ticks) > 0 else max(job.timeout_s, START_S)
 
 
-def _listen(team: _Team, wait_s: float) -> None:
-    """Take what ranks report until one does or the time is over."""
+def _receive_messages(team: _RankProcesses, wait_s: float) -> None:
+    """Receive messages of ranks, waiting at most `wait_s` for the first."""
     silent = team.ended | team.dead
     waiting = {pipe: rank for rank, pipe in enumerate(team.pipes) if rank not in silent}
     for pipe in connection.wait(list(waiting), timeout=wait_s):
@@ -147,7 +153,7 @@ def _listen(team: _Team, wait_s: float) -> None:
         try:
             message = team.pipes[rank].recv()
         except (EOFError, OSError):
-            team.processes[rank].kill()  # its end of the pipe is closed: it is dead, or as good as
+            team.processes[rank].kill()  # it has closed its end of the pipe: it is dead or will be
             team.processes[rank].join()
             team.dead.add(rank)
             continue
@@ -158,37 +164,37 @@ def _listen(team: _Team, wait_s: float) -> None:
             team.answer = message
 
 
-def _raise_first(team: _Team, folder: Path) -> None:
-    """Raise what happened first: a death rather than the errors of those who waited for it."""
-    until = time.monotonic() + GRACE_S
-    while time.monotonic() < until and not team.dead and not _own(team):
-        _listen(team, 0.05)
+def _raise_first_failure(team: _RankProcesses, folder: Path) -> None:
+    """Raise the first cause: the death of a rank, not the errors of ranks that waited for it."""
+    deadline_s = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline_s and not team.dead and not _own_errors(team):
+        _receive_messages(team, 0.05)
         time.sleep(0.02)
-    own = _own(team)
-    if own and not team.dead:
-        raise own[0]
+    own_errors = _own_errors(team)
+    if own_errors and not team.dead:
+        raise own_errors[0]
     if team.dead:
         raise MeasurementError(
-            "\n".join(_obituary(team, rank, folder) for rank in sorted(team.dead))
+            "\n".join(_describe_death(team, rank, folder) for rank in sorted(team.dead))
         )
     rank, error = next(iter(team.errors.items()))
-    raise MeasurementError(f"rank {rank} failed while {at.describe(team.memory, rank)}: {error}")
+    raise MeasurementError(f"rank {rank} failed while {team.describe(rank)}: {error}")
 
 
-def _own(team: _Team) -> list[BaseException]:
+def _own_errors(team: _RankProcesses) -> list[BaseException]:
     return [error for error in team.errors.values() if isinstance(error, PerfmodelError)]
 
 
-def _obituary(team: _Team, rank: int, folder: Path) -> str:
+def _describe_death(team: _RankProcesses, rank: int, folder: Path) -> str:
     code = team.processes[rank].exitcode
-    how = f"exit code {code}"
+    cause = f"exit code {code}"
     if code is not None and code < 0:
-        how = f"killed by {signal.Signals(-code).name}"
-    said = _last_line(folder / f"rank{rank}.log")
-    return f"rank {rank} died ({how}) while {at.describe(team.memory, rank)}{said}"
+        cause = f"killed by {signal.Signals(-code).name}"
+    last_line = _read_last_line(folder / f"rank{rank}.log")
+    return f"rank {rank} died ({cause}) while {team.describe(rank)}{last_line}"
 
 
-def _last_line(log: Path) -> str:
+def _read_last_line(log: Path) -> str:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
@@ -196,26 +202,28 @@ def _last_line(log: Path) -> str:
     return f"; it said: {lines[-1]}" if lines else ""
 
 
-def _hanging(team: _Team) -> str:
-    ticks = at.ticks(team.memory, team.job.ranks)
-    behind = [rank for rank, done in enumerate(ticks) if done == min(ticks)]
-    said = [
-        f"rank {rank} ({at.describe(team.memory, rank)}{_stopped(team.processes[rank])})"
+def _describe_hang(team: _RankProcesses) -> str:
+    ticks = rank_status.read_ticks(team.memory, team.job.ranks)
+    behind = [rank for rank, count in enumerate(ticks) if count == min(ticks)]
+    descriptions = [
+        f"rank {rank} ({team.describe(rank)}{_describe_stop(team.processes[rank])})"
         for rank in behind
     ]
     others = [rank for rank in range(team.job.ranks) if rank not in behind]
-    message = f"no rank advanced for {team.job.timeout_s:g} s; furthest behind: {', '.join(said)}"
+    message = (
+        f"no rank advanced for {team.job.timeout_s:g} s; furthest behind: {', '.join(descriptions)}"
+    )
     if others:
         furthest = max(others, key=lambda rank: ticks[rank])
-        message += f"; furthest ahead: rank {furthest} ({at.describe(team.memory, furthest)})"
+        message += f"; furthest ahead: rank {furthest} ({team.describe(furthest)})"
     return message
 
 
-def _stopped(process: Any) -> str:
-    """What tells a process that somebody has stopped from one that waits; empty without /proc."""
+def _describe_stop(process: Any) -> str:
+    """Describe a process that a signal has stopped; empty if it runs, or without /proc."""
     try:
-        said = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return ", stopped by a signal" if said.rpartition(")")[2].split()[0] in "Tt" else ""
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return ", stopped by a signal" if stat.rpartition(")")[2].split()[0] in "Tt" else ""
     except (OSError, IndexError):
         return ""
 
@@ -223,24 +231,26 @@ def _stopped(process: Any) -> str:
 # ---------------------------------------------------------------- in the new process
 
 
-def _work(job: MeasurementJob, rank: int, folder: str, memory: Any, pipe: Any) -> None:
-    """One rank: what it finds, or why it failed, goes into the pipe."""
-    _quiet(Path(folder) / f"rank{rank}.log")
-    threading.Thread(target=_die_with_parent, args=(folder,), daemon=True).start()
-    status = at.Status(memory, rank)
+def _run_rank(job: MeasurementJob, rank: int, folder: str, memory: Any, pipe: Any) -> None:
+    """Run one rank in its process; send its result, or the error, through the pipe."""
+    _redirect_output(Path(folder) / f"rank{rank}.log")
+    threading.Thread(target=_exit_with_parent, args=(folder,), daemon=True).start()
+    status = rank_status.Status(memory, rank)
     try:
-        join(job, status, Path(folder))
+        join_group(job, status, Path(folder))
         from perfmodel.measure.processes.worker import measure_rank
 
         answer = measure_rank(job, status, shared_clock=True)
     except DataMismatch as error:
         pipe.send(error)
-    except Exception as error:  # noqa: BLE001  (whatever it is, the parent has to hear of it)
-        sent = error if isinstance(error, PerfmodelError) else RuntimeError(_first_line(error))
-        pipe.send(sent)
+    except Exception as error:  # noqa: BLE001  (the parent must receive every error)
+        cause = error if isinstance(error, PerfmodelError) else RuntimeError(_first_line(error))
+        pipe.send(cause)
     else:
         pipe.send(answer if rank == 0 else None)
-    time.sleep(GRACE_S)  # neighbours should finish or fail of what happened, not of our leaving
+    time.sleep(
+        GRACE_S
+    )  # neighbours must finish, or fail from the first cause, before this rank leaves
     os._exit(0)  # threads of the library may still wait for neighbours
 
 
@@ -249,15 +259,15 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def _quiet(log: Path) -> None:
-    """Keep what libraries print away from the parent's stdout and stderr."""
+def _redirect_output(log: Path) -> None:
+    """Redirect stdout and stderr, on which libraries print, to a file."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
 
 
-def _die_with_parent(folder: str) -> None:
-    """End when the parent does, even when it was killed and could neither end us nor clean up."""
+def _exit_with_parent(folder: str) -> None:
+    """End with the parent, even if it was killed and could neither end ranks nor clean up."""
     parent = mp.parent_process()
     if parent is not None:
         parent.join()
@@ -265,13 +275,13 @@ def _die_with_parent(folder: str) -> None:
         os._exit(1)
 
 
-def join(job: MeasurementJob, status: at.Status, folder: Path | None) -> None:
+def join_group(job: MeasurementJob, status: rank_status.Status, folder: Path | None) -> None:
     """Join the process group: over a file in `folder`, or as torchrun's environment says."""
     import torch
     import torch.distributed as dist
 
-    status.stage(at.JOIN)
-    status.step(at.PREPARE)
+    status.stage(rank_status.JOIN)
+    status.step(rank_status.PREPARE)
     torch.set_num_threads(1)
     device = None
     if job.backend == "nccl":
@@ -287,10 +297,10 @@ def join(job: MeasurementJob, status: at.Status, folder: Path | None) -> None:
         store=store,
         rank=status.rank,
         world_size=job.ranks,
-        # With a device NCCL connects all ranks here and now: a first exchange among a few of them
-        # would wait for the others (torch 2.13, batch_isend_irecv).
+        # With a device NCCL connects all ranks at once; otherwise a first exchange among a few of
+        # them would wait for the others (torch 2.13, batch_isend_irecv).
         device_id=device,
-        # Longer than ours: the parent, which sees all ranks, names the one that hangs.
+        # Longer than the parent's, which sees all ranks and names the one that hangs.
         timeout=dt.timedelta(seconds=job.timeout_s * (3 if folder is not None else 1)),
     )
-    status.step(at.PREPARE)
+    status.step(rank_status.PREPARE)

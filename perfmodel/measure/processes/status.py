@@ -1,4 +1,4 @@
-"""What a rank is doing, kept in memory that the parent process can read even after it has died."""
+"""Status of each rank, in shared memory that the parent can read even after a rank has died."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ FIELDS = 9
 
 
 class Status:
-    """One rank's place in the run: a slice of shared memory, written often and cheaply.
+    """One rank's status: a slice of shared memory, written at every step.
 
-    All ranks tick at the same places, so the one with the fewest ticks is the one waited for.
+    All ranks count the same steps, so the rank with the fewest steps is the one that others wait
+    for.
     """
 
     def __init__(self, memory: MutableSequence[int], rank: int) -> None:
@@ -56,7 +57,7 @@ class Status:
         memory[base + _TICKS] += 1
 
     def progress(self, done: int, total: int) -> None:
-        """Say how far the whole run is."""
+        """Report the repeats done and their total, over all sizes."""
         self._set(_PROGRESS, done)
         self._set(_TOTAL, total)
         if self.listener is not None:
@@ -66,30 +67,32 @@ class Status:
         self._memory[self._base + field] = value
 
     def __str__(self) -> str:
-        return describe(self._memory, self.rank)
+        return describe_status(self._memory, self.rank)
 
 
-def describe(memory: Any, rank: int) -> str:
-    """What a rank is doing, or was when it died."""
-    row = memory[rank * FIELDS : (rank + 1) * FIELDS]
-    said = STAGES[row[_STAGE]]
-    if row[_STAGE] not in {CHECK, WARM, TIME} or not row[_NBYTES]:
-        return said
-    said += f", {KINDS[row[_KIND]]} of {format_bytes(row[_NBYTES])}, repeat {row[_REPEAT] + 1}"
-    said += f", {STEPS[row[_STEP]]}"
-    return f"{said} {row[_ROUND] + 1}" if row[_STEP] in {BEFORE, POSTED} else said
+def describe_status(memory: Any, rank: int) -> str:
+    """Describe what a rank is doing, or was doing when it died."""
+    fields = memory[rank * FIELDS : (rank + 1) * FIELDS]
+    text = STAGES[fields[_STAGE]]
+    if fields[_STAGE] not in {CHECK, WARM, TIME} or not fields[_NBYTES]:
+        return text
+    text += (
+        f", {KINDS[fields[_KIND]]} of {format_bytes(fields[_NBYTES])}, repeat {fields[_REPEAT] + 1}"
+    )
+    text += f", {STEPS[fields[_STEP]]}"
+    return f"{text} {fields[_ROUND] + 1}" if fields[_STEP] in {BEFORE, POSTED} else text
 
 
-def ticks(memory: Any, ranks: int) -> list[int]:
-    """How far each rank has come."""
+def read_ticks(memory: Any, ranks: int) -> list[int]:
+    """Read the number of steps that each rank has reached."""
     return [memory[rank * FIELDS + _TICKS] for rank in range(ranks)]
 
 
-def progress_of(memory: Any) -> tuple[int, int]:
-    """How far the run is, as rank 0 says: (done, total)."""
+def read_progress(memory: Any) -> tuple[int, int]:
+    """Read the repeats done and their total, as reported by rank 0."""
     return memory[_PROGRESS], memory[_TOTAL]
 
 
-def new_status(rank: int, ranks: int) -> Status:
-    """A status that nobody else reads: where somebody else started the processes."""
+def make_private_status(rank: int, ranks: int) -> Status:
+    """Make a status in private memory, for ranks that torchrun has started."""
     return Status([0] * (FIELDS * ranks), rank)

@@ -1,4 +1,4 @@
-"""What every rank of a process group does: check the data, warm up, time, hand in its times."""
+"""The work of a rank of a process group: check the data, warm up, time, gather the times."""
 
 from __future__ import annotations
 
@@ -12,27 +12,32 @@ from typing import Any
 import numpy as np
 
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.measure.correctness import check_data, fill
-from perfmodel.measure.job import PARTED, MeasurementJob, schedules
-from perfmodel.measure.processes import status as at
-from perfmodel.measure.processes.p2p import library_call, program, run, scratch_elements
-from perfmodel.measure.record import Row, row_of
-from perfmodel.measure.reference import Move, elements, moves, sampling_note
+from perfmodel.measure.correctness import check_result, fill
+from perfmodel.measure.job import PARTED_COLLECTIVES, MeasurementJob, make_schedules
+from perfmodel.measure.processes import status as rank_status
+from perfmodel.measure.processes.p2p import (
+    count_scratch,
+    make_exchanges,
+    make_library_call,
+    run_exchanges,
+)
+from perfmodel.measure.record import MeasurementRow, summarise_times
+from perfmodel.measure.reference import Move, count_elements, describe_sampling, make_moves
 
 MOST_REPEATS, LEAST_REPEATS = 400, 8
 """Of one size. More would not narrow the median; fewer have no quartiles."""
 
 PASSES = 4
-"""The sizes are gone through so often, so that a slow minute of the machine meets all of them."""
+"""Passes over all sizes, so that a slow minute of the machine affects all of them."""
 
 Times = list[tuple[float, float]]
 
 
 @dataclass(slots=True)
-class Bench:
-    """One rank's buffers, and for each size what is timed: (nbytes, kind) -> call.
+class RankBench:
+    """One rank's buffers, and the calls to time by (nbytes, kind); kind indexes `status.KINDS`.
 
-    `start` holds the data from before, to which `work` is set back for each repeat.
+    `start` holds the initial data, to which `work` is reset before each repeat.
     """
 
     start: Any
@@ -43,9 +48,9 @@ class Bench:
 
 
 def measure_rank(
-    job: MeasurementJob, status: at.Status, *, shared_clock: bool
-) -> tuple[list[Row], str]:
-    """Do one rank's part of a measurement; the process group has been joined.
+    job: MeasurementJob, status: rank_status.Status, *, shared_clock: bool
+) -> tuple[list[MeasurementRow], str]:
+    """Run one rank's part of a measurement; the process group has been joined.
 
     Parameters
     ----------
@@ -56,90 +61,101 @@ def measure_rank(
 
     Returns
     -------
-    rows : list of Row
+    rows : list of MeasurementRow
     note : str
-        What a reader of the rows should know.
+        Remarks on the rows.
 
     Raises
     ------
     DataMismatch
         Wrong data, before anything was timed.
     """
-    made = schedules(job)
-    rounds = {nbytes: moves(schedule) for nbytes, schedule in made.items()}
-    bench = _bench(job, status, made, rounds)
-    status.stage(at.CHECK)
-    for nbytes, schedule in made.items():
-        check_data(job, status, schedule, bench.start, bench.work, bench.calls[nbytes, 0])
-    status.stage(at.WARM)
-    repeats = _rehearse(job, status, bench)
-    status.stage(at.TIME)
+    schedules = make_schedules(job)
+    rounds = {nbytes: make_moves(schedule) for nbytes, schedule in schedules.items()}
+    bench = _make_bench(job, status, schedules, rounds)
+    status.stage(rank_status.CHECK)
+    for nbytes, schedule in schedules.items():
+        check_result(job, status, schedule, bench.start, bench.work, bench.calls[nbytes, 0])
+    status.stage(rank_status.WARM)
+    repeats = _warm_up(job, status, bench)
+    status.stage(rank_status.TIME)
     times = _time_all(status, bench, repeats)
-    status.stage(at.COLLECT)
-    rows = _rows(_gathered(times), shared_clock)
-    return rows, sampling_note(list(made.values()))
+    status.stage(rank_status.COLLECT)
+    rows = _summarise_rows(_gather_times(times), shared_clock)
+    return rows, describe_sampling(list(schedules.values()))
 
 
-def _bench(
+def _make_bench(
     job: MeasurementJob,
-    status: at.Status,
-    made: dict[int, Schedule],
+    status: rank_status.Status,
+    schedules: dict[int, Schedule],
     rounds: dict[int, list[list[Move]]],
-) -> Bench:
+) -> RankBench:
     import torch
 
     gpu = job.backend == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
-    counts = {nbytes: elements(schedule) for nbytes, schedule in made.items()}
-    room = max(scratch_elements(parts, status.rank) for parts in rounds.values())
+    counts = {nbytes: count_elements(schedule) for nbytes, schedule in schedules.items()}
+    scratch_count = max(count_scratch(parts, status.rank) for parts in rounds.values())
 
     def empty(count: int) -> Any:
         return torch.zeros(max(count, 1), dtype=getattr(torch, job.dtype), device=device)
 
-    start, work, scratch = empty(max(counts.values())), empty(max(counts.values())), empty(room)
+    start, work, scratch = (
+        empty(max(counts.values())),
+        empty(max(counts.values())),
+        empty(scratch_count),
+    )
     fill(start, job, status.rank)
-    # Scratch serves one call at a time; only collectives in parts need a second whole buffer.
-    spare = empty(max(counts.values())) if job.collective in PARTED else scratch
+    # Only one call at a time uses scratch; only collectives in parts need a second whole buffer.
+    spare = empty(max(counts.values())) if job.collective in PARTED_COLLECTIVES else scratch
     calls: dict[tuple[int, int], Callable[[], Any]] = {}
     for nbytes, count in counts.items():
-        exchanges = program(rounds[nbytes], status.rank, work[:count], scratch)
-        calls[nbytes, 0] = _schedule_call(exchanges, status)
-        whole = nbytes // job.itemsize  # without what some schedules keep beside the buffer
-        library = library_call(
-            job.collective, job.ranks, status.rank, made[nbytes].root, work[:whole], spare[:whole]
+        exchanges = make_exchanges(rounds[nbytes], status.rank, work[:count], scratch)
+        calls[nbytes, 0] = _wrap_exchanges(exchanges, status)
+        buffer_count = nbytes // job.itemsize  # without the extra elements of some schedules
+        library = make_library_call(
+            job.collective,
+            job.ranks,
+            status.rank,
+            schedules[nbytes].root,
+            work[:buffer_count],
+            spare[:buffer_count],
         )
         if library is not None:
-            calls[nbytes, 1] = _library(library, status)
-    wait = torch.cuda.synchronize if gpu else _nothing
-    return Bench(start, work, calls, counts, wait)
+            calls[nbytes, 1] = _wrap_library_call(library, status)
+    wait = torch.cuda.synchronize if gpu else _wait_for_nothing
+    return RankBench(start, work, calls, counts, wait)
 
 
-def _nothing() -> None:
-    """The processor has finished when the call returns."""
+def _wait_for_nothing() -> None:
+    """Do nothing: on the CPU the work is complete when the call returns."""
 
 
-def _schedule_call(exchanges: Sequence[Any], status: at.Status) -> Callable[[], None]:
-    return lambda: run(exchanges, status)
+def _wrap_exchanges(exchanges: Sequence[Any], status: rank_status.Status) -> Callable[[], None]:
+    return lambda: run_exchanges(exchanges, status)
 
 
-def _library(call: Callable[[], Any], status: at.Status) -> Callable[[], None]:
+def _wrap_library_call(call: Callable[[], Any], status: rank_status.Status) -> Callable[[], None]:
     def timed() -> None:
-        status.step(at.LIBRARY)
+        status.step(rank_status.LIBRARY)
         call()
-        status.step(at.DONE)
+        status.step(rank_status.DONE)
 
     return timed
 
 
-def _once(bench: Bench, status: at.Status, nbytes: int, kind: int, repeat: int) -> Any:
-    """One repeat: same data, start together, wait until it is done; (start, end) in seconds."""
+def _time_once(
+    bench: RankBench, status: rank_status.Status, nbytes: int, kind: int, repeat: int
+) -> Any:
+    """Time one repeat: reset the data, start all ranks together, wait; (start, end) in seconds."""
     import torch.distributed as dist
 
     count = bench.counts[nbytes]
     status.item(nbytes, kind, repeat)
     bench.work[:count].copy_(bench.start[:count])
     bench.wait()
-    status.step(at.BARRIER)
+    status.step(rank_status.BARRIER)
     dist.barrier()
     begin = time.monotonic()
     bench.calls[nbytes, kind]()
@@ -147,8 +163,8 @@ def _once(bench: Bench, status: at.Status, nbytes: int, kind: int, repeat: int) 
     return begin, time.monotonic()
 
 
-def _rehearse(job: MeasurementJob, status: at.Status, bench: Bench) -> dict[int, int]:
-    """Run everything twice, and settle how often each size is repeated; alike on all ranks."""
+def _warm_up(job: MeasurementJob, status: rank_status.Status, bench: RankBench) -> dict[int, int]:
+    """Run each call twice and choose the repeats of each size, the same on all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -156,33 +172,33 @@ def _rehearse(job: MeasurementJob, status: at.Status, bench: Bench) -> dict[int,
     for nbytes in bench.counts:
         kinds = [kind for size, kind in bench.calls if size == nbytes]
         for kind in kinds:
-            _once(bench, status, nbytes, kind, 0)
+            _time_once(bench, status, nbytes, kind, 0)
         began = time.monotonic()
         for kind in kinds:
-            _once(bench, status, nbytes, kind, 1)
+            _time_once(bench, status, nbytes, kind, 1)
         costs.append(time.monotonic() - began)
     agreed = torch.tensor(costs, dtype=torch.float64).to(bench.work.device)
     dist.broadcast(agreed, 0)
-    return dict(zip(bench.counts, repeats_within(job, agreed.tolist()), strict=True))
+    return dict(zip(bench.counts, choose_repeats(job, agreed.tolist()), strict=True))
 
 
-def repeats_within(job: MeasurementJob, costs_s: Sequence[float]) -> list[int]:
-    """How often to repeat each size, given what one repeat of it costs; a multiple of `PASSES`.
+def choose_repeats(job: MeasurementJob, costs_s: Sequence[float]) -> list[int]:
+    """Choose the repeats of each size from the time of one repeat; multiples of `PASSES`.
 
-    Repeats go with one over the root of the cost: the large sizes get most of the time, the small
-    ones most of the repeats.
+    Repeats are proportional to one over the root of that time: large sizes get most of the time,
+    small ones most of the repeats.
     """
     if job.repeats is not None:
         return [job.repeats] * len(costs_s)
     scale = job.budget_s / sum(math.sqrt(cost) for cost in costs_s)
-    wanted = [min(MOST_REPEATS, max(LEAST_REPEATS, scale / math.sqrt(c))) for c in costs_s]
-    return [round(count / PASSES) * PASSES for count in wanted]
+    repeats = [min(MOST_REPEATS, max(LEAST_REPEATS, scale / math.sqrt(c))) for c in costs_s]
+    return [round(count / PASSES) * PASSES for count in repeats]
 
 
 def _time_all(
-    status: at.Status, bench: Bench, repeats: dict[int, int]
+    status: rank_status.Status, bench: RankBench, repeats: dict[int, int]
 ) -> dict[tuple[int, int], Times]:
-    """Time every size in passes, schedule and library in turn."""
+    """Time every size in passes, schedule and library alternating."""
     times: dict[tuple[int, int], Times] = {key: [] for key in bench.calls}
     total, done = sum(repeats.values()), 0
     gc.collect()
@@ -193,7 +209,9 @@ def _time_all(
                 for repeat in range(count * part // PASSES, count * (part + 1) // PASSES):
                     for kind in (0, 1):
                         if (nbytes, kind) in times:
-                            times[nbytes, kind].append(_once(bench, status, nbytes, kind, repeat))
+                            times[nbytes, kind].append(
+                                _time_once(bench, status, nbytes, kind, repeat)
+                            )
                     done += 1
                     status.progress(done, total)
     finally:
@@ -201,27 +219,29 @@ def _time_all(
     return times
 
 
-def _gathered(times: dict[tuple[int, int], Times]) -> list[dict[tuple[int, int], Times]]:
+def _gather_times(times: dict[tuple[int, int], Times]) -> list[dict[tuple[int, int], Times]]:
     import torch.distributed as dist
 
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, times)
-    return found
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, times)
+    return by_rank
 
 
-def _rows(gathered: list[dict[tuple[int, int], Times]], shared_clock: bool) -> list[Row]:
+def _summarise_rows(
+    gathered: list[dict[tuple[int, int], Times]], shared_clock: bool
+) -> list[MeasurementRow]:
     rows = []
     for nbytes, kind in sorted(gathered[0], key=lambda key: (key[1], key[0])):
         spans = np.array([times[nbytes, kind] for times in gathered])
-        took = collective_times(spans, shared_clock=shared_clock)
-        rows.append(row_of("library" if kind else "schedule", nbytes, took))
+        times_s = compute_collective_times(spans, shared_clock=shared_clock)
+        rows.append(summarise_times("library" if kind else "schedule", nbytes, times_s))
     return rows
 
 
-def collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
-    """Time of each repeat: from when all ranks have begun until all have ended; seconds.
+def compute_collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
+    """Compute the time of each repeat: from the last rank's begin to the last end; seconds.
 
-    Without a clock that all ranks share: the slowest rank's own time.
+    Without a clock that all ranks share: the longest time of a rank on its own clock.
 
     Parameters
     ----------
@@ -230,6 +250,8 @@ def collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
     shared_clock : bool
     """
     begins, ends = spans[:, :, 0], spans[:, :, 1]
-    took = ends.max(axis=0) - begins.max(axis=0) if shared_clock else (ends - begins).max(axis=0)
-    found: list[float] = took.tolist()
-    return found
+    durations = (
+        ends.max(axis=0) - begins.max(axis=0) if shared_clock else (ends - begins).max(axis=0)
+    )
+    times_s: list[float] = durations.tolist()
+    return times_s

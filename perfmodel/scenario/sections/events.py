@@ -1,29 +1,28 @@
-"""Things that go wrong, and what else moves: the words of ``events:``."""
+"""Sections ``events`` and ``jobs``: disturbances, other traffic and other jobs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
-from perfmodel.scenario.sections.base import Index, ModelSection, Name, Placement
+from perfmodel.scenario.sections.base import Index, Name, OrName, Placement
 from perfmodel.scenario.sections.strategy import DdpStrategy
+from perfmodel.scenario.sections.training import ModelSection
 
 Factor = Annotated[float, Field(strict=True, ge=1)]
-"""How many times longer or slower: a plain number of one or more."""
+"""How many times longer or slower; one or more."""
 
 
-def _each_once(numbers: tuple[int, ...]) -> tuple[int, ...]:
+def _check_unique(numbers: tuple[int, ...]) -> tuple[int, ...]:
     twice = sorted({number for number in numbers if numbers.count(number) > 1})
     if twice:
         raise ValueError(f"each once, but {', '.join(map(str, twice))} is there again")
     return numbers
 
 
-Indices = Annotated[tuple[Index, ...], Field(min_length=1), AfterValidator(_each_once)]
+Indices = Annotated[tuple[Index, ...], Field(min_length=1), AfterValidator(_check_unique)]
 """Ranks, nodes or steps, counted from 0."""
 
 
@@ -40,7 +39,7 @@ class SlowEvent(FileModel):
     )
 
     @model_validator(mode="after")
-    def _one_way(self) -> SlowEvent:
+    def _check_target(self) -> SlowEvent:
         if (self.ranks is None) == (self.nodes is None):
             raise ValueError("either 'ranks' or 'nodes', exactly one list")
         return self
@@ -59,7 +58,7 @@ class JitterEvent(FileModel):
     seed: Index | None = Field(default=None, description="default: the scenario's")
 
     @model_validator(mode="after")
-    def _above_zero(self) -> JitterEvent:
+    def _check_spread(self) -> JitterEvent:
         if self.kind == "normal" and self.cv > 1 / 3:
             raise ValueError("a cv of 1/3 at most with kind: normal, which would fall below zero")
         return self
@@ -83,7 +82,7 @@ class DegradeEvent(FileModel):
     until: Seconds | None = None
 
     @model_validator(mode="after")
-    def _says_how(self) -> DegradeEvent:
+    def _check_change(self) -> DegradeEvent:
         if self.to is not None and self.by is not None:
             raise ValueError("'to' or 'by', not both")
         if self.to is None and self.by is None and self.latency is None:
@@ -118,7 +117,7 @@ class LoseEvent(FileModel):
 
 
 class TrafficEvent(FileModel):
-    """Other bytes on the machine: an input pipeline, the writing of checkpoints."""
+    """Other traffic on the machine, such as an input pipeline or checkpoints."""
 
     from_: Name = Field(alias="from", description="a device, or several such as 'n[0-3]/cpu0'")
     to: Name = Field(description="a device, or several: one for each sender, or one for all")
@@ -128,7 +127,7 @@ class TrafficEvent(FileModel):
     at: Seconds = Field(default=0.0, description="since the settled state began")
 
     @model_validator(mode="after")
-    def _stream_or_bursts(self) -> TrafficEvent:
+    def _check_traffic(self) -> TrafficEvent:
         if self.nbytes is None and self.rate is None:
             raise ValueError("'rate' (a stream) or 'nbytes' (a burst), at least one")
         if self.every is not None and (self.nbytes is None or self.every == 0):
@@ -140,7 +139,7 @@ EVENT_KINDS = ("slow", "jitter", "degrade", "down", "lose", "traffic")
 
 
 class EventSection(FileModel):
-    """One thing that happens, by its kind."""
+    """One event; the field that is set is its kind."""
 
     slow: SlowEvent | None = None
     jitter: JitterEvent | None = None
@@ -150,36 +149,26 @@ class EventSection(FileModel):
     traffic: TrafficEvent | None = None
 
     @model_validator(mode="after")
-    def _one_kind(self) -> EventSection:
+    def _check_one_kind(self) -> EventSection:
         if len(self.model_fields_set) != 1 or getattr(self, self.kind) is None:
             raise ValueError(f"exactly one of {', '.join(map(repr, EVENT_KINDS))} per event")
         return self
 
     @property
     def kind(self) -> str:
-        """Which of the fields it has."""
+        """The field that is set."""
         return next(iter(self.model_fields_set), EVENT_KINDS[0])
 
 
-def _named(value: object) -> object:
+def _expand_name(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
-
-
-@dataclass(frozen=True)
-class _OrWord:
-    """Says in the schema that a name alone, as a word, will do."""
-
-    def __get_pydantic_json_schema__(
-        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"anyOf": [{"type": "string", "minLength": 1}, handler(core_schema)]}
 
 
 class OtherJob(FileModel):
     """Another DDP job on the same network, step after step; it computes as `compute` says."""
 
     name: Name | None = Field(default=None, description="default: its model's")
-    model: Annotated[ModelSection, BeforeValidator(_named), _OrWord()] = Field(
+    model: Annotated[ModelSection, BeforeValidator(_expand_name), OrName()] = Field(
         description="as for this job; a name alone will do"
     )
     strategy: DdpStrategy = DdpStrategy()

@@ -1,4 +1,4 @@
-"""Which cluster to buy or rent: the words of ``plan:``."""
+"""Section ``plan``: candidate clusters to buy or rent, their prices, failures and upgrades."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Power, Seconds
-from perfmodel.scenario.sections.base import Fabric, Name
-from perfmodel.scenario.sections.money import EnergyPrice, HourlyPrice, Money, Price
+from perfmodel.files.money import EnergyPrice, HourlyPrice, Money, Price
+from perfmodel.scenario.sections.base import Name
+from perfmodel.scenario.sections.cluster import Fabric
 
 _DATASET = re.compile(r"\s*(?P<number>[\d_.eE+]+)\s*(?P<unit>samples|tokens)\s*", re.ASCII)
 
 
-def _whole(value: object) -> int:
+def _parse_whole(value: object) -> int:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value <= 0 or value != int(value):  # type: ignore[arg-type, call-overload, operator]
         raise ValueError("a whole number above zero, such as 300e9")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-Many = Annotated[
-    int, BeforeValidator(_whole), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
+LargeCount = Annotated[
+    int, BeforeValidator(_parse_whole), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
 ]
 """A whole number above zero, however large; "300e9" is one."""
 
@@ -40,21 +41,21 @@ class DatasetSize:
     unit: str
 
 
-def _dataset(value: object) -> DatasetSize:
+def _parse_dataset(value: object) -> DatasetSize:
     if isinstance(value, DatasetSize):
         return value
     match = _DATASET.fullmatch(value) if isinstance(value, str) else None
     try:
         if match is not None:
-            return DatasetSize(_whole(float(match["number"])), match["unit"])
-        return DatasetSize(_whole(value), "samples")
+            return DatasetSize(_parse_whole(float(match["number"])), match["unit"])
+        return DatasetSize(_parse_whole(value), "samples")
     except ValueError:
         raise ValueError("a number of samples, or '10e9 tokens'") from None
 
 
 Dataset = Annotated[
     DatasetSize,
-    BeforeValidator(_dataset),
+    BeforeValidator(_parse_dataset),
     WithJsonSchema(
         {
             "anyOf": [
@@ -78,24 +79,24 @@ class TargetSection(FileModel):
     1 + batch / critical_batch (McCandlish et al. 2018, arXiv 1812.06162, section 2.3).
     """
 
-    samples: Many | None = None
-    tokens: Many | None = Field(default=None, description="of a transformer's sequences")
+    samples: LargeCount | None = None
+    tokens: LargeCount | None = Field(default=None, description="of a transformer's sequences")
     epochs: Positive | None = None
     dataset: Dataset | None = Field(
         default=None, description="with `epochs`: samples, or '10e9 tokens'"
     )
-    critical_batch: Many | None = Field(
+    critical_batch: LargeCount | None = Field(
         default=None,
         description="gradient noise scale, samples; default: a larger batch needs no more samples",
     )
-    reference_batch: Many | None = Field(
+    reference_batch: LargeCount | None = Field(
         default=None,
         description="global batch at which the target is known to suffice; default: a small one",
     )
 
     @model_validator(mode="after")
-    def _one_way(self) -> TargetSection:
-        if sum(given is not None for given in (self.samples, self.tokens, self.epochs)) != 1:
+    def _check_amounts(self) -> TargetSection:
+        if sum(amount is not None for amount in (self.samples, self.tokens, self.epochs)) != 1:
             raise ValueError("exactly one of 'samples', 'tokens' and 'epochs'")
         if (self.epochs is None) != (self.dataset is None):
             raise ValueError("'dataset' together with 'epochs', and only then")
@@ -132,7 +133,7 @@ class PowerSection(FileModel):
     )
 
     @model_validator(mode="after")
-    def _one_way(self) -> PowerSection:
+    def _check_amounts(self) -> PowerSection:
         if self.per_node is not None and {"per_gpu", "factor"} & self.model_fields_set:
             raise ValueError("'per_node', or 'per_gpu' and 'factor', not both")
         return self
@@ -160,7 +161,7 @@ class CandidateSection(FileModel):
     )
 
     @model_validator(mode="after")
-    def _paid_once(self) -> CandidateSection:
+    def _check_price(self) -> CandidateSection:
         if self.price_per_gpu_hour is not None and self.purchase is not None:
             raise ValueError("'price_per_gpu_hour' (rented) or 'purchase' (bought), not both")
         if any(b <= a for a, b in itertools.pairwise(self.nodes)):
@@ -195,7 +196,7 @@ class FailureSection(FileModel):
     )
 
     @model_validator(mode="after")
-    def _written_one_way(self) -> FailureSection:
+    def _check_checkpoint(self) -> FailureSection:
         if (self.checkpoint_write is None) == (self.storage_bandwidth is None):
             raise ValueError("either 'checkpoint_write' (a time) or 'storage_bandwidth'")
         if self.checkpoint_size is not None and self.storage_bandwidth is None:
@@ -220,9 +221,9 @@ class UpgradeSection(FileModel):
     )
 
     @model_validator(mode="after")
-    def _paid_once(self) -> UpgradeSection:
-        given = (self.price, self.price_per_node, self.price_per_gpu_hour)
-        if sum(price is not None for price in given) > 1:
+    def _check_price(self) -> UpgradeSection:
+        prices = (self.price, self.price_per_node, self.price_per_gpu_hour)
+        if sum(price is not None for price in prices) > 1:
             raise ValueError("one of 'price', 'price_per_node' and 'price_per_gpu_hour'")
         return self
 
@@ -245,7 +246,7 @@ class PlanSection(FileModel):
     @property
     def money(self) -> dict[str, Money]:
         """All money of the plan, by dotted field within it."""
-        return {field: value for field, value in _money(self, "") if value is not None}
+        return {field: value for field, value in _find_money(self, "") if value is not None}
 
     @property
     def paid_in(self) -> str | None:
@@ -254,14 +255,14 @@ class PlanSection(FileModel):
         return self.currency or next((word for word, _ in used.most_common(1)), None)
 
 
-def _money(section: FileModel, prefix: str) -> Iterator[tuple[str, Money | None]]:
+def _find_money(section: FileModel, prefix: str) -> Iterator[tuple[str, Money | None]]:
     for name in type(section).model_fields:
         value = getattr(section, name)
         members = enumerate(value) if isinstance(value, tuple) else ()
         if isinstance(value, Money):
             yield f"{prefix}{name}", value
         elif isinstance(value, FileModel):
-            yield from _money(value, f"{prefix}{name}.")
+            yield from _find_money(value, f"{prefix}{name}.")
         for at, member in members:
             if isinstance(member, FileModel):
-                yield from _money(member, f"{prefix}{name}.{at}.")
+                yield from _find_money(member, f"{prefix}{name}.{at}.")

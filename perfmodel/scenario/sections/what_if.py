@@ -1,4 +1,4 @@
-"""What if some of the machine were faster: factors on what stands, in ``what_if:``."""
+"""Section ``what_if``: factors on bandwidths, latencies and compute of the machine."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from perfmodel.files import FileModel
+from perfmodel.scenario.sections.base import Switch
 
 INFINITE = 1e9
-"""What the word "infinite" multiplies a bandwidth by: bytes that took a second take a nanosecond,
-which no step time shows. A true infinity would leave 0 times infinity in the shares of links."""
+"""Factor of the word "infinite": bytes that took a second take a nanosecond, too little to change a
+step time. A true infinity would give 0 times infinity in the shares of links."""
 
 _MOST = 1e9
 _LEAST = 1e-6
 
 
-def _word(value: object) -> object:
+def _parse_infinite(value: object) -> object:
     return INFINITE if value == "infinite" else value
 
 
-def _schema(least: float, *words: str, above: bool = False) -> WithJsonSchema:
+def _schema(least: float, *names: str, above: bool = False) -> WithJsonSchema:
     bound = "exclusiveMinimum" if above else "minimum"
     number: dict[str, Any] = {"type": "number", bound: least, "maximum": _MOST}
     return WithJsonSchema(
-        {"anyOf": [number, *({"const": word} for word in words)]} if words else number
+        {"anyOf": [number, *({"const": name} for name in names)]} if names else number
     )
 
 
-Faster = Annotated[
+SpeedFactor = Annotated[
     float,
     Field(strict=True, ge=_LEAST, le=_MOST),
-    BeforeValidator(_word),
+    BeforeValidator(_parse_infinite),
     _schema(_LEAST, "infinite"),
 ]
 """How many times as fast: a number above zero, or the word "infinite"."""
 
-Longer = Annotated[float, Field(strict=True, ge=0, le=_MOST), _schema(0.0)]
+TimeFactor = Annotated[float, Field(strict=True, ge=0, le=_MOST), _schema(0.0)]
 """How many times as long: 0 is none at all."""
-
-Present = Annotated[bool, Field(strict=True)]
 
 
 class WhatIf(FileModel):
@@ -50,33 +49,31 @@ class WhatIf(FileModel):
     so, and keeps the channels that it found inside nodes.
     """
 
-    network_bandwidth: Faster = Field(
+    network_bandwidth: SpeedFactor = Field(
         default=1.0, description="of all links between nodes, their NICs' ports included"
     )
-    network_latency: Longer = Field(
+    network_latency: TimeFactor = Field(
         default=1.0,
         description="what a step between nodes waits beyond its bytes: links and the library's own",
     )
-    node_bandwidth: Faster = Field(
+    node_bandwidth: SpeedFactor = Field(
         default=1.0, description="of all links inside nodes: NVLink, PCIe, host memory"
     )
-    node_latency: Longer = Field(
+    node_latency: TimeFactor = Field(
         default=1.0,
         description="what a step inside a node waits beyond its bytes: links and the library's own",
     )
-    launch: Longer = Field(
+    launch: TimeFactor = Field(
         default=1.0, description="what a collective costs that no link sees, such as its start"
     )
-    communication: Present = Field(
-        default=True, description="false: collectives take no time at all, whoever carries them"
-    )
-    compute: Faster = Field(
+    communication: Switch = Field(default=True, description="false: collectives take no time")
+    compute: SpeedFactor = Field(
         default=1.0,
         description="speed of all compute: kernels, copies, and the host that starts them",
     )
-    jitter: Present = Field(default=True, description="false: events of kind jitter do not happen")
-    events: Present = Field(default=True, description="false: no event happens, jitter included")
-    jobs: Present = Field(
+    jitter: Switch = Field(default=True, description="false: events of kind jitter do not happen")
+    events: Switch = Field(default=True, description="false: no event happens, jitter included")
+    jobs: Switch = Field(
         default=True, description="false: other jobs stand still, and keep their nodes"
     )
 

@@ -1,4 +1,4 @@
-"""Rows of a CSV of parameters or layer times, every fault of the file at once.
+"""A CSV of parameters or of layer times, all of its faults at once.
 
 Columns: ``name`` (of a parameter, or of a layer in a file of times alone), ``shape`` or
 ``numel``, and optionally ``dtype``, ``requires_grad``, ``layer``, ``forward`` and ``backward``.
@@ -8,16 +8,14 @@ Lines that start with ``#`` are comments.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import read_text
+from perfmodel.files.csv_rows import Reader, read_csv
 from perfmodel.units import TIMES
 from perfmodel.workload.readers.fields import (
     TRAINABLE,
@@ -29,12 +27,12 @@ from perfmodel.workload.readers.fields import (
 )
 
 _PLAIN = ("name", "shape", "numel", "dtype", "requires_grad", "layer", "forward", "backward")
-_TIMED = {f"{way}_{unit}": (way, unit) for way in ("forward", "backward") for unit in TIMES}
+_TIMED = {f"{name}_{unit}": (name, unit) for name in ("forward", "backward") for unit in TIMES}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line: a parameter, or a layer's times.
+class ParameterRow:
+    """One row: a parameter, or the times of a layer.
 
     Parameters
     ----------
@@ -59,7 +57,7 @@ class Row:
     backward_s: float | None
 
 
-def read_rows(path: Path, *, sized: bool) -> list[Row]:
+def read_rows(path: Path, *, sized: bool) -> list[ParameterRow]:
     """Read a CSV.
 
     Parameters
@@ -73,112 +71,83 @@ def read_rows(path: Path, *, sized: bool) -> list[Row]:
     InputError
         With every fault: file, line, column, found, allowed.
     """
-    lines = _lines(path)
-    first = next(lines, None)
-    if first is None:
-        raise InputError(Fault("file", "nothing", "a header and a row per parameter", str(path)))
-    number, header = first
-    faults = _header_faults(header, sized=sized)
+    faults: list[Fault] = []
+    table = read_csv(path, faults, hand_written=True)
+    if table.line:
+        header_faults = _header_faults(table.columns, sized=sized)
+        if header_faults:
+            raise InputError(header_faults).located(str(path), table.line)
+        if not table.records:
+            faults.append(Fault("file", "no rows", "a row per parameter", str(path)))
+    rows = [_parse_row(Reader(record, faults)) for record in table.records]
+    _report_repeated(rows, str(path), faults)
     if faults:
-        raise InputError(faults).located(str(path), number)
-    rows, wrong = [], list[Fault]()
-    for number, cells in lines:
-        row, bad = _row(number, dict(zip(header, cells, strict=False)), len(cells) - len(header))
-        wrong += bad
-        rows.append(row)
-    if not rows:
-        wrong.append(Fault("file", "no rows", "a row per parameter"))
-    wrong += _repeated(rows)
-    if wrong:
-        wrong.sort(key=lambda fault: fault.line or 0)
-        raise InputError(wrong).located(str(path))
+        raise InputError(sorted(faults, key=lambda fault: fault.line or 0))
     return rows
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of each line that is neither empty nor a comment, with its number."""
-    reader = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff")), skipinitialspace=True)
-    while True:
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            fault = Fault("file", str(error), "CSV", str(path), reader.line_num)
-            raise InputError(fault) from None
-        if cells is None:
-            return
-        if any(cell.strip() for cell in cells) and not cells[0].startswith("#"):
-            yield reader.line_num, [cell.strip() for cell in cells]
-
-
-def _header_faults(header: list[str], *, sized: bool) -> list[Fault]:
-    known = [*_PLAIN, *_TIMED]
+def _header_faults(columns: Sequence[str], *, sized: bool) -> list[Fault]:
+    allowed = [*_PLAIN, *_TIMED]
     faults = [
-        Fault("header", f"column {name!r}", allowed_names(known, name))
-        for name in header
-        if name not in known
+        Fault("header", f"column {name!r}", allowed_names(allowed, name))
+        for name in columns
+        if name not in allowed
     ]
-    meaning = [_TIMED[name][0] if name in _TIMED else name for name in header]
-    repeated = sorted({name for name in meaning if meaning.count(name) > 1})
+    fields = [_TIMED[name][0] if name in _TIMED else name for name in columns]
+    repeated = sorted({name for name in fields if fields.count(name) > 1})
     faults += [Fault("header", f"column {name!r} twice", "each column once") for name in repeated]
-    missing = [] if "name" in header else ["'name'"]
-    if sized and not {"shape", "numel"} & set(header):
+    missing = [] if "name" in columns else ["'name'"]
+    if sized and not {"shape", "numel"} & set(columns):
         missing.append("'shape' or 'numel'")
     if not sized:
-        missing += [repr(way) for way in ("forward", "backward") if way not in meaning]
-    found = ", ".join(map(repr, header))
-    faults += [Fault("header", found, f"a column {name}") for name in missing]
+        missing += [repr(name) for name in ("forward", "backward") if name not in fields]
+    listed = ", ".join(map(repr, columns))
+    faults += [Fault("header", listed, f"a column {name}") for name in missing]
     return faults
 
 
-def _row(line: int, cells: Mapping[str, str], surplus: int) -> tuple[Row, list[Fault]]:
-    faults = []
-    if surplus:
-        what = "more cells" if surplus > 0 else "fewer cells"
-        faults.append(Fault("row", f"{what} than columns", "a cell for each column", None, line))
+def _parse_row(reader: Reader) -> ParameterRow:
+    """Parse the cells of one row and report those that are wrong."""
+    faults_before = len(reader.faults)
     values: dict[str, Any] = {}
-    for column, text in cells.items():
-        field, parse = _parser(column)
+    for column, text in reader.record.cells.items():
+        field, parse = _find_parser(column)
         if not text and field != "name":
             continue
         try:
             values[field] = parse(text)
         except InputError as error:
-            faults += [Fault(column, f.found, f.allowed, None, line) for f in error.faults]
+            for fault in error.faults:
+                reader.fault(column, fault.found, fault.allowed)
         except ValueError as error:
-            faults.append(Fault(column, repr(text), str(error), None, line))
-    shape, dtype = values.get("shape"), values.get("dtype", "fp32")
-    if not faults:
-        faults += _disagreements(cells, shape, values.get("numel"), line)
-    trained = values.get("requires_grad", True)
+            reader.fault(column, repr(text), str(error))
+    if len(reader.faults) == faults_before and not reader.record.surplus:
+        _check_size(reader, values.get("shape"), values.get("numel"))
+    dtype, trained = values.get("dtype", "fp32"), values.get("requires_grad", True)
     if trained and dtype not in TRAINABLE:
-        allowed = "a floating-point type, or requires_grad false"
-        faults.append(Fault("dtype", repr(dtype), allowed, None, line))
+        reader.fault("dtype", repr(dtype), "a floating-point type, or requires_grad false")
+    shape = values.get("shape")
     if shape is None and "numel" in values:
         shape = (values["numel"],)
-    row = Row(
-        line, values.get("name", ""), shape, dtype, trained, values.get("layer"),
+    return ParameterRow(
+        reader.record.line, values.get("name", ""), shape, dtype, trained, values.get("layer"),
         values.get("forward"), values.get("backward"),
     )  # fmt: skip
-    return row, faults
 
 
-def _disagreements(
-    cells: Mapping[str, str], shape: tuple[int, ...] | None, numel: int | None, line: int
-) -> list[Fault]:
-    """Find a parameter without a size, or with two that differ."""
+def _check_size(reader: Reader, shape: tuple[int, ...] | None, numel: int | None) -> None:
+    """Report a parameter without a size, or with a shape and a number of elements that differ."""
     product = math.prod(shape or ())
-    if {"shape", "numel"} & set(cells) and shape is None and numel is None:
-        return [Fault("shape", "nothing", "a shape or a number of elements", None, line)]
-    if shape is not None and numel is not None and product != numel:
-        allowed = f"{product}, the product of the shape"
-        return [Fault("numel", str(numel), allowed, None, line)]
-    return []
+    if {"shape", "numel"} & set(reader.record.cells) and shape is None and numel is None:
+        reader.fault("shape", "nothing", "a shape or a number of elements")
+    elif shape is not None and numel is not None and product != numel:
+        reader.fault("numel", str(numel), f"{product}, the product of the shape")
 
 
-def _parser(column: str) -> tuple[str, Callable[[str], Any]]:
+def _find_parser(column: str) -> tuple[str, Callable[[str], Any]]:
     field, unit = _TIMED.get(column, (column, None))
     parsers: dict[str, Callable[[str], Any]] = {
-        "name": _named,
+        "name": _parse_name,
         "layer": str,
         "shape": parse_shape,
         "numel": parse_numel,
@@ -190,18 +159,16 @@ def _parser(column: str) -> tuple[str, Callable[[str], Any]]:
     return field, parsers[field]
 
 
-def _named(text: str) -> str:
+def _parse_name(text: str) -> str:
     if not text:
         raise ValueError("a name")
     return text
 
 
-def _repeated(rows: list[Row]) -> list[Fault]:
-    first: dict[str, int] = {}
-    faults = []
+def _report_repeated(rows: Sequence[ParameterRow], file: str, faults: list[Fault]) -> None:
+    first_lines: dict[str, int] = {}
     for row in rows:
-        if row.name and row.name in first:
-            allowed = f"a name that line {first[row.name]} does not use"
-            faults.append(Fault("name", repr(row.name), allowed, None, row.line))
-        first.setdefault(row.name, row.line)
-    return faults
+        if row.name and row.name in first_lines:
+            allowed = f"a name that line {first_lines[row.name]} does not use"
+            faults.append(Fault("name", repr(row.name), allowed, file, row.line))
+        first_lines.setdefault(row.name, row.line)

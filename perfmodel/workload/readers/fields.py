@@ -1,10 +1,10 @@
-"""Words of a parameter file: shapes, data types, truth values, times."""
+"""Parsers of the fields of a parameter file: shapes, data types, truth values, times."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from perfmodel.errors import allowed_names
 from perfmodel.units import TIMES, parse_time
@@ -44,13 +44,24 @@ def parse_shape(value: object) -> tuple[int, ...]:
         sizes = list(value)
     else:
         text = str(value).strip().removeprefix("torch.Size(").strip("()[] ,")
-        words = re.split(r"\s*[x*,]\s*|\s+", text) if text else []
-        sizes = [int(word) if re.fullmatch(r"\d{1,18}", word) else word for word in words]
+        parts = re.split(r"\s*[x*,]\s*|\s+", text) if text else []
+        sizes = [int(word) if re.fullmatch(r"\d{1,18}", word) else word for word in parts]
     if any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
         raise ValueError(allowed)
     if isinstance(value, str) and not value.strip():
         raise ValueError(allowed)
     return tuple(sizes)
+
+
+def list_first(names: Sequence[str], limit: int = 5) -> str:
+    """Quote the first names for a message.
+
+    Examples
+    --------
+    >>> list_first(["conv", "fc"], limit=1)
+    "'conv' ..."
+    """
+    return ", ".join(map(repr, names[:limit])) + (" ..." if names[limit:] else "")
 
 
 def parse_numel(text: str) -> int:

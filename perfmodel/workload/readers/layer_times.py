@@ -16,11 +16,12 @@ from perfmodel.topology.model import Gpu
 from perfmodel.workload.memory import activation_bytes, optimizer_bytes
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
+from perfmodel.workload.readers.fields import list_first
 from perfmodel.workload.readers.spec import ModelSpec
 from perfmodel.workload.roofline import optimizer_launches
 
 
-class _Measured(NamedTuple):
+class _MeasuredTimes(NamedTuple):
     """Times of one row of the file."""
 
     name: str
@@ -40,10 +41,10 @@ def times_from_file(
 ) -> LayerTimes:
     """Read the time of every layer from a CSV or YAML file.
 
-    A row names a layer, or a parameter whose time counts for its layer; rows of one layer add up
-    (a CSV of parameters with ``forward`` and ``backward`` columns is such a file; empty cells are
-    left out). Times are
-    those of one micro-batch on the device, with whatever waiting for the host was measured.
+    A row names a layer, or a parameter whose time counts for its layer; rows of one layer add up. A
+    CSV of parameters with columns ``forward`` and ``backward`` is such a file; rows without times
+    are left out. Times are those of one micro-batch on the device, with any measured waiting for
+    the host.
 
     Parameters
     ----------
@@ -51,8 +52,8 @@ def times_from_file(
     workload : Workload
         The model whose layers the file times.
     gpu : Gpu, optional
-        Gives what the file does not: the optimizer's time and the rate of copies. Without it
-        they cost nothing.
+        Gives the optimizer's time and the rate of copies if the file does not; without it they
+        take no time.
     batch, precision, optimizer
         Of the measurement; for activations and the optimizer's time.
 
@@ -63,20 +64,20 @@ def times_from_file(
     Raises
     ------
     InputError
-        Bad cells, names that the model has not, layers with parameters that have no time.
+        Bad cells, names that the model does not have, layers with parameters but without times.
     """
     path = Path(path)
     if path.suffix.lower() == ".csv":
         rows = read_rows(path, sized=False)
         spec = ModelSpec()
         measured = [
-            _Measured(row.name, row.forward_s, row.backward_s, row.line)
+            _MeasuredTimes(row.name, row.forward_s, row.backward_s, row.line)
             for row in rows
             if row.forward_s is not None and row.backward_s is not None
         ]
     else:
         spec, measured = _from_yaml(path)
-    forward_s, backward_s = _by_layer(measured, workload, path)
+    forward_s, backward_s = _sum_by_layer(measured, workload, path)
     kernels = np.array([layer.kernels for layer in workload.layers], dtype=np.int64)
     copy_Bps = math.inf if gpu is None else gpu.memory_Bps * gpu.memory_efficiency / 2
     step_s = 0.0 if gpu is None else optimizer_bytes(workload, optimizer) / (2 * copy_Bps)
@@ -94,20 +95,10 @@ def times_from_file(
     )
 
 
-def has_times(path: Path | str) -> bool:
-    """Whether a model file also carries measured times."""
-    path = Path(path)
-    if path.suffix.lower() == ".csv":
-        rows = read_rows(path, sized=True)
-        return any(row.forward_s is not None and row.backward_s is not None for row in rows)
-    spec = validate_document(ModelSpec, read_yaml(path), str(path))
-    return any(layer.forward is not None for layer in spec.layers)
-
-
-def _from_yaml(path: Path) -> tuple[ModelSpec, list[_Measured]]:
+def _from_yaml(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
     document = read_yaml(path)
     spec = validate_document(ModelSpec, document, str(path))
-    faults, measured = [], list[_Measured]()
+    faults, measured = [], list[_MeasuredTimes]()
     for position, layer in enumerate(spec.layers):
         line = line_of(document, ["layers", position])
         if layer.forward is None or layer.backward is None:
@@ -115,7 +106,7 @@ def _from_yaml(path: Path) -> tuple[ModelSpec, list[_Measured]]:
             field = f"layers.{position}.{missing}"
             faults.append(Fault(field, "nothing", "a time such as '1.3 ms'", str(path), line))
         times = (layer.forward or 0.0, layer.backward or 0.0)
-        measured.append(_Measured(layer.name, *times, line))
+        measured.append(_MeasuredTimes(layer.name, *times, line))
     if not spec.layers:
         faults.append(Fault("layers", "nothing", "the time of each layer", str(path)))
     if faults:
@@ -123,23 +114,23 @@ def _from_yaml(path: Path) -> tuple[ModelSpec, list[_Measured]]:
     return spec, measured
 
 
-def _by_layer(
-    measured: Iterable[_Measured], workload: Workload, path: Path
+def _sum_by_layer(
+    measured: Iterable[_MeasuredTimes], workload: Workload, path: Path
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum the rows of each layer; refuse unknown names and untimed layers."""
-    place = {layer.name: position for position, layer in enumerate(workload.layers)}
+    positions = {layer.name: position for position, layer in enumerate(workload.layers)}
     for position, layer in enumerate(workload.layers):
         for index in layer.tensors:
-            place.setdefault(workload.tensors[index].name, position)
-    frozen = {tensor.name for tensor in workload.tensors} - set(place)
+            positions.setdefault(workload.tensors[index].name, position)
+    frozen = {tensor.name for tensor in workload.tensors} - set(positions)
     times = np.zeros((2, len(workload.layers)))
     timed, faults = set(), []
     for row in measured:
-        if row.name in place:
-            times[:, place[row.name]] += (row.forward_s, row.backward_s)
-            timed.add(place[row.name])
+        if row.name in positions:
+            times[:, positions[row.name]] += (row.forward_s, row.backward_s)
+            timed.add(positions[row.name])
         elif row.name not in frozen:
-            allowed = allowed_names(place, row.name)
+            allowed = allowed_names(positions, row.name)
             faults.append(Fault("name", repr(row.name), allowed, str(path), row.line))
     missing = [
         layer.name
@@ -147,8 +138,8 @@ def _by_layer(
         if layer.tensors and position not in timed
     ]
     if missing:
-        found = "no time for " + ", ".join(map(repr, missing[:5])) + (" ..." if missing[5:] else "")
-        faults.append(Fault("layers", found, f"all layers of {workload.name}", str(path)))
+        text = f"no time for {list_first(missing)}"
+        faults.append(Fault("layers", text, f"all layers of {workload.name}", str(path)))
     if faults:
         raise InputError(faults)
     return times[0], times[1]

@@ -1,9 +1,8 @@
 """A model by name, or a user's own from a CSV or YAML list of parameters.
 
-A list of parameters does not say in which order backward completes their gradients. Where it
-gives no layers, the order taken is the reverse of registration: what DDP itself assumes before
-its first backward. Layers are then the runs of parameters of one module (the name up to its last
-dot).
+A list of parameters without layers does not give the order in which backward completes their
+gradients; it is then the reverse of registration, as DDP assumes before its first backward. Layers
+are then the runs of parameters of one module (the name up to its last dot).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
+from perfmodel.workload.readers.fields import list_first
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
 from perfmodel.workload.zoo import build_model, zoo_names
 
@@ -47,7 +47,7 @@ def load_workload(
     Raises
     ------
     InputError
-        Neither a name nor a file, or everything that is wrong in the file.
+        Neither a name nor a file, or every fault of the file.
     """
     if name_or_path in zoo_names():
         return build_model(
@@ -58,11 +58,11 @@ def load_workload(
         )
     path = Path(name_or_path).expanduser()
     if not path.is_file():
-        raise InputError(_missing(name_or_path, path))
-    given = {"dtype": dtype, "image_size": image_size, "sequence_length": sequence_length}
+        raise InputError(_missing_fault(name_or_path, path))
+    zoo_arguments = {"dtype": dtype, "image_size": image_size, "sequence_length": sequence_length}
     faults = [
         Fault(field, repr(value), "nothing beside a model file, which states its own")
-        for field, value in given.items()
+        for field, value in zoo_arguments.items()
         if value is not None
     ]
     if faults:
@@ -76,7 +76,7 @@ def read_model(path: Path) -> Workload:
     Raises
     ------
     InputError
-        With every fault found.
+        With every fault.
     """
     if path.suffix.lower() == ".csv":
         return _from_csv(path)
@@ -86,7 +86,7 @@ def read_model(path: Path) -> Workload:
     raise InputError(Fault("model", repr(str(path)), allowed))
 
 
-def _missing(name: str, path: Path) -> Fault:
+def _missing_fault(name: str, path: Path) -> Fault:
     if path.suffix.lower() in FILE_SUFFIXES or os.sep in name:
         return Fault("model", f"{name!r}, which is no readable file", "a parameter file's path")
     allowed = f"{allowed_names(zoo_names(), name)}, or a parameter file's path"
@@ -104,12 +104,12 @@ def _from_csv(path: Path) -> Workload:
     return Workload(
         name=path.stem,
         tensors=tensors,
-        layers=_grouped(tensors, trained, {i: row.layer for i, row in enumerate(rows)}),
+        layers=_group_layers(tensors, trained, {i: row.layer for i, row in enumerate(rows)}),
         source=str(path),
     )
 
 
-def _grouped(
+def _group_layers(
     tensors: Sequence[ParameterTensor], trained: Iterable[int], named: Mapping[int, str | None]
 ) -> tuple[Layer, ...]:
     """One layer per run of parameters that name the same layer or stand in the same module."""
@@ -130,17 +130,17 @@ def _from_yaml(path: Path) -> Workload:
     for position, parameter in enumerate(spec.parameters):
         index.setdefault(parameter.name, position)
     faults = [
-        Fault(field, found, allowed, str(path), line_of(document, where))
-        for field, found, allowed, where in _yaml_faults(spec, index)
+        Fault(field, text, allowed, str(path), line_of(document, location))
+        for field, text, allowed, location in _find_yaml_faults(spec, index)
     ]
     if faults:
         raise InputError(faults)
     tensors = tuple(ParameterTensor(p.name, p.extents, p.dtype) for p in spec.parameters)
     trained = [index[p.name] for p in spec.parameters if p.requires_grad]
     layers = (
-        tuple(_layer(layer, index) for layer in spec.layers)
+        tuple(_make_layer(layer, index) for layer in spec.layers)
         if spec.layers
-        else _grouped(tensors, trained, {index[p.name]: p.layer for p in spec.parameters})
+        else _group_layers(tensors, trained, {index[p.name]: p.layer for p in spec.parameters})
     )
     return Workload(
         name=spec.name or path.stem,
@@ -152,7 +152,7 @@ def _from_yaml(path: Path) -> Workload:
     )
 
 
-def _layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:
+def _make_layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:
     return Layer(
         spec.name,
         tuple(index[name] for name in spec.parameters),
@@ -163,39 +163,40 @@ def _layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:
 
 
 _Finding = tuple[str, str, str, list[str | int]]
+"""Field, what was found, what is allowed, and the path of the field in the document."""
 
 
-def _yaml_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
-    """Find what a contract of single fields cannot see: names that repeat or are unknown."""
+def _find_yaml_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
+    """Find faults across fields: names that repeat or are unknown."""
     findings: list[_Finding] = []
     if not any(parameter.requires_grad for parameter in spec.parameters):
-        found = "no trained tensor" if spec.parameters else "nothing"
-        findings.append(("parameters", found, "at least one trained tensor", ["parameters"]))
+        text = "no trained tensor" if spec.parameters else "nothing"
+        findings.append(("parameters", text, "at least one trained tensor", ["parameters"]))
     for position, parameter in enumerate(spec.parameters):
         if index[parameter.name] != position:
             field = f"parameters.{position}.name"
-            where: list[str | int] = ["parameters", position, "name"]
-            findings.append((field, repr(parameter.name), "each name once", where))
-    return findings + (_layer_findings(spec, index) if spec.layers else [])
+            path: list[str | int] = ["parameters", position, "name"]
+            findings.append((field, repr(parameter.name), "each name once", path))
+    return findings + (_find_layer_faults(spec, index) if spec.layers else [])
 
 
-def _layer_findings(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
+def _find_layer_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
     findings: list[_Finding] = []
-    seen: set[str] = set()
+    assigned: set[str] = set()
     trained = {parameter.name for parameter in spec.parameters if parameter.requires_grad}
     for position, layer in enumerate(spec.layers):
         field = f"layers.{position}.parameters"
-        where: list[str | int] = ["layers", position, "parameters"]
+        path: list[str | int] = ["layers", position, "parameters"]
         for name in layer.parameters:
             if name not in index:
-                findings.append((field, repr(name), allowed_names(index, name), where))
+                findings.append((field, repr(name), allowed_names(index, name), path))
             elif name not in trained:
-                findings.append((field, repr(name), "trained parameters only", where))
-            elif name in seen:
-                findings.append((field, repr(name), "each parameter in one layer", where))
-            seen.add(name)
-    left = [name for name in index if name in trained - seen]
-    if left:
-        found = "no layer for " + ", ".join(map(repr, left[:5])) + (" ..." if left[5:] else "")
-        findings.append(("layers", found, "each trained parameter in one layer", ["layers"]))
+                findings.append((field, repr(name), "trained parameters only", path))
+            elif name in assigned:
+                findings.append((field, repr(name), "each parameter in one layer", path))
+            assigned.add(name)
+    unassigned = [name for name in index if name in trained - assigned]
+    if unassigned:
+        text = f"no layer for {list_first(unassigned)}"
+        findings.append(("layers", text, "each trained parameter in one layer", ["layers"]))
     return findings

@@ -1,6 +1,6 @@
-"""The contract of a user's model file in YAML: parameters, layers, measured times.
+"""Schema of a user's model file in YAML: parameters, layers, measured times.
 
-The same file may hold all three, or a file of times may stand beside a model of the zoo.
+One file may hold all three; a file of times alone is used with a model of the zoo.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Dtype = Annotated[str, BeforeValidator(parse_dtype)]
 
 
 class ParameterSpec(FileModel):
-    """One parameter tensor; `shape` or `numel` says how large it is."""
+    """One parameter tensor; its size is `shape` or `numel`."""
 
     name: Name
     shape: Shape | None = None

@@ -1,7 +1,6 @@
-"""Well-known models, built from their architecture's formulas.
+"""Published models, built from the formulas of their architecture; see `build_model`.
 
-`zoo_names` lists them and `build_model` makes one. Tensors and their order are those of torchvision
-and Hugging Face; a test holds the digests.
+Tensors and their order are those of torchvision and Hugging Face; a test holds the digests.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     "inception-v3": (inception.inception_v3, 299),
     "vit-b-16": (vit.vit_b_16, 224),
 }
-"""Image models: how to build them, and the image size that their authors trained with."""
+"""Image models: their function, and the image size that their authors trained with."""
 
 _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{name: (partial(bert.bert, name), bert.POSITIONS) for name in bert.SHAPES},
     **{name: (partial(gpt.gpt, name), shape.positions) for name, shape in gpt.SHAPES.items()},
     **{name: (partial(llama.llama, name), s.positions) for name, s in llama.SHAPES.items()},
 }
-"""Sequence models: how to build them, and the longest sequence of the published model."""
+"""Sequence models: their function, and the longest sequence of the published model."""
 
 
 def zoo_names() -> tuple[str, ...]:
@@ -84,7 +83,7 @@ def build_model(
     else:
         make, default = _SEQUENCES[name]
         faults += _misplaced("image_size", image_size, name, "a sequence model")
-        # rotary positions have no table that could run out
+        # rotary positions have no table of limited length
         longest = None if name in llama.SHAPES else default
         faults += _size_faults("sequence_length", sequence_length, longest)
         size = {"sequence_length": sequence_length or default}

@@ -86,11 +86,11 @@ def _block(prefix: str, s: int, h: int, heads: int) -> list[Module]:
     wide = 4 * h
     query, key, value = (
         linear(
-            f"{prefix}.attention.self.{which}", s, h, h,
-            parameters=weight_and_bias(f"{prefix}.attention.self.{which}", h, h),
-            saved_elements=float(s * h) * (which == "query"),  # one input for all three
+            f"{prefix}.attention.self.{part}", s, h, h,
+            parameters=weight_and_bias(f"{prefix}.attention.self.{part}", h, h),
+            saved_elements=float(s * h) * (part == "query"),  # one input for all three
         )
-        for which in ("query", "key", "value")
+        for part in ("query", "key", "value")
     )  # fmt: skip
     widen = linear(
         f"{prefix}.intermediate.dense", s, h, wide,

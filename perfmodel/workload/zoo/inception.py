@@ -8,11 +8,11 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     Image,
     Module,
+    adaptive_pooling,
     assemble,
     convolution,
     linear,
     pooling,
-    resampled,
     weight_and_bias,
 )
 
@@ -36,7 +36,7 @@ def inception_v3(*, dtype: str, image_size: int) -> Workload:
     image = _mixed(parts, image, "Mixed_7a", _branches_d())
     for number in ("7b", "7c"):
         image = _mixed(parts, image, f"Mixed_{number}", _branches_e(), 192)
-    pool, image = resampled("avgpool", image, 1)
+    pool, image = adaptive_pooling("avgpool", image, 1)
     head = weight_and_bias("fc", CLASSES, image.channels)
     parts += [pool, linear("fc", 1, image.channels, CLASSES, parameters=head)]
     return assemble(
@@ -165,7 +165,7 @@ def _auxiliary(image: Image) -> list[Module]:
     pool, image = pooling("AuxLogits.pool", image, 5, stride=3, indices=False)
     steps: tuple[Step, ...] = (("conv0", 128, 1, 1, 0), ("conv1", 768, 5, 1, 0))
     parts, image = _chain(image, "AuxLogits.", steps)
-    average, image = resampled("AuxLogits.avgpool", image, 1)
+    average, image = adaptive_pooling("AuxLogits.avgpool", image, 1)
     head = weight_and_bias("AuxLogits.fc", CLASSES, image.channels)
     classifier = linear("AuxLogits.fc", 1, image.channels, CLASSES, parameters=head)
     return [pool, *parts, average, classifier]

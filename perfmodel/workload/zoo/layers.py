@@ -1,9 +1,9 @@
-"""What the families of the zoo are made of: one `Module` per layer, and how parts become a model.
+"""Layers of the zoo's models, one `Module` each, and `assemble`, which makes a model of them.
 
-The order inside a part is the order in which PyTorch's autograd completes gradients, which is
-not simply the reverse of registration: convolutions and normalisations hand out their weight's
-gradient before their bias's, linear maps their bias's first (the weight sits behind a transpose).
-Seen with post-accumulate-grad hooks on PyTorch 2.13; the tests repeat that where torch is there.
+The ready order of a module is the order in which PyTorch's autograd completes its gradients, which
+is not simply the reverse of registration: convolutions and normalisations complete the gradient of
+the weight before that of the bias, linear maps that of the bias first (the weight's passes a
+transpose). Observed with post-accumulate-grad hooks on PyTorch 2.13; tests repeat it with torch.
 
 Memory traffic counts passes over a tensor: a pass reads or writes each element once.
 """
@@ -93,10 +93,10 @@ def names_reversed(parameters: Sequence[Parameter]) -> tuple[str, ...]:
     return names(reversed(parameters))
 
 
-def window(
+def output_size(
     image: Image, kernel: tuple[int, int], stride: int, padding: tuple[int, int], layer: str
 ) -> tuple[int, int]:
-    """Height and width after a sliding window.
+    """Height and width after a sliding output_size.
 
     Raises
     ------
@@ -106,8 +106,8 @@ def window(
     height = (image.height + 2 * padding[0] - kernel[0]) // stride + 1
     width = (image.width + 2 * padding[1] - kernel[1]) // stride + 1
     if height < 1 or width < 1:
-        found = f"an image that is down to {image.height} x {image.width} before {layer!r}"
-        raise InputError(Fault("image_size", found, "a larger image"))
+        size_text = f"an image that is down to {image.height} x {image.width} before {layer!r}"
+        raise InputError(Fault("image_size", size_text, "a larger image"))
     return height, width
 
 
@@ -135,7 +135,7 @@ def convolution(
     normalisation needs it, and the activation (the next layer's input).
     """
     kernel = pair(kernel)
-    height, width = window(image, kernel, stride, pair(padding), name)
+    height, width = output_size(image, kernel, stride, pair(padding), name)
     out = Image(channels, height, width)
     parameters = weight_and_bias(name, channels, image.channels, *kernel, bias=norm is None)
     passes = (BATCH_NORM_PASSES if norm else 0) + relu * ACTIVATION_PASSES + residual * ADD_PASSES
@@ -166,14 +166,16 @@ def pooling(
     indices: bool = True,
 ) -> tuple[Module, Image]:
     """Max pooling (keeps int64 indices for backward) or, without `indices`, average pooling."""
-    out = Image(image.channels, *window(image, pair(kernel), stride, pair(padding), name))
-    kept = 2.0 * out.elements * indices  # 8 bytes each
-    moved = image.elements + out.elements + kept
-    layer = Layer(name, vector_bytes=ELEMENT_BYTES * moved, saved_elements=out.elements + kept)
+    out = Image(image.channels, *output_size(image, pair(kernel), stride, pair(padding), name))
+    index_elements = 2.0 * out.elements * indices  # 8 bytes each
+    traffic = image.elements + out.elements + index_elements
+    layer = Layer(
+        name, vector_bytes=ELEMENT_BYTES * traffic, saved_elements=out.elements + index_elements
+    )
     return Module(layer), out
 
 
-def resampled(name: str, image: Image, size: int) -> tuple[Module, Image]:
+def adaptive_pooling(name: str, image: Image, size: int) -> tuple[Module, Image]:
     """Adaptive average pooling to `size` x `size`."""
     out = Image(image.channels, size, size)
     moved = float(image.elements + out.elements)

@@ -6,11 +6,11 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     Image,
     Module,
+    adaptive_pooling,
     assemble,
     convolution,
     linear,
     pooling,
-    resampled,
     weight_and_bias,
 )
 
@@ -36,7 +36,7 @@ def resnet(depth: int, *, dtype: str, image_size: int) -> Workload:
                 bottleneck=depth >= 50,
             )
             parts += added
-    pool, pooled = resampled("avgpool", image, 1)
+    pool, pooled = adaptive_pooling("avgpool", image, 1)
     head = weight_and_bias("fc", CLASSES, pooled.channels)
     parts += [pool, linear("fc", 1, pooled.channels, CLASSES, parameters=head)]
     return assemble(

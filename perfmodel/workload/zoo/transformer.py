@@ -1,4 +1,4 @@
-"""Parts that transformers share: attention, and the pre-normalised block of GPT and ViT.
+"""Layers that transformers share: attention, and the pre-normalised block of GPT and ViT.
 
 Assumption: normalisations and activations run as one kernel each, as PyTorch's own modules do.
 """

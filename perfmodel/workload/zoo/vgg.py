@@ -9,11 +9,11 @@ from perfmodel.workload.zoo.layers import (
     MASK_ELEMENTS,
     Image,
     Module,
+    adaptive_pooling,
     assemble,
     convolution,
     linear,
     pooling,
-    resampled,
     weight_and_bias,
 )
 
@@ -40,7 +40,7 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
         part, image = pooling(f"features.{position}", image, 2, stride=2)
         parts.append(part)
         position += 1
-    pool, image = resampled("avgpool", image, 7)
+    pool, image = adaptive_pooling("avgpool", image, 7)
     parts += [pool, *_classifier(image.elements, numbers=(0, 3, 6), dropout=(False, True, True))]
     return assemble(
         f"vgg{depth}",
@@ -67,7 +67,7 @@ def alexnet(*, dtype: str, image_size: int) -> Workload:
             part, image = pooling(f"features.{position}", image, 3, stride=2)
             parts.append(part)
             position += 1
-    pool, image = resampled("avgpool", image, 6)
+    pool, image = adaptive_pooling("avgpool", image, 6)
     parts += [pool, *_classifier(image.elements, numbers=(1, 4, 6), dropout=(True, True, False))]
     return assemble(
         "alexnet",

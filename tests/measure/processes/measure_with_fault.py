@@ -1,4 +1,4 @@
-"""``perfmodel measure`` with one rank that breaks; run by ``test_measure_processes.py``.
+"""``perfmodel measure`` with one rank that breaks; run by ``test_launcher.py``.
 
 ``python measure_with_fault.py crash|hang|corrupt RANK STAGE ARGUMENTS...`` breaks that rank at its
 first round of that stage. The ranks that the command starts run `broken_work` instead of the
@@ -18,7 +18,7 @@ from perfmodel.measure.processes import status as at
 FAULT = "BROKEN_RANK"
 """Environment variable that tells the started processes which of them breaks, how and when."""
 
-work = launcher._work
+work = launcher._run_rank
 
 
 def broken_work(job, rank, *rest):
@@ -45,22 +45,23 @@ def breaking_step(step, how, stage):
 
 
 def corrupt_results(stage):
-    """Add one to the last element of what a schedule leaves behind."""
+    """Add one to the last element of the result of a schedule."""
     from perfmodel.measure.processes import worker
 
-    program, run, buffers = worker.program, worker.run, {}
+    make_exchanges, run_exchanges = worker.make_exchanges, worker.run_exchanges
+    buffers = {}
 
     def remembering(rounds, number, buffer, scratch):
-        made = program(rounds, number, buffer, scratch)
-        buffers[id(made)] = buffer
-        return made
+        exchanges = make_exchanges(rounds, number, buffer, scratch)
+        buffers[id(exchanges)] = buffer
+        return exchanges
 
     def corrupting(exchanges, status):
-        run(exchanges, status)
+        run_exchanges(exchanges, status)
         if status._memory[status._base + at._STAGE] == stage:
             buffers[id(exchanges)][-1] += 1
 
-    worker.program, worker.run = remembering, corrupting
+    worker.make_exchanges, worker.run_exchanges = remembering, corrupting
 
 
 if __name__ == "__main__":
@@ -68,6 +69,6 @@ if __name__ == "__main__":
 
     how, who, stage, *arguments = sys.argv[1:]
     os.environ[FAULT] = f"{how}:{who}:{stage}"
-    launcher._work = broken_work
+    launcher._run_rank = broken_work
     sys.argv = ["perfmodel", "measure", *arguments]
     main()

@@ -2,7 +2,7 @@
 
 Run as a script it prints the table of residuals::
 
-    python tests/workload/test_published_throughput.py
+    python tests/workload/test_roofline_published.py
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _resnet50() -> list[Published]:
         ("v100-sxm2-16gb", "fp16", 256, 827.86, DLPERF, False),
         ("v100-sxm2-32gb", "fp32", 256, 370.194, PADDLE, False),
         ("v100-sxm2-32gb", "fp16", 256, 790.033, PADDLE, False),
-        ("v100-sxm2-16gb", "fp32", 32, 329.0, "github.com/pytorch/pytorch, benchmarks/distributed/ddp", False),
+        ("v100-sxm2-16gb", "fp32", 32, 329.0,
+         "github.com/pytorch/pytorch, benchmarks/distributed/ddp", False),
         ("a100-sxm4-80gb", "tf32", 0, 938.0, DLE, False),
         ("a100-sxm4-80gb", "fp16", 0, 2470.0, DLE, True),
         ("a100-sxm4-40gb", "tf32", 256, 924.989, PADDLE, False),

@@ -4,12 +4,12 @@ import pytest
 
 from perfmodel.workload.zoo.layers import (
     Image,
+    adaptive_pooling,
     assemble,
     convolution,
     linear,
     names,
     norm_parameters,
-    resampled,
     weight_and_bias,
 )
 from perfmodel.workload.zoo.transformer import (
@@ -49,7 +49,7 @@ def tiny_residual():
     first, image = convolution("conv1", image, 4, 3, padding=1)
     second, out = convolution("conv2", image, 6, 3, stride=2, padding=1, norm="bn2", residual=True)
     short, _ = convolution("short", image, 6, 1, stride=2, norm="bn3", relu=False)
-    pool, _ = resampled("pool", out, 1)
+    pool, _ = adaptive_pooling("pool", out, 1)
     head = linear("fc", 1, 6, 5, parameters=weight_and_bias("fc", 5, 6))
     return assembled([first, second, short, pool, head])
 

@@ -1,20 +1,14 @@
-"""A scenario: defaults, overrides, faults with lines or flags, sizes, batches, digest."""
+"""Scenarios read from files: fields, overrides, and faults within and between sections."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.files import shipped
 from perfmodel.scenario import (
     ClusterSize,
-    DataParallelStrategy,
     DdpStrategy,
-    Scenario,
-    batch_per_gpu,
     load_scenario,
     question_of,
-    scenario_digest,
     sizes,
 )
 
@@ -81,15 +75,6 @@ def test_the_least_a_scenario_needs(scenario_file):
     assert sizes(scenario, 8) == (ClusterSize(8, 1, 8),)
 
 
-def test_strategies_are_told_apart_by_kind(scenario_file):
-    path = scenario_file(
-        GOOD.replace("  kind: ddp\n  bucket_cap: 25 MiB\n", "  kind: data_parallel\n")
-        .replace("nodes: 4", "nodes: 1")
-        .replace("8, 16, 32]", "8]")
-    )
-    assert isinstance(load_scenario(path).strategy, DataParallelStrategy)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "line", "field", "found", "allowed"),
     [
@@ -152,9 +137,6 @@ def test_the_question_comes_first(scenario_file):
     assert question_of("a: 1 # no\n") == ""
 
 
-# ---------------------------------------------------------------- overrides
-
-
 def test_overrides_follow_the_rules_of_the_file(scenario_file):
     scenario = load_scenario(
         scenario_file(),
@@ -208,115 +190,8 @@ def test_a_fault_in_an_override_names_the_flag(scenario_file, override, field, f
     assert allowed in told[0][3]
 
 
-# ---------------------------------------------------------------- sizes and batches
-
-
-def made(**sections):
-    document = {
-        "perfmodel": 1,
-        "model": {"name": "resnet50"},
-        "compute": {"precision": "fp16"},
-        "cluster": {"node": "dgx-a100", "nodes": 4, "fabric": "one-switch"},
-        "training": {"batch_per_gpu": 64},
-    }
-    return Scenario.model_validate(document | sections)
-
-
-def test_sizes():
-    assert sizes(made(), 8) == (ClusterSize(32, 4, 8),)
-    assert sizes(made(scale={"gpus": [1, 4, 8, 16, 32]}), 8) == (
-        ClusterSize(1, 1, 1), ClusterSize(4, 1, 4), ClusterSize(8, 1, 8), ClusterSize(16, 2, 8), ClusterSize(32, 4, 8),
-    )  # fmt: skip
-    assert sizes(made(scale={"nodes": [1, 3]}), 8) == (ClusterSize(8, 1, 8), ClusterSize(24, 3, 8))
-
-
-@pytest.mark.parametrize(
-    ("sections", "field"),
-    [
-        ({"scale": {"gpus": [8, 64]}}, "scale.gpus.1"),
-        ({"scale": {"gpus": [8, 12]}}, "scale.gpus.1"),
-        ({"cluster": {"node": "dgx-a100", "gpus_per_node": 9}}, "cluster.gpus_per_node"),
-    ],
-)
-def test_sizes_that_the_hardware_does_not_have(sections, field):
-    with pytest.raises(InputError) as caught:
-        sizes(made(**sections), 8)
-    assert [fault.field for fault in caught.value.faults] == [field]
-
-
-@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 32))
-def test_a_global_batch_is_split_exactly_or_refused(gpus, accumulate, each):
-    scenario = made(
-        training={"global_batch": gpus * accumulate * each},
-        strategy={"kind": "ddp", "accumulate": accumulate},
-    )
-    assert scenario.training.scaling == "strong"
-    assert batch_per_gpu(scenario, gpus) * gpus * accumulate == gpus * accumulate * each
-    off = made(
-        training={"global_batch": gpus * accumulate * each + 1},
-        strategy={"kind": "ddp", "accumulate": accumulate},
-    )
-    if gpus * accumulate > 1:
-        with pytest.raises(InputError, match=rf"a multiple of {gpus * accumulate} \("):
-            batch_per_gpu(off, gpus)
-
-
-def test_a_weak_batch_stays():
-    assert batch_per_gpu(made(), 7) == 64
-
-
-# ---------------------------------------------------------------- origin and digest
-
-
-def test_later_faults_can_name_the_line_or_the_flag(scenario_file):
-    path = scenario_file()
-    scenario = load_scenario(path, ["model.name=resnet5"])
-    assert scenario.locate("cluster.node") == (path, 9)
-    assert scenario.locate("cluster.fabric.kind") == (path, 12)
-    assert scenario.locate("library.name") == (path, None)
-    assert (
-        str(scenario.fault("cluster.node", "x", "y"))
-        == f"{path}:9: cluster.node: found x; allowed: y"
-    )
-    assert str(scenario.fault("model.name", "x", "y")) == "--set model.name: found x; allowed: y"
-
-
-def test_paths_are_relative_to_the_file(scenario_file, tmp_path, monkeypatch):
-    (tmp_path / "layers.csv").write_text("x")
-    path = scenario_file(edited("name: resnet50", "file: layers.csv"))
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    scenario = load_scenario(path)
-    assert scenario.origin.resolve("model.file", "layers.csv") == tmp_path / "layers.csv"
-    assert faults(path, "model.file=layers.csv")[0][0] == "--set model.file"  # relative to here
-
-
-def test_the_digest_depends_on_what_is_asked_only(scenario_file):
-    base = scenario_digest(load_scenario(scenario_file()))
-    rewritten = GOOD.replace("# How", "# Why").replace("25 MiB", "25600 KiB") + "seed: 0\n"
-    assert scenario_digest(load_scenario(scenario_file(rewritten, "other.yaml"))) == base
-    assert scenario_digest(load_scenario(scenario_file(), ["seed=1"])) != base
-    assert len(base) == 64
-
-
 def test_every_shipped_scenario_is_valid_and_asks_a_question():
     assert len(shipped("scenarios")) >= 6
     for name in shipped("scenarios"):
         scenario = load_scenario(name)
         assert scenario.question.endswith("?"), name
-
-
-def test_schema_accepts_the_shipped_scenarios_and_refuses_unknown_fields():
-    import jsonschema
-
-    from perfmodel.files import plain, read_yaml
-
-    schema = Scenario.model_json_schema()
-    for path in shipped("scenarios").values():
-        document = plain(read_yaml(path))
-        jsonschema.validate(document, schema)
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(document | {"extra": 1}, schema)
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(document | {"strategy": {"kind": "ddp", "bucket_cap": 25}}, schema)

@@ -1,6 +1,6 @@
-"""Money in files: an amount and a currency word, such as "2.50 USD/h"; never a bare number.
+"""Money in files: an amount with its currency, such as "2.50 USD/h".
 
-Currencies are three capital letters (ISO 4217) and are never converted into each other.
+Currencies are three capital letters (ISO 4217) and are never converted.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _MONEY = re.compile(
 
 _SIGNS = {"$": "USD", "\u20ac": "EUR", "\u00a3": "GBP", "\u00a5": "JPY or CNY"}
 
-_NONE = "not an amount of money"
+_NOT_MONEY = "not an amount of money"
 
-_SLIPS = (
+_MISTAKES = (
     (",", "a comma, which may mean thousands or decimals; write 1_000.50"),
     (r"^\s*-", "less than zero"),
     (r"^\s*[\d._]+\s*(/|$)", "no currency"),
     (r"[a-z]{3}\b|^\s*[A-Z]{3}\s*\d", "a currency is three capital letters after the number"),
 )
-"""What people write instead, and what is wrong with it."""
+"""Patterns of common mistakes, and their explanation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ def parse_money(
     Parameters
     ----------
     text : object
-        What the user wrote.
+        The user's text.
     per : mapping of str to float, optional
-        Words allowed after a slash, and how many of the wanted unit each is; "" if the slash may
+        Units allowed after a slash, and their size in the unit of the result; "" if the slash may
         be left out. Default: no slash.
     example : str
         For the message.
@@ -68,7 +68,7 @@ def parse_money(
     Returns
     -------
     Money
-        Per one of the wanted unit.
+        Per unit of size 1.
 
     Raises
     ------
@@ -82,35 +82,35 @@ def parse_money(
     """
     if isinstance(text, Money):
         return text
-    words = per or {"": 1.0}
+    units = per or {"": 1.0}
     match = _MONEY.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
-        raise _refused(text, _why(text), example)
+        raise _make_error(text, _explain(text), example)
     unit = match["per"] or ""
-    if unit not in words:
-        named = " or ".join(f"'/{word}'" for word in words if word) or "no slash"
-        raise _refused(
-            text, f"per {unit!r}" if unit else "per nothing", f"{example}', with {named}"
+    if unit not in units:
+        slashes = " or ".join(f"'/{word}'" for word in units if word) or "no slash"
+        raise _make_error(
+            text, f"per {unit!r}" if unit else "per nothing", f"{example}', with {slashes}"
         )
-    amount = float(match["number"].replace("_", "")) / words[unit]
+    amount = float(match["number"].replace("_", "")) / units[unit]
     if not math.isfinite(amount):
-        raise _refused(text, "not a finite number", example)
+        raise _make_error(text, "not a finite number", example)
     return Money(amount, match["currency"])
 
 
-def _why(text: object) -> str:
-    """What keeps a text from being money."""
+def _explain(text: object) -> str:
+    """Explain why a text is not money."""
     if not isinstance(text, str):
         return "no currency" if isinstance(text, int | float) else "not an amount of money"
-    sign = next((word for sign, word in _SIGNS.items() if sign in text), None)
+    sign = next((currency for sign, currency in _SIGNS.items() if sign in text), None)
     if sign is not None:
         return f"a sign, which several currencies share; write {sign}"
-    return next((why for pattern, why in _SLIPS if re.search(pattern, text)), _NONE)
+    return next((reason for pattern, reason in _MISTAKES if re.search(pattern, text)), _NOT_MONEY)
 
 
-def _refused(text: object, why: str, example: str) -> UnitError:
-    shown = example if "'" in example else f"{example}'"
-    return UnitError(Fault("value", f"{text!r} ({why})", f"an amount such as '{shown}"))
+def _make_error(text: object, reason: str, example: str) -> UnitError:
+    quoted = example if "'" in example else f"{example}'"
+    return UnitError(Fault("value", f"{text!r} ({reason})", f"an amount such as '{quoted}"))
 
 
 def _schema(*examples: str) -> WithJsonSchema:

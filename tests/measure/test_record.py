@@ -1,4 +1,4 @@
-"""Times, messages and files of measurements; no torch needed."""
+"""Files of measurements: written, read, refused."""
 
 import json
 from pathlib import Path
@@ -7,79 +7,20 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.processes import status as at
-from perfmodel.measure.processes.worker import (
-    MOST_REPEATS,
-    PASSES,
-    collective_times,
-    repeats_within,
-)
 from perfmodel.measure.record import (
     Measurement,
-    quantiles,
+    compute_quantiles,
     read_measurement,
-    row_of,
+    summarise_times,
     write_measurement,
 )
 
-SIZES = (1024, 4096)
-
-
-def job(**changes):
-    known = {"backend": "gloo", "algorithm": "ring", "collective": "all_reduce", "ranks": 4}
-    return MeasurementJob(**(known | {"sizes": SIZES} | changes))
-
-
-# ---------------------------------------------------------------- times
-
-
-def test_a_collective_takes_from_the_last_start_to_the_last_end():
-    spans = np.array([[[1.0, 5.0], [10.0, 11.0]], [[2.0, 4.0], [10.5, 12.0]]])
-    assert collective_times(spans, shared_clock=True) == [3.0, 1.5]
-    assert collective_times(spans, shared_clock=False) == [4.0, 1.5]
-
-
-def test_repeats_keep_to_the_budget():
-    costs = [0.001, 0.004, 0.1, 0.4]
-    counts = repeats_within(job(budget_s=20.0), costs)
-    assert sum(c * n for c, n in zip(costs, counts, strict=True)) == pytest.approx(20, rel=0.15)
-    assert counts == sorted(counts, reverse=True)
-    assert all(count % PASSES == 0 for count in counts)
-    assert repeats_within(job(budget_s=1e9), costs) == [MOST_REPEATS] * 4
-    assert repeats_within(job(repeats=3), costs) == [3] * 4
-
-
-# ---------------------------------------------------------------- what a rank is doing
-
-
-def test_the_status_is_told_in_words():
-    memory = [0] * (2 * at.FIELDS)
-    status = at.Status(memory, 1)
-    assert at.describe(memory, 1) == "starting Python and torch"
-    status.stage(at.TIME)
-    status.item(4096, 0, 2)
-    status.step(at.POSTED, 4)
-    assert str(status) == (
-        "timing, schedule of 4 KiB, repeat 3, waiting for sends and receives of round 5"
-    )
-    status.item(1 << 20, 1, 0)
-    status.step(at.LIBRARY)
-    assert str(status) == "timing, library of 1 MiB, repeat 1, inside the library's collective"
-    assert at.ticks(memory, 2) == [0, 4]
-
-
-def test_progress_is_read_from_rank_0():
-    memory = [0] * (2 * at.FIELDS)
-    at.Status(memory, 0).progress(3, 10)
-    assert at.progress_of(memory) == (3, 10)
-
-
-# ---------------------------------------------------------------- the file
-
 
 def measurement(**changes):
-    rows = (row_of("schedule", 4, [3.0, 1.0, 2.0]), row_of("library", 4, [1.0], "x"))
+    rows = (
+        summarise_times("schedule", 4, [3.0, 1.0, 2.0]),
+        summarise_times("library", 4, [1.0], "x"),
+    )
     known = {
         "backend": "gloo", "collective": "all_reduce", "algorithm": "ring", "ranks": 4,
         "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0, "command": "perfmodel measure ring",
@@ -144,7 +85,7 @@ def test_recorded_files_can_be_read():
 
 def test_quantiles_are_numpys():
     times = np.random.default_rng(0).random(37).tolist()
-    found = quantiles(times)
+    found = compute_quantiles(times)
     for name, share in (
         ("min_s", 0),
         ("p10_s", 10),

@@ -1,4 +1,4 @@
-"""Moves, windows and data, as NumPy executes them; no torch needed."""
+"""Moves, windows and numbers, executed by NumPy; no torch needed."""
 
 from dataclasses import replace
 
@@ -8,27 +8,25 @@ import pytest
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import ring
 from perfmodel.errors import DataMismatch
-from perfmodel.measure.processes.p2p import most_scratch, scratch_elements, staged_moves
+from perfmodel.measure.processes.p2p import find_staged_moves, largest_scratch
 from perfmodel.measure.reference import (
     MOST_WINDOWS,
     WINDOW_ELEMENTS,
     Move,
     Window,
     compare,
-    elements,
-    execute,
-    expected,
-    moves,
-    numbers_at,
-    places,
-    sampling_note,
-    starting_data,
-    whole,
-    windows,
+    compute_expected,
+    count_elements,
+    covers_all_elements,
+    describe_sampling,
+    execute_moves,
+    make_moves,
+    make_numbers,
+    make_starting_data,
+    make_windows,
+    window_slices,
 )
 from perfmodel.testing.closed_forms import IN_SWITCH
-
-# ---------------------------------------------------------------- moves and data
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
@@ -40,9 +38,9 @@ def test_rounds_sum_on_numpy(algorithm, ranks, dtype):
     schedule = catalog.make(
         "all_reduce", algorithm, ranks, 8 * 37, itemsize=np.dtype(dtype).itemsize
     )
-    buffers = starting_data(schedule, dtype, Window(0, elements(schedule)))
+    buffers = make_starting_data(schedule, dtype, Window(0, count_elements(schedule)))
     wanted = np.sum(buffers, axis=0, dtype=dtype)  # wraps around as the libraries do
-    execute(moves(schedule), buffers)
+    execute_moves(make_moves(schedule), buffers)
     for buffer in buffers:
         assert buffer.dtype == wanted.dtype
         assert (buffer == wanted).all()
@@ -53,34 +51,28 @@ def test_sends_read_the_state_from_before_the_round():
         [Move(0, 1, slice(0, 1), slice(0, 1), False), Move(1, 0, slice(0, 1), slice(0, 1), False)]
     ]
     buffers = [np.array([1]), np.array([2])]
-    execute(swap, buffers)
+    execute_moves(swap, buffers)
     assert [b.tolist() for b in buffers] == [[2], [1]]
     # what arrives overwrites what is being sent: it has to be kept aside
-    assert [len(staged_moves(swap[0], rank)) for rank in range(2)] == [1, 1]
-    assert most_scratch(swap) == 1
-
-
-def test_arrivals_go_straight_into_the_buffer_where_nothing_reads():
-    gather = moves(ring.all_gather(4, 4 * 16))
-    assert scratch_elements(gather, 0) == 0
-    assert scratch_elements(moves(ring.reduce_scatter(4, 4 * 16)), 0) == 4
+    assert [len(find_staged_moves(swap[0], rank)) for rank in range(2)] == [1, 1]
+    assert largest_scratch(swap) == 1
 
 
 @pytest.mark.parametrize(
     ("dtype", "exact"), [("float16", 2**11), ("bfloat16", 2**8), ("float32", 2**24)]
 )
 def test_numbers_for_floats_add_exactly(dtype, exact):
-    data = [numbers_at(dtype, 7, rank, slice(0, 1000)) for rank in range(7)]
+    data = [make_numbers(dtype, 7, rank, slice(0, 1000)) for rank in range(7)]
     assert np.abs(data).sum(axis=0).max() <= exact
     assert np.abs(data).max() > exact // 8
     assert (data[0] == data[1]).mean() < 0.1
     assert abs(np.mean(data)) < np.abs(data).max() / 10
-    assert (numbers_at(dtype, 7, 3, slice(500, 600)) == data[3][500:600]).all()
+    assert (make_numbers(dtype, 7, 3, slice(500, 600)) == data[3][500:600]).all()
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_integers_use_their_whole_range(dtype):
-    found = numbers_at(dtype, 4, 2, slice(0, 10_000))
+    found = make_numbers(dtype, 4, 2, slice(0, 10_000))
     info = np.iinfo(dtype)
     assert found.dtype == dtype
     assert found.min() < 0.99 * info.min
@@ -90,7 +82,7 @@ def test_integers_use_their_whole_range(dtype):
 def test_numbers_are_those_of_splitmix():
     # first outputs of the published generator for seed 0: state 1, 2, 3 times the golden gamma
     known = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    found = numbers_at("int64", 4, 0, slice(0, 3)).astype(np.uint64)
+    found = make_numbers("int64", 4, 0, slice(0, 3)).astype(np.uint64)
     assert found.tolist() == known
 
 
@@ -102,16 +94,16 @@ def test_windows_hold_what_whole_buffers_do(case, monkeypatch):
     op, algorithm, ranks, count = case
     schedule = catalog.make(op, algorithm, ranks, 4 * count, itemsize=4)
     schedule = replace(schedule, itemsize=4)
-    (all_of_it,) = windows(schedule)
-    buffers = starting_data(schedule, "int32", all_of_it)
-    execute(moves(schedule), buffers)
+    (all_of_it,) = make_windows(schedule)
+    buffers = make_starting_data(schedule, "int32", all_of_it)
+    execute_moves(make_moves(schedule), buffers)
     monkeypatch.setattr("perfmodel.measure.reference.WINDOW_ELEMENTS", count)
     monkeypatch.setattr("perfmodel.measure.reference.MOST_WINDOWS", 10_000)
-    assert whole(schedule)
-    seen = np.zeros(elements(schedule), dtype=int)
-    for window, data in expected(schedule, "int32"):
+    assert covers_all_elements(schedule)
+    seen = np.zeros(count_elements(schedule), dtype=int)
+    for window, data in compute_expected(schedule, "int32"):
         assert sum(len(numbers) for numbers in data) <= count + ranks * len(schedule.chunk_bytes)
-        part = np.concatenate([np.arange(p.start, p.stop) for p in places(schedule, window)])
+        part = np.concatenate([np.arange(p.start, p.stop) for p in window_slices(schedule, window)])
         seen[part] += 1
         for whole_buffer, numbers in zip(buffers, data, strict=True):
             assert (whole_buffer[part] == numbers).all()
@@ -120,17 +112,17 @@ def test_windows_hold_what_whole_buffers_do(case, monkeypatch):
 
 def test_large_buffers_are_compared_in_samples_from_end_to_end():
     schedule = ring.all_reduce(4, 1 << 36)
-    found = windows(schedule)
+    found = make_windows(schedule)
     assert len(found) == MOST_WINDOWS
     assert found[0].begin == 0
     assert found[-1].end == (1 << 36) // 4 // 4
-    assert not whole(schedule)
+    assert not covers_all_elements(schedule)
     for window in found:  # however large the buffers
-        assert sum(p.stop - p.start for p in places(schedule, window)) * 4 <= WINDOW_ELEMENTS
-    assert sampling_note([ring.all_reduce(4, 64), schedule]) == (
+        assert sum(p.stop - p.start for p in window_slices(schedule, window)) * 4 <= WINDOW_ELEMENTS
+    assert describe_sampling([ring.all_reduce(4, 64), schedule]) == (
         "From 68719476736 bytes data were compared in 32 samples of each chunk."
     )
-    assert sampling_note([ring.all_reduce(4, 64)]) == ""
+    assert describe_sampling([ring.all_reduce(4, 64)]) == ""
 
 
 def test_a_mismatch_names_rank_chunk_found_and_wanted():

@@ -1,6 +1,6 @@
 """One of several processes that measure many small schedules in one process group on gloo.
 
-Run by ``test_measure_real.py``: ``python measure_on_gloo.py RANK RANKS FOLDER``. Beside what
+Run by ``test_worker_on_gloo.py``: ``python measure_on_gloo.py RANK RANKS FOLDER``. Beside what
 `measure_rank` checks itself, every rank saves its buffer from before and after each schedule, and
 what the library's all_reduce made of the same numbers, so that the test can judge on its own.
 """
@@ -39,33 +39,35 @@ def result_of(job, rank):
     import torch
     import torch.distributed as dist
 
-    from perfmodel.measure.job import schedules
+    from perfmodel.measure.job import make_schedules
     from perfmodel.measure.processes import status as at
-    from perfmodel.measure.processes.p2p import program, run, scratch_elements
-    from perfmodel.measure.reference import elements, moves
+    from perfmodel.measure.processes.p2p import count_scratch, make_exchanges, run_exchanges
+    from perfmodel.measure.reference import count_elements, make_moves
 
-    schedule = list(schedules(job).values())[-1]
-    rounds = moves(schedule)
+    schedule = list(make_schedules(job).values())[-1]
+    rounds = make_moves(schedule)
     dtype = getattr(torch, job.dtype)
     rng = np.random.default_rng([rank, 77])
-    start = torch.from_numpy(rng.integers(-(2**20), 2**20, elements(schedule))).to(dtype)
+    start = torch.from_numpy(rng.integers(-(2**20), 2**20, count_elements(schedule))).to(dtype)
     after, total = start.clone(), start.clone()
-    scratch = torch.full((max(1, scratch_elements(rounds, rank)),), 99, dtype=dtype)
-    run(program(rounds, rank, after, scratch), at.new_status(rank, job.ranks))
+    scratch = torch.full((max(1, count_scratch(rounds, rank)),), 99, dtype=dtype)
+    run_exchanges(
+        make_exchanges(rounds, rank, after, scratch), at.make_private_status(rank, job.ranks)
+    )
     dist.all_reduce(total)
     return {"start": start.numpy(), "after": after.numpy(), "total": total.numpy()}
 
 
 def main(rank, ranks, folder):
     from perfmodel.measure.processes import status as at
-    from perfmodel.measure.processes.launcher import join
+    from perfmodel.measure.processes.launcher import join_group
     from perfmodel.measure.processes.worker import measure_rank
 
     saved, rows = {}, {}
     for number, job in enumerate(jobs(ranks)):
-        status = at.new_status(rank, ranks)
+        status = at.make_private_status(rank, ranks)
         if number == 0:
-            join(job, status, folder)
+            join_group(job, status, folder)
         name = f"{job.collective}-{job.algorithm}"
         found, note = measure_rank(job, status, shared_clock=True)
         assert note == ""

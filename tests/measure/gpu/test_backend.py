@@ -1,23 +1,26 @@
-"""Virtual ranks and probes, their arithmetic on the processor; without a GPU a plain refusal."""
+"""Virtual ranks and microbenchmarks; the CPU, or a recorder of calls, replaces the GPU."""
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from perfmodel.cli import app
 from perfmodel.collectives import catalog
-from perfmodel.errors import DataMismatch, ExecutorUnavailable
+from perfmodel.errors import DataMismatch
 from perfmodel.measure.gpu import backend as device_module
 from perfmodel.measure.gpu import microbenchmarks as probes_module
 from perfmodel.measure.gpu.backend import measure_device
-from perfmodel.measure.gpu.virtual_ranks import HostLanes, run_virtual
-from perfmodel.measure.job import ITEM_BYTES, MeasurementJob, devices_or_say
-from perfmodel.measure.processes import status as at
-from perfmodel.measure.processes.launcher import join
-from perfmodel.measure.reference import Window, elements, execute, moves, starting_data
+from perfmodel.measure.gpu.virtual_ranks import HostStreams, execute_on_streams
+from perfmodel.measure.job import ITEM_BYTES, MeasurementJob
+from perfmodel.measure.reference import (
+    Window,
+    count_elements,
+    execute_moves,
+    make_moves,
+    make_starting_data,
+)
 from perfmodel.testing.closed_forms import IN_SWITCH
 
 torch = pytest.importorskip("torch", reason="virtual ranks are torch tensors")
+
 
 CASES = [
     (op, name)
@@ -32,56 +35,20 @@ def job(**changes):
     return MeasurementJob(**(known | {"sizes": (64, 4096), "repeats": 2} | changes))
 
 
-class Recorder(HostLanes):
-    """Lanes that note which events a rank has waited for, so that a missing wait shows."""
-
-    def __init__(self, ranks):
-        self.log = [0] * ranks
-        self.seen = [[0] * ranks for _ in range(ranks)]
-
-    def on(self, rank):
-        self.log[rank] += 1
-        return super().on(rank)
-
-    def mark(self, rank):
-        seen = list(self.seen[rank])
-        seen[rank] = self.log[rank]
-        return seen
-
-    def wait(self, rank, event):
-        self.seen[rank] = [max(a, b) for a, b in zip(self.seen[rank], event, strict=True)]
-
-
 @pytest.mark.parametrize(
     ("op", "algorithm", "ranks"),
     [(*case, n) for case in CASES for n in (2, 3, 4) if catalog.allows(*case, n) is None],
 )
 def test_virtual_ranks_agree_with_numpy(op, algorithm, ranks):
     schedule = catalog.make(op, algorithm, ranks, 8 * 12 * 5, itemsize=8)
-    rounds = moves(schedule)
-    data = starting_data(schedule, "int64", Window(0, elements(schedule)))
+    rounds = make_moves(schedule)
+    data = make_starting_data(schedule, "int64", Window(0, count_elements(schedule)))
     buffers = [torch.from_numpy(row.copy()) for row in data]
     scratch = [torch.full((1000,), 99, dtype=torch.int64) for _ in range(ranks)]
-    run_virtual(rounds, buffers, scratch, HostLanes())
-    execute(rounds, data)
+    execute_on_streams(rounds, buffers, scratch, HostStreams())
+    execute_moves(rounds, data)
     for buffer, wanted in zip(buffers, data, strict=True):
         assert np.array_equal(buffer.numpy(), wanted)
-
-
-def test_streams_wait_for_the_senders_last_round():
-    ranks = 3
-    rounds = moves(catalog.make("all_reduce", "ring", ranks, 8 * 12, itemsize=8))
-    buffers = [torch.zeros(12, dtype=torch.int64) for _ in range(ranks)]
-    scratch = [torch.zeros(12, dtype=torch.int64) for _ in range(ranks)]
-    lanes = Recorder(ranks)
-    for part in rounds:
-        before = list(lanes.log)
-        run_virtual([part], buffers, scratch, lanes)
-        for move in part:
-            # the receiver has waited for all that the sender did before,
-            assert lanes.seen[move.dst][move.src] >= before[move.src]
-            # and the sender, before it writes again, for the receiver's copy in this round
-            assert lanes.seen[move.src][move.dst] > before[move.dst]
 
 
 def test_everything_that_a_processor_can_be_asked():
@@ -104,31 +71,11 @@ def test_every_data_type_is_checked(dtype):
 
 def test_a_lost_move_is_noticed(monkeypatch):
     def forgetful(rounds, *rest):
-        return run_virtual(rounds[:-1], *rest)
+        return execute_on_streams(rounds[:-1], *rest)
 
-    monkeypatch.setattr(device_module, "run_virtual", forgetful)
+    monkeypatch.setattr(device_module, "execute_on_streams", forgetful)
     with pytest.raises(DataMismatch, match=r"rank \d, chunk \d, element 0: found"):
         measure_device(job(), torch, "cpu")
-
-
-@pytest.mark.parametrize("backend", ["device", "nccl"])
-def test_without_a_gpu_it_says_so(backend, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = CliRunner().invoke(app, ["measure", "ring", "--backend", backend])
-    assert result.exit_code == 2
-    assert f"no CUDA device for backend {backend}" in result.stderr
-    assert result.stdout == ""
-
-
-def test_nccl_wants_a_gpu_for_each_rank(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ExecutorUnavailable, match="a CUDA device for each of 2 ranks, found 1"):
-        devices_or_say("nccl", 2)
-    assert devices_or_say("device", 1) is torch
-
-
-# ---------------------------------------------------------------- the order of calls on a GPU
 
 
 class FakeCuda:
@@ -190,16 +137,16 @@ class FakeTensor:
 def fake_bed(fake):
     device = type("Device", (), {"type": "cuda"})
     one, two = FakeTensor("one", fake.log), FakeTensor("two", fake.log)
-    return probes_module.Bed(fake, device, one, two)
+    return probes_module.GpuUnderTest(fake, device, one, two)
 
 
 def test_events_stand_around_what_is_timed_and_nothing_else():
     fake = FakeCuda()
-    probe = probes_module.Probe(
+    probe = probes_module.Microbenchmark(
         "overlap", 0, lambda: fake.log.append("run"), inner=5,
         before=lambda: fake.log.append("copies beside"),
     )  # fmt: skip
-    took_s = device_module._sample(probe, fake_bed(fake), 2)
+    took_s = device_module._time_runs(probe, fake_bed(fake), 2)
     assert fake.log == [
         "wait for 0", "copies beside", "record", "run", "run", "record", "wait for the event"
     ]  # fmt: skip
@@ -210,10 +157,10 @@ def test_what_runs_beside_other_work_is_timed_once_per_sample(monkeypatch):
     def runs(**options):
         asked = []
         monkeypatch.setattr(
-            device_module, "_sample", lambda probe, bed, again: asked.append(again) or 1e-6
+            device_module, "_time_runs", lambda probe, bed, again: asked.append(again) or 1e-6
         )
-        probe = probes_module.Probe("copy", 4, lambda: None, **options)
-        device_module._sampled(probe, None, 0.0, 4)
+        probe = probes_module.Microbenchmark("copy", 4, lambda: None, **options)
+        device_module._sample_times(probe, None, 0.0, 4)
         return set(asked[3:])
 
     assert runs() == {round(device_module.SHORTEST_S / 1e-6)}
@@ -223,20 +170,20 @@ def test_what_runs_beside_other_work_is_timed_once_per_sample(monkeypatch):
 def test_every_pair_of_devices_is_copied_between_and_waited_for():
     fake = FakeCuda(3)
     bed = fake_bed(fake)
-    found = {probe.setting: probe for probe in probes_module._peers(bed, [64])}
+    found = {probe.setting: probe for probe in probes_module._peer_copies(bed, [64])}
     assert set(found) == {
         "gpu0 -> gpu1", "gpu1 -> gpu0", "gpu1 -> gpu2", "gpu2 -> gpu1",
         "gpu0 -> gpu2, through the host", "gpu2 -> gpu0, through the host",
     }  # fmt: skip
-    device_module._sample(found["gpu2 -> gpu1"], bed, 1)
+    device_module._time_runs(found["gpu2 -> gpu1"], bed, 1)
     copied = "source 2[:16] to target 1[:16]"
     assert fake.log == ["wait for 2", "wait for 1", copied, "wait for 2", "wait for 1"]
-    assert list(probes_module._peers(fake_bed(FakeCuda(1)), [64])) == []
+    assert list(probes_module._peer_copies(fake_bed(FakeCuda(1)), [64])) == []
 
 
 def test_timed_repeats_begin_with_the_same_data():
-    bed = probes_module.make_bed(job(), torch, "cpu")
-    for probe in device_module._virtual(job(dtype="float16", algorithm="tree"), bed):
+    bed = probes_module.prepare_gpu(job(), torch, "cpu")
+    for probe in device_module._schedule_benchmarks(job(dtype="float16", algorithm="tree"), bed):
         probe.before()
         probe.run()
         once = [buffer.clone() for buffer in work_of(probe)]
@@ -250,23 +197,3 @@ def work_of(probe):
     """The buffers that a virtual schedule works on."""
     cells = dict(zip(probe.run.__code__.co_freevars, probe.run.__closure__, strict=True))
     return cells["work"].cell_contents
-
-
-@pytest.mark.parametrize(("local", "index"), [(None, 3), ("1", 1)])
-def test_nccl_binds_each_rank_to_its_device(local, index, monkeypatch):
-    asked = {}
-    if local is not None:
-        monkeypatch.setenv("LOCAL_RANK", local)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(current=device))
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(
-        torch.distributed, "init_process_group", lambda backend, **rest: asked.update(rest)
-    )
-    join(job(backend="nccl", ranks=4), at.new_status(3, 4), None)
-    # without a device_id the communicator would start with the first exchange, among a few ranks
-    assert asked["current"] == asked["device_id"] == torch.device("cuda", index)
-    assert (asked["rank"], asked["world_size"]) == (3, 4)
-    asked.clear()
-    join(job(backend="gloo", ranks=4), at.new_status(3, 4), None)
-    assert asked["device_id"] is None
-    assert "current" not in asked

@@ -1,4 +1,4 @@
-"""A user's own model and times from files, and what is wrong with them."""
+"""Models by name, and a user's own from files."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.workload import load_workload, times_from_file
-from perfmodel.workload.readers.fields import parse_shape
-from perfmodel.workload.readers.layer_times import has_times
 
 CSV = """\
 # exported by hand
@@ -19,6 +17,7 @@ table.weight,"[10, 4]",torch.bfloat16,no,,
 fc.weight,10x64,fp32,1,3 us,5
 fc.bias,10,fp32,1,1 us,5
 """
+
 
 YAML = """\
 name: toy
@@ -74,15 +73,6 @@ def test_csv(write):
     assert [layer.name for layer in workload.layers] == ["conv", "fc"]
 
 
-def test_times_beside_the_parameters(write):
-    path = write("toy.csv", CSV)
-    assert has_times(path)
-    times = times_from_file(path, load_workload(path))
-    np.testing.assert_allclose(times.forward_s, [1.2e-3, 4e-6])
-    np.testing.assert_allclose(times.backward_s, [2.4e-3, 10e-6])
-    assert times.source == path
-
-
 def test_yaml(write):
     path = write("toy.yaml", YAML)
     workload = load_workload(path)
@@ -97,19 +87,6 @@ def test_yaml(write):
     assert list(times.forward_kernels) == [1, 1, 2]
 
 
-def test_times_for_a_model_of_the_zoo(write):
-    workload = load_workload("vgg16")
-    rows = [f"{layer.name},{i} us,{2 * i} us" for i, layer in enumerate(workload.layers)]
-    path = write("times.csv", "\n".join(["name,forward,backward", *rows]))
-    times = times_from_file(path, workload)
-    np.testing.assert_allclose(times.backward_s, 2e-6 * np.arange(len(rows)))
-    assert not np.isnan(times.copy_Bps)
-    lacking = write("less.csv", "\n".join(["name,forward,backward", *rows[1:], "nobody,1 s,1 s"]))
-    found = faults(times_from_file, lacking, workload)
-    assert [fault.field for fault in found] == ["name", "layers"]
-    assert "'features.0'" in found[1].found
-
-
 def test_groups_by_column(write):
     rows = ["name,numel,layer", "a,1,x", "b,2,x", "c,3,y"]
     workload = load_workload(write("m.csv", "\n".join(rows)))
@@ -117,7 +94,6 @@ def test_groups_by_column(write):
         ("x", (1, 0)),
         ("y", (2,)),
     ]
-    assert not has_times(write("m2.csv", "\n".join(rows)))
 
 
 @given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4), min_size=1, max_size=20))
@@ -128,56 +104,6 @@ def test_any_list_of_parameters_comes_back(tmp_path_factory, shapes):
     workload = load_workload(str(path))
     assert [list(tensor.shape) for tensor in workload.tensors] == shapes
     assert workload.ready_order == tuple(reversed(range(len(shapes))))
-
-
-@pytest.mark.parametrize(
-    ("text", "shape"),
-    [("64x3", (64, 3)), ("(64,)", (64,)), ("torch.Size([2, 3])", (2, 3)), ("[]", ()),
-     ("4 5", (4, 5)), ("2*3", (2, 3)), ([7, 1], (7, 1))],
-)  # fmt: skip
-def test_spellings_of_a_shape(text, shape):
-    assert parse_shape(text) == shape
-
-
-@pytest.mark.parametrize("text", ["", "0x3", "-1", "3.5", "nan", "a", "1e3", [1.5], [True]])
-def test_shapes_that_are_none(text):
-    with pytest.raises(ValueError, match="whole numbers above zero"):
-        parse_shape(text)
-
-
-def test_every_fault_of_a_csv_with_its_line_and_column(write):
-    path = write(
-        "bad.csv",
-        "name,numel,dtype,forward\na,0,fp32,1.2\na,-3,fp31,-1 ms\n"
-        "b,nan,int64,nan ms\n,5,fp32,1 ms,9\n",
-    )
-    found = [(fault.line, fault.field) for fault in faults(load_workload, path)]
-    assert found == [
-        (2, "numel"), (2, "forward"), (3, "numel"), (3, "dtype"), (3, "forward"), (3, "name"),
-        (4, "numel"), (4, "forward"), (4, "dtype"), (5, "row"), (5, "name"),
-    ]  # fmt: skip
-    assert all(fault.file == path for fault in faults(load_workload, path))
-
-
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        ("", "file"),
-        ("name,numel\n", "file"),
-        ("nme,numel\na,1\n", "header"),
-        ("name\na\n", "header"),
-        ("name,numel,numel\na,1,1\n", "header"),
-        ("name,numel,forward,forward_us\na,1,1 s,1\n", "header"),
-        ("name,numel,requires_grad\na,1,false\n", "requires_grad"),
-        ("name,numel,requires_grad\na,1,perhaps\n", "requires_grad"),
-        ("name,shape,numel\na,2x3,7\n", "numel"),
-        ("name,shape\na,\n", "shape"),
-        ("name,numel\na\n", "row"),
-        ("name,numel,forward_us\na,1,inf\n", "forward_us"),
-    ],
-)
-def test_one_fault_of_a_csv(write, text, field):
-    assert field in [fault.field for fault in faults(load_workload, write("bad.csv", text))]
 
 
 @pytest.mark.parametrize(
@@ -206,12 +132,6 @@ def test_an_empty_model(write):
         "parameters"
     ]
     assert [f.field for f in faults(load_workload, write("m.yaml", ""))] == ["file"]
-
-
-def test_layers_without_times(write):
-    path = write("m.yaml", YAML.replace("forward: 10 us, ", ""))
-    found = faults(times_from_file, path, load_workload(path))
-    assert [(fault.field, fault.line) for fault in found] == [("layers.1.forward", 10)]
 
 
 def test_names_and_paths_that_lead_nowhere(write):

@@ -11,7 +11,7 @@ from perfmodel.errors import InputError
 from perfmodel.files import data_folder, line_of, plain, read_yaml
 from perfmodel.files import fast_yaml as by_libyaml
 from perfmodel.files import read as reading
-from perfmodel.files.fast_yaml import LeftToRuamel, parse_quickly
+from perfmodel.files.fast_yaml import UnsupportedYaml, parse_with_libyaml
 from perfmodel.files.find import is_shipped
 from perfmodel.files.read import parse_yaml
 
@@ -52,8 +52,8 @@ def lines(document):
 def same(text):
     """Whether it is read quickly; if so, as ruamel reads it."""
     try:
-        quickly = parse_quickly(text)
-    except LeftToRuamel:
+        quickly = parse_with_libyaml(text)
+    except UnsupportedYaml:
         return False
     slowly = parse_yaml(text)
     assert typed(plain(quickly)) == typed(plain(slowly))
@@ -140,8 +140,8 @@ def test_words_mean_the_same(word):
         try:
             parse_yaml(text)
         except InputError:
-            with pytest.raises(LeftToRuamel):
-                parse_quickly(text)
+            with pytest.raises(UnsupportedYaml):
+                parse_with_libyaml(text)
         else:
             same(text)
 
@@ -160,8 +160,8 @@ def test_usual_words_are_read_quickly(word):
     ],
 )  # fmt: skip
 def test_the_unusual_and_the_faulty_is_left_to_ruamel(text):
-    with pytest.raises(LeftToRuamel):
-        parse_quickly(text)
+    with pytest.raises(UnsupportedYaml):
+        parse_with_libyaml(text)
 
 
 PLAIN = st.text("abcxeE019+-._:#,'\"~=<>|*&![]{}%@`? \n", max_size=12)
@@ -174,9 +174,9 @@ WORD = st.one_of(
 def test_whatever_is_read_quickly_is_read_the_same(fields):
     text = "".join(f"{key}{at}: {word}\n" for at, (key, word) in enumerate(fields))
     try:
-        parse_quickly(text)
+        parse_with_libyaml(text)
         parse_yaml(text)
-    except (LeftToRuamel, InputError):
+    except (UnsupportedYaml, InputError):
         return  # what libyaml makes of a file that is wrong does not matter for files that ship
     same(text)
 
@@ -201,7 +201,7 @@ def test_nested_documents_are_read_the_same(value, flow):
 
 
 def test_a_users_file_is_left_to_ruamel(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "parse_quickly", lambda _: pytest.fail("not shipped"))
+    monkeypatch.setattr(reading, "parse_with_libyaml", lambda _: pytest.fail("not shipped"))
     path = tmp_path / "own.yaml"
     path.write_text("a: 1\n")
     assert not is_shipped(path)
@@ -221,8 +221,8 @@ def test_without_libyaml_ruamel_reads_all(monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(by_libyaml, "import_module", missing)
-    with pytest.raises(LeftToRuamel):
-        parse_quickly("a: 1\n")
+    with pytest.raises(UnsupportedYaml):
+        parse_with_libyaml("a: 1\n")
     path = data_folder("topologies") / "fabrics" / "rail-optimised.yaml"
     assert line_of(read_yaml(path), ["kind"]) == 3
 

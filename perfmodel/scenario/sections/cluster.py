@@ -1,0 +1,59 @@
+"""Section ``cluster``: nodes, the network between them, placement."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from perfmodel.files import Count, FileModel
+from perfmodel.scenario.sections.base import Index, Name, OrName, Placement
+
+
+class FabricSection(FileModel):
+    """The network between nodes: a kind, and what differs from that kind's defaults."""
+
+    kind: Name = Field(description="see `perfmodel topology list`")
+    oversubscription: Annotated[float, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="bandwidth into a leaf switch over bandwidth out of it"
+    )
+    hosts_per_leaf: Count | None = None
+    radix: Count | None = Field(default=None, description="ports of one switch")
+    routing: Literal["ecmp", "rail", "adaptive"] | None = Field(
+        default=None, description="how flows choose among equal ways; default: the fabric's"
+    )
+
+
+def _expand_kind(value: object) -> object:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Fabric = Annotated[FabricSection, BeforeValidator(_expand_kind), OrName()]
+"""A network between nodes, or its kind alone."""
+
+
+class MixedSection(FileModel):
+    """Nodes of this job with another GPU; their links stay those of `cluster.node`."""
+
+    nodes: Annotated[tuple[Index, ...], Field(min_length=1)] = Field(
+        description="nodes of this job, counted from 0"
+    )
+    gpu: Name = Field(description="a GPU of `topologies/gpus.yaml`, such as 'v100-sxm2-32gb'")
+
+
+class ClusterSection(FileModel):
+    """The hardware: a node template, how many of them, and the network between them."""
+
+    node: Name = Field(description="a node template by name or file: see `perfmodel topology list`")
+    nodes: Count = Field(default=1, description="nodes of this job")
+    gpus_per_node: Count | None = Field(
+        default=None, description="how many of a node's GPUs are used"
+    )
+    fabric: Fabric | None = None
+    pool: Count | None = Field(
+        default=None,
+        description="nodes on the network, those of this job among them; default: what `nodes` "
+        "and `jobs` need",
+    )
+    placement: Placement = "packed"
+    mixed: tuple[MixedSection, ...] = ()

@@ -1,0 +1,56 @@
+"""Section ``library``: the communication library and its settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from perfmodel.files import Count, FileModel, Seconds
+from perfmodel.scenario.sections.base import Name
+
+Word = Annotated[
+    str,
+    BeforeValidator(
+        lambda v: str(int(v)) if isinstance(v, bool | int) else v, json_schema_input_type=str | int
+    ),
+]
+"""Text; a whole number may stand without quotes."""
+
+
+class LibrarySection(FileModel):
+    """The communication library, and what of its own choices to override."""
+
+    name: Literal["nccl", "plain", "gloo", "mpi"] = "nccl"
+    algorithm: Literal[
+        "auto", "ring", "tree", "nvls", "nvls_tree", "collnet", "collnet_chain", "collnet_direct",
+        "pat",
+    ] = Field(
+        default="auto", description="of NCCL, as NCCL_ALGO would say; others have their own"
+    )  # fmt: skip
+    protocol: Literal["auto", "simple", "ll", "ll128"] = "auto"
+    channels: Count | None = Field(
+        default=None, description="default: what the library would choose"
+    )
+    credits: Count | None = Field(
+        default=None,
+        description="chunks in flight per edge; 1 makes each step wait for its latency",
+    )
+    version: Name | None = Field(
+        default=None, description="of NCCL, such as '2.26.2'; default: the newest that is known"
+    )
+    env: dict[str, Word] = Field(
+        default_factory=dict,
+        description="NCCL's environment variables, such as NCCL_PROTO: Simple",
+    )
+    processes: Literal["per-gpu", "per-host"] = Field(
+        default="per-gpu", description="whether one process drives all GPUs of a host"
+    )
+    workers: Count | None = Field(
+        default=None, description="collectives in progress at once; default: the library's"
+    )
+    host_step: Seconds | None = Field(
+        default=None,
+        description="what a step costs a process on a CPU beyond layers, collectives and the "
+        "memory of gradients; default: the library's",
+    )

@@ -1,0 +1,116 @@
+"""Sections ``model``, ``compute``, ``training`` and ``scale``: the model, its batch, the sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from perfmodel.files import Count, FileModel
+from perfmodel.scenario.sections.base import Name, Switch
+
+Dtype = Literal["fp32", "fp16", "bf16"]
+
+
+class ModelSection(FileModel):
+    """What is trained: a model of the zoo by `name`, or a parameter list in `file`.
+
+    `dtype` is that of parameters and gradients (default fp32; a file states its own);
+    `compute.precision` is that of the arithmetic.
+    """
+
+    name: Name | None = Field(
+        default=None, description="a model of the zoo: see `perfmodel models`"
+    )
+    file: Name | None = Field(
+        default=None,
+        description="CSV or YAML of parameter tensors, relative to the scenario's folder",
+    )
+    dtype: Dtype | None = None
+    sequence_length: Count | None = Field(
+        default=None, description="tokens per sample, for transformers"
+    )
+    image_size: Count | None = Field(default=None, description="pixels per side, for vision models")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> ModelSection:
+        if (self.name is None) == (self.file is None):
+            raise ValueError("either 'name' (of the zoo) or 'file' (of parameters), exactly one")
+        return self
+
+
+class ComputeSection(FileModel):
+    """How long each layer takes: from the GPU's roofline, or from a file of measured times."""
+
+    source: Literal["roofline", "file"] = "roofline"
+    precision: Literal["bf16", "fp16", "tf32", "fp32"] = Field(
+        description="of the matrix products; parameters keep `model.dtype`"
+    )
+    times: Name | None = Field(
+        default=None, description="CSV of seconds per layer, relative to the scenario's folder"
+    )
+    overlap_slowdown: Annotated[float, Field(strict=True, ge=1)] | None = Field(
+        default=None,
+        description="factor on compute while a collective runs on the same GPU; default: the GPU's",
+    )
+    optimizer: Literal["sgd", "sgd-momentum", "adam", "adamw"] = "sgd-momentum"
+    channels_last: Switch = Field(
+        default=False, description="convolutions in NHWC, which spares tensor cores a transposition"
+    )
+    fused_attention: Switch = Field(
+        default=True, description="attention as one kernel (scaled_dot_product_attention)"
+    )
+
+    @model_validator(mode="after")
+    def _check_times(self) -> ComputeSection:
+        if (self.source == "file") != (self.times is not None):
+            raise ValueError("'times' together with 'source: file', and only then")
+        return self
+
+
+class TrainingSection(FileModel):
+    """The batch: per GPU and growing with the cluster (weak), or global and fixed (strong).
+
+    `batch_per_gpu` counts the samples of one forward pass; with `strategy.accumulate` a step
+    trains that many times more.
+    """
+
+    scaling: Literal["weak", "strong"] = Field(
+        default="weak", description="default: weak with batch_per_gpu, strong with global_batch"
+    )
+    batch_per_gpu: Count | None = None
+    global_batch: Count | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _infer_scaling(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "scaling" not in data:
+            strong = data.get("global_batch") is not None
+            return {**data, "scaling": "strong" if strong else "weak"}
+        return data
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> TrainingSection:
+        weak = self.scaling == "weak"
+        if weak != (self.global_batch is None) or weak == (self.batch_per_gpu is None):
+            required, other = ("batch_per_gpu", "global_batch")[:: 1 if weak else -1]
+            raise ValueError(f"{required!r} and no {other!r} with scaling: {self.scaling}")
+        return self
+
+
+class ScaleSection(FileModel):
+    """Sizes of the scaling curve, growing; the last one is the size that is asked about."""
+
+    gpus: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+    nodes: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_growing(self) -> ScaleSection:
+        if (self.gpus is None) == (self.nodes is None):
+            raise ValueError("either 'gpus' or 'nodes', exactly one list")
+        sizes = self.gpus or self.nodes or ()
+        if any(b <= a for a, b in itertools.pairwise(sizes)):
+            raise ValueError("sizes that grow, such as [1, 2, 4, 8]")
+        return self

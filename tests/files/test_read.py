@@ -1,0 +1,116 @@
+"""Strict reading of text and YAML 1.2."""
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from perfmodel.errors import InputError
+from perfmodel.files import (
+    Bandwidth,
+    Bytes,
+    Count,
+    FileModel,
+    FlopRate,
+    Seconds,
+    line_of,
+    load_document,
+    plain,
+    read_yaml,
+)
+
+
+class Cat(FileModel):
+    kind: Literal["cat"]
+    lives: Count = 9
+
+
+class Dog(FileModel):
+    kind: Literal["dog"]
+    bark: str = "wuff"
+
+
+class Example(FileModel):
+    size: Bytes
+    speed: Bandwidth = 1.0
+    delay: Seconds = 0.0
+    compute: FlopRate = 1.0
+    ratio: float = 1.0
+    items: tuple[Count, ...] = ()
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")] | None = None
+
+
+def write(tmp_path, text, name="x.yaml"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_yaml_is_version_1_2(tmp_path):
+    document = plain(read_yaml(write(tmp_path, "a: 1e9\nb: no\nc: 0o17\nd: 1.5\ne: 08\n")))
+    assert document["a"] == 1e9
+    assert document["b"] == "no"
+    assert document["c"] == 15
+    assert document["d"] == 1.5
+
+
+def test_anchors_keep_their_type(tmp_path):
+    document = plain(read_yaml(write(tmp_path, "a: &x true\nb: *x\n")))
+    assert document == {"a": True, "b": True}
+    assert document["a"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("a: 1\nb: 2\na: 3\n", 3, "duplicate key"),
+        ("a: [1, 2\n", 2, "expected"),
+        ("a: 1\n\tb: 2\n", 2, "cannot start any token"),
+        ("a: 1\n---\nb: 2\n", 2, "another document"),
+        ("a: *nope\n", 1, "undefined alias"),
+        ("", None, "nothing"),
+        ("# only a comment\n", None, "nothing"),
+    ],
+)
+def test_what_is_not_one_yaml_document_is_refused(tmp_path, text, line, words):
+    with pytest.raises(InputError) as caught:
+        read_yaml(write(tmp_path, text))
+    (fault,) = caught.value.faults
+    assert (fault.line, fault.file) == (line, str(tmp_path / "x.yaml"))
+    assert words in fault.found
+
+
+def test_an_alias_that_contains_itself_is_refused(tmp_path):
+    with pytest.raises(InputError, match="contains itself"):
+        load_document(Example, write(tmp_path, "&a\nsize: 1 B\nitems: *a\n"))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    binary = tmp_path / "b.yaml"
+    binary.write_bytes(b"\xff\xfe\x00\x01")
+    for path, words in (
+        (tmp_path / "absent.yaml", "No such file"),
+        (tmp_path, "Is a directory"),
+        (binary, "not text"),
+    ):
+        with pytest.raises(InputError, match=words):
+            load_document(Example, path)
+
+
+def test_a_file_without_permission(tmp_path, monkeypatch):
+    path = write(tmp_path, "size: 1 B\n")
+
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_text", denied)  # root may read everything
+    with pytest.raises(InputError, match=r"x\.yaml: file: found Permission denied"):
+        load_document(Example, path)
+
+
+def test_line_of_walks_lists_and_mappings(tmp_path):
+    document = read_yaml(write(tmp_path, "a:\n  - x: 1\n    y: 2\n  - 3\n"))
+    assert line_of(document, ["a", 0, "y"]) == 3
+    assert line_of(document, ["a", 1]) == 4
+    assert line_of(document, ["a", 0, "absent"]) == 2
+    assert line_of({"a": 1}, ["a"]) is None

@@ -1,0 +1,103 @@
+"""Faults of a document in the terms of the file."""
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from perfmodel.errors import InputError
+from perfmodel.files import (
+    Bandwidth,
+    Bytes,
+    Count,
+    FileModel,
+    FlopRate,
+    Seconds,
+    load_document,
+    validate_document,
+)
+
+
+class Cat(FileModel):
+    kind: Literal["cat"]
+    lives: Count = 9
+
+
+class Dog(FileModel):
+    kind: Literal["dog"]
+    bark: str = "wuff"
+
+
+class Example(FileModel):
+    size: Bytes
+    speed: Bandwidth = 1.0
+    delay: Seconds = 0.0
+    compute: FlopRate = 1.0
+    ratio: float = 1.0
+    items: tuple[Count, ...] = ()
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")] | None = None
+
+
+def write(tmp_path, text, name="x.yaml"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def faults_of(tmp_path, text):
+    with pytest.raises(InputError) as caught:
+        load_document(Example, write(tmp_path, text))
+    return caught.value.faults
+
+
+def test_every_fault_is_found_at_once_with_its_line(tmp_path):
+    faults = faults_of(
+        tmp_path, "size: 25\nspeed: 0 GB/s\ndelay: -1 us\nsped: 3\nratio: .nan\nitems: [1, 0, x]\n"
+    )
+    found = {(f.field, f.line): (f.found, f.allowed) for f in faults}
+    assert found["size", 1] == ("25 (no unit)", "a size such as '25 MiB'")
+    assert found["speed", 2] == ("'0 GB/s'", "more than zero")
+    assert found["delay", 3] == ("'-1 us'", "zero or more")
+    assert "did you mean 'speed'" in found["sped", 4][1]
+    assert found["ratio", 5] == ("nan", "a finite number")
+    assert found["items.1", 6] == ("0", "greater than 0")
+    assert found["items.2", 6] == ("'x'", "a whole number")
+    assert len(faults) == 7
+    assert all(f.file.endswith("x.yaml") for f in faults)
+
+
+def test_faults_in_a_union_speak_of_the_member_that_was_chosen(tmp_path):
+    (fault,) = faults_of(tmp_path, "size: 1 B\npet:\n  kind: cat\n  barks: loud\n")
+    assert (fault.field, fault.line) == ("pet.barks", 4)
+    assert "'lives'" in fault.allowed
+    assert "'bark'" not in fault.allowed
+
+
+def test_an_unknown_member_of_a_union_is_told_the_known_ones(tmp_path):
+    (fault,) = faults_of(tmp_path, "size: 1 B\npet: {kind: cta}\n")
+    assert (fault.field, fault.line, fault.found) == ("pet.kind", 2, "'cta'")
+    assert fault.allowed == "one of 'cat', 'dog' (did you mean 'cat'?)"
+    (fault,) = faults_of(tmp_path, "size: 1 B\npet: {lives: 3}\n")
+    assert (fault.field, fault.found) == ("pet.kind", "nothing")
+
+
+class Listing(FileModel):
+    ranks: Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
+@pytest.mark.parametrize(("value", "field"), [([-1], "ranks.0"), ([], "ranks")])
+def test_a_list_is_not_also_too_short_when_its_member_is_wrong(value, field):
+    with pytest.raises(InputError) as caught:
+        validate_document(Listing, {"ranks": value})
+    assert [fault.field for fault in caught.value.faults] == [field]
+
+
+def test_a_missing_field_is_named(tmp_path):
+    (fault,) = faults_of(tmp_path, "ratio: 2\n")
+    assert (fault.field, fault.found) == ("size", "nothing")
+
+
+@pytest.mark.parametrize("document", [[1, 2], "text", 3])
+def test_a_document_that_is_no_mapping_is_refused(document):
+    with pytest.raises(InputError, match=r"f\.yaml.*document"):
+        validate_document(Example, document, "f.yaml")

@@ -1,0 +1,79 @@
+"""Measured layer times from CSV and YAML files."""
+
+import numpy as np
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.workload import load_workload, times_from_file
+
+CSV = """\
+# exported by hand
+name,shape,dtype,requires_grad,forward,backward_us
+conv.weight,64x3x7x7,float32,true,1.2 ms,2400
+conv.bias,(64),,,,
+table.weight,"[10, 4]",torch.bfloat16,no,,
+fc.weight,10x64,fp32,1,3 us,5
+fc.bias,10,fp32,1,1 us,5
+"""
+
+
+YAML = """\
+name: toy
+sample: image
+parameters:
+  - {name: conv.weight, shape: [64, 3, 7, 7]}
+  - {name: conv.bias, numel: 64, dtype: bf16}
+  - {name: frozen, numel: 5, requires_grad: false}
+  - {name: fc.weight, shape: 10x64}
+layers:
+  - {name: stem, parameters: [conv.weight, conv.bias], forward: 1.5 ms, backward: 3 ms}
+  - {name: pool, forward: 10 us, backward: 20 us}
+  - {name: head, parameters: [fc.weight], forward: 0.1 ms, backward: 0.2 ms, kernels: 2}
+buffers: 1 KiB
+launch: 6 us
+optimizer: 1 ms
+activations: 3 MiB
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(name, text):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return written
+
+
+def faults(call, *arguments):
+    with pytest.raises(InputError) as raised:
+        call(*arguments)
+    return raised.value.faults
+
+
+def test_times_beside_the_parameters(write):
+    path = write("toy.csv", CSV)
+    times = times_from_file(path, load_workload(path))
+    np.testing.assert_allclose(times.forward_s, [1.2e-3, 4e-6])
+    np.testing.assert_allclose(times.backward_s, [2.4e-3, 10e-6])
+    assert times.source == path
+
+
+def test_times_for_a_model_of_the_zoo(write):
+    workload = load_workload("vgg16")
+    rows = [f"{layer.name},{i} us,{2 * i} us" for i, layer in enumerate(workload.layers)]
+    path = write("times.csv", "\n".join(["name,forward,backward", *rows]))
+    times = times_from_file(path, workload)
+    np.testing.assert_allclose(times.backward_s, 2e-6 * np.arange(len(rows)))
+    assert not np.isnan(times.copy_Bps)
+    lacking = write("less.csv", "\n".join(["name,forward,backward", *rows[1:], "nobody,1 s,1 s"]))
+    found = faults(times_from_file, lacking, workload)
+    assert [fault.field for fault in found] == ["name", "layers"]
+    assert "'features.0'" in found[1].found
+
+
+def test_layers_without_times(write):
+    path = write("m.yaml", YAML.replace("forward: 10 us, ", ""))
+    found = faults(times_from_file, path, load_workload(path))
+    assert [(fault.field, fault.line) for fault in found] == [("layers.1.forward", 10)]
