@@ -12,7 +12,7 @@ ROOT = Path(perfmodel.__file__).parent
 
 LAYERS = [
     "cli", "report", "validate", "studies", "calibrate", "measure", "simulate", "library",
-    "testing", "training", "workload", "collectives", "topology", "scenario", "files",
+    "testing", "training", "workload", "topology", "scenario", "collectives", "files",
     "timeline", "arrays", "units", "errors", "version",
 ]  # fmt: skip
 """Top to bottom."""

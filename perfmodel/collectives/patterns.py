@@ -6,6 +6,7 @@ Several chunks that one rank sends to another in the same round travel as one me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -204,6 +205,17 @@ def pipeline(
         )
 
     return Pattern(phase, step)
+
+
+def near_root(ranks: int) -> int:
+    """Return the divisor of N nearest to its square root from above.
+
+    Examples
+    --------
+    >>> [near_root(n) for n in (1, 7, 8, 12, 16)]
+    [1, 7, 4, 4, 4]
+    """
+    return ranks // max(d for d in range(1, math.isqrt(ranks) + 1) if ranks % d == 0)
 
 
 def pieces_of(nbytes: int, shares: int, piece_bytes: int, itemsize: int) -> int:

@@ -12,20 +12,16 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from perfmodel.collectives.catalog import NCCL_ALGO_NAMES, NCCL_ALGORITHMS, PROTOCOLS
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import FileModel, load_document
 
 ALGORITHM_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls_tree", "pat": "pat",
-        "collnet": "collnet", "collnetchain": "collnet_chain", "collnetdirect": "collnet_direct",
-    }
-)  # fmt: skip
+    {name.replace("_", ""): name for name in NCCL_ALGO_NAMES}
+)
 """Names of NCCL_ALGO, folded, and ours."""
 
-PROTOCOL_NAMES: Mapping[str, str] = MappingProxyType(
-    {"ll": "ll", "ll128": "ll128", "simple": "simple"}
-)
+PROTOCOL_NAMES: Mapping[str, str] = MappingProxyType({name: name for name in PROTOCOLS})
 """Names of NCCL_PROTO, folded, and ours."""
 
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -34,7 +30,7 @@ LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 _LEGACY_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
 """Levels by number; NCCL user guide, NCCL_P2P_LEVEL, legacy values 0 to 5."""
 
-_OPS = ("allreduce", "allgather", "reducescatter", "broadcast", "reduce")
+_OPS = tuple(op.replace("_", "") for op in NCCL_ALGORITHMS)
 _VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-+].*)?")
 _WHOLE = re.compile(r"\d{1,12}")
 

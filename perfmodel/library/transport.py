@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.errors import TopologyError
-from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.settings import LEVELS, LibrarySettings
 from perfmodel.topology.model import Reach, Topology
 from perfmodel.topology.routing.router import Router
@@ -21,6 +20,11 @@ Hop = Literal["nvlink", "pcie", "network", "memory"]
 
 GDR_PATHS = frozenset({"LOC", "PIX", "PXB", "P2C"})
 """Path types over which NCCL lets a NIC reach GPU memory (ncclTopoCheckGdr, NCCL_NET_GDR_C2C=1)."""
+
+ACROSS_SOCKETS_BPS = 6.45e9
+"""Most that a NIC moves to or from the memory of a GPU on another socket. Fitted: nccl-tests
+all_reduce between two hosts with an A100 PCIe each and an adapter of 200 Gbit/s on the other
+socket, GPUDirect forced: 6.4 GB/s from 4 MiB on (NVIDIA/nccl-tests issue 293)."""
 
 NVLINK_PATHS = frozenset({"NVL", "NVB", "C2C"})
 
@@ -146,8 +150,7 @@ def nic_path(topology: Topology, router: Router, gpu: str, nic: str, *, outward:
     way = way_between(router, gpu, nic)
     direct = gdr_paths(topology)
     if way in direct:
-        across = way == "SYS"  # peers of other sockets get little of what lies between
-        cap_Bps = hardware().across_sockets.GBps * 1e9 if across else float("inf")
+        cap_Bps = ACROSS_SOCKETS_BPS if way == "SYS" else float("inf")
         return Path(router.route(*ends), "network", cap_Bps)
     if outward and direct and topology.reach.relay:
         beside = _beside(topology, router, gpu, nic)

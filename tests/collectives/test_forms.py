@@ -42,8 +42,8 @@ def test_steps_and_bytes_are_the_rounds_own(op: str, name: str, ranks: int) -> N
         number += 1
         sent += np.bincount(part.src, part.nbytes, places)
         added += np.bincount(part.dst, part.nbytes * part.reduce, places)
-    assert closed_forms.steps(op, name, ranks, size, **told) == number
-    assert closed_forms.bytes_per_rank(op, name, ranks, size, **told) == pytest.approx(
+    assert closed_forms.form(op, name, ranks, size, **told).steps == number
+    assert closed_forms.form(op, name, ranks, size, **told).sent_bytes == pytest.approx(
         sent[:ranks].max()
     )
     gamma = closed_forms.closed_form_s(
@@ -102,8 +102,8 @@ def test_two_level_rings_cost_what_their_levels_cost() -> None:
     inside, across, size = 8, 4, 1 << 20
     wanted = 2 * (inside - 1) / inside * size + 2 * (across - 1) / across * size / inside
     for name, own in (("hierarchical", {"group_size": 8}), ("torus", {"columns": 8})):
-        assert closed_forms.steps("all_reduce", name, 32, size, **own) == 2 * 7 + 2 * 3
-        found = closed_forms.bytes_per_rank("all_reduce", name, 32, size, **own)
+        assert closed_forms.form("all_reduce", name, 32, size, **own).steps == 2 * 7 + 2 * 3
+        found = closed_forms.form("all_reduce", name, 32, size, **own).sent_bytes
         assert found == pytest.approx(wanted)
 
 
@@ -144,4 +144,4 @@ def test_doubling_bandwidth_and_halving_latency_halves_the_time(op: str, name: s
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(InputError, match="did you mean 'ring'"):
-        closed_forms.steps("all_reduce", "rign", 4, 16)
+        closed_forms.form("all_reduce", "rign", 4, 16)

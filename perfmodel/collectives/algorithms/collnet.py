@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of
-from perfmodel.collectives.algorithms.tree import checked_groups
+from perfmodel.collectives.algorithms.tree import group_table
 from perfmodel.collectives.patterns import pieces_of
 from perfmodel.collectives.schedule import Schedule, check_ranks
 
@@ -26,7 +26,7 @@ def chain_all_reduce(
     ranks: int,
     nbytes: int,
     *,
-    groups: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
     piece_bytes: int = PIECE_BYTES,
 ) -> Schedule:
@@ -41,13 +41,14 @@ def chain_all_reduce(
     ----------
     ranks, nbytes, itemsize : int
         As everywhere; the switch is participant number `ranks`.
-    groups : sequence of equal-sized sequences of int
-        The ranks of each node, from the one that speaks to the network on.
+    groups : sequence of equal-sized sequences of int, optional
+        The ranks of each node, from the one that sends to the network on; default as for
+        `hierarchical.all_reduce`.
     piece_bytes : int
         Largest piece.
     """
     check_ranks(ranks)
-    trees = forest_of(chained(checked_groups(ranks, groups))[None, :])
+    trees = forest_of(chained(group_table(ranks, groups))[None, :])
     pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
     return over_switches(trees, "collnet", 1, nbytes, pieces=pieces, itemsize=itemsize)
 
@@ -56,7 +57,7 @@ def direct_all_reduce(
     ranks: int,
     nbytes: int,
     *,
-    groups: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
     piece_bytes: int = PIECE_BYTES,
 ) -> Schedule:
@@ -67,7 +68,7 @@ def direct_all_reduce(
     other, with a NIC for each. Source: see the module; parameters as for `chain_all_reduce`.
     """
     check_ranks(ranks)
-    table = checked_groups(ranks, groups)
+    table = group_table(ranks, groups)
     trees = forest_of(np.stack([starred(table, head) for head in range(table.shape[1])]))
     pieces = pieces_of(nbytes, trees.channels, piece_bytes, itemsize)
     return over_switches(trees, "collnet_direct", 1, nbytes, pieces=pieces, itemsize=itemsize)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
+from perfmodel.errors import ScheduleError
 
 
 def scatter(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:
@@ -59,12 +60,22 @@ def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) ->
     )
 
 
-def send(nbytes: int) -> Schedule:
+def send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 1) -> Schedule:
     """One message from rank 0 to rank 1.
 
     Steps: 1. Bytes sent: S. Latency term: alpha. Right between two ranks: there is no other way.
     Source: Hockney, Parallel Computing 20(3), 1994.
+
+    Raises
+    ------
+    ScheduleError
+        Other ranks than these two, or a size that is not whole elements.
     """
+    if ranks != 2 or root != 0 or nbytes < 0 or nbytes % itemsize:
+        raise ScheduleError(
+            f"send of {nbytes} bytes from rank {root} among {ranks} ranks; allowed: whole "
+            f"{itemsize}-byte elements from rank 0 among 2 ranks"
+        )
     zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     size = np.array([nbytes], dtype=np.int64)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of, node_parents
-from perfmodel.collectives.algorithms.tree import checked_groups
+from perfmodel.collectives.algorithms.tree import group_table
 from perfmodel.collectives.patterns import Pattern, concatenate, pieces_of
 from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
 
@@ -71,7 +71,7 @@ def tree_all_reduce(
     ranks: int,
     nbytes: int,
     *,
-    groups: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[int]] | None = None,
     heads: int | None = None,
     itemsize: int = 4,
     piece_bytes: int = PIECE_BYTES,
@@ -91,8 +91,8 @@ def tree_all_reduce(
     ranks, nbytes, itemsize : int
         As everywhere; the switch of node i is participant `ranks` + i when it reduces, `ranks` +
         k + i when it sends to all.
-    groups : sequence of equal-sized sequences of int
-        The ranks of each node, heads first.
+    groups : sequence of equal-sized sequences of int, optional
+        The ranks of each node, heads first; default as for `hierarchical.all_reduce`.
     heads : int, optional
         Default: all ranks of a node.
     piece_bytes : int
@@ -104,7 +104,7 @@ def tree_all_reduce(
         Groups of different sizes, or that do not hold each rank once.
     """
     check_ranks(ranks)
-    nodes = switched_nodes(checked_groups(ranks, groups), heads)
+    nodes = switched_nodes(group_table(ranks, groups), heads)
     number = max(1, -(-nbytes // (nodes.trees * nodes.heads * max(piece_bytes, itemsize))))
     return over_nodes(nodes, nbytes, pieces=number, itemsize=itemsize)
 

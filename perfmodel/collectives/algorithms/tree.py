@@ -11,7 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.patterns import Pattern, concatenate, exchange, pieces_of, pipeline
+from perfmodel.collectives.patterns import (
+    Pattern,
+    concatenate,
+    exchange,
+    near_root,
+    pieces_of,
+    pipeline,
+)
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
@@ -52,7 +59,7 @@ def double_binary_tree(
         Groups that do not hold each rank once.
     """
     check_ranks(ranks)
-    table = checked_groups(ranks, [[r] for r in range(ranks)] if groups is None else groups)
+    table = group_table(ranks, [[r] for r in range(ranks)] if groups is None else groups)
     pieces = pieces_of(nbytes, 2, piece_bytes, itemsize)
     sizes = split_elements(nbytes, 2 * pieces, itemsize).reshape(2, pieces)
     both = [_edges(_chained(parents, table), tree) for tree, parents in enumerate(_two(len(table)))]
@@ -71,14 +78,16 @@ def double_binary_tree(
     )
 
 
-def checked_groups(ranks: int, groups: Sequence[Sequence[int]]) -> IntArray:
-    """Groups of ranks as an array of shape (groups, size).
+def group_table(ranks: int, groups: Sequence[Sequence[int]] | None) -> IntArray:
+    """Groups of ranks as an array of shape (groups, size); default: of `near_root` ranks each.
 
     Raises
     ------
     ScheduleError
         Groups of different sizes, or that do not hold each rank once.
     """
+    if groups is None:
+        return np.arange(ranks, dtype=np.int64).reshape(-1, near_root(ranks))
     lengths = sorted({len(group) for group in groups})
     if len(lengths) != 1:
         raise ScheduleError(f"groups of {lengths} ranks; allowed: groups of one size")

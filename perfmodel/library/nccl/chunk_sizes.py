@@ -61,11 +61,3 @@ def collnet_bytes(nbytes: float, channels: int, depth: int) -> float:
         while nbytes // (channels * chunk) < depth * fill and chunk > least:
             chunk /= 2
     return chunk
-
-
-def pat_bytes(nbytes: float, channels: int, fill: int) -> float:
-    """Bytes that PAT moves at a time on each channel; `fill` 32 for all-gather, else 16."""
-    chunk = float(STEP_BYTES["simple"])
-    while chunk * channels * fill > nbytes and chunk > 64 * KIB:
-        chunk /= 2
-    return chunk

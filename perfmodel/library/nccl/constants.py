@@ -11,7 +11,6 @@ from perfmodel.files import FileModel, load_document
 Three = tuple[float, float, float]
 """Of LL, LL128 and Simple; or on one, two and more hosts."""
 
-PROTOCOLS = ("ll", "ll128", "simple")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 
 

@@ -93,7 +93,6 @@ class Hardware(FileModel):
     nvlink_per_lane: _PerLane
     pcie: _Pcie
     between_amd_numa: _Numa
-    across_sockets: _Numa
     network: _Network
     plugins: dict[str, Plugin]
     channels: _Channels

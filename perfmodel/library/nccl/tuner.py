@@ -7,33 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from perfmodel.arrays import RankGroup
+from perfmodel.collectives.catalog import NCCL_ALGORITHMS
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.machine import Machine
-from perfmodel.library.nccl.bandwidth import Case, algorithm_GBps
 from perfmodel.library.nccl.communicator import System, channels_of, system_of
 from perfmodel.library.nccl.constants import Constants, constants_of
-from perfmodel.library.nccl.latency import latency_us
+from perfmodel.library.nccl.cost_model import Case, algorithm_GBps, latency_us
 from perfmodel.library.nccl.search.host_graph import RANK
 from perfmodel.library.settings import LibrarySettings
-
-Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "collnet_chain", "collnet_direct", "pat"]
-ProtocolName = Literal["ll", "ll128", "simple"]
-
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-"""Collectives that NCCL has a model of."""
-
-_ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
-    "all_reduce": ("ring", "tree", "nvls", "nvls_tree", "collnet_chain", "collnet_direct"),
-    "all_gather": ("ring", "nvls", "collnet_direct", "pat"),
-    "reduce_scatter": ("ring", "nvls", "collnet_direct", "pat"),
-    "broadcast": ("ring",),
-    "reduce": ("ring",),
-}
 
 _LEAST_TRAFFIC = 32 * 1024
 """Bytes that a channel carries at least; NVIDIA/nccl 2.30.7 ``src/enqueue.cc``."""
@@ -54,8 +39,8 @@ class Prediction:
         Thread blocks that would work on a message of this size.
     """
 
-    algorithm: Algorithm
-    protocol: ProtocolName
+    algorithm: str
+    protocol: str
     time_s: float
     channels: int
 
@@ -69,7 +54,7 @@ def predictions(
     ----------
     system : System
     op : str
-        One of `OPS`.
+        One of `NCCL_ALGORITHMS`.
     nbytes : float
         Size as nccl-tests counts it: for all-gather and reduce-scatter that of all ranks together.
     settings : LibrarySettings
@@ -81,8 +66,8 @@ def predictions(
     InputError
         No such operation, or nothing that the environment leaves can run on this machine.
     """
-    if op not in _ALGORITHMS:
-        raise InputError(Fault("op", repr(op), allowed_names(_ALGORITHMS, op)))
+    if op not in NCCL_ALGORITHMS:
+        raise InputError(Fault("op", repr(op), allowed_names(NCCL_ALGORITHMS, op)))
     constants = constants_of(settings.release)
     found = [
         Prediction(
@@ -166,10 +151,10 @@ def _threads(system: System, algorithm: str, protocol: str, settings: LibrarySet
 
 def _enabled(
     system: System, op: str, settings: LibrarySettings, constants: Constants
-) -> list[tuple[Algorithm, ProtocolName]]:
+) -> list[tuple[str, str]]:
     """Algorithms and protocols that this machine and the environment leave."""
     named = settings.algorithms(op)
-    if named is not None and not named & set(_ALGORITHMS[op]):
+    if named is not None and not named & NCCL_ALGORITHMS[op].keys():
         named = None
     wanted = settings.protocols(op)
     possible = list(_possible(system, op, settings, constants, wanted))
@@ -204,7 +189,7 @@ def _possible(
     settings: LibrarySettings,
     constants: Constants,
     wanted: frozenset[str] | None,
-) -> Iterator[tuple[Algorithm, ProtocolName]]:
+) -> Iterator[tuple[str, str]]:
     several = system.nodes > 1
     collnet = several and system.collnet is not None and settings.is_on("NCCL_COLLNET_ENABLE")
     lonely = several and system.per_node == 1
@@ -217,10 +202,10 @@ def _possible(
         "collnet_direct": collnet and _switched(system),
         "pat": constants.pat and lonely and settings.is_on("NCCL_PAT_ENABLE", default=True),
     }
-    for algorithm in _ALGORITHMS[op]:
+    for algorithm, row in NCCL_ALGORITHMS[op].items():
         if not runs[algorithm]:
             continue
-        if algorithm in {"ring", "tree"} and (system.ordered or wanted is not None):
+        if "ll" in row.protocols and (system.ordered or wanted is not None):
             yield algorithm, "ll"
             if _may_ll128(system, algorithm, settings, wanted):
                 yield algorithm, "ll128"
@@ -278,7 +263,7 @@ def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple
     ----------
     machine : Machine
     op : str
-        One of `perfmodel.library.nccl.tuner.OPS`.
+        One of `perfmodel.collectives.catalog.NCCL_ALGORITHMS`.
     nbytes : float
     group : range or tuple of int
         Ranks of the topology, at least two.

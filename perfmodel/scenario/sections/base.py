@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -15,6 +15,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from perfmodel.collectives.catalog import NCCL_ALGO_NAMES
 from perfmodel.files import Bytes, Count, FileModel, Seconds
 
 Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
@@ -240,16 +241,19 @@ class ScaleSection(FileModel):
         return self
 
 
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[("auto", *NCCL_ALGO_NAMES)]
+
+
 class LibrarySection(FileModel):
     """The communication library, and what of its own choices to override."""
 
     name: Literal["nccl", "plain", "gloo", "mpi"] = "nccl"
-    algorithm: Literal[
-        "auto", "ring", "tree", "nvls", "nvls_tree", "collnet", "collnet_chain", "collnet_direct",
-        "pat",
-    ] = Field(
+    algorithm: AlgorithmName = Field(
         default="auto", description="of NCCL, as NCCL_ALGO would say; others have their own"
-    )  # fmt: skip
+    )
     protocol: Literal["auto", "simple", "ll", "ll128"] = "auto"
     channels: Count | None = Field(
         default=None, description="default: what the library would choose"
