@@ -103,6 +103,18 @@ def test_a_result_knows_no_engine():
     assert {layer(name) for name in graph()["perfmodel.studies.run.result"]} <= RESULT_MAY_IMPORT
 
 
+def test_the_library_reaches_nccl_by_one_module():
+    """Modules of library/nccl import from library/; of the others only `lower` imports them."""
+    nccl = "perfmodel.library.nccl"
+    importers = {
+        source
+        for source, targets in graph().items()
+        if layer(source) == "library" and not source.startswith(nccl)
+        if any(target.startswith(nccl) for target in targets)
+    }
+    assert importers == {"perfmodel.library.lowering.lower"}
+
+
 def test_this_test_can_fail():
     assert climbing({"perfmodel.units": {"perfmodel.files.read"}})
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]

@@ -6,6 +6,7 @@ import pytest
 
 from perfmodel.collectives.catalog import ALGORITHMS
 
+
 @pytest.mark.parametrize(
     ("op", "name"), [(op, name) for op, makers in ALGORITHMS.items() for name in makers]
 )

@@ -39,18 +39,18 @@ def tree_bytes(protocol: str, nbytes: float, channels: int, nodes: int, per_node
 def nvls_bytes(nbytes: float, at_once: int) -> float:
     """Bytes that each head moves at a time on each channel; `at_once` heads times channels."""
     chunk = float(NVLS_BYTES)
-    for fill, less in ((64, 64 * KIB), (8, 32 * KIB), (2, 16 * KIB)):
-        if nbytes < fill * at_once * chunk and chunk > less:
-            chunk = float(less)
+    for fill, smaller in ((64, 64 * KIB), (8, 32 * KIB), (2, 16 * KIB)):
+        if nbytes < fill * at_once * chunk:
+            chunk = float(smaller)
     return chunk
 
 
 def nvls_tree_bytes(nbytes: float, at_once: int, nodes: int) -> float:
     """As `nvls_bytes`, with trees between nodes (NCCL_NVLSTREE_MAX_CHUNKSIZE)."""
     chunk = float(64 * KIB if nodes >= 4 else NVLS_BYTES)
-    for fill, less in ((16, 128 * KIB), (4, 64 * KIB), (1, 32 * KIB)):
-        if nbytes < fill * at_once * chunk and chunk > less:
-            chunk = float(less)
+    for fill, smaller in ((4, 64 * KIB), (1, 32 * KIB)):
+        if nbytes < fill * at_once * chunk:
+            chunk = float(smaller)
     return chunk
 
 
