@@ -15,7 +15,7 @@ from perfmodel.collectives.algorithms.pipelined_trees import (
     node_parents,
 )
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.collectives.timing.pipelines import pipelines_s
+from perfmodel.collectives.timing.critical_path import pipelines_s
 from perfmodel.collectives.timing.recurrence import TimedPhases, _stepped, leg_ends
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import ScheduleError

@@ -1,21 +1,27 @@
-"""How long a ring of unlike edges takes, without stepping through it: the heaviest walk.
+"""Time of rings, chains and trees of unlike edges in closed form, without stepping through sends.
 
-Each edge may send when the edge before it has delivered, when its own last send is on the wire and
-when its send of `credits` steps ago has been delivered. So the time of n steps is the weight of the
-heaviest walk over the edges that takes n - 1 steps: one step on to the next edge weighs what the
-edge left behind takes to deliver (hold + latency); one step on the spot weighs the hold; `credits`
-steps on the spot weigh a delivery. A walk covers a window of neighbouring edges and spends the
-steps that are left where that weighs most, so the best window is a question of prefix sums.
+A send may start when the edges that feed it have delivered, when the edge's own last send is on
+the wire and when its send of `credits` sends ago has been delivered. So the time is the weight of
+the heaviest path through these dependencies. Going on to the next edge weighs a delivery (hold +
+latency) of the edge before; waiting at an edge weighs its hold, and `credits` waits at one edge
+weigh its delivery, if that is more.
+
+Around a ring, n steps are a path of n - 1 moves: a window of neighbouring edges, and waits where
+they weigh most; the best window is a question of prefix sums. Along a chain every edge is in the
+window. In trees, piece P of an edge has a path from a leaf with P - 1 waits, found level by level.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.unrolled import feeders_of
 
 _ALIKE = 1e-12
 _EQUAL = 1e-6
@@ -259,3 +265,63 @@ def chains_s(
     waits_s = np.maximum(more * longest, whole * most + rest * longest)
     landed_s: FloatArray = np.cumsum(delivery_s, axis=1) + waits_s
     return float((landed_s - late_s).max()), landed_s.ravel()
+
+
+def pipelines_s(
+    phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int
+) -> tuple[float, FloatArray] | None:
+    """Time of pieces over trees; None if the phase's edges do not form such.
+
+    Parameters
+    ----------
+    phase : Phase
+        Each edge begins after those that feed it, and carries as many pieces as they do.
+    rate_Bps, latency_s : ndarray of float, shape (edges,)
+    credits : int
+
+    Returns
+    -------
+    tuple of (float, ndarray of float, shape (edges,)) or None
+        When the last byte has left, and when the last send of each edge has arrived; seconds.
+    """
+    if phase.drained or not phase.first.max(initial=0):
+        return None
+    pieces = int(phase.active[0])
+    if (phase.active != pieces).any():
+        return None
+    feeders, hold_s = feeders_of(phase), phase.nbytes / rate_Bps
+    whole, rest = divmod(pieces - 1, credits)
+    delivery_s = hold_s + latency_s
+    # What a way is worth: without waits, with all for a hold, and with some for a delivery.
+    gains = (pieces - 1) * hold_s, whole * delivery_s, rest * hold_s
+    landed_s = _heaviest(feeders, phase.first, delivery_s, gains)
+    return float((landed_s - np.maximum(latency_s, 0.0)).max()), landed_s
+
+
+def _heaviest(
+    feeders: IntArray,
+    first: IntArray,
+    own_s: FloatArray,
+    gains_s: tuple[FloatArray, FloatArray, FloatArray],
+) -> FloatArray:
+    """Heaviest way to each edge: its own weights, and the first gain, or the two others, once each.
+
+    `own_s` and the gains have shape (edges,).
+    """
+    edges = len(own_s)
+    # Rows: nothing gained yet, the first gain, the second, the third, the second and the third.
+    best = np.zeros((5, edges + 1))
+    gains, others = np.stack(gains_s), np.stack(gains_s[:0:-1])
+    order = np.argsort(first, kind="stable")
+    ends = np.flatnonzero(np.diff(first[order])) + 1
+    for begin, end in itertools.pairwise([0, *ends.tolist(), edges]):
+        level = order[begin:end]
+        before = reduce(np.maximum, (best[:, column] for column in feeders[level].T))
+        gained = before[0] + gains[:, level]
+        both = np.maximum.reduce(before[2:4] + others[:, level])
+        last = np.maximum(before[4], gained[1] + gains[2, level])
+        np.maximum(before[4], np.maximum(both, last), out=before[4])
+        np.maximum(before[1:4], gained, out=before[1:4])
+        best[:, level] = before + own_s[level]
+    landed: FloatArray = np.maximum(best[1, :edges], best[4, :edges])
+    return landed

@@ -17,8 +17,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.critical_path import chains_s, rings_s
-from perfmodel.collectives.timing.pipelines import pipelines_s
+from perfmodel.collectives.timing.critical_path import chains_s, pipelines_s, rings_s
 from perfmodel.collectives.timing.unrolled import course_of, places_of
 from perfmodel.collectives.timing.variable_rate import Clocks, CompletionTimes, LinkRates
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.arrays import IntArray
 from perfmodel.library.channels.ring_search import HostRing, local_rings, rail_rings
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
-from perfmodel.library.lowering.edges import Edges, Ints
+from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.transport import GDR_PATHS, way_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
@@ -27,7 +28,7 @@ class Rings:
         Ring after ring: edge (ring, position) goes from that position to the next.
     """
 
-    orders: Ints
+    orders: IntArray
     edges: Edges
 
 
@@ -56,7 +57,7 @@ def rings_over(
     return Rings(orders, route_edges(topology, router, *ends))
 
 
-def by_host(ranks: Ints, size: int) -> Ints | None:
+def by_host(ranks: IntArray, size: int) -> IntArray | None:
     """Ranks as one row per host, in order; None where hosts differ in which GPUs take part."""
     per_host = int(np.count_nonzero(ranks // size == ranks[0] // size))
     if len(ranks) % per_host:
@@ -77,8 +78,8 @@ def _grouped(ranks: range | tuple[int, ...], size: int) -> list[int]:
 
 
 def _ways(
-    topology: Topology, router: Router, hosts: Ints, at_most: int | None
-) -> tuple[Ints, Ints, Ints]:
+    topology: Topology, router: Router, hosts: IntArray, at_most: int | None
+) -> tuple[IntArray, IntArray, IntArray]:
     """Orders of the rings, and the NICs by which they leave and enter; shape (rings, ranks).
 
     Even and odd hosts may be passed in opposite ways.

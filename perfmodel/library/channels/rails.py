@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import IntArray
 from perfmodel.library.channels.channels import by_host, serving_nics
 from perfmodel.library.channels.ring_search import direct_nvlinks, local_rings, rail_rings
 from perfmodel.library.lowering.edge_routing import NEAREST
-from perfmodel.library.lowering.edges import Ints
 from perfmodel.library.transport import GDR_PATHS, way_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
@@ -36,13 +36,13 @@ class Rails:
         Whether the second GPU of a chain speaks to the network too.
     """
 
-    hosts: Ints
-    chains: Ints
-    nics: Ints
+    hosts: IntArray
+    chains: IntArray
+    nics: IntArray
     spread: NDArray[np.bool_]
 
     @property
-    def places(self) -> Ints:
+    def places(self) -> IntArray:
         """Positions of the ranks in their group, host by host; shape (hosts, size)."""
         return np.arange(self.hosts.size).reshape(self.hosts.shape)
 
@@ -58,7 +58,7 @@ class Rails:
 
 
 def rails_over(
-    topology: Topology, router: Router, ranks: Ints, *, at_most: int | None = None
+    topology: Topology, router: Router, ranks: IntArray, *, at_most: int | None = None
 ) -> Rails:
     """Find the channels of a group, `at_most` so many.
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.arrays import IntArray
 from perfmodel.library.channels.rails import Rails
-from perfmodel.library.lowering.edges import Edges, Ints
+from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.machine import Machine
 from perfmodel.topology.model import Topology
 
@@ -83,7 +84,7 @@ def _share_leaves(machine: Machine) -> bool:
     return len(np.unique(leaves)) < len(leaves)
 
 
-def _folds(topology: Topology, alike: int) -> tuple[Ints, Ints]:
+def _folds(topology: Topology, alike: int) -> tuple[IntArray, IntArray]:
     """For each link of a host, which stands for it, and how often that is crossed."""
     arcs, nodes = topology.arcs, topology.graph.nodes
     kinds: dict[tuple[object, ...], list[int]] = {}

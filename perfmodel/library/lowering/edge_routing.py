@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, Floats, Ints, chosen, ranges
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, chosen, ranges
 from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.fabric_routes import NoWay
@@ -26,7 +27,7 @@ RELAYED = -2
 
 
 def edges_between(
-    topology: Topology, router: Router, src: Ints, dst: Ints, *, relayed: bool = False
+    topology: Topology, router: Router, src: IntArray, dst: IntArray, *, relayed: bool = False
 ) -> Edges:
     """Edges between given pairs of ranks, each by its nearest NICs.
 
@@ -47,7 +48,12 @@ def _relays(topology: Topology, router: Router) -> bool:
 
 
 def route_edges(
-    topology: Topology, router: Router, src: Ints, dst: Ints, nic_out: Ints, nic_in: Ints
+    topology: Topology,
+    router: Router,
+    src: IntArray,
+    dst: IntArray,
+    nic_out: IntArray,
+    nic_in: IntArray,
 ) -> Edges:
     """Lay edges between pairs of ranks.
 
@@ -118,7 +124,9 @@ def relaid(topology: Topology, router: Router, edges: Edges) -> Edges:
     return _replaced(topology, edges, cut, again)
 
 
-def _nics_of(topology: Topology, router: Router, edges: Edges, which: Ints) -> tuple[Ints, Ints]:
+def _nics_of(
+    topology: Topology, router: Router, edges: Edges, which: IntArray
+) -> tuple[IntArray, IntArray]:
     """Numbers of the NICs by which edges leave and enter hosts; `NEAREST` inside a host."""
     names, first = topology.arcs.names, topology.first_cable
     found = np.full((2, len(which)), NEAREST)
@@ -138,7 +146,7 @@ def _relaid_by_name(topology: Topology, router: Router, edges: Edges) -> Edges:
     return replace(edges_of_names(topology, router, src, dst), hop=edges.hop)
 
 
-def _replaced(topology: Topology, edges: Edges, which: Ints, others: Edges) -> Edges:
+def _replaced(topology: Topology, edges: Edges, which: IntArray, others: Edges) -> Edges:
     """Edges, some of them in the place of which stand others."""
     lengths, cap_Bps, hop = np.diff(edges.pointers), edges.cap_Bps.copy(), edges.hop.copy()
     lengths[which] = np.diff(others.pointers)
@@ -164,15 +172,15 @@ class _Ways:
     `of` is the number of each edge's way; ``arcs[starts[w] : starts[w] + lengths[w]]`` is way w.
     """
 
-    of: Ints
-    starts: Ints
-    lengths: Ints
-    arcs: Ints
-    cap_Bps: Floats
-    hop: Ints
+    of: IntArray
+    starts: IntArray
+    lengths: IntArray
+    arcs: IntArray
+    cap_Bps: FloatArray
+    hop: IntArray
     staged: bool
 
-    def put(self, arcs: Ints, at: Ints, shift: Ints) -> None:
+    def put(self, arcs: IntArray, at: IntArray, shift: IntArray) -> None:
         """Write each edge's way at its place, shifted to its host."""
         lengths = self.lengths[self.of]
         shifted = self.arcs[ranges(self.starts[self.of], lengths)] + np.repeat(shift, lengths)
@@ -180,8 +188,8 @@ class _Ways:
 
 
 def _laid(
-    topology: Topology, router: Router, src: Ints, dst: Ints, nic_out: Ints, nic_in: Ints,
-    flow: Ints,
+    topology: Topology, router: Router, src: IntArray, dst: IntArray, nic_out: IntArray, nic_in: IntArray,
+    flow: IntArray,
 ) -> Edges:  # fmt: skip
     size, block = topology.gpus_per_host, topology.host_arcs
     here, there = src // size, dst // size
@@ -212,8 +220,8 @@ def _laid(
 
 
 def _edges(
-    topology: Topology, src: Ints, dst: Ints, lengths: Ints, arcs: Ints, cap_Bps: Floats,
-    hop: Ints, staged: bool = False,
+    topology: Topology, src: IntArray, dst: IntArray, lengths: IntArray, arcs: IntArray, cap_Bps: FloatArray,
+    hop: IntArray, staged: bool = False,
 ) -> Edges:  # fmt: skip
     pointers = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     latency_s = topology.arcs.latency_s[arcs]
@@ -222,7 +230,9 @@ def _edges(
     return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged)
 
 
-def _ways(topology: Topology, router: Router, kind: str, host: Ints, a: Ints, b: Ints) -> _Ways:
+def _ways(
+    topology: Topology, router: Router, kind: str, host: IntArray, a: IntArray, b: IntArray
+) -> _Ways:
     """Ways from device a to device b of each host; each different one is found once."""
     find: Callable[[str, int, int], Path] = {
         "local": lambda h, i, j: local_path(topology, router, gpu(h, i), gpu(h, j)),
@@ -257,8 +267,8 @@ def _ways(topology: Topology, router: Router, kind: str, host: Ints, a: Ints, b:
 
 
 def _nics(
-    topology: Topology, router: Router, src: Ints, dst: Ints, out: Ints, into: Ints
-) -> tuple[Ints, Ints]:
+    topology: Topology, router: Router, src: IntArray, dst: IntArray, out: IntArray, into: IntArray
+) -> tuple[IntArray, IntArray]:
     """NICs that edges between hosts use: those that are asked for while they last."""
     arriving = _usable(topology, router, dst, into)
     if router.by_rails:  # the sender passes its bytes to the rail on which they arrive
@@ -267,7 +277,7 @@ def _nics(
     return _usable(topology, router, src, out), arriving
 
 
-def _usable(topology: Topology, router: Router, rank: Ints, nic: Ints) -> Ints:
+def _usable(topology: Topology, router: Router, rank: IntArray, nic: IntArray) -> IntArray:
     """NICs by number; the nearest one of a rank where none is asked for, or that one is lost."""
     size = topology.gpus_per_host
     variant, local = router.variants[rank // size], rank % size
@@ -296,8 +306,15 @@ def _one_usable(topology: Topology, router: Router, rank: int, nic: int, *, whol
 
 
 def _across(
-    router: Router, src: Ints, dst: Ints, here: Ints, out: Ints, there: Ints, into: Ints, flow: Ints
-) -> tuple[Ints, Ints]:
+    router: Router,
+    src: IntArray,
+    dst: IntArray,
+    here: IntArray,
+    out: IntArray,
+    there: IntArray,
+    into: IntArray,
+    flow: IntArray,
+) -> tuple[IntArray, IntArray]:
     """Lengths and arcs of the ways over the fabric."""
     if not len(src):
         return src, src

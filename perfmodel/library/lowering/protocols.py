@@ -8,9 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.arrays import RankGroup, rank_array
+from perfmodel.arrays import FloatArray, RankGroup, rank_array
 from perfmodel.collectives.schedule import Phase
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.lowering.edges import HOP_KINDS, Edges
@@ -111,7 +110,7 @@ def with_protocol(
     )
 
 
-def _load_of(edges: Edges, protocol: Protocol) -> NDArray[np.float64]:
+def _load_of(edges: Edges, protocol: Protocol) -> FloatArray:
     """What links to reducing switches, and networks, carry per byte of payload."""
     between = protocol.network_efficiency * (protocol.staged_efficiency if edges.staged else 1.0)
     factor = np.where((edges.src < 0) | (edges.dst < 0), 1.0 / protocol.switch_efficiency, 1.0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfmodel.arrays import IntArray, RankGroup, rank_array
-from perfmodel.collectives.algorithms import chain, linear, ring
-from perfmodel.collectives.catalog import ROOTED, make
+from perfmodel.collectives.catalog import ALGORITHMS, ROOTED, make
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.library.channels.channels import Rings
@@ -21,21 +21,15 @@ from perfmodel.library.machine import Machine
 
 def on_rings(machine: Machine, op: str, nbytes: int, group: RankGroup, root: int) -> LaidSchedule:
     """Rings, and chains along them, over the machine's channels; stars over the nearest links."""
-    ranks = len(group)
-    at = root_place(group, root) if op in ROOTED else 0
+    own: dict[str, Any] = {"root": root_place(group, root)} if op in ROOTED else {}
+    plan = partial(make, op, OWN_ALGORITHM[op], len(group), nbytes, itemsize=ITEM_BYTES, **own)
     if op in {"scatter", "gather"}:
-        make = linear.scatter if op == "scatter" else linear.gather
-        return directly(machine, make(ranks, nbytes, root=at, itemsize=ITEM_BYTES), group)
+        return directly(machine, plan(), group)
     rings = machine.rings(group)
     orders = _places(group)[rings.orders]
-    if op in RING_ALGORITHMS:
-        schedule = RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders)
-        return LaidSchedule(schedule, ((schedule.phases, rings.edges),))
-    if op not in CHAIN_ALGORITHMS:
-        known = [*RING_ALGORITHMS, *CHAIN_ALGORITHMS, "scatter", "gather"]
-        raise ScheduleError(f"no algorithm for {op!r}; allowed: {', '.join(known)}")
-    chained = CHAIN_ALGORITHMS[op](ranks, nbytes, root=at, itemsize=ITEM_BYTES, orders=orders)
-    return LaidSchedule(chained, ((chained.phases, _along(rings, orders, chained)),))
+    schedule = plan(orders=orders)
+    edges = _along(rings, orders, schedule) if op in ROOTED else rings.edges
+    return LaidSchedule(schedule, ((schedule.phases, edges),))
 
 
 def by_name(
@@ -119,10 +113,9 @@ SINGLE_SENDS = frozenset({"all_to_all", "scatter", "gather", "send"})
 """Operations that NCCL has no collective for: they are sends and receives, started together."""
 
 OWN_ALGORITHM: Mapping[str, str] = {
-    "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain",
-    "reduce": "chain", "scatter": "star", "gather": "star", "all_to_all": "pairwise",
-}  # fmt: skip
-"""What a library runs unless it (`Library.algorithms`) or the user says otherwise."""
+    op: next(iter(rows)) for op, rows in ALGORITHMS.items() if op != "send"
+}
+"""What a library runs unless its file (`own_algorithm`) or the user says otherwise: the first."""
 
 LAID = frozenset({"ring", "chain", "star"})
 """Algorithms laid over the machine's own rings and channels; others go by the nearest links."""
@@ -152,11 +145,3 @@ def _along(rings: Rings, orders: IntArray, chained: Schedule) -> Edges:
     at = np.empty_like(orders)
     np.put_along_axis(at, orders, np.arange(ranks)[None, :], axis=1)
     return chosen(rings.edges, phase.channel * ranks + at[phase.channel, phase.src])
-
-
-RING_ALGORITHMS = {
-    "all_reduce": ring.all_reduce,
-    "reduce_scatter": ring.reduce_scatter,
-    "all_gather": ring.all_gather,
-}
-CHAIN_ALGORITHMS = {"broadcast": chain.broadcast, "reduce": chain.reduce}

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.collectives.algorithms.collnet import over_switches
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
 from perfmodel.library.lowering.edge_routing import relaid, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, Ints, chosen, joined
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, chosen, joined
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import collnet_bytes, pieces_of_share
@@ -118,7 +118,7 @@ class _Fabric:
             self.names.append(name)
         return self._places[name]
 
-    def _root(self, leaves: Ints, rail: int) -> int:
+    def _root(self, leaves: IntArray, rail: int) -> int:
         if len(leaves) == 1:
             return int(leaves[0])
         above = [set(self._above(self.names[leaf])) for leaf in leaves.tolist()]
@@ -151,7 +151,7 @@ def _edges(machine: Machine, rails: Rails, fabric: _Fabric, trees: Forest) -> Ed
 
 
 def _to_fabric(
-    machine: Machine, rails: Rails, fabric: _Fabric, trees: Forest, which: Ints
+    machine: Machine, rails: Rails, fabric: _Fabric, trees: Forest, which: IntArray
 ) -> Edges:
     topology, ranks = machine.topology, rails.hosts.ravel()
     router, total = machine.router.healthy, rails.hosts.size

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.collectives.algorithms import nvls
 from perfmodel.collectives.algorithms.nvls import Switched, switched_nodes
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
 from perfmodel.library.channels.symmetry import fold_rails, rails_represented
 from perfmodel.library.lowering.edge_routing import relaid, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, Ints, chosen, joined
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, chosen, joined
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import nvls_bytes, nvls_tree_bytes, pieces_of_share
@@ -106,7 +106,7 @@ def _laid(machine: Machine, op: str, algorithm: str, group: RankGroup) -> LaidSw
     return LaidSwitched(nodes, fold_rails(machine, edges, alike), len(heads), alike)
 
 
-def _heads(rails: Rails) -> tuple[list[int], Ints]:
+def _heads(rails: Rails) -> tuple[list[int], IntArray]:
     """Positions in a host of those who sum a part, and the NIC of each."""
     if len(rails.hosts) == 1:
         number = min(rails.hosts.shape[1], MOST_HEADS)
@@ -119,7 +119,7 @@ def _heads(rails: Rails) -> tuple[list[int], Ints]:
 
 
 def _over(
-    machine: Machine, rails: Rails, heads: list[int], nics: Ints, op: str, only: int | None
+    machine: Machine, rails: Rails, heads: list[int], nics: IntArray, op: str, only: int | None
 ) -> tuple[Switched, Edges]:
     """Edges of some heads' parts over some hosts, and their links."""
     size = rails.hosts.shape[1]
@@ -139,7 +139,7 @@ def _over(
     return nodes, chosen(joined(parts), back)
 
 
-def _to_switches(machine: Machine, rails: Rails, nodes: Switched, which: Ints) -> Edges:
+def _to_switches(machine: Machine, rails: Rails, nodes: Switched, which: IntArray) -> Edges:
     """Links between ranks and the NVSwitch of their host."""
     topology, switch = machine.topology, _switch_of(machine, rails)
     assert switch is not None
