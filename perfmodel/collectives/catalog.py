@@ -130,11 +130,13 @@ NCCL_ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType
 )
 """Operation -> NCCL's name -> algorithm, in the order in which NCCL's tuner weighs them."""
 
-NCCL_NAMES: Final = tuple(dict.fromkeys(name for rows in NCCL_ALGORITHMS.values() for name in rows))
-"""NCCL's names of its algorithms."""
-
-NCCL_ALGO_NAMES: Final = ("collnet", *NCCL_NAMES)
-"""Names that ``NCCL_ALGO`` takes; "collnet" means both CollNet algorithms."""
+NCCL_ALGO_NAMES: Final = tuple(
+    dict.fromkeys(
+        [name for row in NCCL_ALGORITHMS["all_reduce"].values() for name in (row.name, row.nccl)]
+        + [name for rows in NCCL_ALGORITHMS.values() for name in rows]
+    )
+)
+"""Names that ``NCCL_ALGO`` takes: NCCL's, and "collnet" for both CollNet algorithms."""
 
 NCCL_ONLY: Final = frozenset(
     row.name

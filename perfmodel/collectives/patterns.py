@@ -27,7 +27,7 @@ class Pattern:
 
 
 def concatenate(
-    patterns: Sequence[Pattern], *, owner: IntArray | None = None, **told: Any
+    patterns: Sequence[Pattern], *, owner: IntArray | None = None, **fields: Any
 ) -> Schedule:
     """Return the schedule of patterns one after the other; those without edges are left out.
 
@@ -39,18 +39,18 @@ def concatenate(
     **told
         The other fields of `Schedule`; ``root`` is 0 if left out.
     """
-    kept = [pattern for pattern in patterns if len(pattern.phase.src) and pattern.phase.repeat]
+    used = [pattern for pattern in patterns if len(pattern.phase.src) and pattern.phase.repeat]
 
     def rounds() -> Iterator[Round]:
-        for pattern in kept:
+        for pattern in used:
             for repeat in range(pattern.phase.repeat):
                 yield pattern.step(repeat)
 
     return Schedule(
-        owner=np.full(len(told["chunk_bytes"]), -1) if owner is None else owner,
-        phases=tuple(pattern.phase for pattern in kept),
+        owner=np.full(len(fields["chunk_bytes"]), -1) if owner is None else owner,
+        phases=tuple(pattern.phase for pattern in used),
         unroll=rounds,
-        **{"root": 0, **told},
+        **{"root": 0, **fields},
     )
 
 

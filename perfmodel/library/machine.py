@@ -109,8 +109,8 @@ class Machine:
         """What is found for a key; found once."""
         if key not in self._known:
             self._known[key] = find()
-        found: T = self._known[key]
-        return found
+        cached: T = self._known[key]
+        return cached
 
     def stretched(self, topology: Topology, measured: Corrections) -> Machine:
         """The same machine as it was measured.
@@ -118,7 +118,7 @@ class Machine:
         Only its links' bandwidths may differ. What the library chose and laid by its own numbers
         stays, and is looked up once for all of them.
         """
-        found = replace(self, topology=topology, measured=measured)
+        machine = replace(self, topology=topology, measured=measured)
         for name in ("_rings", "_known"):
-            object.__setattr__(found, name, getattr(self, name))
-        return found
+            object.__setattr__(machine, name, getattr(self, name))
+        return machine

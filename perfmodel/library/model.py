@@ -30,7 +30,7 @@ class Rule(FileModel):
     algorithms: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-def _sound(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def _check_rules(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     bounds = [rule.below for rule in rules[:-1]]
     if (
         rules[-1].below is not None
@@ -53,10 +53,10 @@ class Decision(FileModel):
 
     counts: Literal["whole", "part"]
     odd: dict[str, str] = {}
-    rules: Annotated[tuple[Rule, ...], Field(min_length=1), AfterValidator(_sound)]
+    rules: Annotated[tuple[Rule, ...], Field(min_length=1), AfterValidator(_check_rules)]
 
 
-def decided(decision: Decision, nbytes: float, ranks: int) -> str:
+def decide_algorithm(decision: Decision, nbytes: float, ranks: int) -> str:
     """Return the algorithm for a size and a number of ranks.
 
     Parameters
@@ -273,7 +273,11 @@ class CommLibrary(FileModel):
 def own_algorithm(library: CommLibrary, op: str, nbytes: float, ranks: int) -> str | None:
     """Algorithm that a library's file names for an operation; None where it names none."""
     decision = library.decisions.get(op)
-    return library.algorithms.get(op) if decision is None else decided(decision, nbytes, ranks)
+    return (
+        library.algorithms.get(op)
+        if decision is None
+        else decide_algorithm(decision, nbytes, ranks)
+    )
 
 
 def library_on(library: CommLibrary, topology: Topology) -> CommLibrary:
@@ -284,8 +288,10 @@ def library_on(library: CommLibrary, topology: Topology) -> CommLibrary:
     return library.model_copy(
         update={
             "variants": (),
-            "protocols": _varied(library, fitting, ""),
-            "by_algorithm": {name: _varied(library, fitting, name) for name in sorted(named)},
+            "protocols": _apply_variants(library, fitting, ""),
+            "by_algorithm": {
+                name: _apply_variants(library, fitting, name) for name in sorted(named)
+            },
         }
     )
 
@@ -295,21 +301,21 @@ def protocols_of(library: CommLibrary, algorithm: str) -> Mapping[str, Protocol]
     return library.by_algorithm.get(algorithm, library.protocols)
 
 
-def _varied(
+def _apply_variants(
     library: CommLibrary, variants: Iterable[Variant], algorithm: str
 ) -> dict[str, Protocol]:
     """Protocols with the variants that speak of an algorithm ("": of all) applied."""
-    found = dict(library.protocols)
+    protocols = dict(library.protocols)
     for variant in variants:
         if variant.algorithms and algorithm not in variant.algorithms:
             continue
-        for name in tuple(found):
+        for name in tuple(protocols):
             if not variant.protocols or name in variant.protocols:
-                found[name] = _changed(found[name], variant)
-    return found
+                protocols[name] = _apply_variant(protocols[name], variant)
+    return protocols
 
 
-def _changed(protocol: Protocol, variant: Variant) -> Protocol:
+def _apply_variant(protocol: Protocol, variant: Variant) -> Protocol:
     names = (
         "launch", "wire_efficiency", "switch_efficiency", "network_efficiency",
         "staged_efficiency", "network_rate", "wire_segments", "credits", "max_rate", "unevenness",

@@ -89,7 +89,7 @@ def kind_of_machine(topology: Topology) -> str:
     return f"{topology.gpu.generation}, {inside}, {network}"
 
 
-def seen_as(topology: Topology, op: str) -> str:
+def spread_key(topology: Topology, op: str) -> str:
     """Key of a kind of machine and collective in ``seen``."""
     return f"{kind_of_machine(topology)}, {op}"
 
@@ -112,7 +112,7 @@ def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
 
     A known machine with another collective is at best known from few sweeps.
     """
-    same = spread.seen.get(seen_as(topology, op), 0)
+    same = spread.seen.get(spread_key(topology, op), 0)
     if same >= SEVERAL:
         return "several"
     kind = kind_of_machine(topology) + ", "

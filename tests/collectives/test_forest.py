@@ -16,7 +16,7 @@ from perfmodel.collectives.algorithms.pipelined_trees import (
 )
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.timing.critical_path import pipelines_s
-from perfmodel.collectives.timing.recurrence import TimedPhases, _stepped, leg_ends
+from perfmodel.collectives.timing.recurrence import TimedPhases, _step_through, leg_ends
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import ScheduleError
 
@@ -134,12 +134,12 @@ def pipelined(draw: st.DrawFn) -> Schedule:
 
 @settings(deadline=None, max_examples=80)
 @given(made=pipelined(), credits=st.sampled_from([1, 2, 3, 8]), seed=st.integers(0, 999))
-def test_pieces_take_as_long_as_when_stepped_through(
+def test_pieces_take_as_long_as_when_step_through_through(
     made: Schedule, credits: int, seed: int
 ) -> None:
     phase, rng = made.phases[0], np.random.default_rng(seed)
     rate, late = rng.uniform(1, 10, len(phase.src)), rng.uniform(0, 500, len(phase.src))
-    stepped = _stepped(TimedPhases((phase,), rate, late), np.zeros(len(rate)), credits)
+    stepped = _step_through(TimedPhases((phase,), rate, late), np.zeros(len(rate)), credits)
     found = pipelines_s(phase, rate, late, credits)
     assert found is not None
     assert found[0] == pytest.approx(stepped.wire_s, rel=1e-12)

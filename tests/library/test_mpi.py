@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from perfmodel.collectives.catalog import ALGORITHMS, allows
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
-from perfmodel.library.model import Decision, decided, load_library, own_algorithm
+from perfmodel.library.model import Decision, decide_algorithm, load_library, own_algorithm
 from perfmodel.studies.run import collective_rows
 
 MPI = load_library("mpi")
@@ -93,8 +93,8 @@ def test_bounds_belong_to_the_next_rule():
             {"below": 4, "sizes": [10], "algorithms": ["a", "b"]}, {"algorithms": ["c"]},
         ]}
     )  # fmt: skip
-    assert [decided(decision, 3 * size, 3) for size in (9, 10, 11)] == ["a", "b", "b"]
-    assert decided(decision, 1, 4) == "c"
+    assert [decide_algorithm(decision, 3 * size, 3) for size in (9, 10, 11)] == ["a", "b", "b"]
+    assert decide_algorithm(decision, 1, 4) == "c"
 
 
 MEASURED = [  # payload Mbit/s, delay us, bytes, us

@@ -76,18 +76,18 @@ def direct_all_reduce(
 
 def chained(table: IntArray) -> IntArray:
     """Parents of ranks in chains, the first of each below a switch; the switch comes last."""
-    found = np.full(table.size + 1, ROOT, dtype=np.int64)
-    found[table[:, 0]] = table.size
-    found[table[:, 1:]] = table[:, :-1]
-    return found
+    parent = np.full(table.size + 1, ROOT, dtype=np.int64)
+    parent[table[:, 0]] = table.size
+    parent[table[:, 1:]] = table[:, :-1]
+    return parent
 
 
 def starred(table: IntArray, head: int) -> IntArray:
     """Parents of ranks, if one of each node speaks for it to a switch; the switch comes last."""
-    found = np.full(table.size + 1, ROOT, dtype=np.int64)
-    found[table] = table[:, [head]]
-    found[table[:, head]] = table.size
-    return found
+    parent = np.full(table.size + 1, ROOT, dtype=np.int64)
+    parent[table] = table[:, [head]]
+    parent[table[:, head]] = table.size
+    return parent
 
 
 def over_switches(
@@ -96,5 +96,5 @@ def over_switches(
     """All-reduce over trees whose last participants are switches."""
     if trees.ranks - switches < 2:
         trees = forest_of(np.full((trees.channels, trees.ranks), ROOT))
-    made = pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
-    return replace(made, algorithm=algorithm, ranks=trees.ranks - switches, switches=switches)
+    schedule = pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
+    return replace(schedule, algorithm=algorithm, ranks=trees.ranks - switches, switches=switches)

@@ -76,11 +76,11 @@ def send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 1) -> Schedu
             f"send of {nbytes} bytes from rank {root} among {ranks} ranks; allowed: whole "
             f"{itemsize}-byte elements from rank 0 among 2 ranks"
         )
-    zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+    zero, ones = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     size = np.array([nbytes], dtype=np.int64)
 
     def rounds() -> Iterator[Round]:
-        yield Round(zero, one, zero, zero, size, zero, np.zeros(1, dtype=np.bool_))
+        yield Round(zero, ones, zero, zero, size, zero, np.zeros(1, dtype=np.bool_))
 
     return Schedule(
         collective="broadcast",
@@ -91,6 +91,6 @@ def send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 1) -> Schedu
         chunk_bytes=size,
         owner=np.full(1, -1),
         root=0,
-        phases=(Phase("send", zero, one, zero, size.astype(float), 1, zero, one),),
+        phases=(Phase("send", zero, ones, zero, size.astype(float), 1, zero, ones),),
         unroll=rounds,
     )

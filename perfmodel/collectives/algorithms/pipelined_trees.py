@@ -166,8 +166,8 @@ def chained_parents(chains: IntArray, *, second: bool, spread: bool) -> IntArray
     """
     nodes, size = chains.shape
     parent, is_first = node_parents(nodes, second)
-    found = np.full(int(chains.max(initial=-1)) + 1, ROOT, dtype=np.int64)
+    parents = np.full(int(chains.max(initial=-1)) + 1, ROOT, dtype=np.int64)
     place = np.where(is_first, 1, 0) if spread and size > 1 else np.zeros(nodes, dtype=np.int64)
-    found[chains[:, 0]] = np.where(parent < 0, ROOT, chains[parent, place])
-    found[chains[:, 1:]] = chains[:, :-1]
-    return found
+    parents[chains[:, 0]] = np.where(parent < 0, ROOT, chains[parent, place])
+    parents[chains[:, 1:]] = chains[:, :-1]
+    return parents

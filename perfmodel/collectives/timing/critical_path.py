@@ -59,9 +59,9 @@ def rings_s(
     least = min(float(phase.nbytes.min()) for phase in phases)
     most = max(float(phase.nbytes.max()) for phase in phases)
     hold_s = ((least + most) / 2 / rate_Bps).reshape(rings, -1)
-    found = _slowest(hold_s, latency_s.reshape(rings, -1), repeat, credits)
+    times = _slowest(hold_s, latency_s.reshape(rings, -1), repeat, credits)
     unsure_s = repeat * (most - least) / float(rate_Bps.min())
-    return None if found is None or unsure_s > _EQUAL * found[1] else found
+    return None if times is None or unsure_s > _EQUAL * times[1] else times
 
 
 def _slowest(
@@ -75,10 +75,10 @@ def _slowest(
     ends = [-np.inf, -np.inf]
     for ring in unlike.values():
         for at, sent in enumerate((True, False)):
-            found = ring_s(*ring, repeat, credits, sent=sent)
-            if found is None:
+            end_s = ring_s(*ring, repeat, credits, sent=sent)
+            if end_s is None:
                 return None
-            ends[at] = max(ends[at], found)
+            ends[at] = max(ends[at], end_s)
     return ends[0], ends[1]
 
 
@@ -127,10 +127,10 @@ def ring_s(
     waits = repeat - (window[1] - window[0]) - rest
     crossing = delivery_s[inside].max() if stride > 1 else hold_s[inside].max()
     least = most if stride > 1 else longest
-    found = (waits == 0 or crossing >= least * (1 - _ALIKE)) and (
+    is_exact = (waits == 0 or crossing >= least * (1 - _ALIKE)) and (
         rest == 0 or hold_s[inside].max() >= longest * (1 - _ALIKE)
     )
-    return best if found else None
+    return best if is_exact else None
 
 
 def _period(hold_s: FloatArray, latency_s: FloatArray) -> int:
@@ -217,8 +217,8 @@ def _most_ahead(values: FloatArray, size: int) -> FloatArray:
     padded[: len(values)] = values
     blocks = padded.reshape(-1, size)
     begun = np.maximum.accumulate(blocks, axis=1).ravel()
-    left = np.maximum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
-    return np.maximum(left[: len(values) - size + 1], begun[size - 1 : len(values)])
+    before = np.maximum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
+    return np.maximum(before[: len(values) - size + 1], begun[size - 1 : len(values)])
 
 
 def chains_s(

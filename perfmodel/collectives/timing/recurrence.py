@@ -95,11 +95,11 @@ def legs_ends(
     if len(legs) == 1:
         yield None, leg_ends(legs[0], credits)
         return
-    doors = ReadyTimes(ranks)
+    ready = ReadyTimes(ranks)
     for leg in legs:
-        begin_s = doors.begin_s(leg.phases[0])
-        ends = _stepped(leg, begin_s, credits)
-        doors.land(leg.phases[0], ends.landed_s)
+        begin_s = ready.begin_s(leg.phases[0])
+        ends = _step_through(leg, begin_s, credits)
+        ready.land(leg.phases[0], ends.landed_s)
         yield begin_s, ends
 
 
@@ -136,9 +136,9 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
     phases, late = leg.phases, leg.latency_s
     with np.errstate(divide="ignore"):  # a link that carries nothing: infinite
         busy = [phase.nbytes / leg.rate_Bps for phase in phases]
-    rings = _closed_rings(phases)
+    rings = _form_closed_rings(phases)
     blocking = credits == 1 or (rings and all(phase.lag == 1 for phase in phases))
-    if blocking and _uniform(busy, late):
+    if blocking and _is_uniform(busy, late):
         # Every send waits for a whole step of the one before it: around a ring for its data, at
         # the head of a chain for its only credit.
         steps = zip(phases, busy, strict=True)
@@ -151,8 +151,8 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
         slowest = int(np.argmax(total))
         end_s = float(np.asarray(total)[slowest])
         return CompletionTimes(end_s - float(late[slowest]), np.array([end_s]))
-    known = _long_ends(leg, rings, credits)
-    return _stepped(leg, np.zeros(len(late)), credits) if known is None else known
+    ends = _long_ends(leg, rings, credits)
+    return _step_through(leg, np.zeros(len(late)), credits) if ends is None else ends
 
 
 def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes | None:
@@ -161,25 +161,25 @@ def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes |
     channels = int(first.channel[-1]) + 1
     is_long = len(leg.latency_s) >= LONG * channels
     if rings and credits > 1 and is_long:
-        known = rings_s(leg.phases, channels, leg.rate_Bps, leg.latency_s, credits)
-        return None if known is None else CompletionTimes(known[0], np.array([known[1]]))
+        times = rings_s(leg.phases, channels, leg.rate_Bps, leg.latency_s, credits)
+        return None if times is None else CompletionTimes(times[0], np.array([times[1]]))
     if len(leg.phases) == 1 and first.first.any():
         chains = chains_s(first, leg.rate_Bps, leg.latency_s, credits) if is_long else None
-        ways = chains or pipelines_s(first, leg.rate_Bps, leg.latency_s, credits)
-        return None if ways is None else CompletionTimes(*ways)
+        times_of_edges = chains or pipelines_s(first, leg.rate_Bps, leg.latency_s, credits)
+        return None if times_of_edges is None else CompletionTimes(*times_of_edges)
     return None
 
 
-def _stepped(leg: TimedPhases, begin_s: FloatArray, credits: int) -> CompletionTimes:
+def _step_through(leg: TimedPhases, begin_s: FloatArray, credits: int) -> CompletionTimes:
     course = course_of(leg.phases, credits)
     return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)).ends()
 
 
-def _uniform(busy: Sequence[FloatArray], latency_s: FloatArray) -> bool:
+def _is_uniform(busy: Sequence[FloatArray], latency_s: FloatArray) -> bool:
     return all(bool((values == values[0]).all()) for values in (latency_s, *busy))
 
 
-def _closed_rings(phases: Sequence[Phase]) -> bool:
+def _form_closed_rings(phases: Sequence[Phase]) -> bool:
     """Whether the edges form closed rings, ring after ring, that work all the time."""
     first = phases[0]
     edges, rings = len(first.src), int(first.channel[-1]) + 1

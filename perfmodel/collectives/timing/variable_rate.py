@@ -35,17 +35,19 @@ class LinkRates:
     rate_Bps: FloatArray
     latency_s: FloatArray
 
-    def chosen(self, which: IntArray) -> LinkRates:
+    def chosen(self, selection: IntArray) -> LinkRates:
         """The same for some of the edges."""
-        return LinkRates(self.from_s, self.rate_Bps[which], self.latency_s[which])
+        return LinkRates(self.from_s, self.rate_Bps[selection], self.latency_s[selection])
 
 
-def merged(begin_s: float, one: LinkRates, other: LinkRates, after: LinkRates) -> LinkRates:
+def average_rates(
+    begin_s: float, first: LinkRates, second: LinkRates, after: LinkRates
+) -> LinkRates:
     """Two paces as one that sends as much from a time on."""
-    parts = np.array([other.from_s - begin_s, after.from_s - other.from_s])
+    parts = np.array([second.from_s - begin_s, after.from_s - second.from_s])
     parts /= parts.sum()
-    rate_Bps = parts[0] * one.rate_Bps + parts[1] * other.rate_Bps
-    return LinkRates(-np.inf, rate_Bps, other.latency_s)
+    rate_Bps = parts[0] * first.rate_Bps + parts[1] * second.rate_Bps
+    return LinkRates(-np.inf, rate_Bps, second.latency_s)
 
 
 def sent_s(
@@ -56,19 +58,19 @@ def sent_s(
     if len(paces) == 1 or float(start_s.min(initial=np.inf)) >= last.from_s:
         end = start_s + nbytes / last.rate_Bps[on]
         return end, end + last.latency_s[on]
-    at, left = start_s, nbytes
+    since, remaining = start_s, nbytes
     end = np.full(len(start_s), np.inf)
     arrived, todo = end.copy(), np.ones(len(start_s), dtype=np.bool_)
     for pace, after in zip(paces, [*paces[1:], None], strict=True):
         rate, until_s = pace.rate_Bps[on], np.inf if after is None else after.from_s
-        finish = at + np.where(left > 0, left / rate, 0.0)
-        now = todo & (finish <= until_s) & (at <= until_s)
+        finish = since + np.where(remaining > 0, remaining / rate, 0.0)
+        now = todo & (finish <= until_s) & (since <= until_s)
         end[now], arrived[now] = finish[now], (finish + pace.latency_s[on])[now]
         todo &= ~now
         if not todo.any():
             break
-        left = np.maximum(0.0, left - np.maximum(0.0, until_s - at) * rate)
-        at = np.maximum(at, until_s)
+        remaining = np.maximum(0.0, remaining - np.maximum(0.0, until_s - since) * rate)
+        since = np.maximum(since, until_s)
     return end, arrived
 
 
@@ -158,7 +160,7 @@ class Clocks:
         while len(paces) > 1 and paces[1].from_s <= earliest_s:
             paces = [replace(paces[1], from_s=-np.inf), *paces[2:]]
         if len(paces) >= MOST_PACES:
-            paces = [merged(earliest_s, *paces[:3]), *paces[2:]]
+            paces = [average_rates(earliest_s, *paces[:3]), *paces[2:]]
         self._paces = [*paces, LinkRates(now_s, rate_Bps, latency_s)]
 
     def ends(self) -> CompletionTimes:
@@ -186,9 +188,9 @@ class Clocks:
             return
         free, delivered = np.empty_like(stand.free), np.zeros_like(stand.delivered)
         halts = []
-        for which, _ in parts:
-            course = part_of(self.course, which)
-            flat = which.ravel()
+        for selection, _ in parts:
+            course = part_of(self.course, selection)
+            flat = selection.ravel()
             columns = np.append(flat, len(stand.free))
             small = RecurrenceState(stand.step, stand.free[flat], stand.delivered[:, columns])
             halts.append((course, small, [pace.chosen(flat) for pace in self._paces]))
@@ -237,19 +239,19 @@ def advance(
             phase, first = course.phase_at(stand.step)
             last = min(end_step, first + phase.repeat)
             if stand.step == first and phase.drained:
-                stand.free = _drained(course, stand, phase)
+                stand.free = _drained_free_s(course, stand, phase)
             stride = course.stride(phase)
             leaps = 0 < stride * 2 <= last - stand.step
             began = stand.copy() if leaps else stand
             goal = stand.step + stride if leaps else last
-            _steps(course, stand, phase, goal, paces, until_s)
+            _advance_all(course, stand, phase, goal, paces, until_s)
             if stand.step < goal:
                 return
             if leaps and float(began.free.min()) >= paces[-1].from_s:
                 _leap(course, stand, began, last, until_s)
 
 
-def _drained(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
+def _drained_free_s(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
     """When each edge is free for a phase that begins with nothing under way."""
     sent = course.sent(stand.step)
     last_s = stand.delivered[(sent - 1) % course.depth, np.arange(course.edges)]
@@ -287,7 +289,7 @@ def _leap(
         stand.step += times * stride
 
 
-def _steps(
+def _advance_all(
     course: UnrolledPhases,
     stand: RecurrenceState,
     phase: Phase,
@@ -298,18 +300,18 @@ def _steps(
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
     if not course.together:
         first = course.phase_at(stand.step)[1]
-        while stand.step < goal and _some(course, stand, phase, first, paces, until_s):
+        while stand.step < goal and _advance_some(course, stand, phase, first, paces, until_s):
             pass
         return
     rows, free, depth = stand.delivered, stand.free, course.depth
-    one, *others = course.feeders.T
+    feeder, *more_feeders = course.feeders.T
     last, everyone = paces[-1], slice(None)
     steady = len(paces) == 1 or float(free.min()) >= last.from_s
     hold_s = phase.nbytes / last.rate_Bps
     for number in range(stand.step, goal):
-        start = rows[(number - phase.lag) % depth].take(one)
-        for other in others:
-            np.maximum(start, rows[(number - phase.lag) % depth].take(other), out=start)
+        start = rows[(number - phase.lag) % depth].take(feeder)
+        for feeders in more_feeders:
+            np.maximum(start, rows[(number - phase.lag) % depth].take(feeders), out=start)
         np.maximum(start, free, out=start)
         np.maximum(start, rows[(number - course.credits) % depth, :-1], out=start)
         if steady:
@@ -325,7 +327,7 @@ def _steps(
     stand.free = free
 
 
-def _some(
+def _advance_some(
     course: UnrolledPhases,
     stand: RecurrenceState,
     phase: Phase,

@@ -11,7 +11,7 @@ from perfmodel.arrays import IntArray
 from perfmodel.library.channels.channels import by_host, serving_nics
 from perfmodel.library.channels.ring_search import direct_nvlinks, local_rings, rail_rings
 from perfmodel.library.lowering.edge_routing import NEAREST
-from perfmodel.library.transport import GDR_PATHS, way_between
+from perfmodel.library.transport import GDR_PATHS, path_type_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
@@ -53,8 +53,8 @@ class Rails:
 
     def only(self, channel: int) -> Rails:
         """The same group on one of the channels."""
-        one = slice(channel, channel + 1)
-        return Rails(self.hosts, self.chains[one], self.nics[one], self.spread[one])
+        slot = slice(channel, channel + 1)
+        return Rails(self.hosts, self.chains[slot], self.nics[slot], self.spread[slot])
 
 
 def rails_over(
@@ -67,8 +67,8 @@ def rails_over(
     """
     hosts = by_host(ranks, topology.gpus_per_host)
     if hosts is None:
-        one = np.zeros((1, 1), dtype=np.int64)
-        return Rails(ranks[:, None], one, np.array([NEAREST]), np.zeros(1, dtype=np.bool_))
+        alone = np.zeros((1, 1), dtype=np.int64)
+        return Rails(ranks[:, None], alone, np.array([NEAREST]), np.zeros(1, dtype=np.bool_))
     gpus = [topology.ranks[rank] for rank in hosts[0].tolist()]
     router = router.healthy
     if len(hosts) == 1:
@@ -76,13 +76,13 @@ def rails_over(
         nics = np.full(len(chains), NEAREST)
         return Rails(hosts, chains, nics, np.zeros(len(chains), dtype=np.bool_))
     names = serving_nics(router, gpus)
-    ways = [even for even, _ in rail_rings(router, gpus, names)[:at_most]]
-    found = [_chain(router, gpus, way.order, names[way.nic_in or 0]) for way in ways]
+    rings = [even for even, _ in rail_rings(router, gpus, names)[:at_most]]
+    routes = [_chain(router, gpus, ring.order, names[ring.nic_in or 0]) for ring in rings]
     return Rails(
         hosts,
-        np.array([chain for chain, _ in found], dtype=np.int64),
-        np.array([router.nic_number(names[way.nic_in or 0]) for way in ways]),
-        np.array([spread for _, spread in found]),
+        np.array([chain for chain, _ in routes], dtype=np.int64),
+        np.array([router.nic_number(names[ring.nic_in or 0]) for ring in rings]),
+        np.array([spread for _, spread in routes]),
     )
 
 
@@ -93,10 +93,10 @@ def _chain(
     if len(order) == 1:
         return order, False
     first, *others = order
-    near = [gpu for gpu in others if way_between(router, gpus[gpu], nic) in GDR_PATHS]
+    near = [gpu for gpu in others if path_type_between(router, gpus[gpu], nic) in GDR_PATHS]
     if near and direct_nvlinks(router.topology, gpus) is None:
         others = [near[0], *(gpu for gpu in others if gpu != near[0])]
     shares = bool(near) and others[0] == near[0]
-    reached = way_between(router, gpus[others[0]], nic) != "DIS"
+    reached = path_type_between(router, gpus[others[0]], nic) != "DIS"
     spread = shares or (router.topology.gpu.generation not in BY_ONE_GPU and reached)
     return (first, *others), spread

@@ -51,17 +51,17 @@ def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def chosen(edges: Edges, which: IntArray) -> Edges:
+def chosen(edges: Edges, selection: IntArray) -> Edges:
     """Some of the edges, in a given order."""
-    lengths = np.diff(edges.pointers)[which]
+    lengths = np.diff(edges.pointers)[selection]
     return Edges(
-        src=edges.src[which],
-        dst=edges.dst[which],
+        src=edges.src[selection],
+        dst=edges.dst[selection],
         pointers=np.concatenate([[0], np.cumsum(lengths)]),
-        arcs=edges.arcs[ranges(edges.pointers[:-1][which], lengths)],
-        latency_s=edges.latency_s[which],
-        cap_Bps=edges.cap_Bps[which],
-        hop=edges.hop[which],
+        arcs=edges.arcs[ranges(edges.pointers[:-1][selection], lengths)],
+        latency_s=edges.latency_s[selection],
+        cap_Bps=edges.cap_Bps[selection],
+        hop=edges.hop[selection],
         staged=edges.staged,
     )
 

@@ -20,12 +20,12 @@ from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule, LoweredCollective, Stage
 from perfmodel.library.lowering.protocol_costs import chunk_bytes, launch_s
-from perfmodel.library.lowering.protocols import numbers_of, usable, with_protocol
+from perfmodel.library.lowering.protocols import numbers_of, usable_protocols, with_protocol
 from perfmodel.library.lowering.rings import (
-    LAID,
+    ON_CHANNELS,
     OWN_ALGORITHM,
-    by_name,
-    on_rings,
+    lay_by_name,
+    lay_on_rings,
 )
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol, own_algorithm
@@ -38,18 +38,18 @@ from perfmodel.library.nccl.lowering.dispatch import (
 )
 
 
-def uneven_s(library: CommLibrary, way: LoweredCollective, nbytes: float) -> float:
+def uneven_s(library: CommLibrary, lowered: LoweredCollective, nbytes: float) -> float:
     """What a way's launch holds of what uneven channels lose; seconds."""
-    schedule = way.schedule
+    schedule = lowered.schedule
     numbers = numbers_of(library, schedule.collective, schedule.algorithm)
-    protocol = numbers.get(way.protocol)
+    protocol = numbers.get(lowered.protocol)
     lost_s = 0.0 if protocol is None else launch_s(protocol, nbytes) - protocol.launch
-    return min(lost_s, way.launch_s)
+    return min(lost_s, lowered.launch_s)
 
 
 def as_measured(
     measured: Corrections,
-    way: LoweredCollective,
+    lowered: LoweredCollective,
     situation: CollectiveContext,
     *,
     uneven_s: float = 0.0,
@@ -59,7 +59,7 @@ def as_measured(
     Parameters
     ----------
     measured : Corrections
-    way : LoweredCollective
+    lowered : LoweredCollective
     situation : CollectiveContext
     uneven_s : float
         Part of the launch that is what uneven channels lose.
@@ -71,19 +71,21 @@ def as_measured(
     """
     whole = 1.0 if measured.residual is None else measured.residual(situation)
     steps = (
-        np.array([measured.steps.get(f"{way.protocol}/{hop}", 1.0) for hop in HOP_KINDS]) * whole
+        np.array([measured.steps.get(f"{lowered.protocol}/{hop}", 1.0) for hop in HOP_KINDS])
+        * whole
     )
-    rate = measured.rates.get(f"{situation.algorithm}/{way.protocol}", 1.0) / whole
+    rate = measured.rates.get(f"{situation.algorithm}/{lowered.protocol}", 1.0) / whole
 
     def stretched(stage: Stage) -> Stage:
         # A cap is in bytes on the wire, of which there are more or fewer now: it stays.
         return replace(stage, latency_s=stage.latency_s * steps[stage.edges.hop])
 
     return replace(
-        way,
-        launch_s=((way.launch_s - uneven_s) * measured.launch + uneven_s * measured.uneven) * whole,
-        wire_factor=way.wire_factor / rate,
-        stages=tuple(stretched(stage) for stage in way.stages),
+        lowered,
+        launch_s=((lowered.launch_s - uneven_s) * measured.launch + uneven_s * measured.uneven)
+        * whole,
+        wire_factor=lowered.wire_factor / rate,
+        stages=tuple(stretched(stage) for stage in lowered.stages),
     )
 
 
@@ -119,9 +121,9 @@ def lower_collective(
     """
     size = -(-int(nbytes) // ITEM_BYTES) * ITEM_BYTES
     name, protocols = _candidate(machine, op, size, group, algorithm)
-    lay = _finder(machine, op, name, size, group, root)
+    lay = _layer(machine, op, name, size, group, root)
     return tuple(
-        _measured(machine, with_protocol(lay(key), key, protocol, size), size, group)
+        _apply_profile(machine, with_protocol(lay(key), key, protocol, size), size, group)
         for key, protocol in protocols.items()
         if not protocol.bounded or protocol.serves(chunk_bytes(lay(key).schedule))
     )
@@ -143,10 +145,10 @@ def _candidate(
     name = algorithm or own or usual or OWN_ALGORITHM.get(op, "")
     if nccl:
         return name, allowed_protocols(machine, op, name, nbytes, group)
-    return name, usable(machine, group, op, name)
+    return name, usable_protocols(machine, group, op, name)
 
 
-def _finder(
+def _layer(
     machine: Machine, op: str, name: str, nbytes: int, group: RankGroup, root: int
 ) -> Callable[[str], LaidSchedule]:
     """How to lay an algorithm for a protocol."""
@@ -154,10 +156,10 @@ def _finder(
     if layer is not None:
         row = find_algorithm(op, name)
         return lambda protocol: layer(machine, op, row, nbytes, group, protocol)
-    if name == OWN_ALGORITHM.get(op, "") and name in LAID:
-        laid = on_rings(machine, op, nbytes, group, root)
+    if name == OWN_ALGORITHM.get(op, "") and name in ON_CHANNELS:
+        laid = lay_on_rings(machine, op, nbytes, group, root)
     else:
-        laid = by_name(machine, op, name, nbytes, group, root)
+        laid = lay_by_name(machine, op, name, nbytes, group, root)
     return lambda _: laid
 
 
@@ -172,18 +174,20 @@ def lower_message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredC
     protocols = numbers_of(machine.library, "send", "direct")
     name, protocol = list((send_protocol(protocols, nbytes) if nccl else protocols).items())[-1]
     schedule = linear.send(2, nbytes)
-    way = with_protocol(LaidSchedule(schedule, ((schedule.phases, edges),)), name, protocol, nbytes)
-    return _measured(machine, way, nbytes, (src, dst))
+    lowered = with_protocol(
+        LaidSchedule(schedule, ((schedule.phases, edges),)), name, protocol, nbytes
+    )
+    return _apply_profile(machine, lowered, nbytes, (src, dst))
 
 
-def _measured(
-    machine: Machine, way: LoweredCollective, nbytes: int, group: RankGroup
+def _apply_profile(
+    machine: Machine, lowered: LoweredCollective, nbytes: int, group: RankGroup
 ) -> LoweredCollective:
     """A way as a profile says that it goes."""
     if machine.measured == Corrections():
-        return way
+        return lowered
     hosts = len(np.unique(rank_array(group) // machine.topology.gpus_per_host))
-    op, algorithm = way.schedule.collective, way.schedule.algorithm
-    situation = CollectiveContext(op, nbytes, len(group), hosts, algorithm, way.protocol)
-    lost_s = uneven_s(machine.library, way, nbytes)
-    return as_measured(machine.measured, way, situation, uneven_s=lost_s)
+    op, algorithm = lowered.schedule.collective, lowered.schedule.algorithm
+    situation = CollectiveContext(op, nbytes, len(group), hosts, algorithm, lowered.protocol)
+    lost_s = uneven_s(machine.library, lowered, nbytes)
+    return as_measured(machine.measured, lowered, situation, uneven_s=lost_s)

@@ -56,7 +56,7 @@ class LoweredCollective:
     credits : int
     alike : int
         How many such run side by side, over rails like this one, of which only one is laid: then
-        `schedule` holds an `alike`-th of the bytes.
+        `schedule` holds an `multiplicity`-th of the bytes.
     """
 
     schedule: Schedule
@@ -65,7 +65,7 @@ class LoweredCollective:
     launch_s: float
     wire_factor: float
     credits: int
-    alike: int = 1
+    multiplicity: int = 1
 
 
 Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
@@ -86,4 +86,4 @@ class LaidSchedule:
 
     schedule: Schedule
     laid: Laid
-    alike: int = 1
+    multiplicity: int = 1

@@ -19,31 +19,33 @@ from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 
 
-def on_rings(machine: Machine, op: str, nbytes: int, group: RankGroup, root: int) -> LaidSchedule:
+def lay_on_rings(
+    machine: Machine, op: str, nbytes: int, group: RankGroup, root: int
+) -> LaidSchedule:
     """Rings, and chains along them, over the machine's channels; stars over the nearest links."""
-    own: dict[str, Any] = {"root": root_place(group, root)} if op in ROOTED else {}
+    own: dict[str, Any] = {"root": root_position(group, root)} if op in ROOTED else {}
     plan = partial(make, op, OWN_ALGORITHM[op], len(group), nbytes, itemsize=ITEM_BYTES, **own)
     if op in {"scatter", "gather"}:
-        return directly(machine, plan(), group)
+        return lay_directly(machine, plan(), group)
     rings = machine.rings(group)
     orders = _places(group)[rings.orders]
     schedule = plan(orders=orders)
-    edges = _along(rings, orders, schedule) if op in ROOTED else rings.edges
+    edges = _ring_edges(rings, orders, schedule) if op in ROOTED else rings.edges
     return LaidSchedule(schedule, ((schedule.phases, edges),))
 
 
-def by_name(
+def lay_by_name(
     machine: Machine, op: str, algorithm: str, nbytes: int, group: RankGroup, root: int
 ) -> LaidSchedule:
     """An algorithm by name, with what it needs to know of the machine."""
-    own: dict[str, Any] = {"root": root_place(group, root)} if op in ROOTED else {}
+    own: dict[str, Any] = {"root": root_position(group, root)} if op in ROOTED else {}
     if algorithm == "hierarchical":
-        own["groups"] = _by_host(rank_array(group) // machine.topology.gpus_per_host)
+        own["groups"] = _group_by_host(rank_array(group) // machine.topology.gpus_per_host)
     schedule = make(op, algorithm, len(group), nbytes, itemsize=ITEM_BYTES, **own)
-    return directly(machine, schedule, group)
+    return lay_directly(machine, schedule, group)
 
 
-def root_place(group: RankGroup, root: int) -> int:
+def root_position(group: RankGroup, root: int) -> int:
     """Position of the root in its group."""
     if root not in group:
         raise ScheduleError(f"root {root}; allowed: a rank of the group, which it is not in")
@@ -58,7 +60,7 @@ def _places(group: RankGroup) -> IntArray:
     return places
 
 
-def _by_host(hosts: IntArray) -> list[IntArray]:
+def _group_by_host(hosts: IntArray) -> list[IntArray]:
     """Positions of the ranks of each host, in the order in which the hosts come."""
     order = np.argsort(hosts, kind="stable")
     begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
@@ -66,7 +68,7 @@ def _by_host(hosts: IntArray) -> list[IntArray]:
     return sorted(groups, key=lambda group: int(group[0]))
 
 
-def directly(machine: Machine, schedule: Schedule, group: RankGroup) -> LaidSchedule:
+def lay_directly(machine: Machine, schedule: Schedule, group: RankGroup) -> LaidSchedule:
     """Any schedule, each pair of ranks over its nearest links."""
     ranks = rank_array(group)
     laid: list[tuple[tuple[Phase, ...], Edges]] = []
@@ -99,10 +101,10 @@ def _names(
         if kinds[node]["kind"] == "nvswitch"
     ]
     if len(hosts) > 1 or not switches:
-        found = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"
+        ranks = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"
         raise InputError(
             Fault(
-                "algorithm", f"{schedule.algorithm!r} for {found}", "ranks that share an NVSwitch"
+                "algorithm", f"{schedule.algorithm!r} for {ranks}", "ranks that share an NVSwitch"
             )
         )
     names = [*(topology.ranks[rank] for rank in group), *switches[:1] * schedule.switches]
@@ -117,7 +119,7 @@ OWN_ALGORITHM: Mapping[str, str] = {
 }
 """What a library runs unless its file (`own_algorithm`) or the user says otherwise: the first."""
 
-LAID = frozenset({"ring", "chain", "star"})
+ON_CHANNELS = frozenset({"ring", "chain", "star"})
 """Algorithms laid over the machine's own rings and channels; others go by the nearest links."""
 
 
@@ -132,14 +134,14 @@ def stages_of(schedule: Schedule) -> tuple[tuple[Phase, ...], ...]:
     return tuple(tuple(stage) for stage in stages)
 
 
-def _same_edges(one: Phase, other: Phase) -> bool:
+def _same_edges(first: Phase, second: Phase) -> bool:
     return all(
-        np.array_equal(getattr(one, name), getattr(other, name))
+        np.array_equal(getattr(first, name), getattr(second, name))
         for name in ("src", "dst", "channel")
     )
 
 
-def _along(rings: Rings, orders: IntArray, chained: Schedule) -> Edges:
+def _ring_edges(rings: Rings, orders: IntArray, chained: Schedule) -> Edges:
     """The rings' own edges that a chain's phase goes over, in the phase's order."""
     phase, ranks = chained.phases[0], orders.shape[1]
     at = np.empty_like(orders)

@@ -58,8 +58,8 @@ class Plugin(FileModel):
         """Latency of a hop that NCCL is told, of a release and a GPU; microseconds."""
         if self._is_newer_than(release):
             return 0.0
-        known = [at for at in self.latency_us if at <= capability]
-        return self.latency_us[max(known, default=min(self.latency_us))]
+        listed = [at for at in self.latency_us if at <= capability]
+        return self.latency_us[max(listed, default=min(self.latency_us))]
 
 
 class _Channels(FileModel):

@@ -11,13 +11,13 @@ from perfmodel.arrays import RankGroup, rank_array
 from perfmodel.collectives.catalog import ALGORITHMS, NCCL_ALGORITHMS, Algorithm, find_algorithm
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.lowering.lowered import LaidSchedule
-from perfmodel.library.lowering.protocols import numbers_of, usable
-from perfmodel.library.lowering.rings import OWN_ALGORITHM, SINGLE_SENDS, by_name
+from perfmodel.library.lowering.protocols import numbers_of, usable_protocols
+from perfmodel.library.lowering.rings import OWN_ALGORITHM, SINGLE_SENDS, lay_by_name
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import Protocol
-from perfmodel.library.nccl.lowering.collnet import through_fabric
-from perfmodel.library.nccl.lowering.nvls import through_switches, why_not
-from perfmodel.library.nccl.lowering.trees import tree
+from perfmodel.library.nccl.lowering.collnet import lay_collnet
+from perfmodel.library.nccl.lowering.nvls import find_obstacle, lay_nvls
+from perfmodel.library.nccl.lowering.trees import lay_tree
 from perfmodel.library.nccl.tuner import channels_used, choices, system_on
 
 NCCL_USUAL: Mapping[str, str] = MappingProxyType({"all_to_all": "batched"})
@@ -35,12 +35,15 @@ def chosen_algorithm(
         row = NCCL_ALGORITHMS[op][choice.algorithm]
         if not row.function:
             continue
-        if row.name in {"nvls", "nvls_tree"} and why_not(machine, op, row.name, group) is not None:
+        if (
+            row.name in {"nvls", "nvls_tree"}
+            and find_obstacle(machine, op, row.name, group) is not None
+        ):
             continue
         protocols = numbers_of(machine.library, op, row.name)
         if choice.protocol in protocols:
             return row.name, {choice.protocol: protocols[choice.protocol]}
-    return OWN_ALGORITHM[op], usable(machine, group, op, OWN_ALGORITHM[op])
+    return OWN_ALGORITHM[op], usable_protocols(machine, group, op, OWN_ALGORITHM[op])
 
 
 def allowed_protocols(
@@ -48,9 +51,9 @@ def allowed_protocols(
 ) -> Mapping[str, Protocol]:
     """Protocols in which NCCL may run an algorithm: as ``NCCL_PROTO`` says where that leaves any.
 
-    Faults as of `usable`.
+    Faults as of `usable_protocols`.
     """
-    protocols = usable(machine, group, op, name)
+    protocols = usable_protocols(machine, group, op, name)
     if op in SINGLE_SENDS:
         return send_protocol(protocols, nbytes if op == "send" else nbytes / len(group))
     runs_in = find_algorithm(op, name).protocols
@@ -89,21 +92,21 @@ def _tree(
     machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
 ) -> LaidSchedule:
     channels = _channels(machine, op, row, nbytes, group, protocol)
-    return tree(machine, nbytes, group, protocol, channels)
+    return lay_tree(machine, nbytes, group, protocol, channels)
 
 
 def _nvls(
     machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
 ) -> LaidSchedule:
     channels = _channels(machine, op, row, nbytes, group, protocol)
-    return through_switches(machine, op, row.name, nbytes, group, channels)
+    return lay_nvls(machine, op, row.name, nbytes, group, channels)
 
 
 def _collnet(
     machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
 ) -> LaidSchedule:
     channels = _channels(machine, op, row, nbytes, group, protocol)
-    return through_fabric(machine, row.name, nbytes, group, channels)
+    return lay_collnet(machine, row.name, nbytes, group, channels)
 
 
 def _pat(
@@ -114,7 +117,7 @@ def _pat(
     if len(hosts) < len(group):
         ranks = f"{row.name!r} for {len(group)} ranks on {len(hosts)} hosts"
         raise InputError(Fault("algorithm", ranks, "one rank for each host"))
-    return by_name(machine, op, row.name, nbytes, group, 0)
+    return lay_by_name(machine, op, row.name, nbytes, group, 0)
 
 
 _LAYERS: Mapping[str, Layer] = MappingProxyType(
