@@ -7,8 +7,6 @@ one round read the state from before it, so they never wait for each other to la
 overwrites what another of the same round reads may land only after that other has started.
 Several sends of one round may add to the same chunk, in any order (a parent adds its children's);
 two that write to it otherwise would race, which is an error.
-
-How many sends a schedule has, counted without keeping them.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ Place = tuple[int, int]
 
 
 def _derive_waits(rounds: list[Round]) -> tuple[Waits, Waits]:
-    """Walk the rounds once, remembering last writers and readers of each (rank, chunk)."""
+    """Go through the rounds once, with the last writers and readers of each (rank, chunk)."""
     after: list[tuple[int, ...]] = []
     held_by: list[tuple[int, ...]] = []
     written: dict[Place, list[int]] = {}

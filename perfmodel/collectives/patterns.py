@@ -1,6 +1,6 @@
 """Building blocks of schedules: traffic patterns that follow one another.
 
-A pattern tells both views of its traffic at once: its `Phase`, and the `Round` of each repeat.
+A pattern has both views of its traffic: its `Phase`, and the `Round` of each repeat.
 Several chunks that one rank sends to another in the same round travel as one message.
 """
 
@@ -36,7 +36,7 @@ def concatenate(
     patterns : sequence of Pattern
     owner : ndarray of int, shape (chunks,), optional
         Default: every chunk is everyone's.
-    **told
+    **fields
         The other fields of `Schedule`; ``root`` is 0 if left out.
     """
     used = [pattern for pattern in patterns if len(pattern.phase.src) and pattern.phase.repeat]

@@ -1,10 +1,8 @@
-"""Is the data right? NumPy moves real arrays along a schedule, in random legal orders.
+"""Check of a schedule's data: NumPy moves real arrays along it, in random legal orders.
 
-List order hides missing dependencies (in one trial 197 of 200 random orders noticed a removed
-one, list order never did), so `verify` draws its orders at random: any send whose dependencies
-allow it may start, any send in flight may land.
-
-What each rank holds before a collective and must hold after it, chunk by chunk.
+Sends in the order of the list hide missing dependencies (in one trial 197 of 200 random orders
+noticed a removed one, the list's order never did), so `verify` draws orders at random: any send
+whose dependencies allow it may start, any send in flight may land.
 
 Chunks of all_to_all: 0 ... N-1 input by receiver, N ... 2N-1 output by sender, then scratch; the
 block that a rank keeps for itself stays in the input.

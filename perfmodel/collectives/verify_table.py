@@ -100,7 +100,7 @@ def _allowed(algorithm: str, ranks: int) -> list[str]:
 def _check_work(
     algorithm: str, counts: Sequence[int], elements: Sequence[int] | None, orders: int
 ) -> None:
-    """Refuse a table that would take hours; the largest size stands for all sizes."""
+    """Refuse a table that would take hours; the largest size counts for all sizes."""
     sends = 0
     for count in counts:
         sizes = _sizes(count, elements)

@@ -31,7 +31,7 @@ def make_machine(
     Parameters
     ----------
     topology : Topology
-        The settings decide which of its ways the library takes.
+        The settings decide which of its paths the library uses.
     library : CommLibrary
         As its file says; its numbers become those of this generation of GPU and kind of network.
     settings : LibrarySettings, optional
@@ -73,9 +73,9 @@ class Machine:
     channels : int, optional
         Use no more than this many parallel rings.
     settings : LibrarySettings
-        What the user told the library: its version and environment.
+        Version and environment of the library.
     measured : Corrections
-        What a profile says: factors on the costs of the library.
+        From a profile: factors on the costs of the library.
     whole : bool
         Whether trees are laid over all rails of large clusters too, and not over one that stands
         for those like it: where rails are, or become, unlike.

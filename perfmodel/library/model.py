@@ -1,7 +1,4 @@
-"""What a communication library adds to the wire: protocols, overheads, credits, channels.
-
-Which algorithm a library takes by size and number of ranks, where its file says so.
-"""
+"""A communication library as its file describes it: protocols, overheads, credits, algorithms."""
 
 from __future__ import annotations
 
@@ -91,7 +88,7 @@ class WireSegment(FileModel):
 
 
 class Protocol(FileModel):
-    """One way of moving a chunk.
+    """How a chunk is moved, and what that costs.
 
     `wire_efficiency` is payload over bytes on the wire; `credits` is how many chunks an edge may
     have under way (1: a step costs alpha + nbytes * beta; more: latency is pipelined);
@@ -172,8 +169,8 @@ class StepChange(FileModel):
 class Variant(FileModel):
     """Numbers of protocols that differ for some hardware or some algorithms.
 
-    Empty lists mean all; `networks` names those between hosts, so that a variant with any speaks of
-    several hosts only. Later variants win over earlier ones.
+    Empty lists mean all; `networks` names those between hosts, so that a variant with any applies
+    to several hosts only. Later variants override earlier ones.
     """
 
     generations: tuple[str, ...] = ()
@@ -194,7 +191,7 @@ class Variant(FileModel):
     source: str
 
     def fits(self, generation: str, network: str) -> bool:
-        """Whether the variant speaks of this hardware."""
+        """Whether the variant applies to this hardware."""
         return (not self.generations or generation in self.generations) and (
             not self.networks or network in self.networks
         )
@@ -304,7 +301,7 @@ def protocols_of(library: CommLibrary, algorithm: str) -> Mapping[str, Protocol]
 def _apply_variants(
     library: CommLibrary, variants: Iterable[Variant], algorithm: str
 ) -> dict[str, Protocol]:
-    """Protocols with the variants that speak of an algorithm ("": of all) applied."""
+    """Protocols with the variants that apply to an algorithm ("": of all) applied."""
     protocols = dict(library.protocols)
     for variant in variants:
         if variant.algorithms and algorithm not in variant.algorithms:

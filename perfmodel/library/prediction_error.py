@@ -1,10 +1,8 @@
-"""How far predictions from datasheets were from recorded sweeps: intervals for new ones.
+"""Intervals of predictions from datasheets, by how far earlier ones were from recorded sweeps.
 
 ``nccl/spread.yaml`` is written by ``perfmodel validate --spread``. It holds, for three bands of
 size and for how often a kind of machine was seen, the factors on a predicted time between which
 eight of ten measured times lie.
-
-The table of residual spread as a file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user tells the communication library: its version and its environment variables."""
+"""Settings of the communication library: its version and its environment variables."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ class LibrarySettings(FileModel):
         return value or None
 
     def algorithms(self, op: str) -> frozenset[str] | None:
-        """Algorithms that NCCL_ALGO leaves for an operation; None where it says nothing."""
+        """Algorithms that NCCL_ALGO leaves for an operation; None if it is not set."""
         return _choose_names(self.env.get("NCCL_ALGO"), ALGORITHM_NAMES, op)
 
     def protocols(self, op: str) -> frozenset[str] | None:
-        """Protocols that NCCL_PROTO leaves for an operation; None where it says nothing."""
+        """Protocols that NCCL_PROTO leaves for an operation; None if it is not set."""
         return _choose_names(self.env.get("NCCL_PROTO"), PROTOCOL_NAMES, op)
 
     def notes(self) -> tuple[str, ...]:

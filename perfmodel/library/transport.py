@@ -31,18 +31,18 @@ NVLINK_PATHS = frozenset({"NVL", "NVB", "C2C"})
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way through the machine.
+    """Path of bytes through the machine.
 
     Parameters
     ----------
     arcs : tuple of int
-        Directed links crossed (an arc crossed twice stands twice).
+        Directed links crossed (twice if crossed twice).
     hop : {"nvlink", "pcie", "network", "memory"}
         Decides the library's step latency.
     cap_Bps : float
         Most that this path can carry whatever its links allow.
     staged : bool
-        Whether the bytes rest in host memory on the way.
+        Whether the bytes pass through host memory.
     """
 
     arcs: tuple[int, ...]
@@ -87,7 +87,7 @@ def apply_settings(topology: Topology, settings: LibrarySettings) -> Topology:
 def peer_paths(topology: Topology) -> frozenset[str]:
     """Path types over which two GPUs of a host copy to each other directly.
 
-    NVLink always and PCIe where the template says that it works (`Topology.gpu_p2p`), as far as the
+    NVLink always and PCIe where the template allows it (`Topology.gpu_p2p`), as far as the
     user's level allows.
     """
     possible = frozenset(LEVELS) if topology.gpu_p2p else NVLINK_PATHS

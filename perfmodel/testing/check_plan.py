@@ -12,7 +12,7 @@ from perfmodel.training.plan import Collective, Communicator, Compute, StepPlan,
 
 
 def check_plan(plan: StepPlan) -> None:
-    """Check a plan; says everything that is wrong with it at once.
+    """Check a plan; the error lists all faults at once.
 
     Names must be known and unique, ranks in one class each; `after` points to earlier tasks;
     every class with members in a collective's communicator takes part in it once, and alike;

@@ -324,7 +324,7 @@ def lower_bound_s(
     """Time that no algorithm of this kind can beat, on ports as in `closed_form_s`; seconds.
 
     The larger of two bounds. Bandwidth: what the busiest port must carry (`bus_factor` S; S for
-    an all-reduce in a switch). Latency: if a rank hears from f others in a step, data of N ranks
+    an all-reduce in a switch). Latency: if a rank receives from f others in a step, data of N ranks
     needs log N / log(1+f) steps to come together, and a switch needs two.
     """
     if ranks < 2:

@@ -83,7 +83,7 @@ def chained(table: IntArray) -> IntArray:
 
 
 def starred(table: IntArray, head: int) -> IntArray:
-    """Parents of ranks, if one of each node speaks for it to a switch; the switch comes last."""
+    """Parents of ranks, if one of each node sends for it to a switch; the switch comes last."""
     parent = np.full(table.size + 1, ROOT, dtype=np.int64)
     parent[table] = table[:, [head]]
     parent[table[:, head]] = table.size

@@ -32,17 +32,17 @@ _MOST_PERIODS = 64
 def rings_s(
     phases: Sequence[Phase], rings: int, rate_Bps: FloatArray, latency_s: FloatArray, credits: int
 ) -> tuple[float, float] | None:
-    """Time of closed rings whose steps are alike, if it can be told without stepping.
+    """Time of closed rings whose steps are alike, if it is known without stepping.
 
     Where sends differ by a few bytes (chunks of whole elements, averaged over the repeats) the time
-    is that for sends in the middle between the least and the most: no walk has more sends than
+    is that for sends in the middle between the least and the most: no path has more sends than
     there are repeats, so that the time is off by half their difference on the slowest edge, times
     the repeats, at most. That has to be less than a millionth.
 
     Parameters
     ----------
     phases : sequence of Phase
-        Over the same edges, ring after ring, every edge at work in every repeat.
+        Over the same edges, ring after ring, every edge active in every repeat.
     rings : int
     rate_Bps, latency_s : ndarray of float, shape (edges,)
     credits : int
@@ -85,7 +85,7 @@ def _slowest(
 def ring_s(
     hold_s: FloatArray, latency_s: FloatArray, repeat: int, credits: int, *, sent: bool = False
 ) -> float | None:
-    """Time of `repeat` steps of a ring, every edge at work in each.
+    """Time of `repeat` steps of a ring, every edge active in each.
 
     Parameters
     ----------
@@ -94,21 +94,21 @@ def ring_s(
         delivered.
     repeat : int
     credits : int
-        Sends that an edge may have under way.
+        Sends that an edge may have in flight.
     sent : bool
         Until the last byte has left, and not until everything has arrived.
 
     Returns
     -------
     float or None
-        Seconds; None where the heaviest walk cannot be told from its bound (the edge on which it
+        Seconds; None where the heaviest path may be below its bound (the edge on which it
         should wait lies outside its window), so that only stepping gives the time.
 
     Notes
     -----
     Let W be the largest delivery and H the largest hold. Waiting is worth W per `credits` steps and
-    H for each of the b < `credits` steps that remain, or H for every step if that is more. Taking
-    both for granted bounds the time from above; the bound is reached, and so is the time, if the
+    H for each of the b < `credits` steps that remain, or H for every step if that is more. Assuming
+    both bounds the time from above; the bound is reached, and so is the time, if the
     best window holds edges that have them.
     """
     around = _period(hold_s, latency_s)
@@ -226,7 +226,7 @@ def chains_s(
 ) -> tuple[float, FloatArray] | None:
     """Time of pipelines along open chains; None if the phase's edges do not form such.
 
-    The walk crosses every edge of a chain once and waits, chunk after chunk, where that weighs
+    The path crosses every edge of a chain once and waits, chunk after chunk, where that weighs
     most; every edge is in its window, so nothing is left to guess.
 
     Parameters
@@ -292,7 +292,7 @@ def pipelines_s(
     feeders, hold_s = feeders_of(phase), phase.nbytes / rate_Bps
     whole, rest = divmod(pieces - 1, credits)
     delivery_s = hold_s + latency_s
-    # What a way is worth: without waits, with all for a hold, and with some for a delivery.
+    # Weight of waits on a path: of none, with all for a hold, and with some for a delivery.
     gains = (pieces - 1) * hold_s, whole * delivery_s, rest * hold_s
     landed_s = _heaviest(feeders, phase.first, delivery_s, gains)
     return float((landed_s - np.maximum(latency_s, 0.0)).max()), landed_s
@@ -304,7 +304,7 @@ def _heaviest(
     own_s: FloatArray,
     gains_s: tuple[FloatArray, FloatArray, FloatArray],
 ) -> FloatArray:
-    """Heaviest way to each edge: its own weights, and the first gain, or the two others, once each.
+    """Heaviest path to each edge: its weights, and the first gain or the two others once each.
 
     `own_s` and the gains have shape (edges,).
     """

@@ -5,7 +5,7 @@ it on the wire, and when the edge has a credit: with c credits, when the send c 
 been delivered. It occupies the edge for ``nbytes / rate`` and is delivered ``latency`` later.
 With one credit a step costs alpha + nbytes beta (Hockney) and a ring with one slow edge takes
 2(N-1) of that edge's steps; with more, latency is pipelined. What a send needs has come `Phase.lag`
-repeats before it, and a phase may begin with nothing under way (`Phase.drained`).
+repeats before it, and a phase may begin with nothing in flight (`Phase.drained`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perfmodel.collectives.timing.unrolled import course_of, places_of
 from perfmodel.collectives.timing.variable_rate import Clocks, CompletionTimes, LinkRates
 
 LONG = 256
-"""Edges of a ring or chain from which on its heaviest walk is looked for, instead of stepping."""
+"""Edges of a ring or chain from which on `critical_path` is tried before stepping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ReadyTimes:
         return np.maximum(begin_s, np.where(waits, self._came_s[ends], 0.0))
 
     def land(self, phase: Phase, landed_s: FloatArray) -> None:
-        """Take note of when the last sends over the edges of a leg have landed."""
+        """Record when the last sends over the edges of a leg have landed."""
         self._grow(phase)
         starts, ends = places_of(phase, self.ranks)
         np.maximum.at(self._came_s, ends, landed_s)
@@ -116,7 +116,7 @@ def schedule_s(
         Rate of each edge while it sends.
     latency_s : ndarray of float, shape (edges,)
     credits : int
-        Sends that an edge may have under way.
+        Sends that an edge may have in flight.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
 
 
 def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes | None:
-    """How long rings or chains end, if it can be told without stepping."""
+    """How long rings, chains or trees end, if it is known without stepping."""
     first = leg.phases[0]
     channels = int(first.channel[-1]) + 1
     is_long = len(leg.latency_s) >= LONG * channels

@@ -1,4 +1,4 @@
-"""The course of a collective over one set of edges: what each repeat sends and waits for."""
+"""Phases over one set of edges, repeat by repeat: what each edge sends and waits for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.collectives.schedule import Phase
 SAME = 1e-12
 """Values this close are alike."""
 MOST_TRACED = 200_000
-"""Edges up to which rings are looked for that do not stand one after the other."""
+"""Edges up to which rings are searched whose edges are not consecutive."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class UnrolledPhases:
     ----------
     phases : tuple of Phase
     credits : int
-        Sends that an edge may have under way.
+        Sends that an edge may have in flight.
     feeders : ndarray of int, shape (edges, most feeders)
         Edges that bring what each edge sends on; padded with `edges`.
     order : ndarray of int, shape (rings, edges of a ring), or None
@@ -155,7 +155,7 @@ def feeders_of(phase: Phase) -> IntArray:
 
 
 def _consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
-    """Edges of closed rings that stand ring after ring; None if they do not."""
+    """Edges of closed rings, ring after ring; None if the edges form none in this order."""
     first = phases[0]
     edges, rings = len(first.src), int(first.channel[-1]) + 1
     if edges % rings or any((p.active != p.repeat).any() for p in phases):
@@ -169,7 +169,7 @@ def _consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
 
 
 def _trace_rings(feeders: IntArray) -> IntArray | None:
-    """Edges of rings of one length, in whatever order they stand; None if they form none."""
+    """Edges of rings of one length, in any order; None if they form none."""
     edges = len(feeders)
     if feeders.shape[1] != 1 or edges > MOST_TRACED:
         return None
@@ -185,7 +185,7 @@ def _trace_rings(feeders: IntArray) -> IntArray | None:
         while not visited[edge]:
             visited[edge] = True
             ring.append(edge)
-            edge = follows[edge]  # noqa: PLW2901  (walks on)
+            edge = follows[edge]  # noqa: PLW2901  (the next of the ring)
         rings.append(ring)
         if len(ring) != len(rings[0]):
             return None
@@ -193,7 +193,7 @@ def _trace_rings(feeders: IntArray) -> IntArray | None:
 
 
 Part = tuple[IntArray, IntArray]
-"""Edges that stand for others, shape (rings, edges), and for each edge who stands for it, or -1."""
+"""Edges that represent others, shape (rings, edges); for each edge its representative, or -1."""
 
 
 def parts_of(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part] | None:
@@ -229,7 +229,7 @@ def _part(order: IntArray, period: int, rings: list[int], stands_for: list[int])
 
 
 def part_of(course: UnrolledPhases, selection: IntArray) -> UnrolledPhases:
-    """The course of the edges that stand for others, each fed by the one before it."""
+    """The phases of edges that represent others, each fed by the one before it."""
     flat = selection.ravel()
     names = ("src", "dst", "channel", "nbytes", "first", "active")
     phases = tuple(

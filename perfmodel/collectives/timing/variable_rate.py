@@ -1,11 +1,8 @@
-"""When sends over some edges start and arrive, edge by edge, at rates that change now and then.
+"""When sends over some edges start and arrive, edge by edge, at rates that change in between.
 
-The recurrence of `timing.py`, kept where it stands: `Clocks` takes new rates in mid-transfer, and
-what was sent until then stays sent. Times are seconds since the collective began.
-
-What edges can do from a time on, and when their sends leave and arrive as that changes.
-
-A single send per edge, at rates that change now and then: `Clocks` without a recurrence.
+`Clocks` is the recurrence of `recurrence.py` with its state: it takes new rates in mid-transfer,
+and what was sent until then stays sent. `OneStep` is the same for a single send per edge. Times
+are seconds since the collective began.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ class LinkRates:
 def average_rates(
     begin_s: float, first: LinkRates, second: LinkRates, after: LinkRates
 ) -> LinkRates:
-    """Two paces as one that sends as much from a time on."""
+    """Average of two consecutive rates that sends as much from a time on."""
     parts = np.array([second.from_s - begin_s, after.from_s - second.from_s])
     parts /= parts.sum()
     rate_Bps = parts[0] * first.rate_Bps + parts[1] * second.rate_Bps
@@ -83,7 +80,7 @@ SAME_GAIN = 1e-13
 
 @dataclass(slots=True)
 class RecurrenceState:
-    """Where a recurrence stands.
+    """State of a recurrence.
 
     Parameters
     ----------
@@ -93,7 +90,7 @@ class RecurrenceState:
         When each edge had put its last send on the wire.
     delivered : ndarray of float, shape (depth, edges + 1)
         Row n % depth holds when the n-th send of each edge arrived; the last column stays 0 and
-        stands for edges that nobody feeds.
+        is for edges that nothing feeds.
     """
 
     step: int
@@ -128,7 +125,7 @@ class CompletionTimes:
 
 @dataclass
 class Clocks:
-    """Sends over some edges on their way.
+    """Sends over some edges in progress.
 
     Parameters
     ----------
@@ -164,7 +161,7 @@ class Clocks:
         self._paces = [*paces, LinkRates(now_s, rate_Bps, latency_s)]
 
     def ends(self) -> CompletionTimes:
-        """Tell how the sends end if nothing changes any more."""
+        """How the sends end if nothing changes any more."""
         stand = self._stand.copy()
         self._run(stand, np.inf)
         return ends_of(self.course, stand)
@@ -175,7 +172,7 @@ class Clocks:
         return 1.0 - sent / np.maximum(self.course.sends, 1)
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
-        """Go on in place; alike rings, and what repeats around a ring, are computed once."""
+        """Advance in place; rings alike, and what repeats around a ring, are computed once."""
         parts = parts_of(
             self.course,
             [
@@ -252,7 +249,7 @@ def advance(
 
 
 def _drained_free_s(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
-    """When each edge is free for a phase that begins with nothing under way."""
+    """When each edge is free for a phase that begins with nothing in flight."""
     sent = course.sent(stand.step)
     last_s = stand.delivered[(sent - 1) % course.depth, np.arange(course.edges)]
     return np.maximum(stand.free, course.landed(phase, last_s))
@@ -354,7 +351,7 @@ def _advance_some(
 
 @dataclass
 class OneStep:
-    """Edges each of which sends once, on their way. Times are seconds since the collective began.
+    """Edges each of which sends once. Times are seconds since the collective began.
 
     Parameters
     ----------
@@ -389,7 +386,7 @@ class OneStep:
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
 
     def ends(self) -> CompletionTimes:
-        """Tell how the sends end if nothing changes any more."""
+        """How the sends end if nothing changes any more."""
         leave_s, works = self._leave_s(), self.phase.active > 0
         landed_s = np.where(works, leave_s + self.latency_s, 0.0)
         return CompletionTimes(float(leave_s[works].max(initial=0.0)), landed_s)

@@ -43,7 +43,7 @@ def rings_over(
 
     Every host must contribute the same local GPUs for several rings (rails) to be used; an
     irregular group gets a single ring in rank order. Where the machine has lost links or NICs the
-    rings are those of the machine before; their edges take what ways are left.
+    rings are those of the machine before; their edges are routed around the lost parts.
     """
     hosts = by_host(np.asarray(ranks, dtype=np.int64), topology.gpus_per_host)
     if hosts is None:
@@ -82,7 +82,7 @@ def _ring_orders(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Orders of the rings, and the NICs by which they leave and enter; shape (rings, ranks).
 
-    Even and odd hosts may be passed in opposite ways.
+    Even and odd hosts may be passed in opposite directions.
     """
     gpus = [topology.ranks[rank] for rank in hosts[0].tolist()]
     if len(hosts) == 1:

@@ -1,4 +1,4 @@
-"""A group of ranks host by host, and the ways of NCCL's channels through its hosts."""
+"""A group of ranks host by host, and the paths of NCCL's channels through its hosts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Rails:
     hosts : ndarray of int, shape (hosts, size)
         Ranks of the topology.
     chains : ndarray of int, shape (channels, size)
-        Positions in a host, from the GPU that speaks to the network on.
+        Positions in a host, from the GPU that sends to the network on.
     nics : ndarray of int, shape (channels,)
         Numbers of the NICs in their host; `NEAREST` within one host.
     spread : ndarray of bool, shape (channels,)
-        Whether the second GPU of a chain speaks to the network too.
+        Whether the second GPU of a chain sends to the network too.
     """
 
     hosts: IntArray

@@ -23,7 +23,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class HostRing:
-    """One ring's way through a host.
+    """One ring's path through a host.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class HostRing:
     nic_out: int | None = None
 
     def reverse(self) -> HostRing:
-        """The same way from its end to its beginning."""
+        """The same path from its end to its beginning."""
         return HostRing(self.order[::-1], self.nic_out, self.nic_in)
 
 
@@ -138,7 +138,7 @@ def relayed_cycles(
 ) -> tuple[Order, ...]:
     """Rings where not every hop has a link: some pass through a third GPU of the group (NVB).
 
-    Both ways round at once; rings that cross the fewest links come first, and each takes one lane
+    Both directions at once; rings that cross the fewest links come first, and each takes one lane
     of every link that it crosses.
     """
     count, place = len(gpus), {gpu: position for position, gpu in enumerate(gpus)}
@@ -204,8 +204,8 @@ def rail_rings(
     """Ways through an even and an odd host, one pair per ring, one ring per NIC.
 
     Where two GPUs share a NIC's PCIe switch the ring enters and leaves by that NIC. Where each GPU
-    has a NIC of its own, two rings swap a pair of NICs, and odd hosts run them the other way
-    round, so that both ends of every cable are on the same rail. GPUs that are linked directly
+    has a NIC of its own, two rings swap a pair of NICs, and odd hosts run them
+    backwards, so that both ends of every cable are on the same rail. GPUs that are linked directly
     have no more rings than their links carry, whatever the number of NICs.
     """
     dumped = dumped_rings(router.topology, gpus, nics)
@@ -266,7 +266,7 @@ def _nearest_nic(router: Router, gpu: str, nics: Sequence[str]) -> int:
 def _staged_ends(
     router: Router, gpus: Sequence[str], nic: str, order: list[int], load: Counter[int]
 ) -> tuple[int, int]:
-    """First and last GPU whose ways through host memory crowd each other least.
+    """First and last GPU whose paths through host memory crowd each other least.
 
     Staged traffic crosses PCIe on its way to and from the host: a GPU behind the NIC's own switch
     would send up the very link over which the NIC's arrivals go up. `load` counts the flows that

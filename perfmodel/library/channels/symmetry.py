@@ -1,4 +1,4 @@
-"""One rail that stands for others like it, on clusters too large to lay trees over all of them."""
+"""One rail in place of all, on clusters too large to lay trees over every rail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ decides. One rail took 1 to 38 % less time than all, on 64 DGX H100 on a fat tre
 
 
 def rails_represented(machine: Machine, rails: Rails) -> int:
-    """How many rails one of them stands for: all of a large machine that nothing has changed."""
+    """How many rails one of them represents: all of a large machine without faults or changes."""
     topology = machine.topology
     changed = machine.whole or topology.changed is not None or bool(topology.dead)
     most = MOST_SHARING if _share_leaves(machine) else MOST_RANKS
@@ -85,7 +85,7 @@ def _share_leaves(machine: Machine) -> bool:
 
 
 def _folds(topology: Topology, rails: int) -> tuple[IntArray, IntArray]:
-    """For each link of a host, which stands for it, and how often that is crossed."""
+    """For each link of a host: the link used in its place, and how often that is crossed."""
     arcs, nodes = topology.arcs, topology.graph.nodes
     kinds: dict[tuple[object, ...], list[int]] = {}
     for arc in range(topology.host_arcs):

@@ -1,6 +1,6 @@
 """From pairs of ranks to edges on real links, many at once.
 
-Inside hosts there are few different ways (hosts are alike), so each is found once and shifted;
+Inside hosts there are few different paths (hosts are alike), so each is found once and shifted;
 between hosts the fabric's structure gives the routes of all edges in one go.
 """
 
@@ -96,7 +96,7 @@ def edges_of_names(topology: Topology, router: Router, src: list[str], dst: list
 
 
 def reroute_edges(topology: Topology, router: Router, edges: Edges) -> Edges:
-    """Return the edges with those that cross something lost led by what ways are left.
+    """Route edges that cross something lost around it; the others stay.
 
     An edge keeps a NIC that is left, or else takes the nearest one, which it may have to share.
     All others stay where they are, as a switch that rehashes only the flows of a dead cable does.
@@ -104,7 +104,7 @@ def reroute_edges(topology: Topology, router: Router, edges: Edges) -> Edges:
     Raises
     ------
     TopologyError
-        No way is left between the ends of an edge; names both and what was lost.
+        No path is left between the ends of an edge; names both and what was lost.
     """
     if not topology.dead:
         return edges
@@ -147,7 +147,7 @@ def _reroute_by_name(topology: Topology, router: Router, edges: Edges) -> Edges:
 
 
 def _replace_edges(topology: Topology, edges: Edges, selection: IntArray, others: Edges) -> Edges:
-    """Edges, some of them in the place of which stand others."""
+    """Edges, some of them replaced by others."""
     lengths, cap_Bps, hop = np.diff(edges.pointers), edges.cap_Bps.copy(), edges.hop.copy()
     lengths[selection] = np.diff(others.pointers)
     cap_Bps[selection], hop[selection] = others.cap_Bps, others.hop
@@ -167,9 +167,9 @@ def _replace_edges(topology: Topology, edges: Edges, selection: IntArray, others
 
 @dataclass(frozen=True, slots=True)
 class _HostPaths:
-    """Ways inside hosts, by number, as arcs of the first host.
+    """Paths inside hosts, by number, as arcs of the first host.
 
-    `of` is the number of each edge's way; ``arcs[starts[w] : starts[w] + lengths[w]]`` is way w.
+    `of` is the number of each edge's path; ``arcs[starts[p] : starts[p] + lengths[p]]`` is path p.
     """
 
     of: IntArray
@@ -181,7 +181,7 @@ class _HostPaths:
     staged: bool
 
     def put(self, arcs: IntArray, at: IntArray, shift: IntArray) -> None:
-        """Write each edge's way at its place, shifted to its host."""
+        """Write each edge's path at its place, shifted to its host."""
         lengths = self.lengths[self.of]
         shifted = self.arcs[ranges(self.starts[self.of], lengths)] + np.repeat(shift, lengths)
         arcs[ranges(at, lengths)] = shifted
@@ -248,7 +248,7 @@ def _edges(
 def _host_paths(
     topology: Topology, router: Router, kind: str, host: IntArray, a: IntArray, b: IntArray
 ) -> _HostPaths:
-    """Ways from device a to device b of each host; each different one is found once."""
+    """Paths from device a to device b of each host; each different one is found once."""
     find: Callable[[str, int, int], Path] = {
         "local": lambda h, i, j: local_path(topology, router, gpu(h, i), gpu(h, j)),
         "out": lambda h, i, j: nic_path(topology, router, gpu(h, i), nic(h, j), outward=True),
@@ -284,7 +284,7 @@ def _host_paths(
 def _nics(
     topology: Topology, router: Router, src: IntArray, dst: IntArray, out: IntArray, into: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """NICs that edges between hosts use: those that are asked for while they last."""
+    """NICs that edges between hosts use: those requested, or the nearest where these are lost."""
     arriving = _usable_nics(topology, router, dst, into)
     if router.by_rails:  # the sender passes its bytes to the rail on which they arrive
         out = np.where((out == NEAREST) & (into == NEAREST), arriving, out)
@@ -293,7 +293,7 @@ def _nics(
 
 
 def _usable_nics(topology: Topology, router: Router, rank: IntArray, nic: IntArray) -> IntArray:
-    """NICs by number; the nearest one of a rank where none is asked for, or that one is lost."""
+    """NICs by number; the nearest one of a rank where none is requested or it is lost."""
     size = topology.gpus_per_host
     variant, local = router.variants[rank // size], rank % size
     wide = 2 + int(nic.max(initial=0))
@@ -330,7 +330,7 @@ def _fabric_paths(
     into: IntArray,
     flow: IntArray,
 ) -> tuple[IntArray, IntArray]:
-    """Lengths and arcs of the ways over the fabric."""
+    """Lengths and arcs of the paths over the fabric."""
     if not len(src):
         return src, src
     try:

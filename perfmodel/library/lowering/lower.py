@@ -39,7 +39,7 @@ from perfmodel.library.nccl.lowering.dispatch import (
 
 
 def uneven_s(library: CommLibrary, lowered: LoweredCollective, nbytes: float) -> float:
-    """What a way's launch holds of what uneven channels lose; seconds."""
+    """Part of a launch that is lost because channels run unevenly; seconds."""
     schedule = lowered.schedule
     numbers = numbers_of(library, schedule.collective, schedule.algorithm)
     protocol = numbers.get(lowered.protocol)
@@ -54,7 +54,7 @@ def as_measured(
     *,
     uneven_s: float = 0.0,
 ) -> LoweredCollective:
-    """Stretch a way of carrying a collective by what was measured.
+    """Apply measured corrections to a lowered collective.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def as_measured(
     lowered : LoweredCollective
     situation : CollectiveContext
     uneven_s : float
-        Part of the launch that is what uneven channels lose.
+        Part of the launch that is lost because channels run unevenly.
 
     Returns
     -------
@@ -98,7 +98,7 @@ def lower_collective(
     root: int = 0,
     algorithm: str | None = None,
 ) -> tuple[LoweredCollective, ...]:
-    """Return the ways in which the library could carry a collective, one per protocol.
+    """Lay a collective on the machine: one result for each protocol that the library may take.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def _candidate(
 def _layer(
     machine: Machine, op: str, name: str, nbytes: int, group: RankGroup, root: int
 ) -> Callable[[str], LaidSchedule]:
-    """How to lay an algorithm for a protocol."""
+    """Function from a protocol to the algorithm laid on links."""
     layer = find_layer(op, name) if machine.library.name == "nccl" else None
     if layer is not None:
         row = find_algorithm(op, name)
@@ -183,7 +183,7 @@ def lower_message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredC
 def _apply_profile(
     machine: Machine, lowered: LoweredCollective, nbytes: int, group: RankGroup
 ) -> LoweredCollective:
-    """A way as a profile says that it goes."""
+    """A lowered collective with the corrections of the profile."""
     if machine.measured == Corrections():
         return lowered
     hosts = len(np.unique(rank_array(group) // machine.topology.gpus_per_host))

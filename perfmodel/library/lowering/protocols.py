@@ -86,7 +86,7 @@ def _ordered_writes(machine: Machine, group: RankGroup) -> bool:
 def with_protocol(
     laid: LaidSchedule, name: str, protocol: Protocol, nbytes: int
 ) -> LoweredCollective:
-    """Return a way of carrying so many bytes with what a protocol adds to its steps."""
+    """Add to a laid schedule of so many bytes what a protocol costs."""
     schedule = laid.schedule
     if laid.multiplicity > 1 and protocol.max_rate is not None:
         protocol = protocol.model_copy(update={"max_rate": protocol.max_rate / laid.multiplicity})

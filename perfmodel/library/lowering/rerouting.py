@@ -1,4 +1,4 @@
-"""What becomes of a collective under way when the machine changes."""
+"""A collective in progress when the machine changes: new routes and latencies of its edges."""
 
 from __future__ import annotations
 

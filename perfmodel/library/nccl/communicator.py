@@ -1,4 +1,4 @@
-"""What NCCL knows of a group of ranks before it decides anything."""
+"""The communicator of a group of ranks: channels, speeds and hardware that NCCL's tuner uses."""
 
 from __future__ import annotations
 

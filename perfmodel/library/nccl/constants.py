@@ -22,7 +22,7 @@ class Plateau(FileModel):
 
 
 class Constants(FileModel):
-    """What stands in ``tuner.yaml``; see its comments."""
+    """Contents of ``tuner.yaml``; see its comments."""
 
     base_us: dict[str, Three]
     nvlink_us: dict[str, Three]

@@ -18,7 +18,7 @@ from perfmodel.library.nccl.search.graphs import Graph
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question to the tuner.
+    """What the tuner estimates: an operation by an algorithm and a protocol on a system.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Case:
     def graph(self) -> Graph:
         """Channels that the algorithm uses."""
         graph: Graph | None = getattr(self.system, COST_MODELS[self.algorithm].graph)
-        assert graph is not None  # only algorithms that the system has are asked about
+        assert graph is not None  # the tuner leaves out algorithms that the system lacks
         return graph
 
     @property
@@ -195,7 +195,7 @@ def _of(table: Mapping[str, Three], case: Case, algorithm: str | None = None) ->
 
 
 def _inside(case: Case) -> float:
-    """One step inside a host: NVLink only where all ways are, PCIe else."""
+    """One step inside a host: NVLink only where all paths are, PCIe else."""
     over = case.constants.nvlink_us if case.graph.type_intra == "NVL" else case.constants.pcie_us
     factor = case.constants.ll_intra_factor
     slowed = case.system.nodes > 1 and case.protocol == "ll" and case.algorithm in {"ring", "tree"}

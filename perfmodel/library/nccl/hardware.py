@@ -37,7 +37,7 @@ class _Network(FileModel):
 
 
 class Plugin(FileModel):
-    """What a network plugin tells NCCL: latency of a hop, and on which GPUs writes are ordered.
+    """A network plugin: latency of a hop, and on which GPUs writes are ordered.
 
     Where 128-byte writes are not kept in order, only the Simple protocol is safe.
     """
@@ -55,7 +55,7 @@ class Plugin(FileModel):
         return release < tuple(int(part) for part in self.since.split("."))
 
     def stated_us(self, capability: int, release: tuple[float, ...]) -> float:
-        """Latency of a hop that NCCL is told, of a release and a GPU; microseconds."""
+        """Latency of a hop that a release reports for a GPU; microseconds."""
         if self._is_newer_than(release):
             return 0.0
         listed = [at for at in self.latency_us if at <= capability]

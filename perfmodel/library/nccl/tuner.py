@@ -1,7 +1,4 @@
-"""Which algorithm and protocol NCCL takes for a message: the least of its own estimates.
-
-NCCL's choice on a machine: what it would run for an operation, a size and a group.
-"""
+"""Algorithm and protocol that NCCL takes for an operation, a size and a group of ranks."""
 
 from __future__ import annotations
 
@@ -227,7 +224,7 @@ def _may_ll128(
     settings: LibrarySettings,
     named_protocols: frozenset[str] | None,
 ) -> bool:
-    """Whether all ways keep 128-byte writes whole; a user who names LL128 (2.5 on) is believed."""
+    """Whether all paths keep 128-byte writes whole, or the user names LL128 (2.5 on)."""
     if settings.release < (2, 5):
         return False
     switch = settings.env.get("NCCL_LL128_ENABLE", "2")

@@ -46,7 +46,7 @@ def lay_collnet(
     nbytes : int
     group : range or tuple of int
     channels : int
-        Of NCCL; each of those laid stands for some of them.
+        Of NCCL; each of those laid represents some of them.
 
     Raises
     ------

@@ -35,7 +35,7 @@ class LaidSwitched:
     nodes : Switched
     edges : Edges
     heads : int
-        Of each node, those included that the laid one stands for.
+        Of each node, those included that the laid one represents.
     alike : int
     """
 
@@ -63,7 +63,7 @@ def lay_nvls(
     Raises
     ------
     InputError
-        Ranks that share no NVSwitch that reduces, or stand on the wrong number of hosts.
+        Ranks that share no NVSwitch that reduces, or are on the wrong number of hosts.
     """
     key = (algorithm, op, group)
     laid = machine.known(key, lambda: _lay(machine, op, algorithm, group))
@@ -76,7 +76,7 @@ def lay_nvls(
 
 
 def find_obstacle(machine: Machine, op: str, algorithm: str, group: RankGroup) -> str | None:
-    """Why a group cannot go through switches that reduce; None where it can."""
+    """Why a group cannot use switches that reduce; None where it can."""
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
     if topology.gpu.generation not in REDUCING:

@@ -28,7 +28,7 @@ class LaidForest:
     edges : Edges
     rails : Rails
     alike : int
-        How many rails the laid one stands for.
+        Rails that the laid one represents.
     """
 
     trees: Forest
@@ -59,7 +59,7 @@ def lay_tree(
     group : range or tuple of int
     protocol : str
     channels : int
-        That NCCL uses for this message; each of those laid stands for some of them.
+        That NCCL uses for this message; each of those laid represents some of them.
     """
     laid = machine.known(("tree", group), lambda: _lay(machine, group))
     nodes, size = laid.rails.hosts.shape

@@ -1,8 +1,8 @@
 """NCCL's search of channels: how many paths of what speed a host's links carry at once.
 
 Written from the rules of NVIDIA/nccl 2.30.7 ``src/graph/search.cc`` (ncclTopoCompute): speeds from
-a list are tried from fast to slow, each with near path types first; what carries most wins; a
-second pass then doubles channels or raises their speed.
+a list are tried from fast to slow, each with near path types first; the one that carries most
+is taken; a second pass then doubles channels or raises their speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfmodel.library.settings import LEVELS
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What a search found.
+    """Result of a search.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Graph:
     intra_GBps, inter_GBps : float
         Speed of one channel inside the host and between hosts.
     type_intra, type_inter : str
-        Farthest path types used; "LOC" where there is no way of that kind.
+        Farthest path types used; "LOC" where there is no path of that kind.
     same_channels : bool
         Whether all channels pass the GPUs in one order.
     plain : bool
@@ -121,7 +121,7 @@ def _search_better(
 
 
 def _is_better(graph: Graph, best: Graph | None, crossing: int) -> bool:
-    """More bandwidth; a way that crosses NICs must gain 15 % per step (ncclTopoCompareGraphs)."""
+    """More bandwidth; a graph that crosses NICs must gain 15 % per step (ncclTopoCompareGraphs)."""
     if best is None:
         return True
     bar = best.channels * best.intra_GBps * (1 + 0.15 * crossing)
@@ -153,7 +153,7 @@ def _speeds(host: Host) -> tuple[float, ...]:
 
 
 def _widest(host: Host) -> float:
-    """Speed of the widest single way."""
+    """Speed of the widest single path."""
     paths = host.inward.items() if host.nic_GBps else host.peers.items()
     return max(
         (
@@ -264,7 +264,7 @@ def nvls_graph(host: Host, *, raise_inter: bool) -> Graph | None:
 
 
 def _nearest_nic_paths(host: Host) -> list[HostPath]:
-    """Each GPU's best way from a NIC."""
+    """Each GPU's best path from a NIC."""
     return [
         min(
             (host.inward[g, n] for n in range(len(host.nic_GBps))), key=lambda path: RANK[path.type]

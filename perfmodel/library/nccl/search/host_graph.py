@@ -1,4 +1,4 @@
-"""One host as NCCL sees it: ways between GPUs and to NICs, with NCCL's own idea of their speed."""
+"""One host as NCCL sees it: paths between GPUs and to NICs, at the speeds that NCCL assumes."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Host:
     peers : mapping of (int, int) to Way
         Between two GPUs.
     outward, inward : mapping of (int, int) to Way
-        (GPU, NIC) and the way back; empty for a group on one host.
+        (GPU, NIC) and back; empty for a group on one host.
     nic_GBps : tuple of float
     arc_GBps : mapping of int to float
-        Capacity of each link that a way crosses.
+        Capacity of each link that a path crosses.
     mesh : mapping of (int, int) to float, or None
         GB/s of direct NVLinks; None behind an NVSwitch or without NVLink.
     nvlink_GBps : float
@@ -87,7 +87,7 @@ class Host:
 def capability_of(topology: Topology) -> int:
     """Compute capability of the GPUs, 90 for sm90; 80 for generations that we do not know.
 
-    Some chips of a generation differ from its data-centre ones: they are told by their names.
+    Some chips of a generation differ from its data-centre ones: they are recognised by name.
     """
     table, name = hardware().compute_capability, topology.gpu.name
     generation = topology.gpu.generation
@@ -169,7 +169,7 @@ def _mesh(
     peers: Mapping[Pair, HostPath],
     arcs: Mapping[int, float],
 ) -> Mapping[Pair, float] | None:
-    """Direct NVLinks between GPUs; None behind an NVSwitch, without NVLink, or if told not to."""
+    """Direct NVLinks between GPUs; None behind an NVSwitch, without NVLink or without P2P."""
     lanes = direct_nvlinks(topology, gpus)
     if lanes is None or topology.reach.peer == "LOC":
         return None
@@ -239,7 +239,7 @@ def _peer_paths(
 def _nic_paths(
     topology: Topology, router: Router, gpus: Sequence[str], nics: Sequence[str], *, outward: bool
 ) -> Iterator[tuple[Pair, HostPath]]:
-    """Ways between GPUs and NICs: direct, through another GPU (PXN), or by the host's memory."""
+    """Paths between GPUs and NICs: direct, through another GPU (PXN), or by the host's memory."""
     direct = gdr_paths(topology)
     relaying = outward and topology.reach.relay
     for n, nic in enumerate(nics):

@@ -19,7 +19,7 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a channel asks for.
+    """Requirements of a channel.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Demand:
 
 @dataclass
 class _Room:
-    """What is left of the links while channels are laid."""
+    """Free capacity of the links while channels are laid."""
 
     host: Host
     demand: Demand
@@ -57,7 +57,7 @@ class _Room:
     _near: dict[int, list[tuple[int, int, HostPath]]] = field(default_factory=dict)
 
     def near(self, gpu: int) -> list[tuple[int, int, HostPath]]:
-        """Rank of the path type, number and way of each GPU near enough to go on to."""
+        """Rank of the path type, number and path of each GPU near enough to go on to."""
         if gpu not in self._near:
             limit, host = RANK[self.demand.type_intra], self.host
             paths = ((peer, host.peers[gpu, peer]) for peer in range(host.gpus) if peer != gpu)
@@ -66,7 +66,7 @@ class _Room:
         return self._near[gpu]
 
     def take(self, path: HostPath, speed: float) -> bool:
-        """Reserve a way, or leave all as it was."""
+        """Reserve a path; change nothing where it does not fit."""
         charge = speed * path.cost
         for at, arc in enumerate(path.arcs):
             self.arcs[arc] -= charge
@@ -86,7 +86,7 @@ def channel_bound(host: Host, demand: Demand, *, most: int) -> int:
     """Channels that no packing exceeds: what the links out of all GPUs, and the NICs, carry.
 
     A channel goes on from every GPU but perhaps its last, each time over the first link of some
-    way that is near enough.
+    path that is near enough.
     """
     is_ring = demand.type_inter is not None
     with_nics = is_ring and bool(host.nic_GBps)
@@ -106,7 +106,7 @@ def _fit_count(room: float, charge: float) -> int:
 
 @lru_cache(maxsize=16)
 def _outgoing_GBps(host: Host, limit: int) -> float:
-    """What all GPUs together can send each other over ways of these types."""
+    """What all GPUs together can send each other over paths of these types."""
     paths = [path for path in host.peers.values() if RANK[path.type] <= limit]
     if not all(path.arcs for path in paths):
         return math.inf

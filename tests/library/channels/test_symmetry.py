@@ -43,7 +43,7 @@ def test_one_rail_takes_about_as_long_as_all(template: str, algorithm: str, nbyt
         here = machine(template, 16, whole=whole)
         estimator = UncontendedTimer(here)
         way, time_s = estimator.best("all_reduce", nbytes, range(128), 0, algorithm)
-        assert (way.alike > 1) != whole
+        assert (way.multiplicity > 1) != whole
         times.append(time_s)
     assert 0.88 * times[0] <= times[1] <= 1.02 * times[0]
 
@@ -67,7 +67,7 @@ def test_one_rail_sums_its_part_and_loads_its_links_like_the_others(algorithm: s
               algorithm=algorithm)[-1]
         for whole in (False, True)
     )  # fmt: skip
-    assert (one.alike, every.alike) == (8, 1)
+    assert (one.multiplicity, every.multiplicity) == (8, 1)
     assert one.schedule.nbytes == MiB
     verify(one.schedule, orders=1)
     here = machine("dgx-h100", 2)
@@ -89,16 +89,16 @@ def test_machines_whose_rails_are_or_become_unlike_are_laid_whole() -> None:
     here = machine("dgx-h100", 2)
     slower = replace(here, topology=degraded(here.topology, {0: 1e9}))
     for other in (machine("dgx-h100", 2, whole=True), slower):
-        assert (
-            lower_collective(other, "all_reduce", MiB, range(16), algorithm="tree")[-1].alike == 1
-        )
-    assert lower_collective(here, "all_reduce", MiB, range(8), algorithm="tree")[-1].alike == 1
+        lowered = lower_collective(other, "all_reduce", MiB, range(16), algorithm="tree")
+        assert lowered[-1].multiplicity == 1
+    lowered = lower_collective(here, "all_reduce", MiB, range(8), algorithm="tree")
+    assert lowered[-1].multiplicity == 1
 
 
 def test_small_machines_are_laid_whole() -> None:
     assert (
         lower_collective(machine("dgx-h100", 4), "all_reduce", MiB, range(32), algorithm="tree")[
             0
-        ].alike
+        ].multiplicity
         == 1
     )

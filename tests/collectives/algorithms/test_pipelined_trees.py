@@ -134,7 +134,7 @@ def pipelined(draw: st.DrawFn) -> Schedule:
 
 @settings(deadline=None, max_examples=80)
 @given(made=pipelined(), credits=st.sampled_from([1, 2, 3, 8]), seed=st.integers(0, 999))
-def test_pieces_take_as_long_as_when_step_through_through(
+def test_pieces_take_as_long_as_when_stepped_through(
     made: Schedule, credits: int, seed: int
 ) -> None:
     phase, rng = made.phases[0], np.random.default_rng(seed)

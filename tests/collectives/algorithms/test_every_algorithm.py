@@ -202,11 +202,13 @@ def test_a_chunk_that_nobody_has_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(("op", "name"), ALL)
-def test_docstrings_say_steps_bytes_and_latency(op: str, name: str) -> None:
+def test_docstrings_say_cost_use_and_source(op: str, name: str) -> None:
     text = re.sub(r"\s+", " ", catalog.maker(op, name).__doc__ or "")
     assert "Steps: " in text
     assert re.search(r"Bytes (sent|received)", text)
     assert "Latency term: " in text
+    assert "right" in text.lower()
+    assert "source" in text.lower()
 
 
 def test_names_may_be_written_with_dashes_and_the_nearest_is_named() -> None:

@@ -16,6 +16,23 @@ from perfmodel.testing import closed_forms
 ALL = [(op, name) for op, makers in catalog.ALGORITHMS.items() for name in makers]
 
 
+def cases(fewest: int) -> list[tuple[str, str, int]]:
+    """Operations, algorithms and the numbers of ranks that they allow."""
+    counts = [*range(fewest, 18), 24, 31, 32]
+    return [(*key, ranks) for key in ALL for ranks in counts if catalog.allows(*key, ranks) is None]
+
+
+def test_every_form_is_of_an_algorithm_and_every_algorithm_has_one() -> None:
+    named = {f"_{row.form}" for rows in catalog.ALGORITHMS.values() for row in rows.values()}
+    kinds = {"_power", "_height", "_two_level", "_nvls", "_chain", "_all_pairs"}
+    made = {
+        name
+        for name, function in vars(closed_forms).items()
+        if callable(function) and name.startswith("_") and not name.startswith("__")
+    }
+    assert made - kinds == named
+
+
 def _power(ranks: int) -> int:
     return 1 << (ranks.bit_length() - 1)
 
@@ -32,8 +49,7 @@ def _evenly(op: str, name: str, ranks: int) -> tuple[Schedule, int, dict[str, An
     return catalog.make(op, name, ranks, size, **own), size, told
 
 
-@pytest.mark.parametrize("ranks", [*range(1, 18), 24, 31, 32])
-@pytest.mark.parametrize(("op", "name"), ALL)
+@pytest.mark.parametrize(("op", "name", "ranks"), cases(1))
 def test_steps_and_bytes_are_the_rounds_own(op: str, name: str, ranks: int) -> None:
     schedule, size, told = _evenly(op, name, ranks)
     places, number = ranks + schedule.switches, 0
@@ -52,8 +68,7 @@ def test_steps_and_bytes_are_the_rounds_own(op: str, name: str, ranks: int) -> N
     assert gamma == pytest.approx(added[:ranks].max())
 
 
-@pytest.mark.parametrize("ranks", [*range(2, 18), 24, 31, 32])
-@pytest.mark.parametrize(("op", "name"), ALL)
+@pytest.mark.parametrize(("op", "name", "ranks"), cases(2))
 def test_closed_form_is_the_phases_on_shared_ports(op: str, name: str, ranks: int) -> None:
     """Each repeat costs alpha and what the busiest port carries, in or out."""
     schedule, size, told = _evenly(op, name, ranks)
