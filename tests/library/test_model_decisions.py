@@ -123,9 +123,9 @@ def test_long_messages_ask_first(switched_topology):
     topology = switched_topology([1e15] * 2, [1e-3] * 2)
     machine = make_machine(topology, MPI)
     for nbytes, protocol in ((1024, "eager"), (1 << 20, "rendezvous")):
-        (way,) = lower_collective(machine, "all_reduce", nbytes, range(2))
-        assert way.protocol == protocol
-        assert way.stages[0].latency_s[0] == pytest.approx(
+        (lowered,) = lower_collective(machine, "all_reduce", nbytes, range(2))
+        assert lowered.protocol == protocol
+        assert lowered.stages[0].latency_s[0] == pytest.approx(
             (1e-3 if protocol == "eager" else 3e-3) + 11e-6
         )
 

@@ -48,7 +48,7 @@ def chain_all_reduce(
         Largest piece.
     """
     check_ranks(ranks)
-    trees = forest_of(chained(group_table(ranks, groups))[None, :])
+    trees = forest_of(chain_parents(group_table(ranks, groups))[None, :])
     pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
     return over_switches(trees, "collnet", 1, nbytes, pieces=pieces, itemsize=itemsize)
 
@@ -69,12 +69,12 @@ def direct_all_reduce(
     """
     check_ranks(ranks)
     table = group_table(ranks, groups)
-    trees = forest_of(np.stack([starred(table, head) for head in range(table.shape[1])]))
+    trees = forest_of(np.stack([star_parents(table, head) for head in range(table.shape[1])]))
     pieces = pieces_of(nbytes, trees.channels, piece_bytes, itemsize)
     return over_switches(trees, "collnet_direct", 1, nbytes, pieces=pieces, itemsize=itemsize)
 
 
-def chained(table: IntArray) -> IntArray:
+def chain_parents(table: IntArray) -> IntArray:
     """Parents of ranks in chains, the first of each below a switch; the switch comes last."""
     parent = np.full(table.size + 1, ROOT, dtype=np.int64)
     parent[table[:, 0]] = table.size
@@ -82,7 +82,7 @@ def chained(table: IntArray) -> IntArray:
     return parent
 
 
-def starred(table: IntArray, head: int) -> IntArray:
+def star_parents(table: IntArray, head: int) -> IntArray:
     """Parents of ranks, if one of each node sends for it to a switch; the switch comes last."""
     parent = np.full(table.size + 1, ROOT, dtype=np.int64)
     parent[table] = table[:, [head]]

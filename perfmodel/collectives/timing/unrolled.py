@@ -196,7 +196,7 @@ Part = tuple[IntArray, IntArray]
 """Edges that represent others, shape (rings, edges); for each edge its representative, or -1."""
 
 
-def parts_of(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part] | None:
+def find_parts(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part] | None:
     """Edges of rings that are unlike in what they send and in `rows`; None without rings.
 
     Like hosts make a ring periodic: its edges inside a host and out of it come back host after
@@ -215,10 +215,12 @@ def parts_of(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part] |
     by_period: dict[int, list[int]] = {}
     for ring in unlike:
         by_period.setdefault(_period(table[:, ring]), []).append(ring)
-    return [_part(course.order, period, rings, stands_for) for period, rings in by_period.items()]
+    return [
+        _fold_rings(course.order, period, rings, stands_for) for period, rings in by_period.items()
+    ]
 
 
-def _part(order: IntArray, period: int, rings: list[int], stands_for: list[int]) -> Part:
+def _fold_rings(order: IntArray, period: int, rings: list[int], stands_for: list[int]) -> Part:
     back = np.full(order.size, -1, dtype=np.int64)
     around = np.arange(order.shape[1]) % period
     number = {ring: place for place, ring in enumerate(rings)}
@@ -228,7 +230,7 @@ def _part(order: IntArray, period: int, rings: list[int], stands_for: list[int])
     return order[rings][:, :period], back
 
 
-def part_of(course: UnrolledPhases, selection: IntArray) -> UnrolledPhases:
+def select_part(course: UnrolledPhases, selection: IntArray) -> UnrolledPhases:
     """The phases of edges that represent others, each fed by the one before it."""
     flat = selection.ravel()
     names = ("src", "dst", "channel", "nbytes", "first", "active")

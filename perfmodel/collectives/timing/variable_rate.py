@@ -13,7 +13,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.unrolled import UnrolledPhases, part_of, parts_of
+from perfmodel.collectives.timing.unrolled import UnrolledPhases, find_parts, select_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Clocks:
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Advance in place; rings alike, and what repeats around a ring, are computed once."""
-        parts = parts_of(
+        parts = find_parts(
             self.course,
             [
                 *(row for pace in self._paces for row in (pace.rate_Bps, pace.latency_s)),
@@ -186,7 +186,7 @@ class Clocks:
         free, delivered = np.empty_like(stand.free), np.zeros_like(stand.delivered)
         halts = []
         for selection, _ in parts:
-            course = part_of(self.course, selection)
+            course = select_part(self.course, selection)
             flat = selection.ravel()
             columns = np.append(flat, len(stand.free))
             small = RecurrenceState(stand.step, stand.free[flat], stand.delivered[:, columns])

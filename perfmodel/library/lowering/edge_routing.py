@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, chosen, ranges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, ranges, select_edges
 from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.fabric_routes import NoWay
@@ -116,7 +116,7 @@ def reroute_edges(topology: Topology, router: Router, edges: Edges) -> Edges:
         return edges
     switched = (edges.src[cut] < 0) | (edges.dst[cut] < 0)
     if switched.any():
-        rerouted = _reroute_by_name(topology, router, chosen(edges, cut[switched]))
+        rerouted = _reroute_by_name(topology, router, select_edges(edges, cut[switched]))
         edges = _replace_edges(topology, edges, cut[switched], rerouted)
         cut = cut[~switched]
     out, into = _nics_used(topology, router, edges, cut)

@@ -51,7 +51,7 @@ def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def chosen(edges: Edges, selection: IntArray) -> Edges:
+def select_edges(edges: Edges, selection: IntArray) -> Edges:
     """Some of the edges, in a given order."""
     lengths = np.diff(edges.pointers)[selection]
     return Edges(

@@ -14,7 +14,7 @@ from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.library.channels.channels import Rings
 from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
-from perfmodel.library.lowering.edges import Edges, chosen
+from perfmodel.library.lowering.edges import Edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 
@@ -146,4 +146,4 @@ def _ring_edges(rings: Rings, orders: IntArray, chained: Schedule) -> Edges:
     phase, ranks = chained.phases[0], orders.shape[1]
     at = np.empty_like(orders)
     np.put_along_axis(at, orders, np.arange(ranks)[None, :], axis=1)
-    return chosen(rings.edges, phase.channel * ranks + at[phase.channel, phase.src])
+    return select_edges(rings.edges, phase.channel * ranks + at[phase.channel, phase.src])

@@ -127,8 +127,8 @@ def _assert_views_agree(schedule: Schedule) -> None:
                 moved[key] += nbytes
         for edge, nbytes in zip(edges, (phase.nbytes * phase.active).tolist(), strict=True):
             assert moved[edge] == pytest.approx(nbytes, rel=1e-12)
-        wanted = float((phase.nbytes * phase.active * phase.adds).sum())
-        assert added == pytest.approx(wanted, rel=1e-12)
+        expected = float((phase.nbytes * phase.active * phase.adds).sum())
+        assert added == pytest.approx(expected, rel=1e-12)
     assert next(rounds, None) is None
 
 
@@ -149,10 +149,10 @@ def _without(sends: Sends, send: int, dependency: int) -> Sends:
 def _implied(sends: Sends, send: int, dependency: int) -> bool:
     stack = [d for d in sends.after[send] if d != dependency]
     while stack:
-        here = stack.pop()
-        if here == dependency:
+        cluster = stack.pop()
+        if cluster == dependency:
             return True
-        stack.extend(sends.after[here])
+        stack.extend(sends.after[cluster])
     return False
 
 

@@ -75,8 +75,8 @@ def test_rings(row):
 )
 def test_nvls(template, hosts, graph):
     nvls = looked_at(template, hosts)[0].nvls
-    found = None if nvls is None else (nvls.channels, nvls.intra_GBps, nvls.inter_GBps)
-    assert found == graph
+    actual = None if nvls is None else (nvls.channels, nvls.intra_GBps, nvls.inter_GBps)
+    assert actual == graph
 
 
 @pytest.mark.parametrize(("gpus", "speed"), [(4, 60.0), (5, 60.0), (6, 50.0), (7, 40.0), (8, 40.0)])
