@@ -1,4 +1,4 @@
-"""arrays."""
+"""Types that all of the package shares: arrays of indices and of numbers, and groups of ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+"""Indices: ranks, edges, arcs, chunks; or whole bytes."""
 
+FloatArray = NDArray[np.float64]
+"""Quantities: seconds, bytes, bytes per second."""
 
 RankGroup = range | tuple[int, ...]
+"""Ranks of the topology that take part in a collective, in their order; hashable, a cache key."""
 
 
 def rank_array(group: RankGroup) -> IntArray:

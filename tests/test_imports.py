@@ -12,7 +12,7 @@ ROOT = Path(perfmodel.__file__).parent
 
 LAYERS = [
     "cli", "report", "validate", "studies", "calibrate", "measure", "simulate", "library",
-    "testing", "training", "workload", "collectives", "topology", "scenario", "files",
+    "testing", "training", "workload", "topology", "scenario", "collectives", "files",
     "timeline", "arrays", "units", "errors", "version",
 ]  # fmt: skip
 """Top to bottom."""
@@ -101,6 +101,18 @@ def test_no_cycles():
 
 def test_a_result_knows_no_engine():
     assert {layer(name) for name in graph()["perfmodel.studies.run.result"]} <= RESULT_MAY_IMPORT
+
+
+def test_the_library_reaches_nccl_by_one_module():
+    """Modules of library/nccl import from library/; of the others only `lower` imports them."""
+    nccl = "perfmodel.library.nccl"
+    importers = {
+        source
+        for source, targets in graph().items()
+        if layer(source) == "library" and not source.startswith(nccl)
+        if any(target.startswith(nccl) for target in targets)
+    }
+    assert importers == {"perfmodel.library.lowering.lower"}
 
 
 def test_this_test_can_fail():

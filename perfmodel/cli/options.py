@@ -31,10 +31,6 @@ OneProcess = Annotated[
 ]
 
 
-_NCCL_ALONE = frozenset({"nvls", "nvls_tree", "switch", "collnet", "collnet_direct", "pat"})
-"""Algorithms that need what only NCCL drives: NVSwitches and network switches that add; PAT."""
-
-
 def check_algorithm(library: str, algorithm: str) -> None:
     """Refuse NCCL's own algorithms for MPI and Gloo; `plain` may try any.
 
@@ -43,7 +39,9 @@ def check_algorithm(library: str, algorithm: str) -> None:
     InputError
         Such an algorithm.
     """
-    if library in {"gloo", "mpi"} and algorithm.replace("-", "_") in _NCCL_ALONE:
+    from perfmodel.collectives.catalog import NCCL_ONLY
+
+    if library in {"gloo", "mpi"} and algorithm.replace("-", "_") in NCCL_ONLY:
         allowed = f"one that --library {library} has; only nccl has this one"
         raise InputError(Fault("--algorithm", repr(algorithm), allowed))
 

@@ -1,1 +1,1 @@
-"""Collective algorithms as schedules, their data check and their closed forms."""
+"""Collective algorithms as schedules (`catalog.make`), their data check and their timing."""

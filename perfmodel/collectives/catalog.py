@@ -1,154 +1,150 @@
-"""All algorithms by operation and name, made with one signature."""
+"""The table of algorithms, one row for each operation and algorithm, and how to look them up."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from perfmodel.collectives.algorithms import (
-    all_to_all,
-    chain,
-    collnet,
-    hierarchical,
-    in_network,
-    linear,
-    nvls,
-    parameter_server,
-    pat,
-    recursive_doubling,
-    ring,
-    tree,
-)
-from perfmodel.collectives.algorithms import ring as gloo
-from perfmodel.collectives.schedule import Schedule, check_ranks
 from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names
 
-Maker = Callable[..., Schedule]
+if TYPE_CHECKING:
+    from perfmodel.collectives.schedule import Schedule
+
+Maker = Callable[..., "Schedule"]
 """``maker(ranks, nbytes, *, itemsize=4, **own)``; rooted operations take ``root`` too."""
 
+PROTOCOLS: Final = ("ll", "ll128", "simple")
+"""Protocols of NCCL."""
 
-def _send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:
-    """`star.send` with the signature of the others."""
-    if ranks != 2 or root != 0 or nbytes < 0 or nbytes % itemsize:
-        raise ScheduleError(
-            f"send of {nbytes} bytes from rank {root} among {ranks} ranks; allowed: whole "
-            f"{itemsize}-byte elements from rank 0 among 2 ranks"
-        )
-    return linear.send(nbytes)
+SIMPLE: Final = ("simple",)
 
 
-def _hierarchical(ranks: int, nbytes: int, *, itemsize: int = 4, groups: Any = None) -> Schedule:
-    """`hierarchical.all_reduce`; groups of consecutive ranks near sqrt(N) by default."""
-    chosen = _grouped(ranks, groups)
-    return hierarchical.all_reduce(ranks, nbytes, groups=chosen, itemsize=itemsize)
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One row of the table; functions are named and imported on first use.
 
-
-def _grouped(ranks: int, groups: Any) -> Any:
-    """Groups as given, or of consecutive ranks near sqrt(N)."""
-    if groups is not None:
-        return groups
-    size = near_root(check_ranks(ranks))
-    return [range(first, first + size) for first in range(0, ranks, size)]
-
-
-def _torus(
-    ranks: int,
-    nbytes: int,
-    *,
-    itemsize: int = 4,
-    rows: int | None = None,
-    columns: int | None = None,
-) -> Schedule:
-    """`hierarchical.torus`; about as many rows as columns by default."""
-    check_ranks(ranks)
-    if columns is None:
-        columns = near_root(ranks) if rows is None else ranks // max(rows, 1)
-    if rows is None:
-        rows = ranks // max(columns, 1)
-    return hierarchical.torus(ranks, nbytes, rows=rows, columns=columns, itemsize=itemsize)
-
-
-def _nvls_tree(ranks: int, nbytes: int, *, groups: Any = None, **own: Any) -> Schedule:
-    """`nvls.tree_all_reduce`; groups of consecutive ranks near sqrt(N) by default."""
-    return nvls.tree_all_reduce(ranks, nbytes, groups=_grouped(ranks, groups), **own)
-
-
-def _collnet(ranks: int, nbytes: int, *, groups: Any = None, **own: Any) -> Schedule:
-    """`collnet.chain_all_reduce`; groups of consecutive ranks near sqrt(N) by default."""
-    return collnet.chain_all_reduce(ranks, nbytes, groups=_grouped(ranks, groups), **own)
-
-
-def _collnet_direct(ranks: int, nbytes: int, *, groups: Any = None, **own: Any) -> Schedule:
-    """`collnet.direct_all_reduce`; groups of consecutive ranks near sqrt(N) by default."""
-    return collnet.direct_all_reduce(ranks, nbytes, groups=_grouped(ranks, groups), **own)
-
-
-def near_root(ranks: int) -> int:
-    """Return the divisor of N nearest to its square root from above: 8 -> 4, 12 -> 4, 7 -> 7.
-
-    Examples
-    --------
-    >>> [near_root(n) for n in (1, 7, 8, 12, 16)]
-    [1, 7, 4, 4, 4]
+    Parameters
+    ----------
+    name : str
+    function : str
+        Of `perfmodel.collectives.algorithms`: "ring.all_reduce". Empty where NCCL's tuner weighs
+        the algorithm but no schedule of it is modelled.
+    form : str
+        Closed form of its cost: "ring" is ``_ring`` of `perfmodel.testing.closed_forms`.
+    nccl : str
+        Its name in NCCL's tuner; empty for what NCCL does not weigh.
+    protocols : tuple of str
+        Those of NCCL in which it runs.
+    in_switch : bool
+        Whether switches add and copy.
     """
-    return ranks // max(d for d in range(1, math.isqrt(ranks) + 1) if ranks % d == 0)
+
+    name: str
+    function: str
+    form: str
+    nccl: str = ""
+    protocols: tuple[str, ...] = PROTOCOLS
+    in_switch: bool = False
+
+    @property
+    def maker(self) -> Maker:
+        """Function that plans it."""
+        module, _, function = self.function.partition(".")
+        imported = import_module(f"perfmodel.collectives.algorithms.{module}")
+        maker: Maker = getattr(imported, function)
+        return maker
 
 
-def _frozen(table: dict[str, dict[str, Maker]]) -> Mapping[str, Mapping[str, Maker]]:
-    return MappingProxyType({op: MappingProxyType(makers) for op, makers in table.items()})
+_TABLE: Final = {
+    "all_reduce": (
+        Algorithm("ring", "ring.all_reduce", "ring", nccl="ring"),
+        Algorithm("bidirectional_ring", "ring.bidirectional_all_reduce", "ring"),
+        Algorithm("tree", "tree.double_binary_tree", "tree", nccl="tree"),
+        Algorithm("binomial", "tree.all_reduce", "binomial"),
+        Algorithm("recursive_doubling", "recursive_doubling.all_reduce", "recursive_doubling"),
+        Algorithm("halving_doubling", "recursive_doubling.halving_doubling", "halving_doubling"),
+        Algorithm("rabenseifner", "recursive_doubling.rabenseifner", "rabenseifner"),
+        Algorithm("hierarchical", "hierarchical.all_reduce", "hierarchical"),
+        Algorithm("torus", "hierarchical.torus", "torus"),
+        Algorithm("server", "parameter_server.all_reduce", "server"),
+        Algorithm("gloo_ring", "ring.ring_all_reduce", "gloo_ring"),
+        Algorithm("switch", "in_network.all_reduce", "switch", in_switch=True),
+        Algorithm("nvls", "nvls.all_reduce", "nvls_all_reduce", "nvls", SIMPLE, True),
+        Algorithm("nvls_tree", "nvls.tree_all_reduce", "nvls_tree", "nvls_tree", SIMPLE, True),
+        Algorithm("collnet", "collnet.chain_all_reduce", "collnet", "collnet_chain", SIMPLE, True),
+        Algorithm(
+            "collnet_direct",
+            "collnet.direct_all_reduce",
+            "collnet_direct",
+            "collnet_direct",
+            SIMPLE,
+            True,
+        ),
+    ),
+    "reduce_scatter": (
+        Algorithm("ring", "ring.reduce_scatter", "ring_reduce_scatter", nccl="ring"),
+        Algorithm("bidirectional_ring", "ring.bidirectional_reduce_scatter", "ring_reduce_scatter"),
+        Algorithm("recursive_halving", "recursive_doubling.reduce_scatter", "recursive_halving"),
+        Algorithm("nvls", "nvls.reduce_scatter", "nvls_reduce_scatter", "nvls", SIMPLE, True),
+        Algorithm("collnet_direct", "", "", "collnet_direct", SIMPLE, True),
+        Algorithm("pat", "pat.reduce_scatter", "logarithmic_reduce_scatter", "pat", SIMPLE),
+    ),
+    "all_gather": (
+        Algorithm("ring", "ring.all_gather", "ring_all_gather", nccl="ring"),
+        Algorithm("bidirectional_ring", "ring.bidirectional_all_gather", "ring_all_gather"),
+        Algorithm("recursive_doubling", "recursive_doubling.all_gather", "logarithmic_all_gather"),
+        Algorithm("bruck", "recursive_doubling.bruck_all_gather", "logarithmic_all_gather"),
+        Algorithm("nvls", "nvls.all_gather", "nvls_all_gather", "nvls", SIMPLE, True),
+        Algorithm("collnet_direct", "", "", "collnet_direct", SIMPLE, True),
+        Algorithm("pat", "pat.all_gather", "logarithmic_all_gather", "pat", SIMPLE),
+    ),
+    "broadcast": (
+        Algorithm("chain", "chain.broadcast", "chain_broadcast", nccl="ring"),
+        Algorithm("binomial", "tree.broadcast", "binomial_broadcast"),
+    ),
+    "reduce": (
+        Algorithm("chain", "chain.reduce", "chain_reduce", nccl="ring"),
+        Algorithm("binomial", "tree.reduce", "binomial_reduce"),
+    ),
+    "all_to_all": (
+        Algorithm("pairwise", "all_to_all.pairwise", "pairwise"),
+        Algorithm("bruck", "all_to_all.bruck", "bruck_all_to_all"),
+        Algorithm("direct", "all_to_all.direct", "direct_all_to_all"),
+        Algorithm("batched", "all_to_all.batched", "batched"),
+    ),
+    "scatter": (Algorithm("star", "linear.scatter", "scatter"),),
+    "gather": (Algorithm("star", "linear.gather", "gather"),),
+    "send": (Algorithm("direct", "linear.send", "send"),),
+}
 
-
-ALGORITHMS: Final = _frozen(
-    {
-        "all_reduce": {
-            "ring": ring.all_reduce,
-            "bidirectional_ring": ring.bidirectional_all_reduce,
-            "tree": tree.double_binary_tree,
-            "binomial": tree.all_reduce,
-            "recursive_doubling": recursive_doubling.all_reduce,
-            "halving_doubling": recursive_doubling.halving_doubling,
-            "rabenseifner": recursive_doubling.rabenseifner,
-            "hierarchical": _hierarchical,
-            "torus": _torus,
-            "server": parameter_server.all_reduce,
-            "gloo_ring": gloo.ring_all_reduce,
-            "switch": in_network.all_reduce,
-            "nvls": nvls.all_reduce,
-            "nvls_tree": _nvls_tree,
-            "collnet": _collnet,
-            "collnet_direct": _collnet_direct,
-        },
-        "reduce_scatter": {
-            "ring": ring.reduce_scatter,
-            "bidirectional_ring": ring.bidirectional_reduce_scatter,
-            "recursive_halving": recursive_doubling.reduce_scatter,
-            "nvls": nvls.reduce_scatter,
-            "pat": pat.reduce_scatter,
-        },
-        "all_gather": {
-            "ring": ring.all_gather,
-            "bidirectional_ring": ring.bidirectional_all_gather,
-            "recursive_doubling": recursive_doubling.all_gather,
-            "bruck": recursive_doubling.bruck_all_gather,
-            "nvls": nvls.all_gather,
-            "pat": pat.all_gather,
-        },
-        "broadcast": {"chain": chain.broadcast, "binomial": tree.broadcast},
-        "reduce": {"chain": chain.reduce, "binomial": tree.reduce},
-        "all_to_all": {
-            "pairwise": all_to_all.pairwise,
-            "bruck": all_to_all.bruck,
-            "direct": all_to_all.direct,
-            "batched": all_to_all.batched,
-        },
-        "scatter": {"star": linear.scatter},
-        "gather": {"star": linear.gather},
-        "send": {"direct": _send},
-    }
+ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
+    {op: {row.name: row for row in rows if row.function} for op, rows in _TABLE.items()}
 )
-"""Operation -> algorithm -> maker."""
+"""Operation -> name -> algorithm."""
+
+NCCL_ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
+    {op: named for op, rows in _TABLE.items() if (named := {r.nccl: r for r in rows if r.nccl})}
+)
+"""Operation -> NCCL's name -> algorithm, in the order in which NCCL's tuner weighs them."""
+
+NCCL_ALGO_NAMES: Final = tuple(
+    dict.fromkeys(
+        [name for row in NCCL_ALGORITHMS["all_reduce"].values() for name in (row.name, row.nccl)]
+        + [name for rows in NCCL_ALGORITHMS.values() for name in rows]
+    )
+)
+"""Names that ``NCCL_ALGO`` takes: NCCL's, and "collnet" for both CollNet algorithms."""
+
+NCCL_ONLY: Final = frozenset(
+    row.name
+    for rows in ALGORITHMS.values()
+    for row in rows.values()
+    if row.in_switch or row.protocols == SIMPLE
+)
+"""Algorithms that need what only NCCL drives: NVSwitches and network switches that add; PAT."""
 
 ROOTED: Final = frozenset({"broadcast", "reduce", "scatter", "gather", "send"})
 """Operations whose makers take ``root``."""
@@ -156,7 +152,7 @@ ROOTED: Final = frozenset({"broadcast", "reduce", "scatter", "gather", "send"})
 
 def algorithms() -> tuple[str, ...]:
     """Names of all algorithms, sorted."""
-    return tuple(sorted({name for makers in ALGORITHMS.values() for name in makers}))
+    return tuple(sorted({name for rows in ALGORITHMS.values() for name in rows}))
 
 
 def operations(algorithm: str) -> tuple[str, ...]:
@@ -168,30 +164,35 @@ def operations(algorithm: str) -> tuple[str, ...]:
         No such algorithm.
     """
     name = algorithm.replace("-", "_")
-    found = tuple(op for op, makers in ALGORITHMS.items() if name in makers)
-    if not found:
+    done = tuple(op for op, rows in ALGORITHMS.items() if name in rows)
+    if not done:
         allowed = allowed_names(algorithms(), algorithm)
         raise InputError(Fault("algorithm", repr(algorithm), allowed))
-    return found
+    return done
 
 
-def maker(op: str, algorithm: str) -> Maker:
-    """Look up an algorithm.
+def find_algorithm(op: str, algorithm: str) -> Algorithm:
+    """Look up the row of an operation and an algorithm.
 
     Raises
     ------
     InputError
         No such operation, or none of its algorithms has this name.
     """
-    makers = ALGORITHMS.get(op.replace("-", "_"))
-    if makers is None:
+    rows = ALGORITHMS.get(op.replace("-", "_"))
+    if rows is None:
         raise InputError(Fault("op", repr(op), allowed_names(ALGORITHMS, op)))
-    found = makers.get(algorithm.replace("-", "_"))
-    if found is None:
+    row = rows.get(algorithm.replace("-", "_"))
+    if row is None:
         raise InputError(
-            Fault("algorithm", repr(algorithm), f"for {op} {allowed_names(makers, algorithm)}")
+            Fault("algorithm", repr(algorithm), f"for {op} {allowed_names(rows, algorithm)}")
         )
-    return found
+    return row
+
+
+def maker(op: str, algorithm: str) -> Maker:
+    """Return the function that plans an algorithm; faults as of `find_algorithm`."""
+    return find_algorithm(op, algorithm).maker
 
 
 def make(
@@ -227,12 +228,12 @@ def make(
     ScheduleError
         A number of ranks or a size that the algorithm does not allow.
     """
-    made = maker(op, algorithm)
+    plan = maker(op, algorithm)
     if op.replace("-", "_") in ROOTED:
-        return made(ranks, nbytes, itemsize=itemsize, root=root, **own)
+        return plan(ranks, nbytes, itemsize=itemsize, root=root, **own)
     if root:
         raise ScheduleError(f"root {root} for {op}; allowed: 0, the operation has no root")
-    return made(ranks, nbytes, itemsize=itemsize, **own)
+    return plan(ranks, nbytes, itemsize=itemsize, **own)
 
 
 def allows(op: str, algorithm: str, ranks: int) -> str | None:
@@ -242,3 +243,11 @@ def allows(op: str, algorithm: str, ranks: int) -> str | None:
     except ScheduleError as error:
         return str(error)
     return None
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Return busbw / algbw, as nccl-tests defines it (``doc/PERFORMANCE.md``)."""
+    if ranks < 2:
+        return 1.0
+    share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "reduce": 1.0, "send": 1.0}
+    return share.get(collective, (ranks - 1) / ranks)

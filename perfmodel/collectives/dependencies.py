@@ -7,8 +7,6 @@ one round read the state from before it, so they never wait for each other to la
 overwrites what another of the same round reads may land only after that other has started.
 Several sends of one round may add to the same chunk, in any order (a parent adds its children's);
 two that write to it otherwise would race, which is an error.
-
-How many sends a schedule has, counted without keeping them.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def unrolled(schedule: Schedule) -> Sends:
     arrays = {name: joined(name) for name in columns}
     arrays["reduce"] = arrays["reduce"].astype(np.bool_)
     number = np.repeat(np.arange(len(rounds)), [len(part.src) for part in rounds])
-    after, held_by = _derive(rounds)
+    after, held_by = _derive_waits(rounds)
     return Sends(**arrays, round=number, after=after, held_by=held_by)  # type: ignore[arg-type]
 
 
@@ -68,8 +66,8 @@ Place = tuple[int, int]
 """A rank and the number of one of its chunks."""
 
 
-def _derive(rounds: list[Round]) -> tuple[Waits, Waits]:
-    """Walk the rounds once, remembering last writers and readers of each (rank, chunk)."""
+def _derive_waits(rounds: list[Round]) -> tuple[Waits, Waits]:
+    """Go through the rounds once, with the last writers and readers of each (rank, chunk)."""
     after: list[tuple[int, ...]] = []
     held_by: list[tuple[int, ...]] = []
     written: dict[Place, list[int]] = {}
@@ -78,7 +76,7 @@ def _derive(rounds: list[Round]) -> tuple[Waits, Waits]:
         start = len(after)
         sources = list(zip(part.src.tolist(), part.src_chunk.tolist(), strict=True))
         targets = list(zip(part.dst.tolist(), part.dst_chunk.tolist(), strict=True))
-        reading, writing = _by_place(sources, start), _by_place(targets, start)
+        reading, writing = _group_by_place(sources, start), _group_by_place(targets, start)
         _refuse_races(part, writing, start)
         for index, (source, target) in enumerate(zip(sources, targets, strict=True), start):
             waits = {*written.get(source, ()), *written.get(target, ()), *read.get(target, ())}
@@ -92,12 +90,12 @@ def _derive(rounds: list[Round]) -> tuple[Waits, Waits]:
     return tuple(after), tuple(held_by)
 
 
-def _by_place(places: list[Place], start: int) -> dict[Place, list[int]]:
+def _group_by_place(places: list[Place], start: int) -> dict[Place, list[int]]:
     """The sends, numbered from `start`, at each place."""
-    found: dict[Place, list[int]] = {}
+    sends: dict[Place, list[int]] = {}
     for index, place in enumerate(places, start):
-        found.setdefault(place, []).append(index)
-    return found
+        sends.setdefault(place, []).append(index)
+    return sends
 
 
 def _refuse_races(part: Round, writing: dict[Place, list[int]], start: int) -> None:
@@ -159,11 +157,11 @@ def messages(sends: Sends) -> Messages:
 
 def followers(waits: Waits) -> list[list[int]]:
     """For each send (or message), those that wait for it."""
-    found: list[list[int]] = [[] for _ in waits]
+    waiting: list[list[int]] = [[] for _ in waits]
     for index, others in enumerate(waits):
         for other in others:
-            found[other].append(index)
-    return found
+            waiting[other].append(index)
+    return waiting
 
 
 def messages_in(schedule: Schedule) -> int:
@@ -184,9 +182,9 @@ def sends_in(schedule: Schedule, most: int | None = None) -> int:
     most : int, optional
         Stop counting once there are more.
     """
-    found = 0
+    count = 0
     for part in schedule.rounds():
-        found += len(part.src)
-        if most is not None and found > most:
+        count += len(part.src)
+        if most is not None and count > most:
             break
-    return found
+    return count

@@ -59,7 +59,7 @@ def flat_messages(schedule: Schedule) -> FlatMessages:
         unrolled(schedule)  # says where
     waits, awaited = _waits(source, target, number)
     keys = np.stack([number, send["channel"], send["src"], send["dst"]])
-    first, of_send = _numbered(keys)
+    first, of_send = _number_columns(keys)
     nbytes = np.bincount(of_send, weights=send["nbytes"], minlength=len(first)).astype(np.int64)
     pairs = np.unique(of_send[waits] * max(1, len(first)) + of_send[awaited])
     return FlatMessages(
@@ -73,7 +73,7 @@ def flat_messages(schedule: Schedule) -> FlatMessages:
     )
 
 
-def _numbered(keys: IntArray) -> tuple[IntArray, IntArray]:
+def _number_columns(keys: IntArray) -> tuple[IntArray, IntArray]:
     """Number columns that are alike by their first occurrence.
 
     Returns the place of each first occurrence, and the number of each column.
@@ -81,18 +81,18 @@ def _numbered(keys: IntArray) -> tuple[IntArray, IntArray]:
     joint = np.zeros(keys.shape[1], np.int64)
     for row in keys:
         joint = joint * (1 + int(row.max(initial=0))) + row
-    _, first, which = np.unique(joint, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(joint, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return first[order], rank[which]
+    return first[order], rank[inverse]
 
 
 def _races(target: IntArray, number: IntArray, adds: IntArray) -> bool:
     """Whether several sends of one round write to a chunk, and not all of them add."""
     place = target * (1 + int(number.max(initial=0))) + number
-    _, which, times = np.unique(place, return_inverse=True, return_counts=True)
-    return bool(((times[which] > 1) & (adds == 0)).any())
+    _, inverse, times = np.unique(place, return_inverse=True, return_counts=True)
+    return bool(((times[inverse] > 1) & (adds == 0)).any())
 
 
 def _waits(source: IntArray, target: IntArray, number: IntArray) -> tuple[IntArray, IntArray]:
@@ -106,12 +106,12 @@ def _waits(source: IntArray, target: IntArray, number: IntArray) -> tuple[IntArr
     pairs = []
     for place in (source, target):
         low, high = writes.before(place, number, span)
-        pairs.append(writes.expanded(low, high))
+        pairs.append(writes.expand(low, high))
     written = writes.last_round(target, number, span)
     low = np.searchsorted(reads.keys, target * span + written, side="right")
     low = np.where(written < 0, np.searchsorted(reads.keys, target * span, side="left"), low)
     high = np.searchsorted(reads.keys, target * span + number, side="left")
-    pairs.append(reads.expanded(low, high))
+    pairs.append(reads.expand(low, high))
     waits, awaited = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     return waits, awaited
 
@@ -142,7 +142,7 @@ class _Ordered:
         high = np.searchsorted(self.keys, key, side="right")
         return low, np.where(last < 0, low, high)
 
-    def expanded(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
+    def expand(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
         """Pairs of each query and the sends from its low to its high end."""
         count = np.maximum(0, high - low)
         query = np.repeat(np.arange(len(count)), count)

@@ -1,11 +1,12 @@
 """Building blocks of schedules: traffic patterns that follow one another.
 
-A pattern tells both views of its traffic at once: its `Phase`, and the `Round` of each repeat.
+A pattern has both views of its traffic: its `Phase`, and the `Round` of each repeat.
 Several chunks that one rank sends to another in the same round travel as one message.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class Pattern:
 
 
 def concatenate(
-    patterns: Sequence[Pattern], *, owner: IntArray | None = None, **told: Any
+    patterns: Sequence[Pattern], *, owner: IntArray | None = None, **fields: Any
 ) -> Schedule:
     """Return the schedule of patterns one after the other; those without edges are left out.
 
@@ -35,21 +36,21 @@ def concatenate(
     patterns : sequence of Pattern
     owner : ndarray of int, shape (chunks,), optional
         Default: every chunk is everyone's.
-    **told
+    **fields
         The other fields of `Schedule`; ``root`` is 0 if left out.
     """
-    kept = [pattern for pattern in patterns if len(pattern.phase.src) and pattern.phase.repeat]
+    used = [pattern for pattern in patterns if len(pattern.phase.src) and pattern.phase.repeat]
 
     def rounds() -> Iterator[Round]:
-        for pattern in kept:
+        for pattern in used:
             for repeat in range(pattern.phase.repeat):
                 yield pattern.step(repeat)
 
     return Schedule(
-        owner=np.full(len(told["chunk_bytes"]), -1) if owner is None else owner,
-        phases=tuple(pattern.phase for pattern in kept),
+        owner=np.full(len(fields["chunk_bytes"]), -1) if owner is None else owner,
+        phases=tuple(pattern.phase for pattern in used),
         unroll=rounds,
-        **{"root": 0, **told},
+        **{"root": 0, **fields},
     )
 
 
@@ -204,6 +205,17 @@ def pipeline(
         )
 
     return Pattern(phase, step)
+
+
+def near_root(ranks: int) -> int:
+    """Return the divisor of N nearest to its square root from above.
+
+    Examples
+    --------
+    >>> [near_root(n) for n in (1, 7, 8, 12, 16)]
+    [1, 7, 4, 4, 4]
+    """
+    return ranks // max(d for d in range(1, math.isqrt(ranks) + 1) if ranks % d == 0)
 
 
 def pieces_of(nbytes: int, shares: int, piece_bytes: int, itemsize: int) -> int:

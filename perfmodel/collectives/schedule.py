@@ -1,9 +1,9 @@
-"""Schedule: how a collective moves its chunks, told once for every executor.
+"""Schedule: how a collective moves its chunks, the same for every executor.
 
 A schedule has two views of the same traffic. `phases` is short (one entry per traffic pattern)
 and is what timing 100,000 ranks can afford. `rounds()` unrolls it lazily into single sends, which
 NumPy executes to check the data, SimPy times one by one, and real processes run. A test proves
-that both views agree. Dependencies are never typed by hand: `dependencies.py` derives them.
+that both views agree. `dependencies.py` derives the dependencies.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Is the data right? NumPy moves real arrays along a schedule, in random legal orders.
+"""Check of a schedule's data: NumPy moves real arrays along it, in random legal orders.
 
-List order hides missing dependencies (in one trial 197 of 200 random orders noticed a removed
-one, list order never did), so `verify` draws its orders at random: any send whose dependencies
-allow it may start, any send in flight may land.
-
-What each rank holds before a collective and must hold after it, chunk by chunk.
+Sends in the order of the list hide missing dependencies (in one trial 197 of 200 random orders
+noticed a removed one, the list's order never did), so `verify` draws orders at random: any send
+whose dependencies allow it may start, any send in flight may land.
 
 Chunks of all_to_all: 0 ... N-1 input by receiver, N ... 2N-1 output by sender, then scratch; the
 block that a rank keeps for itself stays in the input.
@@ -49,7 +47,7 @@ def must_hold(schedule: Schedule, rank: int, chunk: int) -> bool:
     return True
 
 
-def wanted_part(schedule: Schedule, rank: int, chunk: int) -> tuple[int | None, int]:
+def expected_part(schedule: Schedule, rank: int, chunk: int) -> tuple[int | None, int]:
     """Whose input must be there afterwards (None: the sum of all), and which chunk of it."""
     if schedule.collective in {"all_reduce", "reduce_scatter", "reduce"}:
         return None, chunk
@@ -113,7 +111,7 @@ def verify(
     sends = unrolled(schedule) if sends is None else sends
     total = start.sum(axis=0, dtype=start.dtype)
     for _ in range(orders):
-        buffers = _cut(schedule, start)
+        buffers = _split_chunks(schedule, start)
         _execute(sends, buffers, rng)
         _check(schedule, buffers, start, total)
     places = schedule.ranks + schedule.switches
@@ -158,7 +156,7 @@ def exact_up_to(dtype: np.dtype[Any]) -> int:
     return int(1 << (np.finfo(dtype).nmant + 1))
 
 
-def _cut(schedule: Schedule, start: Data) -> Buffers:
+def _split_chunks(schedule: Schedule, start: Data) -> Buffers:
     """Each rank's chunks before the collective; what a rank does not hold yet is garbage."""
     ends = np.cumsum(schedule.chunk_bytes) // schedule.itemsize
     buffers = [[part.copy() for part in np.split(row, ends[:-1])] for row in start]
@@ -186,11 +184,11 @@ def _execute(sends: Sends, buffers: Buffers, rng: np.random.Generator) -> None:
     while order.can_start or order.can_land:
         pick = int(rng.random() * (len(order.can_start) + len(order.can_land)))
         if pick < len(order.can_start):
-            index = _take(order.can_start, pick)
+            index = _pop(order.can_start, pick)
             flying[index] = buffers[order.src[index]][order.src_chunk[index]].copy()
             order.started(index)
         else:
-            index = _take(order.can_land, pick - len(order.can_start))
+            index = _pop(order.can_land, pick - len(order.can_start))
             target = buffers[order.dst[index]][order.dst_chunk[index]]
             if order.reduce[index]:
                 target += flying.pop(index)
@@ -236,7 +234,7 @@ class _Order:
                 self.can_start.append(follower)
 
 
-def _take(items: list[int], position: int) -> int:
+def _pop(items: list[int], position: int) -> int:
     items[position], items[-1] = items[-1], items[position]
     return items.pop()
 
@@ -249,13 +247,13 @@ def _check(schedule: Schedule, buffers: Buffers, start: Data, total: Data) -> No
         for chunk, data in enumerate(chunks):
             if not must_hold(schedule, rank, chunk):
                 continue
-            holder, part = wanted_part(schedule, rank, chunk)
+            holder, part = expected_part(schedule, rank, chunk)
             row = total if holder is None else start[holder]
-            wanted = row[begins[part] : ends[part]]
-            if not np.array_equal(data, wanted):
-                at = int(np.flatnonzero(data != wanted)[0])
+            expected = row[begins[part] : ends[part]]
+            if not np.array_equal(data, expected):
+                at = int(np.flatnonzero(data != expected)[0])
                 raise DataMismatch(
                     f"{schedule.algorithm} {schedule.collective} on {schedule.ranks} ranks: "
                     f"rank {rank}, chunk {chunk}, element {at}: found {data[at]}, "
-                    f"wanted {wanted[at]}"
+                    f"wanted {expected[at]}"
                 )

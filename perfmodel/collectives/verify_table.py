@@ -100,7 +100,7 @@ def _allowed(algorithm: str, ranks: int) -> list[str]:
 def _check_work(
     algorithm: str, counts: Sequence[int], elements: Sequence[int] | None, orders: int
 ) -> None:
-    """Refuse a table that would take hours; the largest size stands for all sizes."""
+    """Refuse a table that would take hours; the largest size counts for all sizes."""
     sends = 0
     for count in counts:
         sizes = _sizes(count, elements)
@@ -109,12 +109,12 @@ def _check_work(
             largest = make(op, algorithm, count, sizes[-1] * ITEM_BYTES, itemsize=ITEM_BYTES)
             sends += times * sends_in(largest, most=(MOST_SENDS - sends) // times)
             if sends > MOST_SENDS:
-                found = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{count}"
+                ranks = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{count}"
                 allowed = (
                     f"what executes {MOST_SENDS:,} sends at most; {algorithm} reaches that at "
                     f"{count} ranks with {orders} orders of {len(sizes)} sizes each"
                 )
-                raise InputError(Fault("ranks", found, allowed))
+                raise InputError(Fault("ranks", ranks, allowed))
 
 
 def _row(
@@ -128,13 +128,13 @@ def _row(
 ) -> VerifiedRow:
     for size in elements:
         schedule = make(op, algorithm, ranks, size * ITEM_BYTES, itemsize=ITEM_BYTES)
-        found = verify(schedule, orders=orders, seed=seed, dtype=dtype)
+        verified = verify(schedule, orders=orders, seed=seed, dtype=dtype)
     nbytes = elements[-1] * ITEM_BYTES
     return VerifiedRow(
         op=op,
         ranks=ranks,
         sizes=tuple(size * ITEM_BYTES for size in elements),
-        sends=found.sends,
+        sends=verified.sends,
         steps=sum(phase.repeat for phase in schedule.phases),
-        bytes_per_rank_over_nbytes=found.max_bytes_sent / nbytes if nbytes else 0.0,
+        bytes_per_rank_over_nbytes=verified.max_bytes_sent / nbytes if nbytes else 0.0,
     )

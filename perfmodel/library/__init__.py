@@ -1,1 +1,1 @@
-"""How communication libraries carry a schedule: rings over real routes, protocols, overheads."""
+"""How communication libraries carry a collective: `machine.make_machine`, `lowering.lower`."""

@@ -1,8 +1,7 @@
-"""What was measured of a machine, as factors on what its library and its links are said to cost.
+"""Measured corrections: factors on the costs that the library's file and datasheets give.
 
-A way of carrying a collective is laid as the machine and the library say; what was measured then
-stretches its parts: the launch, each step by its kind of hop, its bytes on the wire. What is left,
-a residual that depends smoothly on the size, stretches the whole.
+Factors apply to the launch, to each step by its kind of hop, and to the bytes on the wire. A
+residual, which depends smoothly on the size, applies to the whole time.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Corrections:
         On the host's time to start a collective on one GPU, and on what a script that waits for
         each adds.
     residual : callable, optional
-        Factor on the time of a way in a situation.
+        Factor on the time of a collective in its context.
     """
 
     launch: float = 1.0

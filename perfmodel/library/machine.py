@@ -31,7 +31,7 @@ def make_machine(
     Parameters
     ----------
     topology : Topology
-        The settings decide which of its ways the library takes.
+        The settings decide which of its paths the library uses.
     library : CommLibrary
         As its file says; its numbers become those of this generation of GPU and kind of network.
     settings : LibrarySettings, optional
@@ -73,9 +73,9 @@ class Machine:
     channels : int, optional
         Use no more than this many parallel rings.
     settings : LibrarySettings
-        What the user told the library: its version and environment.
+        Version and environment of the library.
     measured : Corrections
-        What a profile says: factors on the costs of the library.
+        From a profile: factors on the costs of the library.
     whole : bool
         Whether trees are laid over all rails of large clusters too, and not over one that stands
         for those like it: where rails are, or become, unlike.
@@ -109,8 +109,8 @@ class Machine:
         """What is found for a key; found once."""
         if key not in self._known:
             self._known[key] = find()
-        found: T = self._known[key]
-        return found
+        cached: T = self._known[key]
+        return cached
 
     def stretched(self, topology: Topology, measured: Corrections) -> Machine:
         """The same machine as it was measured.
@@ -118,7 +118,7 @@ class Machine:
         Only its links' bandwidths may differ. What the library chose and laid by its own numbers
         stays, and is looked up once for all of them.
         """
-        found = replace(self, topology=topology, measured=measured)
+        machine = replace(self, topology=topology, measured=measured)
         for name in ("_rings", "_known"):
-            object.__setattr__(found, name, getattr(self, name))
-        return found
+            object.__setattr__(machine, name, getattr(self, name))
+        return machine

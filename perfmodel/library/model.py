@@ -1,7 +1,4 @@
-"""What a communication library adds to the wire: protocols, overheads, credits, channels.
-
-Which algorithm a library takes by size and number of ranks, where its file says so.
-"""
+"""A communication library as its file describes it: protocols, overheads, credits, algorithms."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class Rule(FileModel):
     algorithms: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-def _sound(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def _check_rules(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     bounds = [rule.below for rule in rules[:-1]]
     if (
         rules[-1].below is not None
@@ -53,10 +50,10 @@ class Decision(FileModel):
 
     counts: Literal["whole", "part"]
     odd: dict[str, str] = {}
-    rules: Annotated[tuple[Rule, ...], Field(min_length=1), AfterValidator(_sound)]
+    rules: Annotated[tuple[Rule, ...], Field(min_length=1), AfterValidator(_check_rules)]
 
 
-def decided(decision: Decision, nbytes: float, ranks: int) -> str:
+def decide_algorithm(decision: Decision, nbytes: float, ranks: int) -> str:
     """Return the algorithm for a size and a number of ranks.
 
     Parameters
@@ -91,7 +88,7 @@ class WireSegment(FileModel):
 
 
 class Protocol(FileModel):
-    """One way of moving a chunk.
+    """How a chunk is moved, and what that costs.
 
     `wire_efficiency` is payload over bytes on the wire; `credits` is how many chunks an edge may
     have under way (1: a step costs alpha + nbytes * beta; more: latency is pipelined);
@@ -172,8 +169,8 @@ class StepChange(FileModel):
 class Variant(FileModel):
     """Numbers of protocols that differ for some hardware or some algorithms.
 
-    Empty lists mean all; `networks` names those between hosts, so that a variant with any speaks of
-    several hosts only. Later variants win over earlier ones.
+    Empty lists mean all; `networks` names those between hosts, so that a variant with any applies
+    to several hosts only. Later variants override earlier ones.
     """
 
     generations: tuple[str, ...] = ()
@@ -194,7 +191,7 @@ class Variant(FileModel):
     source: str
 
     def fits(self, generation: str, network: str) -> bool:
-        """Whether the variant speaks of this hardware."""
+        """Whether the variant applies to this hardware."""
         return (not self.generations or generation in self.generations) and (
             not self.networks or network in self.networks
         )
@@ -273,7 +270,11 @@ class CommLibrary(FileModel):
 def own_algorithm(library: CommLibrary, op: str, nbytes: float, ranks: int) -> str | None:
     """Algorithm that a library's file names for an operation; None where it names none."""
     decision = library.decisions.get(op)
-    return library.algorithms.get(op) if decision is None else decided(decision, nbytes, ranks)
+    return (
+        library.algorithms.get(op)
+        if decision is None
+        else decide_algorithm(decision, nbytes, ranks)
+    )
 
 
 def library_on(library: CommLibrary, topology: Topology) -> CommLibrary:
@@ -284,8 +285,10 @@ def library_on(library: CommLibrary, topology: Topology) -> CommLibrary:
     return library.model_copy(
         update={
             "variants": (),
-            "protocols": _varied(library, fitting, ""),
-            "by_algorithm": {name: _varied(library, fitting, name) for name in sorted(named)},
+            "protocols": _apply_variants(library, fitting, ""),
+            "by_algorithm": {
+                name: _apply_variants(library, fitting, name) for name in sorted(named)
+            },
         }
     )
 
@@ -295,21 +298,21 @@ def protocols_of(library: CommLibrary, algorithm: str) -> Mapping[str, Protocol]
     return library.by_algorithm.get(algorithm, library.protocols)
 
 
-def _varied(
+def _apply_variants(
     library: CommLibrary, variants: Iterable[Variant], algorithm: str
 ) -> dict[str, Protocol]:
-    """Protocols with the variants that speak of an algorithm ("": of all) applied."""
-    found = dict(library.protocols)
+    """Protocols with the variants that apply to an algorithm ("": of all) applied."""
+    protocols = dict(library.protocols)
     for variant in variants:
         if variant.algorithms and algorithm not in variant.algorithms:
             continue
-        for name in tuple(found):
+        for name in tuple(protocols):
             if not variant.protocols or name in variant.protocols:
-                found[name] = _changed(found[name], variant)
-    return found
+                protocols[name] = _apply_variant(protocols[name], variant)
+    return protocols
 
 
-def _changed(protocol: Protocol, variant: Variant) -> Protocol:
+def _apply_variant(protocol: Protocol, variant: Variant) -> Protocol:
     names = (
         "launch", "wire_efficiency", "switch_efficiency", "network_efficiency",
         "staged_efficiency", "network_rate", "wire_segments", "credits", "max_rate", "unevenness",

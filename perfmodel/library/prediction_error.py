@@ -1,10 +1,8 @@
-"""How far predictions from datasheets were from recorded sweeps: intervals for new ones.
+"""Intervals of predictions from datasheets, by how far earlier ones were from recorded sweeps.
 
 ``nccl/spread.yaml`` is written by ``perfmodel validate --spread``. It holds, for three bands of
 size and for how often a kind of machine was seen, the factors on a predicted time between which
 eight of ten measured times lie.
-
-The table of residual spread as a file.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ def kind_of_machine(topology: Topology) -> str:
     return f"{topology.gpu.generation}, {inside}, {network}"
 
 
-def seen_as(topology: Topology, op: str) -> str:
+def spread_key(topology: Topology, op: str) -> str:
     """Key of a kind of machine and collective in ``seen``."""
     return f"{kind_of_machine(topology)}, {op}"
 
@@ -112,7 +110,7 @@ def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
 
     A known machine with another collective is at best known from few sweeps.
     """
-    same = spread.seen.get(seen_as(topology, op), 0)
+    same = spread.seen.get(spread_key(topology, op), 0)
     if same >= SEVERAL:
         return "several"
     kind = kind_of_machine(topology) + ", "

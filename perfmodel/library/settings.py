@@ -1,4 +1,4 @@
-"""What a user tells the communication library: its version and its environment variables."""
+"""Settings of the communication library: its version and its environment variables."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from perfmodel.collectives.catalog import NCCL_ALGO_NAMES, NCCL_ALGORITHMS, PROTOCOLS
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import FileModel, load_document
 
 ALGORITHM_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls_tree", "pat": "pat",
-        "collnet": "collnet", "collnetchain": "collnet_chain", "collnetdirect": "collnet_direct",
-    }
-)  # fmt: skip
+    {name.replace("_", ""): name for name in NCCL_ALGO_NAMES}
+)
 """Names of NCCL_ALGO, folded, and ours."""
 
-PROTOCOL_NAMES: Mapping[str, str] = MappingProxyType(
-    {"ll": "ll", "ll128": "ll128", "simple": "simple"}
-)
+PROTOCOL_NAMES: Mapping[str, str] = MappingProxyType({name: name for name in PROTOCOLS})
 """Names of NCCL_PROTO, folded, and ours."""
 
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -34,7 +30,7 @@ LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 _LEGACY_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
 """Levels by number; NCCL user guide, NCCL_P2P_LEVEL, legacy values 0 to 5."""
 
-_OPS = ("allreduce", "allgather", "reducescatter", "broadcast", "reduce")
+_OPS = tuple(op.replace("_", "") for op in NCCL_ALGORITHMS)
 _VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-+].*)?")
 _WHOLE = re.compile(r"\d{1,12}")
 
@@ -58,7 +54,7 @@ class _Variables(FileModel):
 
 
 @cache
-def _known() -> _Variables:
+def _read_variables() -> _Variables:
     return load_document(_Variables, Path(__file__).parent / "nccl" / "variables.yaml")
 
 
@@ -74,7 +70,7 @@ def _environment(value: Any) -> Any:
     """Values as text, as a shell passes them; anything that is not a mapping is pydantic's."""
     if not isinstance(value, Mapping):
         return value
-    texts = {str(name): _as_text(found) for name, found in value.items()}
+    texts = {str(name): _as_text(setting) for name, setting in value.items()}
     faults = environment_faults(texts)
     if faults:
         raise InputError(faults)
@@ -132,24 +128,26 @@ class LibrarySettings(FileModel):
         return value or None
 
     def algorithms(self, op: str) -> frozenset[str] | None:
-        """Algorithms that NCCL_ALGO leaves for an operation; None where it says nothing."""
-        return _chosen(self.env.get("NCCL_ALGO"), ALGORITHM_NAMES, op)
+        """Algorithms that NCCL_ALGO leaves for an operation; None if it is not set."""
+        return _choose_names(self.env.get("NCCL_ALGO"), ALGORITHM_NAMES, op)
 
     def protocols(self, op: str) -> frozenset[str] | None:
-        """Protocols that NCCL_PROTO leaves for an operation; None where it says nothing."""
-        return _chosen(self.env.get("NCCL_PROTO"), PROTOCOL_NAMES, op)
+        """Protocols that NCCL_PROTO leaves for an operation; None if it is not set."""
+        return _choose_names(self.env.get("NCCL_PROTO"), PROTOCOL_NAMES, op)
 
     def notes(self) -> tuple[str, ...]:
         """What is set but changes no prediction, as sentences."""
-        found = []
+        sentences = []
         for name in sorted(self.env):
-            variable = _known().variables.get(name)
+            variable = _read_variables().variables.get(name)
             if variable is None:
-                family = next(f for f in _known().families if name.startswith(f.prefix))
-                found.append(f"{name} is ignored: {family.note}")
+                family = next(f for f in _read_variables().families if name.startswith(f.prefix))
+                sentences.append(f"{name} is ignored: {family.note}")
             elif not variable.used:
-                found.append(f"{name} is ignored" + (f": {variable.note}" if variable.note else ""))
-        return tuple(found)
+                sentences.append(
+                    f"{name} is ignored" + (f": {variable.note}" if variable.note else "")
+                )
+        return tuple(sentences)
 
 
 def settings_of(
@@ -183,7 +181,9 @@ def settings_of(
     return LibrarySettings(version=version, env=texts, one_process=one_process)
 
 
-def environment_of(words: tuple[str, ...] | list[str], field: str = "--env") -> dict[str, str]:
+def environment_of(
+    assignments: tuple[str, ...] | list[str], field: str = "--env"
+) -> dict[str, str]:
     """Read ``NAME=VALUE`` words.
 
     Raises
@@ -191,42 +191,42 @@ def environment_of(words: tuple[str, ...] | list[str], field: str = "--env") -> 
     InputError
         A word without an equals sign, or a name given twice with different values.
     """
-    found: dict[str, str] = {}
+    environment: dict[str, str] = {}
     faults = []
-    for word in words:
+    for word in assignments:
         name, equals, value = word.partition("=")
         name = name.strip()
         if not equals or not name:
             faults.append(Fault(field, repr(word), "NAME=VALUE, such as NCCL_ALGO=Ring"))
-        elif found.get(name, value) != value:
+        elif environment.get(name, value) != value:
             faults.append(Fault(field, f"{name} twice", "each variable once"))
-        found[name] = value
+        environment[name] = value
     if faults:
         raise InputError(faults)
-    return found
+    return environment
 
 
 def environment_faults(env: Mapping[str, str], field: str = "env") -> list[Fault]:
     """Unknown variables and values that they do not take."""
     if not env:
         return []
-    known, faults = _known(), []
+    table, faults = _read_variables(), []
     joint = " " if field.startswith("--") else "."
     for name, value in env.items():
-        variable = known.variables.get(name)
+        variable = table.variables.get(name)
         if variable is not None:
-            allowed = _allowed(variable, value)
+            allowed = _allowed_values(variable, value)
             if allowed is not None:
                 faults.append(Fault(f"{field}{joint}{name}", repr(value), allowed))
-        elif not any(name.startswith(family.prefix) for family in known.families):
-            used = [n for n, v in known.variables.items() if v.used]
-            near = allowed_names(known.variables, name, limit=0).partition("(did")
+        elif not any(name.startswith(family.prefix) for family in table.families):
+            used = [n for n, v in table.variables.items() if v.used]
+            near = allowed_names(table.variables, name, limit=0).partition("(did")
             hint = f" (did{near[2]}" if near[2] else ""
             faults.append(Fault(field, repr(name), f"{allowed_names(used)}{hint}"))
     return faults
 
 
-def _allowed(variable: _Variable, value: str) -> str | None:
+def _allowed_values(variable: _Variable, value: str) -> str | None:
     """What a variable takes, if this value is not it."""
     if variable.kind in {"algorithms", "protocols"}:
         names = ALGORITHM_NAMES if variable.kind == "algorithms" else PROTOCOL_NAMES
@@ -236,10 +236,10 @@ def _allowed(variable: _Variable, value: str) -> str | None:
         return None if fine else allowed_names(LEVELS, value.upper())
     if variable.kind == "word":
         return None if value else "a value"
-    least, most, words = _RANGES[variable.kind]
+    least, most, allowed = _RANGES[variable.kind]
     most = most if variable.most is None else variable.most
     fine = _WHOLE.fullmatch(value) is not None and least <= int(value) <= most
-    return None if fine else words + (f", at most {variable.most}" if variable.most else "")
+    return None if fine else allowed + (f", at most {variable.most}" if variable.most else "")
 
 
 _RANGES: Mapping[str, tuple[int, float, str]] = MappingProxyType(
@@ -256,40 +256,40 @@ def _list_fault(text: str, names: Mapping[str, str]) -> str | None:
     listed = 0
     for part in text.split(";"):
         head, colon, rest = part.rpartition(":")
-        if colon and _folded(head) not in _OPS:
-            return f"an operation before ':', {allowed_names(_OPS, _folded(head))}"
-        for word in _words(rest):
+        if colon and _fold(head) not in _OPS:
+            return f"an operation before ':', {allowed_names(_OPS, _fold(head))}"
+        for word in _split_names(rest):
             listed += 1
-            if _folded(word) not in names:
+            if _fold(word) not in names:
                 return (
-                    f"{allowed_names(names, _folded(word))}, several with commas, "
+                    f"{allowed_names(names, _fold(word))}, several with commas, "
                     "all others with '^' before them"
                 )
     return None if listed else allowed_names(names)
 
 
-def _chosen(text: str | None, names: Mapping[str, str], op: str) -> frozenset[str] | None:
+def _choose_names(text: str | None, names: Mapping[str, str], op: str) -> frozenset[str] | None:
     """Ours of the names that a list leaves for an operation.
 
     Source of the syntax: NCCL user guide, NCCL_ALGO: names with commas, ``^`` before them for all
     others; since 2.24 ``operation:names`` with semicolons, later parts winning.
     """
-    found: frozenset[str] | None = None
+    chosen: frozenset[str] | None = None
     for part in (text or "").split(";"):
         head, colon, rest = part.rpartition(":")
-        words = {names[_folded(word)] for word in _words(rest)}
-        if "collnet" in words:
-            words |= {"collnet_chain", "collnet_direct"}
-        if not words or (colon and _folded(head) != _folded(op)):
+        named = {names[_fold(word)] for word in _split_names(rest)}
+        if "collnet" in named:
+            named |= {"collnet_chain", "collnet_direct"}
+        if not named or (colon and _fold(head) != _fold(op)):
             continue
         every = frozenset(names.values())
-        found = every - words if rest.strip().startswith("^") else frozenset(words)
-    return found
+        chosen = every - named if rest.strip().startswith("^") else frozenset(named)
+    return chosen
 
 
-def _words(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     return [word for word in text.strip().removeprefix("^").split(",") if word.strip()]
 
 
-def _folded(word: str) -> str:
+def _fold(word: str) -> str:
     return word.strip().lower().replace("_", "").replace("+", "")

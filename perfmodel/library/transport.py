@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.errors import TopologyError
-from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.settings import LEVELS, LibrarySettings
 from perfmodel.topology.model import Reach, Topology
 from perfmodel.topology.routing.router import Router
@@ -22,23 +21,28 @@ Hop = Literal["nvlink", "pcie", "network", "memory"]
 GDR_PATHS = frozenset({"LOC", "PIX", "PXB", "P2C"})
 """Path types over which NCCL lets a NIC reach GPU memory (ncclTopoCheckGdr, NCCL_NET_GDR_C2C=1)."""
 
+ACROSS_SOCKETS_BPS = 6.45e9
+"""Most that a NIC moves to or from the memory of a GPU on another socket. Fitted: nccl-tests
+all_reduce between two hosts with an A100 PCIe each and an adapter of 200 Gbit/s on the other
+socket, GPUDirect forced: 6.4 GB/s from 4 MiB on (NVIDIA/nccl-tests issue 293)."""
+
 NVLINK_PATHS = frozenset({"NVL", "NVB", "C2C"})
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way through the machine.
+    """Path of bytes through the machine.
 
     Parameters
     ----------
     arcs : tuple of int
-        Directed links crossed (an arc crossed twice stands twice).
+        Directed links crossed (twice if crossed twice).
     hop : {"nvlink", "pcie", "network", "memory"}
         Decides the library's step latency.
     cap_Bps : float
         Most that this path can carry whatever its links allow.
     staged : bool
-        Whether the bytes rest in host memory on the way.
+        Whether the bytes pass through host memory.
     """
 
     arcs: tuple[int, ...]
@@ -47,7 +51,7 @@ class Path:
     staged: bool = False
 
 
-def way_between(router: Router, src: str, dst: str) -> str:
+def path_type_between(router: Router, src: str, dst: str) -> str:
     """Path type between two devices; "DIS" where nothing connects them, as NCCL calls it."""
     try:
         return router.path_type(src, dst)
@@ -83,21 +87,21 @@ def apply_settings(topology: Topology, settings: LibrarySettings) -> Topology:
 def peer_paths(topology: Topology) -> frozenset[str]:
     """Path types over which two GPUs of a host copy to each other directly.
 
-    NVLink always and PCIe where the template says that it works (`Topology.gpu_p2p`), as far as the
+    NVLink always and PCIe where the template allows it (`Topology.gpu_p2p`), as far as the
     user's level allows.
     """
     possible = frozenset(LEVELS) if topology.gpu_p2p else NVLINK_PATHS
-    return possible & _up_to(topology.reach.peer)
+    return possible & _types_up_to(topology.reach.peer)
 
 
 def gdr_paths(topology: Topology) -> frozenset[str]:
     """Path types over which a NIC reads and writes GPU memory."""
     if not topology.gpudirect_rdma:
         return frozenset()
-    return GDR_PATHS if topology.reach.nic is None else _up_to(topology.reach.nic)
+    return GDR_PATHS if topology.reach.nic is None else _types_up_to(topology.reach.nic)
 
 
-def _up_to(level: str | None) -> frozenset[str]:
+def _types_up_to(level: str | None) -> frozenset[str]:
     return frozenset(LEVELS if level is None else LEVELS[: LEVELS.index(level) + 1])
 
 
@@ -109,21 +113,21 @@ def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     TopologyError
         Neither directly nor through the host's memory, and no NIC is left.
     """
-    way = router.path_type(src, dst)
-    if way in peer_paths(topology):
-        return Path(router.route(src, dst), "nvlink" if way in NVLINK_PATHS else "pcie")
+    path_type = router.path_type(src, dst)
+    if path_type in peer_paths(topology):
+        return Path(router.route(src, dst), "nvlink" if path_type in NVLINK_PATHS else "pcie")
     if not topology.reach.memory:
-        return _by_nic(topology, router, src, dst)
+        return _path_by_nic(topology, router, src, dst)
     cpu = router.nearest_cpu(src)
     up, across = router.route(src, cpu), router.route(cpu, dst)
     cap = topology.staging_Bps or float("inf")
     kinds = {topology.arcs.kinds[arc] for arc in up + across}
     if kinds == {"memory"}:  # processes of one machine: the copy is the link
         return Path(up + across, "memory", cap, staged=True)
-    return Path(up + _rest(router, cpu) + across, "pcie", cap, staged=True)
+    return Path(up + _memory_arcs(router, cpu) + across, "pcie", cap, staged=True)
 
 
-def _by_nic(topology: Topology, router: Router, src: str, dst: str) -> Path:
+def _path_by_nic(topology: Topology, router: Router, src: str, dst: str) -> Path:
     """Out to a NIC of the host and back in: what is left without SHM."""
     nics = router.nearest_nics(src)
     if not nics:
@@ -143,22 +147,21 @@ def nic_path(topology: Topology, router: Router, gpu: str, nic: str, *, outward:
     GPU beside that NIC (NCCL's PXN, 2.12 and later).
     """
     ends = (gpu, nic) if outward else (nic, gpu)
-    way = way_between(router, gpu, nic)
+    path_type = path_type_between(router, gpu, nic)
     direct = gdr_paths(topology)
-    if way in direct:
-        across = way == "SYS"  # peers of other sockets get little of what lies between
-        cap_Bps = hardware().across_sockets.GBps * 1e9 if across else float("inf")
+    if path_type in direct:
+        cap_Bps = ACROSS_SOCKETS_BPS if path_type == "SYS" else float("inf")
         return Path(router.route(*ends), "network", cap_Bps)
     if outward and direct and topology.reach.relay:
-        beside = _beside(topology, router, gpu, nic)
-        if beside is not None:
-            return Path(router.route(gpu, beside) + router.route(beside, nic), "network")
+        relay = _relay_gpu(topology, router, gpu, nic)
+        if relay is not None:
+            return Path(router.route(gpu, relay) + router.route(relay, nic), "network")
     cpu = router.nearest_cpu(gpu)
-    arcs = router.route(ends[0], cpu) + _rest(router, cpu) + router.route(cpu, ends[1])
+    arcs = router.route(ends[0], cpu) + _memory_arcs(router, cpu) + router.route(cpu, ends[1])
     return Path(arcs, "network", staged=True)
 
 
-def _rest(router: Router, cpu: str) -> tuple[int, ...]:
+def _memory_arcs(router: Router, cpu: str) -> tuple[int, ...]:
     """Into the memory beside a CPU and out of it: bytes that rest there are written and read."""
     memory = router.memory_of(cpu)
     if memory is None:
@@ -166,15 +169,15 @@ def _rest(router: Router, cpu: str) -> tuple[int, ...]:
     return router.route(cpu, memory) + router.route(memory, cpu)
 
 
-def _beside(topology: Topology, router: Router, gpu: str, nic: str) -> str | None:
+def _relay_gpu(topology: Topology, router: Router, gpu: str, nic: str) -> str | None:
     """GPU from which a NIC reads directly and which this one reaches over NVLink."""
     first = int(topology.graph.nodes[gpu]["host"]) * topology.gpus_per_host
     return next(
         (
             peer
             for peer in topology.ranks[first : first + topology.gpus_per_host]
-            if way_between(router, gpu, peer) in NVLINK_PATHS
-            and way_between(router, peer, nic) in gdr_paths(topology)
+            if path_type_between(router, gpu, peer) in NVLINK_PATHS
+            and path_type_between(router, peer, nic) in gdr_paths(topology)
             and router.nearest_nics(peer)[0] == nic
         ),
         None,

@@ -12,7 +12,7 @@ from perfmodel.training.plan import Collective, Communicator, Compute, StepPlan,
 
 
 def check_plan(plan: StepPlan) -> None:
-    """Check a plan; says everything that is wrong with it at once.
+    """Check a plan; the error lists all faults at once.
 
     Names must be known and unique, ranks in one class each; `after` points to earlier tasks;
     every class with members in a collective's communicator takes part in it once, and alike;
@@ -39,8 +39,8 @@ def _declarations(plan: StepPlan) -> Iterator[str]:
         "communicator": (each.name for each in plan.communicators),
         "semaphore": (name for name, _ in plan.semaphores),
     }
-    for what, names in named.items():
-        yield from (f"{what} {name!r} is declared twice" for name in _twice(names))
+    for kind, names in named.items():
+        yield from (f"{kind} {name!r} is declared twice" for name in _twice(names))
     for stream in plan.streams:
         if stream.workers < 1:
             yield f"stream {stream.name!r} has {stream.workers} workers; at least 1"
@@ -55,30 +55,30 @@ def _ranks(plan: StepPlan) -> Iterator[str]:
     for rank in _twice(rank for each in plan.classes for rank in each.ranks):
         yield f"rank {rank} is in two classes"
     yield from (f"class {each.name!r} has no ranks" for each in plan.classes if not each.ranks)
-    known = {rank for each in plan.classes for rank in each.ranks}
+    ranks = {rank for each in plan.classes for rank in each.ranks}
     for communicator in plan.communicators:
         members = [rank for group in communicator.groups for rank in group]
         for rank in _twice(members):
             yield f"communicator {communicator.name!r}: rank {rank} is in two of its groups"
-        for rank in sorted(set(members) - known):
+        for rank in sorted(set(members) - ranks):
             yield f"communicator {communicator.name!r}: rank {rank} is in no class"
 
 
 def _tasks(plan: StepPlan) -> Iterator[str]:
-    known = {
+    declared = {
         "stream": [stream.name for stream in plan.streams],
         "class": [each.name for each in plan.classes],
         "semaphore": [name for name, _ in plan.semaphores],
     }
     for index, task in enumerate(plan.tasks):
         where = f"task {index} {task.name!r}"
-        said = [
+        references = [
             ("stream", task.stream), ("class", task.rank_class),
             ("semaphore", task.acquires), ("semaphore", task.releases),
         ]  # fmt: skip
-        for what, name in said:
-            if name is not None and name not in known[what]:
-                yield f"{where}: {what} {name!r}; {allowed_names(known[what], name)}"
+        for kind, name in references:
+            if name is not None and name not in declared[kind]:
+                yield f"{where}: {kind} {name!r}; {allowed_names(declared[kind], name)}"
         for other in task.after:
             if not 0 <= other < index:
                 yield f"{where}: after {other}, which is no earlier task"
@@ -118,11 +118,11 @@ def _members(
 ) -> Iterator[str]:
     members = {rank for group in communicator.groups for rank in group}
     for each in plan.classes:
-        wanted = int(not members.isdisjoint(each.ranks))
-        if present[each.name] != wanted:
+        expected = int(not members.isdisjoint(each.ranks))
+        if present[each.name] != expected:
             yield (
                 f"collective {key!r}: class {each.name!r} has {present[each.name]} tasks in it; "
-                f"{wanted}, by its ranks in {communicator.name!r}"
+                f"{expected}, by its ranks in {communicator.name!r}"
             )
 
 
@@ -142,8 +142,8 @@ def _transfers(plan: StepPlan) -> Iterator[str]:
         if None in ends or work.src_rank == work.dst_rank:
             yield f"message {key!r}: from rank {work.src_rank} to rank {work.dst_rank}"
         elif Counter(task.rank_class for task, _ in tasks) != Counter(ends):
-            found = sorted(task.rank_class for task, _ in tasks)
-            yield f"message {key!r}: tasks in classes {found}; one in each of {ends}"
+            classes = sorted(task.rank_class for task, _ in tasks)
+            yield f"message {key!r}: tasks in classes {classes}; one in each of {ends}"
 
 
 def _semaphores(plan: StepPlan) -> Iterator[str]:
@@ -153,9 +153,10 @@ def _semaphores(plan: StepPlan) -> Iterator[str]:
             balance[task.rank_class, task.acquires] += 1
         if task.releases is not None:
             balance[task.rank_class, task.releases] -= 1
-    for (rank_class, name), left in balance.items():
-        if left:
-            yield f"semaphore {name!r} in class {rank_class!r}: taken {left} times more than given"
+    for (rank_class, name), surplus in balance.items():
+        if surplus:
+            held = f"semaphore {name!r} in class {rank_class!r}"
+            yield f"{held}: taken {surplus} times more than given"
 
 
 def _circles(plan: StepPlan) -> Iterator[str]:

@@ -1,15 +1,11 @@
-"""What each algorithm costs on uniform links, in numbers that its schedule must confirm.
+"""Closed forms of what algorithms cost on uniform links, and bounds that no schedule can beat.
 
-The model: every rank has one port that carries 1/beta bytes per second each way; what it sends
-(or receives) at once shares the port; a step costs alpha and the bytes of its busiest port; steps
-follow each other. Sources of the forms: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005;
-Patarasuk and Yuan, JPDC 69(2), 2009; Sanders et al., Parallel Computing 35(12), 2009. S is the
-buffer, N the ranks, M the largest power of two up to N.
-
-Closed forms: what a collective costs on uniform links, and bounds that nothing may beat.
-
-alpha is the latency of one step in seconds, beta the inverse bandwidth in seconds per byte.
-Source of the forms: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005; Hockney's alpha-beta model.
+The model is Hockney's: every rank has one port that carries 1/beta bytes per second each way; what
+it sends (or receives) at once shares the port; a step costs alpha and the bytes of its busiest
+port; steps follow each other. Sources of the forms: Thakur, Rabenseifner and Gropp, IJHPCA 19(1),
+2005; Patarasuk and Yuan, JPDC 69(2), 2009; Sanders et al., Parallel Computing 35(12), 2009. S is
+the buffer, N the ranks, M the largest power of two up to N. The table of algorithms
+(`perfmodel.collectives.catalog`) names the form of each.
 """
 
 from __future__ import annotations
@@ -17,20 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
-from perfmodel.collectives.algorithms import (
-    all_to_all,
-    chain,
-    collnet,
-    in_network,
-    nvls,
-    ring,
-    tree,
-)
-from perfmodel.collectives.catalog import maker, near_root
-from perfmodel.collectives.patterns import pieces_of
+from perfmodel.collectives.algorithms.all_to_all import BATCH
+from perfmodel.collectives.algorithms.chain import PIECE_BYTES as CHAIN_BYTES
+from perfmodel.collectives.algorithms.collnet import PIECE_BYTES as COLLNET_BYTES
+from perfmodel.collectives.algorithms.in_network import PIECE_BYTES as SWITCH_BYTES
+from perfmodel.collectives.algorithms.nvls import PIECE_BYTES as NVLS_BYTES
+from perfmodel.collectives.algorithms.ring import SEGMENT_BYTES, segments
+from perfmodel.collectives.algorithms.tree import PIECE_BYTES as TREE_BYTES
+from perfmodel.collectives.catalog import ALGORITHMS, find_algorithm
+from perfmodel.collectives.catalog import bus_factor as bus_factor  # noqa: PLC0414  (for importers)
+from perfmodel.collectives.patterns import near_root, pieces_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +64,15 @@ def form(op: str, algorithm: str, ranks: int, nbytes: float, **own: Any) -> Form
     **own
         ``piece_bytes`` (chain, tree, switch, nvls, collnet), ``segment_bytes`` (gloo_ring),
         ``group_size`` (hierarchical, nvls_tree, collnet), ``columns`` (torus), ``servers`` (a
-        number); defaults
-        as in the catalog.
+        number); defaults as in the catalog.
 
     Raises
     ------
     InputError
         No such operation or algorithm.
     """
-    maker(op, algorithm)
-    if ranks < 2:
-        return Form(0, 0.0, 0.0)
-    op, algorithm = op.replace("-", "_"), algorithm.replace("-", "_")
-    return _FORMS[op, algorithm](ranks, nbytes, own)
+    formula: Formula = globals()[f"_{find_algorithm(op, algorithm).form}"]
+    return formula(ranks, nbytes, own) if ranks > 1 else Form(0, 0.0, 0.0)
 
 
 def _power(ranks: int) -> tuple[int, int, int]:
@@ -101,25 +91,25 @@ def _ring(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     return Form(2 * (ranks - 1), 2 * half, 2 * half, half)
 
 
-def _ring_scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+def _ring_reduce_scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     half = (ranks - 1) / ranks * nbytes
     return Form(ranks - 1, half, half, half)
 
 
-def _ring_gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+def _ring_all_gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     half = (ranks - 1) / ranks * nbytes
     return Form(ranks - 1, half, half)
 
 
 def _gloo_ring(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    largest = int(own.get("segment_bytes", ring.SEGMENT_BYTES))
-    number, _ = ring.segments(ranks, int(nbytes), segment_bytes=largest)
+    largest = int(own.get("segment_bytes", SEGMENT_BYTES))
+    number, _ = segments(ranks, int(nbytes), segment_bytes=largest)
     half = (ranks - 1) / ranks * nbytes
     return Form(2 * (ranks - 1) * (number // ranks), 2 * half, 2 * half, half)
 
 
 def _tree(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    pieces = pieces_of(int(nbytes), 2, int(own.get("piece_bytes", tree.PIECE_BYTES)), 1)
+    pieces = pieces_of(int(nbytes), 2, int(own.get("piece_bytes", TREE_BYTES)), 1)
     steps = 2 * _height(ranks) - 1 + pieces
     # The busiest port carries one piece up and two down in one tree, one up in the other.
     at_once = min(ranks, 4) / 2 * nbytes
@@ -152,12 +142,15 @@ def _rabenseifner(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
 
 
 def _two_level(size_of: str) -> Formula:
-    def found(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+    def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
         size = int(own.get(size_of, near_root(ranks)))
         half = (ranks - 1) / ranks * nbytes
         return Form(2 * (size - 1) + 2 * (ranks // size - 1), 2 * half, 2 * half, half)
 
-    return found
+    return formula
+
+
+_hierarchical, _torus = _two_level("group_size"), _two_level("columns")
 
 
 def _server(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
@@ -167,26 +160,31 @@ def _server(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
 
 
 def _switch(_: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", in_network.PIECE_BYTES)), 1)
+    pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", SWITCH_BYTES)), 1)
     return Form(pieces + 1, nbytes, (pieces + 1) / pieces * nbytes)
 
 
 def _nvls(steps: int, sent: Callable[[int], float], path: Callable[[int], float]) -> Formula:
     """Through a switch, where the busiest port carries `path` of S, most of what is `sent`."""
 
-    def found(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-        largest = int(own.get("piece_bytes", nvls.PIECE_BYTES))
+    def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+        largest = int(own.get("piece_bytes", NVLS_BYTES))
         pieces = pieces_of(int(nbytes), ranks, largest, 1)
         repeats = pieces + steps
         return Form(repeats, sent(ranks) * nbytes, repeats / pieces * path(ranks) * nbytes)
 
-    return found
+    return formula
+
+
+_nvls_all_reduce = _nvls(3, lambda n: 1 + 1 / n, lambda n: 1 + 1 / n)
+_nvls_reduce_scatter = _nvls(1, lambda _: 1.0, lambda _: 1.0)
+_nvls_all_gather = _nvls(1, lambda n: 1 / n, lambda _: 1.0)
 
 
 def _nvls_tree(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
     heads = int(own.get("group_size", near_root(ranks)))
     nodes = ranks // heads
-    largest = int(own.get("piece_bytes", nvls.PIECE_BYTES))
+    largest = int(own.get("piece_bytes", NVLS_BYTES))
     pieces = pieces_of(int(nbytes), heads * min(nodes, 2), largest, 1)
     repeats = pieces + 2 * _height(nodes) + 3
     # In one tree half a part up and twice half a part down, in the other half a part up.
@@ -198,7 +196,7 @@ def _nvls_tree(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
 
 def _collnet(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
     size = int(own.get("group_size", near_root(ranks)))
-    pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", collnet.PIECE_BYTES)), 1)
+    pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", COLLNET_BYTES)), 1)
     repeats = 2 * size - 1 + pieces
     sent = min(size, 2) * nbytes
     return Form(repeats, sent, repeats / pieces * sent, nbytes * (size > 1))
@@ -206,7 +204,7 @@ def _collnet(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
 
 def _collnet_direct(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
     size = int(own.get("group_size", near_root(ranks)))
-    pieces = pieces_of(int(nbytes), size, int(own.get("piece_bytes", collnet.PIECE_BYTES)), 1)
+    pieces = pieces_of(int(nbytes), size, int(own.get("piece_bytes", COLLNET_BYTES)), 1)
     repeats = pieces + (3 if size > 1 else 1)
     sent = (2 * size - 1) / size * nbytes
     return Form(repeats, sent, repeats / pieces * sent, (size - 1) / size * nbytes)
@@ -222,23 +220,26 @@ def _recursive_halving(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     return Form(doublings + 2 * fold, folded or halved, path, halved + folded)
 
 
-def _log_gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+def _logarithmic_all_gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     sent = (ranks - 1) / ranks * nbytes
     return Form(_height(ranks), sent, sent)
 
 
-def _log_scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+def _logarithmic_reduce_scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     sent = (ranks - 1) / ranks * nbytes
     return Form(_height(ranks), sent, sent, sent)
 
 
 def _chain(reduces: bool) -> Formula:
-    def found(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-        pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", chain.PIECE_BYTES)), 1)
+    def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+        pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", CHAIN_BYTES)), 1)
         steps = ranks - 2 + pieces
         return Form(steps, nbytes, steps / pieces * nbytes, nbytes * reduces)
 
-    return found
+    return formula
+
+
+_chain_broadcast, _chain_reduce = _chain(reduces=False), _chain(reduces=True)
 
 
 def _binomial_broadcast(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
@@ -250,15 +251,20 @@ def _binomial_reduce(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
 
 
 def _all_pairs(steps_of: Callable[[int], int]) -> Formula:
-    def found(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+    def formula(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
         sent = (ranks - 1) / ranks * nbytes
         return Form(steps_of(ranks), sent, sent)
 
-    return found
+    return formula
+
+
+_pairwise = _all_pairs(lambda ranks: ranks - 1)
+_direct_all_to_all = _all_pairs(lambda _: 1)
+_batched = _all_pairs(lambda ranks: -(-(ranks - 1) // BATCH))
 
 
 def _bruck_all_to_all(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    sent = sum(way.bit_count() for way in range(1, ranks)) / ranks * nbytes
+    sent = sum(offset.bit_count() for offset in range(1, ranks)) / ranks * nbytes
     return Form(_height(ranks), sent, sent)
 
 
@@ -272,50 +278,6 @@ def _gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
 
 def _send(_ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     return Form(1, nbytes, nbytes)
-
-
-_FORMS: Final[Mapping[tuple[str, str], Formula]] = MappingProxyType(
-    {
-        ("all_reduce", "ring"): _ring,
-        ("all_reduce", "bidirectional_ring"): _ring,
-        ("all_reduce", "tree"): _tree,
-        ("all_reduce", "binomial"): _binomial,
-        ("all_reduce", "recursive_doubling"): _recursive_doubling,
-        ("all_reduce", "halving_doubling"): _halving_doubling,
-        ("all_reduce", "rabenseifner"): _rabenseifner,
-        ("all_reduce", "hierarchical"): _two_level("group_size"),
-        ("all_reduce", "torus"): _two_level("columns"),
-        ("all_reduce", "server"): _server,
-        ("all_reduce", "gloo_ring"): _gloo_ring,
-        ("all_reduce", "switch"): _switch,
-        ("all_reduce", "nvls"): _nvls(3, lambda n: 1 + 1 / n, lambda n: 1 + 1 / n),
-        ("all_reduce", "nvls_tree"): _nvls_tree,
-        ("reduce_scatter", "nvls"): _nvls(1, lambda _: 1.0, lambda _: 1.0),
-        ("all_gather", "nvls"): _nvls(1, lambda n: 1 / n, lambda _: 1.0),
-        ("all_reduce", "collnet"): _collnet,
-        ("all_reduce", "collnet_direct"): _collnet_direct,
-        ("reduce_scatter", "pat"): _log_scatter,
-        ("all_gather", "pat"): _log_gather,
-        ("all_to_all", "batched"): _all_pairs(lambda n: -(-(n - 1) // all_to_all.BATCH)),
-        ("reduce_scatter", "ring"): _ring_scatter,
-        ("reduce_scatter", "bidirectional_ring"): _ring_scatter,
-        ("reduce_scatter", "recursive_halving"): _recursive_halving,
-        ("all_gather", "ring"): _ring_gather,
-        ("all_gather", "bidirectional_ring"): _ring_gather,
-        ("all_gather", "recursive_doubling"): _log_gather,
-        ("all_gather", "bruck"): _log_gather,
-        ("broadcast", "chain"): _chain(reduces=False),
-        ("broadcast", "binomial"): _binomial_broadcast,
-        ("reduce", "chain"): _chain(reduces=True),
-        ("reduce", "binomial"): _binomial_reduce,
-        ("all_to_all", "pairwise"): _all_pairs(lambda ranks: ranks - 1),
-        ("all_to_all", "bruck"): _bruck_all_to_all,
-        ("all_to_all", "direct"): _all_pairs(lambda _: 1),
-        ("scatter", "star"): _scatter,
-        ("gather", "star"): _gather,
-        ("send", "direct"): _send,
-    }
-)
 
 
 def closed_form_s(
@@ -356,23 +318,13 @@ def closed_form_s(
     return wire_s + cost.reduced_bytes * gamma_s_per_B
 
 
-def steps(op: str, algorithm: str, ranks: int, nbytes: float, **own: Any) -> int:
-    """Number of rounds of an algorithm's schedule."""
-    return form(op, algorithm, ranks, nbytes, **own).steps
-
-
-def bytes_per_rank(op: str, algorithm: str, ranks: int, nbytes: float, **own: Any) -> float:
-    """Bytes that the busiest rank sends in an algorithm; exact where chunks divide evenly."""
-    return form(op, algorithm, ranks, nbytes, **own).sent_bytes
-
-
 def lower_bound_s(
     op: str, algorithm: str, ranks: int, nbytes: float, *, alpha_s: float, beta_s_per_B: float
 ) -> float:
     """Time that no algorithm of this kind can beat, on ports as in `closed_form_s`; seconds.
 
     The larger of two bounds. Bandwidth: what the busiest port must carry (`bus_factor` S; S for
-    an all-reduce in a switch). Latency: if a rank hears from f others in a step, data of N ranks
+    an all-reduce in a switch). Latency: if a rank receives from f others in a step, data of N ranks
     needs log N / log(1+f) steps to come together, and a switch needs two.
     """
     if ranks < 2:
@@ -380,20 +332,14 @@ def lower_bound_s(
     in_switch = algorithm.replace("-", "_") in IN_SWITCH
     summed = in_switch and op.replace("-", "_") == "all_reduce"
     share = 1.0 if summed else bus_factor(op.replace("-", "_"), ranks)
-    heard = {"server": ranks - 1, "direct": ranks - 1, "star": ranks - 1, "tree": 4}
-    heard |= {"bidirectional_ring": 2, "batched": ranks - 1}
-    fewest = math.log(ranks) / math.log(1 + heard.get(algorithm.replace("-", "_"), 1))
+    senders = {"server": ranks - 1, "direct": ranks - 1, "star": ranks - 1, "tree": 4}
+    senders |= {"bidirectional_ring": 2, "batched": ranks - 1}
+    fewest = math.log(ranks) / math.log(1 + senders.get(algorithm.replace("-", "_"), 1))
     least = 2 if in_switch else math.ceil(fewest - 1e-9)
     return max(least * alpha_s, share * nbytes * beta_s_per_B)
 
 
-IN_SWITCH = frozenset({"switch", "nvls", "nvls_tree", "collnet", "collnet_direct"})
+IN_SWITCH = frozenset(
+    row.name for rows in ALGORITHMS.values() for row in rows.values() if row.in_switch
+)
 """Algorithms in which switches add and copy."""
-
-
-def bus_factor(collective: str, ranks: int) -> float:
-    """Return busbw / algbw, as nccl-tests defines it (``doc/PERFORMANCE.md``)."""
-    if ranks < 2:
-        return 1.0
-    share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "reduce": 1.0, "send": 1.0}
-    return share.get(collective, (ranks - 1) / ranks)

@@ -73,8 +73,8 @@ def test_wrong_values(name, value, allowed):
 
 
 def test_all_faults_at_once():
-    found = faults_of(version="new", env={"NCCL_MIN_CTAS": "-1", "NCCL_IB_DISABLE": "true"})
-    assert [fault.split(":")[0] for fault in found] == [
+    actual = faults_of(version="new", env={"NCCL_MIN_CTAS": "-1", "NCCL_IB_DISABLE": "true"})
+    assert [fault.split(":")[0] for fault in actual] == [
         "version", "env.NCCL_MIN_CTAS", "env.NCCL_IB_DISABLE",
     ]  # fmt: skip
 
@@ -101,15 +101,15 @@ def test_settings_check_themselves():
     ],
 )
 def test_lists_of_algorithms(text, op, left):
-    found = settings_of(env={"NCCL_ALGO": text}).algorithms(op)
-    assert found == (None if left is None else frozenset(left))
+    actual = settings_of(env={"NCCL_ALGO": text}).algorithms(op)
+    assert actual == (None if left is None else frozenset(left))
 
 
 def test_all_but():
-    found = settings_of(env={"NCCL_ALGO": "^Ring,NVLS"}).algorithms("all_reduce")
-    assert "ring" not in found
-    assert "nvls" not in found
-    assert {"tree", "nvls_tree", "pat"} <= found
+    actual = settings_of(env={"NCCL_ALGO": "^Ring,NVLS"}).algorithms("all_reduce")
+    assert "ring" not in actual
+    assert "nvls" not in actual
+    assert {"tree", "nvls_tree", "pat"} <= actual
     assert settings_of(env={"NCCL_PROTO": "^LL128"}).protocols("reduce") == {"ll", "simple"}
 
 

@@ -1,1 +1,1 @@
-"""algorithms."""
+"""Algorithms, one family per file; each function plans one schedule (`catalog.make`)."""

@@ -106,18 +106,18 @@ def _direct(name: str, ranks: int, shifts: IntArray, block: int) -> Pattern:
 def _digit(ranks: int, distance: int, block: int) -> Pattern:
     """One step of `bruck`: blocks wait in scratch under the distance that they have to go."""
     far = np.flatnonzero(np.arange(ranks) & distance)
-    here = np.arange(ranks)
+    ranks_all = np.arange(ranks)
     nbytes = np.full(ranks, float(len(far) * block))
 
     def step(_: int) -> Round:
-        src, way = np.repeat(here, len(far)), np.tile(far, ranks)
-        gone = way & (distance - 1)
-        begins, ends = gone == 0, way < 2 * distance
-        src_chunk = np.where(begins, (src + way) % ranks, 2 * ranks + way)
-        dst_chunk = np.where(ends, ranks + (src - gone) % ranks, 2 * ranks + way)
+        src, offset = np.repeat(ranks_all, len(far)), np.tile(far, ranks)
+        travelled = offset & (distance - 1)
+        begins, ends = travelled == 0, offset < 2 * distance
+        src_chunk = np.where(begins, (src + offset) % ranks, 2 * ranks + offset)
+        dst_chunk = np.where(ends, ranks + (src - travelled) % ranks, 2 * ranks + offset)
         return _round(src, (src + distance) % ranks, src_chunk, dst_chunk, block)
 
-    phase = _phase(f"distance {distance}", here, (here + distance) % ranks, nbytes)
+    phase = _phase(f"distance {distance}", ranks_all, (ranks_all + distance) % ranks, nbytes)
     # A block that goes these distances last but one, last and next waits where one has waited.
     again = distance // 2 + distance + 2 * distance < ranks
     return Pattern(replace(phase, overwrites=again and distance > 1), step)

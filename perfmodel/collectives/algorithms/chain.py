@@ -41,8 +41,7 @@ def broadcast(
     piece_bytes : int
         Largest piece; each ring's share is cut into equal pieces no larger than this.
     orders : sequence of sequences of int, optional
-        One order of all ranks for each parallel ring, as for `perfmodel.collectives.algorithms.ring`; each
-        chain starts at the root.
+        One order of all ranks for each parallel ring, as in `ring`; each chain starts at the root.
     """
     check_ranks(ranks, root)
     chains = _turned(checked_orders(ranks, orders), root, first=0)

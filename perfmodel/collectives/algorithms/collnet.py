@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of
-from perfmodel.collectives.algorithms.tree import checked_groups
+from perfmodel.collectives.algorithms.tree import group_table
 from perfmodel.collectives.patterns import pieces_of
 from perfmodel.collectives.schedule import Schedule, check_ranks
 
@@ -26,7 +26,7 @@ def chain_all_reduce(
     ranks: int,
     nbytes: int,
     *,
-    groups: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
     piece_bytes: int = PIECE_BYTES,
 ) -> Schedule:
@@ -41,13 +41,14 @@ def chain_all_reduce(
     ----------
     ranks, nbytes, itemsize : int
         As everywhere; the switch is participant number `ranks`.
-    groups : sequence of equal-sized sequences of int
-        The ranks of each node, from the one that speaks to the network on.
+    groups : sequence of equal-sized sequences of int, optional
+        The ranks of each node, from the one that sends to the network on; default as for
+        `hierarchical.all_reduce`.
     piece_bytes : int
         Largest piece.
     """
     check_ranks(ranks)
-    trees = forest_of(chained(checked_groups(ranks, groups))[None, :])
+    trees = forest_of(chain_parents(group_table(ranks, groups))[None, :])
     pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
     return over_switches(trees, "collnet", 1, nbytes, pieces=pieces, itemsize=itemsize)
 
@@ -56,7 +57,7 @@ def direct_all_reduce(
     ranks: int,
     nbytes: int,
     *,
-    groups: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
     piece_bytes: int = PIECE_BYTES,
 ) -> Schedule:
@@ -67,26 +68,26 @@ def direct_all_reduce(
     other, with a NIC for each. Source: see the module; parameters as for `chain_all_reduce`.
     """
     check_ranks(ranks)
-    table = checked_groups(ranks, groups)
-    trees = forest_of(np.stack([starred(table, head) for head in range(table.shape[1])]))
+    table = group_table(ranks, groups)
+    trees = forest_of(np.stack([star_parents(table, head) for head in range(table.shape[1])]))
     pieces = pieces_of(nbytes, trees.channels, piece_bytes, itemsize)
     return over_switches(trees, "collnet_direct", 1, nbytes, pieces=pieces, itemsize=itemsize)
 
 
-def chained(table: IntArray) -> IntArray:
+def chain_parents(table: IntArray) -> IntArray:
     """Parents of ranks in chains, the first of each below a switch; the switch comes last."""
-    found = np.full(table.size + 1, ROOT, dtype=np.int64)
-    found[table[:, 0]] = table.size
-    found[table[:, 1:]] = table[:, :-1]
-    return found
+    parent = np.full(table.size + 1, ROOT, dtype=np.int64)
+    parent[table[:, 0]] = table.size
+    parent[table[:, 1:]] = table[:, :-1]
+    return parent
 
 
-def starred(table: IntArray, head: int) -> IntArray:
-    """Parents of ranks, if one of each node speaks for it to a switch; the switch comes last."""
-    found = np.full(table.size + 1, ROOT, dtype=np.int64)
-    found[table] = table[:, [head]]
-    found[table[:, head]] = table.size
-    return found
+def star_parents(table: IntArray, head: int) -> IntArray:
+    """Parents of ranks, if one of each node sends for it to a switch; the switch comes last."""
+    parent = np.full(table.size + 1, ROOT, dtype=np.int64)
+    parent[table] = table[:, [head]]
+    parent[table[:, head]] = table.size
+    return parent
 
 
 def over_switches(
@@ -95,5 +96,5 @@ def over_switches(
     """All-reduce over trees whose last participants are switches."""
     if trees.ranks - switches < 2:
         trees = forest_of(np.full((trees.channels, trees.ranks), ROOT))
-    made = pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
-    return replace(made, algorithm=algorithm, ranks=trees.ranks - switches, switches=switches)
+    schedule = pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
+    return replace(schedule, algorithm=algorithm, ranks=trees.ranks - switches, switches=switches)

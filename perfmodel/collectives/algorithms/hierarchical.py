@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.algorithms.tree import checked_groups
-from perfmodel.collectives.patterns import around, concatenate
+from perfmodel.collectives.algorithms.tree import group_table
+from perfmodel.collectives.patterns import around, concatenate, near_root
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
 
 def all_reduce(
-    ranks: int, nbytes: int, *, groups: Sequence[Sequence[int]], itemsize: int = 4
+    ranks: int, nbytes: int, *, groups: Sequence[Sequence[int]] | None = None, itemsize: int = 4
 ) -> Schedule:
     """Sum a buffer: reduce-scatter inside each group, all-reduce across, all-gather inside.
 
@@ -32,8 +32,9 @@ def all_reduce(
     ----------
     ranks, nbytes, itemsize : int
         As everywhere.
-    groups : sequence of equal-sized sequences of int
-        The ranks of each group (node), in the order of its ring.
+    groups : sequence of equal-sized sequences of int, optional
+        The ranks of each group (node), in the order of its ring. Default: groups of consecutive
+        ranks, their size the divisor of N nearest to sqrt(N) from above.
 
     Raises
     ------
@@ -41,11 +42,18 @@ def all_reduce(
         Groups of different sizes, or that do not hold each rank once.
     """
     check_ranks(ranks)
-    table = checked_groups(ranks, groups)
+    table = group_table(ranks, groups)
     return _two_level("hierarchical", table, ranks, nbytes, itemsize)
 
 
-def torus(ranks: int, nbytes: int, *, rows: int, columns: int, itemsize: int = 4) -> Schedule:
+def torus(
+    ranks: int,
+    nbytes: int,
+    *,
+    rows: int | None = None,
+    columns: int | None = None,
+    itemsize: int = 4,
+) -> Schedule:
     """Sum a buffer on a torus: reduce-scatter along rows, all-reduce along columns, all-gather.
 
     Rank r stands in row r // columns. Steps: 2(columns-1) + 2(rows-1). Bytes sent per rank:
@@ -54,12 +62,23 @@ def torus(ranks: int, nbytes: int, *, rows: int, columns: int, itemsize: int = 4
     and for many ranks: about 4 sqrt(N) steps where a ring has 2N. Source: Mikami et al. (see the
     module). Only one dimension's links work at a time.
 
+    Parameters
+    ----------
+    ranks, nbytes, itemsize : int
+        As everywhere.
+    rows, columns : int, optional
+        Default: about as many rows as columns.
+
     Raises
     ------
     ScheduleError
         Rows times columns are not the number of ranks.
     """
     check_ranks(ranks)
+    if columns is None:
+        columns = near_root(ranks) if rows is None else ranks // max(rows, 1)
+    if rows is None:
+        rows = ranks // max(columns, 1)
     if rows < 1 or columns < 1 or rows * columns != ranks:
         raise ScheduleError(
             f"a torus of {rows} rows x {columns} columns; allowed: rows x columns = {ranks} ranks"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
+from perfmodel.errors import ScheduleError
 
 
 def scatter(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:
@@ -59,17 +60,27 @@ def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) ->
     )
 
 
-def send(nbytes: int) -> Schedule:
+def send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 1) -> Schedule:
     """One message from rank 0 to rank 1.
 
     Steps: 1. Bytes sent: S. Latency term: alpha. Right between two ranks: there is no other way.
     Source: Hockney, Parallel Computing 20(3), 1994.
+
+    Raises
+    ------
+    ScheduleError
+        Other ranks than these two, or a size that is not whole elements.
     """
-    zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+    if ranks != 2 or root != 0 or nbytes < 0 or nbytes % itemsize:
+        raise ScheduleError(
+            f"send of {nbytes} bytes from rank {root} among {ranks} ranks; allowed: whole "
+            f"{itemsize}-byte elements from rank 0 among 2 ranks"
+        )
+    zero, ones = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     size = np.array([nbytes], dtype=np.int64)
 
     def rounds() -> Iterator[Round]:
-        yield Round(zero, one, zero, zero, size, zero, np.zeros(1, dtype=np.bool_))
+        yield Round(zero, ones, zero, zero, size, zero, np.zeros(1, dtype=np.bool_))
 
     return Schedule(
         collective="broadcast",
@@ -80,6 +91,6 @@ def send(nbytes: int) -> Schedule:
         chunk_bytes=size,
         owner=np.full(1, -1),
         root=0,
-        phases=(Phase("send", zero, one, zero, size.astype(float), 1, zero, one),),
+        phases=(Phase("send", zero, ones, zero, size.astype(float), 1, zero, ones),),
         unroll=rounds,
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of, node_parents
-from perfmodel.collectives.algorithms.tree import checked_groups
+from perfmodel.collectives.algorithms.tree import group_table
 from perfmodel.collectives.patterns import Pattern, concatenate, pieces_of
 from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
 
@@ -71,7 +71,7 @@ def tree_all_reduce(
     ranks: int,
     nbytes: int,
     *,
-    groups: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[int]] | None = None,
     heads: int | None = None,
     itemsize: int = 4,
     piece_bytes: int = PIECE_BYTES,
@@ -91,8 +91,8 @@ def tree_all_reduce(
     ranks, nbytes, itemsize : int
         As everywhere; the switch of node i is participant `ranks` + i when it reduces, `ranks` +
         k + i when it sends to all.
-    groups : sequence of equal-sized sequences of int
-        The ranks of each node, heads first.
+    groups : sequence of equal-sized sequences of int, optional
+        The ranks of each node, heads first; default as for `hierarchical.all_reduce`.
     heads : int, optional
         Default: all ranks of a node.
     piece_bytes : int
@@ -104,7 +104,7 @@ def tree_all_reduce(
         Groups of different sizes, or that do not hold each rank once.
     """
     check_ranks(ranks)
-    nodes = switched_nodes(checked_groups(ranks, groups), heads)
+    nodes = switched_nodes(group_table(ranks, groups), heads)
     number = max(1, -(-nbytes // (nodes.trees * nodes.heads * max(piece_bytes, itemsize))))
     return over_nodes(nodes, nbytes, pieces=number, itemsize=itemsize)
 
@@ -167,16 +167,16 @@ def switched_nodes(
     """
     nodes, size = table.shape
     number = size if heads is None else min(heads, size)
-    kept = np.arange(number) if only is None else np.array([only])
+    selected = np.arange(number) if only is None else np.array([only])
     trees = [] if table.size < 2 else range(1 if nodes == 1 else 2)
-    parts = [_edges(table, table[:, kept], bool(tree), collective) for tree in trees]
+    parts = [_edges(table, table[:, selected], bool(tree), collective) for tree in trees]
     count = np.array([len(part.src) for part in parts], dtype=np.int64)
     all_of = _joined(parts)
     return Switched(
         collective=collective,
         ranks=table.size,
         nodes=nodes,
-        heads=len(kept),
+        heads=len(selected),
         trees=max(1, len(parts)),
         src=all_of.src,
         dst=all_of.dst,
@@ -246,12 +246,12 @@ def _at_switch(
     ranks = (table.ravel(), switch + rank_at, np.full(table.size, -1), first[rank_at])
     own = np.tile(np.arange(count), nodes)
     few = (heads.ravel(), switch + head_at, own, first[head_at])
-    (up, there, up_head, begin), (down, here, down_head, after) = (
+    (up, up_end, up_head, begin), (down, down_end, down_head, after) = (
         (ranks, few) if fetches else (few, ranks)
     )
     return _Lanes(
-        src=np.concatenate([up, here]),
-        dst=np.concatenate([there, down]),
+        src=np.concatenate([up, down_end]),
+        dst=np.concatenate([up_end, down]),
         first=np.concatenate([begin, after + 1]),
         head=np.concatenate([up_head, down_head]),
         adds=np.repeat([fetches, False], [len(up), len(down)]),
@@ -275,7 +275,7 @@ def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) 
     """Send a buffer over such edges; each head's part of each tree in so many pieces."""
     sizes = split_elements(nbytes, nodes.trees * pieces * nodes.heads, itemsize)
     table = sizes.reshape(nodes.trees, pieces, nodes.heads)
-    one = table.mean(axis=1)[nodes.tree, np.maximum(nodes.head, 0)]
+    part_bytes = table.mean(axis=1)[nodes.tree, np.maximum(nodes.head, 0)]
     every = table.sum(axis=2).mean(axis=1)[nodes.tree]
     first, edges = nodes.first, len(nodes.src)
     begin = np.maximum(nodes.head, 0)
@@ -285,7 +285,7 @@ def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) 
         src=nodes.src,
         dst=nodes.dst,
         channel=nodes.tree,
-        nbytes=np.where(nodes.head < 0, every, one),
+        nbytes=np.where(nodes.head < 0, every, part_bytes),
         repeat=int(first.max(initial=0)) + pieces,
         first=first,
         active=np.full(edges, pieces),

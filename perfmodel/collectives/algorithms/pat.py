@@ -54,10 +54,10 @@ def _made(collective: str, ranks: int, nbytes: int, itemsize: int) -> Schedule:
 def _step(distance: int, ranks: int, sizes: IntArray, *, reduces: bool) -> Pattern:
     """All pairs at a distance: what those that have come a multiple of twice as far pass on."""
     come = np.arange(0, ranks - distance, 2 * distance)
-    here = np.arange(ranks)
-    there = (here + distance) % ranks
-    chunk = ((here[:, None] - come) % ranks).ravel()
-    src, dst = (there, here) if reduces else (here, there)
+    sender = np.arange(ranks)
+    receiver = (sender + distance) % ranks
+    chunk = ((sender[:, None] - come) % ranks).ravel()
+    src, dst = (receiver, sender) if reduces else (sender, receiver)
     zeros, ones = np.zeros(ranks, dtype=np.int64), np.ones(ranks, dtype=np.int64)
     nbytes = sizes[chunk].reshape(ranks, -1).sum(axis=1).astype(float)
 

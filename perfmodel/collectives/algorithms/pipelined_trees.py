@@ -77,7 +77,7 @@ def forest_of(parents: IntArray) -> Forest:
 
 
 def _depth(above: IntArray) -> IntArray:
-    """Edges from each node up to its root, by doubling the way that is known."""
+    """Edges from each node up to its root, by doubling the known distance."""
     nodes = len(above)
     up = np.append(np.where(above < 0, nodes, above), nodes)
     depth = np.append((above >= 0).astype(np.int64), 0)
@@ -157,17 +157,17 @@ def chained_parents(chains: IntArray, *, second: bool, spread: bool) -> IntArray
     Parameters
     ----------
     chains : ndarray of int, shape (nodes, size)
-        Positions of ranks; the first of each chain speaks to the parent node.
+        Positions of ranks; the first of each chain sends to the parent node.
     second : bool
         Which of the two trees.
     spread : bool
-        Whether a node's first child speaks to the second of its chain (NCCL's balanced tree), so
-        that two GPUs share the traffic of the NIC; else both children speak to the first.
+        Whether a node's first child sends to the second of its chain (NCCL's balanced tree), so
+        that two GPUs share the traffic of the NIC; else both children send to the first.
     """
     nodes, size = chains.shape
     parent, is_first = node_parents(nodes, second)
-    found = np.full(int(chains.max(initial=-1)) + 1, ROOT, dtype=np.int64)
+    parents = np.full(int(chains.max(initial=-1)) + 1, ROOT, dtype=np.int64)
     place = np.where(is_first, 1, 0) if spread and size > 1 else np.zeros(nodes, dtype=np.int64)
-    found[chains[:, 0]] = np.where(parent < 0, ROOT, chains[parent, place])
-    found[chains[:, 1:]] = chains[:, :-1]
-    return found
+    parents[chains[:, 0]] = np.where(parent < 0, ROOT, chains[parent, place])
+    parents[chains[:, 1:]] = chains[:, :-1]
+    return parents

@@ -98,11 +98,11 @@ def rabenseifner(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     sizes = split_elements(nbytes, len(team.members), itemsize)
     half, extra = len(sizes) // 2, len(team.partners)
     lower, upper = np.zeros(extra, dtype=np.int64), np.full(extra, half)
-    there = np.concatenate([team.partners, team.folded])
-    back = np.concatenate([team.folded, team.partners])
+    senders = np.concatenate([team.partners, team.folded])
+    receivers = np.concatenate([team.folded, team.partners])
     begin = np.concatenate([lower, upper])
     folds = [
-        exchange("swap halves", there, back, begin, half, sizes, reduces=True),
+        exchange("swap halves", senders, receivers, begin, half, sizes, reduces=True),
         exchange("fold", team.partners, team.folded, upper, half, sizes, reduces=False),
     ]
     patterns = [*folds, *_halve_and_double(team, sizes), _unfold(team, sizes)]

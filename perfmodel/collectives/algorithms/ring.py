@@ -232,8 +232,8 @@ def segments(
     (28, 936232)
     """
     largest = max(segment_bytes // itemsize, 1) * itemsize
-    wanted = max(-(-nbytes // largest), 2 * ranks)
-    number = -(-wanted // ranks) * ranks
+    fewest = max(-(-nbytes // largest), 2 * ranks)
+    number = -(-fewest // ranks) * ranks
     return number, -(-nbytes // (number * itemsize)) * itemsize
 
 

@@ -7,11 +7,20 @@ and scan", Parallel Computing 35(12), 2009; Thakur, Rabenseifner and Gropp, IJHP
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.patterns import Pattern, concatenate, exchange, pieces_of, pipeline
+from perfmodel.collectives.algorithms import pipelined_trees
+from perfmodel.collectives.algorithms.pipelined_trees import chained_parents, forest_of
+from perfmodel.collectives.patterns import (
+    Pattern,
+    concatenate,
+    exchange,
+    near_root,
+    pieces_of,
+)
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
@@ -52,33 +61,27 @@ def double_binary_tree(
         Groups that do not hold each rank once.
     """
     check_ranks(ranks)
-    table = checked_groups(ranks, [[r] for r in range(ranks)] if groups is None else groups)
+    table = group_table(ranks, [[r] for r in range(ranks)] if groups is None else groups)
+    trees = forest_of(
+        np.stack([chained_parents(table, second=second, spread=False) for second in (False, True)])
+    )
+    order = np.lexsort((~trees.up, trees.channel))  # tree after tree
+    columns = ("src", "dst", "channel", "first", "up")
+    trees = replace(trees, **{name: getattr(trees, name)[order] for name in columns})
     pieces = pieces_of(nbytes, 2, piece_bytes, itemsize)
-    sizes = split_elements(nbytes, 2 * pieces, itemsize).reshape(2, pieces)
-    both = [_edges(_chained(parents, table), tree) for tree, parents in enumerate(_two(len(table)))]
-    src, dst, channel, first, reduces = (
-        np.concatenate(columns) for columns in zip(*both, strict=True)
-    )
-    flow = pipeline("reduce and broadcast", src, dst, channel, first, sizes, reduces=reduces)
-    return concatenate(
-        [flow],
-        collective="all_reduce",
-        algorithm="tree",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes.ravel(),
-    )
+    return pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
 
 
-def checked_groups(ranks: int, groups: Sequence[Sequence[int]]) -> IntArray:
-    """Groups of ranks as an array of shape (groups, size).
+def group_table(ranks: int, groups: Sequence[Sequence[int]] | None) -> IntArray:
+    """Groups of ranks as an array of shape (groups, size); default: of `near_root` ranks each.
 
     Raises
     ------
     ScheduleError
         Groups of different sizes, or that do not hold each rank once.
     """
+    if groups is None:
+        return np.arange(ranks, dtype=np.int64).reshape(-1, near_root(ranks))
     lengths = sorted({len(group) for group in groups})
     if len(lengths) != 1:
         raise ScheduleError(f"groups of {lengths} ranks; allowed: groups of one size")
@@ -86,52 +89,6 @@ def checked_groups(ranks: int, groups: Sequence[Sequence[int]]) -> IntArray:
     if not np.array_equal(np.sort(table, axis=None), np.arange(ranks)):
         raise ScheduleError(f"groups that do not hold each rank 0 to {ranks - 1} once")
     return table
-
-
-def _two(places: int) -> tuple[IntArray, IntArray]:
-    """Parent of each place in two trees; -1 at the roots.
-
-    The first tree is in order of places, so that odd places are leaves. The second is its mirror
-    image, or for an odd number of places the same shifted by one.
-    """
-    place = np.arange(places)
-    bit = place & -place
-    above = (place ^ bit) | (bit << 1)
-    first = np.where(above < places, above, place ^ bit)
-    first[:1] = -1
-    if places % 2 == 0:
-        mirrored = first[::-1]
-        return first, np.where(mirrored < 0, -1, places - 1 - mirrored)
-    shifted = np.roll(first, 1)
-    return first, np.where(shifted < 0, -1, (shifted + 1) % places)
-
-
-def _chained(parents: IntArray, groups: IntArray) -> IntArray:
-    """Parent of each rank, if groups stand at the places of a tree and each is a chain."""
-    found = np.empty(groups.size, dtype=np.int64)
-    found[groups[:, 0]] = np.where(parents < 0, -1, groups[parents, 0])
-    found[groups[:, 1:]] = groups[:, :-1]
-    return found
-
-
-def _edges(parents: IntArray, tree: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Edges of a tree up and down: src, dst, channel, first repeat, whether they reduce."""
-    depth = np.zeros(len(parents), dtype=np.int64)
-    above = parents
-    while (above >= 0).any():
-        depth += above >= 0
-        above = np.where(above >= 0, parents[above], -1)
-    height = np.zeros(len(parents), dtype=np.int64)
-    for level in range(int(depth.max()), 0, -1):
-        lower = np.flatnonzero(depth == level)
-        np.maximum.at(height, parents[lower], height[lower] + 1)
-    child = np.flatnonzero(parents >= 0)
-    upper = parents[child]
-    # A piece goes up once both children's have come, and down once the root has it whole.
-    first = np.concatenate([height[child], height.max() + depth[child] - 1])
-    up = np.repeat([True, False], len(child))
-    channel = np.full(2 * len(child), tree)
-    return np.concatenate([child, upper]), np.concatenate([upper, child]), channel, first, up
 
 
 def broadcast(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:

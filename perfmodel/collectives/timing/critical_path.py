@@ -1,21 +1,27 @@
-"""How long a ring of unlike edges takes, without stepping through it: the heaviest walk.
+"""Time of rings, chains and trees of unlike edges in closed form, without stepping through sends.
 
-Each edge may send when the edge before it has delivered, when its own last send is on the wire and
-when its send of `credits` steps ago has been delivered. So the time of n steps is the weight of the
-heaviest walk over the edges that takes n - 1 steps: one step on to the next edge weighs what the
-edge left behind takes to deliver (hold + latency); one step on the spot weighs the hold; `credits`
-steps on the spot weigh a delivery. A walk covers a window of neighbouring edges and spends the
-steps that are left where that weighs most, so the best window is a question of prefix sums.
+A send may start when the edges that feed it have delivered, when the edge's own last send is on
+the wire and when its send of `credits` sends ago has been delivered. So the time is the weight of
+the heaviest path through these dependencies. Going on to the next edge weighs a delivery (hold +
+latency) of the edge before; waiting at an edge weighs its hold, and `credits` waits at one edge
+weigh its delivery, if that is more.
+
+Around a ring, n steps are a path of n - 1 moves: a window of neighbouring edges, and waits where
+they weigh most; the best window is a question of prefix sums. Along a chain every edge is in the
+window. In trees, piece P of an edge has a path from a leaf with P - 1 waits, found level by level.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.unrolled import feeders_of
 
 _ALIKE = 1e-12
 _EQUAL = 1e-6
@@ -26,17 +32,17 @@ _MOST_PERIODS = 64
 def rings_s(
     phases: Sequence[Phase], rings: int, rate_Bps: FloatArray, latency_s: FloatArray, credits: int
 ) -> tuple[float, float] | None:
-    """Time of closed rings whose steps are alike, if it can be told without stepping.
+    """Time of closed rings whose steps are alike, if it is known without stepping.
 
     Where sends differ by a few bytes (chunks of whole elements, averaged over the repeats) the time
-    is that for sends in the middle between the least and the most: no walk has more sends than
+    is that for sends in the middle between the least and the most: no path has more sends than
     there are repeats, so that the time is off by half their difference on the slowest edge, times
     the repeats, at most. That has to be less than a millionth.
 
     Parameters
     ----------
     phases : sequence of Phase
-        Over the same edges, ring after ring, every edge at work in every repeat.
+        Over the same edges, ring after ring, every edge active in every repeat.
     rings : int
     rate_Bps, latency_s : ndarray of float, shape (edges,)
     credits : int
@@ -53,9 +59,9 @@ def rings_s(
     least = min(float(phase.nbytes.min()) for phase in phases)
     most = max(float(phase.nbytes.max()) for phase in phases)
     hold_s = ((least + most) / 2 / rate_Bps).reshape(rings, -1)
-    found = _slowest(hold_s, latency_s.reshape(rings, -1), repeat, credits)
+    times = _slowest(hold_s, latency_s.reshape(rings, -1), repeat, credits)
     unsure_s = repeat * (most - least) / float(rate_Bps.min())
-    return None if found is None or unsure_s > _EQUAL * found[1] else found
+    return None if times is None or unsure_s > _EQUAL * times[1] else times
 
 
 def _slowest(
@@ -69,17 +75,17 @@ def _slowest(
     ends = [-np.inf, -np.inf]
     for ring in unlike.values():
         for at, sent in enumerate((True, False)):
-            found = ring_s(*ring, repeat, credits, sent=sent)
-            if found is None:
+            end_s = ring_s(*ring, repeat, credits, sent=sent)
+            if end_s is None:
                 return None
-            ends[at] = max(ends[at], found)
+            ends[at] = max(ends[at], end_s)
     return ends[0], ends[1]
 
 
 def ring_s(
     hold_s: FloatArray, latency_s: FloatArray, repeat: int, credits: int, *, sent: bool = False
 ) -> float | None:
-    """Time of `repeat` steps of a ring, every edge at work in each.
+    """Time of `repeat` steps of a ring, every edge active in each.
 
     Parameters
     ----------
@@ -88,21 +94,21 @@ def ring_s(
         delivered.
     repeat : int
     credits : int
-        Sends that an edge may have under way.
+        Sends that an edge may have in flight.
     sent : bool
         Until the last byte has left, and not until everything has arrived.
 
     Returns
     -------
     float or None
-        Seconds; None where the heaviest walk cannot be told from its bound (the edge on which it
+        Seconds; None where the heaviest path may be below its bound (the edge on which it
         should wait lies outside its window), so that only stepping gives the time.
 
     Notes
     -----
     Let W be the largest delivery and H the largest hold. Waiting is worth W per `credits` steps and
-    H for each of the b < `credits` steps that remain, or H for every step if that is more. Taking
-    both for granted bounds the time from above; the bound is reached, and so is the time, if the
+    H for each of the b < `credits` steps that remain, or H for every step if that is more. Assuming
+    both bounds the time from above; the bound is reached, and so is the time, if the
     best window holds edges that have them.
     """
     around = _period(hold_s, latency_s)
@@ -121,10 +127,10 @@ def ring_s(
     waits = repeat - (window[1] - window[0]) - rest
     crossing = delivery_s[inside].max() if stride > 1 else hold_s[inside].max()
     least = most if stride > 1 else longest
-    found = (waits == 0 or crossing >= least * (1 - _ALIKE)) and (
+    is_exact = (waits == 0 or crossing >= least * (1 - _ALIKE)) and (
         rest == 0 or hold_s[inside].max() >= longest * (1 - _ALIKE)
     )
-    return best if found else None
+    return best if is_exact else None
 
 
 def _period(hold_s: FloatArray, latency_s: FloatArray) -> int:
@@ -211,8 +217,8 @@ def _most_ahead(values: FloatArray, size: int) -> FloatArray:
     padded[: len(values)] = values
     blocks = padded.reshape(-1, size)
     begun = np.maximum.accumulate(blocks, axis=1).ravel()
-    left = np.maximum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
-    return np.maximum(left[: len(values) - size + 1], begun[size - 1 : len(values)])
+    before = np.maximum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
+    return np.maximum(before[: len(values) - size + 1], begun[size - 1 : len(values)])
 
 
 def chains_s(
@@ -220,7 +226,7 @@ def chains_s(
 ) -> tuple[float, FloatArray] | None:
     """Time of pipelines along open chains; None if the phase's edges do not form such.
 
-    The walk crosses every edge of a chain once and waits, chunk after chunk, where that weighs
+    The path crosses every edge of a chain once and waits, chunk after chunk, where that weighs
     most; every edge is in its window, so nothing is left to guess.
 
     Parameters
@@ -259,3 +265,63 @@ def chains_s(
     waits_s = np.maximum(more * longest, whole * most + rest * longest)
     landed_s: FloatArray = np.cumsum(delivery_s, axis=1) + waits_s
     return float((landed_s - late_s).max()), landed_s.ravel()
+
+
+def pipelines_s(
+    phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int
+) -> tuple[float, FloatArray] | None:
+    """Time of pieces over trees; None if the phase's edges do not form such.
+
+    Parameters
+    ----------
+    phase : Phase
+        Each edge begins after those that feed it, and carries as many pieces as they do.
+    rate_Bps, latency_s : ndarray of float, shape (edges,)
+    credits : int
+
+    Returns
+    -------
+    tuple of (float, ndarray of float, shape (edges,)) or None
+        When the last byte has left, and when the last send of each edge has arrived; seconds.
+    """
+    if phase.drained or not phase.first.max(initial=0):
+        return None
+    pieces = int(phase.active[0])
+    if (phase.active != pieces).any():
+        return None
+    feeders, hold_s = feeders_of(phase), phase.nbytes / rate_Bps
+    whole, rest = divmod(pieces - 1, credits)
+    delivery_s = hold_s + latency_s
+    # Weight of waits on a path: of none, with all for a hold, and with some for a delivery.
+    gains = (pieces - 1) * hold_s, whole * delivery_s, rest * hold_s
+    landed_s = _heaviest(feeders, phase.first, delivery_s, gains)
+    return float((landed_s - np.maximum(latency_s, 0.0)).max()), landed_s
+
+
+def _heaviest(
+    feeders: IntArray,
+    first: IntArray,
+    own_s: FloatArray,
+    gains_s: tuple[FloatArray, FloatArray, FloatArray],
+) -> FloatArray:
+    """Heaviest path to each edge: its weights, and the first gain or the two others once each.
+
+    `own_s` and the gains have shape (edges,).
+    """
+    edges = len(own_s)
+    # Rows: nothing gained yet, the first gain, the second, the third, the second and the third.
+    best = np.zeros((5, edges + 1))
+    gains, others = np.stack(gains_s), np.stack(gains_s[:0:-1])
+    order = np.argsort(first, kind="stable")
+    ends = np.flatnonzero(np.diff(first[order])) + 1
+    for begin, end in itertools.pairwise([0, *ends.tolist(), edges]):
+        level = order[begin:end]
+        before = reduce(np.maximum, (best[:, column] for column in feeders[level].T))
+        gained = before[0] + gains[:, level]
+        both = np.maximum.reduce(before[2:4] + others[:, level])
+        last = np.maximum(before[4], gained[1] + gains[2, level])
+        np.maximum(before[4], np.maximum(both, last), out=before[4])
+        np.maximum(before[1:4], gained, out=before[1:4])
+        best[:, level] = before + own_s[level]
+    landed: FloatArray = np.maximum(best[1, :edges], best[4, :edges])
+    return landed

@@ -5,7 +5,7 @@ it on the wire, and when the edge has a credit: with c credits, when the send c 
 been delivered. It occupies the edge for ``nbytes / rate`` and is delivered ``latency`` later.
 With one credit a step costs alpha + nbytes beta (Hockney) and a ring with one slow edge takes
 2(N-1) of that edge's steps; with more, latency is pipelined. What a send needs has come `Phase.lag`
-repeats before it, and a phase may begin with nothing under way (`Phase.drained`).
+repeats before it, and a phase may begin with nothing in flight (`Phase.drained`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.critical_path import chains_s, rings_s
-from perfmodel.collectives.timing.pipelines import pipelines_s
+from perfmodel.collectives.timing.critical_path import chains_s, pipelines_s, rings_s
 from perfmodel.collectives.timing.unrolled import course_of, places_of
 from perfmodel.collectives.timing.variable_rate import Clocks, CompletionTimes, LinkRates
 
 LONG = 256
-"""Edges of a ring or chain from which on its heaviest walk is looked for, instead of stepping."""
+"""Edges of a ring or chain from which on `critical_path` is tried before stepping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class ReadyTimes:
         return np.maximum(begin_s, np.where(waits, self._came_s[ends], 0.0))
 
     def land(self, phase: Phase, landed_s: FloatArray) -> None:
-        """Take note of when the last sends over the edges of a leg have landed."""
+        """Record when the last sends over the edges of a leg have landed."""
         self._grow(phase)
         starts, ends = places_of(phase, self.ranks)
         np.maximum.at(self._came_s, ends, landed_s)
@@ -96,11 +95,11 @@ def legs_ends(
     if len(legs) == 1:
         yield None, leg_ends(legs[0], credits)
         return
-    doors = ReadyTimes(ranks)
+    ready = ReadyTimes(ranks)
     for leg in legs:
-        begin_s = doors.begin_s(leg.phases[0])
-        ends = _stepped(leg, begin_s, credits)
-        doors.land(leg.phases[0], ends.landed_s)
+        begin_s = ready.begin_s(leg.phases[0])
+        ends = _step_through(leg, begin_s, credits)
+        ready.land(leg.phases[0], ends.landed_s)
         yield begin_s, ends
 
 
@@ -117,7 +116,7 @@ def schedule_s(
         Rate of each edge while it sends.
     latency_s : ndarray of float, shape (edges,)
     credits : int
-        Sends that an edge may have under way.
+        Sends that an edge may have in flight.
 
     Returns
     -------
@@ -137,9 +136,9 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
     phases, late = leg.phases, leg.latency_s
     with np.errstate(divide="ignore"):  # a link that carries nothing: infinite
         busy = [phase.nbytes / leg.rate_Bps for phase in phases]
-    rings = _closed_rings(phases)
+    rings = _form_closed_rings(phases)
     blocking = credits == 1 or (rings and all(phase.lag == 1 for phase in phases))
-    if blocking and _uniform(busy, late):
+    if blocking and _is_uniform(busy, late):
         # Every send waits for a whole step of the one before it: around a ring for its data, at
         # the head of a chain for its only credit.
         steps = zip(phases, busy, strict=True)
@@ -152,35 +151,35 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
         slowest = int(np.argmax(total))
         end_s = float(np.asarray(total)[slowest])
         return CompletionTimes(end_s - float(late[slowest]), np.array([end_s]))
-    known = _long_ends(leg, rings, credits)
-    return _stepped(leg, np.zeros(len(late)), credits) if known is None else known
+    ends = _long_ends(leg, rings, credits)
+    return _step_through(leg, np.zeros(len(late)), credits) if ends is None else ends
 
 
 def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes | None:
-    """How long rings or chains end, if it can be told without stepping."""
+    """How long rings, chains or trees end, if it is known without stepping."""
     first = leg.phases[0]
     channels = int(first.channel[-1]) + 1
     is_long = len(leg.latency_s) >= LONG * channels
     if rings and credits > 1 and is_long:
-        known = rings_s(leg.phases, channels, leg.rate_Bps, leg.latency_s, credits)
-        return None if known is None else CompletionTimes(known[0], np.array([known[1]]))
+        times = rings_s(leg.phases, channels, leg.rate_Bps, leg.latency_s, credits)
+        return None if times is None else CompletionTimes(times[0], np.array([times[1]]))
     if len(leg.phases) == 1 and first.first.any():
         chains = chains_s(first, leg.rate_Bps, leg.latency_s, credits) if is_long else None
-        ways = chains or pipelines_s(first, leg.rate_Bps, leg.latency_s, credits)
-        return None if ways is None else CompletionTimes(*ways)
+        times_of_edges = chains or pipelines_s(first, leg.rate_Bps, leg.latency_s, credits)
+        return None if times_of_edges is None else CompletionTimes(*times_of_edges)
     return None
 
 
-def _stepped(leg: TimedPhases, begin_s: FloatArray, credits: int) -> CompletionTimes:
+def _step_through(leg: TimedPhases, begin_s: FloatArray, credits: int) -> CompletionTimes:
     course = course_of(leg.phases, credits)
     return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)).ends()
 
 
-def _uniform(busy: Sequence[FloatArray], latency_s: FloatArray) -> bool:
+def _is_uniform(busy: Sequence[FloatArray], latency_s: FloatArray) -> bool:
     return all(bool((values == values[0]).all()) for values in (latency_s, *busy))
 
 
-def _closed_rings(phases: Sequence[Phase]) -> bool:
+def _form_closed_rings(phases: Sequence[Phase]) -> bool:
     """Whether the edges form closed rings, ring after ring, that work all the time."""
     first = phases[0]
     edges, rings = len(first.src), int(first.channel[-1]) + 1

@@ -1,4 +1,4 @@
-"""The course of a collective over one set of edges: what each repeat sends and waits for."""
+"""Phases over one set of edges, repeat by repeat: what each edge sends and waits for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perfmodel.collectives.schedule import Phase
 
 SAME = 1e-12
 """Values this close are alike."""
-MOST_WALKED = 200_000
-"""Edges up to which rings are looked for that do not stand one after the other."""
+MOST_TRACED = 200_000
+"""Edges up to which rings are searched whose edges are not consecutive."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class UnrolledPhases:
     ----------
     phases : tuple of Phase
     credits : int
-        Sends that an edge may have under way.
+        Sends that an edge may have in flight.
     feeders : ndarray of int, shape (edges, most feeders)
         Edges that bring what each edge sends on; padded with `edges`.
     order : ndarray of int, shape (rings, edges of a ring), or None
@@ -113,7 +113,7 @@ class UnrolledPhases:
 
 def course_of(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
     """Prepare phases over the same edges, at least one."""
-    rings = _rings(phases)
+    rings = _consecutive_rings(phases)
     if rings is not None:
         feeders = np.empty(rings.size, dtype=np.int64)
         feeders[rings.ravel()] = np.roll(rings, 1, axis=1).ravel()
@@ -123,7 +123,9 @@ def course_of(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
         return UnrolledPhases(tuple(phases), credits, nobody, None)
     feeders = feeders_of(phases[0])
     steady = all(bool((p.active == p.repeat).all()) for p in phases)
-    return UnrolledPhases(tuple(phases), credits, feeders, _walked(feeders) if steady else None)
+    return UnrolledPhases(
+        tuple(phases), credits, feeders, _trace_rings(feeders) if steady else None
+    )
 
 
 def places_of(phase: Phase, ranks: int = 0) -> tuple[IntArray, IntArray]:
@@ -145,15 +147,15 @@ def feeders_of(phase: Phase) -> IntArray:
     low = np.searchsorted(ends[by_end], starts, side="left")
     high = np.searchsorted(ends[by_end], starts, side="right")
     place = low[:, None] + np.arange(max(1, int((high - low).max(initial=0))))
-    found = np.where(place < high[:, None], by_end[np.minimum(place, edges - 1)], edges)
+    feeders = np.where(place < high[:, None], by_end[np.minimum(place, edges - 1)], edges)
     if phase.first.max(initial=0) > 0:
-        begun = np.append(phase.first, edges + 1)[found] < phase.first[:, None]
-        found = np.where(begun, found, edges)
-    return found.astype(np.int64)
+        begun = np.append(phase.first, edges + 1)[feeders] < phase.first[:, None]
+        feeders = np.where(begun, feeders, edges)
+    return feeders.astype(np.int64)
 
 
-def _rings(phases: Sequence[Phase]) -> IntArray | None:
-    """Edges of closed rings that stand ring after ring; None if they do not."""
+def _consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
+    """Edges of closed rings, ring after ring; None if the edges form none in this order."""
     first = phases[0]
     edges, rings = len(first.src), int(first.channel[-1]) + 1
     if edges % rings or any((p.active != p.repeat).any() for p in phases):
@@ -166,35 +168,35 @@ def _rings(phases: Sequence[Phase]) -> IntArray | None:
     return np.arange(edges).reshape(rings, -1)
 
 
-def _walked(feeders: IntArray) -> IntArray | None:
-    """Edges of rings of one length, in whatever order they stand; None if they form none."""
+def _trace_rings(feeders: IntArray) -> IntArray | None:
+    """Edges of rings of one length, in any order; None if they form none."""
     edges = len(feeders)
-    if feeders.shape[1] != 1 or edges > MOST_WALKED:
+    if feeders.shape[1] != 1 or edges > MOST_TRACED:
         return None
     if not np.array_equal(np.sort(feeders[:, 0]), np.arange(edges)):
         return None
     after = np.empty(edges, dtype=np.int64)
     after[feeders[:, 0]] = np.arange(edges)
-    follows, seen, found = after.tolist(), [False] * edges, []
+    follows, visited, rings = after.tolist(), [False] * edges, []
     for edge in range(edges):
-        if seen[edge]:
+        if visited[edge]:
             continue
         ring = []
-        while not seen[edge]:
-            seen[edge] = True
+        while not visited[edge]:
+            visited[edge] = True
             ring.append(edge)
-            edge = follows[edge]  # noqa: PLW2901  (walks on)
-        found.append(ring)
-        if len(ring) != len(found[0]):
+            edge = follows[edge]  # noqa: PLW2901  (the next of the ring)
+        rings.append(ring)
+        if len(ring) != len(rings[0]):
             return None
-    return np.array(found, dtype=np.int64)
+    return np.array(rings, dtype=np.int64)
 
 
 Part = tuple[IntArray, IntArray]
-"""Edges that stand for others, shape (rings, edges), and for each edge who stands for it, or -1."""
+"""Edges that represent others, shape (rings, edges); for each edge its representative, or -1."""
 
 
-def parts_of(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part] | None:
+def find_parts(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part] | None:
     """Edges of rings that are unlike in what they send and in `rows`; None without rings.
 
     Like hosts make a ring periodic: its edges inside a host and out of it come back host after
@@ -213,10 +215,12 @@ def parts_of(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part] |
     by_period: dict[int, list[int]] = {}
     for ring in unlike:
         by_period.setdefault(_period(table[:, ring]), []).append(ring)
-    return [_part(course.order, period, rings, stands_for) for period, rings in by_period.items()]
+    return [
+        _fold_rings(course.order, period, rings, stands_for) for period, rings in by_period.items()
+    ]
 
 
-def _part(order: IntArray, period: int, rings: list[int], stands_for: list[int]) -> Part:
+def _fold_rings(order: IntArray, period: int, rings: list[int], stands_for: list[int]) -> Part:
     back = np.full(order.size, -1, dtype=np.int64)
     around = np.arange(order.shape[1]) % period
     number = {ring: place for place, ring in enumerate(rings)}
@@ -226,19 +230,19 @@ def _part(order: IntArray, period: int, rings: list[int], stands_for: list[int])
     return order[rings][:, :period], back
 
 
-def part_of(course: UnrolledPhases, which: IntArray) -> UnrolledPhases:
-    """The course of the edges that stand for others, each fed by the one before it."""
-    flat = which.ravel()
+def select_part(course: UnrolledPhases, selection: IntArray) -> UnrolledPhases:
+    """The phases of edges that represent others, each fed by the one before it."""
+    flat = selection.ravel()
     names = ("src", "dst", "channel", "nbytes", "first", "active")
     phases = tuple(
         replace(p, **{name: getattr(p, name)[flat] for name in names}) for p in course.phases
     )
-    order = np.arange(flat.size).reshape(which.shape)
+    order = np.arange(flat.size).reshape(selection.shape)
     return UnrolledPhases(phases, course.credits, np.roll(order, 1, axis=1).reshape(-1, 1), order)
 
 
-def _close(one: FloatArray, other: FloatArray) -> bool:
-    return bool((np.abs(one - other) <= SAME * np.abs(other)).all())
+def _close(first: FloatArray, second: FloatArray) -> bool:
+    return bool((np.abs(first - second) <= SAME * np.abs(second)).all())
 
 
 def _period(rows: FloatArray) -> int:

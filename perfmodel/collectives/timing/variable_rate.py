@@ -1,11 +1,8 @@
-"""When sends over some edges start and arrive, edge by edge, at rates that change now and then.
+"""When sends over some edges start and arrive, edge by edge, at rates that change in between.
 
-The recurrence of `timing.py`, kept where it stands: `Clocks` takes new rates in mid-transfer, and
-what was sent until then stays sent. Times are seconds since the collective began.
-
-What edges can do from a time on, and when their sends leave and arrive as that changes.
-
-A single send per edge, at rates that change now and then: `Clocks` without a recurrence.
+`Clocks` is the recurrence of `recurrence.py` with its state: it takes new rates in mid-transfer,
+and what was sent until then stays sent. `OneStep` is the same for a single send per edge. Times
+are seconds since the collective began.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.unrolled import UnrolledPhases, part_of, parts_of
+from perfmodel.collectives.timing.unrolled import UnrolledPhases, find_parts, select_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +32,19 @@ class LinkRates:
     rate_Bps: FloatArray
     latency_s: FloatArray
 
-    def chosen(self, which: IntArray) -> LinkRates:
+    def chosen(self, selection: IntArray) -> LinkRates:
         """The same for some of the edges."""
-        return LinkRates(self.from_s, self.rate_Bps[which], self.latency_s[which])
+        return LinkRates(self.from_s, self.rate_Bps[selection], self.latency_s[selection])
 
 
-def merged(begin_s: float, one: LinkRates, other: LinkRates, after: LinkRates) -> LinkRates:
-    """Two paces as one that sends as much from a time on."""
-    parts = np.array([other.from_s - begin_s, after.from_s - other.from_s])
+def average_rates(
+    begin_s: float, first: LinkRates, second: LinkRates, after: LinkRates
+) -> LinkRates:
+    """Average of two consecutive rates that sends as much from a time on."""
+    parts = np.array([second.from_s - begin_s, after.from_s - second.from_s])
     parts /= parts.sum()
-    rate_Bps = parts[0] * one.rate_Bps + parts[1] * other.rate_Bps
-    return LinkRates(-np.inf, rate_Bps, other.latency_s)
+    rate_Bps = parts[0] * first.rate_Bps + parts[1] * second.rate_Bps
+    return LinkRates(-np.inf, rate_Bps, second.latency_s)
 
 
 def sent_s(
@@ -56,19 +55,19 @@ def sent_s(
     if len(paces) == 1 or float(start_s.min(initial=np.inf)) >= last.from_s:
         end = start_s + nbytes / last.rate_Bps[on]
         return end, end + last.latency_s[on]
-    at, left = start_s, nbytes
+    since, remaining = start_s, nbytes
     end = np.full(len(start_s), np.inf)
     arrived, todo = end.copy(), np.ones(len(start_s), dtype=np.bool_)
     for pace, after in zip(paces, [*paces[1:], None], strict=True):
         rate, until_s = pace.rate_Bps[on], np.inf if after is None else after.from_s
-        finish = at + np.where(left > 0, left / rate, 0.0)
-        now = todo & (finish <= until_s) & (at <= until_s)
+        finish = since + np.where(remaining > 0, remaining / rate, 0.0)
+        now = todo & (finish <= until_s) & (since <= until_s)
         end[now], arrived[now] = finish[now], (finish + pace.latency_s[on])[now]
         todo &= ~now
         if not todo.any():
             break
-        left = np.maximum(0.0, left - np.maximum(0.0, until_s - at) * rate)
-        at = np.maximum(at, until_s)
+        remaining = np.maximum(0.0, remaining - np.maximum(0.0, until_s - since) * rate)
+        since = np.maximum(since, until_s)
     return end, arrived
 
 
@@ -81,7 +80,7 @@ SAME_GAIN = 1e-13
 
 @dataclass(slots=True)
 class RecurrenceState:
-    """Where a recurrence stands.
+    """State of a recurrence.
 
     Parameters
     ----------
@@ -91,7 +90,7 @@ class RecurrenceState:
         When each edge had put its last send on the wire.
     delivered : ndarray of float, shape (depth, edges + 1)
         Row n % depth holds when the n-th send of each edge arrived; the last column stays 0 and
-        stands for edges that nobody feeds.
+        is for edges that nothing feeds.
     """
 
     step: int
@@ -126,7 +125,7 @@ class CompletionTimes:
 
 @dataclass
 class Clocks:
-    """Sends over some edges on their way.
+    """Sends over some edges in progress.
 
     Parameters
     ----------
@@ -158,11 +157,11 @@ class Clocks:
         while len(paces) > 1 and paces[1].from_s <= earliest_s:
             paces = [replace(paces[1], from_s=-np.inf), *paces[2:]]
         if len(paces) >= MOST_PACES:
-            paces = [merged(earliest_s, *paces[:3]), *paces[2:]]
+            paces = [average_rates(earliest_s, *paces[:3]), *paces[2:]]
         self._paces = [*paces, LinkRates(now_s, rate_Bps, latency_s)]
 
     def ends(self) -> CompletionTimes:
-        """Tell how the sends end if nothing changes any more."""
+        """How the sends end if nothing changes any more."""
         stand = self._stand.copy()
         self._run(stand, np.inf)
         return ends_of(self.course, stand)
@@ -173,8 +172,8 @@ class Clocks:
         return 1.0 - sent / np.maximum(self.course.sends, 1)
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
-        """Go on in place; alike rings, and what repeats around a ring, are computed once."""
-        parts = parts_of(
+        """Advance in place; rings alike, and what repeats around a ring, are computed once."""
+        parts = find_parts(
             self.course,
             [
                 *(row for pace in self._paces for row in (pace.rate_Bps, pace.latency_s)),
@@ -186,9 +185,9 @@ class Clocks:
             return
         free, delivered = np.empty_like(stand.free), np.zeros_like(stand.delivered)
         halts = []
-        for which, _ in parts:
-            course = part_of(self.course, which)
-            flat = which.ravel()
+        for selection, _ in parts:
+            course = select_part(self.course, selection)
+            flat = selection.ravel()
             columns = np.append(flat, len(stand.free))
             small = RecurrenceState(stand.step, stand.free[flat], stand.delivered[:, columns])
             halts.append((course, small, [pace.chosen(flat) for pace in self._paces]))
@@ -237,20 +236,20 @@ def advance(
             phase, first = course.phase_at(stand.step)
             last = min(end_step, first + phase.repeat)
             if stand.step == first and phase.drained:
-                stand.free = _drained(course, stand, phase)
+                stand.free = _drained_free_s(course, stand, phase)
             stride = course.stride(phase)
             leaps = 0 < stride * 2 <= last - stand.step
             began = stand.copy() if leaps else stand
             goal = stand.step + stride if leaps else last
-            _steps(course, stand, phase, goal, paces, until_s)
+            _advance_all(course, stand, phase, goal, paces, until_s)
             if stand.step < goal:
                 return
             if leaps and float(began.free.min()) >= paces[-1].from_s:
                 _leap(course, stand, began, last, until_s)
 
 
-def _drained(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
-    """When each edge is free for a phase that begins with nothing under way."""
+def _drained_free_s(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
+    """When each edge is free for a phase that begins with nothing in flight."""
     sent = course.sent(stand.step)
     last_s = stand.delivered[(sent - 1) % course.depth, np.arange(course.edges)]
     return np.maximum(stand.free, course.landed(phase, last_s))
@@ -287,7 +286,7 @@ def _leap(
         stand.step += times * stride
 
 
-def _steps(
+def _advance_all(
     course: UnrolledPhases,
     stand: RecurrenceState,
     phase: Phase,
@@ -298,18 +297,18 @@ def _steps(
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
     if not course.together:
         first = course.phase_at(stand.step)[1]
-        while stand.step < goal and _some(course, stand, phase, first, paces, until_s):
+        while stand.step < goal and _advance_some(course, stand, phase, first, paces, until_s):
             pass
         return
     rows, free, depth = stand.delivered, stand.free, course.depth
-    one, *others = course.feeders.T
+    feeder, *more_feeders = course.feeders.T
     last, everyone = paces[-1], slice(None)
     steady = len(paces) == 1 or float(free.min()) >= last.from_s
     hold_s = phase.nbytes / last.rate_Bps
     for number in range(stand.step, goal):
-        start = rows[(number - phase.lag) % depth].take(one)
-        for other in others:
-            np.maximum(start, rows[(number - phase.lag) % depth].take(other), out=start)
+        start = rows[(number - phase.lag) % depth].take(feeder)
+        for feeders in more_feeders:
+            np.maximum(start, rows[(number - phase.lag) % depth].take(feeders), out=start)
         np.maximum(start, free, out=start)
         np.maximum(start, rows[(number - course.credits) % depth, :-1], out=start)
         if steady:
@@ -325,7 +324,7 @@ def _steps(
     stand.free = free
 
 
-def _some(
+def _advance_some(
     course: UnrolledPhases,
     stand: RecurrenceState,
     phase: Phase,
@@ -352,7 +351,7 @@ def _some(
 
 @dataclass
 class OneStep:
-    """Edges each of which sends once, on their way. Times are seconds since the collective began.
+    """Edges each of which sends once. Times are seconds since the collective began.
 
     Parameters
     ----------
@@ -387,7 +386,7 @@ class OneStep:
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
 
     def ends(self) -> CompletionTimes:
-        """Tell how the sends end if nothing changes any more."""
+        """How the sends end if nothing changes any more."""
         leave_s, works = self._leave_s(), self.phase.active > 0
         landed_s = np.where(works, leave_s + self.latency_s, 0.0)
         return CompletionTimes(float(leave_s[works].max(initial=0.0)), landed_s)

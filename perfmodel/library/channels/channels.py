@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.arrays import IntArray
 from perfmodel.library.channels.ring_search import HostRing, local_rings, rail_rings
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
-from perfmodel.library.lowering.edges import Edges, Ints
-from perfmodel.library.transport import GDR_PATHS, way_between
+from perfmodel.library.lowering.edges import Edges
+from perfmodel.library.transport import GDR_PATHS, path_type_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
@@ -27,7 +28,7 @@ class Rings:
         Ring after ring: edge (ring, position) goes from that position to the next.
     """
 
-    orders: Ints
+    orders: IntArray
     edges: Edges
 
 
@@ -42,33 +43,33 @@ def rings_over(
 
     Every host must contribute the same local GPUs for several rings (rails) to be used; an
     irregular group gets a single ring in rank order. Where the machine has lost links or NICs the
-    rings are those of the machine before; their edges take what ways are left.
+    rings are those of the machine before; their edges are routed around the lost parts.
     """
     hosts = by_host(np.asarray(ranks, dtype=np.int64), topology.gpus_per_host)
     if hosts is None:
-        orders = np.array([_grouped(ranks, topology.gpus_per_host)], dtype=np.int64)
+        orders = np.array([_group_by_host(ranks, topology.gpus_per_host)], dtype=np.int64)
         out = into = np.full(orders.shape, NEAREST)
     else:
-        orders, out, into = _ways(topology, router.healthy, hosts, at_most)
+        orders, out, into = _ring_orders(topology, router.healthy, hosts, at_most)
     after = np.roll(orders, -1, axis=1)
     arriving = np.roll(into, -1, axis=1)
     ends = (orders.ravel(), after.ravel(), out.ravel(), arriving.ravel())
     return Rings(orders, route_edges(topology, router, *ends))
 
 
-def by_host(ranks: Ints, size: int) -> Ints | None:
+def by_host(ranks: IntArray, size: int) -> IntArray | None:
     """Ranks as one row per host, in order; None where hosts differ in which GPUs take part."""
     per_host = int(np.count_nonzero(ranks // size == ranks[0] // size))
     if len(ranks) % per_host:
         return None
     rows = ranks.reshape(-1, per_host)
     own = rows // size == (rows // size)[:, :1]
-    alike = rows % size == rows[0] % size
+    same_gpus = rows % size == rows[0] % size
     different = len(np.unique(rows[:, 0] // size)) == len(rows)
-    return rows if own.all() and alike.all() and different else None
+    return rows if own.all() and same_gpus.all() and different else None
 
 
-def _grouped(ranks: range | tuple[int, ...], size: int) -> list[int]:
+def _group_by_host(ranks: range | tuple[int, ...], size: int) -> list[int]:
     """Ranks in their order, those of one host together."""
     groups: dict[int, list[int]] = {}
     for rank in ranks:
@@ -76,12 +77,12 @@ def _grouped(ranks: range | tuple[int, ...], size: int) -> list[int]:
     return [rank for group in groups.values() for rank in group]
 
 
-def _ways(
-    topology: Topology, router: Router, hosts: Ints, at_most: int | None
-) -> tuple[Ints, Ints, Ints]:
+def _ring_orders(
+    topology: Topology, router: Router, hosts: IntArray, at_most: int | None
+) -> tuple[IntArray, IntArray, IntArray]:
     """Orders of the rings, and the NICs by which they leave and enter; shape (rings, ranks).
 
-    Even and odd hosts may be passed in opposite ways.
+    Even and odd hosts may be passed in opposite directions.
     """
     gpus = [topology.ranks[rank] for rank in hosts[0].tolist()]
     if len(hosts) == 1:
@@ -92,16 +93,16 @@ def _ways(
     shape = (len(rings), *hosts.shape)
     orders, out, into = (np.full(shape, NEAREST) for _ in range(3))
     numbers = [router.nic_number(nic) for nic in nics]
-    for ring, ways in enumerate(rings):
-        for odd, way in enumerate(ways):
-            orders[ring, odd::2] = hosts[odd::2][:, way.order]
-            into[ring, odd::2, 0], out[ring, odd::2, -1] = _ends(way, numbers)
+    for ring, host_rings in enumerate(rings):
+        for odd, host_ring in enumerate(host_rings):
+            orders[ring, odd::2] = hosts[odd::2][:, host_ring.order]
+            into[ring, odd::2, 0], out[ring, odd::2, -1] = _end_nics(host_ring, numbers)
     flat = (len(rings), hosts.size)
     return orders.reshape(flat), out.reshape(flat), into.reshape(flat)
 
 
-def _ends(way: HostRing, numbers: list[int]) -> tuple[int, int]:
-    return numbers[way.nic_in or 0], numbers[way.nic_out or 0]
+def _end_nics(ring: HostRing, numbers: list[int]) -> tuple[int, int]:
+    return numbers[ring.nic_in or 0], numbers[ring.nic_out or 0]
 
 
 def serving_nics(router: Router, gpus: list[str]) -> list[str]:
@@ -113,17 +114,17 @@ def serving_nics(router: Router, gpus: list[str]) -> list[str]:
     """
     near = {gpu: _equally_near(router, gpu) for gpu in gpus}
     sharing = Counter(near.values())
-    found: set[str] = set()
+    serving: set[str] = set()
     for nics, gpu in ((near[gpu], gpu) for gpu in gpus):
         each = -(-len(nics) // sharing[nics])
-        found |= {router.nearest_nics(gpu)[0]} if each == 1 else set(nics)
-    return sorted(found, key=router.nic_number)
+        serving |= {router.nearest_nics(gpu)[0]} if each == 1 else set(nics)
+    return sorted(serving, key=router.nic_number)
 
 
 def _equally_near(router: Router, gpu: str) -> tuple[str, ...]:
     """NICs that are as near to a GPU as its nearest one; only those behind its own switch."""
     nics = router.nearest_nics(gpu)
-    best = way_between(router, gpu, nics[0])
+    best = path_type_between(router, gpu, nics[0])
     if best not in GDR_PATHS:
         return (nics[0],)
-    return tuple(sorted(nic for nic in nics if way_between(router, gpu, nic) == best))
+    return tuple(sorted(nic for nic in nics if path_type_between(router, gpu, nic) == best))

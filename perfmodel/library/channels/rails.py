@@ -1,4 +1,4 @@
-"""A group of ranks host by host, and the ways of NCCL's channels through its hosts."""
+"""A group of ranks host by host, and the paths of NCCL's channels through its hosts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import IntArray
 from perfmodel.library.channels.channels import by_host, serving_nics
 from perfmodel.library.channels.ring_search import direct_nvlinks, local_rings, rail_rings
 from perfmodel.library.lowering.edge_routing import NEAREST
-from perfmodel.library.lowering.edges import Ints
-from perfmodel.library.transport import GDR_PATHS, way_between
+from perfmodel.library.transport import GDR_PATHS, path_type_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
@@ -29,20 +29,20 @@ class Rails:
     hosts : ndarray of int, shape (hosts, size)
         Ranks of the topology.
     chains : ndarray of int, shape (channels, size)
-        Positions in a host, from the GPU that speaks to the network on.
+        Positions in a host, from the GPU that sends to the network on.
     nics : ndarray of int, shape (channels,)
         Numbers of the NICs in their host; `NEAREST` within one host.
     spread : ndarray of bool, shape (channels,)
-        Whether the second GPU of a chain speaks to the network too.
+        Whether the second GPU of a chain sends to the network too.
     """
 
-    hosts: Ints
-    chains: Ints
-    nics: Ints
+    hosts: IntArray
+    chains: IntArray
+    nics: IntArray
     spread: NDArray[np.bool_]
 
     @property
-    def places(self) -> Ints:
+    def places(self) -> IntArray:
         """Positions of the ranks in their group, host by host; shape (hosts, size)."""
         return np.arange(self.hosts.size).reshape(self.hosts.shape)
 
@@ -53,12 +53,12 @@ class Rails:
 
     def only(self, channel: int) -> Rails:
         """The same group on one of the channels."""
-        one = slice(channel, channel + 1)
-        return Rails(self.hosts, self.chains[one], self.nics[one], self.spread[one])
+        slot = slice(channel, channel + 1)
+        return Rails(self.hosts, self.chains[slot], self.nics[slot], self.spread[slot])
 
 
 def rails_over(
-    topology: Topology, router: Router, ranks: Ints, *, at_most: int | None = None
+    topology: Topology, router: Router, ranks: IntArray, *, at_most: int | None = None
 ) -> Rails:
     """Find the channels of a group, `at_most` so many.
 
@@ -67,8 +67,8 @@ def rails_over(
     """
     hosts = by_host(ranks, topology.gpus_per_host)
     if hosts is None:
-        one = np.zeros((1, 1), dtype=np.int64)
-        return Rails(ranks[:, None], one, np.array([NEAREST]), np.zeros(1, dtype=np.bool_))
+        alone = np.zeros((1, 1), dtype=np.int64)
+        return Rails(ranks[:, None], alone, np.array([NEAREST]), np.zeros(1, dtype=np.bool_))
     gpus = [topology.ranks[rank] for rank in hosts[0].tolist()]
     router = router.healthy
     if len(hosts) == 1:
@@ -76,13 +76,13 @@ def rails_over(
         nics = np.full(len(chains), NEAREST)
         return Rails(hosts, chains, nics, np.zeros(len(chains), dtype=np.bool_))
     names = serving_nics(router, gpus)
-    ways = [even for even, _ in rail_rings(router, gpus, names)[:at_most]]
-    found = [_chain(router, gpus, way.order, names[way.nic_in or 0]) for way in ways]
+    rings = [even for even, _ in rail_rings(router, gpus, names)[:at_most]]
+    routes = [_chain(router, gpus, ring.order, names[ring.nic_in or 0]) for ring in rings]
     return Rails(
         hosts,
-        np.array([chain for chain, _ in found], dtype=np.int64),
-        np.array([router.nic_number(names[way.nic_in or 0]) for way in ways]),
-        np.array([spread for _, spread in found]),
+        np.array([chain for chain, _ in routes], dtype=np.int64),
+        np.array([router.nic_number(names[ring.nic_in or 0]) for ring in rings]),
+        np.array([spread for _, spread in routes]),
     )
 
 
@@ -93,10 +93,10 @@ def _chain(
     if len(order) == 1:
         return order, False
     first, *others = order
-    near = [gpu for gpu in others if way_between(router, gpus[gpu], nic) in GDR_PATHS]
+    near = [gpu for gpu in others if path_type_between(router, gpus[gpu], nic) in GDR_PATHS]
     if near and direct_nvlinks(router.topology, gpus) is None:
         others = [near[0], *(gpu for gpu in others if gpu != near[0])]
     shares = bool(near) and others[0] == near[0]
-    reached = way_between(router, gpus[others[0]], nic) != "DIS"
+    reached = path_type_between(router, gpus[others[0]], nic) != "DIS"
     spread = shares or (router.topology.gpu.generation not in BY_ONE_GPU and reached)
     return (first, *others), spread

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS, nic_path, way_between
+from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS, nic_path, path_type_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.routing.shortest_paths import PATH_TYPES
@@ -23,7 +23,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class HostRing:
-    """One ring's way through a host.
+    """One ring's path through a host.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class HostRing:
     nic_in: int | None = None
     nic_out: int | None = None
 
-    def turned(self) -> HostRing:
-        """The same way from its end to its beginning."""
+    def reverse(self) -> HostRing:
+        """The same path from its end to its beginning."""
         return HostRing(self.order[::-1], self.nic_out, self.nic_in)
 
 
@@ -69,18 +69,18 @@ def dumped_rings(
         nodes[gpu]["local"]: at for at, gpu in enumerate(topology.ranks[: topology.gpus_per_host])
     }
     places = [number[nodes[gpu]["local"]] for gpu in gpus]
-    found = topology.graph_of("ring", places)
+    dump = topology.graph_of("ring", places)
     at_nic = {int(nodes[nic]["local"].removeprefix("nic")): at for at, nic in enumerate(nics)
               if nodes[nic]["local"].removeprefix("nic").isdigit()}  # fmt: skip
-    ways = found.ways if found is not None else ()
+    paths = dump.ways if dump is not None else ()
     return tuple(
         HostRing(
-            tuple(places.index(gpu) for gpu in way.gpus),
-            at_nic.get(-1 if way.nic_in is None else way.nic_in),
-            at_nic.get(-1 if way.nic_out is None else way.nic_out),
+            tuple(places.index(gpu) for gpu in path.gpus),
+            at_nic.get(-1 if path.nic_in is None else path.nic_in),
+            at_nic.get(-1 if path.nic_out is None else path.nic_out),
         )
-        for way in ways
-        if not nics or {way.nic_in, way.nic_out} <= at_nic.keys()
+        for path in paths
+        if not nics or {path.nic_in, path.nic_out} <= at_nic.keys()
     )
 
 
@@ -109,22 +109,22 @@ def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tupl
     best: list[Order] = []
     degree = sum(number for (src, _), number in lanes.items() if src == 0)
 
-    def pack(left: dict[tuple[int, int], int], chosen: list[Order]) -> bool:
+    def pack(free: dict[tuple[int, int], int], chosen: list[Order]) -> bool:
         if len(chosen) > len(best):
             best[:] = chosen
         if len(best) * 2 >= degree:
             return True
         floor = chosen[-1] if chosen else ()
-        for cycle in _paths(count, left, start=0, end=None, closed=True):
+        for cycle in _paths(count, free, start=0, end=None, closed=True):
             if cycle < floor or cycle[1] > cycle[-1]:  # each set of cycles once, each cycle one way
                 continue
             for src, dst in _links(cycle):
-                left[src, dst] -= 1
-                left[dst, src] -= 1
-            done = pack(left, [*chosen, cycle])
+                free[src, dst] -= 1
+                free[dst, src] -= 1
+            done = pack(free, [*chosen, cycle])
             for src, dst in _links(cycle):
-                left[src, dst] += 1
-                left[dst, src] += 1
+                free[src, dst] += 1
+                free[dst, src] += 1
             if done:
                 return True
         return False
@@ -138,7 +138,7 @@ def relayed_cycles(
 ) -> tuple[Order, ...]:
     """Rings where not every hop has a link: some pass through a third GPU of the group (NVB).
 
-    Both ways round at once; rings that cross the fewest links come first, and each takes one lane
+    Both directions at once; rings that cross the fewest links come first, and each takes one lane
     of every link that it crosses.
     """
     count, place = len(gpus), {gpu: position for position, gpu in enumerate(gpus)}
@@ -158,12 +158,12 @@ def relayed_cycles(
         hops = [*_links(ring), *_links(back)]
         if middle[0] < middle[-1] and all(hop in crossed for hop in hops):
             use[ring] = Counter(link for hop in hops for link in crossed[hop])
-    left, found = Counter(lanes), list[Order]()
+    free, rings = Counter(lanes), list[Order]()
     for ring, links in sorted(use.items(), key=lambda item: (item[1].total(), item[0])):
-        while all(left[link] >= number for link, number in links.items()):
-            left.subtract(links)
-            found += [ring, (0, *ring[:0:-1])]
-    return tuple(found)
+        while all(free[link] >= number for link, number in links.items()):
+            free.subtract(links)
+            rings += [ring, (0, *ring[:0:-1])]
+    return tuple(rings)
 
 
 _MOST_RELAYED = 8
@@ -184,15 +184,15 @@ def _paths(
             if not closed or lanes.get((path[-1], start), 0) > 0:
                 yield tuple(path)
             return
-        here = path[-1]
+        last = path[-1]
         options = [
             node
             for node in range(count)
             if node not in path
-            and lanes.get((here, node), 0) > 0
+            and lanes.get((last, node), 0) > 0
             and (node != end or len(path) == count - 1)
         ]
-        for node in sorted(options, key=lambda node: (-lanes[here, node], node)):
+        for node in sorted(options, key=lambda node: (-lanes[last, node], node)):
             yield from extend([*path, node])
 
     return extend([start])
@@ -204,42 +204,42 @@ def rail_rings(
     """Ways through an even and an odd host, one pair per ring, one ring per NIC.
 
     Where two GPUs share a NIC's PCIe switch the ring enters and leaves by that NIC. Where each GPU
-    has a NIC of its own, two rings swap a pair of NICs, and odd hosts run them the other way
-    round, so that both ends of every cable are on the same rail. GPUs that are linked directly
+    has a NIC of its own, two rings swap a pair of NICs, and odd hosts run them
+    backwards, so that both ends of every cable are on the same rail. GPUs that are linked directly
     have no more rings than their links carry, whatever the number of NICs.
     """
     dumped = dumped_rings(router.topology, gpus, nics)
     if dumped:
-        return tuple((r, r if r.nic_in == r.nic_out else r.turned()) for r in dumped)
+        return tuple((r, r if r.nic_in == r.nic_out else r.reverse()) for r in dumped)
     lanes = direct_nvlinks(router.topology, gpus)
     free = dict(lanes) if lanes else {}
     if len(gpus) == 1:
         rings = [HostRing((0,), nic, nic) for nic in range(len(nics))]
         return tuple((ring, ring) for ring in rings)
-    near = [_by_distance(router, nic, gpus) for nic in nics]
+    near = [_sort_by_distance(router, nic, gpus) for nic in nics]
     result: list[tuple[HostRing, HostRing]] = []
-    for nic, (first, last, out) in enumerate(_ends(router, gpus, nics, near)):
-        order = _over_links(len(gpus), free, first, last)
+    for nic, (first, last, out) in enumerate(_ring_ends(router, gpus, nics, near)):
+        order = _take_path(len(gpus), free, first, last)
         if order is None and free and len(gpus) > 2 and result:  # it would only slow the others
             continue
-        ring = HostRing(order or _through(len(gpus), first, last), nic, out)
-        result.append((ring, ring if out == nic else ring.turned()))
+        ring = HostRing(order or _path_between(len(gpus), first, last), nic, out)
+        result.append((ring, ring if out == nic else ring.reverse()))
     return tuple(result)
 
 
-def _by_distance(router: Router, nic: str, gpus: Sequence[str]) -> list[int]:
+def _sort_by_distance(router: Router, nic: str, gpus: Sequence[str]) -> list[int]:
     """GPUs from near to far; a GPU whose own nearest NIC this is comes before its equals."""
 
     def distance(position: int) -> tuple[int, int, int]:
         own = router.nearest_nics(gpus[position])[0] == nic
-        way = way_between(router, gpus[position], nic)
-        worth = PATH_TYPES.index(way) if way in PATH_TYPES else len(PATH_TYPES)
+        path_type = path_type_between(router, gpus[position], nic)
+        worth = PATH_TYPES.index(path_type) if path_type in PATH_TYPES else len(PATH_TYPES)
         return (worth, 0 if own else 1, position)
 
     return sorted(range(len(gpus)), key=distance)
 
 
-def _ends(
+def _ring_ends(
     router: Router, gpus: Sequence[str], nics: Sequence[str], near: list[list[int]]
 ) -> Iterator[tuple[int, int, int]]:
     """For each NIC: the first GPU, the last GPU and the NIC by which the ring leaves."""
@@ -248,25 +248,25 @@ def _ends(
         if nic_path(router.topology, router, gpus[order[0]], nics[nic], outward=True).staged:
             yield *_staged_ends(router, gpus, nics[nic], order, load), nic
             continue
-        siblings = [g for g in order if way_between(router, gpus[g], nics[nic]) in GDR_PATHS]
+        siblings = [g for g in order if path_type_between(router, gpus[g], nics[nic]) in GDR_PATHS]
         partner = nic ^ max(1, len(nics) // len(gpus))  # of the next GPU, which may have several
         if len(siblings) >= 2 or partner >= len(nics):
             first, last = (siblings if len(siblings) >= 2 else order)[:2]
-            reached = way_between(router, gpus[last], nics[nic]) != "DIS"
-            yield first, last, nic if reached else _own(router, gpus[last], nics)
+            reached = path_type_between(router, gpus[last], nics[nic]) != "DIS"
+            yield first, last, nic if reached else _nearest_nic(router, gpus[last], nics)
             continue
         last = near[partner][0] if near[partner][0] != order[0] else near[partner][1]
         yield order[0], last, partner
 
 
-def _own(router: Router, gpu: str, nics: Sequence[str]) -> int:
+def _nearest_nic(router: Router, gpu: str, nics: Sequence[str]) -> int:
     return list(nics).index(router.nearest_nics(gpu)[0])
 
 
 def _staged_ends(
     router: Router, gpus: Sequence[str], nic: str, order: list[int], load: Counter[int]
 ) -> tuple[int, int]:
-    """First and last GPU whose ways through host memory crowd each other least.
+    """First and last GPU whose paths through host memory crowd each other least.
 
     Staged traffic crosses PCIe on its way to and from the host: a GPU behind the NIC's own switch
     would send up the very link over which the NIC's arrivals go up. `load` counts the flows that
@@ -290,9 +290,7 @@ def _staged_ends(
     return best
 
 
-def _over_links(
-    count: int, free: dict[tuple[int, int], int], first: int, last: int
-) -> Order | None:
+def _take_path(count: int, free: dict[tuple[int, int], int], first: int, last: int) -> Order | None:
     """A path from the first to the last GPU over free NVLink lanes, which it takes."""
     if count <= 2:
         return None
@@ -303,6 +301,6 @@ def _over_links(
     return None
 
 
-def _through(count: int, first: int, last: int) -> Order:
+def _path_between(count: int, first: int, last: int) -> Order:
     """All GPUs between the first and the last, in their order."""
     return (first, *(gpu for gpu in range(count) if gpu not in (first, last)), last)

@@ -1,4 +1,4 @@
-"""One rail that stands for others like it, on clusters too large to lay trees over all of them."""
+"""One rail in place of all, on clusters too large to lay trees over every rail."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.arrays import IntArray
 from perfmodel.library.channels.rails import Rails
-from perfmodel.library.lowering.edges import Edges, Ints
+from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.machine import Machine
 from perfmodel.topology.model import Topology
 
@@ -21,7 +22,7 @@ decides. One rail took 1 to 38 % less time than all, on 64 DGX H100 on a fat tre
 
 
 def rails_represented(machine: Machine, rails: Rails) -> int:
-    """How many rails one of them stands for: all of a large machine that nothing has changed."""
+    """How many rails one of them represents: all of a large machine without faults or changes."""
     topology = machine.topology
     changed = machine.whole or topology.changed is not None or bool(topology.dead)
     most = MOST_SHARING if _share_leaves(machine) else MOST_RANKS
@@ -29,12 +30,12 @@ def rails_represented(machine: Machine, rails: Rails) -> int:
     return 1 if changed or few else len(rails.chains)
 
 
-def fold_rails(machine: Machine, edges: Edges, alike: int) -> Edges:
+def fold_rails(machine: Machine, edges: Edges, rails: int) -> Edges:
     """Lead the edges of one rail over so few links of each kind that they bear all rails' load.
 
     Rails visit the GPUs of a host in different orders, so that every link of a kind bears what one
     rail puts on all of them, times the rails, over the links. Of n links of a kind the rail is laid
-    over n / `alike`, or over one, `alike` / n times. Between hosts each rail has cables of its own,
+    over n / `rails`, or over one, `rails` / n times. Between hosts each rail has cables of its own,
     and leaf switches, if the fabric is built by rails. Elsewhere other rails' flows are spread over
     the trunks by hash: each trunk is crossed so often that it bears their average.
 
@@ -43,12 +44,12 @@ def fold_rails(machine: Machine, edges: Edges, alike: int) -> Edges:
     machine : Machine
     edges : Edges
         Of one rail.
-    alike : int
+    rails : int
         Number of rails.
     """
     topology = machine.topology
     inside = edges.arcs < topology.hosts * topology.host_arcs
-    to, times = machine.known(("folded", alike), lambda: _folds(topology, alike))
+    to, times = machine.known(("folded", rails), lambda: _folds(topology, rails))
     local = edges.arcs % topology.host_arcs
     arcs = np.where(inside, edges.arcs - local + to[local], edges.arcs)
     crossed = np.where(inside, times[local], 1)
@@ -56,7 +57,7 @@ def fold_rails(machine: Machine, edges: Edges, alike: int) -> Edges:
     if len(trunks) and _share_leaves(machine):
         users = np.bincount(edges.arcs[trunks], minlength=len(topology.arcs))
         mean = len(trunks) / (len(topology.arcs) - topology.first_cable - 2 * _ports(topology))
-        others = (alike - 1) * mean / users[edges.arcs[trunks]]
+        others = (rails - 1) * mean / users[edges.arcs[trunks]]
         crossed[trunks] = np.rint(1 + others).astype(np.int64)
     lengths = np.add.reduceat(crossed, edges.pointers[:-1])
     return replace(
@@ -83,8 +84,8 @@ def _share_leaves(machine: Machine) -> bool:
     return len(np.unique(leaves)) < len(leaves)
 
 
-def _folds(topology: Topology, alike: int) -> tuple[Ints, Ints]:
-    """For each link of a host, which stands for it, and how often that is crossed."""
+def _folds(topology: Topology, rails: int) -> tuple[IntArray, IntArray]:
+    """For each link of a host: the link used in its place, and how often that is crossed."""
     arcs, nodes = topology.arcs, topology.graph.nodes
     kinds: dict[tuple[object, ...], list[int]] = {}
     for arc in range(topology.host_arcs):
@@ -93,8 +94,8 @@ def _folds(topology: Topology, alike: int) -> tuple[Ints, Ints]:
         kinds.setdefault(key, []).append(arc)
     to, times = np.zeros(topology.host_arcs, np.int64), np.ones(topology.host_arcs, np.int64)
     for same in kinds.values():
-        left = max(1, len(same) // alike)
+        links = max(1, len(same) // rails)
         for at, arc in enumerate(same):
-            to[arc] = same[at % left]
-            times[arc] = max(1, round(alike / len(same)))
+            to[arc] = same[at % links]
+            times[arc] = max(1, round(rails / len(same)))
     return to, times

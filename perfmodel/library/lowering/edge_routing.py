@@ -1,6 +1,6 @@
 """From pairs of ranks to edges on real links, many at once.
 
-Inside hosts there are few different ways (hosts are alike), so each is found once and shifted;
+Inside hosts there are few different paths (hosts are alike), so each is found once and shifted;
 between hosts the fabric's structure gives the routes of all edges in one go.
 """
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, Floats, Ints, chosen, ranges
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, ranges, select_edges
 from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.fabric_routes import NoWay
@@ -26,7 +27,7 @@ RELAYED = -2
 
 
 def edges_between(
-    topology: Topology, router: Router, src: Ints, dst: Ints, *, relayed: bool = False
+    topology: Topology, router: Router, src: IntArray, dst: IntArray, *, relayed: bool = False
 ) -> Edges:
     """Edges between given pairs of ranks, each by its nearest NICs.
 
@@ -34,11 +35,11 @@ def edges_between(
     NVLink and another GPU (NCCL's PXN for single messages, NCCL_P2P_PXN_LEVEL 2).
     """
     nics = np.full(len(src), NEAREST)
-    out = np.full(len(src), RELAYED) if relayed and _relays(topology, router) else nics
+    out = np.full(len(src), RELAYED) if relayed and _can_relay(topology, router) else nics
     return route_edges(topology, router, src, dst, out, nics)
 
 
-def _relays(topology: Topology, router: Router) -> bool:
+def _can_relay(topology: Topology, router: Router) -> bool:
     """Whether any GPU of a host hands bytes to any other over NVLink, and NICs fetch them there."""
     gpus = topology.ranks[: topology.gpus_per_host]
     router = router.healthy
@@ -47,12 +48,17 @@ def _relays(topology: Topology, router: Router) -> bool:
 
 
 def route_edges(
-    topology: Topology, router: Router, src: Ints, dst: Ints, nic_out: Ints, nic_in: Ints
+    topology: Topology,
+    router: Router,
+    src: IntArray,
+    dst: IntArray,
+    nic_out: IntArray,
+    nic_in: IntArray,
 ) -> Edges:
     """Lay edges between pairs of ranks.
 
     On a machine that has lost something they are laid as on the machine before, and then those
-    that cross what is lost are led around it (see `relaid`).
+    that cross what is lost are led around it (see `reroute_edges`).
 
     Parameters
     ----------
@@ -71,8 +77,8 @@ def route_edges(
     """
     ends = (np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64))
     flow = np.arange(len(src))
-    laid = _laid(topology, router.healthy, *ends, nic_out, nic_in, flow)
-    return relaid(topology, router, laid)
+    laid = _lay(topology, router.healthy, *ends, nic_out, nic_in, flow)
+    return reroute_edges(topology, router, laid)
 
 
 def edges_of_names(topology: Topology, router: Router, src: list[str], dst: list[str]) -> Edges:
@@ -89,8 +95,8 @@ def edges_of_names(topology: Topology, router: Router, src: list[str], dst: list
 # ---------------------------------------------------------------- around what is lost
 
 
-def relaid(topology: Topology, router: Router, edges: Edges) -> Edges:
-    """Return the edges with those that cross something lost led by what ways are left.
+def reroute_edges(topology: Topology, router: Router, edges: Edges) -> Edges:
+    """Route edges that cross something lost around it; the others stay.
 
     An edge keeps a NIC that is left, or else takes the nearest one, which it may have to share.
     All others stay where they are, as a switch that rehashes only the flows of a dead cable does.
@@ -98,7 +104,7 @@ def relaid(topology: Topology, router: Router, edges: Edges) -> Edges:
     Raises
     ------
     TopologyError
-        No way is left between the ends of an edge; names both and what was lost.
+        No path is left between the ends of an edge; names both and what was lost.
     """
     if not topology.dead:
         return edges
@@ -110,27 +116,29 @@ def relaid(topology: Topology, router: Router, edges: Edges) -> Edges:
         return edges
     switched = (edges.src[cut] < 0) | (edges.dst[cut] < 0)
     if switched.any():
-        found = _relaid_by_name(topology, router, chosen(edges, cut[switched]))
-        edges = _replaced(topology, edges, cut[switched], found)
+        rerouted = _reroute_by_name(topology, router, select_edges(edges, cut[switched]))
+        edges = _replace_edges(topology, edges, cut[switched], rerouted)
         cut = cut[~switched]
-    out, into = _nics_of(topology, router, edges, cut)
-    again = _laid(topology, router, edges.src[cut], edges.dst[cut], out, into, cut)
-    return _replaced(topology, edges, cut, again)
+    out, into = _nics_used(topology, router, edges, cut)
+    again = _lay(topology, router, edges.src[cut], edges.dst[cut], out, into, cut)
+    return _replace_edges(topology, edges, cut, again)
 
 
-def _nics_of(topology: Topology, router: Router, edges: Edges, which: Ints) -> tuple[Ints, Ints]:
+def _nics_used(
+    topology: Topology, router: Router, edges: Edges, selection: IntArray
+) -> tuple[IntArray, IntArray]:
     """Numbers of the NICs by which edges leave and enter hosts; `NEAREST` inside a host."""
     names, first = topology.arcs.names, topology.first_cable
-    found = np.full((2, len(which)), NEAREST)
-    for at, edge in enumerate(which.tolist()):
-        way = edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist()
-        cables = [arc for arc in way if arc >= first]
+    nics = np.full((2, len(selection)), NEAREST)
+    for at, edge in enumerate(selection.tolist()):
+        arcs = edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist()
+        cables = [arc for arc in arcs if arc >= first]
         if cables:
-            found[:, at] = [router.nic_number(names[cables[end]][end]) for end in (0, -1)]
-    return found[0], found[1]
+            nics[:, at] = [router.nic_number(names[cables[end]][end]) for end in (0, -1)]
+    return nics[0], nics[1]
 
 
-def _relaid_by_name(topology: Topology, router: Router, edges: Edges) -> Edges:
+def _reroute_by_name(topology: Topology, router: Router, edges: Edges) -> Edges:
     """Edges between ranks and a switch that takes part; they stay in their host."""
     names = topology.arcs.names
     src = [names[arc][0] for arc in edges.arcs[edges.pointers[:-1]].tolist()]
@@ -138,18 +146,18 @@ def _relaid_by_name(topology: Topology, router: Router, edges: Edges) -> Edges:
     return replace(edges_of_names(topology, router, src, dst), hop=edges.hop)
 
 
-def _replaced(topology: Topology, edges: Edges, which: Ints, others: Edges) -> Edges:
-    """Edges, some of them in the place of which stand others."""
+def _replace_edges(topology: Topology, edges: Edges, selection: IntArray, others: Edges) -> Edges:
+    """Edges, some of them replaced by others."""
     lengths, cap_Bps, hop = np.diff(edges.pointers), edges.cap_Bps.copy(), edges.hop.copy()
-    lengths[which] = np.diff(others.pointers)
-    cap_Bps[which], hop[which] = others.cap_Bps, others.hop
+    lengths[selection] = np.diff(others.pointers)
+    cap_Bps[selection], hop[selection] = others.cap_Bps, others.hop
     starts = np.cumsum(lengths) - lengths
     arcs = np.empty(int(lengths.sum()), dtype=np.int64)
-    kept = np.setdiff1d(np.arange(len(edges)), which)
-    arcs[ranges(starts[kept], lengths[kept])] = edges.arcs[
-        ranges(edges.pointers[:-1][kept], lengths[kept])
+    unchanged = np.setdiff1d(np.arange(len(edges)), selection)
+    arcs[ranges(starts[unchanged], lengths[unchanged])] = edges.arcs[
+        ranges(edges.pointers[:-1][unchanged], lengths[unchanged])
     ]
-    arcs[ranges(starts[which], lengths[which])] = others.arcs
+    arcs[ranges(starts[selection], lengths[selection])] = others.arcs
     staged = edges.staged or others.staged
     return _edges(topology, edges.src, edges.dst, lengths, arcs, cap_Bps, hop, staged)
 
@@ -158,51 +166,60 @@ def _replaced(topology: Topology, edges: Edges, which: Ints, others: Edges) -> E
 
 
 @dataclass(frozen=True, slots=True)
-class _Ways:
-    """Ways inside hosts, by number, as arcs of the first host.
+class _HostPaths:
+    """Paths inside hosts, by number, as arcs of the first host.
 
-    `of` is the number of each edge's way; ``arcs[starts[w] : starts[w] + lengths[w]]`` is way w.
+    `of` is the number of each edge's path; ``arcs[starts[p] : starts[p] + lengths[p]]`` is path p.
     """
 
-    of: Ints
-    starts: Ints
-    lengths: Ints
-    arcs: Ints
-    cap_Bps: Floats
-    hop: Ints
+    of: IntArray
+    starts: IntArray
+    lengths: IntArray
+    arcs: IntArray
+    cap_Bps: FloatArray
+    hop: IntArray
     staged: bool
 
-    def put(self, arcs: Ints, at: Ints, shift: Ints) -> None:
-        """Write each edge's way at its place, shifted to its host."""
+    def put(self, arcs: IntArray, at: IntArray, shift: IntArray) -> None:
+        """Write each edge's path at its place, shifted to its host."""
         lengths = self.lengths[self.of]
         shifted = self.arcs[ranges(self.starts[self.of], lengths)] + np.repeat(shift, lengths)
         arcs[ranges(at, lengths)] = shifted
 
 
-def _laid(
-    topology: Topology, router: Router, src: Ints, dst: Ints, nic_out: Ints, nic_in: Ints,
-    flow: Ints,
-) -> Edges:  # fmt: skip
+def _lay(
+    topology: Topology,
+    router: Router,
+    src: IntArray,
+    dst: IntArray,
+    nic_out: IntArray,
+    nic_in: IntArray,
+    flow: IntArray,
+) -> Edges:
     size, block = topology.gpus_per_host, topology.host_arcs
-    here, there = src // size, dst // size
-    inside = here == there
+    src_host, dst_host = src // size, dst // size
+    inside = src_host == dst_host
     near, far = np.flatnonzero(inside), np.flatnonzero(~inside)
-    local = _ways(topology, router, "local", here[near], src[near] % size, dst[near] % size)
+    local = _host_paths(
+        topology, router, "local", src_host[near], src[near] % size, dst[near] % size
+    )
     out, into = _nics(topology, router, src[far], dst[far], nic_out[far], nic_in[far])
-    head = _ways(topology, router, "out", here[far], src[far] % size, out)
-    tail = _ways(topology, router, "in", there[far], into, dst[far] % size)
-    hops, fabric = _across(router, src[far], dst[far], here[far], out, there[far], into, flow[far])
+    head = _host_paths(topology, router, "out", src_host[far], src[far] % size, out)
+    tail = _host_paths(topology, router, "in", dst_host[far], into, dst[far] % size)
+    hops, fabric = _fabric_paths(
+        router, src[far], dst[far], src_host[far], out, dst_host[far], into, flow[far]
+    )
 
     lengths = np.empty(len(src), dtype=np.int64)
     lengths[near] = local.lengths[local.of]
     lengths[far] = head.lengths[head.of] + hops + tail.lengths[tail.of]
     starts = np.cumsum(lengths) - lengths
     arcs = np.empty(int(lengths.sum()), dtype=np.int64)
-    local.put(arcs, starts[near], here[near] * block)
-    head.put(arcs, starts[far], here[far] * block)
+    local.put(arcs, starts[near], src_host[near] * block)
+    head.put(arcs, starts[far], src_host[far] * block)
     middle = starts[far] + head.lengths[head.of]
     arcs[ranges(middle, hops)] = fabric
-    tail.put(arcs, middle + hops, there[far] * block)
+    tail.put(arcs, middle + hops, dst_host[far] * block)
 
     cap_Bps, hop = np.full(len(src), np.inf), np.full(len(src), HOP_KINDS.index("network"))
     cap_Bps[near], hop[near] = local.cap_Bps[local.of], local.hop[local.of]
@@ -212,9 +229,15 @@ def _laid(
 
 
 def _edges(
-    topology: Topology, src: Ints, dst: Ints, lengths: Ints, arcs: Ints, cap_Bps: Floats,
-    hop: Ints, staged: bool = False,
-) -> Edges:  # fmt: skip
+    topology: Topology,
+    src: IntArray,
+    dst: IntArray,
+    lengths: IntArray,
+    arcs: IntArray,
+    cap_Bps: FloatArray,
+    hop: IntArray,
+    staged: bool = False,
+) -> Edges:
     pointers = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     latency_s = topology.arcs.latency_s[arcs]
     if len(src):
@@ -222,8 +245,10 @@ def _edges(
     return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged)
 
 
-def _ways(topology: Topology, router: Router, kind: str, host: Ints, a: Ints, b: Ints) -> _Ways:
-    """Ways from device a to device b of each host; each different one is found once."""
+def _host_paths(
+    topology: Topology, router: Router, kind: str, host: IntArray, a: IntArray, b: IntArray
+) -> _HostPaths:
+    """Paths from device a to device b of each host; each different one is found once."""
     find: Callable[[str, int, int], Path] = {
         "local": lambda h, i, j: local_path(topology, router, gpu(h, i), gpu(h, j)),
         "out": lambda h, i, j: nic_path(topology, router, gpu(h, i), nic(h, j), outward=True),
@@ -242,7 +267,7 @@ def _ways(topology: Topology, router: Router, kind: str, host: Ints, a: Ints, b:
     ends = list(zip(host[first].tolist(), a[first].tolist(), b[first].tolist(), strict=True))
     paths = [find(*end) for end in ends]
     lengths = np.array([len(path.arcs) for path in paths], dtype=np.int64)
-    return _Ways(
+    return _HostPaths(
         of=of,
         starts=np.cumsum(lengths) - lengths,
         lengths=lengths,
@@ -257,52 +282,59 @@ def _ways(topology: Topology, router: Router, kind: str, host: Ints, a: Ints, b:
 
 
 def _nics(
-    topology: Topology, router: Router, src: Ints, dst: Ints, out: Ints, into: Ints
-) -> tuple[Ints, Ints]:
-    """NICs that edges between hosts use: those that are asked for while they last."""
-    arriving = _usable(topology, router, dst, into)
+    topology: Topology, router: Router, src: IntArray, dst: IntArray, out: IntArray, into: IntArray
+) -> tuple[IntArray, IntArray]:
+    """NICs that edges between hosts use: those requested, or the nearest where these are lost."""
+    arriving = _usable_nics(topology, router, dst, into)
     if router.by_rails:  # the sender passes its bytes to the rail on which they arrive
         out = np.where((out == NEAREST) & (into == NEAREST), arriving, out)
     out = np.where(out == RELAYED, arriving, out)
-    return _usable(topology, router, src, out), arriving
+    return _usable_nics(topology, router, src, out), arriving
 
 
-def _usable(topology: Topology, router: Router, rank: Ints, nic: Ints) -> Ints:
-    """NICs by number; the nearest one of a rank where none is asked for, or that one is lost."""
+def _usable_nics(topology: Topology, router: Router, rank: IntArray, nic: IntArray) -> IntArray:
+    """NICs by number; the nearest one of a rank where none is requested or it is lost."""
     size = topology.gpus_per_host
     variant, local = router.variants[rank // size], rank % size
     wide = 2 + int(nic.max(initial=0))
     code = ((variant + 1) * size + local) * wide + nic + 1
     _, first, of = np.unique(code, return_index=True, return_inverse=True)
-    found = [
-        _one_usable(topology, router, int(rank[at]), int(nic[at]), whole=bool(variant[at] < 0))
+    nics = [
+        _usable_nic(topology, router, int(rank[at]), int(nic[at]), whole=bool(variant[at] < 0))
         for at in first.tolist()
     ]
-    return np.array(found, dtype=np.int64)[of]
+    return np.array(nics, dtype=np.int64)[of]
 
 
-def _one_usable(topology: Topology, router: Router, rank: int, nic: int, *, whole: bool) -> int:
+def _usable_nic(topology: Topology, router: Router, rank: int, nic: int, *, whole: bool) -> int:
     if nic != NEAREST and whole:
         return nic
     gpu = topology.ranks[rank]
-    left = router.nearest_nics(gpu)
+    usable = router.nearest_nics(gpu)
     host = rank // topology.gpus_per_host
-    if nic != NEAREST and router.nic_name(host, nic) in left:
+    if nic != NEAREST and router.nic_name(host, nic) in usable:
         return nic
-    if not left:
+    if not usable:
         other = next(name for name in topology.ranks if not name.startswith(f"n{host}/"))
         raise router.unreachable(other, gpu, f"{gpu} reaches no NIC")
-    return router.nic_number(left[0])
+    return router.nic_number(usable[0])
 
 
-def _across(
-    router: Router, src: Ints, dst: Ints, here: Ints, out: Ints, there: Ints, into: Ints, flow: Ints
-) -> tuple[Ints, Ints]:
-    """Lengths and arcs of the ways over the fabric."""
+def _fabric_paths(
+    router: Router,
+    src: IntArray,
+    dst: IntArray,
+    src_host: IntArray,
+    out: IntArray,
+    dst_host: IntArray,
+    into: IntArray,
+    flow: IntArray,
+) -> tuple[IntArray, IntArray]:
+    """Lengths and arcs of the paths over the fabric."""
     if not len(src):
         return src, src
     try:
-        return router.across(router.ports(here, out), router.ports(there, into), flow)
+        return router.across(router.ports(src_host, out), router.ports(dst_host, into), flow)
     except NoWay as lost:
         ranks = router.topology.ranks
         ends = ranks[src[lost.flow]], ranks[dst[lost.flow]]

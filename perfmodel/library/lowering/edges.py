@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from perfmodel.arrays import FloatArray, IntArray
 
 HOP_KINDS = ("nvlink", "pcie", "network", "memory")
 """Kinds of hop; `Edges.hop` holds positions in this tuple."""
@@ -34,36 +32,36 @@ class Edges:
         Whether any edge rests in host memory.
     """
 
-    src: Ints
-    dst: Ints
-    pointers: Ints
-    arcs: Ints
-    latency_s: Floats
-    cap_Bps: Floats
-    hop: Ints
+    src: IntArray
+    dst: IntArray
+    pointers: IntArray
+    arcs: IntArray
+    latency_s: FloatArray
+    cap_Bps: FloatArray
+    hop: IntArray
     staged: bool
 
     def __len__(self) -> int:
         return len(self.src)
 
 
-def ranges(starts: Ints, lengths: Ints) -> Ints:
+def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """Concatenate ``arange(start, start + length)`` of each."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def chosen(edges: Edges, which: Ints) -> Edges:
+def select_edges(edges: Edges, selection: IntArray) -> Edges:
     """Some of the edges, in a given order."""
-    lengths = np.diff(edges.pointers)[which]
+    lengths = np.diff(edges.pointers)[selection]
     return Edges(
-        src=edges.src[which],
-        dst=edges.dst[which],
+        src=edges.src[selection],
+        dst=edges.dst[selection],
         pointers=np.concatenate([[0], np.cumsum(lengths)]),
-        arcs=edges.arcs[ranges(edges.pointers[:-1][which], lengths)],
-        latency_s=edges.latency_s[which],
-        cap_Bps=edges.cap_Bps[which],
-        hop=edges.hop[which],
+        arcs=edges.arcs[ranges(edges.pointers[:-1][selection], lengths)],
+        latency_s=edges.latency_s[selection],
+        cap_Bps=edges.cap_Bps[selection],
+        hop=edges.hop[selection],
         staged=edges.staged,
     )
 

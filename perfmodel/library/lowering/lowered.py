@@ -1,4 +1,4 @@
-"""A collective as it travels, and the machine that carries it."""
+"""A collective on the links of a machine, before and after a protocol is chosen."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Stage:
     cap_Bps : ndarray of float, shape (edges,)
         Most that an edge may carry (of wire bytes).
     load : ndarray of float, shape (edges,)
-        What an edge carries per byte of payload, beside the protocol's `Carried.wire_factor`: the
-        phases have it in their bytes.
+        What an edge carries per byte of payload, beside `LoweredCollective.wire_factor`; it
+        is in the bytes of the phases.
     """
 
     phases: tuple[Phase, ...]
@@ -41,7 +41,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LoweredCollective:
-    """One collective as it travels.
+    """One collective on links, with all that its protocol adds.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ class LoweredCollective:
         Bytes on the wire per byte of payload.
     credits : int
     alike : int
-        How many such run side by side, over rails like this one, of which only one is laid: then
-        `schedule` holds an `alike`-th of the bytes.
+        Rails that run the same side by side, of which only one is laid: `schedule` holds its
+        share of the bytes.
     """
 
     schedule: Schedule
@@ -65,7 +65,7 @@ class LoweredCollective:
     launch_s: float
     wire_factor: float
     credits: int
-    alike: int = 1
+    multiplicity: int = 1
 
 
 Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
@@ -86,4 +86,4 @@ class LaidSchedule:
 
     schedule: Schedule
     laid: Laid
-    alike: int = 1
+    multiplicity: int = 1

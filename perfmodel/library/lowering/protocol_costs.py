@@ -39,7 +39,7 @@ def wire_factor(protocol: Protocol, chunk: float) -> float:
 def reduced_bytes(schedule: Schedule) -> float:
     """Bytes of a send that its receiver adds to its own, averaged over the schedule's bytes.
 
-    Half of what a bandwidth-optimal all-reduce sends is partial sums on their way, half is results;
+    Half of what a bandwidth-optimal all-reduce sends is partial sums, half is results;
     in recursive doubling all of it is added.
     """
     sent = added = 0.0
@@ -76,7 +76,7 @@ def step_latency_s(
 
 
 def credits_of(protocol: Protocol, schedule: Schedule) -> int:
-    """Sends that an edge of a schedule may have under way."""
+    """Sends that an edge of a schedule may have in flight."""
     return 1 if _in_turn(protocol, schedule) else protocol.credits
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.arrays import RankGroup, rank_array
+from perfmodel.arrays import FloatArray, RankGroup, rank_array
 from perfmodel.collectives.schedule import Phase
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.lowering.edges import HOP_KINDS, Edges
@@ -28,7 +27,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol, protocols_of
 from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS
 
-LIKE: Mapping[str, str] = MappingProxyType({"chain": "ring", "collnet_direct": "collnet"})
+SAME_NUMBERS: Mapping[str, str] = MappingProxyType({"chain": "ring", "collnet_direct": "collnet"})
 """Algorithms whose numbers are those of another, unless the library has their own."""
 
 
@@ -38,16 +37,18 @@ def numbers_of(library: CommLibrary, op: str, algorithm: str) -> Mapping[str, Pr
     Numbers of an algorithm for one operation ("reduce/chain") come before its own.
     """
     name = "p2p" if op in SINGLE_SENDS else algorithm
-    for known in (f"{op}/{name}", name):
-        if known in library.by_algorithm:
-            return protocols_of(library, known)
-    return protocols_of(library, LIKE.get(name, name))
+    for key in (f"{op}/{name}", name):
+        if key in library.by_algorithm:
+            return protocols_of(library, key)
+    return protocols_of(library, SAME_NUMBERS.get(name, name))
 
 
 _NETWORK = HOP_KINDS.index("network")
 
 
-def usable(machine: Machine, group: RankGroup, op: str, algorithm: str) -> Mapping[str, Protocol]:
+def usable_protocols(
+    machine: Machine, group: RankGroup, op: str, algorithm: str
+) -> Mapping[str, Protocol]:
     """Protocols in which this group may run an algorithm.
 
     Raises
@@ -57,12 +58,12 @@ def usable(machine: Machine, group: RankGroup, op: str, algorithm: str) -> Mappi
     """
     protocols = numbers_of(machine.library, op, algorithm)
     fast = _ordered_writes(machine, group)
-    usable = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
-    if not usable:
-        found = ", ".join(repr(name) for name in protocols)
+    usable_protocols = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
+    if not usable_protocols:
+        names = ", ".join(repr(name) for name in protocols)
         allowed = "'simple' or 'll': between these GPUs not every path is NVLink or GPUDirect"
-        raise InputError(Fault("protocol", found, allowed))
-    return usable
+        raise InputError(Fault("protocol", names, allowed))
+    return usable_protocols
 
 
 def _ordered_writes(machine: Machine, group: RankGroup) -> bool:
@@ -83,15 +84,15 @@ def _ordered_writes(machine: Machine, group: RankGroup) -> bool:
 
 
 def with_protocol(
-    way: LaidSchedule, name: str, protocol: Protocol, nbytes: int
+    laid: LaidSchedule, name: str, protocol: Protocol, nbytes: int
 ) -> LoweredCollective:
-    """Return a way of carrying so many bytes with what a protocol adds to its steps."""
-    schedule = way.schedule
-    if way.alike > 1 and protocol.max_rate is not None:
-        protocol = protocol.model_copy(update={"max_rate": protocol.max_rate / way.alike})
+    """Add to a laid schedule of so many bytes what a protocol costs."""
+    schedule = laid.schedule
+    if laid.multiplicity > 1 and protocol.max_rate is not None:
+        protocol = protocol.model_copy(update={"max_rate": protocol.max_rate / laid.multiplicity})
 
     def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
-        load = _load_of(edges, protocol)
+        load = _wire_load(edges, protocol)
         return Stage(
             phases=tuple(replace(phase, nbytes=phase.nbytes * load) for phase in phases),
             edges=edges,
@@ -102,16 +103,16 @@ def with_protocol(
 
     return LoweredCollective(
         schedule=schedule,
-        stages=tuple(stage_of(*laid) for laid in way.laid),
+        stages=tuple(stage_of(*stage) for stage in laid.laid),
         protocol=name,
         launch_s=launch_s(protocol, nbytes),
         wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
         credits=credits_of(protocol, schedule),
-        alike=way.alike,
+        multiplicity=laid.multiplicity,
     )
 
 
-def _load_of(edges: Edges, protocol: Protocol) -> NDArray[np.float64]:
+def _wire_load(edges: Edges, protocol: Protocol) -> FloatArray:
     """What links to reducing switches, and networks, carry per byte of payload."""
     between = protocol.network_efficiency * (protocol.staged_efficiency if edges.staged else 1.0)
     factor = np.where((edges.src < 0) | (edges.dst < 0), 1.0 / protocol.switch_efficiency, 1.0)

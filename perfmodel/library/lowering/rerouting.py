@@ -1,4 +1,4 @@
-"""What becomes of a collective under way when the machine changes."""
+"""A collective in progress when the machine changes: new routes and latencies of its edges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.library.lowering.edge_routing import relaid
+from perfmodel.library.lowering.edge_routing import reroute_edges
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.protocol_costs import rate_limit_Bps, step_latency_s
@@ -14,7 +14,7 @@ from perfmodel.library.lowering.protocols import numbers_of
 from perfmodel.library.machine import Machine
 
 
-def reroute(way: LoweredCollective, machine: Machine) -> LoweredCollective:
+def reroute(lowered: LoweredCollective, machine: Machine) -> LoweredCollective:
     """Return a collective as the changed machine carries it on.
 
     The schedule, the edges and their order stay, so edge i of the result continues the work of
@@ -23,7 +23,7 @@ def reroute(way: LoweredCollective, machine: Machine) -> LoweredCollective:
 
     Parameters
     ----------
-    way : LoweredCollective
+    lowered : LoweredCollective
         Laid on a machine of the same ranks and arc numbers.
     machine : Machine
         After the change.
@@ -31,39 +31,39 @@ def reroute(way: LoweredCollective, machine: Machine) -> LoweredCollective:
     Returns
     -------
     LoweredCollective
-        `way` itself when nothing changed for it.
+        `lowered` itself when nothing changed for it.
 
     Raises
     ------
     TopologyError
         Two ranks that an edge joins cannot reach each other any more.
     """
-    stages = tuple(_moved(way, stage, machine) for stage in way.stages)
-    if all(new is old for new, old in zip(stages, way.stages, strict=True)):
-        return way
-    return replace(way, stages=stages)
+    stages = tuple(_reroute_stage(lowered, stage, machine) for stage in lowered.stages)
+    if all(new is old for new, old in zip(stages, lowered.stages, strict=True)):
+        return lowered
+    return replace(lowered, stages=stages)
 
 
-def _moved(way: LoweredCollective, stage: Stage, machine: Machine) -> Stage:
-    edges = _now(relaid(machine.topology, machine.router, stage.edges), machine)
+def _reroute_stage(lowered: LoweredCollective, stage: Stage, machine: Machine) -> Stage:
+    edges = _update_latency(reroute_edges(machine.topology, machine.router, stage.edges), machine)
     if edges is stage.edges:
         return stage
-    protocol = numbers_of(machine.library, way.schedule.collective, way.schedule.algorithm)[
-        way.protocol
+    protocol = numbers_of(machine.library, lowered.schedule.collective, lowered.schedule.algorithm)[
+        lowered.protocol
     ]
-    before_s = step_latency_s(protocol, stage.edges, way.schedule)
-    after_s = step_latency_s(protocol, edges, way.schedule)
+    before_s = step_latency_s(protocol, stage.edges, lowered.schedule)
+    after_s = step_latency_s(protocol, edges, lowered.schedule)
     rest_s = stage.latency_s - before_s  # of what was measured, and of how a pipeline fills
     return Stage(
         phases=stage.phases,
         edges=edges,
         latency_s=np.where(rest_s == 0, after_s, after_s + rest_s),
-        cap_Bps=rate_limit_Bps(protocol, edges, way.schedule),
+        cap_Bps=rate_limit_Bps(protocol, edges, lowered.schedule),
         load=stage.load,
     )
 
 
-def _now(edges: Edges, machine: Machine) -> Edges:
+def _update_latency(edges: Edges, machine: Machine) -> Edges:
     """Edges with the latencies that their links have now."""
     latency_s = np.add.reduceat(machine.topology.arcs.latency_s[edges.arcs], edges.pointers[:-1])
     return (

@@ -3,53 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfmodel.arrays import IntArray, RankGroup, rank_array
-from perfmodel.collectives.algorithms import chain, linear, ring
-from perfmodel.collectives.catalog import ROOTED, make
+from perfmodel.collectives.catalog import ALGORITHMS, ROOTED, make
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.library.channels.channels import Rings
 from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
-from perfmodel.library.lowering.edges import Edges, chosen
+from perfmodel.library.lowering.edges import Edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 
 
-def on_rings(machine: Machine, op: str, nbytes: int, group: RankGroup, root: int) -> LaidSchedule:
+def lay_on_rings(
+    machine: Machine, op: str, nbytes: int, group: RankGroup, root: int
+) -> LaidSchedule:
     """Rings, and chains along them, over the machine's channels; stars over the nearest links."""
-    ranks = len(group)
-    at = root_place(group, root) if op in ROOTED else 0
+    own: dict[str, Any] = {"root": root_position(group, root)} if op in ROOTED else {}
+    plan = partial(make, op, OWN_ALGORITHM[op], len(group), nbytes, itemsize=ITEM_BYTES, **own)
     if op in {"scatter", "gather"}:
-        make = linear.scatter if op == "scatter" else linear.gather
-        return directly(machine, make(ranks, nbytes, root=at, itemsize=ITEM_BYTES), group)
+        return lay_directly(machine, plan(), group)
     rings = machine.rings(group)
     orders = _places(group)[rings.orders]
-    if op in RING_ALGORITHMS:
-        schedule = RING_ALGORITHMS[op](ranks, nbytes, itemsize=ITEM_BYTES, orders=orders)
-        return LaidSchedule(schedule, ((schedule.phases, rings.edges),))
-    if op not in CHAIN_ALGORITHMS:
-        known = [*RING_ALGORITHMS, *CHAIN_ALGORITHMS, "scatter", "gather"]
-        raise ScheduleError(f"no algorithm for {op!r}; allowed: {', '.join(known)}")
-    chained = CHAIN_ALGORITHMS[op](ranks, nbytes, root=at, itemsize=ITEM_BYTES, orders=orders)
-    return LaidSchedule(chained, ((chained.phases, _along(rings, orders, chained)),))
+    schedule = plan(orders=orders)
+    edges = _ring_edges(rings, orders, schedule) if op in ROOTED else rings.edges
+    return LaidSchedule(schedule, ((schedule.phases, edges),))
 
 
-def by_name(
+def lay_by_name(
     machine: Machine, op: str, algorithm: str, nbytes: int, group: RankGroup, root: int
 ) -> LaidSchedule:
     """An algorithm by name, with what it needs to know of the machine."""
-    own: dict[str, Any] = {"root": root_place(group, root)} if op in ROOTED else {}
+    own: dict[str, Any] = {"root": root_position(group, root)} if op in ROOTED else {}
     if algorithm == "hierarchical":
-        own["groups"] = _by_host(rank_array(group) // machine.topology.gpus_per_host)
+        own["groups"] = _group_by_host(rank_array(group) // machine.topology.gpus_per_host)
     schedule = make(op, algorithm, len(group), nbytes, itemsize=ITEM_BYTES, **own)
-    return directly(machine, schedule, group)
+    return lay_directly(machine, schedule, group)
 
 
-def root_place(group: RankGroup, root: int) -> int:
+def root_position(group: RankGroup, root: int) -> int:
     """Position of the root in its group."""
     if root not in group:
         raise ScheduleError(f"root {root}; allowed: a rank of the group, which it is not in")
@@ -64,7 +60,7 @@ def _places(group: RankGroup) -> IntArray:
     return places
 
 
-def _by_host(hosts: IntArray) -> list[IntArray]:
+def _group_by_host(hosts: IntArray) -> list[IntArray]:
     """Positions of the ranks of each host, in the order in which the hosts come."""
     order = np.argsort(hosts, kind="stable")
     begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
@@ -72,7 +68,7 @@ def _by_host(hosts: IntArray) -> list[IntArray]:
     return sorted(groups, key=lambda group: int(group[0]))
 
 
-def directly(machine: Machine, schedule: Schedule, group: RankGroup) -> LaidSchedule:
+def lay_directly(machine: Machine, schedule: Schedule, group: RankGroup) -> LaidSchedule:
     """Any schedule, each pair of ranks over its nearest links."""
     ranks = rank_array(group)
     laid: list[tuple[tuple[Phase, ...], Edges]] = []
@@ -105,10 +101,10 @@ def _names(
         if kinds[node]["kind"] == "nvswitch"
     ]
     if len(hosts) > 1 or not switches:
-        found = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"
+        ranks = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"
         raise InputError(
             Fault(
-                "algorithm", f"{schedule.algorithm!r} for {found}", "ranks that share an NVSwitch"
+                "algorithm", f"{schedule.algorithm!r} for {ranks}", "ranks that share an NVSwitch"
             )
         )
     names = [*(topology.ranks[rank] for rank in group), *switches[:1] * schedule.switches]
@@ -119,12 +115,11 @@ SINGLE_SENDS = frozenset({"all_to_all", "scatter", "gather", "send"})
 """Operations that NCCL has no collective for: they are sends and receives, started together."""
 
 OWN_ALGORITHM: Mapping[str, str] = {
-    "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain",
-    "reduce": "chain", "scatter": "star", "gather": "star", "all_to_all": "pairwise",
-}  # fmt: skip
-"""What a library runs unless it (`Library.algorithms`) or the user says otherwise."""
+    op: next(iter(rows)) for op, rows in ALGORITHMS.items() if op != "send"
+}
+"""What a library runs unless its file (`own_algorithm`) or the user says otherwise: the first."""
 
-LAID = frozenset({"ring", "chain", "star"})
+ON_CHANNELS = frozenset({"ring", "chain", "star"})
 """Algorithms laid over the machine's own rings and channels; others go by the nearest links."""
 
 
@@ -139,24 +134,16 @@ def stages_of(schedule: Schedule) -> tuple[tuple[Phase, ...], ...]:
     return tuple(tuple(stage) for stage in stages)
 
 
-def _same_edges(one: Phase, other: Phase) -> bool:
+def _same_edges(first: Phase, second: Phase) -> bool:
     return all(
-        np.array_equal(getattr(one, name), getattr(other, name))
+        np.array_equal(getattr(first, name), getattr(second, name))
         for name in ("src", "dst", "channel")
     )
 
 
-def _along(rings: Rings, orders: IntArray, chained: Schedule) -> Edges:
+def _ring_edges(rings: Rings, orders: IntArray, chained: Schedule) -> Edges:
     """The rings' own edges that a chain's phase goes over, in the phase's order."""
     phase, ranks = chained.phases[0], orders.shape[1]
     at = np.empty_like(orders)
     np.put_along_axis(at, orders, np.arange(ranks)[None, :], axis=1)
-    return chosen(rings.edges, phase.channel * ranks + at[phase.channel, phase.src])
-
-
-RING_ALGORITHMS = {
-    "all_reduce": ring.all_reduce,
-    "reduce_scatter": ring.reduce_scatter,
-    "all_gather": ring.all_gather,
-}
-CHAIN_ALGORITHMS = {"broadcast": chain.broadcast, "reduce": chain.reduce}
+    return select_edges(rings.edges, phase.channel * ranks + at[phase.channel, phase.src])

@@ -1,1 +1,1 @@
-"""What NCCL itself would decide: how many channels, which algorithm, which protocol."""
+"""What NCCL decides by itself: channels, algorithm, protocol; `tuner.choices`."""

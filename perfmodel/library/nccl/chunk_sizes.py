@@ -39,18 +39,18 @@ def tree_bytes(protocol: str, nbytes: float, channels: int, nodes: int, per_node
 def nvls_bytes(nbytes: float, at_once: int) -> float:
     """Bytes that each head moves at a time on each channel; `at_once` heads times channels."""
     chunk = float(NVLS_BYTES)
-    for fill, less in ((64, 64 * KIB), (8, 32 * KIB), (2, 16 * KIB)):
-        if nbytes < fill * at_once * chunk and chunk > less:
-            chunk = float(less)
+    for fill, smaller in ((64, 64 * KIB), (8, 32 * KIB), (2, 16 * KIB)):
+        if nbytes < fill * at_once * chunk:
+            chunk = float(smaller)
     return chunk
 
 
 def nvls_tree_bytes(nbytes: float, at_once: int, nodes: int) -> float:
     """As `nvls_bytes`, with trees between nodes (NCCL_NVLSTREE_MAX_CHUNKSIZE)."""
     chunk = float(64 * KIB if nodes >= 4 else NVLS_BYTES)
-    for fill, less in ((16, 128 * KIB), (4, 64 * KIB), (1, 32 * KIB)):
-        if nbytes < fill * at_once * chunk and chunk > less:
-            chunk = float(less)
+    for fill, smaller in ((4, 64 * KIB), (1, 32 * KIB)):
+        if nbytes < fill * at_once * chunk:
+            chunk = float(smaller)
     return chunk
 
 
@@ -60,12 +60,4 @@ def collnet_bytes(nbytes: float, channels: int, depth: int) -> float:
     for fill, least in ((64, 128 * KIB), (8, 64 * KIB), (1, 32 * KIB)):
         while nbytes // (channels * chunk) < depth * fill and chunk > least:
             chunk /= 2
-    return chunk
-
-
-def pat_bytes(nbytes: float, channels: int, fill: int) -> float:
-    """Bytes that PAT moves at a time on each channel; `fill` 32 for all-gather, else 16."""
-    chunk = float(STEP_BYTES["simple"])
-    while chunk * channels * fill > nbytes and chunk > 64 * KIB:
-        chunk /= 2
     return chunk

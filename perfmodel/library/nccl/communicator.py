@@ -1,4 +1,4 @@
-"""What NCCL knows of a group of ranks before it decides anything."""
+"""The communicator of a group of ranks: channels, speeds and hardware that NCCL's tuner uses."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def system_of(
     )
     most = _most_channels(settings) // 2
     crossing = settings.count("NCCL_CROSS_NIC")
-    ring = _dumped(topology, "ring", local) or ring_graph(
+    ring = _read_dump(topology, "ring", local) or ring_graph(
         host, cross_nic=2 if crossing is None else crossing, most=most
     )
     plugin = hardware().plugins.get(topology.network) if nodes > 1 else None
@@ -98,7 +98,7 @@ def system_of(
         capability=host.capability,
         cpu=host.cpu,
         ring=ring,
-        tree=_dumped(topology, "tree", local) or tree_graph(host, ring),
+        tree=_read_dump(topology, "tree", local) or tree_graph(host, ring),
         nvls=_nvls(host, settings),
         collnet=collnet_graph(host, ring),
         gpus=len(gpus),
@@ -127,13 +127,13 @@ def channels_of(system: System, algorithm: str, settings: LibrarySettings) -> in
     return max(min(count, top), min(least, most))
 
 
-def _dumped(topology: Topology, pattern: str, local: list[int]) -> Graph | None:
+def _read_dump(topology: Topology, pattern: str, local: list[int]) -> Graph | None:
     """Channels of a dump of NCCL's own, where the topology has one for just these GPUs."""
-    found = topology.graph_of(pattern, [rank % topology.gpus_per_host for rank in local])
-    if found is None:
+    dump = topology.graph_of(pattern, [rank % topology.gpus_per_host for rank in local])
+    if dump is None:
         return None
-    speeds = found.intra_Bps / 1e9, found.inter_Bps / 1e9
-    return Graph(len(found.ways), *speeds, found.type_intra, found.type_inter, found.same_channels)
+    speeds = dump.intra_Bps / 1e9, dump.inter_Bps / 1e9
+    return Graph(len(dump.ways), *speeds, dump.type_intra, dump.type_inter, dump.same_channels)
 
 
 def _most_channels(settings: LibrarySettings) -> int:

@@ -11,7 +11,6 @@ from perfmodel.files import FileModel, load_document
 Three = tuple[float, float, float]
 """Of LL, LL128 and Simple; or on one, two and more hosts."""
 
-PROTOCOLS = ("ll", "ll128", "simple")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 
 
@@ -23,7 +22,7 @@ class Plateau(FileModel):
 
 
 class Constants(FileModel):
-    """What stands in ``tuner.yaml``; see its comments."""
+    """Contents of ``tuner.yaml``; see its comments."""
 
     base_us: dict[str, Three]
     nvlink_us: dict[str, Three]

@@ -37,7 +37,7 @@ class _Network(FileModel):
 
 
 class Plugin(FileModel):
-    """What a network plugin tells NCCL: latency of a hop, and on which GPUs writes are ordered.
+    """A network plugin: latency of a hop, and on which GPUs writes are ordered.
 
     Where 128-byte writes are not kept in order, only the Simple protocol is safe.
     """
@@ -55,11 +55,11 @@ class Plugin(FileModel):
         return release < tuple(int(part) for part in self.since.split("."))
 
     def stated_us(self, capability: int, release: tuple[float, ...]) -> float:
-        """Latency of a hop that NCCL is told, of a release and a GPU; microseconds."""
+        """Latency of a hop that a release reports for a GPU; microseconds."""
         if self._is_newer_than(release):
             return 0.0
-        known = [at for at in self.latency_us if at <= capability]
-        return self.latency_us[max(known, default=min(self.latency_us))]
+        listed = [at for at in self.latency_us if at <= capability]
+        return self.latency_us[max(listed, default=min(self.latency_us))]
 
 
 class _Channels(FileModel):
@@ -93,7 +93,6 @@ class Hardware(FileModel):
     nvlink_per_lane: _PerLane
     pcie: _Pcie
     between_amd_numa: _Numa
-    across_sockets: _Numa
     network: _Network
     plugins: dict[str, Plugin]
     channels: _Channels

@@ -1,39 +1,21 @@
-"""Which algorithm and protocol NCCL takes for a message: the least of its own estimates.
-
-NCCL's choice on a machine: what it would run for an operation, a size and a group.
-"""
+"""Algorithm and protocol that NCCL takes for an operation, a size and a group of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from perfmodel.arrays import RankGroup
+from perfmodel.collectives.catalog import NCCL_ALGORITHMS
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.machine import Machine
-from perfmodel.library.nccl.bandwidth import Case, algorithm_GBps
 from perfmodel.library.nccl.communicator import System, channels_of, system_of
 from perfmodel.library.nccl.constants import Constants, constants_of
-from perfmodel.library.nccl.latency import latency_us
+from perfmodel.library.nccl.cost_model import Case, algorithm_GBps, latency_us
 from perfmodel.library.nccl.search.host_graph import RANK
 from perfmodel.library.settings import LibrarySettings
-
-Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "collnet_chain", "collnet_direct", "pat"]
-ProtocolName = Literal["ll", "ll128", "simple"]
-
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-"""Collectives that NCCL has a model of."""
-
-_ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
-    "all_reduce": ("ring", "tree", "nvls", "nvls_tree", "collnet_chain", "collnet_direct"),
-    "all_gather": ("ring", "nvls", "collnet_direct", "pat"),
-    "reduce_scatter": ("ring", "nvls", "collnet_direct", "pat"),
-    "broadcast": ("ring",),
-    "reduce": ("ring",),
-}
 
 _LEAST_TRAFFIC = 32 * 1024
 """Bytes that a channel carries at least; NVIDIA/nccl 2.30.7 ``src/enqueue.cc``."""
@@ -54,8 +36,8 @@ class Prediction:
         Thread blocks that would work on a message of this size.
     """
 
-    algorithm: Algorithm
-    protocol: ProtocolName
+    algorithm: str
+    protocol: str
     time_s: float
     channels: int
 
@@ -69,7 +51,7 @@ def predictions(
     ----------
     system : System
     op : str
-        One of `OPS`.
+        One of `NCCL_ALGORITHMS`.
     nbytes : float
         Size as nccl-tests counts it: for all-gather and reduce-scatter that of all ranks together.
     settings : LibrarySettings
@@ -81,19 +63,19 @@ def predictions(
     InputError
         No such operation, or nothing that the environment leaves can run on this machine.
     """
-    if op not in _ALGORITHMS:
-        raise InputError(Fault("op", repr(op), allowed_names(_ALGORITHMS, op)))
+    if op not in NCCL_ALGORITHMS:
+        raise InputError(Fault("op", repr(op), allowed_names(NCCL_ALGORITHMS, op)))
     constants = constants_of(settings.release)
-    found = [
+    estimates = [
         Prediction(
             algorithm,
             protocol,
             _time_s(Case(system, op, algorithm, protocol, constants), nbytes, settings),
             channels_used(system, op, algorithm, protocol, nbytes, settings),
         )
-        for algorithm, protocol in _enabled(system, op, settings, constants)
+        for algorithm, protocol in _enabled_pairs(system, op, settings, constants)
     ]
-    return tuple(sorted(found, key=lambda one: one.time_s))
+    return tuple(sorted(estimates, key=lambda estimate: estimate.time_s))
 
 
 def _time_s(case: Case, nbytes: float, settings: LibrarySettings) -> float:
@@ -156,40 +138,45 @@ def channels_used(
 def _threads(system: System, algorithm: str, protocol: str, settings: LibrarySettings) -> int:
     if protocol == "ll128":
         return 640
-    asked = settings.count("NCCL_NTHREADS")
-    if asked is not None:
-        return max(64, min(asked, 512))
+    named = settings.count("NCCL_NTHREADS")
+    if named is not None:
+        return max(64, min(named, 512))
     ring = system.ring
     slow = algorithm == "ring" and protocol == "simple" and ring.channels * ring.intra_GBps <= 12
     return 256 if slow else 512
 
 
-def _enabled(
+def _enabled_pairs(
     system: System, op: str, settings: LibrarySettings, constants: Constants
-) -> list[tuple[Algorithm, ProtocolName]]:
+) -> list[tuple[str, str]]:
     """Algorithms and protocols that this machine and the environment leave."""
     named = settings.algorithms(op)
-    if named is not None and not named & set(_ALGORITHMS[op]):
+    if named is not None and not named & NCCL_ALGORITHMS[op].keys():
         named = None
-    wanted = settings.protocols(op)
-    possible = list(_possible(system, op, settings, constants, wanted))
-    left = [
+    named_protocols = settings.protocols(op)
+    possible = list(_possible_pairs(system, op, settings, constants, named_protocols))
+    enabled = [
         (algorithm, protocol)
         for algorithm, protocol in possible
-        if (named is None or algorithm in named) and (wanted is None or protocol in wanted)
+        if (named is None or algorithm in named)
+        and (named_protocols is None or protocol in named_protocols)
     ]
-    if left:
-        return left
+    if enabled:
+        return enabled
     faults = []
     if named is not None and not named & {algorithm for algorithm, _ in possible}:
-        there = sorted({algorithm for algorithm, _ in possible})
+        available = sorted({algorithm for algorithm, _ in possible})
         faults.append(
-            _fault("NCCL_ALGO", settings, f"for {op} on this machine {allowed_names(there)}")
+            _fault("NCCL_ALGO", settings, f"for {op} on this machine {allowed_names(available)}")
         )
-    elif wanted is not None:
-        kept = sorted({p for a, p in possible if named is None or a in named})
+    elif named_protocols is not None:
+        available_protocols = sorted({p for a, p in possible if named is None or a in named})
         faults.append(
-            _fault("NCCL_PROTO", settings, f"for {op} on this machine {allowed_names(kept)}")
+            _fault(
+                "NCCL_PROTO",
+                settings,
+                f"for {op} on this machine {allowed_names(available_protocols)}",
+            )
         )
     raise InputError(faults)
 
@@ -198,13 +185,13 @@ def _fault(name: str, settings: LibrarySettings, allowed: str) -> Fault:
     return Fault(f"env.{name}", repr(settings.env[name]), allowed)
 
 
-def _possible(
+def _possible_pairs(
     system: System,
     op: str,
     settings: LibrarySettings,
     constants: Constants,
-    wanted: frozenset[str] | None,
-) -> Iterator[tuple[Algorithm, ProtocolName]]:
+    named_protocols: frozenset[str] | None,
+) -> Iterator[tuple[str, str]]:
     several = system.nodes > 1
     collnet = several and system.collnet is not None and settings.is_on("NCCL_COLLNET_ENABLE")
     lonely = several and system.per_node == 1
@@ -214,33 +201,40 @@ def _possible(
         "nvls": system.nvls is not None and not several,
         "nvls_tree": system.nvls is not None and several and settings.release >= (2, 18),
         "collnet_chain": collnet,
-        "collnet_direct": collnet and _switched(system),
+        "collnet_direct": collnet and _is_switched(system),
         "pat": constants.pat and lonely and settings.is_on("NCCL_PAT_ENABLE", default=True),
     }
-    for algorithm in _ALGORITHMS[op]:
+    for algorithm, row in NCCL_ALGORITHMS[op].items():
         if not runs[algorithm]:
             continue
-        if algorithm in {"ring", "tree"} and (system.ordered or wanted is not None):
+        if "ll" in row.protocols and (system.ordered or named_protocols is not None):
             yield algorithm, "ll"
-            if _may_ll128(system, algorithm, settings, wanted):
+            if _may_ll128(system, algorithm, settings, named_protocols):
                 yield algorithm, "ll128"
         yield algorithm, "simple"
 
 
-def _switched(system: System) -> bool:
+def _is_switched(system: System) -> bool:
     return system.tree.type_intra == "NVL" and 1 < system.gpus <= 8
 
 
 def _may_ll128(
-    system: System, algorithm: str, settings: LibrarySettings, wanted: frozenset[str] | None
+    system: System,
+    algorithm: str,
+    settings: LibrarySettings,
+    named_protocols: frozenset[str] | None,
 ) -> bool:
-    """Whether all ways keep 128-byte writes whole; a user who names LL128 (2.5 on) is believed."""
+    """Whether all paths keep 128-byte writes whole, or the user names LL128 (2.5 on)."""
     if settings.release < (2, 5):
         return False
     switch = settings.env.get("NCCL_LL128_ENABLE", "2")
     if switch != "2":
         return switch == "1"
-    if wanted is not None and "ll128" in wanted and "^" not in settings.env["NCCL_PROTO"]:
+    if (
+        named_protocols is not None
+        and "ll128" in named_protocols
+        and "^" not in settings.env["NCCL_PROTO"]
+    ):
         return True
     graph = system.ring if algorithm == "ring" else system.tree
     farthest = "PXN" if system.capability >= 90 else "PXB"
@@ -254,21 +248,21 @@ def _may_ll128(
 def system_on(machine: Machine, group: RankGroup) -> System:
     """What NCCL knows of a group; looked up once for all groups of the same GPUs on each host."""
 
-    def found() -> System:
-        seen = machine.decides_on or machine
-        return system_of(seen.topology, seen.router, group, machine.settings)
+    def search() -> System:
+        searched = machine.decides_on or machine
+        return system_of(searched.topology, searched.router, group, machine.settings)
 
-    def of_this_shape() -> System:
+    def search_once_per_shape() -> System:
         ranks, size = np.asarray(group, dtype=np.int64), machine.topology.gpus_per_host
         hosts, counts = np.unique(ranks // size, return_counts=True)
         local = tuple((ranks % size).tolist())
         of_one = local[: len(local) // len(hosts)]
-        alike = bool((counts == counts[0]).all()) and local == of_one * len(hosts)
-        if not alike or machine.topology.dead:
-            return found()
-        return machine.known(("nccl system", of_one, len(hosts)), found)
+        regular = bool((counts == counts[0]).all()) and local == of_one * len(hosts)
+        if not regular or machine.topology.dead:
+            return search()
+        return machine.known(("nccl system", of_one, len(hosts)), search)
 
-    return machine.known(("nccl system", group), of_this_shape)
+    return machine.known(("nccl system", group), search_once_per_shape)
 
 
 def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple[Prediction, ...]:
@@ -278,7 +272,7 @@ def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple
     ----------
     machine : Machine
     op : str
-        One of `perfmodel.library.nccl.tuner.OPS`.
+        One of `perfmodel.collectives.catalog.NCCL_ALGORITHMS`.
     nbytes : float
     group : range or tuple of int
         Ranks of the topology, at least two.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from perfmodel.collectives.catalog import NCCL_ALGO_NAMES
 from perfmodel.files import Count, FileModel, Seconds
 from perfmodel.scenario.sections.base import Name
 
@@ -18,16 +19,19 @@ Word = Annotated[
 """Text; a whole number may stand without quotes."""
 
 
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[("auto", *NCCL_ALGO_NAMES)]
+
+
 class LibrarySection(FileModel):
     """The communication library, and what of its own choices to override."""
 
     name: Literal["nccl", "plain", "gloo", "mpi"] = "nccl"
-    algorithm: Literal[
-        "auto", "ring", "tree", "nvls", "nvls_tree", "collnet", "collnet_chain", "collnet_direct",
-        "pat",
-    ] = Field(
+    algorithm: AlgorithmName = Field(
         default="auto", description="of NCCL, as NCCL_ALGO would say; others have their own"
-    )  # fmt: skip
+    )
     protocol: Literal["auto", "simple", "ll", "ll128"] = "auto"
     channels: Count | None = Field(
         default=None, description="default: what the library would choose"

@@ -1,1 +1,1 @@
-"""lowering."""
+"""NCCL's own algorithms laid on channels, NICs and switches; `dispatch.find_layer`."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.collectives.algorithms.collnet import over_switches
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
-from perfmodel.library.lowering.edge_routing import relaid, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, Ints, chosen, joined
+from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, joined, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import collnet_bytes, pieces_of_share
@@ -34,7 +34,7 @@ class LaidCollnet:
     depth: int
 
 
-def through_fabric(
+def lay_collnet(
     machine: Machine, algorithm: str, nbytes: int, group: RankGroup, channels: int
 ) -> LaidSchedule:
     """All-reduce in the fabric's switches.
@@ -46,14 +46,14 @@ def through_fabric(
     nbytes : int
     group : range or tuple of int
     channels : int
-        Of NCCL; each of those laid stands for some of them.
+        Of NCCL; each of those laid represents some of them.
 
     Raises
     ------
     InputError
         One host, a network that does not reduce, or switches in more than two levels.
     """
-    laid = machine.known((algorithm, group), lambda: _laid(machine, algorithm, group))
+    laid = machine.known((algorithm, group), lambda: _lay(machine, algorithm, group))
     chunk = collnet_bytes(nbytes, channels, laid.depth)
     pieces = pieces_of_share(nbytes, max(channels, laid.trees.channels), chunk)
     schedule = over_switches(
@@ -62,7 +62,7 @@ def through_fabric(
     return LaidSchedule(schedule, ((schedule.phases, laid.edges),))
 
 
-def _laid(machine: Machine, algorithm: str, group: RankGroup) -> LaidCollnet:
+def _lay(machine: Machine, algorithm: str, group: RankGroup) -> LaidCollnet:
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
     if hosts < 2 or topology.network != "infiniband":
@@ -73,17 +73,17 @@ def _laid(machine: Machine, algorithm: str, group: RankGroup) -> LaidCollnet:
     fabric = _Fabric(machine, rails)
     parents = []
     for channel, chain in enumerate(rails.chains):
-        found = np.full(rails.hosts.size + len(fabric.names), ROOT, dtype=np.int64)
+        parent = np.full(rails.hosts.size + len(fabric.names), ROOT, dtype=np.int64)
         table = rails.places[:, chain]
         if algorithm == "collnet":
-            found[table[:, 1:]] = table[:, :-1]
+            parent[table[:, 1:]] = table[:, :-1]
         else:
-            found[table] = table[:, [0]]
-        found[table[:, 0]] = rails.hosts.size + fabric.leaf[channel]
+            parent[table] = table[:, [0]]
+        parent[table[:, 0]] = rails.hosts.size + fabric.leaf[channel]
         above = fabric.root[channel]
         below = np.unique(fabric.leaf[channel])
-        found[rails.hosts.size + below[below != above]] = rails.hosts.size + above
-        parents.append(found)
+        parent[rails.hosts.size + below[below != above]] = rails.hosts.size + above
+        parents.append(parent)
     trees = forest_of(np.stack(parents))
     edges = _edges(machine, rails, fabric, trees)
     return LaidCollnet(trees, len(fabric.names), edges, size if algorithm == "collnet" else 2)
@@ -118,14 +118,16 @@ class _Fabric:
             self.names.append(name)
         return self._places[name]
 
-    def _root(self, leaves: Ints, rail: int) -> int:
+    def _root(self, leaves: IntArray, rail: int) -> int:
         if len(leaves) == 1:
             return int(leaves[0])
         above = [set(self._above(self.names[leaf])) for leaf in leaves.tolist()]
         shared = sorted(set.intersection(*above))
         if not shared:
-            found = f"leaf switches without a common switch above, {self.names[leaves[0]]} first"
-            raise InputError(Fault("algorithm", found, "a fabric of one or two levels of switches"))
+            obstacle = f"leaf switches without a common switch above, {self.names[leaves[0]]} first"
+            raise InputError(
+                Fault("algorithm", obstacle, "a fabric of one or two levels of switches")
+            )
         return self._place(shared[rail % len(shared)])
 
     def cable(self, src: str, dst: str, flow: int) -> int:
@@ -147,22 +149,23 @@ def _edges(machine: Machine, rails: Rails, fabric: _Fabric, trees: Forest) -> Ed
     ]
     back = np.empty(len(far), dtype=np.int64)
     back[np.concatenate([at, inside])] = np.arange(len(far))
-    return chosen(joined(parts), back)
+    return select_edges(joined(parts), back)
 
 
 def _to_fabric(
-    machine: Machine, rails: Rails, fabric: _Fabric, trees: Forest, which: Ints
+    machine: Machine, rails: Rails, fabric: _Fabric, trees: Forest, selection: IntArray
 ) -> Edges:
     topology, ranks = machine.topology, rails.hosts.ravel()
     router, total = machine.router.healthy, rails.hosts.size
-    ways: list[tuple[int, ...]] = []
+    paths: list[tuple[int, ...]] = []
     staged = False
     for src, dst, rail in zip(
-        trees.src[which].tolist(), trees.dst[which].tolist(), trees.channel[which].tolist(),
-        strict=True,
-    ):  # fmt: skip
+        *(ends[selection].tolist() for ends in (trees.src, trees.dst, trees.channel)), strict=True
+    ):
         if min(src, dst) >= total:
-            ways.append((fabric.cable(fabric.names[src - total], fabric.names[dst - total], rail),))
+            paths.append(
+                (fabric.cable(fabric.names[src - total], fabric.names[dst - total], rail),)
+            )
             continue
         rank, switch = min(src, dst), fabric.names[max(src, dst) - total]
         nic, gpu = fabric.nics[rail][rank // rails.hosts.shape[1]], topology.ranks[ranks[rank]]
@@ -170,18 +173,18 @@ def _to_fabric(
         staged |= local.staged
         out = src < total
         cable = fabric.cable(*((nic, switch) if out else (switch, nic)), rail)
-        ways.append((*local.arcs, cable) if out else (cable, *local.arcs))
-    arcs = np.array([arc for way in ways for arc in way], dtype=np.int64)
-    pointers = np.concatenate([[0], np.cumsum([len(way) for way in ways])]).astype(np.int64)
+        paths.append((*local.arcs, cable) if out else (cable, *local.arcs))
+    arcs = np.array([arc for path in paths for arc in path], dtype=np.int64)
+    pointers = np.concatenate([[0], np.cumsum([len(path) for path in paths])]).astype(np.int64)
     rank_of = np.append(ranks, -1)
-    made = Edges(
-        src=rank_of[np.minimum(trees.src[which], total)],
-        dst=rank_of[np.minimum(trees.dst[which], total)],
+    edges = Edges(
+        src=rank_of[np.minimum(trees.src[selection], total)],
+        dst=rank_of[np.minimum(trees.dst[selection], total)],
         pointers=pointers,
         arcs=arcs,
         latency_s=np.add.reduceat(topology.arcs.latency_s[arcs], pointers[:-1]),
-        cap_Bps=np.full(len(which), np.inf),
-        hop=np.full(len(which), HOP_KINDS.index("network")),
+        cap_Bps=np.full(len(selection), np.inf),
+        hop=np.full(len(selection), HOP_KINDS.index("network")),
         staged=staged,
     )
-    return relaid(topology, machine.router, made)
+    return reroute_edges(topology, machine.router, edges)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.collectives.algorithms import nvls
 from perfmodel.collectives.algorithms.nvls import Switched, switched_nodes
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
 from perfmodel.library.channels.symmetry import fold_rails, rails_represented
-from perfmodel.library.lowering.edge_routing import relaid, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, Ints, chosen, joined
+from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, joined, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import nvls_bytes, nvls_tree_bytes, pieces_of_share
@@ -35,17 +35,17 @@ class LaidSwitched:
     nodes : Switched
     edges : Edges
     heads : int
-        Of each node, those included that the laid one stands for.
+        Of each node, those included that the laid one represents.
     alike : int
     """
 
     nodes: Switched
     edges: Edges
     heads: int
-    alike: int
+    multiplicity: int
 
 
-def through_switches(
+def lay_nvls(
     machine: Machine, op: str, algorithm: str, nbytes: int, group: RankGroup, channels: int
 ) -> LaidSchedule:
     """Carry a collective through NVSwitches that reduce, and between hosts by trees.
@@ -63,20 +63,20 @@ def through_switches(
     Raises
     ------
     InputError
-        Ranks that share no NVSwitch that reduces, or stand on the wrong number of hosts.
+        Ranks that share no NVSwitch that reduces, or are on the wrong number of hosts.
     """
     key = (algorithm, op, group)
-    laid = machine.known(key, lambda: _laid(machine, op, algorithm, group))
+    laid = machine.known(key, lambda: _lay(machine, op, algorithm, group))
     hosts, at_once = laid.nodes.nodes, channels * laid.heads
     chunk = nvls_bytes(nbytes, at_once) if hosts == 1 else nvls_tree_bytes(nbytes, at_once, hosts)
-    part = -(-nbytes // (laid.alike * ITEM_BYTES)) * ITEM_BYTES
+    part = -(-nbytes // (laid.multiplicity * ITEM_BYTES)) * ITEM_BYTES
     pieces = pieces_of_share(nbytes, at_once, chunk)
     schedule = nvls.over_nodes(laid.nodes, part, pieces=pieces, itemsize=ITEM_BYTES)
-    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), laid.alike)
+    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), laid.multiplicity)
 
 
-def why_not(machine: Machine, op: str, algorithm: str, group: RankGroup) -> str | None:
-    """Why a group cannot go through switches that reduce; None where it can."""
+def find_obstacle(machine: Machine, op: str, algorithm: str, group: RankGroup) -> str | None:
+    """Why a group cannot use switches that reduce; None where it can."""
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
     if topology.gpu.generation not in REDUCING:
@@ -90,8 +90,8 @@ def why_not(machine: Machine, op: str, algorithm: str, group: RankGroup) -> str 
     return None
 
 
-def _laid(machine: Machine, op: str, algorithm: str, group: RankGroup) -> LaidSwitched:
-    reason = why_not(machine, op, algorithm, group)
+def _lay(machine: Machine, op: str, algorithm: str, group: RankGroup) -> LaidSwitched:
+    reason = find_obstacle(machine, op, algorithm, group)
     if reason is not None:
         allowed = "Hopper or later behind an NVSwitch, " + (
             "on one host" if algorithm == "nvls" else "on several hosts"
@@ -99,14 +99,14 @@ def _laid(machine: Machine, op: str, algorithm: str, group: RankGroup) -> LaidSw
         raise InputError(Fault("algorithm", f"{algorithm!r} for {reason}", allowed))
     rails = rails_of(machine, group)
     heads, nics = _heads(rails)
-    alike = rails_represented(machine, rails) if len(heads) == len(rails.chains) else 1
-    if alike == 1:
-        return LaidSwitched(*_over(machine, rails, heads, nics, op, None), len(heads), 1)
-    nodes, edges = _over(machine, rails, heads, nics, op, 0)
-    return LaidSwitched(nodes, fold_rails(machine, edges, alike), len(heads), alike)
+    represented = rails_represented(machine, rails) if len(heads) == len(rails.chains) else 1
+    if represented == 1:
+        return LaidSwitched(*_lay_heads(machine, rails, heads, nics, op, None), len(heads), 1)
+    nodes, edges = _lay_heads(machine, rails, heads, nics, op, 0)
+    return LaidSwitched(nodes, fold_rails(machine, edges, represented), len(heads), represented)
 
 
-def _heads(rails: Rails) -> tuple[list[int], Ints]:
+def _heads(rails: Rails) -> tuple[list[int], IntArray]:
     """Positions in a host of those who sum a part, and the NIC of each."""
     if len(rails.hosts) == 1:
         number = min(rails.hosts.shape[1], MOST_HEADS)
@@ -118,8 +118,8 @@ def _heads(rails: Rails) -> tuple[list[int], Ints]:
     return heads, np.array([nic_of[head] for head in heads])
 
 
-def _over(
-    machine: Machine, rails: Rails, heads: list[int], nics: Ints, op: str, only: int | None
+def _lay_heads(
+    machine: Machine, rails: Rails, heads: list[int], nics: IntArray, op: str, only: int | None
 ) -> tuple[Switched, Edges]:
     """Edges of some heads' parts over some hosts, and their links."""
     size = rails.hosts.shape[1]
@@ -136,15 +136,15 @@ def _over(
     ]
     back = np.empty(len(nodes.src), dtype=np.int64)
     back[np.concatenate([at, between])] = np.arange(len(nodes.src))
-    return nodes, chosen(joined(parts), back)
+    return nodes, select_edges(joined(parts), back)
 
 
-def _to_switches(machine: Machine, rails: Rails, nodes: Switched, which: Ints) -> Edges:
+def _to_switches(machine: Machine, rails: Rails, nodes: Switched, selection: IntArray) -> Edges:
     """Links between ranks and the NVSwitch of their host."""
     topology, switch = machine.topology, _switch_of(machine, rails)
     assert switch is not None
-    up = nodes.src[which] < nodes.ranks
-    rank = rails.hosts.ravel()[np.where(up, nodes.src[which], nodes.dst[which])]
+    up = nodes.src[selection] < nodes.ranks
+    rank = rails.hosts.ravel()[np.where(up, nodes.src[selection], nodes.dst[selection])]
     gpus = [topology.ranks[g] for g in (rails.hosts[0] % topology.gpus_per_host).tolist()]
     router = machine.router.healthy
     arcs = np.full((2, topology.gpus_per_host), -1)
@@ -155,8 +155,8 @@ def _to_switches(machine: Machine, rails: Rails, nodes: Switched, which: Ints) -
         )
     local = rank % topology.gpus_per_host
     arc = arcs[np.where(up, 0, 1), local] + rank // topology.gpus_per_host * topology.host_arcs
-    count = len(which)
-    return relaid(
+    count = len(selection)
+    return reroute_edges(
         topology,
         machine.router,
         Edges(

@@ -28,13 +28,13 @@ class LaidForest:
     edges : Edges
     rails : Rails
     alike : int
-        How many rails the laid one stands for.
+        Rails that the laid one represents.
     """
 
     trees: Forest
     edges: Edges
     rails: Rails
-    alike: int
+    multiplicity: int
 
 
 def rails_of(machine: Machine, group: RankGroup) -> Rails:
@@ -47,7 +47,7 @@ def rails_of(machine: Machine, group: RankGroup) -> Rails:
     )
 
 
-def tree(
+def lay_tree(
     machine: Machine, nbytes: int, group: RankGroup, protocol: str, channels: int
 ) -> LaidSchedule:
     """All-reduce up and down trees, in the pieces of a protocol.
@@ -59,27 +59,27 @@ def tree(
     group : range or tuple of int
     protocol : str
     channels : int
-        That NCCL uses for this message; each of those laid stands for some of them.
+        That NCCL uses for this message; each of those laid represents some of them.
     """
-    laid = machine.known(("tree", group), lambda: _laid(machine, group))
+    laid = machine.known(("tree", group), lambda: _lay(machine, group))
     nodes, size = laid.rails.hosts.shape
     chunk = tree_bytes(protocol, nbytes, channels, nodes, size)
     schedule = pipelined_trees.all_reduce(
         laid.trees,
-        -(-nbytes // (laid.alike * ITEM_BYTES)) * ITEM_BYTES,
+        -(-nbytes // (laid.multiplicity * ITEM_BYTES)) * ITEM_BYTES,
         pieces=pieces_of_share(nbytes, channels, chunk),
         itemsize=ITEM_BYTES,
     )
-    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), laid.alike)
+    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), laid.multiplicity)
 
 
-def _laid(machine: Machine, group: RankGroup) -> LaidForest:
+def _lay(machine: Machine, group: RankGroup) -> LaidForest:
     rails = rails_of(machine, group)
-    alike = rails_represented(machine, rails)
-    if alike == 1:
+    represented = rails_represented(machine, rails)
+    if represented == 1:
         return LaidForest(*over_rails(machine, rails), rails, 1)
     trees, edges = over_rails(machine, rails.only(0))
-    return LaidForest(trees, fold_rails(machine, edges, alike), rails, alike)
+    return LaidForest(trees, fold_rails(machine, edges, represented), rails, represented)
 
 
 def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:

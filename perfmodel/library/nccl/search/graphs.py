@@ -1,8 +1,8 @@
 """NCCL's search of channels: how many paths of what speed a host's links carry at once.
 
 Written from the rules of NVIDIA/nccl 2.30.7 ``src/graph/search.cc`` (ncclTopoCompute): speeds from
-a list are tried from fast to slow, each with near path types first; what carries most wins; a
-second pass then doubles channels or raises their speed.
+a list are tried from fast to slow, each with near path types first; the one that carries most
+is taken; a second pass then doubles channels or raises their speed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.library.nccl.hardware import hardware
-from perfmodel.library.nccl.search.host_graph import RANK, Host, Way
-from perfmodel.library.nccl.search.packing import Demand, at_most, packed
+from perfmodel.library.nccl.search.host_graph import RANK, Host, HostPath
+from perfmodel.library.nccl.search.packing import Demand, channel_bound, pack_channels
 from perfmodel.library.settings import LEVELS
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What a search found.
+    """Result of a search.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Graph:
     intra_GBps, inter_GBps : float
         Speed of one channel inside the host and between hosts.
     type_intra, type_inter : str
-        Farthest path types used; "LOC" where there is no way of that kind.
+        Farthest path types used; "LOC" where there is no path of that kind.
     same_channels : bool
         Whether all channels pass the GPUs in one order.
     plain : bool
@@ -63,47 +63,46 @@ def ring_graph(host: Host, *, cross_nic: int, most: int) -> Graph:
         Channels at most.
     """
     speeds = _speeds(host)
-    found: Graph | None = None
+    best: Graph | None = None
     crossed = 0
     for speed in speeds:
-        if found is not None and speed / found.inter_GBps <= 0.49:
+        if best is not None and speed / best.inter_GBps <= 0.49:
             break
         for cross in (0, 2) if cross_nic == 2 else (cross_nic,):
-            better, done = _at_speed(host, speed, cross, most, found, crossed)
-            if better is not found:
-                found, crossed = better, cross
+            better, done = _search_speed(host, speed, cross, most, best, crossed)
+            if better is not best:
+                best, crossed = better, cross
             if done:
                 break
-        if found is not None and found.channels * found.inter_GBps >= _total(host):
+        if best is not None and best.channels * best.inter_GBps >= _total(host):
             break
-    return _raised_ring(host, _doubled(host, found, most), crossed) if found else FALLBACK
+    return _raise_speed(host, _double_channels(host, best, most), crossed) if best else FALLBACK
 
 
-def _at_speed(
+def _search_speed(
     host: Host, speed: float, cross: int, most: int, best: Graph | None, crossed: int
 ) -> tuple[Graph | None, bool]:
     """Best graph after one speed, and whether nothing more can be won."""
-    found = best
-    for inter in _types(host, between=True):
-        reached = found is not None and RANK[inter] > max(RANK[found.type_inter], RANK["PXN"])
+    for inter in _path_types(host, between=True):
+        reached = best is not None and RANK[inter] > max(RANK[best.type_inter], RANK["PXN"])
         if reached:
             break
-        for intra in _types(host, between=False):
+        for intra in _path_types(host, between=False):
             if host.nic_GBps and RANK[intra] > RANK[inter] and intra != "LOC":
                 break
-            if found is not None and RANK[intra] > RANK[found.type_intra]:
+            if best is not None and RANK[intra] > RANK[best.type_intra]:
                 break
-            for same in _orders(host, intra):
+            for same in _order_options(host, intra):
                 demand = Demand(speed, speed, intra, inter, cross, same)
-                better = _better(host, demand, most, found, cross - crossed)
+                better = _search_better(host, demand, most, best, cross - crossed)
                 if better is not None:
-                    found, crossed = better, cross
-                if found is not None and found.channels * speed >= _total(host):
-                    return found, True
-    return found, False
+                    best, crossed = better, cross
+                if best is not None and best.channels * speed >= _total(host):
+                    return best, True
+    return best, False
 
 
-def _better(
+def _search_better(
     host: Host, demand: Demand, most: int, best: Graph | None, crossing: int
 ) -> Graph | None:
     """Graph of a demand if it is better, which is not searched where no packing could be."""
@@ -113,35 +112,37 @@ def _better(
         inter = demand.type_inter if host.nic_GBps else None
         return Graph(channels, *speeds, demand.type_intra, inter or "LOC", demand.same)
 
-    if not _is_better(graph(at_most(host, demand, most=most)), best, crossing):
+    if not _is_better(graph(channel_bound(host, demand, most=most)), best, crossing):
         return None
-    found = graph(packed(host, demand, most=most))
-    return found if found.channels and _is_better(found, best, crossing) else None
+    packed_graph = graph(pack_channels(host, demand, most=most))
+    return (
+        packed_graph if packed_graph.channels and _is_better(packed_graph, best, crossing) else None
+    )
 
 
 def _is_better(graph: Graph, best: Graph | None, crossing: int) -> bool:
-    """More bandwidth; a way that crosses NICs must gain 15 % per step (ncclTopoCompareGraphs)."""
+    """More bandwidth; a graph that crosses NICs must gain 15 % per step (ncclTopoCompareGraphs)."""
     if best is None:
         return True
     bar = best.channels * best.intra_GBps * (1 + 0.15 * crossing)
     return graph.channels * graph.intra_GBps > bar
 
 
-def _orders(host: Host, intra: str) -> tuple[bool, ...]:
+def _order_options(host: Host, intra: str) -> tuple[bool, ...]:
     """The same order for all channels first, then different ones.
 
     Not where GPUs meet across AMD's NUMA domains (as in search.cc), nor behind a switch inside one
     host, where no order is better than another.
     """
-    alike = (host.cpu == "amd" and intra == "SYS") or (host.switched and not host.nic_GBps)
-    return (True,) if alike else (True, False)
+    one_order = (host.cpu == "amd" and intra == "SYS") or (host.switched and not host.nic_GBps)
+    return (True,) if one_order else (True, False)
 
 
-def _types(host: Host, *, between: bool) -> list[str]:
-    ways: Sequence[Way]
-    ways = [*host.outward.values(), *host.inward.values()] if between else [*host.peers.values()]
-    found = {way.type for way in ways} - {"DIS"}
-    return sorted(found, key=LEVELS.index) or ["LOC"]
+def _path_types(host: Host, *, between: bool) -> list[str]:
+    paths: Sequence[HostPath]
+    paths = [*host.outward.values(), *host.inward.values()] if between else [*host.peers.values()]
+    types = {path.type for path in paths} - {"DIS"}
+    return sorted(types, key=LEVELS.index) or ["LOC"]
 
 
 def _speeds(host: Host) -> tuple[float, ...]:
@@ -152,16 +153,16 @@ def _speeds(host: Host) -> tuple[float, ...]:
 
 
 def _widest(host: Host) -> float:
-    """Speed of the widest single way."""
-    ways = host.inward.items() if host.nic_GBps else host.peers.items()
+    """Speed of the widest single path."""
+    paths = host.inward.items() if host.nic_GBps else host.peers.items()
     return max(
         (
             min(
-                [host.arc_GBps[arc] for arc in way.arcs]
+                [host.arc_GBps[arc] for arc in path.arcs]
                 + ([host.nic_GBps[end[1]]] if host.nic_GBps else [])
             )
-            for end, way in ways
-            if way.arcs
+            for end, path in paths
+            if path.arcs
         ),
         default=0.0,
     )
@@ -171,11 +172,11 @@ def _total(host: Host) -> float:
     """Most that one GPU can send: its NVLinks, or its PCIe link."""
     if host.nvlink_GBps:
         return host.nvlink_GBps
-    ways = (*host.peers.values(), *host.outward.values())
-    return max((host.arc_GBps[way.arcs[0]] for way in ways if way.arcs), default=0.0)
+    paths = (*host.peers.values(), *host.outward.values())
+    return max((host.arc_GBps[path.arcs[0]] for path in paths if path.arcs), default=0.0)
 
 
-def _doubled(host: Host, graph: Graph, most: int) -> Graph:
+def _double_channels(host: Host, graph: Graph, most: int) -> Graph:
     """Two channels of half the speed where one is fast (ncclTopoDupChannels)."""
     fast_enough = host.capability > 80 and graph.intra_GBps < 50 and graph.channels > 4
     count = min(2 * graph.channels, most)
@@ -190,15 +191,15 @@ def _doubled(host: Host, graph: Graph, most: int) -> Graph:
     )
 
 
-def _faster(host: Host, speed: float) -> Iterator[float]:
+def _faster_speeds(host: Host, speed: float) -> Iterator[float]:
     """Listed speeds above one, from slow to fast."""
     table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
     return (other for other in reversed(table.of(host.capability)) if other > speed)
 
 
-def _raised_ring(host: Host, graph: Graph, cross: int) -> Graph:
+def _raise_speed(host: Host, graph: Graph, cross: int) -> Graph:
     """As many channels at a higher speed, if that fits (second pass)."""
-    for speed in _faster(host, graph.inter_GBps):
+    for speed in _faster_speeds(host, graph.inter_GBps):
         demand = Demand(
             speed, speed, graph.type_intra, graph.type_inter, cross, graph.same_channels
         )
@@ -211,8 +212,8 @@ def _raised_ring(host: Host, graph: Graph, cross: int) -> Graph:
 def _fits(host: Host, demand: Demand, channels: int) -> bool:
     """Whether so many channels can be packed."""
     return (
-        at_most(host, demand, most=channels) == channels
-        and packed(host, demand, most=channels) == channels
+        channel_bound(host, demand, most=channels) == channels
+        and pack_channels(host, demand, most=channels) == channels
     )
 
 
@@ -220,7 +221,7 @@ def _fits(host: Host, demand: Demand, channels: int) -> bool:
 def tree_graph(host: Host, ring: Graph) -> Graph:
     """As many chains through the host as there are rings, faster inside it if that fits."""
     graph = replace(ring, plain=host.gpus == 1)
-    for speed in _faster(host, graph.intra_GBps):
+    for speed in _faster_speeds(host, graph.intra_GBps):
         if host.gpus < 2 or graph.intra_GBps >= 2 * graph.inter_GBps:
             break
         demand = Demand(speed, 0.0, graph.type_intra, None, 0, graph.same_channels)
@@ -252,18 +253,22 @@ def nvls_graph(host: Host, *, raise_inter: bool) -> Graph | None:
     if not listed:
         return None
     speed = inter = listed[0]
-    for faster in _faster(host, inter) if raise_inter else ():
+    for faster in _faster_speeds(host, inter) if raise_inter else ():
         if inter >= 2 * speed or faster > between:
             break
         inter = faster
-    type_inter = max((way.type for way in _nearest(host)), key=LEVELS.index, default="LOC")
+    type_inter = max(
+        (path.type for path in _nearest_nic_paths(host)), key=LEVELS.index, default="LOC"
+    )
     return Graph(heads, speed, inter, "NVL", type_inter, same_channels=False)
 
 
-def _nearest(host: Host) -> list[Way]:
-    """Each GPU's best way from a NIC."""
+def _nearest_nic_paths(host: Host) -> list[HostPath]:
+    """Each GPU's best path from a NIC."""
     return [
-        min((host.inward[g, n] for n in range(len(host.nic_GBps))), key=lambda way: RANK[way.type])
+        min(
+            (host.inward[g, n] for n in range(len(host.nic_GBps))), key=lambda path: RANK[path.type]
+        )
         for g in range(host.gpus)
         if host.nic_GBps
     ]
@@ -273,7 +278,10 @@ def _head_GBps(host: Host, heads: int) -> float:
     """What the NICs give each head, if they are spread evenly."""
     shared = -(-heads // len(host.nic_GBps))
     links = min(
-        (min((host.arc_GBps[arc] for arc in way.arcs), default=0.0) for way in _nearest(host)),
+        (
+            min((host.arc_GBps[arc] for arc in path.arcs), default=0.0)
+            for path in _nearest_nic_paths(host)
+        ),
         default=0.0,
     )
     return min(min(host.nic_GBps) / shared, links)
@@ -288,7 +296,7 @@ def collnet_graph(host: Host, ring: Graph) -> Graph | None:
     listed = [s for s in hardware().speeds_between_hosts.of(host.capability) if s <= bound]
     if not listed:
         return None
-    counts = Counter(way.type for way in _nearest(host))
+    counts = Counter(path.type for path in _nearest_nic_paths(host))
     type_inter = max(counts, key=LEVELS.index)
     return replace(
         ring, channels=heads, intra_GBps=listed[0], inter_GBps=listed[0], type_inter=type_inter

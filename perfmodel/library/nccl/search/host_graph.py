@@ -1,4 +1,4 @@
-"""One host as NCCL sees it: ways between GPUs and to NICs, with NCCL's own idea of their speed."""
+"""One host as NCCL sees it: paths between GPUs and to NICs, at the speeds that NCCL assumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfmodel.errors import TopologyError
 from perfmodel.library.channels.ring_search import direct_nvlinks
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.settings import LEVELS
-from perfmodel.library.transport import NVLINK_PATHS, gdr_paths, peer_paths, way_between
+from perfmodel.library.transport import NVLINK_PATHS, gdr_paths, path_type_between, peer_paths
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
@@ -22,7 +22,7 @@ RANK = {name: rank for rank, name in enumerate((*LEVELS, "NET", "DIS"))}
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class HostPath:
     """A path inside the host.
 
     Parameters
@@ -55,10 +55,10 @@ class Host:
     peers : mapping of (int, int) to Way
         Between two GPUs.
     outward, inward : mapping of (int, int) to Way
-        (GPU, NIC) and the way back; empty for a group on one host.
+        (GPU, NIC) and back; empty for a group on one host.
     nic_GBps : tuple of float
     arc_GBps : mapping of int to float
-        Capacity of each link that a way crosses.
+        Capacity of each link that a path crosses.
     mesh : mapping of (int, int) to float, or None
         GB/s of direct NVLinks; None behind an NVSwitch or without NVLink.
     nvlink_GBps : float
@@ -70,9 +70,9 @@ class Host:
     capability: int
     cpu: Vendor
     gpus: int
-    peers: Mapping[Pair, Way]
-    outward: Mapping[Pair, Way]
-    inward: Mapping[Pair, Way]
+    peers: Mapping[Pair, HostPath]
+    outward: Mapping[Pair, HostPath]
+    inward: Mapping[Pair, HostPath]
     nic_GBps: tuple[float, ...]
     arc_GBps: Mapping[int, float]
     mesh: Mapping[Pair, float] | None
@@ -87,7 +87,7 @@ class Host:
 def capability_of(topology: Topology) -> int:
     """Compute capability of the GPUs, 90 for sm90; 80 for generations that we do not know.
 
-    Some chips of a generation differ from its data-centre ones: they are told by their names.
+    Some chips of a generation differ from its data-centre ones: they are recognised by name.
     """
     table, name = hardware().compute_capability, topology.gpu.name
     generation = topology.gpu.generation
@@ -135,16 +135,16 @@ def host_of(
     """
     capability, cpu = capability_of(topology), vendor_of(topology)
     ports = dict(_adapters(topology, _nics(router, gpus), merging)) if between_hosts else {}
-    peers = dict(_peers(topology, router, gpus, cpu))
+    peers = dict(_peer_paths(topology, router, gpus, cpu))
     outward, inward = (
-        dict(_to_nics(topology, router, gpus, tuple(ports), outward=out)) for out in (True, False)
+        dict(_nic_paths(topology, router, gpus, tuple(ports), outward=out)) for out in (True, False)
     )
     lane = _lane_GBps(capability, release)
     crossed = {
         arc
-        for ways in (peers, outward, inward)
-        for way in ways.values()
-        for arc in way.arcs
+        for paths in (peers, outward, inward)
+        for path in paths.values()
+        for arc in path.arcs
     }  # fmt: skip
     arcs = {arc: _arc_GBps(topology, arc, lane, cpu) for arc in crossed}
     mesh = _mesh(topology, gpus, peers, arcs)
@@ -159,30 +159,35 @@ def host_of(
         arc_GBps=arcs,
         mesh=mesh,
         nvlink_GBps=_nvlink_GBps(len(gpus), peers, arcs),
-        switched=mesh is None and bool(peers) and all(_nvl(way) for way in peers.values()),
+        switched=mesh is None and bool(peers) and all(_is_nvlink(path) for path in peers.values()),
     )
 
 
 def _mesh(
-    topology: Topology, gpus: Sequence[str], peers: Mapping[Pair, Way], arcs: Mapping[int, float]
+    topology: Topology,
+    gpus: Sequence[str],
+    peers: Mapping[Pair, HostPath],
+    arcs: Mapping[int, float],
 ) -> Mapping[Pair, float] | None:
-    """Direct NVLinks between GPUs; None behind an NVSwitch, without NVLink, or if told not to."""
+    """Direct NVLinks between GPUs; None behind an NVSwitch, without NVLink or without P2P."""
     lanes = direct_nvlinks(topology, gpus)
     if lanes is None or topology.reach.peer == "LOC":
         return None
-    ways = ((pair, peers[pair]) for pair in lanes)
-    return {pair: arcs[way.arcs[0]] for pair, way in ways if _nvl(way) and len(way.arcs) == 1}
+    paths = ((pair, peers[pair]) for pair in lanes)
+    return {
+        pair: arcs[path.arcs[0]] for pair, path in paths if _is_nvlink(path) and len(path.arcs) == 1
+    }
 
 
-def _nvlink_GBps(gpus: int, peers: Mapping[Pair, Way], arcs: Mapping[int, float]) -> float:
+def _nvlink_GBps(gpus: int, peers: Mapping[Pair, HostPath], arcs: Mapping[int, float]) -> float:
     """NVLinks of the GPU that has most."""
-    firsts = [{way.arcs[0] for (a, _), way in peers.items() if a == g and _nvl(way)}
+    firsts = [{path.arcs[0] for (a, _), path in peers.items() if a == g and _is_nvlink(path)}
               for g in range(gpus)]  # fmt: skip
     return max((sum(arcs[arc] for arc in first) for first in firsts), default=0.0)
 
 
-def _nvl(way: Way) -> bool:
-    return way.type == "NVL"
+def _is_nvlink(path: HostPath) -> bool:
+    return path.type == "NVL"
 
 
 def _nics(router: Router, gpus: Sequence[str]) -> list[str]:
@@ -200,73 +205,73 @@ def _adapters(topology: Topology, nics: Sequence[str], merging: bool) -> Iterato
     assumption, since a topology does not say which NICs share a card. Source of the merging:
     NVIDIA/nccl ``src/transport/net_ib`` (NCCL_IB_MERGE_NICS) and, for EFA, aws-ofi-nccl.
     """
-    graph, beside = topology.graph, dict[str, list[str]]()
+    graph, nics_below = topology.graph, dict[str, list[str]]()
     for nic in nics:
         parent = next((p for p in graph.adj[nic] if graph.nodes[p]["host"] >= 0), nic)
-        beside.setdefault(parent, []).append(nic)
-    for parent, there in beside.items():
+        nics_below.setdefault(parent, []).append(nic)
+    for parent, siblings in nics_below.items():
         gpus = sum(graph.nodes[end]["kind"] == "gpu" for end in graph.adj[parent])
-        even = merging and 0 < gpus < len(there) and len(there) % gpus == 0
-        ports = len(there) // gpus if even else 1
-        yield from ((nic, ports) for nic in there[::ports])
+        even = merging and 0 < gpus < len(siblings) and len(siblings) % gpus == 0
+        ports = len(siblings) // gpus if even else 1
+        yield from ((nic, ports) for nic in siblings[::ports])
 
 
-def _peers(
+def _peer_paths(
     topology: Topology, router: Router, gpus: Sequence[str], cpu: Vendor
-) -> Iterator[tuple[Pair, Way]]:
+) -> Iterator[tuple[Pair, HostPath]]:
     direct = peer_paths(topology)
     overhead = hardware().pcie.intel_peer_overhead
     for a, src in enumerate(gpus):
         for b, dst in enumerate(gpus):
             if a == b:
                 continue
-            way = router.path_type(src, dst)
-            if way in direct or not topology.reach.memory:
+            path_type = router.path_type(src, dst)
+            if path_type in direct or not topology.reach.memory:
                 arcs = router.route(src, dst)
             else:  # through the host's memory
                 hub = router.nearest_cpu(src)
                 arcs = router.route(src, hub) + router.route(hub, dst)
-                way = way if RANK[way] >= RANK["PHB"] else "PHB"
-            taxed = way == "PHB" and cpu == "intel"
-            yield (a, b), Way(way, arcs, overhead if taxed else 1.0)
+                path_type = path_type if RANK[path_type] >= RANK["PHB"] else "PHB"
+            taxed = path_type == "PHB" and cpu == "intel"
+            yield (a, b), HostPath(path_type, arcs, overhead if taxed else 1.0)
 
 
-def _to_nics(
+def _nic_paths(
     topology: Topology, router: Router, gpus: Sequence[str], nics: Sequence[str], *, outward: bool
-) -> Iterator[tuple[Pair, Way]]:
-    """Ways between GPUs and NICs: direct, through another GPU (PXN), or by the host's memory."""
+) -> Iterator[tuple[Pair, HostPath]]:
+    """Paths between GPUs and NICs: direct, through another GPU (PXN), or by the host's memory."""
     direct = gdr_paths(topology)
     relaying = outward and topology.reach.relay
     for n, nic in enumerate(nics):
-        types = [way_between(router, gpu, nic) for gpu in gpus]
-        beside = [gpu for gpu, way in zip(gpus, types, strict=True) if way in direct]
-        for g, (gpu, way) in enumerate(zip(gpus, types, strict=True)):
+        types = [path_type_between(router, gpu, nic) for gpu in gpus]
+        relays = [gpu for gpu, path_type in zip(gpus, types, strict=True) if path_type in direct]
+        for g, (gpu, path_type) in enumerate(zip(gpus, types, strict=True)):
             ends = (gpu, nic) if outward else (nic, gpu)
-            if way in direct:
-                yield (g, n), Way(way, router.route(*ends))
+            if path_type in direct:
+                yield (g, n), HostPath(path_type, router.route(*ends))
                 continue
-            relay = _relay(router, gpu, beside) if relaying else None
+            relay = _relay_gpu(router, gpu, relays) if relaying else None
             if relay is not None:
                 arcs = router.route(gpu, relay) + router.route(relay, nic)
-                yield (g, n), Way("PXN", arcs)
+                yield (g, n), HostPath("PXN", arcs)
             else:
-                yield (g, n), _by_memory(router, gpu, ends, way)
+                yield (g, n), _path_by_memory(router, gpu, ends, path_type)
 
 
-def _relay(router: Router, gpu: str, beside: Sequence[str]) -> str | None:
+def _relay_gpu(router: Router, gpu: str, relays: Sequence[str]) -> str | None:
     """First of the GPUs beside a NIC that this one reaches over NVLink."""
-    return next((peer for peer in beside if router.path_type(gpu, peer) in NVLINK_PATHS), None)
+    return next((peer for peer in relays if router.path_type(gpu, peer) in NVLINK_PATHS), None)
 
 
-def _by_memory(router: Router, gpu: str, ends: tuple[str, str], way: str) -> Way:
-    if way == "DIS":
-        return Way("DIS", ())
+def _path_by_memory(router: Router, gpu: str, ends: tuple[str, str], path_type: str) -> HostPath:
+    if path_type == "DIS":
+        return HostPath("DIS", ())
     try:
         cpu = router.nearest_cpu(gpu)
     except TopologyError:
-        return Way(way, router.route(*ends))
+        return HostPath(path_type, router.route(*ends))
     arcs = router.route(ends[0], cpu) + router.route(cpu, ends[1])
-    return Way(way if RANK[way] >= RANK["PHB"] else "PHB", arcs)
+    return HostPath(path_type if RANK[path_type] >= RANK["PHB"] else "PHB", arcs)
 
 
 def _lane_GBps(capability: int, release: tuple[float, float]) -> float:
@@ -274,7 +279,7 @@ def _lane_GBps(capability: int, release: tuple[float, float]) -> float:
     table = hardware().nvlink_per_lane.GBps
     if capability == 90 and release < (2, 23):
         return table[80]
-    return table[max((known for known in table if known <= capability), default=min(table))]
+    return table[max((listed for listed in table if listed <= capability), default=min(table))]
 
 
 def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> float:
@@ -284,8 +289,8 @@ def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> fl
     if kind == "nvlink":
         src, dst = arcs.names[arc]
         lanes = sum(int(data["lanes"]) for data in topology.graph[src][dst].values())
-        known = lanes * lane_GBps
-        return known if 0.7 < known / own < 1.4 else own
+        nominal = lanes * lane_GBps
+        return nominal if 0.7 < nominal / own < 1.4 else own
     if kind == "pcie":
         return min(hardware().pcie.GBps, key=lambda rate: max(rate / own, own / rate))
     if kind == "upi":

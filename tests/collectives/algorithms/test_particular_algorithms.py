@@ -196,8 +196,8 @@ def test_timing_of_one_stage_is_the_closed_form(
     schedule = make()
     edges = len(schedule.phases[0].src)
     rate, latency = np.full(edges, 2e9), np.full(edges, 3e-6)
-    found = recurrence.schedule_s(schedule.phases, rate, latency, credits=1)
-    wanted = closed_forms.closed_form_s(
+    actual = recurrence.schedule_s(schedule.phases, rate, latency, credits=1)
+    expected = closed_forms.closed_form_s(
         "all_reduce",
         name,
         schedule.ranks,
@@ -206,7 +206,7 @@ def test_timing_of_one_stage_is_the_closed_form(
         beta_s_per_B=1 / 2e9,
         **told,
     )
-    assert found == pytest.approx(wanted, rel=1e-9)
+    assert actual == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_table_of_verify() -> None:
@@ -220,16 +220,16 @@ def test_the_table_of_verify() -> None:
     assert rows[0].sizes == (0, 4, 28, 32)
     assert rows[3].bytes_per_rank_over_nbytes == pytest.approx(2 * 2 / 3)
     assert (rows[3].steps, rows[3].sends) == (4, 12)
-    told: list[tuple[int, int]] = []
+    own: list[tuple[int, int]] = []
     rows = verify_table(
-        "recursive-doubling", (3, 4), progress=lambda done, of: told.append((done, of))
+        "recursive-doubling", (3, 4), progress=lambda done, of: own.append((done, of))
     )
     assert [(row.op, row.ranks) for row in rows] == [
         ("all_reduce", 3),
         ("all_reduce", 4),
         ("all_gather", 4),
     ]
-    assert told == [(1, 2), (2, 2)]
+    assert own == [(1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("name", catalog.algorithms())

@@ -46,19 +46,19 @@ def test_ring_recurrence_equals_stepping(
     rate = np.tile(rng.uniform(1e9, 9e9, length), ranks // length)
     latency = np.tile(rng.uniform(0, 1e-4, length), ranks // length)
     schedule = ring.all_reduce(ranks, rings * ranks * 4000, orders=[list(range(ranks))] * rings)
-    found = schedule_s(
+    actual = schedule_s(
         schedule.phases, np.tile(rate, rings), np.tile(latency, rings), credits=credits
     )
-    assert found == pytest.approx(stepped_s(ranks, 4000, rate, latency, credits), rel=1e-12)
+    assert actual == pytest.approx(stepped_s(ranks, 4000, rate, latency, credits), rel=1e-12)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64, 512])
 def test_uniform_links_give_the_closed_form(ranks: int, theory: ModuleType) -> None:
     schedule = ring.all_reduce(ranks, ranks * 4096)
     rate, latency = np.full(ranks, 50e9), np.full(ranks, 5e-7)
-    found = schedule_s(schedule.phases, rate, latency, credits=1)
-    wanted = theory.ring_all_reduce_s(ranks, ranks * 4096, alpha_s=5e-7, beta_s_per_B=1 / 50e9)
-    assert found == pytest.approx(wanted, rel=1e-12)
+    actual = schedule_s(schedule.phases, rate, latency, credits=1)
+    expected = theory.ring_all_reduce_s(ranks, ranks * 4096, alpha_s=5e-7, beta_s_per_B=1 / 50e9)
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("credits", "wanted_us"), [(1, 316.7), (16, 88.7)])
@@ -70,8 +70,8 @@ def test_one_slow_edge_blocking_and_pipelined(credits: int, wanted_us: float) ->
     latency = np.full(8, 1e-6)
     latency[3] = 20e-6
     phases = ring.all_reduce(8, 1 << 20).phases
-    found = schedule_s(phases, np.full(8, 50e9), latency, credits=credits)
-    assert found * 1e6 == pytest.approx(wanted_us, abs=0.05)
+    actual = schedule_s(phases, np.full(8, 50e9), latency, credits=credits)
+    assert actual * 1e6 == pytest.approx(wanted_us, abs=0.05)
 
 
 @given(
@@ -95,15 +95,15 @@ def test_chain_recurrence_equals_stepping(ranks: int, pieces: int, credits: int,
                 start = max(start, delivered[piece - credits][hop])
             free[piece][hop] = start + 400 / rate[hop]
             delivered[piece][hop] = free[piece][hop] + latency[hop]
-    found = schedule_s(schedule.phases, rate, latency, credits=credits)
-    assert found == pytest.approx(float(delivered.max()), rel=1e-12)
+    actual = schedule_s(schedule.phases, rate, latency, credits=credits)
+    assert actual == pytest.approx(float(delivered.max()), rel=1e-12)
 
 
 def test_uniform_chain_gives_the_closed_form(theory: ModuleType) -> None:
     schedule = chain.reduce(6, 4000, piece_bytes=400)
-    found = schedule_s(schedule.phases, np.full(5, 1e9), np.full(5, 1e-6), credits=1)
-    wanted = theory.chain_s(6, 4000, pieces=10, alpha_s=1e-6, beta_s_per_B=1e-9)
-    assert found == pytest.approx(wanted, rel=1e-12)
+    actual = schedule_s(schedule.phases, np.full(5, 1e9), np.full(5, 1e-6), credits=1)
+    expected = theory.chain_s(6, 4000, pieces=10, alpha_s=1e-6, beta_s_per_B=1e-9)
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_nothing_to_do_takes_no_time() -> None:
@@ -116,7 +116,7 @@ def test_no_time_beats_the_bounds(ranks: int, nbytes: int, seed: int, theory: Mo
     rng = np.random.default_rng(seed)
     size = nbytes * 4
     rate, latency = rng.uniform(1e9, 9e9, ranks), rng.uniform(1e-7, 1e-5, ranks)
-    found = schedule_s(ring.all_reduce(ranks, size).phases, rate, latency, credits=8)
+    actual = schedule_s(ring.all_reduce(ranks, size).phases, rate, latency, credits=8)
     cut = theory.egress_bound_s("all_reduce", ranks, size - 4 * ranks, float(rate.min()))
-    assert found >= cut * (1 - 1e-9)
-    assert found >= theory.latency_bound_s("all_reduce", ranks, float(latency.min()))
+    assert actual >= cut * (1 - 1e-9)
+    assert actual >= theory.latency_bound_s("all_reduce", ranks, float(latency.min()))

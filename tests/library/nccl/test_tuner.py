@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.library.nccl.bandwidth import Case, algorithm_GBps
 from perfmodel.library.nccl.communicator import System, channels_of
 from perfmodel.library.nccl.constants import constants_of
-from perfmodel.library.nccl.latency import latency_us
+from perfmodel.library.nccl.cost_model import Case, algorithm_GBps, latency_us
 from perfmodel.library.nccl.search.graphs import Graph
 from perfmodel.library.nccl.tuner import channels_used, predictions
 from perfmodel.library.settings import LibrarySettings, settings_of
@@ -165,8 +164,8 @@ CHANGES = [  # version, name of a table and row, value: facts of the versions' t
 
 @pytest.mark.parametrize(("version", "read", "value"), CHANGES)
 def test_constants_of_versions(version, read, value):
-    found = read(constants_of(settings_of(version=version).release))
-    assert found == value
+    actual = read(constants_of(settings_of(version=version).release))
+    assert actual == value
 
 
 def test_hops_between_hosts_by_version():
@@ -217,8 +216,8 @@ def test_ll128_needs_nvlink_and_a_good_way_to_the_network():
     ],
 )
 def test_environment_filters_algorithms(env, op, ways):
-    found = predictions(H100, op, 1 << 20, settings_of(env=env))
-    assert {p.algorithm for p in found} == ways
+    actual = predictions(H100, op, 1 << 20, settings_of(env=env))
+    assert {p.algorithm for p in actual} == ways
 
 
 def test_environment_that_leaves_nothing_names_what_there_is():
@@ -273,11 +272,11 @@ def case(on, op, algorithm, protocol, version=None):
 
 def test_nvls_tree_before_2_28_has_half_the_network_on_more_than_two_hosts():
     """8 channels of min(40, 48 / 2) GB/s, five sixths of it."""
-    found = algorithm_GBps(case(H100_4, "all_reduce", "nvls_tree", "simple", "2.26.2"))
-    assert found == pytest.approx(8 * 24 * 5 / 6)
+    actual = algorithm_GBps(case(H100_4, "all_reduce", "nvls_tree", "simple", "2.26.2"))
+    assert actual == pytest.approx(8 * 24 * 5 / 6)
     on_two = replace(H100_4, nodes=2, ranks=16)
-    found = algorithm_GBps(case(on_two, "all_reduce", "nvls_tree", "simple", "2.26.2"))
-    assert found == pytest.approx(8 * 40 * 5 / 6)
+    actual = algorithm_GBps(case(on_two, "all_reduce", "nvls_tree", "simple", "2.26.2"))
+    assert actual == pytest.approx(8 * 40 * 5 / 6)
 
 
 def test_a_plain_tree_loses_15_percent():
@@ -294,9 +293,9 @@ def test_broadcast_in_unlike_channels_waits_for_every_step():
 
 def test_pat():
     """8 + log2(4) * 14 / 3.5 + 2.8 * 4 us; three quarters of the bandwidth."""
-    found = case(ALONE, "all_gather", "pat", "simple")
-    assert latency_us(found) == pytest.approx(27.2)
-    assert algorithm_GBps(found) == pytest.approx(18.0)
+    actual = case(ALONE, "all_gather", "pat", "simple")
+    assert latency_us(actual) == pytest.approx(27.2)
+    assert algorithm_GBps(actual) == pytest.approx(18.0)
 
 
 def test_fewer_channels_for_little_data():

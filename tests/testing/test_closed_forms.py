@@ -16,6 +16,23 @@ from perfmodel.testing import closed_forms
 ALL = [(op, name) for op, makers in catalog.ALGORITHMS.items() for name in makers]
 
 
+def cases(fewest: int) -> list[tuple[str, str, int]]:
+    """Operations, algorithms and the numbers of ranks that they allow."""
+    counts = [*range(fewest, 18), 24, 31, 32]
+    return [(*key, ranks) for key in ALL for ranks in counts if catalog.allows(*key, ranks) is None]
+
+
+def test_every_form_is_of_an_algorithm_and_every_algorithm_has_one() -> None:
+    named = {f"_{row.form}" for rows in catalog.ALGORITHMS.values() for row in rows.values()}
+    kinds = {"_power", "_height", "_two_level", "_nvls", "_chain", "_all_pairs"}
+    schedule = {
+        name
+        for name, function in vars(closed_forms).items()
+        if callable(function) and name.startswith("_") and not name.startswith("__")
+    }
+    assert schedule - kinds == named
+
+
 def _power(ranks: int) -> int:
     return 1 << (ranks.bit_length() - 1)
 
@@ -32,41 +49,39 @@ def _evenly(op: str, name: str, ranks: int) -> tuple[Schedule, int, dict[str, An
     return catalog.make(op, name, ranks, size, **own), size, told
 
 
-@pytest.mark.parametrize("ranks", [*range(1, 18), 24, 31, 32])
-@pytest.mark.parametrize(("op", "name"), ALL)
+@pytest.mark.parametrize(("op", "name", "ranks"), cases(1))
 def test_steps_and_bytes_are_the_rounds_own(op: str, name: str, ranks: int) -> None:
-    schedule, size, told = _evenly(op, name, ranks)
+    schedule, size, own = _evenly(op, name, ranks)
     places, number = ranks + schedule.switches, 0
     sent, added = np.zeros(places), np.zeros(places)
     for part in schedule.rounds():
         number += 1
         sent += np.bincount(part.src, part.nbytes, places)
         added += np.bincount(part.dst, part.nbytes * part.reduce, places)
-    assert closed_forms.steps(op, name, ranks, size, **told) == number
-    assert closed_forms.bytes_per_rank(op, name, ranks, size, **told) == pytest.approx(
+    assert closed_forms.form(op, name, ranks, size, **own).steps == number
+    assert closed_forms.form(op, name, ranks, size, **own).sent_bytes == pytest.approx(
         sent[:ranks].max()
     )
     gamma = closed_forms.closed_form_s(
-        op, name, ranks, size, alpha_s=0, beta_s_per_B=0, gamma_s_per_B=1, **told
+        op, name, ranks, size, alpha_s=0, beta_s_per_B=0, gamma_s_per_B=1, **own
     )
     assert gamma == pytest.approx(added[:ranks].max())
 
 
-@pytest.mark.parametrize("ranks", [*range(2, 18), 24, 31, 32])
-@pytest.mark.parametrize(("op", "name"), ALL)
+@pytest.mark.parametrize(("op", "name", "ranks"), cases(2))
 def test_closed_form_is_the_phases_on_shared_ports(op: str, name: str, ranks: int) -> None:
     """Each repeat costs alpha and what the busiest port carries, in or out."""
-    schedule, size, told = _evenly(op, name, ranks)
-    alpha, beta, wanted = 3e-6, 1e-9, 0.0
+    schedule, size, own = _evenly(op, name, ranks)
+    alpha, beta, expected = 3e-6, 1e-9, 0.0
     for phase in schedule.phases:
         ports = [np.bincount(ends, phase.nbytes)[:ranks].max() for ends in (phase.src, phase.dst)]
-        wanted += phase.repeat * (alpha + max(ports) * beta)
-    found = closed_forms.closed_form_s(
-        op, name, ranks, size, alpha_s=alpha, beta_s_per_B=beta, **told
+        expected += phase.repeat * (alpha + max(ports) * beta)
+    actual = closed_forms.closed_form_s(
+        op, name, ranks, size, alpha_s=alpha, beta_s_per_B=beta, **own
     )
-    assert found == pytest.approx(wanted, rel=1e-12)
+    assert actual == pytest.approx(expected, rel=1e-12)
     bound = closed_forms.lower_bound_s(op, name, ranks, size, alpha_s=alpha, beta_s_per_B=beta)
-    assert 0 < bound <= found * (1 + 1e-12)
+    assert 0 < bound <= actual * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 16, 64, 256])
@@ -90,21 +105,21 @@ def test_textbook_formulas_for_powers_of_two(ranks: int) -> None:
         ("all_to_all", "pairwise"): (ranks - 1) * (a + size / ranks * b),
         ("all_to_all", "bruck"): log * (a + size / 2 * b),
     }
-    for (op, name), wanted in textbook.items():
-        found = closed_forms.closed_form_s(
+    for (op, name), expected in textbook.items():
+        actual = closed_forms.closed_form_s(
             op, name, ranks, size, alpha_s=a, beta_s_per_B=b, gamma_s_per_B=c
         )
-        assert found == pytest.approx(wanted, rel=1e-12), (op, name)
+        assert actual == pytest.approx(expected, rel=1e-12), (op, name)
 
 
 def test_two_level_rings_cost_what_their_levels_cost() -> None:
     """2(g-1) + 2(k-1) steps; 2(g-1)/g S inside and 2(k-1)/k S/g across."""
     inside, across, size = 8, 4, 1 << 20
-    wanted = 2 * (inside - 1) / inside * size + 2 * (across - 1) / across * size / inside
+    expected = 2 * (inside - 1) / inside * size + 2 * (across - 1) / across * size / inside
     for name, own in (("hierarchical", {"group_size": 8}), ("torus", {"columns": 8})):
-        assert closed_forms.steps("all_reduce", name, 32, size, **own) == 2 * 7 + 2 * 3
-        found = closed_forms.bytes_per_rank("all_reduce", name, 32, size, **own)
-        assert found == pytest.approx(wanted)
+        assert closed_forms.form("all_reduce", name, 32, size, **own).steps == 2 * 7 + 2 * 3
+        actual = closed_forms.form("all_reduce", name, 32, size, **own).sent_bytes
+        assert actual == pytest.approx(expected)
 
 
 def test_a_server_carries_all_workers_and_as_many_servers_as_ranks_a_ring() -> None:
@@ -144,4 +159,4 @@ def test_doubling_bandwidth_and_halving_latency_halves_the_time(op: str, name: s
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(InputError, match="did you mean 'ring'"):
-        closed_forms.steps("all_reduce", "rign", 4, 16)
+        closed_forms.form("all_reduce", "rign", 4, 16)

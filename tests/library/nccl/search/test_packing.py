@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.nccl.search import graphs as search
-from perfmodel.library.nccl.search.host_graph import Host, Way, host_of
-from perfmodel.library.nccl.search.packing import Demand, at_most, packed
+from perfmodel.library.nccl.search.host_graph import Host, HostPath, host_of
+from perfmodel.library.nccl.search.packing import Demand, channel_bound, pack_channels
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 
@@ -42,7 +42,7 @@ SMALL = [
 def test_nothing_that_wins_is_left_out(name, gpus, cross_nic, hosts, monkeypatch):
     looked_at = host(name, gpus, hosts=hosts)
     short = graphs(looked_at, cross_nic)
-    monkeypatch.setattr(search, "at_most", lambda host, demand, *, most: most)
+    monkeypatch.setattr(search, "channel_bound", lambda host, demand, *, most: most)
     assert graphs(looked_at, cross_nic) == short
 
 
@@ -50,7 +50,9 @@ def test_little_is_searched_on_a_switched_domain(monkeypatch):
     """45.1 GB/s are 16 channels; no lower speed carries more, which takes no packing to know."""
     asked = []
     monkeypatch.setattr(
-        search, "packed", lambda *what, most: asked.append(what[1]) or packed(*what, most=most)
+        search,
+        "pack_channels",
+        lambda *what, most: asked.append(what[1]) or pack_channels(*what, most=most),
     )
     ring, _ = graphs(host("gb200-nvl72", 64), 2)
     assert (ring.channels, ring.intra_GBps) == (16, 45.1)
@@ -71,16 +73,19 @@ def switched(gpus, nics, near, nvlink_GBps, pcie_GBps, nic_GBps):
         dict(zip(range(gpus), range(at * gpus, (at + 1) * gpus), strict=True)) for at in range(4)
     )
     peers = {
-        (a, b): Way("NVL", (up[a], down[b])) for a in range(gpus) for b in range(gpus) if a != b
+        (a, b): HostPath("NVL", (up[a], down[b]))
+        for a in range(gpus)
+        for b in range(gpus)
+        if a != b
     }
 
     def to_nic(gpu, nic, outward):
         pcie = out if outward else into
         if gpu == nic:
-            return Way("PIX", (pcie[gpu],))
+            return HostPath("PIX", (pcie[gpu],))
         if outward and near:
-            return Way("PXN", (up[gpu], down[nic], out[nic]))
-        return Way("SYS", (pcie[gpu],))
+            return HostPath("PXN", (up[gpu], down[nic], out[nic]))
+        return HostPath("SYS", (pcie[gpu],))
 
     return Host(
         capability=100, cpu="arm", gpus=gpus, peers=peers,
@@ -97,7 +102,7 @@ def switched(gpus, nics, near, nvlink_GBps, pcie_GBps, nic_GBps):
 def test_a_switched_domain_is_searched_as_in_full(looked_at, cross_nic):
     short = graphs(looked_at, cross_nic)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "at_most", lambda host, demand, *, most: most)
+        patch.setattr(search, "channel_bound", lambda host, demand, *, most: most)
         assert graphs(looked_at, cross_nic) == short
 
 
@@ -111,7 +116,7 @@ def test_a_switched_domain_is_searched_as_in_full(looked_at, cross_nic):
 @settings(deadline=None, max_examples=200)
 def test_no_packing_exceeds_the_bound(looked_at, speed, intra, inter, same):
     demand = Demand(speed, 0.0 if inter is None else speed, intra, inter, 2, same)
-    assert packed(looked_at, demand, most=64) <= at_most(looked_at, demand, most=64)
+    assert pack_channels(looked_at, demand, most=64) <= channel_bound(looked_at, demand, most=64)
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 7])
@@ -119,7 +124,9 @@ def test_the_bound_is_reached_on_a_switch(gpus):
     """Rings inside a switched host leave every GPU once: as many as one GPU's links carry."""
     looked_at = switched(gpus, 0, False, 721.8, 48.0, 50.0)
     demand = Demand(45.0, 45.0, "NVL", "LOC", 0, True)
-    assert packed(looked_at, demand, most=64) == at_most(looked_at, demand, most=64) == 16
+    assert (
+        pack_channels(looked_at, demand, most=64) == channel_bound(looked_at, demand, most=64) == 16
+    )
 
 
 def test_equal_hosts_are_searched_once():

@@ -15,8 +15,8 @@ from perfmodel.collectives.algorithms.pipelined_trees import (
     node_parents,
 )
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.collectives.timing.pipelines import pipelines_s
-from perfmodel.collectives.timing.recurrence import TimedPhases, _stepped, leg_ends
+from perfmodel.collectives.timing.critical_path import pipelines_s
+from perfmodel.collectives.timing.recurrence import TimedPhases, _step_through, leg_ends
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import ScheduleError
 
@@ -49,11 +49,11 @@ def test_who_is_inside_one_tree_is_a_leaf_in_the_other(nodes: int) -> None:
 def test_data_is_right_over_chains_in_trees(nodes: int, size: int, spread: bool) -> None:
     chains = np.random.default_rng(nodes).permutation(nodes * size).reshape(nodes, size)
     parents = [chained_parents(chains, second=second, spread=spread) for second in (False, True)]
-    made = pipelined_trees.all_reduce(forest_of(np.stack(parents)), 4 * 53, pieces=3)
-    verify(made, orders=2)
+    schedule = pipelined_trees.all_reduce(forest_of(np.stack(parents)), 4 * 53, pieces=3)
+    verify(schedule, orders=2)
     if nodes * size > 1:
         trees = forest_of(np.stack(parents))
-        assert made.phases[0].repeat == int(trees.first.max()) + 3
+        assert schedule.phases[0].repeat == int(trees.first.max()) + 3
 
 
 def test_a_spread_tree_reaches_the_second_of_a_chain() -> None:
@@ -69,8 +69,8 @@ def test_nodes_of_four_and_more_send_twice_the_buffer(nodes: int) -> None:
     chains = np.arange(nodes)[:, None]
     parents = [chained_parents(chains, second=second, spread=False) for second in (False, True)]
     size = 4 * 2 * 30
-    made = pipelined_trees.all_reduce(forest_of(np.stack(parents)), size, pieces=5)
-    sent = sum(np.bincount(part.src, part.nbytes, nodes) for part in made.rounds())
+    schedule = pipelined_trees.all_reduce(forest_of(np.stack(parents)), size, pieces=5)
+    sent = sum(np.bincount(part.src, part.nbytes, nodes) for part in schedule.rounds())
     assert sent.max() == 2 * size
     assert np.median(sent) == 2 * size or nodes < 8
 
@@ -84,19 +84,21 @@ def test_nvls_ports_carry_one_nth_more_than_the_buffer_each_way() -> None:
     """NCCL's ``sym_kernels.cc`` and the NVLS search count the same bytes."""
     for ranks in (2, 4, 8):
         size = 4 * ranks * 12
-        made = nvls.all_reduce(ranks, size, piece_bytes=16)
+        schedule = nvls.all_reduce(ranks, size, piece_bytes=16)
         for ends in ("src", "dst"):
             carried = sum(
-                np.bincount(getattr(part, ends), part.nbytes, ranks + 2) for part in made.rounds()
+                np.bincount(getattr(part, ends), part.nbytes, ranks + 2)
+                for part in schedule.rounds()
             )
             assert carried[:ranks].tolist() == [size * (1 + 1 / ranks)] * ranks
 
 
 def test_heads_fewer_than_ranks_share_the_parts() -> None:
-    made = nvls.tree_all_reduce(12, 4 * 60, groups=np.arange(12).reshape(3, 4), heads=2)
-    verify(made, orders=3)
+    schedule = nvls.tree_all_reduce(12, 4 * 60, groups=np.arange(12).reshape(3, 4), heads=2)
+    verify(schedule, orders=3)
     fetched = {
-        (int(s), int(d)) for s, d in zip(made.phases[0].src, made.phases[0].dst, strict=True)
+        (int(s), int(d))
+        for s, d in zip(schedule.phases[0].src, schedule.phases[0].dst, strict=True)
     }
     # Node i fetches from switch 12 + i, which only its first two ranks do.
     assert {d for s, d in fetched if s == 13} == {4, 5}
@@ -111,8 +113,8 @@ def test_a_network_that_adds_carries_the_buffer_once() -> None:
     """Each NIC sends S and is sent S, whatever the number of nodes."""
     for nodes in (2, 5):
         groups = np.arange(nodes * 3).reshape(nodes, 3)
-        made = collnet.chain_all_reduce(nodes * 3, 240, groups=groups, piece_bytes=40)
-        to_switch = sum(int(part.nbytes[part.dst == nodes * 3].sum()) for part in made.rounds())
+        schedule = collnet.chain_all_reduce(nodes * 3, 240, groups=groups, piece_bytes=40)
+        to_switch = sum(int(part.nbytes[part.dst == nodes * 3].sum()) for part in schedule.rounds())
         assert to_switch == nodes * 240
 
 
@@ -139,13 +141,13 @@ def test_pieces_take_as_long_as_when_stepped_through(
 ) -> None:
     phase, rng = made.phases[0], np.random.default_rng(seed)
     rate, late = rng.uniform(1, 10, len(phase.src)), rng.uniform(0, 500, len(phase.src))
-    stepped = _stepped(TimedPhases((phase,), rate, late), np.zeros(len(rate)), credits)
-    found = pipelines_s(phase, rate, late, credits)
-    assert found is not None
-    assert found[0] == pytest.approx(stepped.wire_s, rel=1e-12)
-    assert found[1] == pytest.approx(stepped.landed_s, rel=1e-12)
+    stepped = _step_through(TimedPhases((phase,), rate, late), np.zeros(len(rate)), credits)
+    actual = pipelines_s(phase, rate, late, credits)
+    assert actual is not None
+    assert actual[0] == pytest.approx(stepped.wire_s, rel=1e-12)
+    assert actual[1] == pytest.approx(stepped.landed_s, rel=1e-12)
     assert leg_ends(TimedPhases((phase,), rate, late), credits).last_s == pytest.approx(
-        found[1].max()
+        actual[1].max()
     )
 
 

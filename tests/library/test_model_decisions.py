@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from perfmodel.collectives.catalog import ALGORITHMS, allows
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
-from perfmodel.library.model import Decision, decided, load_library, own_algorithm
+from perfmodel.library.model import Decision, decide_algorithm, load_library, own_algorithm
 from perfmodel.studies.run import collective_rows
 
 MPI = load_library("mpi")
@@ -93,8 +93,8 @@ def test_bounds_belong_to_the_next_rule():
             {"below": 4, "sizes": [10], "algorithms": ["a", "b"]}, {"algorithms": ["c"]},
         ]}
     )  # fmt: skip
-    assert [decided(decision, 3 * size, 3) for size in (9, 10, 11)] == ["a", "b", "b"]
-    assert decided(decision, 1, 4) == "c"
+    assert [decide_algorithm(decision, 3 * size, 3) for size in (9, 10, 11)] == ["a", "b", "b"]
+    assert decide_algorithm(decision, 1, 4) == "c"
 
 
 MEASURED = [  # payload Mbit/s, delay us, bytes, us
@@ -123,9 +123,9 @@ def test_long_messages_ask_first(switched_topology):
     topology = switched_topology([1e15] * 2, [1e-3] * 2)
     machine = make_machine(topology, MPI)
     for nbytes, protocol in ((1024, "eager"), (1 << 20, "rendezvous")):
-        (way,) = lower_collective(machine, "all_reduce", nbytes, range(2))
-        assert way.protocol == protocol
-        assert way.stages[0].latency_s[0] == pytest.approx(
+        (lowered,) = lower_collective(machine, "all_reduce", nbytes, range(2))
+        assert lowered.protocol == protocol
+        assert lowered.stages[0].latency_s[0] == pytest.approx(
             (1e-3 if protocol == "eager" else 3e-3) + 11e-6
         )
 

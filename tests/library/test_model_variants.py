@@ -43,10 +43,10 @@ def test_a_variant_speaks_of_its_hardware_only(one: Topology, two: Topology) -> 
         variant(generations=["volta"], launch="9 us"),
         variant(networks=["infiniband"], step={"network": "5 us"}),
     )
-    here, there = library_on(library, one), library_on(library, two)
-    (name,) = here.protocols
-    assert here.protocols[name].launch == pytest.approx(1e-6)
-    assert here.protocols[name].step.network == library.protocols[name].step.network
+    cluster, there = library_on(library, one), library_on(library, two)
+    (name,) = cluster.protocols
+    assert cluster.protocols[name].launch == pytest.approx(1e-6)
+    assert cluster.protocols[name].step.network == library.protocols[name].step.network
     assert there.protocols[name].step.network == pytest.approx(5e-6)
     assert there.protocols[name].step.nvlink == library.protocols[name].step.nvlink
 
@@ -93,8 +93,8 @@ def test_a_share_of_the_network_slows_the_network_only(one: Topology, two: Topol
 
 def test_connections_carry_no_more_than_their_rate(two: Topology) -> None:
     capped = with_variants(variant(networks=["infiniband"], network_rate="3 GB/s"))
-    (way,) = lower_collective(make_machine(two, capped), "all_reduce", 64 * MIB, range(16))
-    stage = way.stages[0]
+    (lowered,) = lower_collective(make_machine(two, capped), "all_reduce", 64 * MIB, range(16))
+    stage = lowered.stages[0]
     between = stage.edges.hop == 2
     assert between.any()
     assert np.all(stage.cap_Bps[between] == 3e9)
@@ -105,11 +105,11 @@ def test_a_port_of_nvls_carries_its_overhead(one: Topology) -> None:
     """Of S bytes each port of 8 carries S (1 + 1/8), over the switch's efficiency."""
     nbytes = 1 << 30
     machine = make_machine(one, load_library("nccl"))
-    (way,) = lower_collective(machine, "all_reduce", nbytes, range(8), algorithm="nvls")
+    (lowered,) = lower_collective(machine, "all_reduce", nbytes, range(8), algorithm="nvls")
     share = protocols_of(machine.library, "nvls")["simple"].switch_efficiency
     sent = sum(
         (p.nbytes * p.active)[stage.edges.src == 0].sum()
-        for stage in way.stages
+        for stage in lowered.stages
         for p in stage.phases
     )
     assert 0.5 < share < 1

@@ -1,4 +1,4 @@
-"""Bandwidth that NCCL's tuner expects of an algorithm and protocol.
+"""Latency and bandwidth that NCCL's tuner expects of an algorithm and protocol.
 
 Source of the formulas: NVIDIA/nccl 2.30.7 ``src/graph/tuning.cc`` (ncclTopoTuneModel) and the older
 versions that ``tuner.yaml`` names.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from perfmodel.collectives.catalog import PROTOCOLS
 from perfmodel.library.nccl.communicator import System
-from perfmodel.library.nccl.constants import GENERATIONS, Constants
+from perfmodel.library.nccl.constants import GENERATIONS, Constants, Three
 from perfmodel.library.nccl.search.graphs import Graph
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question to the tuner.
+    """What the tuner estimates: an operation by an algorithm and a protocol on a system.
 
     Parameters
     ----------
@@ -48,36 +50,22 @@ class Case:
     @property
     def graph(self) -> Graph:
         """Channels that the algorithm uses."""
-        system = self.system
-        found: Mapping[str, Graph | None] = {
-            "ring": system.ring, "tree": system.tree, "pat": system.tree, "nvls": system.nvls,
-            "nvls_tree": system.nvls, "collnet_chain": system.collnet,
-            "collnet_direct": system.collnet,
-        }  # fmt: skip
-        graph = found[self.algorithm]
-        assert graph is not None  # only algorithms that the system has are asked about
+        graph: Graph | None = getattr(self.system, COST_MODELS[self.algorithm].graph)
+        assert graph is not None  # the tuner leaves out algorithms that the system lacks
         return graph
 
     @property
     def steps(self) -> int:
         """Steps of a ring of all ranks."""
         ranks = self.system.ranks
-        known = {"all_reduce": 2 * (ranks - 1), "all_gather": ranks - 1,
-                 "reduce_scatter": ranks - 1}  # fmt: skip
-        return known.get(self.op, ranks)
+        if self.op == "all_reduce":
+            return 2 * (ranks - 1)
+        return ranks - 1 if self.op in {"all_gather", "reduce_scatter"} else ranks
 
 
 def algorithm_GBps(case: Case) -> float:
     """Expected bandwidth, of bytes of the message over time; GB/s."""
-    return _bus_GBps(case) * _share(case)
-
-
-def _bus_GBps(case: Case) -> float:
-    found: Callable[[Case], float] = {
-        "ring": _ring, "tree": _tree, "pat": _pat, "nvls": _nvls, "nvls_tree": _nvls_tree,
-        "collnet_chain": _collnet_chain, "collnet_direct": _collnet_direct,
-    }[case.algorithm]  # fmt: skip
-    return found(case)
+    return COST_MODELS[case.algorithm].bus_GBps(case) * _share(case)
 
 
 def _share(case: Case) -> float:
@@ -115,7 +103,7 @@ def _ll_max(case: Case) -> float:
     return table["ampere" if case.system.cpu == "amd" else "volta"][case.scale]
 
 
-def _ring(case: Case) -> float:
+def _ring_GBps(case: Case) -> float:
     constants, system = case.constants, case.system
     total = _channels_GBps(case)
     if case.protocol == "ll":
@@ -131,7 +119,7 @@ def _ring(case: Case) -> float:
     return total
 
 
-def _tree(case: Case) -> float:
+def _tree_GBps(case: Case) -> float:
     constants, graph = case.constants, case.graph
     most = graph.channels * constants.tree_GBps[case.generation][case.scale]
     total = min(0.92 * _channels_GBps(case), most)
@@ -143,11 +131,11 @@ def _tree(case: Case) -> float:
     return total * (0.85 if graph.plain else 1.0)
 
 
-def _pat(case: Case) -> float:
+def _pat_GBps(case: Case) -> float:
     return case.constants.pat_factor * _channels_GBps(case)
 
 
-def _nvls(case: Case) -> float:
+def _nvls_GBps(case: Case) -> float:
     graph, constants = case.graph, case.constants
     if constants.nvls_by_steps:
         return graph.channels * min(_reduced_GBps(case), graph.inter_GBps)
@@ -165,7 +153,7 @@ def _reduced_GBps(case: Case) -> float:
     return speed * (2.0 if case.op == "all_reduce" else (ranks - 1) / ranks)
 
 
-def _nvls_tree(case: Case) -> float:
+def _nvls_tree_GBps(case: Case) -> float:
     graph, constants, nodes = case.graph, case.constants, case.system.nodes
     if not constants.nvls_by_steps:
         halved = constants.nvls_tree_halved and nodes > 2
@@ -175,11 +163,11 @@ def _nvls_tree(case: Case) -> float:
     return graph.channels * min(_reduced_GBps(case), between, most)
 
 
-def _collnet_chain(case: Case) -> float:
+def _collnet_chain_GBps(case: Case) -> float:
     return case.graph.channels * case.graph.intra_GBps
 
 
-def _collnet_direct(case: Case) -> float:
+def _collnet_direct_GBps(case: Case) -> float:
     graph, ranks = case.graph, case.system.per_node
     if case.op != "all_reduce":
         return ranks * min(graph.intra_GBps, 0.9 * graph.inter_GBps)
@@ -187,3 +175,129 @@ def _collnet_direct(case: Case) -> float:
     factor -= (factor - 1) / 2
     total = graph.channels * graph.intra_GBps / factor
     return total * (0.85 if case.system.capability >= 90 else 1.0)
+
+
+def latency_us(case: Case, post_us: float | None = None) -> float:
+    """Expected latency; microseconds.
+
+    Parameters
+    ----------
+    case : Case
+    post_us : float, optional
+        ``NCCL_NET_OVERHEAD`` in microseconds, where a user gives it.
+    """
+    base = _of(case.constants.base_us, case)
+    return base + COST_MODELS[case.algorithm].latency_us(case, post_us)
+
+
+def _of(table: Mapping[str, Three], case: Case, algorithm: str | None = None) -> float:
+    return table[algorithm or case.algorithm][PROTOCOLS.index(case.protocol)]
+
+
+def _inside(case: Case) -> float:
+    """One step inside a host: NVLink only where all paths are, PCIe else."""
+    over = case.constants.nvlink_us if case.graph.type_intra == "NVL" else case.constants.pcie_us
+    factor = case.constants.ll_intra_factor
+    slowed = case.system.nodes > 1 and case.protocol == "ll" and case.algorithm in {"ring", "tree"}
+    return _of(over, case) * (factor if slowed else 1.0)
+
+
+def _between(case: Case) -> float:
+    """One step between hosts."""
+    lonely = case.system.per_node <= 1 and case.algorithm == "ring"
+    stated = case.system.net_latency_us * (2 if case.protocol == "simple" else 1)  # and a flush
+    return _of(case.constants.network_us, case, "tree" if lonely else None) + stated
+
+
+def _ring_us(case: Case, post_us: float | None) -> float:
+    system, constants = case.system, case.constants
+    if case.op in {"broadcast", "reduce"}:
+        return _ring_rooted_us(case)
+    hosts = 0
+    post = 0.0
+    if system.nodes > 1:
+        each = system.nodes if constants.ring_hops_per_host else system.nodes - 1
+        hosts = 2 * each if case.op == "all_reduce" else each
+        post = constants.post_us[system.cpu] if post_us is None else post_us
+        post *= 3 if case.protocol == "simple" else 1
+    inside = max(_inside(case), post)
+    return (case.steps - hosts) * inside + hosts * _between(case)
+
+
+def _ring_rooted_us(case: Case) -> float:
+    """Broadcast and reduce: one step where all channels run alike, all of them where not."""
+    table = case.constants.network_us
+    if case.system.nodes == 1:
+        over_nvlink = case.graph.type_intra == "NVL"
+        table = case.constants.nvlink_us if over_nvlink else case.constants.pcie_us
+    if case.graph.same_channels:
+        return _of(table, case)
+    slower = "tree" if case.protocol == "simple" else None
+    return case.steps * _of(table, case, slower)
+
+
+def _depth(nodes: int) -> int:
+    """Whole part of the base-2 logarithm."""
+    return nodes.bit_length() - 1
+
+
+def _tree_us(case: Case, _: float | None) -> float:
+    system = case.system
+    return 2 * ((system.per_node - 1) * _inside(case) + _depth(system.nodes) * _between(case))
+
+
+def _collnet_direct_us(case: Case, _: float | None) -> float:
+    ranks = case.system.per_node
+    return 2 * (min(1, ranks - 1) * _inside(case) + 0.4 * (ranks - 1)) + _between(case)
+
+
+def _collnet_chain_us(case: Case, _: float | None) -> float:
+    return 2 * (case.system.per_node - 1) * _inside(case) + _between(case)
+
+
+def _nvls_us(case: Case, _: float | None) -> float:
+    return _inside(case) + (_between(case) if case.system.nodes > 1 else 0.0)
+
+
+def _nvls_tree_us(case: Case, _: float | None) -> float:
+    nodes = case.system.nodes
+    hops = 2 * (nodes - 1) if case.constants.nvls_tree_linear else 2 * _depth(nodes)
+    return _inside(case) + hops * _between(case)
+
+
+def _pat_us(case: Case, _: float | None) -> float:
+    system = case.system
+    return _depth(system.nodes) * _between(case) / 3.5 + 2.8 * system.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Formulas of one algorithm.
+
+    Parameters
+    ----------
+    graph : str
+        Field of `System` with the channels that it uses.
+    bus_GBps : callable
+        Bytes on a rank's links over time.
+    latency_us : callable
+        Beside the base latency; takes ``NCCL_NET_OVERHEAD`` too.
+    """
+
+    graph: str
+    bus_GBps: Callable[[Case], float]
+    latency_us: Callable[[Case, float | None], float]
+
+
+COST_MODELS: Mapping[str, CostModel] = MappingProxyType(
+    {
+        "ring": CostModel("ring", _ring_GBps, _ring_us),
+        "tree": CostModel("tree", _tree_GBps, _tree_us),
+        "pat": CostModel("tree", _pat_GBps, _pat_us),
+        "nvls": CostModel("nvls", _nvls_GBps, _nvls_us),
+        "nvls_tree": CostModel("nvls", _nvls_tree_GBps, _nvls_tree_us),
+        "collnet_chain": CostModel("collnet", _collnet_chain_GBps, _collnet_chain_us),
+        "collnet_direct": CostModel("collnet", _collnet_direct_GBps, _collnet_direct_us),
+    }
+)
+"""NCCL's name of an algorithm -> its formulas."""

@@ -11,7 +11,13 @@ import pytest
 from perfmodel.files import data_folder
 from perfmodel.library.nccl.communicator import channels_of, system_of
 from perfmodel.library.nccl.search.graphs import nvls_graph, ring_graph, tree_graph
-from perfmodel.library.nccl.search.host_graph import Host, Way, capability_of, host_of, vendor_of
+from perfmodel.library.nccl.search.host_graph import (
+    Host,
+    HostPath,
+    capability_of,
+    host_of,
+    vendor_of,
+)
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.library.transport import apply_settings
 from perfmodel.topology.routing.router import Router
@@ -69,8 +75,8 @@ def test_rings(row):
 )
 def test_nvls(template, hosts, graph):
     nvls = looked_at(template, hosts)[0].nvls
-    found = None if nvls is None else (nvls.channels, nvls.intra_GBps, nvls.inter_GBps)
-    assert found == graph
+    actual = None if nvls is None else (nvls.channels, nvls.intra_GBps, nvls.inter_GBps)
+    assert actual == graph
 
 
 @pytest.mark.parametrize(("gpus", "speed"), [(4, 60.0), (5, 60.0), (6, 50.0), (7, 40.0), (8, 40.0)])
@@ -90,7 +96,9 @@ def test_versions():
 def switched(lanes_GBps, capability, gpus=8):
     """A host whose GPUs meet at one switch."""
     arcs = dict.fromkeys(range(2 * gpus), lanes_GBps)
-    peers = {(a, b): Way("NVL", (a, gpus + b)) for a in range(gpus) for b in range(gpus) if a != b}
+    peers = {
+        (a, b): HostPath("NVL", (a, gpus + b)) for a in range(gpus) for b in range(gpus) if a != b
+    }
     return Host(capability, "intel", gpus, peers, {}, {}, (), arcs, None, lanes_GBps, switched=True)
 
 
@@ -155,9 +163,8 @@ def test_part_of_a_host_and_uneven_hosts():
 
 
 def test_capabilities_and_vendors():
-    assert [capability_of(build_topology(name)) for name in ("dgx1-v100", "dgx-a100", "rtx4090-x4")] == [
-        70, 80, 89,
-    ]  # fmt: skip
+    names = ("dgx1-v100", "dgx-a100", "rtx4090-x4")
+    assert [capability_of(build_topology(name)) for name in names] == [70, 80, 89]
     ampere = build_topology("dgx-a100")
     assert capability_of(replace(ampere, gpu=replace(ampere.gpu, name="rtx-3090"))) == 86
     assert capability_of(replace(ampere, gpu=replace(ampere.gpu, name="a10g"))) == 86
@@ -208,9 +215,9 @@ def test_a_host_bridge_of_intel_costs_a_fifth_more():
 def test_a_slow_nic_carries_no_more_than_it_can():
     """12.5 GB/s behind a PCIe link of 48: one ring of 12, whatever PCIe would carry."""
     arcs = {0: 48.0, 1: 48.0, 2: 370.8, 3: 370.8}
-    peers = {(0, 1): Way("NVL", (2,)), (1, 0): Way("NVL", (3,))}
-    ways = {(g, 0): Way("PIX", (0,)) for g in range(2)}
-    back = {(g, 0): Way("PIX", (1,)) for g in range(2)}
+    peers = {(0, 1): HostPath("NVL", (2,)), (1, 0): HostPath("NVL", (3,))}
+    ways = {(g, 0): HostPath("PIX", (0,)) for g in range(2)}
+    back = {(g, 0): HostPath("PIX", (1,)) for g in range(2)}
     host = Host(90, "intel", 2, peers, ways, back, (12.5,), arcs, None, 370.8, switched=True)
     ring = ring_graph(host, cross_nic=2, most=32)
     assert (ring.channels, ring.inter_GBps) == (1, 12.0)

@@ -59,8 +59,8 @@ def rates_Bps(topology: Topology, src: list[int], dst: list[int]) -> np.ndarray:
 def test_gpus_behind_one_switch_share_its_uplink() -> None:
     """gpu0 and gpu1 share a switch; gpu2 has one to itself."""
     topology = build_topology(node(2, "1000 GB/s", p2p=True))
-    found = rates_Bps(topology, [0, 1, 2], [4, 6, 0])
-    assert found == pytest.approx([PCIE_Bps / 2, PCIE_Bps / 2, PCIE_Bps])
+    actual = rates_Bps(topology, [0, 1, 2], [4, 6, 0])
+    assert actual == pytest.approx([PCIE_Bps / 2, PCIE_Bps / 2, PCIE_Bps])
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3, 4])
@@ -100,8 +100,8 @@ def test_traffic_for_the_nic_is_staged_at_both_ends() -> None:
 def test_gpus_that_share_a_nic_share_its_rate(gpus: int) -> None:
     topology = build_topology(node(1, "1000 GB/s"), hosts=2, fabric="one-switch")
     senders = list(range(gpus))
-    found = rates_Bps(topology, senders, [8 + gpu for gpu in senders])
-    assert found == pytest.approx([5e9 / gpus] * gpus)
+    actual = rates_Bps(topology, senders, [8 + gpu for gpu in senders])
+    assert actual == pytest.approx([5e9 / gpus] * gpus)
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4])

@@ -77,9 +77,9 @@ def test_gpus_that_share_their_nics_use_one_each() -> None:
 def test_devices_beside_a_gpu_are_one_adapter() -> None:
     """16 ports of 200 Gbit/s are eight adapters of 400; a template or not."""
     for network in ("RoCE v2", "InfiniBand"):
-        found = describe("H200-SXM5-141GB", gpus=8, intra="NVLink4 NVSwitch", network=network,
+        actual = describe("H200-SXM5-141GB", gpus=8, intra="NVLink4 NVSwitch", network=network,
                          nics=16, nic_Gbps=200)  # fmt: skip
-        topology = build_topology(found.node, hosts=2, fabric="one-switch")
+        topology = build_topology(actual.node, hosts=2, fabric="one-switch")
         out = [
             arc for arc, (src, _) in enumerate(topology.arcs.names)
             if arc >= topology.first_cable and src.startswith("n0/nic")
@@ -93,21 +93,21 @@ def test_staging_costs_its_share_where_a_variant_says_so(gpu: str, factor: float
     said = Variant.model_validate(
         {"generations": ["volta"], "networks": ["roce"], "staged_efficiency": 0.5, "source": "test"}
     )
-    found = describe(gpu, gpus=1, intra="none", network="RoCE, GPUDirect disabled",
+    actual = describe(gpu, gpus=1, intra="none", network="RoCE, GPUDirect disabled",
                      nics=1, nic_Gbps=25)  # fmt: skip
-    topology = build_topology(found.node, hosts=2, fabric="one-switch")
+    topology = build_topology(actual.node, hosts=2, fabric="one-switch")
     assert not topology.gpudirect_rdma
     sent = []
     for variants in ((), (said,)):
         library = load_library("plain").model_copy(update={"variants": variants})
-        (way,) = lower_collective(make_machine(topology, library), "all_reduce", MIB, range(2))
-        sent.append(way.stages[0].phases[0].nbytes.max())
+        (lowered,) = lower_collective(make_machine(topology, library), "all_reduce", MIB, range(2))
+        sent.append(lowered.stages[0].phases[0].nbytes.max())
     assert sent[1] / sent[0] == pytest.approx(factor)
 
 
 def efa(gpu: str, intra: str, nics: int) -> Topology:
-    found = describe(gpu, gpus=8, intra=intra, network="EFA", nics=nics, nic_Gbps=100)
-    return build_topology(found.node, hosts=2, fabric="one-switch")
+    actual = describe(gpu, gpus=8, intra=intra, network="EFA", nics=nics, nic_Gbps=100)
+    return build_topology(actual.node, hosts=2, fabric="one-switch")
 
 
 @pytest.mark.parametrize(("protocol", "times"), [("ll", 1), ("simple", 2)])
@@ -117,15 +117,17 @@ def test_the_latency_that_a_plugin_states_counts_once_and_again_for_the_flush(
     """Two hosts, a ring of 16: two hops cross the network; 75 us each."""
     topology = efa("H100-SXM5-80GB", "NVLink4 NVSwitch", 32)
     machine = make_machine(topology, load_library("nccl"))
-    told = system_on(machine, range(16))
-    assert told.net_latency_us == 75
+    own = system_on(machine, range(16))
+    assert own.net_latency_us == 75
 
     def tree_us(latency_us: float) -> float:
 
-        system = replace(told, net_latency_us=latency_us)
-        found = predictions(system, "all_reduce", 8, machine.settings)
+        system = replace(own, net_latency_us=latency_us)
+        actual = predictions(system, "all_reduce", 8, machine.settings)
         return next(
-            one.time_s * 1e6 for one in found if (one.algorithm, one.protocol) == ("tree", protocol)
+            one.time_s * 1e6
+            for one in actual
+            if (one.algorithm, one.protocol) == ("tree", protocol)
         )
 
     assert tree_us(75) - tree_us(0) == pytest.approx(2 * 75 * times)

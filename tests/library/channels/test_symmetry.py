@@ -40,10 +40,10 @@ def test_one_rail_takes_about_as_long_as_all(template: str, algorithm: str, nbyt
     """At most 12 % less: rails that share links wait for each other now and then."""
     times = []
     for whole in (True, False):
-        here = machine(template, 16, whole=whole)
-        estimator = UncontendedTimer(here)
-        way, time_s = estimator.best("all_reduce", nbytes, range(128), 0, algorithm)
-        assert (way.alike > 1) != whole
+        cluster = machine(template, 16, whole=whole)
+        estimator = UncontendedTimer(cluster)
+        lowered, time_s = estimator.best("all_reduce", nbytes, range(128), 0, algorithm)
+        assert (lowered.multiplicity > 1) != whole
         times.append(time_s)
     assert 0.88 * times[0] <= times[1] <= 1.02 * times[0]
 
@@ -53,9 +53,11 @@ def test_links_that_rails_share_bear_all_of_them() -> None:
     """Without GPUDirect two rails of a DGX A100 pass each PCIe link between switch and CPU."""
     times = []
     for whole in (True, False):
-        here = machine("dgx-a100", 4, whole=whole)
-        here = replace(here, topology=replace(here.topology, gpudirect_rdma=False))
-        times.append(UncontendedTimer(here).best("all_reduce", 256 * MiB, range(32), 0, "tree")[1])
+        cluster = machine("dgx-a100", 4, whole=whole)
+        cluster = replace(cluster, topology=replace(cluster.topology, gpudirect_rdma=False))
+        times.append(
+            UncontendedTimer(cluster).best("all_reduce", 256 * MiB, range(32), 0, "tree")[1]
+        )
     assert 0.8 * times[0] <= times[1] <= 1.1 * times[0]
 
 
@@ -67,17 +69,17 @@ def test_one_rail_sums_its_part_and_loads_its_links_like_the_others(algorithm: s
               algorithm=algorithm)[-1]
         for whole in (False, True)
     )  # fmt: skip
-    assert (one.alike, every.alike) == (8, 1)
+    assert (one.multiplicity, every.multiplicity) == (8, 1)
     assert one.schedule.nbytes == MiB
     verify(one.schedule, orders=1)
-    here = machine("dgx-h100", 2)
+    cluster = machine("dgx-h100", 2)
     loads = []
-    for way in (one, every):
-        nbytes = np.zeros(len(here.topology.arcs))
-        add_traffic(nbytes, way)
+    for lowered in (one, every):
+        nbytes = np.zeros(len(cluster.topology.arcs))
+        add_traffic(nbytes, lowered)
         loads.append(nbytes)
     used = loads[0] > 0
-    names = [here.topology.arcs.names[arc] for arc in np.flatnonzero(used)]
+    names = [cluster.topology.arcs.names[arc] for arc in np.flatnonzero(used)]
     assert ("n0/gpu0", "n0/nvs") in names
     assert ("n0/gpu1", "n0/nvs") not in names
     assert ("n0/nic0", "fabric/leaf0") in names
@@ -86,19 +88,19 @@ def test_one_rail_sums_its_part_and_loads_its_links_like_the_others(algorithm: s
 
 @pytest.mark.usefixtures("folds")
 def test_machines_whose_rails_are_or_become_unlike_are_laid_whole() -> None:
-    here = machine("dgx-h100", 2)
-    slower = replace(here, topology=degraded(here.topology, {0: 1e9}))
+    cluster = machine("dgx-h100", 2)
+    slower = replace(cluster, topology=degraded(cluster.topology, {0: 1e9}))
     for other in (machine("dgx-h100", 2, whole=True), slower):
-        assert (
-            lower_collective(other, "all_reduce", MiB, range(16), algorithm="tree")[-1].alike == 1
-        )
-    assert lower_collective(here, "all_reduce", MiB, range(8), algorithm="tree")[-1].alike == 1
+        lowered = lower_collective(other, "all_reduce", MiB, range(16), algorithm="tree")
+        assert lowered[-1].multiplicity == 1
+    lowered = lower_collective(cluster, "all_reduce", MiB, range(8), algorithm="tree")
+    assert lowered[-1].multiplicity == 1
 
 
 def test_small_machines_are_laid_whole() -> None:
     assert (
         lower_collective(machine("dgx-h100", 4), "all_reduce", MiB, range(32), algorithm="tree")[
             0
-        ].alike
+        ].multiplicity
         == 1
     )

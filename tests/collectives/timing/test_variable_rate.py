@@ -46,14 +46,14 @@ def stepped_ring_s(
 def drawn_changes(rng: np.random.Generator, ranks: int, whole_s: float, count: int) -> list[Change]:
     times = [-np.inf, *np.sort(rng.uniform(0, whole_s, count))]
     alike = rng.integers(2)  # all edges change, or one
-    found: list[Change] = []
+    actual: list[Change] = []
     for at_s in times:
         rate, late = rng.uniform(1e9, 9e9, ranks), rng.uniform(0, 1e-5, ranks)
-        if found and not alike:
-            rate, late = found[-1][1].copy(), found[-1][2]
+        if actual and not alike:
+            rate, late = actual[-1][1].copy(), actual[-1][2]
             rate[rng.integers(ranks)] *= rng.uniform(0.1, 2)
-        found.append((float(at_s), rate, late))
-    return found
+        actual.append((float(at_s), rate, late))
+    return actual
 
 
 @settings(max_examples=120, deadline=None)
@@ -74,8 +74,8 @@ def test_a_ring_whose_rates_change(
     )
     for at_s, rate, late in changes[1:]:
         clocks.change(at_s, np.tile(rate, rings), np.tile(late, rings))
-    wanted = stepped_ring_s(2 * (ranks - 1), ranks, 40_000, credits, changes)
-    assert clocks.ends().last_s == pytest.approx(wanted, rel=1e-9)
+    expected = stepped_ring_s(2 * (ranks - 1), ranks, 40_000, credits, changes)
+    assert clocks.ends().last_s == pytest.approx(expected, rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)

@@ -143,5 +143,5 @@ def test_peers_of_other_sockets_get_little():
     assert staged.cap_Bps == float("inf")
     env = LibrarySettings(env={"NCCL_NET_GDR_LEVEL": "SYS", "NCCL_PROTO": "Simple"})
     machine = make_machine(topology, load_library("nccl"), settings=env)
-    (way,) = lower_collective(machine, "all_reduce", 1 << 20, range(2), algorithm="ring")
-    assert way.stages[0].cap_Bps.max() == pytest.approx(6.45e9)
+    (lowered,) = lower_collective(machine, "all_reduce", 1 << 20, range(2), algorithm="ring")
+    assert lowered.stages[0].cap_Bps.max() == pytest.approx(6.45e9)

@@ -41,9 +41,9 @@ def test_the_heaviest_walk_is_the_time(
     rng = np.random.default_rng(seed)
     hold = rng.choice(rng.exponential(1, kinds), edges)
     latency = rng.choice(rng.exponential(10**spread, kinds), edges)
-    found = ring_s(hold, latency, repeat, credits, sent=sent)
-    assume(found is not None)
-    assert found == pytest.approx(stepped_s(hold, latency, repeat, credits, sent=sent), rel=1e-12)
+    actual = ring_s(hold, latency, repeat, credits, sent=sent)
+    assume(actual is not None)
+    assert actual == pytest.approx(stepped_s(hold, latency, repeat, credits, sent=sent), rel=1e-12)
 
 
 @settings(deadline=None, max_examples=60)
@@ -62,9 +62,9 @@ def test_long_unlike_rings_are_told_as_they_are_stepped_or_not_at_all(
         edges -= edges % 16
         hold, latency = (np.resize(part[:16], edges) for part in (hold, latency))
     for sent in (False, True):
-        found = ring_s(hold, latency, turns * (edges - 1), credits, sent=sent)
-        wanted = stepped_s(hold, latency, turns * (edges - 1), credits, sent=sent)
-        assert found is None or found == pytest.approx(wanted, rel=1e-9)
+        actual = ring_s(hold, latency, turns * (edges - 1), credits, sent=sent)
+        expected = stepped_s(hold, latency, turns * (edges - 1), credits, sent=sent)
+        assert actual is None or actual == pytest.approx(expected, rel=1e-9)
 
 
 @settings(deadline=None, max_examples=20)
@@ -82,13 +82,13 @@ def test_long_legs_end_as_if_they_were_stepped(
     phases = plan(ranks, ranks * rings * 4096, orders=orders).phases
     rate = rng.choice([1e9, 3e9, 2e10], len(phases[0].src))
     latency = rng.choice([1e-6, 4e-6, 4e-5], len(rate))
-    told = leg_ends(TimedPhases(phases, rate, latency), credits)
+    own = leg_ends(TimedPhases(phases, rate, latency), credits)
     course = course_of(phases, credits)
     stepped = Clocks(course, np.zeros(len(rate)), LinkRates(-np.inf, rate, latency)).ends()
-    assert told.last_s == pytest.approx(stepped.last_s, rel=1e-9)
-    assert told.wire_s == pytest.approx(stepped.wire_s, rel=1e-9)
+    assert own.last_s == pytest.approx(stepped.last_s, rel=1e-9)
+    assert own.wire_s == pytest.approx(stepped.wire_s, rel=1e-9)
     if chained:
-        assert told.landed_s == pytest.approx(stepped.landed_s, rel=1e-9)
+        assert own.landed_s == pytest.approx(stepped.landed_s, rel=1e-9)
 
 
 def test_what_cannot_be_told_is_rare_and_said() -> None:
@@ -121,16 +121,16 @@ def test_sends_that_differ_by_a_few_bytes_are_bracketed() -> None:
     rng = np.random.default_rng(2)
     rate = rng.choice([1e9, 3e9], ranks)
     latency = rng.choice([1e-6, 4e-5], ranks)
-    found = rings_s(phases, 1, rate, latency, credits)
-    assert found is not None
+    actual = rings_s(phases, 1, rate, latency, credits)
+    assert actual is not None
     free, delivered = np.zeros(ranks), deque([np.zeros(ranks)] * credits, maxlen=credits)
     for phase in phases:
         for _ in range(phase.repeat):
             start = np.maximum(np.maximum(np.roll(delivered[-1], 1), free), delivered[0])
             free = start + phase.nbytes / rate
             delivered.append(free + latency)
-    assert found[1] == pytest.approx(float(delivered[-1].max()), rel=1e-6)
-    assert found[0] == pytest.approx(float(free.max()), rel=1e-6)
+    assert actual[1] == pytest.approx(float(delivered[-1].max()), rel=1e-6)
+    assert actual[0] == pytest.approx(float(free.max()), rel=1e-6)
 
 
 @pytest.mark.parametrize("credits", [1, 2, 3, 8])
@@ -143,8 +143,8 @@ def test_a_pipeline_crosses_every_edge_and_waits_on_the_slowest(op: str, credits
         phase = getattr(chain, op)(ranks, 64 << 20, root=0, itemsize=4, orders=orders).phases[0]
         rate = rng.choice([1e9, 5e9, 2e10], len(phase.src))
         latency = rng.choice([1e-6, 1e-4, 3e-3], len(phase.src))
-        found = chains_s(phase, rate, latency, credits)
-        assert found is not None
+        actual = chains_s(phase, rate, latency, credits)
+        assert actual is not None
         chunks, last = int(phase.active[0]), 0.0
         hold = (phase.nbytes / rate).reshape(2, -1)
         for held, late in zip(hold, latency.reshape(2, -1), strict=True):
@@ -157,4 +157,4 @@ def test_a_pipeline_crosses_every_edge_and_waits_on_the_slowest(op: str, credits
                     free = max(before[k], free, credit) + wire
                     arrived[k] = free + delay
             last = max(last, arrived[-1])
-        assert found[1].max() == pytest.approx(last, rel=1e-12)
+        assert actual[1].max() == pytest.approx(last, rel=1e-12)

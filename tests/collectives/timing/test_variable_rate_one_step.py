@@ -38,7 +38,7 @@ def test_changes_act_as_on_the_recurrence(ranks: int, seed: int, changes: int) -
 
 def test_bytes_that_are_sent_stay_sent() -> None:
     """1000 bytes: 3 s at 100 B/s from second 2 on, nothing for 4 s, the rest at 350 B/s."""
-    phase = linear.send(1000).phases[0]
+    phase = linear.send(2, 1000).phases[0]
     one = OneStep(phase, np.array([2.0]), np.array([100.0]), np.array([0.5]))
     assert one.ends().wire_s == 12.0
     one.change(5.0, np.array([0.0]), np.array([0.5]))

@@ -66,7 +66,11 @@ def cables(found: dict[tuple[str, str], float], end: int) -> list[float]:
 @pytest.mark.parametrize("nbytes", [4, 1000, MiB])
 def test_data_is_right_as_laid(template: str, hosts: int, algorithm: str, nbytes: int) -> None:
     for one in lower_collective(
-        here := machine(template, hosts), "all_reduce", nbytes, everyone(here), algorithm=algorithm
+        cluster := machine(template, hosts),
+        "all_reduce",
+        nbytes,
+        everyone(cluster),
+        algorithm=algorithm,
     ):
         assert one.schedule.nbytes == nbytes
         verify(one.schedule, orders=1)
@@ -79,9 +83,9 @@ def test_data_of_scattered_operations_is_right(op: str) -> None:
 
 
 def test_an_irregular_group_has_trees_over_its_ranks() -> None:
-    here = machine("dgx-a100", 3)
+    cluster = machine("dgx-a100", 3)
     group = (0, 1, 2, 8, 9, 16)
-    one = lower_collective(here, "all_reduce", MiB, group, algorithm="tree")[-1]
+    one = lower_collective(cluster, "all_reduce", MiB, group, algorithm="tree")[-1]
     verify(one.schedule, orders=1)
     edges = one.stages[0].edges
     assert set(edges.src.tolist()) == set(group)
@@ -90,16 +94,16 @@ def test_an_irregular_group_has_trees_over_its_ranks() -> None:
 def test_two_hosts_carry_the_buffer_once_each_way_and_more_twice() -> None:
     """Fact of NCCL's double tree: of two nodes each has one parent and one child."""
     for hosts, most in ((2, 1.0), (4, 2.0), (8, 2.0)):
-        here = machine("dgx-a100", hosts)
-        found = payload(here, way(here, "tree", 64 * MiB))
+        cluster = machine("dgx-a100", hosts)
+        actual = payload(cluster, way(cluster, "tree", 64 * MiB))
         for end in (0, 1):
-            carried = np.array(cables(found, end)).reshape(-1)
+            carried = np.array(cables(actual, end)).reshape(-1)
             assert len(carried) == 8 * hosts
             assert carried.max() == pytest.approx(most * 64 * MiB / 8)
 
 
 def test_trees_begin_beside_their_nic_and_share_it_where_two_gpus_are_near() -> None:
-    two_near, one_near = (rails_of(here := machine(t, 2), everyone(here)) for t in
+    two_near, one_near = (rails_of(cluster := machine(t, 2), everyone(cluster)) for t in
                           ("dgx-a100", "dgx-h100"))  # fmt: skip
     assert one_near.chains[:, 0].tolist() == list(range(8))
     assert not one_near.spread.any()
@@ -110,33 +114,35 @@ def test_trees_begin_beside_their_nic_and_share_it_where_two_gpus_are_near() -> 
 
 def test_chains_follow_the_links_of_a_mesh() -> None:
     """On a DGX-1 neighbours of a chain are joined by NVLink: no edge crosses PCIe."""
-    here = machine("dgx1-v100")
-    kinds = {here.topology.arcs.kinds[arc] for arc in way(here, "tree", MiB).stages[0].edges.arcs}
+    cluster = machine("dgx1-v100")
+    kinds = {
+        cluster.topology.arcs.kinds[arc] for arc in way(cluster, "tree", MiB).stages[0].edges.arcs
+    }
     assert kinds == {"nvlink"}
 
 
 def test_nvls_ports_carry_one_eighth_more_than_the_buffer() -> None:
-    here = machine("dgx-h100")
-    found = payload(here, way(here, "nvls", 64 * MiB))
-    assert len(found) == 16
-    assert list(found.values()) == pytest.approx([64 * MiB * 9 / 8] * 16)
-    scattered = payload(here, way(here, "nvls", 64 * MiB, "reduce_scatter"))
+    cluster = machine("dgx-h100")
+    actual = payload(cluster, way(cluster, "nvls", 64 * MiB))
+    assert len(actual) == 16
+    assert list(actual.values()) == pytest.approx([64 * MiB * 9 / 8] * 16)
+    scattered = payload(cluster, way(cluster, "nvls", 64 * MiB, "reduce_scatter"))
     assert sum(scattered.values()) == pytest.approx(8 * 64 * MiB + 64 * MiB)
 
 
 def test_nvls_between_two_hosts_sends_each_rail_an_eighth_once() -> None:
-    here = machine("dgx-h100", 2)
-    found = payload(here, way(here, "nvls_tree", 64 * MiB))
-    assert cables(found, 0) == pytest.approx([8 * MiB] * 16)
-    ports = [n for ends, n in found.items() if "nvs" in ends[1]]
+    cluster = machine("dgx-h100", 2)
+    actual = payload(cluster, way(cluster, "nvls_tree", 64 * MiB))
+    assert cables(actual, 0) == pytest.approx([8 * MiB] * 16)
+    ports = [n for ends, n in actual.items() if "nvs" in ends[1]]
     assert ports == pytest.approx([64 * MiB * 9 / 8] * 16)
 
 
 def test_switches_that_add_are_sent_the_buffer_once_by_each_host_and_leaf() -> None:
-    here = machine("dgx-h100", 24)
-    found = payload(here, way(here, "collnet", 64 * MiB))
-    assert cables(found, 0) == pytest.approx([8 * MiB] * 8 * 24)
-    trunks = [n for (a, b), n in found.items() if "leaf" in a and "spine" in b]
+    cluster = machine("dgx-h100", 24)
+    actual = payload(cluster, way(cluster, "collnet", 64 * MiB))
+    assert cables(actual, 0) == pytest.approx([8 * MiB] * 8 * 24)
+    trunks = [n for (a, b), n in actual.items() if "leaf" in a and "spine" in b]
     assert trunks == pytest.approx([8 * MiB] * len(trunks))
     assert len(trunks) == 16  # two leaves for each rail
 
@@ -161,9 +167,9 @@ def test_what_a_machine_cannot_do_is_refused(
 
 
 def chosen(here: Machine, nbytes: int, op: str = "all_reduce") -> tuple[str, str]:
-    found = lower_collective(here, op, nbytes, everyone(here))
-    assert len(found) == 1
-    return found[0].schedule.algorithm, found[0].protocol
+    actual = lower_collective(here, op, nbytes, everyone(here))
+    assert len(actual) == 1
+    return actual[0].schedule.algorithm, actual[0].protocol
 
 
 def test_the_choice_is_nccls() -> None:
@@ -193,11 +199,11 @@ def test_the_users_environment_is_heard() -> None:
 
 
 def test_a_named_algorithm_is_tried_in_all_its_protocols() -> None:
-    here = machine("dgx-h100", 2)
+    cluster = machine("dgx-h100", 2)
     protocols = {
         name: [
             w.protocol
-            for w in lower_collective(here, "all_reduce", MiB, everyone(here), algorithm=name)
+            for w in lower_collective(cluster, "all_reduce", MiB, everyone(cluster), algorithm=name)
         ]
         for name in ("tree", "nvls_tree")
     }
@@ -206,31 +212,33 @@ def test_a_named_algorithm_is_tried_in_all_its_protocols() -> None:
 
 def test_pieces_of_small_messages_are_smaller() -> None:
     """NVIDIA/nccl ``src/enqueue.cc``: LL moves 32 KiB, Simple 512 KiB; NVLS 16 to 128 KiB."""
-    here = machine("dgx-h100")
+    cluster = machine("dgx-h100")
     by_size = [
-        way(here, "nvls", n).schedule.phases[0].active[0]
+        way(cluster, "nvls", n).schedule.phases[0].active[0]
         for n in (MiB, 64 * MiB, 256 * MiB, 1 << 30)
     ]
     # 16 channels x 8 heads: 16 KiB at 1 MiB, 64 KiB at 64 and 256 MiB, 128 KiB at 1 GiB.
     assert by_size == [1, 8, 32, 64]
-    ll, _, simple = lower_collective(here, "all_reduce", 24 * MiB, everyone(here), algorithm="tree")
+    ll, _, simple = lower_collective(
+        cluster, "all_reduce", 24 * MiB, everyone(cluster), algorithm="tree"
+    )
     assert (ll.schedule.phases[0].active[0], simple.schedule.phases[0].active[0]) == (32, 2)
 
 
 def test_all_to_all_sends_to_many_at_once_and_short_messages_by_ll() -> None:
-    here = machine("dgx-h100", 8)
-    assert len(way(here, None, 64 * MiB, "all_to_all").stages) == 2
-    assert chosen(here, 64 * 1024, "all_to_all") == ("batched", "ll")
-    assert chosen(here, 64 * MiB, "all_to_all") == ("batched", "simple")
-    assert lower_message(here, 0, 9, 4096).protocol == "ll"
-    assert lower_message(here, 0, 9, MiB).protocol == "simple"
+    cluster = machine("dgx-h100", 8)
+    assert len(way(cluster, None, 64 * MiB, "all_to_all").stages) == 2
+    assert chosen(cluster, 64 * 1024, "all_to_all") == ("batched", "ll")
+    assert chosen(cluster, 64 * MiB, "all_to_all") == ("batched", "simple")
+    assert lower_message(cluster, 0, 9, 4096).protocol == "ll"
+    assert lower_message(cluster, 0, 9, MiB).protocol == "simple"
 
 
 def test_single_sends_change_rails_inside_the_host() -> None:
     """NCCL's PXN: over NVLink to the GPU beside the NIC of the receiver's rail."""
-    here = machine("dgx-h100", 2)
-    names = [here.topology.arcs.names[arc] for arc in lower_message(here, 0, 13, MiB).stages[0]
-             .edges.arcs]  # fmt: skip
+    cluster = machine("dgx-h100", 2)
+    edges = lower_message(cluster, 0, 13, MiB).stages[0].edges
+    names = [cluster.topology.arcs.names[arc] for arc in edges.arcs]
     assert names[:2] == [("n0/gpu0", "n0/nvs"), ("n0/nvs", "n0/gpu5")]
     assert "fabric/leaf5" in {end for ends in names for end in ends}
     assert not any("spine" in end for ends in names for end in ends)

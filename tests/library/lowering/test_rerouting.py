@@ -63,7 +63,7 @@ def test_a_lost_nic_moves_its_two_edges_to_its_neighbour() -> None:
         assert "n1/nic2" in {end for pair in ends for end in pair}
     before, now = rates(MACHINE, WAY), rates(after, there)
     slowed = now < before * (1 - 1e-9)
-    users = {edge for edge, way in enumerate(new) for arc in way if "n1/nic2" in names[arc]}
+    users = {edge for edge, lowered in enumerate(new) for arc in lowered if "n1/nic2" in names[arc]}
     assert set(np.flatnonzero(slowed).tolist()) == users
     assert now[slowed] == pytest.approx(before[slowed] / 2)
 
@@ -90,7 +90,7 @@ def test_latencies_are_those_of_the_links_now() -> None:
     slow = {arc: float(CLUSTER.arcs.latency_s[arc]) + 1e-3 for arc in arcs}
     there = reroute(WAY, replace(MACHINE, topology=degraded(CLUSTER, {}, slow)))
     more = there.stages[0].latency_s - WAY.stages[0].latency_s
-    crossing = [arcs[0] in way for way in paths(WAY)]
+    crossing = [arcs[0] in lowered for lowered in paths(WAY)]
     assert more == pytest.approx(np.where(crossing, 1e-3, 0.0))
     assert paths(there) == paths(WAY)
 
@@ -116,8 +116,8 @@ def test_an_unreachable_peer_is_named() -> None:
 
 
 def test_a_reducing_switch_that_is_lost_is_named() -> None:
-    here = Machine(build_topology("dgx-h100"), load_library("nccl"))
-    way = lower_collective(here, "all_reduce", 1 << 20, range(8), algorithm="switch")[-1]
-    gone = without(here.topology, arcs=arcs_named(here.topology, "n0/gpu2 -- n0/nvs"))
+    cluster = Machine(build_topology("dgx-h100"), load_library("nccl"))
+    lowered = lower_collective(cluster, "all_reduce", 1 << 20, range(8), algorithm="switch")[-1]
+    gone = without(cluster.topology, arcs=arcs_named(cluster.topology, "n0/gpu2 -- n0/nvs"))
     with pytest.raises(TopologyError, match="n0/gpu2 -- n0/nvs was lost"):
-        reroute(way, replace(here, topology=gone))
+        reroute(lowered, replace(cluster, topology=gone))

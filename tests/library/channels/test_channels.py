@@ -35,21 +35,21 @@ def ranks_of(topology: Topology) -> range:
 
 def test_dgx1_has_six_rings_that_use_every_nvlink_once() -> None:
     """8 V100 with 6 lanes each carry 6 directed rings (NCCL logs of DGX-1 show as many)."""
-    here = machine("dgx1-v100")
-    rings = here.rings(range(8))
+    cluster = machine("dgx1-v100")
+    rings = cluster.rings(range(8))
     assert rings.orders.shape == (6, 8)
     used: dict[tuple[int, int], int] = {}
     for order in rings.orders.tolist():
         assert sorted(order) == list(range(8))
         for pair in zip(order, [*order[1:], order[0]], strict=True):
             used[pair] = used.get(pair, 0) + 1
-    assert used == direct_nvlinks(here.topology, here.topology.ranks)
+    assert used == direct_nvlinks(cluster.topology, cluster.topology.ranks)
 
 
 def test_rings_of_part_of_a_mesh_stay_on_nvlink_where_they_can() -> None:
-    here = machine("dgx1-v100", gpus_per_host=4)
-    rings = here.rings(range(4))
-    kinds = {here.topology.arcs.kinds[arc] for arc in rings.edges.arcs.tolist()}
+    cluster = machine("dgx1-v100", gpus_per_host=4)
+    rings = cluster.rings(range(4))
+    kinds = {cluster.topology.arcs.kinds[arc] for arc in rings.edges.arcs.tolist()}
     assert kinds == {"nvlink"}
 
 
@@ -70,16 +70,16 @@ def test_behind_a_switch_one_order_serves() -> None:
 def test_between_hosts_every_nic_carries_a_ring_on_its_own_rail(
     template: str, hosts: int, rings: int
 ) -> None:
-    here = machine(template, hosts)
-    topology = here.topology
-    found = here.rings(ranks_of(topology))
-    assert found.orders.shape[0] == rings
-    for order in found.orders.tolist():
+    cluster = machine(template, hosts)
+    topology = cluster.topology
+    actual = cluster.rings(ranks_of(topology))
+    assert actual.orders.shape[0] == rings
+    for order in actual.orders.tolist():
         assert sorted(order) == list(ranks_of(topology))
     nodes, arcs = topology.graph.nodes, topology.arcs
     crossing: dict[str, int] = {}
-    for edge in range(len(found.edges)):
-        path = found.edges.arcs[found.edges.pointers[edge] : found.edges.pointers[edge + 1]]
+    for edge in range(len(actual.edges)):
+        path = actual.edges.arcs[actual.edges.pointers[edge] : actual.edges.pointers[edge + 1]]
         nics = [n for i in path for n in arcs.names[i] if nodes[n]["kind"] == "nic"]
         if nics:
             out, into = nics[0], nics[-1]
@@ -92,14 +92,14 @@ def test_between_hosts_every_nic_carries_a_ring_on_its_own_rail(
 @pytest.mark.parametrize(("hosts", "nics"), [(2, 8), (4, 8)])
 def test_each_nic_carries_its_share_of_an_all_reduce(hosts: int, nics: int) -> None:
     """2 (n-1)/n S / #NICs per NIC and host: every ring crosses each host boundary once."""
-    here = machine("dgx-a100", hosts)
-    ranks, nbytes = len(here.topology.ranks), 64 << 20
-    way, _ = UncontendedTimer(here).best("all_reduce", nbytes, range(ranks))
-    traffic = np.zeros(len(here.topology.arcs))
-    add_traffic(traffic, way)
-    names = here.topology.arcs.names
+    cluster = machine("dgx-a100", hosts)
+    ranks, nbytes = len(cluster.topology.ranks), 64 << 20
+    lowered, _ = UncontendedTimer(cluster).best("all_reduce", nbytes, range(ranks))
+    traffic = np.zeros(len(cluster.topology.arcs))
+    add_traffic(traffic, lowered)
+    names = cluster.topology.arcs.names
     out = [
-        traffic[i] / way.wire_factor
+        traffic[i] / lowered.wire_factor
         for i in range(len(names))
         if "/nic" in names[i][0] and names[i][1].startswith("fabric/")
     ]
@@ -110,12 +110,12 @@ def test_each_nic_carries_its_share_of_an_all_reduce(hosts: int, nics: int) -> N
 def test_routes_obey_the_wires() -> None:
     """Every edge's arcs join up from its source to its destination."""
     for template, hosts in (("dgx-h100", 3), ("dgx1-v100", 2), ("rtx4090-x8", 1), ("aws-p3dn", 2)):
-        here = machine(template, hosts)
-        edges, names = here.rings(ranks_of(here.topology)).edges, here.topology.arcs.names
+        cluster = machine(template, hosts)
+        edges, names = cluster.rings(ranks_of(cluster.topology)).edges, cluster.topology.arcs.names
         for edge in range(len(edges)):
             path = edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist()
-            assert names[path[0]][0] == here.topology.ranks[edges.src[edge]]
-            assert names[path[-1]][1] == here.topology.ranks[edges.dst[edge]]
+            assert names[path[0]][0] == cluster.topology.ranks[edges.src[edge]]
+            assert names[path[-1]][1] == cluster.topology.ranks[edges.dst[edge]]
             assert all(names[a][1] == names[b][0] for a, b in itertools.pairwise(path))
 
 
@@ -131,9 +131,9 @@ def test_without_p2p_bytes_pass_host_memory_at_its_measured_rate() -> None:
 
 
 def test_without_gpudirect_the_nic_is_reached_through_the_cpu() -> None:
-    here = machine("v100-x8-25g", 2)
-    edges, names = here.rings(range(16)).edges, here.topology.arcs.names
-    assert not here.topology.gpudirect_rdma
+    cluster = machine("v100-x8-25g", 2)
+    edges, names = cluster.rings(range(16)).edges, cluster.topology.arcs.names
+    assert not cluster.topology.gpudirect_rdma
     for edge in range(len(edges)):
         path = edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist()
         visited = [names[arc][1] for arc in path]
@@ -142,8 +142,8 @@ def test_without_gpudirect_the_nic_is_reached_through_the_cpu() -> None:
 
 
 def test_irregular_groups_get_one_ring_in_rank_order() -> None:
-    here = machine("dgx-a100", 2)
-    assert here.rings((0, 1, 2, 9)).orders.tolist() == [[0, 1, 2, 9]]
+    cluster = machine("dgx-a100", 2)
+    assert cluster.rings((0, 1, 2, 9)).orders.tolist() == [[0, 1, 2, 9]]
 
 
 def test_fewer_channels_can_be_asked_for() -> None:
@@ -171,9 +171,11 @@ def test_protocol_follows_size() -> None:
 def test_ll128_needs_nvlink_inside_and_gpudirect_between(
     template: str, hosts: int, usable: bool
 ) -> None:
-    here = machine(template, hosts)
-    ways = lower_collective(here, "all_reduce", 1 << 20, ranks_of(here.topology), algorithm="ring")
-    assert ("ll128" in {way.protocol for way in ways}) == usable
+    cluster = machine(template, hosts)
+    ways = lower_collective(
+        cluster, "all_reduce", 1 << 20, ranks_of(cluster.topology), algorithm="ring"
+    )
+    assert ("ll128" in {lowered.protocol for lowered in ways}) == usable
 
 
 def test_a_protocol_that_cannot_be_used_is_refused() -> None:
@@ -188,10 +190,10 @@ def test_a_protocol_that_cannot_be_used_is_refused() -> None:
 
 def test_staged_rings_do_not_crowd_one_switch() -> None:
     """The way out and the way in of a NIC share no PCIe link where they need not."""
-    here = machine("v100-x8-100g", 2)
-    edges = here.rings(range(16)).edges
-    count = np.bincount(edges.arcs, minlength=len(here.topology.arcs))
-    kinds = here.topology.arcs.kinds
+    cluster = machine("v100-x8-100g", 2)
+    edges = cluster.rings(range(16)).edges
+    count = np.bincount(edges.arcs, minlength=len(cluster.topology.arcs))
+    kinds = cluster.topology.arcs.kinds
     assert max(int(count[a]) for a in range(len(kinds)) if kinds[a] == "pcie") == 1
 
 
@@ -209,32 +211,32 @@ def test_five_gpus_of_a_mesh_reach_the_fifth_through_the_first() -> None:
     """GPU 4 has links to GPU 0 only, two lanes: two rings fit, one each way round."""
     rings = machine("dgx1-v100", gpus_per_host=5).rings(range(5))
     assert rings.orders.tolist() == [[0, 1, 2, 3, 4], [0, 4, 3, 2, 1]]
-    here = machine("dgx1-v100", gpus_per_host=5).topology
-    users = np.bincount(rings.edges.arcs, minlength=len(here.arcs))
-    lanes = {(a, b): data["lanes"] for a, b, data in here.graph.edges(data=True)}
+    cluster = machine("dgx1-v100", gpus_per_host=5).topology
+    users = np.bincount(rings.edges.arcs, minlength=len(cluster.arcs))
+    lanes = {(a, b): data["lanes"] for a, b, data in cluster.graph.edges(data=True)}
     for arc, count in enumerate(users.tolist()):
         if count:
-            assert here.arcs.kinds[arc] == "nvlink"
-            assert count <= lanes[here.arcs.names[arc]]
+            assert cluster.arcs.kinds[arc] == "nvlink"
+            assert count <= lanes[cluster.arcs.names[arc]]
 
 
 @pytest.mark.parametrize("gpus", [3, 5, 7])
 def test_odd_counts_on_a_mesh_come_near_what_was_measured(gpus: int) -> None:
     """github.com/VIA-Research/vTrain, trace/v100: 1 GiB in 31.7, 46.2 and 21.2 ms."""
     measured_s = {3: 31.714e-3, 5: 46.223e-3, 7: 21.156e-3}[gpus]
-    found = UncontendedTimer(machine("dgx1-v100", gpus_per_host=gpus)).best(
+    actual = UncontendedTimer(machine("dgx1-v100", gpus_per_host=gpus)).best(
         "all_reduce", 1 << 30, range(gpus)
     )
-    assert found[1] == pytest.approx(measured_s, rel=0.15)
+    assert actual[1] == pytest.approx(measured_s, rel=0.15)
 
 
 def test_a_mesh_has_no_more_rings_than_its_links_carry():
     """Eight NICs on a V100 cube mesh: a ninth link of a GPU does not exist."""
     times = {}
     for nics in (4, 8):
-        found = describe("V100-SXM2-16GB", gpus=8, intra="NVLink2 hybrid cube mesh",
+        actual = describe("V100-SXM2-16GB", gpus=8, intra="NVLink2 hybrid cube mesh",
                          network="infiniband", nics=nics, nic_Gbps=200)  # fmt: skip
-        topology = build_topology(found.node, hosts=2, fabric="one-switch")
+        topology = build_topology(actual.node, hosts=2, fabric="one-switch")
         rings = rings_over(topology, Router(topology), range(16))
         inside = rings.edges.hop == HOP_KINDS.index("nvlink")
         used = np.bincount(rings.edges.arcs, minlength=len(topology.arcs))

@@ -19,11 +19,11 @@ PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if o
 
 
 def same(schedule: Schedule) -> None:
-    wanted, found = messages(unrolled(schedule)), flat_messages(schedule)
+    expected, actual = messages(unrolled(schedule)), flat_messages(schedule)
     for name in ("src", "dst", "nbytes", "channel", "round"):
-        assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
-    pairs = [(message, other) for message, after in enumerate(wanted.after) for other in after]
-    assert list(zip(found.waits.tolist(), found.awaited.tolist(), strict=True)) == pairs
+        assert getattr(actual, name).tolist() == getattr(expected, name).tolist()
+    pairs = [(message, other) for message, after in enumerate(expected.after) for other in after]
+    assert list(zip(actual.waits.tolist(), actual.awaited.tolist(), strict=True)) == pairs
 
 
 @pytest.mark.parametrize(("op", "name"), PAIRS)

@@ -1,0 +1,133 @@
+"""NCCL's choice of algorithm and protocol, and what lays each over channels, NICs and switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from perfmodel.arrays import RankGroup, rank_array
+from perfmodel.collectives.catalog import ALGORITHMS, NCCL_ALGORITHMS, Algorithm, find_algorithm
+from perfmodel.errors import Fault, InputError
+from perfmodel.library.lowering.lowered import LaidSchedule
+from perfmodel.library.lowering.protocols import numbers_of, usable_protocols
+from perfmodel.library.lowering.rings import OWN_ALGORITHM, SINGLE_SENDS, lay_by_name
+from perfmodel.library.machine import Machine
+from perfmodel.library.model import Protocol
+from perfmodel.library.nccl.lowering.collnet import lay_collnet
+from perfmodel.library.nccl.lowering.nvls import find_obstacle, lay_nvls
+from perfmodel.library.nccl.lowering.trees import lay_tree
+from perfmodel.library.nccl.tuner import channels_used, choices, system_on
+
+NCCL_USUAL: Mapping[str, str] = MappingProxyType({"all_to_all": "batched"})
+"""What NCCL runs for an operation, where that is not what other libraries run."""
+
+LL_SENDS_BYTES = 16384
+"""NCCL_P2P_LL_THRESHOLD; NVIDIA/nccl 2.30.7 ``src/enqueue.cc``."""
+
+
+def chosen_algorithm(
+    machine: Machine, op: str, nbytes: int, group: RankGroup
+) -> tuple[str, Mapping[str, Protocol]]:
+    """Best of NCCL's own estimates that has a model here: algorithm, and its one protocol."""
+    for choice in choices(machine, op, nbytes, group):
+        row = NCCL_ALGORITHMS[op][choice.algorithm]
+        if not row.function:
+            continue
+        if (
+            row.name in {"nvls", "nvls_tree"}
+            and find_obstacle(machine, op, row.name, group) is not None
+        ):
+            continue
+        protocols = numbers_of(machine.library, op, row.name)
+        if choice.protocol in protocols:
+            return row.name, {choice.protocol: protocols[choice.protocol]}
+    return OWN_ALGORITHM[op], usable_protocols(machine, group, op, OWN_ALGORITHM[op])
+
+
+def allowed_protocols(
+    machine: Machine, op: str, name: str, nbytes: int, group: RankGroup
+) -> Mapping[str, Protocol]:
+    """Protocols in which NCCL may run an algorithm: as ``NCCL_PROTO`` says where that leaves any.
+
+    Faults as of `usable_protocols`.
+    """
+    protocols = usable_protocols(machine, group, op, name)
+    if op in SINGLE_SENDS:
+        return send_protocol(protocols, nbytes if op == "send" else nbytes / len(group))
+    runs_in = find_algorithm(op, name).protocols
+    settings = machine.settings.protocols(op)
+    possible = {key: p for key, p in protocols.items() if key in runs_in}
+    return {
+        key: p for key, p in possible.items() if settings is None or key in settings
+    } or possible
+
+
+def send_protocol(protocols: Mapping[str, Protocol], nbytes: float) -> Mapping[str, Protocol]:
+    """Protocol of a single send of so many bytes."""
+    name = "ll" if nbytes <= LL_SENDS_BYTES else "simple"
+    return {name: protocols[name]} if name in protocols else protocols
+
+
+Layer = Callable[[Machine, str, Algorithm, int, RankGroup, str], LaidSchedule]
+"""``layer(machine, op, row, nbytes, group, protocol)``."""
+
+
+def find_layer(op: str, name: str) -> Layer | None:
+    """What lays an algorithm over more than rings and nearest links; None where nothing does."""
+    row = ALGORITHMS.get(op, {}).get(name)
+    return None if row is None else _LAYERS.get(row.nccl)
+
+
+def _channels(
+    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
+) -> int:
+    """Channels that NCCL uses for a message."""
+    system = system_on(machine, group)
+    return channels_used(system, op, row.nccl, protocol, nbytes, machine.settings)
+
+
+def _tree(
+    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
+) -> LaidSchedule:
+    channels = _channels(machine, op, row, nbytes, group, protocol)
+    return lay_tree(machine, nbytes, group, protocol, channels)
+
+
+def _nvls(
+    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
+) -> LaidSchedule:
+    channels = _channels(machine, op, row, nbytes, group, protocol)
+    return lay_nvls(machine, op, row.name, nbytes, group, channels)
+
+
+def _collnet(
+    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
+) -> LaidSchedule:
+    channels = _channels(machine, op, row, nbytes, group, protocol)
+    return lay_collnet(machine, row.name, nbytes, group, channels)
+
+
+def _pat(
+    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
+) -> LaidSchedule:
+    del protocol
+    hosts = np.unique(rank_array(group) // machine.topology.gpus_per_host)
+    if len(hosts) < len(group):
+        ranks = f"{row.name!r} for {len(group)} ranks on {len(hosts)} hosts"
+        raise InputError(Fault("algorithm", ranks, "one rank for each host"))
+    return lay_by_name(machine, op, row.name, nbytes, group, 0)
+
+
+_LAYERS: Mapping[str, Layer] = MappingProxyType(
+    {
+        "tree": _tree,
+        "nvls": _nvls,
+        "nvls_tree": _nvls,
+        "collnet_chain": _collnet,
+        "collnet_direct": _collnet,
+        "pat": _pat,
+    }
+)
+"""NCCL's name of an algorithm -> what lays it; rings and chains lie on the machine's channels."""
