@@ -16,10 +16,9 @@ from perfmodel.library.model import load_library
 from perfmodel.scenario import WhatIf, load_scenario, scenario_digest, sizes
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.resolve.machine import machine
-from perfmodel.studies.run.resolve.what_if import imagined
+from perfmodel.studies.run.resolve.machine import build_ensemble, machine
+from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.result import Result, SizeResult
-from perfmodel.studies.run.run import measured_machine
 from perfmodel.topology.templates.build import build_topology, load_node, template_names
 
 MIB = 1 << 20
@@ -65,7 +64,7 @@ def ethernet(hosts: int = 4, library: str = "plain") -> Machine:
 
 
 def ring_s(what_if: WhatIf, nbytes: int, hosts: int = 4) -> float:
-    known = UncontendedTimer(imagined(what_if, ethernet(hosts)))
+    known = UncontendedTimer(apply_what_if(what_if, ethernet(hosts)))
     return known.best("all_reduce", nbytes, range(hosts))[1]
 
 
@@ -108,7 +107,7 @@ def test_no_link_and_no_library_leaves_no_time(library: str) -> None:
         load_library(library),
     )
     alone_s = UncontendedTimer(here).best("all_reduce", 64 * MIB, range(8))[1]
-    assert UncontendedTimer(imagined(everything, here)).best("all_reduce", 64 * MIB, range(8))[
+    assert UncontendedTimer(apply_what_if(everything, here)).best("all_reduce", 64 * MIB, range(8))[
         1
     ] < (
         1e-3 * alone_s if library == "nccl" else 1e-6 * alone_s  # LL has a rate of its own
@@ -117,7 +116,7 @@ def test_no_link_and_no_library_leaves_no_time(library: str) -> None:
 
 def test_launch_is_what_no_link_sees() -> None:
     here = ethernet(library="nccl")
-    none = imagined(WhatIf(launch=0.0, network_latency=0.0, node_latency=0.0), here)
+    none = apply_what_if(WhatIf(launch=0.0, network_latency=0.0, node_latency=0.0), here)
     way, _ = UncontendedTimer(here).best("all_reduce", 8, range(4))
     free, time_s = UncontendedTimer(none).best("all_reduce", 8, range(4))
     assert way.launch_s > 0
@@ -197,7 +196,7 @@ def test_a_profiles_numbers_are_multiplied_too() -> None:
     node = load_node("cpu-loopback")
     size = sizes(scenario, 16)[-1]
     plain = machine(scenario, node, size)
-    found = measured_machine(scenario, plain, profile, size)
+    found = build_ensemble(scenario, plain, profile, size)
     before = apply(profile, plain)
     assert np.array_equal(
         found.likely.topology.arcs.bandwidth_Bps, 2 * before.topology.arcs.bandwidth_Bps
@@ -315,7 +314,7 @@ def test_any_machine_can_be_imagined(name: str) -> None:
     """Factors of all kinds: finite times, and the same numbers in the graph as in the arrays."""
     here = make_machine(build_topology(name), load_library("nccl"))
     for factor in (0.1, 3.0, 1e9):
-        there = imagined(WhatIf(node_bandwidth=factor), here)
+        there = apply_what_if(WhatIf(node_bandwidth=factor), here)
         assert graph_rates(there) == there.topology.arcs.bandwidth_Bps.tolist()
         if len(here.topology.ranks) > 1:
             group = range(len(here.topology.ranks))
