@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from perfmodel.report.comparison.text import sentences
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.compare import Change, Comparison, compare
-from perfmodel.studies.compare.attribution import classics
-from perfmodel.studies.compare.compare import against, differing, ratio_interval
+from perfmodel.studies.compare.attribution import list_what_ifs
+from perfmodel.studies.compare.compare import (
+    compare_with_first,
+    list_differing_fields,
+    ratio_interval,
+)
 from perfmodel.studies.compare.export import to_csv, to_json
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import DisturbanceCost, SizeResult
@@ -76,9 +80,11 @@ def test_only_what_differs_is_named(networks: Comparison, file: str) -> None:
 
 def test_one_value_written_in_two_ways_is_no_difference(file: str) -> None:
     for same in ("strategy.bucket_cap=25600 KiB", "cluster.fabric={kind: one-switch}", "events=[]"):
-        found = differing([load_scenario(file), load_scenario(file, [same])])
+        found = list_differing_fields([load_scenario(file), load_scenario(file, [same])])
         assert found == ()
-    (field,) = differing([load_scenario(file), load_scenario(file, ["cluster.fabric=leaf-spine"])])
+    (field,) = list_differing_fields(
+        [load_scenario(file), load_scenario(file, ["cluster.fabric=leaf-spine"])]
+    )
     assert (field.name, field.values) == ("cluster.fabric", ("one-switch", "leaf-spine"))
 
 
@@ -220,7 +226,7 @@ def test_what_ifs_come_on_top_of_a_sides_own(file: str) -> None:
 def test_only_what_ifs_that_make_sense(file: str) -> None:
     def words(*flags: str, node: str = "") -> list[str]:
         scenario = load_scenario(node or file, flags)
-        return [what for what, _ in classics(compare([scenario]).sides)]
+        return [what for what, _ in list_what_ifs(compare([scenario]).sides)]
 
     everywhere = ["no communication at all", "compute twice as fast"]
     assert words("cluster.nodes=1") == everywhere[1:]
@@ -276,7 +282,7 @@ def test_plain_data_is_complete(networks: Comparison) -> None:
 def test_turning_sides_around_turns_changes_around(file: str) -> None:
     found = side_by_side(file, "what_if.network_bandwidth=2")
     a, b = found.sides
-    there, back = against(a, b), against(b, a)
+    there, back = compare_with_first(a, b), compare_with_first(b, a)
     assert there.step.ratio * back.step.ratio == pytest.approx(1.0)
     assert there.bottleneck == back.bottleneck[::-1]
     assert all(back.parts_s[name] == -time_s for name, time_s in there.parts_s.items())

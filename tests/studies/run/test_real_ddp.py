@@ -1,7 +1,7 @@
 """Real steps of DDP over Gloo by the user's own path: a scenario says what the validation does.
 
-The validation (`perfmodel.validate.trainings.testbed`) predicts rows of recorded runs; here the same
-rows are written as a scenario with files of parameters, times and a host, as a user would.
+The validation (`perfmodel.validate.trainings.testbed`) predicts rows of recorded runs; here the
+same rows are written as a scenario with files of parameters, times and a host, as a user would.
 """
 
 from __future__ import annotations
