@@ -13,7 +13,6 @@ from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.simulate.engine.run import Run
 from perfmodel.studies.run.resolve.job import TrainingJob
-from perfmodel.studies.run.resolve.placement import allocate_ranks
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.steps.metrics import mean, parts_of_steps
 from perfmodel.studies.run.steps.sized_job import (
@@ -22,6 +21,7 @@ from perfmodel.studies.run.steps.sized_job import (
     locate_errors,
     simulate_first_step,
     simulate_reported,
+    size_job,
 )
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan import StepPlan
@@ -149,15 +149,9 @@ def prepare(
     InputError
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
-    resolved = resolve_scenario(scenario, profile, fidelity)
-    main_size = resolved.sizes[-1]
-    size = size or main_size
-    ensemble = resolved.ensemble_at(size)
-    sized = SizedJob(
-        resolved.job_on(ensemble), ensemble, size, allocate_ranks(scenario, size),
-        resolved.other_workloads, resolved.fidelity, size == main_size,
-    )  # fmt: skip
-    return Prepared(sized, ensemble.alternatives)
+    inputs = resolve_scenario(scenario, profile, fidelity)
+    sized = size_job(inputs, size or inputs.sizes[-1])
+    return Prepared(sized, sized.ensemble.alternatives)
 
 
 def _summarise(reported: ReportedRun) -> Stepped:

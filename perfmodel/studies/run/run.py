@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from perfmodel.calibrate import Profile
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest
 from perfmodel.studies.run.resolve.job import STRATEGY_NAMES, TrainingJob
-from perfmodel.studies.run.resolve.placement import allocate_ranks
-from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario, resolved
+from perfmodel.studies.run.resolve.resolved_scenario import (
+    ResolvedScenario,
+    resolve_scenario,
+    resolved,
+)
 from perfmodel.studies.run.resolve.what_if import describe_what_if, imagined_of
 from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
-from perfmodel.studies.run.steps.sized_job import SizedJob
+from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
+from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
 
 __all__ = ["resolved", "run_scenario"]
@@ -55,47 +59,45 @@ def run_scenario(
     InputError
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
-    question = resolve_scenario(scenario, profile, fidelity)
-    profile = question.profile
-    all_sizes = question.sizes
-    main_size = all_sizes[-1]
-    largest = question.ensemble_at(main_size)
-    final = largest.likely
-    job = question.job_on(largest)
+    inputs = resolve_scenario(scenario, profile, fidelity)
+    largest = size_job(inputs, inputs.sizes[-1])
     points: list[SizeResult] = []
-    for done, size in enumerate(all_sizes):
-        is_main = size == main_size
-        ensemble = largest if is_main else question.ensemble_at(size)
-        allocation = allocate_ranks(scenario, size)
-        sized = SizedJob(
-            job, ensemble, size, allocation, question.other_workloads, question.fidelity, is_main
-        )
+    for done, size in enumerate(inputs.sizes, 1):
+        sized = largest if size == largest.size else size_job(inputs, size, largest.job)
         points.append(simulate_size(sized, with_first=with_first))
         if progress is not None:
-            progress(done + 1, len(all_sizes))
+            progress(done, len(inputs.sizes))
+    return _assemble_result(inputs, largest, points)
+
+
+def _assemble_result(
+    inputs: ResolvedScenario, largest: SizedJob, points: Sequence[SizeResult]
+) -> Result:
+    scenario, profile = inputs.scenario, inputs.profile
+    job, machine, topology = largest.job, largest.ensemble.likely, largest.ensemble.likely.topology
     base = points[0]
     return Result(
         scenario=scenario.name,
         question=scenario.question,
         workload=job.workload.name,
         strategy=STRATEGY_NAMES[scenario.strategy.kind],
-        machine=_name_machine(final, main_size),
+        machine=_name_machine(topology, largest.size),
         scaling=scenario.training.scaling,
         points=tuple(_with_efficiency(point, base) for point in points),
         efficiency_base=base.gpus,
         samples=job.workload.sample,
-        topology=final.topology,
+        topology=topology,
         assumptions=(
-            *_list_assumptions(job, final),
+            *_list_assumptions(job, machine),
             *points[-1].notes,
             *_describe_interval(profile, points[-1].interval_s is not None),
             *_describe_disturbances(points[-1], job),
         ),
-        sources=final.topology.sources,
+        sources=topology.sources,
         provenance={
             "perfmodel": __version__,
             "scenario_sha256": scenario_digest(scenario),
-            "fidelity": question.fidelity,
+            "fidelity": inputs.fidelity,
             "profile": "none" if profile is None else profile.name,
             "seed": str(scenario.seed),
             "python": platform.python_version(),
@@ -103,9 +105,8 @@ def run_scenario(
     )
 
 
-def _name_machine(machine: Machine, size: ClusterSize) -> str:
+def _name_machine(topology: Topology, size: ClusterSize) -> str:
     """Name the machine, and the number of its nodes that the job has."""
-    topology = machine.topology
     return topology.name if topology.hosts == size.nodes else f"{size.nodes} of {topology.name}"
 
 

@@ -36,6 +36,8 @@ class ResolvedScenario:
         Models of the other jobs on the network.
     profile : Profile, optional
     fidelity : {"flow", "message"}
+    sizes : tuple of ClusterSize
+        Of the scaling curve; the last one is the scenario's main size.
     """
 
     scenario: Scenario
@@ -44,11 +46,7 @@ class ResolvedScenario:
     other_workloads: tuple[Workload, ...]
     profile: Profile | None
     fidelity: Fidelity
-
-    @property
-    def sizes(self) -> tuple[ClusterSize, ...]:
-        """Cluster sizes of the scaling curve; the last one is the scenario's main size."""
-        return tuple(sizes(self.scenario, len(build_topology(self.node).ranks)))
+    sizes: tuple[ClusterSize, ...]
 
     def ensemble_at(self, size: ClusterSize) -> MachineEnsemble:
         """Build the machine at one size, with the alternatives that measurements allow."""
@@ -83,7 +81,8 @@ def resolve_scenario(
     if profile is None and scenario.profile is not None:
         profile = _read_profile(scenario, scenario.profile)
     node, workload, other_workloads = resolved(scenario)
-    return ResolvedScenario(scenario, node, workload, other_workloads, profile, checked)
+    all_sizes = tuple(sizes(scenario, len(build_topology(node).ranks)))
+    return ResolvedScenario(scenario, node, workload, other_workloads, profile, checked, all_sizes)
 
 
 def _check_fidelity(name: str) -> Fidelity:

@@ -19,7 +19,13 @@ from perfmodel.studies.run.resolve.events import resolve_events
 from perfmodel.studies.run.resolve.job import TrainingJob, on_gpu, plan, times
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated
-from perfmodel.studies.run.resolve.placement import RankAllocation, placed, resolve_other_jobs
+from perfmodel.studies.run.resolve.placement import (
+    RankAllocation,
+    allocate_ranks,
+    placed,
+    resolve_other_jobs,
+)
+from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, imagined_of
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
@@ -137,6 +143,30 @@ class SizedJob:
             works = [t.work for t in self.plan_for(None).tasks if isinstance(t.work, Collective)]
             sent = [(work.op, work.nbytes) for work in works] * steps
             check_message_size(self.ensemble.likely, sent)
+
+
+def size_job(
+    inputs: ResolvedScenario, size: ClusterSize, job: TrainingJob | None = None
+) -> SizedJob:
+    """Build the machine at one size, and place the job and the other jobs on it.
+
+    Parameters
+    ----------
+    inputs : ResolvedScenario
+    size : ClusterSize
+    job : TrainingJob, optional
+        Default: with the GPU and the library of the machine at this size.
+    """
+    ensemble = inputs.ensemble_at(size)
+    return SizedJob(
+        job=inputs.job_on(ensemble) if job is None else job,
+        ensemble=ensemble,
+        size=size,
+        where=allocate_ranks(inputs.scenario, size),
+        other_workloads=inputs.other_workloads,
+        fidelity=inputs.fidelity,
+        is_main=size == inputs.sizes[-1],
+    )
 
 
 @contextmanager
