@@ -86,18 +86,20 @@ def test_all_reduce_times_beside_published_ones() -> None:
         machine = build_topology(
             row["node"], hosts=hosts, fabric=fabric, gpus_per_host=int(row["gpus_per_node"])
         )
-        (found,) = collective_rows(machine, sizes=[int(row["nbytes"])])
-        errors.append(abs(found["time_s"] * 1e6 / float(row["time_us"]) - 1))
+        (predicted,) = collective_rows(machine, sizes=[int(row["nbytes"])])
+        errors.append(abs(predicted["time_s"] * 1e6 / float(row["time_us"]) - 1))
     assert statistics.median(errors) < 0.11
     assert statistics.quantiles(errors, n=10)[-1] < 0.42
 
 
 def test_collective_rows_are_what_nccl_tests_prints() -> None:
-    seen: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     rows = collective_rows(
-        build_topology("dgx-a100"), sizes=[1 << 20, 1 << 30], progress=lambda *at: seen.append(at)
+        build_topology("dgx-a100"),
+        sizes=[1 << 20, 1 << 30],
+        progress=lambda *at: progress.append(at),
     )
-    assert seen == [(1, 2), (2, 2)]
+    assert progress == [(1, 2), (2, 2)]
     for row in rows:
         assert row["algbw_Bps"] == pytest.approx(row["nbytes"] / row["time_s"])
         assert row["busbw_Bps"] == pytest.approx(row["algbw_Bps"] * 2 * 7 / 8)

@@ -22,8 +22,8 @@ def test_bounds_are_the_spread_of_recorded_sweeps() -> None:
     machine = make_machine(topology, load_library("nccl"))
     low, high = spread_factors(topology, "all_reduce", 25 * MIB)
     likely, quick, slow = (
-        UncontendedTimer(one).best("all_reduce", 25 * MIB, range(8))[1]
-        for one in (machine, *bound_machines(machine))
+        UncontendedTimer(each).best("all_reduce", 25 * MIB, range(8))[1]
+        for each in (machine, *bound_machines(machine))
     )
     assert low < 1 < high
     assert quick / likely == pytest.approx(low, rel=1e-6)
