@@ -1,4 +1,4 @@
-"""Scenarios side by side: what differs, by how much, and what of it is whose."""
+"""Compare scenarios, and attribute the differences of their steps: `compare`."""
 
 from perfmodel.studies.compare.compare import compare
 from perfmodel.studies.compare.model import Change, Comparison, Field, Imagined, Side, Versus

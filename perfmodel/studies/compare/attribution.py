@@ -1,4 +1,4 @@
-"""The classic what-ifs: what of a step is whose."""
+"""Attribution: how much of a step, and of a difference, each of the common what-ifs removes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.studies.compare.model import Imagined, Side, same_batch, same_samples
 from perfmodel.studies.sweep import Variant, run_sweep
 
-CALM: Mapping[str, Any] = {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}
-"""Nothing that a message waits for but its own bytes."""
+NO_LATENCY: Mapping[str, Any] = {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}
+"""A message takes only the time of its bytes."""
 
 LEAST_DIFFERENCE = 1e-6
-"""Share of a step below which two steps are alike, and a share of their difference says nothing."""
+"""Share of a step below which the difference of two steps is rounding and has no parts."""
 
 
-def classics(sides: Sequence[Side]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Words of each what-if that makes sense for some side, and the fields that say it."""
+def list_what_ifs(sides: Sequence[Side]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """List what-ifs that change some side: a description and the fields of ``what_if``."""
     points = [side.point for side in sides]
     if any(point.nodes > 1 for point in points):
         fast = {"network_bandwidth": "infinite"}
         yield "an infinitely fast network", fast
-        yield "no latency", CALM
-        yield "both", {**fast, **CALM}
+        yield "no latency", NO_LATENCY
+        yield "both", {**fast, **NO_LATENCY}
     elif any(point.gpus > 1 for point in points):
         fast = {"node_bandwidth": "infinite"}
         yield "infinitely fast links between the GPUs", fast
-        yield "no latency", CALM
-        yield "both", {**fast, **CALM}
+        yield "no latency", NO_LATENCY
+        yield "both", {**fast, **NO_LATENCY}
     if any(point.gpus > 1 for point in points):
         yield "no communication at all", {"communication": False}
     yield "compute twice as fast", {"compute": 2.0}
@@ -43,14 +43,14 @@ def classics(sides: Sequence[Side]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "no other jobs", {"jobs": False}
 
 
-def attributed(
+def attribute_step(
     sides: Sequence[Side],
     *,
     profile: Profile | None = None,
     jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Imagined, ...]:
-    """Work out each classic on each side.
+    """Simulate each what-if on each side.
 
     Parameters
     ----------
@@ -60,21 +60,22 @@ def attributed(
         Processes, as for `run_sweep`.
     progress : callable, optional
     """
-    rows = list(classics(sides))
-    asked = [_imagining(side, fields) for _, fields in rows for side in sides]
-    variants = [Variant(at, {}, each, scenario_digest(each)) for at, each in enumerate(asked)]
+    what_ifs = list(list_what_ifs(sides))
+    scenarios = [_add_what_if(side, fields) for _, fields in what_ifs for side in sides]
+    variants = [Variant(at, {}, each, scenario_digest(each)) for at, each in enumerate(scenarios)]
     swept = run_sweep(variants, jobs=jobs, profile=profile, progress=progress)
-    found = []
-    for at, (what, fields) in enumerate(rows):
+    results = []
+    for at, (description, fields) in enumerate(what_ifs):
         answers = swept.answers[at * len(sides) : (at + 1) * len(sides)]
-        steps_s = tuple(each.step_time_s for each in answers)
-        messages = tuple(each.message for each in answers)
-        found.append(Imagined(what, fields, steps_s, messages, shares(sides, steps_s)))
-    return tuple(found)
+        steps_s = tuple(answer.step_time_s for answer in answers)
+        messages = tuple(answer.message for answer in answers)
+        shares = _removed_shares(sides, steps_s)
+        results.append(Imagined(description, fields, steps_s, messages, shares))
+    return tuple(results)
 
 
-def _imagining(side: Side, fields: Mapping[str, Any]) -> Scenario:
-    """A side's scenario with a what-if on top of its own."""
+def _add_what_if(side: Side, fields: Mapping[str, Any]) -> Scenario:
+    """Add a what-if to a side's scenario, on top of its own."""
     own = side.scenario.what_if or WhatIf()
     values = dict(fields)
     if "compute" in values:
@@ -82,18 +83,23 @@ def _imagining(side: Side, fields: Mapping[str, Any]) -> Scenario:
     return changed(side.scenario, {f"what_if.{name}": value for name, value in values.items()})
 
 
-def shares(sides: Sequence[Side], steps_s: Sequence[float | None]) -> tuple[float | None, ...]:
-    """Part of the difference between each side and the first that is gone in a what-if.
+def _removed_shares(
+    sides: Sequence[Side], steps_s: Sequence[float | None]
+) -> tuple[float | None, ...]:
+    """Share of the difference between each side and the first that a what-if removes.
 
-    None where steps do not compare, as they train different things or different numbers of them.
+    None where steps cannot be compared: other samples, or another number of them.
     """
-    first, then = sides[0].point.step_time_s, steps_s[0]
+    first, first_s = sides[0], steps_s[0]
 
-    def share(side: Side, step_s: float | None) -> float | None:
-        apart = side.point.step_time_s - first
-        alike = same_samples(sides[0], side) and same_batch(sides[0], side)
-        if not alike or then is None or step_s is None or abs(apart) <= LEAST_DIFFERENCE * first:
+    def removed_share(side: Side, step_s: float | None) -> float | None:
+        base_s = first.point.step_time_s
+        difference_s = side.point.step_time_s - base_s
+        comparable = same_samples(first, side) and same_batch(first, side)
+        if not comparable or first_s is None or step_s is None:
             return None
-        return 1.0 - (step_s - then) / apart
+        if abs(difference_s) <= LEAST_DIFFERENCE * base_s:
+            return None
+        return 1.0 - (step_s - first_s) / difference_s
 
-    return (None, *(share(*each) for each in list(zip(sides, steps_s, strict=True))[1:]))
+    return (None, *map(removed_share, sides[1:], steps_s[1:]))

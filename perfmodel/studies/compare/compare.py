@@ -1,7 +1,4 @@
-"""Scenarios side by side: run each, then say what differs and by how much.
-
-Which fields of scenarios differ, and how they are written.
-"""
+"""Run several scenarios and compare each with the first: fields, step times, intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 
 from perfmodel.calibrate import Profile
 from perfmodel.scenario import Scenario
-from perfmodel.studies.compare.attribution import attributed
+from perfmodel.studies.compare.attribution import attribute_step
 from perfmodel.studies.compare.model import (
     Change,
     Comparison,
@@ -32,49 +29,51 @@ NOT_COMPARED = frozenset({"sweep", "plan"})
 DEFAULT = "default"
 
 
-def differing(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
-    """Return the fields whose meaning differs, with the values as written in each scenario.
+def list_differing_fields(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
+    """List the fields whose meaning differs, with the values as written in each scenario.
 
     Two ways to write one value ("25 MiB", "25600 KiB") are no difference.
     """
-    asked = [each.model_dump(mode="json", exclude=set(NOT_COMPARED)) for each in scenarios]
-    leaves = [dict(_leaves(each)) for each in asked]
-    names = dict.fromkeys(name for each in leaves for name in each)
-    found: dict[str, Field] = {}
+    documents = [
+        dict(_flatten(each.model_dump(mode="json", exclude=set(NOT_COMPARED))))
+        for each in scenarios
+    ]
+    names = dict.fromkeys(name for document in documents for name in document)
+    fields: dict[str, Field] = {}
     for name in names:
-        if len({json.dumps(each.get(name), sort_keys=True) for each in leaves}) > 1:
-            places = [_written(scenario, name) for scenario in scenarios]
-            where = min((place for place, _ in places), key=len)
-            values = tuple(_value(scenario, where) for scenario in scenarios)
-            if len(set(values)) > 1:  # else it follows from a field that is written
-                found.setdefault(where, Field(where, values))
-    return tuple(found.values())
+        if len({json.dumps(each.get(name), sort_keys=True) for each in documents}) > 1:
+            written_names = [_find_written(scenario, name)[0] for scenario in scenarios]
+            shortest = min(written_names, key=len)
+            values = tuple(_format_written(scenario, shortest) for scenario in scenarios)
+            if len(set(values)) > 1:  # else it follows from another field
+                fields.setdefault(shortest, Field(shortest, values))
+    return tuple(fields.values())
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Values by dotted name; lists are values."""
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
-            yield from _leaves(part, f"{name}.{key}" if name else str(key))
+            yield from _flatten(part, f"{name}.{key}" if name else str(key))
     else:
         yield name, value
 
 
-def _written(scenario: Scenario, name: str) -> tuple[str, Any]:
-    """Where a field is written: itself, or a word that stands for its section; and the value."""
-    here: Any = scenario.origin.content
+def _find_written(scenario: Scenario, name: str) -> tuple[str, Any]:
+    """Find a field, or the short form of a section that contains it, in the scenario's file."""
+    section: Any = scenario.origin.content
     parts = name.split(".")
     for depth, part in enumerate(parts):
-        if not isinstance(here, Mapping):
-            return ".".join(parts[:depth]), here
-        if part not in here:
+        if not isinstance(section, Mapping):
+            return ".".join(parts[:depth]), section
+        if part not in section:
             return name, DEFAULT
-        here = here[part]
-    return name, here
+        section = section[part]
+    return name, section
 
 
-def _value(scenario: Scenario, name: str) -> str:
-    value = _written(scenario, name)[1]
+def _format_written(scenario: Scenario, name: str) -> str:
+    value = _find_written(scenario, name)[1]
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -89,7 +88,7 @@ def compare(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare scenarios at the sizes that they ask about, all with the first.
+    """Compare scenarios at their main sizes, all with the first.
 
     Parameters
     ----------
@@ -98,7 +97,7 @@ def compare(
     profile : Profile, optional
         Measured numbers instead of datasheets', for all of them.
     attribute : bool
-        Whether to work out the classic what-ifs, too.
+        Whether to simulate the common what-ifs, too (see `attribute_step`).
     jobs : int, optional
         Processes for them; default: one per physical core.
     progress : callable, optional
@@ -109,25 +108,25 @@ def compare(
     InputError
         A name that does not resolve or a size that does not fit.
     """
-    named = scenarios if isinstance(scenarios, Mapping) else _named(scenarios)
+    labelled = scenarios if isinstance(scenarios, Mapping) else _label_by_name(scenarios)
     sides = []
-    for done, (label, scenario) in enumerate(named.items(), 1):
-        asked = of_last_size(scenario)
-        sides.append(Side(label, asked, run_scenario(asked, profile=profile)))
+    for done, (label, scenario) in enumerate(labelled.items(), 1):
+        at_main_size = of_last_size(scenario)
+        sides.append(Side(label, at_main_size, run_scenario(at_main_size, profile=profile)))
         if progress is not None:
-            progress(done, len(named))
+            progress(done, len(labelled))
     return Comparison(
         sides=tuple(sides),
-        fields=differing([side.scenario for side in sides]),
-        versus=tuple(against(sides[0], side) for side in sides[1:]),
-        imagined=attributed(sides, profile=profile, jobs=jobs, progress=progress)
+        fields=list_differing_fields([side.scenario for side in sides]),
+        versus=tuple(compare_with_first(sides[0], side) for side in sides[1:]),
+        imagined=attribute_step(sides, profile=profile, jobs=jobs, progress=progress)
         if attribute
         else (),
     )
 
 
-def _named(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
-    """Scenarios by name, those of one name by number too."""
+def _label_by_name(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
+    """Label scenarios by name, and by number where several have the same name."""
     names = [scenario.name for scenario in scenarios]
     return {
         name if names.count(name) == 1 else f"{name} ({at})": scenario
@@ -135,19 +134,19 @@ def _named(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
     }
 
 
-def against(first: Side, other: Side) -> Versus:
+def compare_with_first(first: Side, other: Side) -> Versus:
     """Compare one side with the first."""
     a, b = first.point, other.point
     step = Change(b.step_time_s / a.step_time_s, ratio_interval(a, b))
     batch = b.global_batch / a.global_batch
-    faster = None
+    throughput_interval = None
     if step.interval is not None:
-        faster = batch / step.interval[1], batch / step.interval[0]
+        throughput_interval = batch / step.interval[1], batch / step.interval[0]
     names = dict.fromkeys([*a.breakdown_s, *b.breakdown_s])
     return Versus(
         label=other.label,
         step=step,
-        throughput=Change(b.samples_per_s / a.samples_per_s, faster),
+        throughput=Change(b.samples_per_s / a.samples_per_s, throughput_interval),
         exposed_s=b.exposed_comm_s - a.exposed_comm_s,
         parts_s={n: b.breakdown_s.get(n, 0.0) - a.breakdown_s.get(n, 0.0) for n in names},
         bottleneck=(a.bottleneck, b.bottleneck),
@@ -159,30 +158,33 @@ def against(first: Side, other: Side) -> Versus:
 def ratio_interval(a: SizeResult, b: SizeResult) -> Ends | None:
     """80 % interval of the ratio of two steps.
 
-    Predictions of one model err together, so the quick end of one is compared with the quick end
-    of the other, and the slow with the slow. Means of random steps err each by themselves. A step
-    without communication has no error of it.
+    Predictions of one model have errors in common, so the low end of one is divided by the low end
+    of the other, and the high end by the high end. Means of random steps have independent errors:
+    their relative half widths add as squares. A step without communication has no error of it.
     """
     ratio = b.step_time_s / a.step_time_s
     if a.interval_s is not None or b.interval_s is not None:
-        ends = [_ends(point) for point in (a, b)]
-        if None in ends:
+        interval_a, interval_b = _interval_of(a), _interval_of(b)
+        if interval_a is None or interval_b is None:
             return None
-        (low_a, high_a), (low_b, high_b) = (each or (0.0, 0.0) for each in ends)
-        found = (ratio, low_b / low_a, high_b / high_a)
-        return min(found), max(found)
-    random = [None if p.disturbance is None else p.disturbance.mean_interval_s for p in (a, b)]
-    if all(each is None for each in random):
+        ratios = (ratio, interval_b[0] / interval_a[0], interval_b[1] / interval_a[1])
+        return min(ratios), max(ratios)
+    width_a, width_b = _relative_half_width(a), _relative_half_width(b)
+    if width_a is None and width_b is None:
         return None
-    steady = [(p.step_time_s, p.step_time_s) for p in (a, b)]
-    (low_a, high_a), (low_b, high_b) = (r or s for r, s in zip(random, steady, strict=True))
-    # Relative half widths of independent errors add as squares.
-    wide = ((high_a - low_a) / 2 / a.step_time_s, (high_b - low_b) / 2 / b.step_time_s)
-    half = ratio * (wide[0] ** 2 + wide[1] ** 2) ** 0.5
+    half = ratio * ((width_a or 0.0) ** 2 + (width_b or 0.0) ** 2) ** 0.5
     return ratio - half, ratio + half
 
 
-def _ends(point: SizeResult) -> Ends | None:
+def _interval_of(point: SizeResult) -> Ends | None:
     if point.interval_s is None and point.comm_s == 0:
         return point.step_time_s, point.step_time_s
     return point.interval_s
+
+
+def _relative_half_width(point: SizeResult) -> float | None:
+    """Of the interval of a mean of random steps; None where steps are not random."""
+    if point.disturbance is None or point.disturbance.mean_interval_s is None:
+        return None
+    low, high = point.disturbance.mean_interval_s
+    return (high - low) / 2 / point.step_time_s

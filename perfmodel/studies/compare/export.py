@@ -1,4 +1,4 @@
-"""A comparison as plain data: JSON and CSV."""
+"""Export a comparison to JSON and CSV."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from perfmodel.scenario import scenario_digest
 from perfmodel.studies.compare.model import Change, Comparison, Imagined, Side, Versus
 
 
-def to_json(found: Comparison) -> dict[str, Any]:
-    """Write a comparison as plain data; times in seconds, sizes in bytes."""
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain data; times in seconds, sizes in bytes."""
     return {
-        "sides": [_side(side) for side in found.sides],
-        "fields": [{"field": field.name, "values": list(field.values)} for field in found.fields],
-        "changes": [_versus(one) for one in found.versus],
-        "attribution": [_imagined(one, found.sides) for one in found.imagined],
-        "assumptions": list(found.assumptions),
+        "sides": [_plain_side(side) for side in comparison.sides],
+        "fields": [
+            {"field": field.name, "values": list(field.values)} for field in comparison.fields
+        ],
+        "changes": [_plain_difference(each) for each in comparison.versus],
+        "attribution": [_plain_what_if(each, comparison.sides) for each in comparison.imagined],
+        "assumptions": list(comparison.assumptions),
     }
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _plain_side(side: Side) -> dict[str, Any]:
     point = side.point
     return {
         "label": side.label,
@@ -45,7 +47,7 @@ def _side(side: Side) -> dict[str, Any]:
     }
 
 
-def _change(change: Change) -> dict[str, Any]:
+def _plain_change(change: Change) -> dict[str, Any]:
     ends = change.interval
     return {
         "ratio": change.ratio,
@@ -54,23 +56,25 @@ def _change(change: Change) -> dict[str, Any]:
     }
 
 
-def _versus(one: Versus) -> dict[str, Any]:
+def _plain_difference(difference: Versus) -> dict[str, Any]:
     return {
-        "label": one.label,
-        "step_time": _change(one.step),
-        "samples_per_s": _change(one.throughput) if one.same_samples else None,
-        "exposed_comm_s": one.exposed_s,
-        "breakdown_s": dict(one.parts_s),
+        "label": difference.label,
+        "step_time": _plain_change(difference.step),
+        "samples_per_s": _plain_change(difference.throughput) if difference.same_samples else None,
+        "exposed_comm_s": difference.exposed_s,
+        "breakdown_s": dict(difference.parts_s),
         "bottleneck": {
-            "from": one.bottleneck[0], "to": one.bottleneck[1], "moved": one.moved
+            "from": difference.bottleneck[0],
+            "to": difference.bottleneck[1],
+            "moved": difference.moved,
         },
-    }  # fmt: skip
+    }
 
 
-def _imagined(one: Imagined, sides: tuple[Side, ...]) -> dict[str, Any]:
+def _plain_what_if(result: Imagined, sides: tuple[Side, ...]) -> dict[str, Any]:
     return {
-        "what": one.what,
-        "what_if": dict(one.what_if),
+        "what": result.what,
+        "what_if": dict(result.what_if),
         "sides": [
             {
                 "label": side.label,
@@ -80,22 +84,22 @@ def _imagined(one: Imagined, sides: tuple[Side, ...]) -> dict[str, Any]:
                 "message": message,
             }
             for side, step_s, share, message in zip(
-                sides, one.steps_s, one.shares, one.messages, strict=True
+                sides, result.steps_s, result.shares, result.messages, strict=True
             )
         ],
     }
 
 
-def to_csv(found: Comparison) -> str:
-    """One row per side: what differs, the figures, and the step under each what-if."""
+def to_csv(comparison: Comparison) -> str:
+    """Write one row per side: differing fields, results, and the step under each what-if."""
     rows = []
-    for at, side in enumerate(found.sides):
-        row = _side(side)
+    for at, side in enumerate(comparison.sides):
+        row = _plain_side(side)
         parts, ends = row.pop("breakdown_s"), row.pop("interval_s") or (None, None)
         row |= {"low_s": ends[0], "high_s": ends[1]}
         row |= {f"{name.replace(' ', '_')}_s": time_s for name, time_s in parts.items()}
-        row |= {field.name: field.values[at] for field in found.fields}
-        row |= {f"step_time_s with {one.what}": one.steps_s[at] for one in found.imagined}
+        row |= {field.name: field.values[at] for field in comparison.fields}
+        row |= {f"step_time_s with {each.what}": each.steps_s[at] for each in comparison.imagined}
         rows.append(row)
     text = io.StringIO()
     columns = dict.fromkeys(name for row in rows for name in row)

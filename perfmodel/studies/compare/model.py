@@ -1,4 +1,4 @@
-"""What a comparison found, as data."""
+"""Results of a comparison, as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Side:
     label : str
         Name of the scenario, or what was set.
     scenario : Scenario
-        For the size that it asks about.
+        For its main size only.
     result : Result
     """
 
@@ -32,28 +32,28 @@ class Side:
 
     @property
     def point(self) -> SizeResult:
-        """The size that is asked about."""
+        """Result at the main size."""
         return self.result.main
 
 
-def same_samples(one: Side, other: Side) -> bool:
-    """Whether samples are the same things, so that rates compare."""
-    return one.result.samples == other.result.samples
+def same_samples(side: Side, other: Side) -> bool:
+    """Whether samples are of the same kind, so that rates can be compared."""
+    return side.result.samples == other.result.samples
 
 
-def same_batch(one: Side, other: Side) -> bool:
-    """Whether a step of both trains as many samples."""
-    return one.point.global_batch == other.point.global_batch
+def same_batch(side: Side, other: Side) -> bool:
+    """Whether steps of both train the same number of samples."""
+    return side.point.global_batch == other.point.global_batch
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a quantity of one side stands to that of the first side.
+    """Ratio of a quantity of one side to that of the first side.
 
     Parameters
     ----------
     ratio : float
-        Of the two; 1 is no change.
+        1 is no change.
     interval : (low, high) or None
         Of the ratio, 80 %; None where a side has none.
     """
@@ -63,13 +63,13 @@ class Change:
 
     @property
     def within(self) -> bool:
-        """Whether the interval holds no change at all."""
+        """Whether the interval contains a ratio of 1, no change."""
         return self.interval is not None and self.interval[0] <= 1.0 <= self.interval[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """One side against the first.
+    """Differences between one side and the first.
 
     Parameters
     ----------
@@ -82,9 +82,9 @@ class Versus:
         By how much longer each part of the step is; they add up to the difference of the steps.
     bottleneck : (before, after)
     same_samples : bool
-        Whether samples are the same things, so that throughputs compare.
+        Whether samples are of the same kind, so that throughputs can be compared.
     same_batch : bool
-        Whether a step trains as many samples.
+        Whether a step trains the same number of samples.
     """
 
     label: str
@@ -98,13 +98,13 @@ class Versus:
 
     @property
     def moved(self) -> bool:
-        """Whether another thing limits the step."""
+        """Whether the step has another bottleneck."""
         return self.bottleneck[0] != self.bottleneck[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field that differs, and its values as written; "default" where it does not stand."""
+    """A field that differs, and its values as written; "default" where it is not written."""
 
     name: str
     values: tuple[str, ...]
@@ -112,21 +112,22 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Imagined:
-    """One of the classic what-ifs, on every side.
+    """Results of one of the common what-ifs, on every side.
 
     Parameters
     ----------
     what : str
-        In words.
+        Description.
     what_if : mapping
-        Fields of ``what_if`` that say it.
+        Fields of ``what_if``.
     steps_s : tuple of (float or None)
-        Step times; None where it could not be worked out.
+        Step times; None where a simulation failed.
     messages : tuple of str
-        Why.
+        Why it failed.
     shares : tuple of (float or None)
-        Of the difference between this side and the first: the part of it that is gone then. More
-        than one where it is turned around; None for the first, and where there is no difference.
+        Share of the difference between this side and the first that the what-if removes. More
+        than one where it reverses the difference; None for the first side, and where there is no
+        difference.
     """
 
     what: str
@@ -147,7 +148,7 @@ class Comparison:
     versus : tuple of Versus
         One for each side but the first.
     imagined : tuple of Imagined
-        The attribution; empty if it was not asked for.
+        The attribution; empty if it was not requested.
     """
 
     sides: tuple[Side, ...]
@@ -157,19 +158,19 @@ class Comparison:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the numbers rest on, each once, the comparison's own first; whose, if not all's."""
-        own = [RATIOS] if any(one.step.interval is not None for one in self.versus) else []
+        """Assumptions, each once: of the comparison, then of the sides, labelled if not of all."""
+        own = [RATIOS] if any(each.step.interval is not None for each in self.versus) else []
         own += [SHARES] if self.imagined else []
-        whose: dict[str, list[str]] = {}
+        labels_of: dict[str, list[str]] = {}
         for side in self.sides:
             for line in dict.fromkeys(side.result.assumptions):
-                whose.setdefault(line, []).append(side.label)
-        everywhere = len(self.sides)
-        theirs = [
-            line if len(labels) == everywhere else f"{', '.join(labels)}: {line}"
-            for line, labels in whose.items()
+                labels_of.setdefault(line, []).append(side.label)
+        count = len(self.sides)
+        shared = [
+            line if len(labels) == count else f"{', '.join(labels)}: {line}"
+            for line, labels in labels_of.items()
         ]
-        return (*own, *theirs)
+        return (*own, *shared)
 
 
 RATIOS = (

@@ -1,6 +1,6 @@
-"""What nccl-tests would print for a machine.
+"""Times of one collective at several sizes, as nccl-tests would print them.
 
-Collectives one behind the other, as benchmarks time them.
+nccl-tests repeats a collective many times without waiting in between, and divides.
 """
 
 from __future__ import annotations
@@ -31,39 +31,42 @@ from perfmodel.testing.closed_forms import bus_factor
 from perfmodel.topology.model import Topology
 
 
-def hidden_s(known: UncontendedTimer, way: LoweredCollective, op: str, group: RankGroup) -> float:
-    """What repeating a broadcast or a reduction hides of its time; seconds.
+def hidden_s(
+    timer: UncontendedTimer, lowered: LoweredCollective, op: str, group: RankGroup
+) -> float:
+    """Time of a broadcast or a reduction that overlaps with the next repetition; seconds.
 
-    nccl-tests starts the next one without waiting for the last (one time for 20 of them). A rank of
-    a chain is done when it has passed its last piece on, long before the end of the chain is; so
-    what a single one needs to travel down the chain is seen once, and not in each of them.
+    nccl-tests starts the next one without waiting for the last, and divides the time of 20 by 20.
+    A rank of a chain is done when it has passed its last piece on, before the end of the chain is.
+    So the time in which a single piece passes along the chain counts once, not in each repetition.
 
     Parameters
     ----------
-    known : UncontendedTimer
-    way : LoweredCollective
-        How the collective is carried.
+    timer : UncontendedTimer
+    lowered : LoweredCollective
     op : str
     group : range or tuple of int
     """
-    schedule = way.schedule
+    schedule = lowered.schedule
     hops = schedule.ranks - 1
     if schedule.algorithm != "chain" or op not in {"broadcast", "reduce"} or hops < 2:
         return 0.0
     chains = 1 + max(int(phase.channel.max()) for phase in schedule.phases)
     piece = min(schedule.nbytes, PIECE_BYTES * chains)
-    alone = lower_collective(known.machine, op, piece, group, algorithm="chain")
-    first = next((one for one in alone if one.protocol == way.protocol), None)
+    pieces = lower_collective(timer.machine, op, piece, group, algorithm="chain")
+    first = next((each for each in pieces if each.protocol == lowered.protocol), None)
     if first is None:
         return 0.0
-    travel_s = (known.way_s(first) - first.launch_s) * (1 - 1 / hops)
-    return max(0.0, min(travel_s, known.way_s(way) - way.launch_s - _busy_s(known, way)))
+    travel_s = (timer.way_s(first) - first.launch_s) * (1 - 1 / hops)
+    slack_s = timer.way_s(lowered) - lowered.launch_s - _busy_s(timer, lowered)
+    return max(0.0, min(travel_s, slack_s))
 
 
-def _busy_s(known: UncontendedTimer, way: LoweredCollective) -> float:
-    """Least time that the busiest edge needs for what it sends; seconds."""
+def _busy_s(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
+    """Least time that the busiest edge needs for its bytes; seconds."""
     return max(
-        float(np.max(stage_bytes(way, stage) / known.rates(stage))) for stage in known.legs(way)
+        float(np.max(stage_bytes(lowered, stage) / timer.rates(stage)))
+        for stage in timer.legs(lowered)
     )
 
 
@@ -101,8 +104,8 @@ def collective_rows(
         Measured numbers instead of datasheets'; they bring an interval with them. Without one, the
         interval is the spread of recorded sweeps about predictions from datasheets.
     profile_rows : {"library", "schedule"}, optional
-        Whose numbers of the profile: the library's own collective (default, if measured) or our
-        schedule's.
+        Numbers of the profile to use: of the library's own collective (default, if measured), or
+        of our schedule.
     fidelity : {"flow", "message"}
     progress : callable, optional
         Called with (done, total).
@@ -117,58 +120,58 @@ def collective_rows(
     InputError
         Too many ranks for fidelity "message", or rows that the profile does not have.
     """
-    plain = make_machine(topology, load_library(library), settings=settings)
-    machine = plain if profile is None else apply(profile, plain, rows=profile_rows)
+    nominal = make_machine(topology, load_library(library), settings=settings)
+    machine = nominal if profile is None else apply(profile, nominal, rows=profile_rows)
     named = None if algorithm == "auto" else algorithm.replace("-", "_")
     if named is not None:
-        maker(op, named)  # says which names there are, whatever the number of ranks
+        maker(op, named)  # raises for an unknown name, also on a single rank
     drawn: list[Machine] = []
     size = len(topology.ranks)
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=named):
-        drawn = [apply(p, plain, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
-    known, alternatives = UncontendedTimer(machine), [UncontendedTimer(other) for other in drawn]
-    wanted = list(sizes)
+        drawn = [apply(p, nominal, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
+    timer, alternatives = UncontendedTimer(machine), [UncontendedTimer(other) for other in drawn]
+    all_sizes = list(sizes)
     if fidelity == "message":
-        pairs = [(op, nbytes) for nbytes in wanted]
+        pairs = [(op, nbytes) for nbytes in all_sizes]
         check_message_size(machine, pairs, algorithm=named)
     rows = []
-    for done, nbytes in enumerate(wanted):
-        row = _row(known, op, nbytes, named, fidelity)
-        spread = _interval(alternatives, op, nbytes, named, row)
+    for done, nbytes in enumerate(all_sizes):
+        row = _time_row(timer, op, nbytes, named, fidelity)
+        spread = _time_interval(alternatives, op, nbytes, named, row)
         if profile is None and named is None and library == "nccl" and size > 1:
             spread = list(datasheet_interval_s(topology, op, nbytes, row["time_s"]))
         rows.append(row | {"interval_s": spread})
         if progress is not None:
-            progress(done + 1, len(wanted))
+            progress(done + 1, len(all_sizes))
     return rows
 
 
-def _row(
-    known: UncontendedTimer, op: str, nbytes: int, algorithm: str | None, fidelity: Fidelity
+def _time_row(
+    timer: UncontendedTimer, op: str, nbytes: int, algorithm: str | None, fidelity: Fidelity
 ) -> dict[str, Any]:
     env = simpy.Environment()
-    network = (FlowNetwork if fidelity == "flow" else MessageNetwork)(env, known)
-    ranks = range(len(known.machine.topology.ranks))
-    way = None
+    network = (FlowNetwork if fidelity == "flow" else MessageNetwork)(env, timer)
+    ranks = range(len(timer.machine.topology.ranks))
+    lowered = None
     if len(ranks) > 1:
-        way = known.best(op, nbytes, ranks, 0, algorithm)[0]
-        env.run(until=network.launch([way]))
+        lowered = timer.best(op, nbytes, ranks, 0, algorithm)[0]
+        env.run(until=network.launch([lowered]))
     time_s = 0.0
-    if way is not None:
-        repeated_s = float(env.now) - hidden_s(known, way, op, ranks)
-        time_s = observed_time_s(known.machine, repeated_s)
+    if lowered is not None:
+        repeated_s = float(env.now) - hidden_s(timer, lowered, op, ranks)
+        time_s = observed_time_s(timer.machine, repeated_s)
     algbw_Bps = nbytes / time_s if time_s > 0 else 0.0
     return {
         "nbytes": nbytes,
         "time_s": time_s,
         "algbw_Bps": algbw_Bps,
         "busbw_Bps": algbw_Bps * bus_factor(op, len(ranks)),
-        "algorithm": way.schedule.algorithm if way else "none",
-        "protocol": way.protocol if way else "none",
+        "algorithm": lowered.schedule.algorithm if lowered else "none",
+        "protocol": lowered.protocol if lowered else "none",
     }
 
 
-def _interval(
+def _time_interval(
     alternatives: list[UncontendedTimer],
     op: str,
     nbytes: int,
@@ -181,7 +184,7 @@ def _interval(
         return None
     times = []
     for other in alternatives:
-        way, alone_s = other.best(op, nbytes, ranks, 0, algorithm)
-        times.append(observed_time_s(other.machine, alone_s - hidden_s(other, way, op, ranks)))
-    found = interval_s(times, row["time_s"])
-    return None if found is None else list(found)
+        lowered, alone_s = other.best(op, nbytes, ranks, 0, algorithm)
+        times.append(observed_time_s(other.machine, alone_s - hidden_s(other, lowered, op, ranks)))
+    interval = interval_s(times, row["time_s"])
+    return None if interval is None else list(interval)

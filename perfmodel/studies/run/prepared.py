@@ -1,7 +1,7 @@
-"""One size of a scenario, ready to be stepped many times with other options of DDP.
+"""One size of a scenario, prepared to simulate many steps with different options of DDP.
 
-What does not depend on the options stands still between steps: the machine, the times of layers,
-what happens around the job, and the time of every collective of a size that has been met before.
+All that does not depend on the options is computed once: the machine, the times of layers, the
+disturbances, and the time of each collective of a size that occurred before.
 """
 
 from __future__ import annotations
@@ -10,35 +10,33 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.calibrate import Profile
 from perfmodel.library.machine import Machine
-from perfmodel.scenario import ClusterSize, Scenario, sizes
+from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.simulate.engine.run import Run
 from perfmodel.studies.run.resolve.job import TrainingJob
-from perfmodel.studies.run.resolve.machine import machine
-from perfmodel.studies.run.resolve.placement import hosts_needed, site
-from perfmodel.studies.run.run import known_fidelity, measured_machine, named_profile, resolved
+from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.steps.metrics import mean, parts_of_steps
-from perfmodel.studies.run.steps.one_size import (
-    Counted,
+from perfmodel.studies.run.steps.sized_job import (
+    ReportedRun,
     SizedJob,
-    counted_run,
-    first_step,
-    naming_fields,
+    locate_errors,
+    simulate_first_step,
+    simulate_reported,
+    size_job,
 )
-from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One settled step, or the means of the steps that are counted where something happens.
+    """One settled step, or the means of the counted steps under disturbances.
 
     Parameters
     ----------
     step_time_s, exposed_comm_s, comm_s, compute_s : float
-        As `perfmodel.studies.run.result.SizeResult` has them.
+        As in `perfmodel.studies.run.result.SizeResult`.
     run : Run
-        With the steps before, until the pipeline has filled.
+        With the warm-up before.
     plan : StepPlan
     steps, counted : int
         Steps in all, and how many of them (the last ones) count.
@@ -61,15 +59,15 @@ class Prepared:
     Parameters
     ----------
     sized : SizedJob
-        The job at this size, with what happens around it.
+        The job at this size, with its disturbances.
     others : tuple of Machine
-        Like machines that measurements allow: the quick and the slow end of an interval, or draws
-        from a profile; empty where no spread is known.
+        Alternatives of the machine: the fast and the slow end of an interval, or draws from a
+        profile; empty where no interval is known.
     """
 
     sized: SizedJob
     others: tuple[Machine, ...]
-    _elsewhere: dict[int, tuple[Machine, SizedJob]] = field(default_factory=dict, repr=False)
+    _on_others: dict[int, tuple[Machine, SizedJob]] = field(default_factory=dict, repr=False)
 
     @property
     def job(self) -> TrainingJob:
@@ -78,16 +76,16 @@ class Prepared:
 
     @property
     def size(self) -> ClusterSize:
-        """How large the cluster is."""
+        """The size of the cluster."""
         return self.sized.size
 
     @property
     def machine(self) -> Machine:
         """The machine with its most likely numbers."""
-        return self.sized.measured.likely
+        return self.sized.ensemble.likely
 
     def with_options(self, options: DdpOptions) -> Prepared:
-        """Return the same with other options of DDP; what has been worked out is shared."""
+        """Return the same size with other options of DDP; times of collectives are shared."""
         return replace(self, sized=self.sized.with_options(options))
 
     def step(self, options: DdpOptions | None = None, machine: Machine | None = None) -> Stepped:
@@ -103,28 +101,28 @@ class Prepared:
         Returns
         -------
         Stepped
-            To the bit what `run_scenario` says of a scenario with these options.
+            Equal to the bit to the result of `run_scenario` with these options.
 
         Raises
         ------
         InputError
             Names file, line and field of the scenario.
         """
-        here = self.sized if machine is None else self._there(machine)
-        here = here if options is None else here.with_options(options)
-        with naming_fields(here):
-            return _stepped(counted_run(here))
+        sized = self.sized if machine is None else self._size_on(machine)
+        sized = sized if options is None else sized.with_options(options)
+        with locate_errors(sized):
+            return _summarise(simulate_reported(sized))
 
     def first_step_s(self, options: DdpOptions | None = None) -> float:
         """Simulate the very first step, before DDP rebuilds its buckets; seconds."""
-        here = self.sized if options is None else self.sized.with_options(options)
-        with naming_fields(here):
-            return first_step(here).step_time_s
+        sized = self.sized if options is None else self.sized.with_options(options)
+        with locate_errors(sized):
+            return simulate_first_step(sized).step_time_s
 
-    def _there(self, machine: Machine) -> SizedJob:
-        if id(machine) not in self._elsewhere:
-            self._elsewhere[id(machine)] = (machine, self.sized.on_machine(machine))
-        return self._elsewhere[id(machine)][1]
+    def _size_on(self, machine: Machine) -> SizedJob:
+        if id(machine) not in self._on_others:
+            self._on_others[id(machine)] = (machine, self.sized.on_machine(machine))
+        return self._on_others[id(machine)][1]
 
 
 def prepare(
@@ -140,9 +138,9 @@ def prepare(
     ----------
     scenario : Scenario
     profile : Profile, optional
-        MachineEnsemble numbers instead of datasheets'.
+        Measured numbers instead of those of datasheets.
     size : ClusterSize, optional
-        Default: the size that the scenario asks about.
+        Default: the scenario's main size, the last of its scaling curve.
     fidelity : {"flow", "message"}, optional
         Instead of the scenario's.
 
@@ -151,30 +149,20 @@ def prepare(
     InputError
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
-    chosen = known_fidelity(fidelity or scenario.fidelity)
-    if profile is None and scenario.profile is not None:
-        profile = named_profile(scenario, scenario.profile)
-    node, workload, beside = resolved(scenario)
-    asked = sizes(scenario, len(build_topology(node).ranks))[-1]
-    size = size or asked
-    plain = machine(scenario, node, size, hosts_needed(scenario, size))
-    measured = measured_machine(scenario, plain, profile, size)
-    here = measured.likely
-    job = TrainingJob(scenario, workload, here.topology.gpu, here.library)
-    where = site(scenario, size)
-    sized = SizedJob(job, measured, size, where, beside, chosen, size == asked)
-    return Prepared(sized, measured.drawn or measured.bounds)
+    inputs = resolve_scenario(scenario, profile, fidelity)
+    sized = size_job(inputs, size or inputs.sizes[-1])
+    return Prepared(sized, sized.ensemble.alternatives)
 
 
-def _stepped(seen: Counted) -> Stepped:
-    parts = parts_of_steps(seen.plan, seen.run, range(seen.steps - seen.counted, seen.steps))
+def _summarise(reported: ReportedRun) -> Stepped:
+    parts = parts_of_steps(reported.plan, reported.run, reported.counted_steps)
     return Stepped(
-        step_time_s=sum(seen.run.step_times_s[-seen.counted :]) / seen.counted,
+        step_time_s=sum(reported.steps_s) / reported.counted,
         exposed_comm_s=mean([part.exposed_s for part in parts]),
         comm_s=mean([part.comm_s for part in parts]),
         compute_s=mean([part.compute_s for part in parts]),
-        run=seen.run,
-        plan=seen.plan,
-        steps=seen.steps,
-        counted=seen.counted,
+        run=reported.run,
+        plan=reported.plan,
+        steps=reported.steps,
+        counted=reported.counted,
     )

@@ -1,4 +1,4 @@
-"""What a study answers: one point per cluster size, with everything a report needs."""
+"""Result of a run: one SizeResult per cluster size, with all that reports need."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class BucketTime:
 class LinkUse:
     """Traffic over one directed link during one step.
 
-    `nbytes` are bytes of payload. `utilisation`, 0 to 1, is how much of the step the link was busy
-    with them and with what protocols add, or what a slow protocol leaves unused.
+    `nbytes` are bytes of payload. `utilisation`, 0 to 1, is the share of the step in which the link
+    was busy, with payload, with what protocols add, or with what a slow protocol leaves unused.
     """
 
     src: str
@@ -78,14 +78,14 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class EventCost:
-    """What one event or other job costs; times in seconds.
+    """Cost of one event or other job; times in seconds.
 
     Parameters
     ----------
     what : str
-        The event in words.
+        Description of the event.
     without_s : float
-        Mean step time with everything else that happens, but not this.
+        Mean step time with all other disturbances, but not this one.
     costs_s : float
         How much longer a step takes because of it, on average over the counted steps.
     """
@@ -97,7 +97,7 @@ class EventCost:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Who came last to a collective, over the counted steps; times in seconds.
+    """Wait for the last rank of a collective, over the counted steps; times in seconds.
 
     Parameters
     ----------
@@ -137,12 +137,12 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class DisturbanceCost:
-    """What events and other jobs did to a step; times in seconds.
+    """Cost of events and other jobs together; times in seconds.
 
     Parameters
     ----------
     steps_s : tuple of float
-        The counted steps, one after the other; `Point.step_time_s` is their mean.
+        The counted steps, one after the other; `SizeResult.step_time_s` is their mean.
     undisturbed_s : float
         A step without any of the events.
     mean_interval_s : (low, high) or None
@@ -163,7 +163,7 @@ class DisturbanceCost:
 
     @property
     def costs_s(self) -> float:
-        """How much longer a step takes with everything that happens, on average."""
+        """How much longer a step takes with all disturbances, on average."""
         return sum(self.steps_s) / len(self.steps_s) - self.undisturbed_s
 
 
@@ -191,15 +191,15 @@ class SizeResult:
     scaling_efficiency : float
         Throughput over that of `efficiency_base` GPUs scaled up linearly.
     bottleneck : str
-        The slowest link by name, or "compute".
+        A link by name, the host, an event, or "compute".
     interval_s : (low, high) or None
-        80 % interval of `step_time_s`; None until a spread is known.
+        80 % interval of `step_time_s`; None where none is known.
     mode : str
-        How it was simulated ("flow, 1 rank class").
+        Fidelity, and how ranks were simulated ("flow, 1 rank class").
     disturbance : DisturbanceCost, optional
-        What events and other jobs did; None where there are none.
+        Cost of events and other jobs; None where there are none.
     notes : tuple of str
-        Where the simulation is an approximation, and by how much.
+        Approximations of the simulation, with their size.
     """
 
     gpus: int
@@ -227,7 +227,7 @@ class SizeResult:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to one scenario.
+    """Result of one scenario.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ class Result:
         Names for titles: file name, first comment line, model, strategy, machine.
     scaling : {"weak", "strong"}
     points : tuple of SizeResult
-        By growing number of GPUs; the last one is the size that the scenario asks about.
+        By growing number of GPUs; the last one is the main size of the scenario.
     efficiency_base : int
         GPUs of the point that efficiency is relative to (1, or the smallest size).
     samples : str
@@ -244,7 +244,7 @@ class Result:
         Of the last point.
     assumptions : tuple of str
     sources : mapping of str to str
-        Where numbers come from.
+        Sources of the numbers.
     provenance : mapping of str to str
         Digests, version, seed, fidelity.
     """
@@ -265,12 +265,12 @@ class Result:
 
     @property
     def main(self) -> SizeResult:
-        """The point that the scenario asks about."""
+        """Result at the main size of the scenario."""
         return self.points[-1]
 
     @property
     def timeline(self) -> Timeline:
-        """Spans of one steady step of the main point."""
+        """Spans of one step in steady state at the main size."""
         return self.main.timeline
 
     @property

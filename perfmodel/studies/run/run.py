@@ -1,65 +1,35 @@
-"""Run a scenario at every size of its scaling curve.
-
-Intervals of predictions from datasheets: how far recorded runs of like machines were off.
-"""
+"""Run a scenario at every size of its scaling curve, and list the assumptions of the result."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import get_args
 
-from perfmodel.calibrate import Profile, apply, draws, measured_at, read_profile
-from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.library.corrections import CollectiveContext, Corrections
+from perfmodel.calibrate import Profile
 from perfmodel.library.machine import Machine
-from perfmodel.library.prediction_error import band_of, factors_by_band
-from perfmodel.scenario import ClusterSize, Scenario, WhatIf, scenario_digest, sizes
-from perfmodel.simulate.engine.engine import Fidelity
-from perfmodel.studies.run.resolve.job import TrainingJob, resolve_workload
-from perfmodel.studies.run.resolve.machine import machine, relocated
-from perfmodel.studies.run.resolve.placement import hosts_needed, site, workloads_beside
-from perfmodel.studies.run.resolve.what_if import imagined, imagined_of, said
+from perfmodel.scenario import ClusterSize, Scenario, scenario_digest
+from perfmodel.studies.run.resolve.job import TrainingJob
+from perfmodel.studies.run.resolve.resolved_scenario import (
+    ResolvedScenario,
+    resolve_scenario,
+    resolved,
+)
+from perfmodel.studies.run.resolve.what_if import describe_what_if, imagined_of
 from perfmodel.studies.run.result import Result, SizeResult
-from perfmodel.studies.run.steps.one_size import MachineEnsemble, SizedJob, simulate_size
+from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
-from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
+from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
-from perfmodel.workload.model import Workload
 
+__all__ = ["resolved", "run_scenario"]
 
-def spread_bounds(machine: Machine) -> tuple[Machine, ...]:
-    """The machine with all its collectives as quick, and as slow, as eight of ten were.
-
-    Every collective of a step errs the same way at once, which is the worst case. Empty for
-    libraries whose predictions from datasheets were not compared with recorded sweeps.
-    """
-    if machine.library.name != "nccl" or len(machine.topology.ranks) < 2:
-        return ()
-
-    def at(end: int) -> Machine:
-        known = cache(lambda op: factors_by_band(machine.topology, op))
-
-        def factor(situation: CollectiveContext) -> float:
-            return known(situation.op)[band_of(situation.nbytes)][end]
-
-        return machine.stretched(machine.topology, Corrections(residual=factor))
-
-    return at(0), at(1)
-
-
-DRAWS = 20
-"""Draws of a profile's numbers that an interval rests on."""
-
-OF_SPREAD = (
+DATASHEET_INTERVAL = (
     "The interval holds eight of ten recorded collectives of like machines about predictions from "
     "datasheets, all those of a step off the same way; compute times have none."
 )
-"""What an interval without a profile means."""
+"""Meaning of an interval without a profile."""
 
 
 def run_scenario(
@@ -78,7 +48,7 @@ def run_scenario(
     fidelity : {"flow", "message"}, optional
         Instead of the scenario's.
     profile : Profile, optional
-        MachineEnsemble numbers instead of datasheets'.
+        Measured numbers instead of those of datasheets.
     progress : callable, optional
         Called with (sizes done, sizes in all).
     with_first : bool
@@ -89,50 +59,45 @@ def run_scenario(
     InputError
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
-    chosen: Fidelity = known_fidelity(fidelity or scenario.fidelity)
-    if profile is None and scenario.profile is not None:
-        profile = named_profile(scenario, scenario.profile)
-    node, workload, beside = resolved(scenario)
-    wanted = sizes(scenario, len(build_topology(node).ranks))
-
-    def machine_of(size: ClusterSize) -> Machine:
-        return machine(scenario, node, size, hosts_needed(scenario, size))
-
-    largest = measured_machine(scenario, machine_of(wanted[-1]), profile, wanted[-1])
-    final = largest.likely
-    job = TrainingJob(scenario, workload, final.topology.gpu, final.library)
+    inputs = resolve_scenario(scenario, profile, fidelity)
+    largest = size_job(inputs, inputs.sizes[-1])
     points: list[SizeResult] = []
-    for done, size in enumerate(wanted):
-        asked = size == wanted[-1]
-        here = largest if asked else measured_machine(scenario, machine_of(size), profile, size)
-        where = site(scenario, size)
-        sized = SizedJob(job, here, size, where, beside, chosen, asked)
+    for done, size in enumerate(inputs.sizes, 1):
+        sized = largest if size == largest.size else size_job(inputs, size, largest.job)
         points.append(simulate_size(sized, with_first=with_first))
         if progress is not None:
-            progress(done + 1, len(wanted))
+            progress(done, len(inputs.sizes))
+    return _assemble_result(inputs, largest, points)
+
+
+def _assemble_result(
+    inputs: ResolvedScenario, largest: SizedJob, points: Sequence[SizeResult]
+) -> Result:
+    scenario, profile = inputs.scenario, inputs.profile
+    job, machine, topology = largest.job, largest.ensemble.likely, largest.ensemble.likely.topology
     base = points[0]
     return Result(
         scenario=scenario.name,
         question=scenario.question,
         workload=job.workload.name,
         strategy=job.strategy.name,
-        machine=_named(final, wanted[-1]),
+        machine=_name_machine(topology, largest.size),
         scaling=scenario.training.scaling,
         points=tuple(_with_efficiency(point, base) for point in points),
         efficiency_base=base.gpus,
         samples=job.workload.sample,
-        topology=final.topology,
+        topology=topology,
         assumptions=(
-            *_assumptions(job, final),
+            *_list_assumptions(job, machine),
             *points[-1].notes,
-            *_of_interval(profile, points[-1].interval_s is not None),
-            *_around(points[-1], job),
+            *_describe_interval(profile, points[-1].interval_s is not None),
+            *_describe_disturbances(points[-1], job),
         ),
-        sources=final.topology.sources,
+        sources=topology.sources,
         provenance={
             "perfmodel": __version__,
             "scenario_sha256": scenario_digest(scenario),
-            "fidelity": chosen,
+            "fidelity": inputs.fidelity,
             "profile": "none" if profile is None else profile.name,
             "seed": str(scenario.seed),
             "python": platform.python_version(),
@@ -140,82 +105,9 @@ def run_scenario(
     )
 
 
-def named_profile(scenario: Scenario, name: str) -> Profile:
-    """The profile that a scenario names."""
-    try:
-        return read_profile(scenario.origin.beside("profile", name))
-    except InputError as error:
-        raise relocated(scenario, error, "profile") from None
-
-
-def known_fidelity(name: str) -> Fidelity:
-    """Check the name of a fidelity."""
-    for allowed in get_args(Fidelity):
-        if name == allowed:
-            return allowed  # type: ignore[no-any-return]
-    raise InputError(Fault("fidelity", repr(name), allowed_names(get_args(Fidelity), name)))
-
-
-def _named(here: Machine, size: ClusterSize) -> str:
-    """The machine, and how much of it is the job's."""
-    topology = here.topology
+def _name_machine(topology: Topology, size: ClusterSize) -> str:
+    """Name the machine, and the number of its nodes that the job has."""
     return topology.name if topology.hosts == size.nodes else f"{size.nodes} of {topology.name}"
-
-
-def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
-    """What the names of a scenario stand for: node, model, and models of the jobs beside it.
-
-    Raises
-    ------
-    InputError
-        With the faults of all names at once.
-    """
-    faults: list[Fault] = []
-    node, workload = None, None
-    beside: tuple[Workload, ...] = ()
-    try:
-        node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
-    except InputError as error:
-        faults += relocated(scenario, error, "cluster.node").faults
-    try:
-        workload = resolve_workload(scenario)
-    except InputError as error:
-        faults += error.faults
-    try:
-        beside = workloads_beside(scenario)
-    except InputError as error:
-        faults += error.faults
-    for number, mixed in enumerate(scenario.cluster.mixed):
-        try:
-            load_gpu(mixed.gpu)
-        except InputError as error:
-            field = {"gpu": f"cluster.mixed.{number}.gpu"}
-            faults += relocated(scenario, error, "cluster.mixed", field).faults
-    if node is None or workload is None or faults:
-        raise InputError(faults)
-    return node, workload, beside
-
-
-def measured_machine(
-    scenario: Scenario, plain: Machine, profile: Profile | None, size: ClusterSize
-) -> MachineEnsemble:
-    """Put a profile's numbers into a machine; without one it keeps its datasheets'.
-
-    What the scenario imagines comes on top.
-    """
-    what_if = imagined_of(scenario)
-    if profile is None:
-        known = imagined(what_if, plain)
-        if not what_if.communication:
-            return MachineEnsemble(known)
-        return MachineEnsemble(known, bounds=spread_bounds(known))
-    if profile.transfer is not None:  # factors, which hold on the imagined machine too
-        plain, what_if = imagined(what_if, plain), WhatIf(communication=what_if.communication)
-    likely = imagined(what_if, apply(profile, plain))
-    if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
-        return MachineEnsemble(likely)
-    drawn = draws(profile, DRAWS, seed=scenario.seed)
-    return MachineEnsemble(likely, tuple(imagined(what_if, apply(one, plain)) for one in drawn))
 
 
 def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
@@ -223,10 +115,10 @@ def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
     return replace(point, scaling_efficiency=point.samples_per_s / ideal)
 
 
-def _of_interval(profile: Profile | None, known: bool) -> tuple[str, ...]:
-    """What an interval holds, and where there is none."""
+def _describe_interval(profile: Profile | None, has_interval: bool) -> tuple[str, ...]:
+    """Describe what the interval contains, and where there is none."""
     if profile is None:
-        return (OF_SPREAD,) if known else ()
+        return (DATASHEET_INTERVAL,) if has_interval else ()
     ranks = ", ".join(map(str, profile.ranks)) or "no"
     elsewhere = "it is wider" if profile.transfer is not None else "there is no interval"
     return (
@@ -235,8 +127,8 @@ def _of_interval(profile: Profile | None, known: bool) -> tuple[str, ...]:
     )
 
 
-def _around(point: SizeResult, job: TrainingJob) -> tuple[str, ...]:
-    """What happens around the job, and what does not."""
+def _describe_disturbances(point: SizeResult, job: TrainingJob) -> tuple[str, ...]:
+    """Describe which events and other jobs are simulated, and which are absent."""
     what_if = imagined_of(job.scenario)
     events = job.scenario.events if what_if.events else ()
     jobs = job.scenario.jobs if what_if.jobs else ()
@@ -248,9 +140,9 @@ def _around(point: SizeResult, job: TrainingJob) -> tuple[str, ...]:
         "no failing links": {"degrade", "down", "lose"}, "no other traffic": {"traffic"},
         "no other jobs": {"jobs"},
     }  # fmt: skip
-    nothing = [words for words, of in absent.items() if not of & kinds]
+    missing = [text for text, of_kinds in absent.items() if not of_kinds & kinds]
     begin = "There are" if "jitter" in kinds else "All GPUs of a class are alike;"
-    lines = [f"{begin} {', '.join(nothing)}."] if nothing else []
+    lines = [f"{begin} {', '.join(missing)}."] if missing else []
     disturbance = point.disturbance
     if disturbance is None:
         return tuple(lines)
@@ -276,40 +168,38 @@ def _around(point: SizeResult, job: TrainingJob) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _choice(here: Machine) -> str:
-    """Who chooses how a collective is carried, where it is not the same way always."""
-    if here.library.name != "nccl":
+def _describe_choice(machine: Machine) -> str:
+    """Say that the library chooses the algorithm of a collective, where it has a choice."""
+    if machine.library.name != "nccl":
         return ""
-    fixed = [f"{name}={word}" for name, word in sorted(here.settings.env.items())]
+    fixed = [f"{name}={value}" for name, value in sorted(machine.settings.env.items())]
     within = f" within {', '.join(fixed)}" if fixed else ""
     return f": algorithm, protocol and channels of each collective as its own rules choose{within}"
 
 
-def _staging(here: Machine) -> tuple[str, ...]:
-    """Say so if traffic rests in host memory on its way."""
-    ranks = range(len(here.topology.ranks))
-    if len(ranks) < 2 or "memory" in here.topology.arcs.kinds:
+def _describe_staging(machine: Machine) -> tuple[str, ...]:
+    """Say that traffic is staged in host memory, if it is."""
+    ranks = range(len(machine.topology.ranks))
+    if len(ranks) < 2 or "memory" in machine.topology.arcs.kinds:
         return ()
-    if not here.rings(ranks).edges.staged:
+    if not machine.rings(ranks).edges.staged:
         return ()
     return ("Traffic is staged in host memory, whose own bandwidth is taken as no limit.",)
 
 
-def _assumptions(job: TrainingJob, here: Machine) -> tuple[str, ...]:
-    """What the numbers rest on, in sentences."""
-    slow = job.scenario.compute.overlap_slowdown or here.topology.gpu.overlap_slowdown
-    times_of = (
-        "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
-    )
+def _list_assumptions(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
+    """List the assumptions of the model in sentences."""
+    slow = job.scenario.compute.overlap_slowdown or machine.topology.gpu.overlap_slowdown
+    source = "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
     return (
-        *said(imagined_of(job.scenario)),
-        f"Compute times come from {times_of}; the input pipeline never holds a GPU up.",
+        *describe_what_if(imagined_of(job.scenario)),
+        f"Compute times come from {source}; the input pipeline never holds a GPU up.",
         f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
         if slow != 1
         else "Compute is as quick beside a collective as alone.",
-        f"Communication is {here.library.description}{_choice(here)}.",
-        *_staging(here),
+        f"Communication is {machine.library.description}{_describe_choice(machine)}.",
+        *_describe_staging(machine),
         *job.strategy.assumptions,
         "A collective starts when its last rank has reached it, and shares links max-min fairly.",
-        *here.topology.assumptions,
+        *machine.topology.assumptions,
     )

@@ -1,1 +1,1 @@
-"""resolve."""
+"""Resolve the sections of a scenario into machine, job, placement and disturbances."""

@@ -1,4 +1,4 @@
-"""What a step costs the process that runs it, where ranks are processes on CPUs."""
+"""CPU time of a step in the process that runs it, where ranks are processes on CPUs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from perfmodel.training.forward_backward import NO_CORE_WORK, CoreWork
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """What a step of DistributedDataParallel costs beyond layers and collectives.
+    """CPU time of a step of DistributedDataParallel beyond layers and collectives.
 
     Parameters
     ----------
     step_s : float
         After the last gradients are reduced: Python, and copies and memory of all gradients.
     cast_Bps : float, optional
-        At what rate a compressing hook converts; bytes of the gradients per second.
+        Rate at which a compressing hook converts gradients.
     copies_Bps : float, optional
-        What stands for the rate of copies to and from buckets, where `step_s` has them.
+        Instead of the GPU's rate of copies to and from buckets: infinite where `step_s` holds the
+        time of these copies.
     core : CoreWork
-        What backward takes of a core.
+        Core time that backward needs.
     """
 
     step_s: float = 0.0
@@ -34,19 +35,24 @@ class HostWork:
 
 
 def host_work(
-    library: CommLibrary, gpu: Gpu, sockets: Sockets, gradients_bytes: Sequence[float], ranks: int, *,
+    library: CommLibrary,
+    gpu: Gpu,
+    sockets: Sockets,
+    gradients_bytes: Sequence[float],
+    ranks: int,
+    *,
     views: bool,
-) -> HostWork:  # fmt: skip
-    """Work out what a step costs each of some processes.
+) -> HostWork:
+    """Compute the CPU time of a step in each of several processes.
 
     Parameters
     ----------
     library : CommLibrary
-        Has the numbers, and their sources.
+        Holds the measured numbers.
     gpu : Gpu
-        Nothing for real ones.
+        For real ones the time is zero.
     sockets : Sockets
-        Says how many cores all processes share; more processes than cores take turns.
+        The cores that all processes share; more processes than cores take turns.
     gradients_bytes : sequence of float
         Of each tensor of one rank.
     ranks : int

@@ -1,4 +1,4 @@
-"""What is too big to simulate, and why."""
+"""Refuse clusters and runs that would take too much memory or time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_message_size(
     ----------
     machine : Machine
     collectives : iterable of (op, nbytes)
-        Among all ranks. Sends are counted as the library carries them: rings, pieces of trees and
+        Among all ranks. Sends are those of the library's schedule: rings, pieces of trees and
         chains, segments.
     field : str
     algorithm : str, optional
@@ -42,22 +42,23 @@ def check_message_size(
     """
     if len(machine.topology.ranks) < 2:
         return
-    wanted = list(collectives)
     group = range(len(machine.topology.ranks))
-    known: dict[tuple[str, int], int] = {}
+    sends_of: dict[tuple[str, int], int] = {}
     sends = 0
-    for number, (op, nbytes) in enumerate(wanted, 1):
-        if (op, nbytes) not in known:
-            root = group[0]
-            way = lower_collective(machine, op, nbytes, group, root=root, algorithm=algorithm)[0]
-            known[op, nbytes] = messages_in(way.schedule)
-        sends += known[op, nbytes]
+    requested = list(collectives)
+    for number, (op, nbytes) in enumerate(requested, 1):
+        if (op, nbytes) not in sends_of:
+            lowered = lower_collective(
+                machine, op, nbytes, group, root=group[0], algorithm=algorithm
+            )[0]
+            sends_of[op, nbytes] = messages_in(lowered.schedule)
+        sends += sends_of[op, nbytes]
         if sends > MESSAGE_SENDS:
-            found = f"'message' for {len(group)} ranks ({sends:,} sends in {number} of "
+            progress = f"{sends:,} sends in {number} of {len(requested)} collectives"
             raise InputError(
                 Fault(
                     field,
-                    f"{found}{len(wanted)} collectives)",
+                    f"'message' for {len(group)} ranks ({progress})",
                     f"at most {MESSAGE_SENDS:,} sends; use 'flow', fewer ranks or smaller buffers",
                 )
             )

@@ -1,18 +1,27 @@
-"""From the cluster and library sections of a scenario to a Machine."""
+"""From the cluster and library sections of a scenario to a Machine, and to alternatives of it.
+
+The alternatives are what an interval of a prediction rests on. Without a profile they are bounds
+from how far recorded runs of similar machines were off predictions from datasheets.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 
+from perfmodel.calibrate import Profile, apply, draws, measured_at
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
+from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import CommLibrary, load_library
+from perfmodel.library.prediction_error import band_of, factors_by_band
 from perfmodel.library.settings import LibrarySettings, settings_of
-from perfmodel.scenario import ClusterSize, LibrarySection, Scenario
+from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
 from perfmodel.studies.run.resolve.limits import check_cluster_size
+from perfmodel.studies.run.resolve.what_if import apply_what_if, imagined_of
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
 
@@ -52,43 +61,43 @@ def machine(
         check_cluster_size((hosts or size.nodes) * size.gpus_per_node, "cluster.nodes")
     except InputError as error:
         raise relocated(scenario, error, "cluster.nodes") from None
-    fabric = _fabric(scenario)
+    fabric = _resolve_fabric(scenario)
     try:
         topology = build_topology(
             node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
         )
     except InputError as error:
         raise relocated(scenario, error, "cluster") from None
-    found = make_machine(
+    built = make_machine(
         topology,
-        library(scenario.library),
-        settings=settings(scenario),
+        _load_library(scenario.library),
+        settings=resolve_settings(scenario),
         channels=scenario.library.channels,
     )
-    return replace(found, whole=True) if scenario.events else found
+    return replace(built, whole=True) if scenario.events else built
 
 
-def _fabric(scenario: Scenario) -> FabricSpec | str | None:
+def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
     """The network between nodes: a shape with what differs, or the path of a fabric's file."""
     section = scenario.cluster.fabric
     if section is None:
         return None
-    given = section.model_dump(exclude_none=True)
+    fields = section.model_dump(exclude_none=True)
     if section.kind.endswith((".yaml", ".yml")):
-        beside = sorted(given.keys() - {"kind"})
-        if beside:
-            found = f"{', '.join(beside)} beside the file {section.kind!r}"
+        overridden = sorted(fields.keys() - {"kind"})
+        if overridden:
+            conflict = f"{', '.join(overridden)} beside the file {section.kind!r}"
             allowed = "a file alone: it says all of its fabric"
-            raise InputError(scenario.origin.fault("cluster.fabric", found, allowed))
+            raise InputError(scenario.origin.fault("cluster.fabric", conflict, allowed))
         return scenario.origin.beside("cluster.fabric", section.kind)
     try:
-        return validate_document(FabricSpec, given)
+        return validate_document(FabricSpec, fields)
     except InputError as error:
         raise relocated(scenario, error, "cluster.fabric") from None
 
 
-def settings(scenario: Scenario) -> LibrarySettings:
-    """Return what a scenario tells the library.
+def resolve_settings(scenario: Scenario) -> LibrarySettings:
+    """Return the settings of the library: its version and environment.
 
     Raises
     ------
@@ -98,12 +107,12 @@ def settings(scenario: Scenario) -> LibrarySettings:
     section = scenario.library
     env = dict(section.env)
     if section.name != "nccl":
-        faults = list(_for_nccl_only(scenario))
+        faults = list(_find_nccl_settings(scenario))
         if faults:
             raise InputError(faults)
     else:
-        words = {"NCCL_ALGO": section.algorithm, "NCCL_PROTO": section.protocol}
-        env = {name: word for name, word in words.items() if word != "auto"} | env
+        choices = {"NCCL_ALGO": section.algorithm, "NCCL_PROTO": section.protocol}
+        env = {name: choice for name, choice in choices.items() if choice != "auto"} | env
     try:
         return settings_of(
             version=section.version,
@@ -115,35 +124,102 @@ def settings(scenario: Scenario) -> LibrarySettings:
         raise relocated(scenario, error, "library") from None
 
 
-def _for_nccl_only(scenario: Scenario) -> Iterator[Fault]:
-    """NCCL's settings, where the library is another one."""
+def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
+    """List NCCL's settings in a scenario with another library."""
     section = scenario.library
-    given = {
+    nccl_only = {
         "algorithm": None if section.algorithm in {"auto", "ring"} else section.algorithm,
         "version": section.version,
         "env": next(iter(section.env), None),
     }
-    for name, value in given.items():
+    for name, value in nccl_only.items():
         if value is not None:
             allowed = f"nothing for {section.name}, only for name: nccl"
             yield scenario.origin.fault(f"library.{name}", repr(value), allowed)
 
 
-def library(section: LibrarySection) -> CommLibrary:
-    """Return the library with what the scenario overrides."""
+def _load_library(section: LibrarySection) -> CommLibrary:
+    """Load the library with the numbers that the scenario overrides."""
     loaded = load_library(section.name)
     protocols = {
         name: protocol.model_copy(update={"credits": section.credits or protocol.credits})
         for name, protocol in loaded.protocols.items()
         if section.protocol in {"auto", name}
     }
-    given = {"workers": section.workers, "host_step": section.host_step}
+    overrides = {"workers": section.workers, "host_step": section.host_step}
     return loaded.model_copy(
         update={
             "protocols": protocols or loaded.protocols,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in overrides.items() if value is not None},
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MachineEnsemble:
+    """A machine with its most likely numbers, and alternatives that measurements allow.
+
+    `drawn` are draws from a profile; `bounds`, without one, have the shortest and the longest
+    times of collectives that recorded machines of its kind had. Both empty: no interval is known.
+    """
+
+    likely: Machine
+    drawn: tuple[Machine, ...] = ()
+    bounds: tuple[Machine, ...] = ()
+
+    @property
+    def alternatives(self) -> tuple[Machine, ...]:
+        """Machines that the interval of a prediction rests on."""
+        return self.drawn or self.bounds
+
+
+DRAWS = 20
+"""Draws from a profile that an interval rests on."""
+
+
+def build_ensemble(
+    scenario: Scenario, nominal: Machine, profile: Profile | None, size: ClusterSize
+) -> MachineEnsemble:
+    """Apply a profile and the scenario's what-if to a machine with numbers from datasheets.
+
+    The what-if is applied last, except for factors of a profile: they multiply the numbers of
+    the machine that the what-if describes.
+    """
+    what_if = imagined_of(scenario)
+    if profile is None:
+        likely = apply_what_if(what_if, nominal)
+        bounds = bound_machines(likely) if what_if.communication else ()
+        return MachineEnsemble(likely, bounds=bounds)
+    if profile.transfer is not None:
+        nominal = apply_what_if(what_if, nominal)
+        what_if = WhatIf(communication=what_if.communication)
+    likely = apply_what_if(what_if, apply(profile, nominal))
+    if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
+        return MachineEnsemble(likely)
+    profiles = draws(profile, DRAWS, seed=scenario.seed)
+    return MachineEnsemble(
+        likely, tuple(apply_what_if(what_if, apply(drawn, nominal)) for drawn in profiles)
+    )
+
+
+def bound_machines(machine: Machine) -> tuple[Machine, ...]:
+    """Return the machine at both ends of the 80 % interval of recorded times of collectives.
+
+    All collectives of a step are off by the same factor at once, which is the worst case. Empty
+    for libraries whose predictions from datasheets were not compared with recorded sweeps.
+    """
+    if machine.library.name != "nccl" or len(machine.topology.ranks) < 2:
+        return ()
+
+    def scale_to(end: int) -> Machine:
+        factors_of = cache(lambda op: factors_by_band(machine.topology, op))
+
+        def factor(context: CollectiveContext) -> float:
+            return factors_of(context.op)[band_of(context.nbytes)][end]
+
+        return machine.stretched(machine.topology, Corrections(residual=factor))
+
+    return scale_to(0), scale_to(1)
 
 
 def relocated(
@@ -152,10 +228,9 @@ def relocated(
     section: str,
     also: Mapping[str, str] = MappingProxyType({}),
 ) -> InputError:
-    """Return an error from a lower layer that names the field of the scenario it is about.
+    """Return an error of a lower layer with the scenario's file, line and field in it.
 
-    Faults of a file of its own (a node template, a model file) keep their place; those that name a
-    field of the scenario already are given its line.
+    Faults in another file (a node template, a model file) keep their place.
     """
     fields = (
         _FIELDS
@@ -166,7 +241,7 @@ def relocated(
         f
         if f.file or f.field.startswith("--set ")
         else scenario.origin.fault(
-            f.field if _is_ours(f.field) else fields.get(f.field, f"{section}.{f.field}"),
+            f.field if _is_scenario_field(f.field) else fields.get(f.field, f"{section}.{f.field}"),
             f.found,
             f.allowed,
         )
@@ -174,7 +249,7 @@ def relocated(
     )
 
 
-def _is_ours(field: str) -> bool:
+def _is_scenario_field(field: str) -> bool:
     """Whether a dotted field is one of a scenario's, and not of a lower layer's parameters."""
     section, dot, _ = field.partition(".")
     return bool(dot) and section in Scenario.model_fields

@@ -1,7 +1,4 @@
-"""Where a job runs: which nodes it gets, and its plan on their ranks.
-
-Where a job runs, and who runs beside it: nodes of one network shared out among jobs.
-"""
+"""Allocate the nodes of a network to jobs, and place the plans of jobs on their ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
 from perfmodel.simulate.engine.background import BackgroundJob
-from perfmodel.studies.run.resolve.events import Disturbance
+from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.job import TrainingJob, plan, resolve_workload, times
 from perfmodel.training.plan import Collective, Compute, StepPlan, Task
 from perfmodel.workload.model import Workload
 
 
-def chosen_hosts(
+def choose_hosts(
     free: Sequence[int], count: int, placement: Literal["packed", "spread", "random"], seed: int
 ) -> tuple[int, ...]:
     """Choose nodes for a job among those that are free.
@@ -29,11 +26,11 @@ def chosen_hosts(
     Parameters
     ----------
     free : sequence of int
-        Rising; neighbours share switches.
+        Rising; adjacent ones share switches.
     count : int
         At most as many as are free.
     placement : {"packed", "spread", "random"}
-        The first ones; every so many-th one; or any.
+        The first ones; at equal distances; or drawn at random.
     seed : int
         For "random".
 
@@ -44,7 +41,7 @@ def chosen_hosts(
 
     Examples
     --------
-    >>> chosen_hosts(range(8), 4, "spread", 0)
+    >>> choose_hosts(range(8), 4, "spread", 0)
     (0, 2, 4, 6)
     """
     if placement == "packed":
@@ -68,28 +65,28 @@ def placed(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
         raise ScheduleError(f"{plan.name!r} has {needed} ranks; {len(ranks)} were given")
     if ranks == range(len(ranks)):
         return plan
-    to = np.asarray(ranks, dtype=np.int64)
+    rank_of = np.asarray(ranks, dtype=np.int64)
 
-    def moved(members: range | tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(to[np.asarray(members, dtype=np.int64)].tolist())
+    def place_group(members: range | tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(rank_of[np.asarray(members, dtype=np.int64)].tolist())
 
-    def task_moved(task: Task) -> Task:
+    def place_task(task: Task) -> Task:
         work = task.work
         if isinstance(work, Compute):
             return task
         if isinstance(work, Collective):
-            return replace(task, work=replace(work, root=int(to[work.root])))
-        src, dst = int(to[work.src_rank]), int(to[work.dst_rank])
+            return replace(task, work=replace(work, root=int(rank_of[work.root])))
+        src, dst = int(rank_of[work.src_rank]), int(rank_of[work.dst_rank])
         return replace(task, work=replace(work, src_rank=src, dst_rank=dst))
 
     return replace(
         plan,
-        classes=tuple(replace(each, ranks=moved(each.ranks)) for each in plan.classes),
+        classes=tuple(replace(each, ranks=place_group(each.ranks)) for each in plan.classes),
         communicators=tuple(
-            replace(each, groups=tuple(moved(group) for group in each.groups))
+            replace(each, groups=tuple(place_group(group) for group in each.groups))
             for each in plan.communicators
         ),
-        tasks=tuple(task_moved(task) for task in plan.tasks),
+        tasks=tuple(place_task(task) for task in plan.tasks),
     )
 
 
@@ -97,48 +94,48 @@ Ranks = range | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class RankAllocation:
     """Ranks of the topology that each job has.
 
     Parameters
     ----------
     mine : range or tuple of int
-        Of the job that the scenario asks about.
+        Of the scenario's main job.
     others : tuple of (range or tuple of int)
-        Of each job beside it.
+        Of each other job.
     """
 
     mine: Ranks
     others: tuple[Ranks, ...] = ()
 
 
-def hosts_needed(scenario: Scenario, size: ClusterSize) -> int:
-    """Nodes on the network: what the scenario says, or as many as all jobs need."""
+def count_hosts(scenario: Scenario, size: ClusterSize) -> int:
+    """Count the nodes on the network: `cluster.pool`, or as many as all jobs need."""
     return scenario.cluster.pool or size.nodes + sum(job.nodes for job in scenario.jobs)
 
 
-def site(scenario: Scenario, size: ClusterSize) -> Site:
-    """Share the nodes out: this job chooses first, then the others in their order."""
-    free = list(range(hosts_needed(scenario, size)))
-    wishes = [(size.nodes, scenario.cluster.placement)]
-    wishes += [(job.nodes, job.placement) for job in scenario.jobs]
-    found: list[Ranks] = []
-    for number, (count, placement) in enumerate(wishes):
-        hosts = chosen_hosts(free, count, placement, scenario.seed + number)
-        taken = set(hosts)
-        free = [host for host in free if host not in taken]
-        found.append(_ranks(hosts, size.gpus_per_node))
-    return Site(found[0], tuple(found[1:]))
+def allocate_ranks(scenario: Scenario, size: ClusterSize) -> RankAllocation:
+    """Allocate nodes to jobs: first to the main job, then to the others in their order."""
+    free = list(range(count_hosts(scenario, size)))
+    requests = [(size.nodes, scenario.cluster.placement)]
+    requests += [(job.nodes, job.placement) for job in scenario.jobs]
+    allocated: list[Ranks] = []
+    for number, (count, placement) in enumerate(requests):
+        hosts = choose_hosts(free, count, placement, scenario.seed + number)
+        free = [host for host in free if host not in set(hosts)]
+        allocated.append(_list_ranks(hosts, size.gpus_per_node))
+    return RankAllocation(allocated[0], tuple(allocated[1:]))
 
 
-def _ranks(hosts: tuple[int, ...], each: int) -> Ranks:
-    if hosts == tuple(range(hosts[0], hosts[0] + len(hosts))):
-        return range(hosts[0] * each, (hosts[-1] + 1) * each)
-    return tuple(host * each + gpu for host in hosts for gpu in range(each))
+def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> Ranks:
+    first, end = hosts[0], hosts[0] + len(hosts)
+    if hosts == tuple(range(first, end)):
+        return range(first * gpus_per_host, end * gpus_per_host)
+    return tuple(host * gpus_per_host + gpu for host in hosts for gpu in range(gpus_per_host))
 
 
-def workloads_beside(scenario: Scenario) -> tuple[Workload, ...]:
-    """Models of the jobs beside this one.
+def load_other_workloads(scenario: Scenario) -> tuple[Workload, ...]:
+    """Load the models of the other jobs on the network.
 
     Raises
     ------
@@ -146,32 +143,35 @@ def workloads_beside(scenario: Scenario) -> tuple[Workload, ...]:
         With the faults of all of them.
     """
     faults: list[Fault] = []
-    found: list[Workload] = []
+    workloads: list[Workload] = []
     for number, job in enumerate(scenario.jobs):
         try:
-            found.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
+            workloads.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
         except InputError as error:
             faults += error.faults
     if faults:
         raise InputError(faults)
-    return tuple(found)
+    return tuple(workloads)
 
 
-def neighbours(
-    job: TrainingJob, workloads: tuple[Workload, ...], here: Machine, where: Site
+def resolve_other_jobs(
+    job: TrainingJob,
+    workloads: tuple[Workload, ...],
+    machine: Machine,
+    allocation: RankAllocation,
 ) -> tuple[Disturbance, ...]:
-    """Return the jobs beside this one, as incidents."""
-    names = _names(job.scenario.jobs, workloads)
+    """Place the other jobs of a scenario on their ranks, as disturbances of the main job."""
+    names = _name_jobs(job.scenario.jobs, workloads)
     return tuple(
-        _neighbour(job, number, name, workload, here, ranks)
+        _resolve_other_job(job, number, name, workload, machine, ranks)
         for number, (name, workload, ranks) in enumerate(
-            zip(names, workloads, where.others, strict=True)
+            zip(names, workloads, allocation.others, strict=True)
         )
     )
 
 
-def _names(jobs: Sequence[OtherJob], workloads: Sequence[Workload]) -> list[str]:
-    """A name for each job, unlike all others: its own, or its model's with a number if need be."""
+def _name_jobs(jobs: Sequence[OtherJob], workloads: Sequence[Workload]) -> list[str]:
+    """Give each job a unique name: its own, or its model's with a number if need be."""
     plain = [job.name or workload.name for job, workload in zip(jobs, workloads, strict=True)]
     return [
         name if job.name is not None or plain.count(name) == 1 else f"{name} (job {number})"
@@ -179,18 +179,17 @@ def _names(jobs: Sequence[OtherJob], workloads: Sequence[Workload]) -> list[str]
     ]
 
 
-def _neighbour(
-    job: TrainingJob, number: int, name: str, workload: Workload, here: Machine, ranks: Ranks
+def _resolve_other_job(
+    main: TrainingJob, number: int, name: str, workload: Workload, machine: Machine, ranks: Ranks
 ) -> Disturbance:
-    other = job.scenario.jobs[number]
-    asked = job.scenario.model_copy(update={"strategy": other.strategy})
-    theirs = replace(job, scenario=asked, workload=workload, gpu=here.topology.gpu, chosen=None)
-    layers = times(theirs, other.batch_per_gpu)
-    made = plan(
-        theirs, layers, len(ranks), other.batch_per_gpu, "steady", sockets=here.topology.sockets
+    section, topology = main.scenario.jobs[number], machine.topology
+    scenario = main.scenario.model_copy(update={"strategy": section.strategy})
+    job = replace(main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None)
+    batch = section.batch_per_gpu
+    step = plan(job, times(job, batch), len(ranks), batch, "steady", sockets=topology.sockets)
+    background = BackgroundJob(
+        replace(placed(step, ranks), name=name), section.start, scenario.compute.overlap_slowdown
     )
-    beside = BackgroundJob(
-        replace(placed(made, ranks), name=name), other.start, asked.compute.overlap_slowdown
-    )
-    nodes = f"{other.nodes} node{'s' if other.nodes > 1 else ''}"
-    return Disturbance(f"job {name} on {nodes}, {other.placement}", f"jobs.{number}", beside=beside)
+    nodes = f"{section.nodes} node{'s' if section.nodes > 1 else ''}"
+    description = f"job {name} on {nodes}, {section.placement}"
+    return Disturbance(description, f"jobs.{number}", beside=background)

@@ -1,4 +1,4 @@
-"""The machine and the layers as ``what_if:`` imagines them."""
+"""Apply the ``what_if`` section: to the machine, to layer times, to events and other jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.what_if import INFINITE, WhatIf
-from perfmodel.studies.run.resolve.events import Disturbance
+from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.topology.model import Arcs, Topology
 from perfmodel.workload.model import LayerTimes
 
@@ -20,35 +20,35 @@ BETWEEN_NODES = frozenset({"ethernet", "infiniband"})
 
 
 def imagined_of(scenario: Scenario) -> WhatIf:
-    """Return what a scenario imagines; by default nothing."""
+    """Return the what-if of a scenario; by default one that changes nothing."""
     return scenario.what_if or WhatIf()
 
 
-def imagined(what_if: WhatIf, machine: Machine) -> Machine:
-    """Return the machine with other links and other times of its library.
+def apply_what_if(what_if: WhatIf, machine: Machine) -> Machine:
+    """Scale links of a machine and times of its library.
 
-    Links keep their kinds and ways. A step of bytes / bandwidth + latency has its first part
-    divided by the bandwidth's factor and its second multiplied by the latency's; what limits the
-    library itself (rates of a channel, what it adds to received gradients) stays. It chooses anew
-    on another network, as on a machine that was built so, but keeps the channels that it found
-    inside nodes: no GPU has links of such rates, and NCCL's search knows those that there are.
+    Links keep their kinds and routes. Of a message's time, bytes / bandwidth + latency, the first
+    term is divided by the bandwidth's factor and the second multiplied by the latency's. Limits of
+    the library itself (rate of a channel, rate of reductions) stay. On another network the library
+    chooses its algorithms anew. Inside nodes it keeps the channels of the original links: NCCL's
+    search knows the rates of existing GPUs only.
     """
-    library = _with_times(what_if, machine.library)
-    network = _with_links(
+    library = _scale_library(what_if, machine.library)
+    network = _scale_links(
         machine.topology, BETWEEN_NODES, what_if.network_bandwidth, what_if.network_latency
     )
     inside = frozenset(network.arcs.kinds) - BETWEEN_NODES
-    topology = _with_links(network, inside, what_if.node_bandwidth, what_if.node_latency)
+    topology = _scale_links(network, inside, what_if.node_bandwidth, what_if.node_latency)
     if topology is machine.topology and library is machine.library:
         return machine
-    found = replace(machine, topology=topology, library=library)
+    changed = replace(machine, topology=topology, library=library)
     if topology is network:
-        return found
-    return replace(found, decides_on=replace(machine, topology=network))
+        return changed
+    return replace(changed, decides_on=replace(machine, topology=network))
 
 
 def imagined_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
-    """Return layers that take less or more time, on the device and to start."""
+    """Scale the times of layers: on the device, and of their launches on the host."""
     faster = what_if.compute
     if faster == 1:
         return times
@@ -59,41 +59,40 @@ def imagined_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
         optimizer_s=times.optimizer_s / faster,
         launch_s=times.launch_s / faster,
         copy_Bps=times.copy_Bps * faster,
-        source=f"{times.source}, {_times(faster)} as fast",
+        source=f"{times.source}, {_format_factor(faster)} as fast",
     )
 
 
-def imagined_incidents(
-    what_if: WhatIf, happening: Sequence[Disturbance]
+def filter_disturbances(
+    what_if: WhatIf, disturbances: Sequence[Disturbance]
 ) -> tuple[Disturbance, ...]:
-    """Return what still happens."""
+    """Return the disturbances that the what-if does not switch off."""
 
-    def stays(one: Disturbance) -> bool:
-        if one.beside is not None:
+    def is_kept(disturbance: Disturbance) -> bool:
+        if disturbance.beside is not None:
             return what_if.jobs
-        if one.gpu is not None:  # another GPU is there, whatever happens
+        if disturbance.gpu is not None:  # other GPUs are hardware, not an event
             return True
-        return what_if.events and (what_if.jitter or one.jitter is None)
+        return what_if.events and (what_if.jitter or disturbance.jitter is None)
 
-    return tuple(one for one in happening if stays(one))
+    return tuple(filter(is_kept, disturbances))
 
 
 # ---------------------------------------------------------------- links and library
 
 
-def _with_links(
+def _scale_links(
     topology: Topology, kinds: frozenset[str], faster: float, longer: float
 ) -> Topology:
-    """The topology with other numbers on all links of some kinds."""
     if faster == longer == 1:
         return topology
     old = topology.arcs
-    chosen = np.array([kind in kinds for kind in old.kinds], dtype=bool)
+    is_scaled = np.array([kind in kinds for kind in old.kinds], dtype=bool)
     arcs = Arcs(
         old.names,
         old.kinds,
-        old.bandwidth_Bps * np.where(chosen, faster, 1.0),
-        old.latency_s * np.where(chosen, longer, 1.0),
+        old.bandwidth_Bps * np.where(is_scaled, faster, 1.0),
+        old.latency_s * np.where(is_scaled, longer, 1.0),
     )
     # The graph holds the same numbers: routing and NCCL's search read them there.
     graph = topology.graph.copy()
@@ -108,14 +107,14 @@ def _with_links(
     return changed
 
 
-def _with_times(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
+def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
     network, node, launch = what_if.network_latency, what_if.node_latency, what_if.launch
     if network == node == launch == 1:
         return library
 
-    def imagined_protocol(protocol: Protocol) -> Protocol:
+    def scale_protocol(protocol: Protocol) -> Protocol:
         step = protocol.step
-        waits = {
+        step_s = {
             "network": step.network * network,
             **{hop: getattr(step, hop) * node for hop in ("nvlink", "pcie", "memory")},
         }
@@ -123,58 +122,60 @@ def _with_times(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
             update={
                 "launch": protocol.launch * launch,
                 "unevenness": protocol.unevenness * launch,
-                "step": step.model_copy(update=waits),
+                "step": step.model_copy(update=step_s),
             }
         )
 
-    def all_of(protocols: Mapping[str, Protocol]) -> dict[str, Protocol]:
-        return {name: imagined_protocol(protocol) for name, protocol in protocols.items()}
+    def scale_all(protocols: Mapping[str, Protocol]) -> dict[str, Protocol]:
+        return {name: scale_protocol(protocol) for name, protocol in protocols.items()}
 
-    by_algorithm = {name: all_of(each) for name, each in library.by_algorithm.items()}
+    by_algorithm = {name: scale_all(each) for name, each in library.by_algorithm.items()}
     return library.model_copy(
-        update={"protocols": all_of(library.protocols), "by_algorithm": by_algorithm}
+        update={"protocols": scale_all(library.protocols), "by_algorithm": by_algorithm}
     )
 
 
-# ---------------------------------------------------------------- in words
+# ---------------------------------------------------------------- text
 
 
-def said(what_if: WhatIf) -> tuple[str, ...]:
-    """Say what is imagined, in sentences; nothing where nothing is."""
-    parts = [_WORDS[name](value) for name, value in what_if.changes.items()]
+def describe_what_if(what_if: WhatIf) -> tuple[str, ...]:
+    """Describe the changes of a what-if in one sentence; none if it changes nothing."""
+    parts = [_TEXTS[name](value) for name, value in what_if.changes.items()]
     if not parts:
         return ()
     anew = "network_bandwidth" in what_if.changes
-    chosen = "; the library chooses its algorithms anew on such a network" if anew else ""
-    return (f"What if: {', '.join(parts)}{chosen}.",)
+    choice = "; the library chooses its algorithms anew on such a network" if anew else ""
+    return (f"What if: {', '.join(parts)}{choice}.",)
 
 
-def _times(factor: float) -> str:
+def _format_factor(factor: float) -> str:
     return "infinitely" if factor >= INFINITE else f"{factor:g} times"
 
 
-def _fast(what: str) -> Callable[[float], str]:
-    return lambda factor: f"{what} {_times(factor)} as fast".replace("infinitely as", "infinitely")
+def _faster(part: str) -> Callable[[float], str]:
+    return lambda factor: f"{part} {_format_factor(factor)} as fast".replace(
+        "infinitely as", "infinitely"
+    )
 
 
-def _long(what: str) -> Callable[[float], str]:
-    return lambda factor: f"{what} {factor:g} times as long" if factor else f"no {what}"
+def _longer(part: str) -> Callable[[float], str]:
+    return lambda factor: f"{part} {factor:g} times as long" if factor else f"no {part}"
 
 
-def _absent(what: str) -> Callable[[float], str]:
-    return lambda _: f"no {what}"
+def _without(part: str) -> Callable[[float], str]:
+    return lambda _: f"no {part}"
 
 
-_WORDS: Mapping[str, Callable[[float], str]] = {
-    "network_bandwidth": _fast("links between nodes"),
-    "network_latency": _long("latency between nodes"),
-    "node_bandwidth": _fast("links inside nodes"),
-    "node_latency": _long("latency inside nodes"),
-    "launch": _long("start of collectives"),
-    "communication": _absent("time for communication"),
-    "compute": _fast("compute"),
-    "jitter": _absent("jitter"),
-    "events": _absent("events"),
-    "jobs": _absent("other jobs"),
+_TEXTS: Mapping[str, Callable[[float], str]] = {
+    "network_bandwidth": _faster("links between nodes"),
+    "network_latency": _longer("latency between nodes"),
+    "node_bandwidth": _faster("links inside nodes"),
+    "node_latency": _longer("latency inside nodes"),
+    "launch": _longer("start of collectives"),
+    "communication": _without("time for communication"),
+    "compute": _faster("compute"),
+    "jitter": _without("jitter"),
+    "events": _without("events"),
+    "jobs": _without("other jobs"),
 }
-"""What each field says, in words."""
+"""Text for the value of each field."""

@@ -1,1 +1,1 @@
-"""steps."""
+"""Simulate the steps of one cluster size: `perfmodel.studies.run.steps.one_size.simulate_size`."""

@@ -1,4 +1,4 @@
-"""A step with everything that happens around it: which plan, which machine, simulated how."""
+"""Simulate steps with some disturbances: choose the plan, the machine and the engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from perfmodel.simulate.ranks.jitter import SlowSteps, Variation
 from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
 from perfmodel.simulate.ranks.task_order import unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.resolve.events import (
-    BEFORE,
+from perfmodel.studies.run.resolve.disturbance import (
+    ALWAYS_S,
     Disturbance,
     background_jobs,
     background_traffic,
@@ -26,15 +26,15 @@ from perfmodel.training.plan import StepPlan
 from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
 
 MOST_SINGLE_RANKS = 128
-"""Ranks that get a process of their own, where a vector of clocks would not be exact."""
+"""Ranks at most that get a process each, where vectors of ranks would not be exact."""
 
 PlanFor = Callable[[str | None], StepPlan]
 """The step's plan on the job's own GPU (None), or on another by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What a disturbed run needs beside its incidents.
+class SimulationSetup:
+    """What a simulation needs besides its disturbances.
 
     Parameters
     ----------
@@ -44,11 +44,11 @@ class Setting:
     fidelity : {"flow", "message", "free"}
     slowdown : float, optional
     settled_s : float
-        When the settled state begins, which the times of incidents count from; seconds.
+        When the settled state begins, from which times of disturbances count; seconds.
     warm_up : int
-        Steps before it, which steps of incidents do not count.
+        Steps before it, from which numbers of disturbed steps count.
     estimators : dict
-        Of machines that differ from the start, by what is wrong with them; filled here.
+        Cache of timers: of machines with faults from the start, by the fields of these faults.
     """
 
     machine: Machine
@@ -61,9 +61,9 @@ class Setting:
 
 
 def simulate_steps(
-    setting: Setting, active: Sequence[Disturbance], steps: int, *, free: bool = False
+    setup: SimulationSetup, disturbances: Sequence[Disturbance], steps: int, *, free: bool = False
 ) -> tuple[StepPlan, Run, str]:
-    """Simulate some steps with some incidents.
+    """Simulate some steps with some disturbances.
 
     Parameters
     ----------
@@ -73,160 +73,168 @@ def simulate_steps(
     Returns
     -------
     plan : StepPlan
-        With odd ranks in classes of their own.
+        With disturbed ranks in classes of their own.
     run : Run
     mode : str
-        How ranks were simulated, in words.
+        How ranks were simulated.
 
     Raises
     ------
     InputError
-        Incidents that cannot be simulated together; says why.
+        Disturbances that cannot be simulated together.
     """
-    plan, slow = _with_odd_ranks(setting, active)
-    known = estimator_of(setting, active)
-    changes = machine_changes(setting, active)
-    traffic = tuple(background_traffic(active, setting.settled_s))
-    beside = tuple(background_jobs(active, setting.settled_s))
-    jitters = [one.jitter for one in active if one.jitter is not None]
-    fidelity = "free" if free else setting.fidelity
+    plan, slow = _split_classes(setup, disturbances)
+    timer = estimator_of(setup, disturbances)
+    changes = _list_changes(setup, disturbances)
+    traffic = tuple(background_traffic(disturbances, setup.settled_s))
+    jobs = tuple(background_jobs(disturbances, setup.settled_s))
+    jitters = [each.jitter for each in disturbances if each.jitter is not None]
+    fidelity = "free" if free else setup.fidelity
     if jitters:
         reason = unsuited(plan)
-        reason = "the network changes or others use it" if changes or traffic or beside else reason
+        reason = "the network changes or others use it" if changes or traffic or jobs else reason
         if reason is None:
             run = simulate_ranks(
-                plan, known.machine, steps=steps, fidelity=fidelity,
-                overlap_slowdown=setting.slowdown, estimator=known,
+                plan, timer.machine, steps=steps, fidelity=fidelity,
+                overlap_slowdown=setup.slowdown, estimator=timer,
                 stretch=Variation(plan, jitters, slow),
             )  # fmt: skip
-            return plan, run, f"{_counted(plan)} as vectors"
-        plan, slow = _single(plan, slow, reason, active)
+            return plan, run, f"{_count_ranks(plan)} as vectors"
+        plan, slow = _split_into_ranks(plan, slow, reason, disturbances)
     run = simulate(
-        plan, known.machine, steps=steps, fidelity=fidelity, overlap_slowdown=setting.slowdown,
-        estimator=known, changes=changes, traffic=traffic, beside=beside,
+        plan, timer.machine, steps=steps, fidelity=fidelity, overlap_slowdown=setup.slowdown,
+        estimator=timer, changes=changes, traffic=traffic, beside=jobs,
         stretch=Variation(plan, jitters, slow) if jitters or slow else None,
     )  # fmt: skip
     classes = len(plan.classes)
     return plan, run, f"{classes} rank class{'es' if classes > 1 else ''}"
 
 
-def _counted(plan: StepPlan) -> str:
+def _count_ranks(plan: StepPlan) -> str:
     return f"{sum(len(each.ranks) for each in plan.classes):,} ranks"
 
 
 # ---------------------------------------------------------------- ranks
 
 
-def _with_odd_ranks(
-    setting: Setting, active: Sequence[Disturbance]
+def _split_classes(
+    setup: SimulationSetup, disturbances: Sequence[Disturbance]
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
-    """Give ranks that differ classes of their own, alike ones together."""
-    plan = setting.plan_for(None)
-    odd: dict[int, list[Disturbance]] = {}
-    for incident in active:
-        for rank in incident.ranks:
-            odd.setdefault(rank, []).append(incident)
+    """Give disturbed ranks classes of their own, one per set of disturbances."""
+    plan = setup.plan_for(None)
+    disturbances_of: dict[int, list[Disturbance]] = {}
+    for disturbance in disturbances:
+        for rank in disturbance.ranks:
+            disturbances_of.setdefault(rank, []).append(disturbance)
     slow: list[SlowSteps] = []
-    for each in plan.classes:
-        alike: dict[tuple[str, ...], tuple[list[int], list[Disturbance]]] = {}
-        for rank in each.ranks if odd else ():
-            if rank in odd:
-                key = tuple(one.place for one in odd[rank])
-                alike.setdefault(key, ([], odd[rank]))[0].append(rank)
-        parts = [_part(setting, ranks, why) for ranks, why in alike.values()]
+    for rank_class in plan.classes:
+        groups: dict[tuple[str, ...], tuple[list[int], list[Disturbance]]] = {}
+        for rank in rank_class.ranks if disturbances_of else ():
+            if rank in disturbances_of:
+                key = tuple(each.origin for each in disturbances_of[rank])
+                groups.setdefault(key, ([], disturbances_of[rank]))[0].append(rank)
+        parts = [_make_part(setup, ranks, causes) for ranks, causes in groups.values()]
         if parts:
-            plan = split(plan, each.name, parts)
-        for part, (_, why) in zip(parts, alike.values(), strict=True):
+            plan = split(plan, rank_class.name, parts)
+        for part, (_, causes) in zip(parts, groups.values(), strict=True):
             slow += [
-                SlowSteps(part.name, one.by, frozenset(s + setting.warm_up for s in one.steps))
-                for one in why
-                if one.steps is not None
+                SlowSteps(part.name, each.by, frozenset(s + setup.warm_up for s in each.steps))
+                for each in causes
+                if each.steps is not None
             ]
     return plan, tuple(slow)
 
 
-def _part(setting: Setting, ranks: Sequence[int], why: Sequence[Disturbance]) -> ClassPart:
+def _make_part(
+    setup: SimulationSetup, ranks: Sequence[int], causes: Sequence[Disturbance]
+) -> ClassPart:
     scale, gpu = 1.0, None
-    for one in why:
-        scale *= 1.0 if one.steps is not None else one.by
-        gpu = one.gpu or gpu
-    like = None if gpu is None else setting.plan_for(gpu)
-    return ClassPart(ranks_named(setting.machine, ranks), tuple(ranks), scale, like)
+    for cause in causes:
+        scale *= 1.0 if cause.steps is not None else cause.by
+        gpu = cause.gpu or gpu
+    like = None if gpu is None else setup.plan_for(gpu)
+    return ClassPart(_name_ranks(setup.machine, ranks), tuple(ranks), scale, like)
 
 
-def ranks_named(machine: Machine, ranks: Sequence[int], most: int = 3) -> str:
-    """Name some ranks: by their nodes where these are whole, else one by one."""
+def _name_ranks(machine: Machine, ranks: Sequence[int], most: int = 3) -> str:
+    """Name some ranks: by nodes where these are complete, else one by one."""
     topology = machine.topology
-    each, wanted = topology.gpus_per_host, set(ranks)
-    hosts = sorted({rank // each for rank in ranks})
-    if each > 1 and len(wanted) == len(hosts) * each:
+    per_host, numbers = topology.gpus_per_host, set(ranks)
+    hosts = sorted({rank // per_host for rank in ranks})
+    if per_host > 1 and len(numbers) == len(hosts) * per_host:
         names = [f"n{host}" for host in hosts]
     else:
-        names = [topology.ranks[rank] for rank in sorted(wanted)]
+        names = [topology.ranks[rank] for rank in sorted(numbers)]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-def _single(
-    plan: StepPlan, slow: Sequence[SlowSteps], reason: str, active: Sequence[Disturbance]
+def _split_into_ranks(
+    plan: StepPlan, slow: Sequence[SlowSteps], reason: str, disturbances: Sequence[Disturbance]
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
-    """Give every rank a process, where there are few enough."""
+    """Give every rank a class of its own, if there are few enough."""
     ranks = [rank for each in plan.classes for rank in each.ranks]
     if len(ranks) > MOST_SINGLE_RANKS:
-        place = next(one.place for one in active if one.jitter is not None)
-        found = f"jitter on {len(ranks)} ranks, where {reason}"
+        origin = next(each.origin for each in disturbances if each.jitter is not None)
+        conflict = f"jitter on {len(ranks)} ranks, where {reason}"
         allowed = f"at most {MOST_SINGLE_RANKS} ranks then, or no jitter"
-        raise InputError(Fault(f"{place}.jitter", found, allowed))
+        raise InputError(Fault(f"{origin}.jitter", conflict, allowed))
     home = {rank: each.name for each in plan.classes for rank in each.ranks}
     single = one_class_per_rank(plan)
     return single, tuple(
-        SlowSteps(each.name, one.by, one.steps)
+        SlowSteps(each.name, slow_steps.by, slow_steps.steps)
         for each in single.classes
-        for one in slow
-        if home[each.ranks[0]] == one.rank_class
+        for slow_steps in slow
+        if home[each.ranks[0]] == slow_steps.rank_class
     )
 
 
 # ---------------------------------------------------------------- links
 
 
-def estimator_of(setting: Setting, active: Sequence[Disturbance]) -> UncontendedTimer:
-    """Times of collectives on the machine that the job starts on."""
-    early = [one for one in active if any(fault.from_s == BEFORE for fault in one.faults)]
-    key = tuple(one.place for one in early)
-    if key not in setting.estimators:
-        machine = _machine_at(setting.machine, early, BEFORE)
-        setting.estimators[key] = UncontendedTimer(machine)
-    return setting.estimators[key]
+def estimator_of(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> UncontendedTimer:
+    """Return the cached timer of collectives for the machine on which the job starts."""
+    early = [
+        each for each in disturbances if any(fault.from_s == ALWAYS_S for fault in each.faults)
+    ]
+    key = tuple(each.origin for each in early)
+    if key not in setup.estimators:
+        machine = _machine_at(setup.machine, early, ALWAYS_S)
+        setup.estimators[key] = UncontendedTimer(machine)
+    return setup.estimators[key]
 
 
-def machine_changes(setting: Setting, active: Sequence[Disturbance]) -> tuple[Change, ...]:
-    """What the machine becomes, and when; in seconds since the start of the run."""
+def _list_changes(
+    setup: SimulationSetup, disturbances: Sequence[Disturbance]
+) -> tuple[Change, ...]:
+    """List the changes of the machine, with times in seconds since the start of the run."""
     moments: dict[float, list[str]] = {}
-    for incident in active:
-        if incident.faults:
-            for at in incident.moments_s:
-                moments.setdefault(at, []).append(incident.what)
+    for disturbance in disturbances:
+        if disturbance.faults:
+            for at in disturbance.moments_s:
+                moments.setdefault(at, []).append(disturbance.description)
     return tuple(
         Change(
-            setting.settled_s + at, _machine_at(setting.machine, active, at), "; ".join(moments[at])
+            setup.settled_s + at,
+            _machine_at(setup.machine, disturbances, at),
+            "; ".join(moments[at]),
         )
         for at in sorted(moments)
     )
 
 
-def _machine_at(machine: Machine, active: Sequence[Disturbance], at: float) -> Machine:
+def _machine_at(machine: Machine, disturbances: Sequence[Disturbance], at: float) -> Machine:
     faults = [
         fault
-        for incident in active
-        for fault in incident.faults
+        for disturbance in disturbances
+        for fault in disturbance.faults
         if fault.from_s <= at < fault.until_s
     ]
     if not faults:
         return machine
     topology = degraded(
         machine.topology,
-        _slowest([fault.bandwidth_Bps for fault in faults]),
+        _slowest_rates([fault.bandwidth_Bps for fault in faults]),
         {arc: at for fault in faults for arc, at in fault.latency_s.items()},
     )
     arcs = {arc for fault in faults for arc in fault.arcs}
@@ -236,10 +244,10 @@ def _machine_at(machine: Machine, active: Sequence[Disturbance], at: float) -> M
     return replace(machine, topology=topology)
 
 
-def _slowest(rates: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Of several faults on one link the worst counts."""
-    found: dict[int, float] = {}
+def _slowest_rates(rates: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Merge the rates of several faults; on one link the slowest counts."""
+    slowest: dict[int, float] = {}
     for each in rates:
         for arc, rate_Bps in each.items():
-            found[arc] = min(rate_Bps, found.get(arc, rate_Bps))
-    return found
+            slowest[arc] = min(rate_Bps, slowest.get(arc, rate_Bps))
+    return slowest

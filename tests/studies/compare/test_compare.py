@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from perfmodel.report.comparison.text import sentences
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.compare import Change, Comparison, compare
-from perfmodel.studies.compare.attribution import classics
-from perfmodel.studies.compare.compare import against, differing, ratio_interval
+from perfmodel.studies.compare.attribution import list_what_ifs
+from perfmodel.studies.compare.compare import (
+    compare_with_first,
+    list_differing_fields,
+    ratio_interval,
+)
 from perfmodel.studies.compare.export import to_csv, to_json
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import DisturbanceCost, SizeResult
@@ -66,8 +70,8 @@ def test_only_what_differs_is_named(networks: Comparison, file: str) -> None:
     assert [(f.name, f.values) for f in networks.fields] == [
         ("cluster.node", ("v100-x8-25g", "v100-x8-100g"))
     ]
-    found = side_by_side(file, "what_if.compute=2", "training={global_batch: 64}")
-    assert [(f.name, f.values) for f in found.fields] == [
+    fields = side_by_side(file, "what_if.compute=2", "training={global_batch: 64}")
+    assert [(f.name, f.values) for f in fields.fields] == [
         ("training.batch_per_gpu", ("32", "32", "default")),
         ("training.global_batch", ("default", "default", "64")),
         ("what_if.compute", ("default", "2", "default")),
@@ -76,31 +80,37 @@ def test_only_what_differs_is_named(networks: Comparison, file: str) -> None:
 
 def test_one_value_written_in_two_ways_is_no_difference(file: str) -> None:
     for same in ("strategy.bucket_cap=25600 KiB", "cluster.fabric={kind: one-switch}", "events=[]"):
-        found = differing([load_scenario(file), load_scenario(file, [same])])
-        assert found == ()
-    (field,) = differing([load_scenario(file), load_scenario(file, ["cluster.fabric=leaf-spine"])])
+        comparison = list_differing_fields([load_scenario(file), load_scenario(file, [same])])
+        assert comparison == ()
+    (field,) = list_differing_fields(
+        [load_scenario(file), load_scenario(file, ["cluster.fabric=leaf-spine"])]
+    )
     assert (field.name, field.values) == ("cluster.fabric", ("one-switch", "leaf-spine"))
 
 
 def test_the_asked_size_is_compared_and_no_smaller_one(tmp_path: Path) -> None:
     path = tmp_path / "curve.yaml"
     path.write_text(TEXT.replace("nodes: 2", "nodes: 4") + "scale: {nodes: [1, 2, 4]}\n")
-    found = compare([load_scenario(path), load_scenario(path, ["scale.nodes=[2]"])])
-    assert [side.point.gpus for side in found.sides] == [4, 2]
-    assert all(len(side.result.points) == 1 for side in found.sides)
+    comparison = compare([load_scenario(path), load_scenario(path, ["scale.nodes=[2]"])])
+    assert [side.point.gpus for side in comparison.sides] == [4, 2]
+    assert all(len(side.result.points) == 1 for side in comparison.sides)
 
 
 # ---------------------------------------------------------------- by how much
 
 
 def test_changes_are_those_of_the_points(networks: Comparison) -> None:
-    (one,), (a, b) = networks.versus, [side.point for side in networks.sides]
-    assert one.step.ratio == b.step_time_s / a.step_time_s
-    assert one.throughput.ratio == pytest.approx(1 / one.step.ratio)  # the batch is the same
-    assert sum(one.parts_s.values()) == pytest.approx(b.step_time_s - a.step_time_s, rel=1e-9)
-    assert one.exposed_s == b.exposed_comm_s - a.exposed_comm_s
-    assert one.same_batch
-    assert one.same_samples
+    (difference,), (a, b) = networks.versus, [side.point for side in networks.sides]
+    assert difference.step.ratio == b.step_time_s / a.step_time_s
+    assert difference.throughput.ratio == pytest.approx(
+        1 / difference.step.ratio
+    )  # the batch is the same
+    assert sum(difference.parts_s.values()) == pytest.approx(
+        b.step_time_s - a.step_time_s, rel=1e-9
+    )
+    assert difference.exposed_s == b.exposed_comm_s - a.exposed_comm_s
+    assert difference.same_batch
+    assert difference.same_samples
 
 
 def point(step_s: float, ends: tuple[float, float] | None, comm_s: float = 1.0) -> SizeResult:
@@ -120,8 +130,8 @@ def _point() -> SizeResult:
 
 def test_like_ends_are_compared_with_like() -> None:
     """Both are as likely slow: 10 and 20 of the first are 11 and 22 of the second, never 11/20."""
-    found = ratio_interval(point(12, (10, 20)), point(13.2, (11, 22)))
-    assert found == pytest.approx((1.1, 1.1))
+    interval = ratio_interval(point(12, (10, 20)), point(13.2, (11, 22)))
+    assert interval == pytest.approx((1.1, 1.1))
     assert ratio_interval(point(10, (8, 20)), point(10, (9, 16))) == pytest.approx((0.8, 1.125))
     assert Change(1.0, (0.8, 1.125)).within
     assert not Change(1.1, (1.05, 1.2)).within
@@ -159,10 +169,10 @@ def test_turned_around_the_interval_is_turned_around(
 
 
 def test_a_bottleneck_that_moves_is_named(file: str) -> None:
-    found = side_by_side(
+    comparison = side_by_side(
         file, "what_if={network_bandwidth: infinite, network_latency: 0}", "seed=1"
     )
-    moved, same = found.versus
+    moved, same = comparison.versus
     assert moved.moved
     assert "ethernet" in moved.bottleneck[0]
     assert "ethernet" not in moved.bottleneck[1]
@@ -190,7 +200,7 @@ def test_samples_of_other_kinds_have_no_throughput_in_common() -> None:
 
 
 def test_a_faster_adapter_is_all_of_the_difference(networks: Comparison) -> None:
-    by_name = {one.what: one for one in networks.imagined}
+    by_name = {what_if.what: what_if for what_if in networks.imagined}
     network = by_name["an infinitely fast network"]
     assert network.steps_s[0] == network.steps_s[1]
     assert network.shares == (None, 1.0)
@@ -203,16 +213,18 @@ def test_a_faster_adapter_is_all_of_the_difference(networks: Comparison) -> None
 
 def test_each_what_if_is_what_run_says(networks: Comparison) -> None:
     base = ["cluster.nodes=2", "scale=null"]
-    for one in networks.imagined:
-        flags = [f"what_if.{name}={str(value).lower()}" for name, value in one.what_if.items()]
-        for side, step_s in zip(networks.sides, one.steps_s, strict=True):
+    for what_if in networks.imagined:
+        flags = [f"what_if.{name}={str(value).lower()}" for name, value in what_if.what_if.items()]
+        for side, step_s in zip(networks.sides, what_if.steps_s, strict=True):
             alone = run_scenario(load_scenario(side.label, [*base, *flags])).main
-            assert step_s == alone.step_time_s, one.what
+            assert step_s == alone.step_time_s, what_if.what
 
 
 def test_what_ifs_come_on_top_of_a_sides_own(file: str) -> None:
-    found = side_by_side(file, "what_if.compute=3", attribute=True)
-    twice = next(one for one in found.imagined if one.what == "compute twice as fast")
+    comparison = side_by_side(file, "what_if.compute=3", attribute=True)
+    twice = next(
+        what_if for what_if in comparison.imagined if what_if.what == "compute twice as fast"
+    )
     six = run_scenario(load_scenario(file, ["what_if.compute=6"])).main
     assert twice.steps_s[1] == six.step_time_s
 
@@ -220,7 +232,7 @@ def test_what_ifs_come_on_top_of_a_sides_own(file: str) -> None:
 def test_only_what_ifs_that_make_sense(file: str) -> None:
     def words(*flags: str, node: str = "") -> list[str]:
         scenario = load_scenario(node or file, flags)
-        return [what for what, _ in classics(compare([scenario]).sides)]
+        return [what for what, _ in list_what_ifs(compare([scenario]).sides)]
 
     everywhere = ["no communication at all", "compute twice as fast"]
     assert words("cluster.nodes=1") == everywhere[1:]
@@ -236,27 +248,27 @@ def test_only_what_ifs_that_make_sense(file: str) -> None:
 
 
 def test_steps_of_other_sizes_have_no_share_of_their_difference(file: str) -> None:
-    found = side_by_side(file, "training.batch_per_gpu=64", attribute=True)
-    assert all(one.shares == (None, None) for one in found.imagined)
-    assert all(None not in one.steps_s for one in found.imagined)
+    comparison = side_by_side(file, "training.batch_per_gpu=64", attribute=True)
+    assert all(what_if.shares == (None, None) for what_if in comparison.imagined)
+    assert all(None not in what_if.steps_s for what_if in comparison.imagined)
 
 
 def test_grounds_of_one_side_say_whose_they_are(file: str) -> None:
-    found = side_by_side(file, "what_if.compute=2")
-    first, other = (set(side.result.assumptions) for side in found.sides)
-    assert {line for line in found.assumptions if line in first} == first & other
-    assert "what_if.compute=2: What if: compute 2 times as fast." in found.assumptions
+    comparison = side_by_side(file, "what_if.compute=2")
+    first, other = (set(side.result.assumptions) for side in comparison.sides)
+    assert {line for line in comparison.assumptions if line in first} == first & other
+    assert "what_if.compute=2: What if: compute 2 times as fast." in comparison.assumptions
 
 
 def test_what_has_no_room_is_said(file: str) -> None:
-    found = side_by_side(file, "training.batch_per_gpu=100000")
-    (line,) = sentences(found)
+    comparison = side_by_side(file, "training.batch_per_gpu=100000")
+    (line,) = sentences(comparison)
     assert line.endswith("training.batch_per_gpu=100000 does not fit in memory.")
 
 
 def test_a_straggler_is_all_of_its_difference(file: str) -> None:
-    found = side_by_side(file, "events=[{slow: {ranks: [0], by: 1.5}}]", attribute=True)
-    by_name = {one.what: one for one in found.imagined}
+    comparison = side_by_side(file, "events=[{slow: {ranks: [0], by: 1.5}}]", attribute=True)
+    by_name = {what_if.what: what_if for what_if in comparison.imagined}
     assert by_name["no events"].shares[1] == pytest.approx(1.0, abs=1e-9)
 
 
@@ -276,7 +288,7 @@ def test_plain_data_is_complete(networks: Comparison) -> None:
 def test_turning_sides_around_turns_changes_around(file: str) -> None:
     found = side_by_side(file, "what_if.network_bandwidth=2")
     a, b = found.sides
-    there, back = against(a, b), against(b, a)
+    there, back = compare_with_first(a, b), compare_with_first(b, a)
     assert there.step.ratio * back.step.ratio == pytest.approx(1.0)
     assert there.bottleneck == back.bottleneck[::-1]
     assert all(back.parts_s[name] == -time_s for name, time_s in there.parts_s.items())

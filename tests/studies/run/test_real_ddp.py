@@ -1,7 +1,7 @@
 """Real steps of DDP over Gloo by the user's own path: a scenario says what the validation does.
 
-The validation (`perfmodel.validate.trainings.testbed`) predicts rows of recorded runs; here the same rows are
-written as a scenario with files of parameters, times and a host, as a user would.
+The validation (`perfmodel.validate.trainings.testbed`) predicts rows of recorded runs; here the
+same rows are written as a scenario with files of parameters, times and a host, as a user would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfmodel.validate.trainings.testbed import models_of, predicted_s
 
 FOLDER = shipped_folder() / "testbed"
 ROWS = list(csv.DictReader((FOLDER / "ddp_iters.csv").read_text().splitlines()))
-NODE = (Path(__file__).parents[2] / "topologies" / "shaped-ethernet.yaml").read_text()
+NODE = (Path(__file__).parents[3] / "topologies" / "shaped-ethernet.yaml").read_text()
 STRATEGY = {"fp16": ", hook: fp16"}
 
 
@@ -134,6 +134,6 @@ def test_the_host_s_time_can_be_said(tmp_path: Path) -> None:
 
 def test_the_template_ships_with_a_bucket_and_cores() -> None:
     topology = build_topology("shaped-ethernet", hosts=2, fabric="one-switch")
-    document = read_yaml(Path(__file__).parents[2] / "topologies" / "shaped-ethernet.yaml")
+    document = read_yaml(Path(__file__).parents[3] / "topologies" / "shaped-ethernet.yaml")
     assert topology.sockets.burst_bytes == float(document["sockets"]["burst"].split()[0])
     assert topology.sockets.cores == document["sockets"]["cores"]

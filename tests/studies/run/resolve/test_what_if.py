@@ -16,10 +16,9 @@ from perfmodel.library.model import load_library
 from perfmodel.scenario import WhatIf, load_scenario, scenario_digest, sizes
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.resolve.machine import machine
-from perfmodel.studies.run.resolve.what_if import imagined
+from perfmodel.studies.run.resolve.machine import build_ensemble, machine
+from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.result import Result, SizeResult
-from perfmodel.studies.run.run import measured_machine
 from perfmodel.topology.templates.build import build_topology, load_node, template_names
 
 MIB = 1 << 20
@@ -65,8 +64,8 @@ def ethernet(hosts: int = 4, library: str = "plain") -> Machine:
 
 
 def ring_s(what_if: WhatIf, nbytes: int, hosts: int = 4) -> float:
-    known = UncontendedTimer(imagined(what_if, ethernet(hosts)))
-    return known.best("all_reduce", nbytes, range(hosts))[1]
+    timer = UncontendedTimer(apply_what_if(what_if, ethernet(hosts)))
+    return timer.best("all_reduce", nbytes, range(hosts))[1]
 
 
 # ---------------------------------------------------------------- closed forms
@@ -103,24 +102,24 @@ def test_no_link_and_no_library_leaves_no_time(library: str) -> None:
             "network_latency": 0, "node_latency": 0, "launch": 0,
         }
     )  # fmt: skip
-    here = make_machine(
+    machine = make_machine(
         build_topology("dgx-a100", hosts=2, fabric="rail-optimised", gpus_per_host=4),
         load_library(library),
     )
-    alone_s = UncontendedTimer(here).best("all_reduce", 64 * MIB, range(8))[1]
-    assert UncontendedTimer(imagined(everything, here)).best("all_reduce", 64 * MIB, range(8))[
-        1
-    ] < (
+    alone_s = UncontendedTimer(machine).best("all_reduce", 64 * MIB, range(8))[1]
+    assert UncontendedTimer(apply_what_if(everything, machine)).best(
+        "all_reduce", 64 * MIB, range(8)
+    )[1] < (
         1e-3 * alone_s if library == "nccl" else 1e-6 * alone_s  # LL has a rate of its own
     )
 
 
 def test_launch_is_what_no_link_sees() -> None:
-    here = ethernet(library="nccl")
-    none = imagined(WhatIf(launch=0.0, network_latency=0.0, node_latency=0.0), here)
-    way, _ = UncontendedTimer(here).best("all_reduce", 8, range(4))
+    machine = ethernet(library="nccl")
+    none = apply_what_if(WhatIf(launch=0.0, network_latency=0.0, node_latency=0.0), machine)
+    lowered, _ = UncontendedTimer(machine).best("all_reduce", 8, range(4))
     free, time_s = UncontendedTimer(none).best("all_reduce", 8, range(4))
-    assert way.launch_s > 0
+    assert lowered.launch_s > 0
     assert free.launch_s == 0
     assert time_s < 1e-6
 
@@ -197,18 +196,18 @@ def test_a_profiles_numbers_are_multiplied_too() -> None:
     node = load_node("cpu-loopback")
     size = sizes(scenario, 16)[-1]
     plain = machine(scenario, node, size)
-    found = measured_machine(scenario, plain, profile, size)
+    ensemble = build_ensemble(scenario, plain, profile, size)
     before = apply(profile, plain)
     assert np.array_equal(
-        found.likely.topology.arcs.bandwidth_Bps, 2 * before.topology.arcs.bandwidth_Bps
+        ensemble.likely.topology.arcs.bandwidth_Bps, 2 * before.topology.arcs.bandwidth_Bps
     )
-    (ours,), (theirs,) = (each.library.protocols.values() for each in (found.likely, before))
+    (ours,), (theirs,) = (each.library.protocols.values() for each in (ensemble.likely, before))
     assert ours.step.memory == 3 * theirs.step.memory
     assert ours.step.network == theirs.step.network
-    assert len(found.drawn) > 1
+    assert len(ensemble.drawn) > 1
     assert all(
         one.topology.arcs.bandwidth_Bps[0] != before.topology.arcs.bandwidth_Bps[0]
-        for one in found.drawn
+        for one in ensemble.drawn
     )
 
 
@@ -243,8 +242,8 @@ def test_without_events_everything_is_well() -> None:
     never = asked("straggler", few, "events=[]")
     assert well.main.step_time_s == pytest.approx(never.main.step_time_s, rel=1e-12)
     assert any("no stragglers" in line for line in well.assumptions)
-    kept = asked("straggler", few, "what_if.jitter=false").main
-    assert kept.step_time_s > 1.05 * never.main.step_time_s  # a straggler is no jitter
+    slow = asked("straggler", few, "what_if.jitter=false").main
+    assert slow.step_time_s > 1.05 * never.main.step_time_s  # a straggler is no jitter
 
 
 def test_other_jobs_stand_still_and_keep_their_nodes() -> None:
@@ -259,11 +258,11 @@ def test_other_jobs_stand_still_and_keep_their_nodes() -> None:
 
 
 def test_what_is_imagined_is_said_first() -> None:
-    said = asked(
+    sentence = asked(
         "bucket-size-slow-ethernet",
         "what_if={network_bandwidth: infinite, network_latency: 0, compute: 2}",
     ).assumptions[0]
-    assert said == (
+    assert sentence == (
         "What if: links between nodes infinitely fast, no latency between nodes, compute 2 times "
         "as fast; the library chooses its algorithms anew on such a network."
     )
@@ -313,13 +312,13 @@ def test_faults_name_the_field(field: str, value: str, allowed: str) -> None:
 @pytest.mark.parametrize("name", template_names()[::5])
 def test_any_machine_can_be_imagined(name: str) -> None:
     """Factors of all kinds: finite times, and the same numbers in the graph as in the arrays."""
-    here = make_machine(build_topology(name), load_library("nccl"))
+    nominal = make_machine(build_topology(name), load_library("nccl"))
     for factor in (0.1, 3.0, 1e9):
-        there = imagined(WhatIf(node_bandwidth=factor), here)
-        assert graph_rates(there) == there.topology.arcs.bandwidth_Bps.tolist()
-        if len(here.topology.ranks) > 1:
-            group = range(len(here.topology.ranks))
-            assert np.isfinite(UncontendedTimer(there).best("all_reduce", 25 * MIB, group)[1])
+        scaled = apply_what_if(WhatIf(node_bandwidth=factor), nominal)
+        assert graph_rates(scaled) == scaled.topology.arcs.bandwidth_Bps.tolist()
+        if len(nominal.topology.ranks) > 1:
+            group = range(len(nominal.topology.ranks))
+            assert np.isfinite(UncontendedTimer(scaled).best("all_reduce", 25 * MIB, group)[1])
 
 
 def graph_rates(machine: Machine) -> list[float]:

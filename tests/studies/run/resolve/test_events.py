@@ -52,30 +52,34 @@ def test_without_events_nothing_is_said_of_them(quiet: Result) -> None:
 
 def test_a_slow_node_costs_what_its_compute_takes_longer(tmp_path: Path, quiet: Result) -> None:
     result = answered(tmp_path, "events:\n  - slow: {nodes: [1], by: 1.5}\n")
-    point, what = result.main, result.main.disturbance
-    assert what is not None
-    assert what.undisturbed_s == pytest.approx(quiet.main.step_time_s)
-    (event,) = what.events
+    point, disturbance = result.main, result.main.disturbance
+    assert disturbance is not None
+    assert disturbance.undisturbed_s == pytest.approx(quiet.main.step_time_s)
+    (event,) = disturbance.events
     assert event.what == "n1 1.5 times slower"
     assert event.costs_s == pytest.approx(point.step_time_s - quiet.main.step_time_s)
     parts = quiet.main.breakdown_s
     most_s = 0.5 * (parts["forward"] + parts["backward"] + parts["optimizer"] + parts["copies"])
     assert 0 < event.costs_s <= most_s * (1 + 1e-9)
-    assert what.waits[0].last == "n1"
-    assert all(wait.share == 1.0 for wait in what.waits if wait.last == "n1")
+    assert disturbance.waits[0].last == "n1"
+    assert all(wait.share == 1.0 for wait in disturbance.waits if wait.last == "n1")
     assert point.mode == "flow, 2 rank classes"
     assert not any("no stragglers" in line for line in result.assumptions)
 
 
 def test_the_slow_steps_are_slow_and_no_others(tmp_path: Path, quiet: Result) -> None:
     result = answered(tmp_path, "events:\n  - slow: {ranks: [3], by: 3, steps: [1]}\n")
-    what = result.main.disturbance
-    assert what is not None
+    disturbance = result.main.disturbance
+    assert disturbance is not None
     usual_s = quiet.main.step_time_s
-    assert what.steps_s[0] == pytest.approx(usual_s)
-    assert what.steps_s[1] > 1.3 * usual_s
-    assert what.steps_s[3:] == pytest.approx([usual_s] * len(what.steps_s[3:]), rel=0.01)
-    assert result.main.step_time_s == pytest.approx(sum(what.steps_s) / len(what.steps_s))
+    assert disturbance.steps_s[0] == pytest.approx(usual_s)
+    assert disturbance.steps_s[1] > 1.3 * usual_s
+    assert disturbance.steps_s[3:] == pytest.approx(
+        [usual_s] * len(disturbance.steps_s[3:]), rel=0.01
+    )
+    assert result.main.step_time_s == pytest.approx(
+        sum(disturbance.steps_s) / len(disturbance.steps_s)
+    )
 
 
 def test_parts_of_a_step_still_add_up_to_the_mean(tmp_path: Path) -> None:
@@ -83,15 +87,15 @@ def test_parts_of_a_step_still_add_up_to_the_mean(tmp_path: Path) -> None:
         tmp_path,
         "events:\n  - jitter: {kind: normal, cv: 0.02}\n  - slow: {nodes: [0], by: 1.1}\n",
     )
-    point, what = result.main, result.main.disturbance
-    assert what is not None
+    point, disturbance = result.main, result.main.disturbance
+    assert disturbance is not None
     assert sum(point.breakdown_s.values()) == pytest.approx(point.step_time_s, rel=1e-9)
     assert point.mode.startswith("flow, 16 ranks as vectors, mean of ")
-    assert what.mean_interval_s is not None
-    low, high = what.mean_interval_s
+    assert disturbance.mean_interval_s is not None
+    low, high = disturbance.mean_interval_s
     assert low < point.step_time_s < high
     assert (high - low) / 2 < 0.01 * point.step_time_s
-    assert all(event.costs_s > 0 for event in what.events)
+    assert all(event.costs_s > 0 for event in disturbance.events)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) -> None:
@@ -120,15 +124,15 @@ def test_a_degraded_link_counts_from_the_settled_state(tmp_path: Path, quiet: Re
         f'  - degrade: {{link: "n0/nic0 -- fabric/switch0", by: 3, at: "{at} s", '
         f'until: "{until} s"}}\n'
     )
-    what = answered(tmp_path, f"events:\n{event}").main.disturbance
-    assert what is not None
-    assert what.steps_s[0] == pytest.approx(usual_s, rel=1e-6)
-    assert max(what.steps_s) > 1.2 * usual_s
-    assert what.steps_s[-1] == pytest.approx(usual_s, rel=0.02)
+    disturbance = answered(tmp_path, f"events:\n{event}").main.disturbance
+    assert disturbance is not None
+    assert disturbance.steps_s[0] == pytest.approx(usual_s, rel=1e-6)
+    assert max(disturbance.steps_s) > 1.2 * usual_s
+    assert disturbance.steps_s[-1] == pytest.approx(usual_s, rel=0.02)
     forever = answered(
         tmp_path, 'events:\n  - degrade: {link: "n0/nic0 -- fabric/switch0", by: 3}\n'
     ).main
-    assert forever.step_time_s == pytest.approx(max(what.steps_s), rel=0.05)
+    assert forever.step_time_s == pytest.approx(max(disturbance.steps_s), rel=0.05)
     assert forever.disturbance is not None
     assert len(forever.disturbance.steps_s) == 1
 
@@ -137,18 +141,18 @@ def test_a_link_that_goes_down_stalls_the_step_until_it_is_routed_around(tmp_pat
     text = TEXT.replace("v100-x8-25g", "dgx-a100").replace("one-switch", "rail-optimised")
     quiet = answered(tmp_path, text=text).main.step_time_s
     event = 'events:\n  - lose: {nic: n1/nic3, at: "1 ms", reroute_after: "300 ms"}\n'
-    what = answered(tmp_path, event, text).main.disturbance
-    assert what is not None
-    assert max(what.steps_s) == pytest.approx(300e-3 + quiet, rel=0.35)
-    assert what.steps_s[-1] < 2 * quiet
-    assert what.events[0].what == "n1/nic3 lost from 1 ms on, routed around after 300 ms"
+    disturbance = answered(tmp_path, event, text).main.disturbance
+    assert disturbance is not None
+    assert max(disturbance.steps_s) == pytest.approx(300e-3 + quiet, rel=0.35)
+    assert disturbance.steps_s[-1] < 2 * quiet
+    assert disturbance.events[0].what == "n1/nic3 lost from 1 ms on, routed around after 300 ms"
 
 
 def test_background_traffic_on_the_bottleneck(tmp_path: Path, quiet: Result) -> None:
     event = "events:\n  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 10 Gbit/s}\n"
-    what = answered(tmp_path, event).main.disturbance
-    assert what is not None
-    assert what.events[0].costs_s > 0.02 * quiet.main.step_time_s
+    disturbance = answered(tmp_path, event).main.disturbance
+    assert disturbance is not None
+    assert disturbance.events[0].costs_s > 0.02 * quiet.main.step_time_s
 
 
 def test_other_gpus_are_slower_by_their_own_roofline(tmp_path: Path) -> None:
@@ -157,23 +161,23 @@ def test_other_gpus_are_slower_by_their_own_roofline(tmp_path: Path) -> None:
 
     a100 = next(name for name in gpu_names() if "A100" in name.upper())
     mixed = answered(tmp_path, text=text.replace("GPU}", f"{a100}}}"))
-    what = mixed.main.disturbance
-    assert what is not None
-    assert what.events[0].what == f"n1 has {a100}"
-    assert what.events[0].costs_s <= 1e-9  # the faster GPUs wait for the slower ones
-    assert {wait.last for wait in what.waits if wait.waited_s > 0} == {"the other 8 GPUs"}
+    disturbance = mixed.main.disturbance
+    assert disturbance is not None
+    assert disturbance.events[0].what == f"n1 has {a100}"
+    assert disturbance.events[0].costs_s <= 1e-9  # the faster GPUs wait for the slower ones
+    assert {wait.last for wait in disturbance.waits if wait.waited_s > 0} == {"the other 8 GPUs"}
 
 
 def test_two_jobs_share_the_network(tmp_path: Path) -> None:
     text = TEXT.replace("nodes: 2, fabric: one-switch", PLACED)
     job = "jobs:\n  - {name: twin, model: resnet50, nodes: 2, batch_per_gpu: 64}\n"
     spread = answered(tmp_path, job, text).main
-    what = spread.disturbance
-    assert what is not None
-    (neighbour,) = what.jobs
+    disturbance = spread.disturbance
+    assert disturbance is not None
+    (neighbour,) = disturbance.jobs
     assert (neighbour.name, neighbour.gpus) == ("twin", 16)
-    assert what.events[0].what == "job twin on 2 nodes, packed"
-    assert what.events[0].costs_s > 0.05 * what.undisturbed_s
+    assert disturbance.events[0].what == "job twin on 2 nodes, packed"
+    assert disturbance.events[0].costs_s > 0.05 * disturbance.undisturbed_s
     assert neighbour.step_time_s > 1.05 * neighbour.alone_s
     packed = answered(tmp_path, job, text.replace("placement: spread", "placement: packed")).main
     assert packed.disturbance is not None
@@ -206,7 +210,7 @@ def test_the_machine_says_how_much_of_it_is_the_jobs(tmp_path: Path) -> None:
         ('traffic: {from: "n0/gpu*", to: "n*/cpu0", rate: 1 GB/s}', "events.0.traffic.to", "the 8"),
         ("traffic: {from: n0/gpu0, to: n0/gpu0, rate: 1 GB/s}", "events.0.traffic.to", "another"),
         ('degrade: {link: n0/nic0, by: 2, at: "1 h"}', "events.0", "within 300 steps"),
-        ("degrade: {link: n0/nic0, to: 25 Gbit/s}", "events.0.degrade.to", "what it carries"),
+        ("degrade: {link: n0/nic0, to: 25 Gbit/s}", "events.0.degrade.to", "undisturbed"),
         ("degrade: {link: n0/nic0, by: 0.5}", "events.0.degrade.by", "equal to 1"),
         ("slow: {ranks: [1], by: 0.5}", "events.0.slow.by", "equal to 1"),
         ("slow: {ranks: [1, 1], by: 2}", "events.0.slow.ranks", "each once, but 1"),

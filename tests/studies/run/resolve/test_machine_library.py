@@ -9,7 +9,7 @@ from perfmodel.cli import app
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.resolve.machine import settings
+from perfmodel.studies.run.resolve.machine import resolve_settings
 
 TEXT = """\
 # How long is a step?
@@ -35,33 +35,33 @@ def scenario(tmp_path):
 
 def faults(loaded):
     with pytest.raises(InputError) as caught:
-        settings(loaded)
+        resolve_settings(loaded)
     return [str(fault) for fault in caught.value.faults]
 
 
 def test_settings_of_a_scenario(scenario):
-    found = settings(
+    settings = resolve_settings(
         scenario(
             "{version: 2.26.2, algorithm: nvls, protocol: simple, processes: per-host, "
             "env: {NCCL_MIN_CTAS: 24}}"
         )
     )
-    assert found.version == "2.26.2"
-    assert found.one_process
-    assert dict(found.env) == {
+    assert settings.version == "2.26.2"
+    assert settings.one_process
+    assert dict(settings.env) == {
         "NCCL_MIN_CTAS": "24", "NCCL_ALGO": "nvls", "NCCL_PROTO": "simple",
     }  # fmt: skip
-    assert found.algorithms("all_reduce") == {"nvls"}
+    assert settings.algorithms("all_reduce") == {"nvls"}
 
 
 def test_nothing_said_is_nothing_told(scenario):
-    found = settings(scenario("{}"))
-    assert (found.version, dict(found.env), found.one_process) == (None, {}, False)
+    settings = resolve_settings(scenario("{}"))
+    assert (settings.version, dict(settings.env), settings.one_process) == (None, {}, False)
 
 
 def test_the_environment_wins_over_the_words(scenario):
-    found = settings(scenario("{algorithm: ring, env: {NCCL_ALGO: Tree}}"))
-    assert found.algorithms("all_reduce") == {"tree"}
+    settings = resolve_settings(scenario("{algorithm: ring, env: {NCCL_ALGO: Tree}}"))
+    assert settings.algorithms("all_reduce") == {"tree"}
 
 
 def test_faults_name_line_and_nearest(scenario):

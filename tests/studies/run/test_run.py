@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
-import statistics
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
 
 import pytest
 
-from perfmodel.calibrate import read_profile
 from perfmodel.errors import InputError
 from perfmodel.files import shipped
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.run import collective_rows, run_scenario
+from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import Result
-from perfmodel.topology.templates.build import build_topology
 
 TEXT = """# How long is a step?
 perfmodel: 1
@@ -238,39 +233,6 @@ def test_every_shipped_scenario_answers(name: str) -> None:
     assert answer.main.memory.fits
 
 
-def test_all_reduce_times_beside_published_ones() -> None:
-    """23 published nccl-tests runs, 1 MiB to 1 GiB, on the nearest template.
-
-    Some of them are among those that NCCL's constants were fitted to
-    (perfmodel/validate/fitted.yaml). The bounds catch a relapse.
-    """
-    table = Path(__file__).with_name("published_all_reduce.csv")
-    errors = []
-    for row in csv.DictReader(table.read_text().splitlines()):
-        hosts = int(row["nodes"])
-        fabric = "rail-optimised" if hosts > 1 else None
-        machine = build_topology(
-            row["node"], hosts=hosts, fabric=fabric, gpus_per_host=int(row["gpus_per_node"])
-        )
-        (found,) = collective_rows(machine, sizes=[int(row["nbytes"])])
-        errors.append(abs(found["time_s"] * 1e6 / float(row["time_us"]) - 1))
-    assert statistics.median(errors) < 0.11
-    assert statistics.quantiles(errors, n=10)[-1] < 0.42
-
-
-def test_collective_rows_are_what_nccl_tests_prints() -> None:
-    seen: list[tuple[int, int]] = []
-    rows = collective_rows(
-        build_topology("dgx-a100"), sizes=[1 << 20, 1 << 30], progress=lambda *at: seen.append(at)
-    )
-    assert seen == [(1, 2), (2, 2)]
-    for row in rows:
-        assert row["algbw_Bps"] == pytest.approx(row["nbytes"] / row["time_s"])
-        assert row["busbw_Bps"] == pytest.approx(row["algbw_Bps"] * 2 * 7 / 8)
-        assert row["busbw_Bps"] <= 240e9  # NVLink of an A100 as NCCL counts it
-    assert rows[1]["busbw_Bps"] > rows[0]["busbw_Bps"]
-
-
 def test_a_profile_brings_an_interval_and_says_what_was_measured() -> None:
     answer = run_scenario(load_scenario("resnet18-loopback-gloo"))
     assert answer.provenance["profile"] == "epyc-2-cores-gloo-2-ranks"
@@ -282,41 +244,6 @@ def test_a_profile_brings_an_interval_and_says_what_was_measured() -> None:
     plain = run_scenario(load_scenario("resnet18-loopback-gloo", ["profile=null"]))
     assert plain.main.interval_s is None
     assert plain.main.comm_s != pytest.approx(answer.main.comm_s, rel=0.01)
-
-
-def test_collectives_of_a_measured_machine_have_intervals() -> None:
-    machine = build_topology("cpu-loopback", gpus_per_host=4)
-    profile = read_profile("epyc-2-cores-gloo")
-    (row,) = collective_rows(machine, sizes=[1 << 24], library="gloo", profile=profile)
-    low, high = row["interval_s"]
-    assert low < row["time_s"] < high
-    two = build_topology("cpu-loopback", gpus_per_host=2)  # not what the profile was measured on
-    (row,) = collective_rows(two, sizes=[1 << 24], library="gloo", profile=profile)
-    assert row["interval_s"] is None
-
-
-@pytest.mark.parametrize(
-    ("op", "rows", "algorithm", "told"),
-    [
-        ("all_reduce", "library", "auto", True),
-        ("broadcast", "library", "auto", False),  # only all-reduces were measured
-        ("all_reduce", "schedule", "ring", True),
-        ("all_reduce", "schedule", "auto", False),  # Gloo's own is not the schedule that ran
-    ],
-)
-def test_what_was_not_measured_has_no_interval(
-    op: str, rows: Literal["library", "schedule"], algorithm: str, told: bool
-) -> None:
-    (row,) = collective_rows(
-        build_topology("cpu-loopback", gpus_per_host=4),
-        op=op,
-        sizes=[1 << 20],
-        algorithm=algorithm,
-        library="gloo",
-        profile=read_profile("epyc-2-cores-gloo"),
-        profile_rows=rows,
-    )
-    assert (row["interval_s"] is not None) == told
 
 
 def test_a_profile_of_another_machine_is_refused(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import spread_factors
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run import collective_rows, run_scenario
-from perfmodel.studies.run.run import OF_SPREAD, spread_bounds
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.resolve.machine import bound_machines
+from perfmodel.studies.run.run import DATASHEET_INTERVAL
 from perfmodel.topology.templates.build import build_topology
 
 MIB = 1 << 20
@@ -21,8 +22,8 @@ def test_bounds_are_the_spread_of_recorded_sweeps() -> None:
     machine = make_machine(topology, load_library("nccl"))
     low, high = spread_factors(topology, "all_reduce", 25 * MIB)
     likely, quick, slow = (
-        UncontendedTimer(one).best("all_reduce", 25 * MIB, range(8))[1]
-        for one in (machine, *spread_bounds(machine))
+        UncontendedTimer(each).best("all_reduce", 25 * MIB, range(8))[1]
+        for each in (machine, *bound_machines(machine))
     )
     assert low < 1 < high
     assert quick / likely == pytest.approx(low, rel=1e-6)
@@ -32,18 +33,7 @@ def test_bounds_are_the_spread_of_recorded_sweeps() -> None:
 @pytest.mark.parametrize("library", ["plain", "gloo", "mpi"])
 def test_nothing_is_known_of_other_libraries(library: str) -> None:
     machine = make_machine(build_topology("dgx-h100"), load_library(library))
-    assert spread_bounds(machine) == ()
-
-
-def test_a_row_lies_inside_its_interval() -> None:
-    for row in collective_rows(build_topology("dgx-h100"), sizes=[8, MIB, 64 * MIB]):
-        low, high = row["interval_s"]
-        assert low < row["time_s"] < high
-
-
-def test_a_named_algorithm_was_not_validated() -> None:
-    (row,) = collective_rows(build_topology("dgx-h100"), sizes=[MIB], algorithm="tree")
-    assert row["interval_s"] is None
+    assert bound_machines(machine) == ()
 
 
 def test_hardware_that_nobody_ran_gets_the_widest_interval() -> None:
@@ -62,4 +52,4 @@ def test_a_step_has_an_interval_without_a_profile() -> None:
     low, high = several.interval_s
     assert low < several.step_time_s < high
     assert high - several.step_time_s < 3 * several.comm_s, "only collectives take longer"
-    assert OF_SPREAD in answer.assumptions
+    assert DATASHEET_INTERVAL in answer.assumptions

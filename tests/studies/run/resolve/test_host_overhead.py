@@ -63,14 +63,14 @@ def test_a_host_that_converts_does_not_hold_up_the_device() -> None:
 def test_host_work_by_hand() -> None:
     """Four processes on two cores: (0.3 ms + 2 x 2.4 us + 12 MB / 6 GB/s) twice over."""
     gloo, process = load_library("gloo"), load_gpu("emulated-process")
-    found = host_work(gloo, process, Sockets(0.0, 2), [4e6, 8e6], 4, views=False)
-    assert found.step_s == pytest.approx(2 * (0.3e-3 + 4.8e-6 + 2e-3))
-    assert found.cast_Bps == pytest.approx(2.25e9)
+    work = host_work(gloo, process, Sockets(0.0, 2), [4e6, 8e6], 4, views=False)
+    assert work.step_s == pytest.approx(2 * (0.3e-3 + 4.8e-6 + 2e-3))
+    assert work.cast_Bps == pytest.approx(2.25e9)
     views = host_work(gloo, process, Sockets(), [4e6, 8e6], 4, views=True)
     assert views.step_s == pytest.approx(0.3e-3 + 4.8e-6 + 1e-3)
     slow = host_work(gloo, process, Sockets(0.0, 2, 0.5), [4e6, 8e6], 4, views=False)
     assert slow.step_s == pytest.approx(2 * (0.6e-3 + 9.6e-6 + 2e-3))  # copies wait for memory
-    assert found.core == CoreWork(gloo.core_layer, gloo.core_gradient, 6e9)
+    assert work.core == CoreWork(gloo.core_layer, gloo.core_gradient, 6e9)
     real = host_work(gloo, load_gpu("v100-sxm2-16gb"), Sockets(0.0, 2), [4e6], 4, views=False)
     assert real.step_s == 0.0
     assert real.core == CoreWork()

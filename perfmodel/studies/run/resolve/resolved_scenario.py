@@ -1,0 +1,133 @@
+"""A scenario with its names looked up: node, models, profile, fidelity, cluster sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from perfmodel.calibrate import Profile, read_profile
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.scenario import ClusterSize, Scenario, sizes
+from perfmodel.simulate.engine.engine import Fidelity
+from perfmodel.studies.run.resolve.job import TrainingJob, resolve_workload
+from perfmodel.studies.run.resolve.machine import (
+    MachineEnsemble,
+    build_ensemble,
+    machine,
+    relocated,
+)
+from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
+from perfmodel.topology.templates.build import build_topology, load_node
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.workload.model import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedScenario:
+    """A scenario and what its names refer to.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    node : NodeSpec
+    workload : Workload
+    other_workloads : tuple of Workload
+        Models of the other jobs on the network.
+    profile : Profile, optional
+    fidelity : {"flow", "message"}
+    sizes : tuple of ClusterSize
+        Of the scaling curve; the last one is the scenario's main size.
+    """
+
+    scenario: Scenario
+    node: NodeSpec
+    workload: Workload
+    other_workloads: tuple[Workload, ...]
+    profile: Profile | None
+    fidelity: Fidelity
+    sizes: tuple[ClusterSize, ...]
+
+    def ensemble_at(self, size: ClusterSize) -> MachineEnsemble:
+        """Build the machine at one size, with the alternatives that measurements allow."""
+        nominal = machine(self.scenario, self.node, size, count_hosts(self.scenario, size))
+        return build_ensemble(self.scenario, nominal, self.profile, size)
+
+    def job_on(self, ensemble: MachineEnsemble) -> TrainingJob:
+        """Return the training job with the GPU and the library of a machine."""
+        likely = ensemble.likely
+        return TrainingJob(self.scenario, self.workload, likely.topology.gpu, likely.library)
+
+
+def resolve_scenario(
+    scenario: Scenario, profile: Profile | None, fidelity: str | None
+) -> ResolvedScenario:
+    """Look up the names of a scenario.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    profile : Profile, optional
+        Instead of the scenario's.
+    fidelity : {"flow", "message"}, optional
+        Instead of the scenario's.
+
+    Raises
+    ------
+    InputError
+        A name that does not resolve; names file, line and field.
+    """
+    checked = _check_fidelity(fidelity or scenario.fidelity)
+    if profile is None and scenario.profile is not None:
+        profile = _read_profile(scenario, scenario.profile)
+    node, workload, other_workloads = resolved(scenario)
+    all_sizes = tuple(sizes(scenario, len(build_topology(node).ranks)))
+    return ResolvedScenario(scenario, node, workload, other_workloads, profile, checked, all_sizes)
+
+
+def _check_fidelity(name: str) -> Fidelity:
+    for allowed in get_args(Fidelity):
+        if name == allowed:
+            return allowed  # type: ignore[no-any-return]
+    raise InputError(Fault("fidelity", repr(name), allowed_names(get_args(Fidelity), name)))
+
+
+def _read_profile(scenario: Scenario, name: str) -> Profile:
+    try:
+        return read_profile(scenario.origin.beside("profile", name))
+    except InputError as error:
+        raise relocated(scenario, error, "profile") from None
+
+
+def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
+    """Look up the node, the model, and the models of the other jobs of a scenario.
+
+    Raises
+    ------
+    InputError
+        With the faults of all names at once.
+    """
+    faults: list[Fault] = []
+    node, workload = None, None
+    other_workloads: tuple[Workload, ...] = ()
+    try:
+        node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
+    except InputError as error:
+        faults += relocated(scenario, error, "cluster.node").faults
+    try:
+        workload = resolve_workload(scenario)
+    except InputError as error:
+        faults += error.faults
+    try:
+        other_workloads = load_other_workloads(scenario)
+    except InputError as error:
+        faults += error.faults
+    for number, mixed in enumerate(scenario.cluster.mixed):
+        try:
+            load_gpu(mixed.gpu)
+        except InputError as error:
+            field = {"gpu": f"cluster.mixed.{number}.gpu"}
+            faults += relocated(scenario, error, "cluster.mixed", field).faults
+    if node is None or workload is None or faults:
+        raise InputError(faults)
+    return node, workload, other_workloads

@@ -1,0 +1,270 @@
+"""A training job at one cluster size, and the runs whose steps are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
+from perfmodel.library.machine import Machine
+from perfmodel.scenario import ClusterSize, batch_per_gpu
+from perfmodel.simulate.engine.engine import Fidelity
+from perfmodel.simulate.engine.run import Run
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.resolve.disturbance import Disturbance
+from perfmodel.studies.run.resolve.events import resolve_events
+from perfmodel.studies.run.resolve.job import TrainingJob, on_gpu, plan, times
+from perfmodel.studies.run.resolve.limits import check_message_size
+from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated
+from perfmodel.studies.run.resolve.placement import (
+    RankAllocation,
+    allocate_ranks,
+    placed,
+    resolve_other_jobs,
+)
+from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
+from perfmodel.studies.run.resolve.what_if import filter_disturbances, imagined_of
+from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
+from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
+from perfmodel.training.ddp.buckets import Iteration
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.plan import Collective, StepPlan
+from perfmodel.workload.model import LayerTimes, Workload
+
+
+@dataclass
+class SizedJob:
+    """A job at one size, ready to be simulated with any of its disturbances.
+
+    Parameters
+    ----------
+    job : TrainingJob
+    ensemble : MachineEnsemble
+    size : ClusterSize
+    where : RankAllocation
+    other_workloads : tuple of Workload
+        Models of the other jobs.
+    fidelity : {"flow", "message"}
+    is_main : bool
+        Whether this is the scenario's main size: all names in events have to resolve, and the cost
+        of each event is simulated.
+    """
+
+    job: TrainingJob
+    ensemble: MachineEnsemble
+    size: ClusterSize
+    where: RankAllocation
+    other_workloads: tuple[Workload, ...]
+    fidelity: Fidelity
+    is_main: bool
+    batch: int = field(init=False)
+    happening: tuple[Disturbance, ...] = field(init=False)
+    _plans: dict[tuple[Iteration, bool, str | None], StepPlan] = field(
+        default_factory=dict, init=False
+    )
+    _estimators: dict[tuple[str, ...], UncontendedTimer] = field(default_factory=dict, init=False)
+    _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        scenario, machine = self.job.scenario, self.ensemble.likely
+        self.batch = batch_per_gpu(scenario, self.size.gpus)
+        events = resolve_events(
+            scenario, machine.topology, self.where.mine, self.size.gpus_per_node,
+            strict=self.is_main,
+        )  # fmt: skip
+        jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.where)
+        self.happening = filter_disturbances(imagined_of(scenario), (*events, *jobs))
+
+    @property
+    def steady_disturbances(self) -> tuple[Disturbance, ...]:
+        """Disturbances that are the same in each step."""
+        return tuple(each for each in self.happening if not each.varies)
+
+    def with_options(self, options: DdpOptions) -> SizedJob:
+        """Return the same job with other options of DDP; times of collectives are shared."""
+        other = copy(self)
+        other.job, other._plans = replace(self.job, chosen=options), {}
+        return other
+
+    def on_machine(self, machine: Machine) -> SizedJob:
+        """Return the same job on the machine with other numbers, at fidelity "flow"."""
+        other = copy(self)
+        other.ensemble, other.fidelity, other._estimators = MachineEnsemble(machine), "flow", {}
+        return other
+
+    def plan_for(
+        self, gpu: str | None, iteration: Iteration = "steady", launches: bool = True
+    ) -> StepPlan:
+        """Plan one step on the job's ranks.
+
+        Parameters
+        ----------
+        gpu : str or None
+            Instead of the job's own GPU.
+        iteration : {"first", "steady"}
+        launches : bool
+            Whether launching kernels takes time on the host.
+        """
+        key = (iteration, launches, gpu)
+        if key not in self._plans:
+            job = self.job if gpu is None else on_gpu(self.job, gpu)
+            if gpu not in self._times:
+                self._times[gpu] = times(job, self.batch)
+            layers = self._times[gpu]
+            layers = layers if launches else replace(layers, launch_s=0.0)
+            per_layer = any(each.jitter and each.jitter.per == "layer" for each in self.happening)
+            step = plan(
+                job, layers, self.size.gpus, self.batch, iteration, merge=not per_layer,
+                sockets=self.ensemble.likely.topology.sockets,
+            )  # fmt: skip
+            self._plans[key] = placed(step, self.where.mine)
+        return self._plans[key]
+
+    def setting(
+        self, settled_s: float = 0.0, iteration: Iteration = "steady", launches: bool = True
+    ) -> SimulationSetup:
+        """Set up a simulation on the likely machine."""
+        return SimulationSetup(
+            self.ensemble.likely,
+            lambda gpu: self.plan_for(gpu, iteration, launches),
+            self.fidelity if imagined_of(self.job.scenario).communication else "free",
+            self.job.scenario.compute.overlap_slowdown,
+            settled_s,
+            WARM_UP,
+            self._estimators,
+        )
+
+    def check_message_count(self, steps: int) -> None:
+        """Refuse more messages than fidelity "message" can simulate in minutes."""
+        if self.fidelity == "message":
+            works = [t.work for t in self.plan_for(None).tasks if isinstance(t.work, Collective)]
+            sent = [(work.op, work.nbytes) for work in works] * steps
+            check_message_size(self.ensemble.likely, sent)
+
+
+def size_job(
+    inputs: ResolvedScenario, size: ClusterSize, job: TrainingJob | None = None
+) -> SizedJob:
+    """Build the machine at one size, and place the job and the other jobs on it.
+
+    Parameters
+    ----------
+    inputs : ResolvedScenario
+    size : ClusterSize
+    job : TrainingJob, optional
+        Default: with the GPU and the library of the machine at this size.
+    """
+    ensemble = inputs.ensemble_at(size)
+    return SizedJob(
+        job=inputs.job_on(ensemble) if job is None else job,
+        ensemble=ensemble,
+        size=size,
+        where=allocate_ranks(inputs.scenario, size),
+        other_workloads=inputs.other_workloads,
+        fidelity=inputs.fidelity,
+        is_main=size == inputs.sizes[-1],
+    )
+
+
+@contextmanager
+def locate_errors(sized: SizedJob) -> Iterator[None]:
+    """Add file, line and field of the scenario to errors of lower layers."""
+    try:
+        yield
+    except InputError as error:
+        raise relocated(sized.job.scenario, error, "library") from None
+    except SimulationError as error:
+        raise _explain_unreachable(sized, error) from error
+
+
+def _explain_unreachable(sized: SizedJob, error: SimulationError) -> PerfmodelError:
+    """Name the events that cut a device off, if the error is about that."""
+    cuts = [each for each in sized.happening if any(f.arcs or f.nodes for f in each.faults)]
+    if not cuts or not isinstance(error.__cause__, TopologyError):
+        return error
+    allowed = f"what leaves a way around it; {error}"
+    origin = sized.job.scenario.origin
+    return InputError(origin.fault(each.origin, each.description, allowed) for each in cuts)
+
+
+# ---------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """A run whose last `counted` steps are reported, after a warm-up.
+
+    Parameters
+    ----------
+    plan : StepPlan
+    run : Run
+    mode : str
+        How ranks were simulated.
+    setup : SimulationSetup
+    steps, counted : int
+        Steps in all, and how many of them are counted.
+    """
+
+    plan: StepPlan
+    run: Run
+    mode: str
+    setup: SimulationSetup
+    steps: int
+    counted: int
+
+    @property
+    def steps_s(self) -> tuple[float, ...]:
+        """Durations of the counted steps; seconds."""
+        return self.run.step_times_s[-self.counted :]
+
+    @property
+    def step_s(self) -> float:
+        """Mean of the counted steps; seconds."""
+        return fmean(self.steps_s)
+
+    @property
+    def counted_steps(self) -> range:
+        """Numbers of the counted steps."""
+        return range(self.steps - self.counted, self.steps)
+
+    def simulate_again(
+        self,
+        disturbances: tuple[Disturbance, ...],
+        setup: SimulationSetup | None = None,
+        *,
+        free: bool = False,
+    ) -> float:
+        """Simulate the same steps with other disturbances; mean of the counted ones in seconds.
+
+        Parameters
+        ----------
+        disturbances : tuple of Disturbance
+        setup : SimulationSetup, optional
+            Default: the run's own.
+        free : bool
+            Let communication take no time.
+        """
+        _, run, _ = simulate_steps(setup or self.setup, disturbances, self.steps, free=free)
+        return fmean(run.step_times_s[-self.counted :])
+
+
+def simulate_reported(sized: SizedJob) -> ReportedRun:
+    """Simulate until the state has settled, then as many steps as the disturbances need."""
+    setup, steady = sized.setting(), sized.steady_disturbances
+    sized.check_message_count(SETTLED)
+    step, run, mode = simulate_steps(setup, steady, SETTLED)
+    if len(steady) == len(sized.happening):
+        return ReportedRun(step, run, mode, setup, SETTLED, 1)
+    counted = count_needed_steps(sized.happening, run.step_time_s, step)
+    setup = sized.setting(run.step_ends_s[WARM_UP - 1])
+    sized.check_message_count(WARM_UP + counted)
+    step, run, mode = simulate_steps(setup, sized.happening, WARM_UP + counted)
+    return ReportedRun(step, run, mode, setup, WARM_UP + counted, counted)
+
+
+def simulate_first_step(sized: SizedJob) -> Run:
+    """Simulate the very first step, before DDP rebuilds its buckets."""
+    return simulate_steps(sized.setting(iteration="first"), sized.steady_disturbances, 1)[1]

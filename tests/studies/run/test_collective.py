@@ -1,0 +1,153 @@
+"""Rows of nccl-tests: published times, repetitions that overlap, intervals."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from perfmodel.calibrate import read_profile
+from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.machine import make_machine
+from perfmodel.library.model import load_library
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run import collective_rows
+from perfmodel.studies.run.collective import hidden_s
+from perfmodel.topology.templates.build import build_topology
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def hidden(op: str, ranks: int, nbytes: int = GIB) -> float:
+    machine = make_machine(build_topology("dgx-a100", gpus_per_host=ranks), load_library("plain"))
+    timer = UncontendedTimer(machine)
+    (lowered,) = lower_collective(machine, op, nbytes, range(ranks))
+    return hidden_s(timer, lowered, op, range(ranks))
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce"])
+def test_the_way_of_a_piece_down_the_chain_is_hidden(op: str) -> None:
+    """Seven hops, each its latency and a piece on the wire; the first of them is not hidden."""
+    machine = make_machine(build_topology("dgx-a100"), load_library("plain"))
+    (lowered,) = lower_collective(machine, op, GIB, range(8))
+    (stage,) = lowered.stages
+    hop_s = stage.latency_s[0] + PIECE_BYTES * lowered.wire_factor / 240e9
+    assert hidden(op, 8) == pytest.approx(6 * hop_s, rel=1e-6)
+
+
+def test_nothing_else_is_hidden() -> None:
+    assert hidden("broadcast", 2) == 0
+    assert hidden("all_reduce", 8) == 0
+    assert hidden("all_gather", 8) == 0
+
+
+def test_no_row_beats_the_bytes_of_a_link() -> None:
+    for op in ("broadcast", "reduce"):
+        for row in collective_rows(
+            build_topology("dgx-a100"), op=op, sizes=[1 << 10, 1 << 20, GIB]
+        ):
+            assert row["time_s"] > row["nbytes"] / 240e9
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce"])
+def test_unlike_links_never_hide_more_than_there_is(op: str) -> None:
+    """A single piece crosses slow links alone; what is left holds the bytes of the busiest."""
+    topology = build_topology("gb200-nvl72", hosts=2, fabric="one-switch")
+    for row in collective_rows(topology, op=op, sizes=[1 << 20, 64 << 20]):
+        assert row["time_s"] > row["nbytes"] / 721.8e9
+
+
+def test_a_row_is_one_of_many() -> None:
+    """What nccl-tests prints is shorter than a single broadcast by what is hidden."""
+    machine = make_machine(build_topology("dgx-a100"), load_library("nccl"))
+    timer = UncontendedTimer(machine)
+    lowered, alone_s = timer.best("broadcast", GIB, range(8))
+    (row,) = collective_rows(machine.topology, op="broadcast", sizes=[GIB])
+    overlap_s = hidden_s(timer, lowered, "broadcast", range(8))
+    assert overlap_s > 5e-6
+    assert row["time_s"] == pytest.approx(alone_s - overlap_s, rel=1e-6)
+
+
+def test_all_reduce_times_beside_published_ones() -> None:
+    """23 published nccl-tests runs, 1 MiB to 1 GiB, on the nearest template.
+
+    Some of them are among those that NCCL's constants were fitted to
+    (perfmodel/validate/fitted.yaml). The bounds catch a relapse.
+    """
+    table = Path(__file__).with_name("published_all_reduce.csv")
+    errors = []
+    for row in csv.DictReader(table.read_text().splitlines()):
+        hosts = int(row["nodes"])
+        fabric = "rail-optimised" if hosts > 1 else None
+        machine = build_topology(
+            row["node"], hosts=hosts, fabric=fabric, gpus_per_host=int(row["gpus_per_node"])
+        )
+        (predicted,) = collective_rows(machine, sizes=[int(row["nbytes"])])
+        errors.append(abs(predicted["time_s"] * 1e6 / float(row["time_us"]) - 1))
+    assert statistics.median(errors) < 0.11
+    assert statistics.quantiles(errors, n=10)[-1] < 0.42
+
+
+def test_collective_rows_are_what_nccl_tests_prints() -> None:
+    progress: list[tuple[int, int]] = []
+    rows = collective_rows(
+        build_topology("dgx-a100"),
+        sizes=[1 << 20, 1 << 30],
+        progress=lambda *at: progress.append(at),
+    )
+    assert progress == [(1, 2), (2, 2)]
+    for row in rows:
+        assert row["algbw_Bps"] == pytest.approx(row["nbytes"] / row["time_s"])
+        assert row["busbw_Bps"] == pytest.approx(row["algbw_Bps"] * 2 * 7 / 8)
+        assert row["busbw_Bps"] <= 240e9  # NVLink of an A100 as NCCL counts it
+    assert rows[1]["busbw_Bps"] > rows[0]["busbw_Bps"]
+
+
+def test_collectives_of_a_measured_machine_have_intervals() -> None:
+    machine = build_topology("cpu-loopback", gpus_per_host=4)
+    profile = read_profile("epyc-2-cores-gloo")
+    (row,) = collective_rows(machine, sizes=[1 << 24], library="gloo", profile=profile)
+    low, high = row["interval_s"]
+    assert low < row["time_s"] < high
+    two = build_topology("cpu-loopback", gpus_per_host=2)  # not what the profile was measured on
+    (row,) = collective_rows(two, sizes=[1 << 24], library="gloo", profile=profile)
+    assert row["interval_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("op", "rows", "algorithm", "told"),
+    [
+        ("all_reduce", "library", "auto", True),
+        ("broadcast", "library", "auto", False),  # only all-reduces were measured
+        ("all_reduce", "schedule", "ring", True),
+        ("all_reduce", "schedule", "auto", False),  # Gloo's own is not the schedule that ran
+    ],
+)
+def test_what_was_not_measured_has_no_interval(
+    op: str, rows: Literal["library", "schedule"], algorithm: str, told: bool
+) -> None:
+    (row,) = collective_rows(
+        build_topology("cpu-loopback", gpus_per_host=4),
+        op=op,
+        sizes=[1 << 20],
+        algorithm=algorithm,
+        library="gloo",
+        profile=read_profile("epyc-2-cores-gloo"),
+        profile_rows=rows,
+    )
+    assert (row["interval_s"] is not None) == told
+
+
+def test_a_row_lies_inside_its_interval() -> None:
+    for row in collective_rows(build_topology("dgx-h100"), sizes=[8, MIB, 64 * MIB]):
+        low, high = row["interval_s"]
+        assert low < row["time_s"] < high
+
+
+def test_a_named_algorithm_was_not_validated() -> None:
+    (row,) = collective_rows(build_topology("dgx-h100"), sizes=[MIB], algorithm="tree")
+    assert row["interval_s"] is None
