@@ -75,6 +75,7 @@ def each(
     jobs: int | None = None,
     backend: Backend = "loky",
     scheduler: str | None = None,
+    threads: int | None = None,
 ) -> Iterator[R]:
     """Call a function with each of some arguments; results come as they are ready.
 
@@ -88,6 +89,9 @@ def each(
     backend : {"loky", "dask", "ray"}
     scheduler : str, optional
         Address of a cluster's scheduler.
+    threads : int, optional
+        Of linear algebra in each process of loky, which the last bits of a fit depend on; default:
+        the cores over the processes.
 
     Raises
     ------
@@ -104,25 +108,22 @@ def each(
     if backend == "ray":
         yield from _each_on_ray(function, calls, jobs, scheduler)
         return
-    yield from _each_with_joblib(function, calls, jobs or -1, backend, scheduler)
+    with _connect(backend, scheduler, threads) as options:
+        yield from _each_with_joblib(function, calls, backend, n_jobs=jobs or -1, **options)
 
 
 # ---------------------------------------------------------------- loky and dask, by joblib
 
 
 def _each_with_joblib(
-    function: Callable[..., R],
-    calls: Sequence[tuple[Any, ...]],
-    jobs: int,
-    backend: Backend,
-    scheduler: str | None,
+    function: Callable[..., R], calls: Sequence[tuple[Any, ...]], backend: Backend, **options: Any
 ) -> Iterator[R]:
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     parent = os.getpid() if backend == "loky" else None
     tasks: Iterable[Any] = (delayed(_call)(parent, function, call) for call in calls)
-    with _connect(backend, scheduler) as options, parallel_config(backend, n_jobs=jobs, **options):
+    with parallel_config(backend, **options):
         results = Parallel(return_as="generator_unordered")(tasks)
         try:
             yield from results
@@ -159,13 +160,15 @@ def _end_with(parent: int) -> None:
 
 
 @contextmanager
-def _connect(backend: Backend, scheduler: str | None) -> Iterator[dict[str, Any]]:
+def _connect(
+    backend: Backend, scheduler: str | None, threads: int | None
+) -> Iterator[dict[str, Any]]:
     """Connect to the cluster of a backend; yields the options that joblib needs for it."""
     if backend == "dask":
         with _connect_dask(scheduler or "") as client:
             yield {"client": client, "wait_for_workers_timeout": CONNECT_S}
     else:
-        yield {}
+        yield {"inner_max_num_threads": threads}
 
 
 @contextmanager

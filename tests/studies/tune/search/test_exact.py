@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfmodel.studies.tune.objective.gradients import Cuts, Row
 from perfmodel.studies.tune.objective.surrogate import StepSurrogate, neighbours
 from perfmodel.studies.tune.search.exact import best_cuts
-from perfmodel.studies.tune.search.local_search import improved, neighbours_of, simplified
+from perfmodel.studies.tune.search.local_search import improved
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 SECONDS = st.floats(0, 0.05)
@@ -133,15 +133,3 @@ def test_slower_compute_is_worked_out_by_hand() -> None:
     clock = StepSurrogate(row, 0.0, (1.0, 3.0), 3.0, (0.0, 0.0), 0.5, 2.0)
     assert step_s(clock, (1, 2), float) == 4.5 + 1.0 + 0.5
     assert step_s(clock, (2,), float) == 3.0 + 4.0 + 0.5
-
-
-def test_small_changes_are_partitions() -> None:
-    cuts = (2, 5, 9)
-    near = set(neighbours_of(cuts))
-    assert all(one[-1] == 9 and list(one) == sorted(set(one)) and one != cuts for one in near)
-    assert {(5, 9), (2, 9), (1, 5, 9), (3, 5, 9), (2, 4, 9), (2, 5, 7, 9)} <= near
-
-
-def test_ends_that_gain_nothing_are_taken_away() -> None:
-    assert simplified((1, 2, 3, 4), lambda cuts: 1.0) == (4,)
-    assert simplified((1, 2, 3, 4), lambda cuts: 1.0 if 2 in cuts else 2.0) == (2, 4)

@@ -204,8 +204,18 @@ def test_all_faults_of_flags_at_once() -> None:
         check_backend("locky", None, 1)
 
 
+def test_no_more_cores_than_this_process_may_use(monkeypatch) -> None:
+    assert 1 <= cores() <= len(os.sched_getaffinity(0))
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+    assert cores() == 1
+
+
+def test_a_fit_may_ask_for_threads_of_linear_algebra() -> None:
+    name = [("OPENBLAS_NUM_THREADS",), ("OMP_NUM_THREADS",)]
+    assert list(each(os.getenv, name, jobs=2, threads=3)) == ["3", "3"]
+
+
 def test_results_come_as_they_are_ready() -> None:
-    assert cores() >= 1
     assert next(each(abs, iter_of(-3, -4), jobs=1)) == 3
     assert sorted(each(abs, iter_of(*range(-20, 0)), jobs=2)) == list(range(1, 21))
     assert list(each(abs, [], jobs=2)) == []

@@ -13,10 +13,10 @@ from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.caps import as_bytes, caps_mb, windows_of, with_caps
 from perfmodel.studies.tune.objective.evaluator import bench_of
-from perfmodel.studies.tune.objective.gradients import Cuts
-from perfmodel.studies.tune.objective.surrogate import buckets_of
+from perfmodel.studies.tune.objective.gradients import Cuts, Row
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate, buckets_of
 from perfmodel.studies.tune.run import tune_scenario
-from perfmodel.studies.tune.search.lower_bound import lower_bound_s, minorants
+from perfmodel.studies.tune.search.lower_bound import lower_bound_s, minorants, tighten
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 Made = Callable[..., Scenario]
@@ -98,3 +98,46 @@ def test_lines_lie_below_all_points(points: list[tuple[float, float]]) -> None:
 def test_lines_touch_the_hull() -> None:
     """Points on 1 + x are on one line; one above them changes nothing."""
     assert (1.0, 1.0) in list(minorants([(1.0, 2.0), (3.0, 4.0), (2.0, 9.0)]))
+
+
+class TwoSizes:
+    """All-reduces of 100 to 200 bytes that take 3 s at least, and a link that takes s per byte."""
+
+    scale = 1.0
+
+    def __init__(self, wire_s_per_byte: float) -> None:
+        self.wire_s_per_byte = wire_s_per_byte
+        self.computed: list[int] = []
+
+    def floor(self) -> list[tuple[int, int, float]]:
+        return [(100, 200, 3.0), (200, 200, 3.0)]
+
+    def exact(self, nbytes: int) -> float:
+        self.computed.append(nbytes)
+        return 3.0
+
+
+@pytest.mark.parametrize(
+    ("wire_s_per_byte", "workers", "bound_s", "computed"),
+    [
+        (0.001, 1, 2 + 3.0, [150]),  # the link passes 100 B in 0.1 s: one all-reduce takes 3 s
+        (0.001, 2, 2 + 1.5, [150]),  # of which two go on at a time
+        (0.05, 1, 1 + 10.0, []),  # the link passes 200 B in 10 s, however they are reduced
+        (0.05, 2, 1 + 10.0, []),  # and two all-reduces share it
+        (0.01, 2, 2 + 1.5, [150]),  # 1 + 2 s of the link for both, 2 + 3 s / 2 for the last one
+    ],
+)
+def test_the_higher_of_two_bounds_applies(
+    wire_s_per_byte: float, workers: int, bound_s: float, computed: list[int]
+) -> None:
+    """Two gradients of 100 B that are ready after 1 s and 2 s; all other work takes no time.
+
+    What is ready from gradient k on takes at least as long as the busiest link needs for its
+    bytes, and as the quickest all-reduces need over those that go on at a time.
+    """
+    row = Row((0, 1), (100, 100), ("fp32", "fp32"), flipped=False)
+    surrogate = StepSurrogate(row, 0.0, (1.0, 2.0), 2.0, (0.0, 0.0), 0.0, 1.0)
+    times: Any = TwoSizes(wire_s_per_byte)
+    assert lower_bound_s(surrogate, times, workers) == pytest.approx(bound_s)
+    tighten(surrogate, times, workers, best_s=100.0, at_most=1)
+    assert times.computed == computed
