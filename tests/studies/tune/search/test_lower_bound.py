@@ -124,7 +124,7 @@ class TwoSizes:
         (0.001, 2, 2 + 1.5, [150]),  # of which two go on at a time
         (0.05, 1, 1 + 10.0, []),  # the link passes 200 B in 10 s, however they are reduced
         (0.05, 2, 1 + 10.0, []),  # and two all-reduces share it
-        (0.01, 2, 2 + 1.5, [150]),  # 1 + 2 s of the link for both, 2 + 3 s / 2 for the last one
+        (0.013, 2, 1 + 2.6, []),  # the link, 2.6 s for 200 B, is more than 3 s / 2 and less than 3 s
     ],
 )
 def test_the_higher_of_two_bounds_applies(
