@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.studies.tune.caps import Window, nice_mb
+from perfmodel.studies.tune.caps import Window, round_cap_mb
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.training.ddp.options import MIB
 
@@ -73,28 +73,28 @@ def tune_all(each: Sequence[TuneResult]) -> Compromise:
     if len(each) < 2:
         raise InputError(Fault("scenarios", f"{len(each)}", "two or more for one setting"))
     ends = sorted({point.low_mb for tuned in each for point in tuned.curve})
-    rated = [(shared_at(each, low), low) for low in ends]
+    rated = [(rate_cap(each, low), low) for low in ends]
     least = min(shared.worst_regret for shared, _ in rated)
     at = next(at for at, (one, _) in enumerate(rated) if one.worst_regret <= least + ROUNDING)
     found, low_mb = rated[at]
     high_mb = ends[at + 1] if at + 1 < len(ends) else float("inf")
     window = Window(round(low_mb * MIB) - 1, high_mb * MIB - 1)
-    best = Shared(nice_mb(window), found.steps_s, found.regrets)
+    best = Shared(round_cap_mb(window), found.steps_s, found.regrets)
     steps = tuple(tuned.default.step_time_s for tuned in each)
-    default = Shared(None, steps, _regrets(each, steps))
+    default = Shared(None, steps, _compute_regrets(each, steps))
     return Compromise(tuple(each), best, low_mb, high_mb, default)
 
 
 ROUNDING = 1e-9
 
 
-def shared_at(each: Sequence[TuneResult], cap_mb: float) -> Shared:
+def rate_cap(each: Sequence[TuneResult], cap_mb: float) -> Shared:
     """Return what one cap means for several scenarios."""
     steps = tuple(tuned.at(cap_mb).step_time_s for tuned in each)
-    return Shared(cap_mb, steps, _regrets(each, steps))
+    return Shared(cap_mb, steps, _compute_regrets(each, steps))
 
 
-def _regrets(each: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:
+def _compute_regrets(each: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(
         step_s / tuned.least_uniform_s - 1.0 for tuned, step_s in zip(each, steps_s, strict=True)
     )

@@ -14,7 +14,7 @@ from perfmodel.library.prediction_error import BANDS
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.tune.caps import number
 from perfmodel.studies.tune.model import CurvePoint, Plateau, Robust
-from perfmodel.studies.tune.objective.allreduce_times import CostOf
+from perfmodel.studies.tune.objective.allreduce_times import TimeOf
 from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 
@@ -33,47 +33,51 @@ Ratio = Callable[[int], float]
 """How much longer an all-reduce of so many bytes takes elsewhere."""
 
 
-def ratios(bench: Evaluator) -> tuple[Ratio, ...]:
+def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
     """Return how much longer all-reduces take on the quick machine, and on the slow one."""
-    others = bench.prepared.others
+    others = evaluator.prepared.others
     if not others:
         return ()
-    span = np.geomspace(min(bench.row.nbytes), bench.row.sums[-1], SAMPLES)
+    span = np.geomspace(min(evaluator.gradients.nbytes), evaluator.gradients.sums[-1], SAMPLES)
     sizes = [int(size) for size in np.unique(span.astype(int))]
     if len(others) > 2:
         middle = sizes[len(sizes) // 2]
-        ranked = sorted(others, key=lambda other: _time_s(bench, UncontendedTimer(other), middle))
+        ranked = sorted(
+            others, key=lambda other: _time_s(evaluator, UncontendedTimer(other), middle)
+        )
         at = int(TENTH * len(ranked))
         others = (ranked[at], ranked[-1 - at])
-    return tuple(_ratio(bench, other, sizes) for other in others)
+    return tuple(_compare_machine(evaluator, other, sizes) for other in others)
 
 
-def _ratio(bench: Evaluator, machine: Machine, sizes: Sequence[int]) -> Ratio:
+def _compare_machine(evaluator: Evaluator, machine: Machine, sizes: Sequence[int]) -> Ratio:
     """Compare a machine with the likely one: by its one factor, or at some sizes."""
-    if _differs_by_residual(bench, machine):
-        residual = without_jumps(machine).measured.residual
-        ranks, hosts = bench.prepared.size.gpus, bench.prepared.size.nodes
+    if _differs_by_residual(evaluator, machine):
+        residual = smooth_residual(machine).measured.residual
+        ranks, hosts = evaluator.prepared.size.gpus, evaluator.prepared.size.nodes
 
         def factor(nbytes: int) -> float:
-            wire = bench.costs.wire(nbytes)
+            wire = evaluator.allreduce.wire_bytes(nbytes)
             situation = CollectiveContext("all_reduce", wire, ranks, hosts, "", "")
             return 1.0 if residual is None else residual(situation)
 
         return cache(factor)
     estimator = UncontendedTimer(machine)
-    likely = bench.costs.estimator
-    found = [_time_s(bench, estimator, n) / max(_time_s(bench, likely, n), TINY_S) for n in sizes]
+    likely = evaluator.allreduce.estimator
+    found = [
+        _time_s(evaluator, estimator, n) / max(_time_s(evaluator, likely, n), TINY_S) for n in sizes
+    ]
     logs = np.log(sizes)
     return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, found)))
 
 
-def _differs_by_residual(bench: Evaluator, machine: Machine) -> bool:
-    here, there = bench.prepared.machine, machine.measured
+def _differs_by_residual(evaluator: Evaluator, machine: Machine) -> bool:
+    here, there = evaluator.prepared.machine, machine.measured
     same = machine.library is here.library and machine.topology is here.topology
     return same and here.measured == Corrections() and there == Corrections(residual=there.residual)
 
 
-def without_jumps(machine: Machine) -> Machine:
+def smooth_residual(machine: Machine) -> Machine:
     """Return a machine whose residual goes over gradually from band to band of sizes.
 
     Intervals are known band by band (`perfmodel.library.prediction_error`). One machine that is slow in all
@@ -95,27 +99,31 @@ def without_jumps(machine: Machine) -> Machine:
     return machine.stretched(machine.topology, Corrections(residual=factor))
 
 
-def _time_s(bench: Evaluator, estimator: UncontendedTimer, nbytes: int) -> float:
-    return estimator.best("all_reduce", bench.costs.wire(nbytes), bench.costs.group)[1]
+def _time_s(evaluator: Evaluator, estimator: UncontendedTimer, nbytes: int) -> float:
+    return estimator.best(
+        "all_reduce", evaluator.allreduce.wire_bytes(nbytes), evaluator.allreduce.group
+    )[1]
 
 
 @dataclass(frozen=True, slots=True)
-class Rated:
+class RatedPartition:
     """Some buckets, and their step on the likely machine."""
 
     groups: Groups
     step_s: float
 
 
-def regrets(bench: Evaluator, default: Rated, caps: Sequence[Rated]) -> list[tuple[float, ...]]:
+def compute_regrets(
+    evaluator: Evaluator, default: RatedPartition, caps: Sequence[RatedPartition]
+) -> list[tuple[float, ...]]:
     """Return how much longer a step is than the best cap's, machine by machine.
 
     Parameters
     ----------
-    bench : Evaluator
-    default : Rated
+    evaluator : Evaluator
+    default : RatedPartition
         PyTorch's default buckets, which may be better than every cap for all.
-    caps : sequence of Rated
+    caps : sequence of RatedPartition
         Caps for all. On another machine steps differ from those on the likely one by as much as
         the recurrence says.
 
@@ -126,11 +134,11 @@ def regrets(bench: Evaluator, default: Rated, caps: Sequence[Rated]) -> list[tup
     """
     every = (default, *caps)
     rows = [[one.step_s for one in every]]
-    known = ratios(bench)
-    here = [bench.guess(one.groups) for one in every] if known else []
+    known = compare_machines(evaluator)
+    here = [evaluator.predict_step_s(one.groups) for one in every] if known else []
     for ratio in known:
-        cost = _times_there(bench, ratio)
-        there = [bench.clock.step_s(bench.buckets(one.groups), cost) for one in every]
+        cost = _scale_times(evaluator, ratio)
+        there = [evaluator.surrogate.step_s(evaluator.buckets(one.groups), cost) for one in every]
         rows.append(
             [
                 one.step_s + there_s - here_s
@@ -144,16 +152,16 @@ def regrets(bench: Evaluator, default: Rated, caps: Sequence[Rated]) -> list[tup
     ]
 
 
-def _times_there(bench: Evaluator, ratio: Ratio) -> CostOf:
-    return cache(lambda nbytes: bench.costs.time_s(nbytes) * ratio(nbytes))
+def _scale_times(evaluator: Evaluator, ratio: Ratio) -> TimeOf:
+    return cache(lambda nbytes: evaluator.allreduce.time_s(nbytes) * ratio(nbytes))
 
 
-def plateau_of(curve: Sequence[CurvePoint]) -> Plateau:
+def find_plateau(curve: Sequence[CurvePoint]) -> Plateau:
     """Return the caps that are as good as the best on the likely machine."""
-    return Plateau(WITHIN, _spans(curve, [point.regrets[0] for point in curve]))
+    return Plateau(WITHIN, _merge_spans(curve, [point.regrets[0] for point in curve]))
 
 
-def robust_of(curve: Sequence[CurvePoint]) -> Robust | None:
+def find_robust_cap(curve: Sequence[CurvePoint]) -> Robust | None:
     """Return the cap that loses least wherever the truth may lie; None if no spread is known."""
     if len(curve[0].regrets) < 2:
         return None
@@ -161,10 +169,10 @@ def robust_of(curve: Sequence[CurvePoint]) -> Robust | None:
     least = min(worst)
     alike = [point for point in curve if point.worst_regret <= least + ALIKE]
     best = min(alike, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
-    return Robust(WITHIN, _spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
+    return Robust(WITHIN, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
 
 
-def _spans(
+def _merge_spans(
     curve: Sequence[CurvePoint], regrets_of: Sequence[float]
 ) -> tuple[tuple[float, float], ...]:
     limit = min(regrets_of) + WITHIN

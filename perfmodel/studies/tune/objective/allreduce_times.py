@@ -22,7 +22,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer, links_s
 from perfmodel.training.plan import Collective, Communicator, RankClass, StepPlan, Stream, Task
 
 Floats = NDArray[np.float64]
-Style = tuple[str, str]
+AlgorithmProtocol = tuple[str, str]
 """How a size is carried: algorithm and protocol."""
 
 ITEM = 4
@@ -49,7 +49,7 @@ class AllReduceTimes:
         Bytes on the network per byte of gradients (a hook that compresses sends fewer).
     factor : float
         On all times; 0 where communication is imagined to take none.
-    worked_out : int
+    computed_sizes : int
         Sizes so far.
     """
 
@@ -57,31 +57,31 @@ class AllReduceTimes:
     group: RankGroup
     scale: float = 1.0
     factor: float = 1.0
-    worked_out: int = 0
+    computed_sizes: int = 0
     _sizes: list[int] = field(default_factory=list)
-    _known: dict[int, tuple[float, Style]] = field(default_factory=dict)
+    _timed: dict[int, tuple[float, AlgorithmProtocol]] = field(default_factory=dict)
     _errors: dict[int, float] = field(default_factory=dict)  # by the size that a gap begins at
     _arrays: tuple[Floats, Floats] | None = None
     _per_byte: Floats | None = None
-    _read: dict[int, float] = field(default_factory=dict)
-    _least: dict[int, float] = field(default_factory=dict)
+    _interpolated: dict[int, float] = field(default_factory=dict)
+    _lower: dict[int, float] = field(default_factory=dict)
 
-    def exact(self, nbytes: int) -> float:
+    def compute(self, nbytes: int) -> float:
         """Work out the time of one size of gradients; seconds."""
-        size = self.wire(nbytes)
-        if size not in self._known:
+        size = self.wire_bytes(nbytes)
+        if size not in self._timed:
             way, time_s = self.estimator.best("all_reduce", size, self.group)
-            time_s = self.factor * (self._met(size) if self.in_order else time_s)
-            self._check(size, time_s)
-            self._known[size] = (time_s, (way.schedule.algorithm, way.protocol))
+            time_s = self.factor * (self._simulate(size) if self.in_order else time_s)
+            self._record_error(size, time_s)
+            self._timed[size] = (time_s, (way.schedule.algorithm, way.protocol))
             links = self.factor * links_s(self._capacity_Bps, way) / size
             self._per_byte = links if self._per_byte is None else np.minimum(self._per_byte, links)
             insort(self._sizes, size)
             self._arrays = None
-            self._read.clear()
-            self._least.clear()
-            self.worked_out += 1
-        return self._known[size][0]
+            self._interpolated.clear()
+            self._lower.clear()
+            self.computed_sizes += 1
+        return self._timed[size][0]
 
     @property
     def in_order(self) -> bool:
@@ -92,7 +92,7 @@ class AllReduceTimes:
     def _capacity_Bps(self) -> Floats:
         return self.estimator.machine.topology.arcs.bandwidth_Bps
 
-    def _met(self, size: int) -> float:
+    def _simulate(self, size: int) -> float:
         """Simulate an all-reduce alone; seconds."""
         group = tuple(self.group)
         work = Collective("all_reduce", size, "all", "one")
@@ -107,11 +107,11 @@ class AllReduceTimes:
         machine = self.estimator.machine
         return simulate(plan, machine, estimator=self.estimator).step_time_s
 
-    def is_known(self, nbytes: int) -> bool:
+    def is_timed(self, nbytes: int) -> bool:
         """Whether a size has been worked out."""
-        return self.wire(nbytes) in self._known
+        return self.wire_bytes(nbytes) in self._timed
 
-    def estimate(self, nbytes: NDArray[np.int64]) -> Floats:
+    def interpolate(self, nbytes: NDArray[np.int64]) -> Floats:
         """Read times off for some sizes of gradients; seconds."""
         sizes, times = self._table()
         wire = np.ceil(nbytes * self.scale / ITEM) * ITEM
@@ -120,34 +120,34 @@ class AllReduceTimes:
 
     def time_s(self, nbytes: int) -> float:
         """Return the time of one size, worked out already or read off; seconds."""
-        if nbytes not in self._read:
-            self._read[nbytes] = self._between(self.wire(nbytes))
-        return self._read[nbytes]
+        if nbytes not in self._interpolated:
+            self._interpolated[nbytes] = self._interpolate(self.wire_bytes(nbytes))
+        return self._interpolated[nbytes]
 
-    def _between(self, size: int) -> float:
-        known, sizes = self._known, self._sizes
+    def _interpolate(self, size: int) -> float:
+        known, sizes = self._timed, self._sizes
         if size in known:
             return known[size][0]
-        place = bisect_left(sizes, size)
-        if not 0 < place < len(sizes):
-            return known[sizes[min(place, len(sizes) - 1)]][0]
-        low, high = sizes[place - 1], sizes[place]
+        position = bisect_left(sizes, size)
+        if not 0 < position < len(sizes):
+            return known[sizes[min(position, len(sizes) - 1)]][0]
+        low, high = sizes[position - 1], sizes[position]
         low_s, high_s = known[low][0], known[high][0]
         return low_s + (high_s - low_s) * ((size - low) / (high - low))
 
-    def least(self, nbytes: int) -> float:
+    def lower_s(self, nbytes: int) -> float:
         """Return what a size takes at least, given how far off reading it off may be; seconds."""
-        if nbytes not in self._least:
-            self._least[nbytes] = self._at_least(nbytes, self.wire(nbytes))
-        return self._least[nbytes]
+        if nbytes not in self._lower:
+            self._lower[nbytes] = self._lower_at(nbytes, self.wire_bytes(nbytes))
+        return self._lower[nbytes]
 
-    def _at_least(self, nbytes: int, size: int) -> float:
-        if size in self._known:
-            return self._known[size][0]
-        place = bisect_left(self._sizes, size)
-        low = self._sizes[max(0, place - 1)]
+    def _lower_at(self, nbytes: int, size: int) -> float:
+        if size in self._timed:
+            return self._timed[size][0]
+        position = bisect_left(self._sizes, size)
+        low = self._sizes[max(0, position - 1)]
         read_s = self.time_s(nbytes) * (1 - self._errors.get(low, UNSEEN))
-        (before_s, style), (_, other) = self._known[low], self._known[self._sizes[place]]
+        (before_s, style), (_, other) = self._timed[low], self._timed[self._sizes[position]]
         return max(before_s, read_s) if style == other else read_s
 
     @property
@@ -162,19 +162,19 @@ class AllReduceTimes:
         steps = max(1, int(np.ceil(np.log(max(most / least, 1.0)) / np.log(ratio))))
         grid = [int(size) for size in np.geomspace(least, most, steps + 1)]
         for size in [least, most, *grid[::2], *grid[1::2]]:
-            self.exact(size)
+            self.compute(size)
         self._find_jumps()
 
     def refine(self, nbytes: Iterable[int], at_most: int) -> int:
         """Work some sizes out, no more than so many; returns how many."""
-        before = self.worked_out
+        before = self.computed_sizes
         for size in nbytes:
-            if self.worked_out - before >= at_most:
+            if self.computed_sizes - before >= at_most:
                 break
-            self.exact(size)
-        return self.worked_out - before
+            self.compute(size)
+        return self.computed_sizes - before
 
-    def floor(self) -> list[tuple[int, int, float]]:
+    def lower_bounds(self) -> list[tuple[int, int, float]]:
         """What sizes take at least, from one that is worked out to the next.
 
         Between sizes that are carried alike times do not fall.
@@ -186,9 +186,9 @@ class AllReduceTimes:
         """
         found = []
         for low, high in zip(self._sizes, self._sizes[1:], strict=False):
-            (low_s, style), (high_s, other) = self._known[low], self._known[high]
+            (low_s, style), (high_s, other) = self._timed[low], self._timed[high]
             found.append((low, high, low_s if style == other else min(low_s, high_s)))
-        return [*found, (self._sizes[-1], self._sizes[-1], self._known[self._sizes[-1]][0])]
+        return [*found, (self._sizes[-1], self._sizes[-1], self._timed[self._sizes[-1]][0])]
 
     @property
     def wire_s_per_byte(self) -> float:
@@ -197,48 +197,48 @@ class AllReduceTimes:
             return 0.0
         return float(self._per_byte.max(initial=0.0))
 
-    def wire(self, nbytes: int) -> int:
+    def wire_bytes(self, nbytes: int) -> int:
         """Return the bytes on the network of so many bytes of gradients."""
         return max(ITEM, math.ceil(nbytes * self.scale / ITEM) * ITEM)
 
     def _table(self) -> tuple[Floats, Floats]:
         if self._arrays is None:
-            times = [self._known[size][0] for size in self._sizes]
+            times = [self._timed[size][0] for size in self._sizes]
             self._arrays = np.array(self._sizes, dtype=float), np.array(times)
         return self._arrays
 
-    def _check(self, size: int, time_s: float) -> None:
+    def _record_error(self, size: int, time_s: float) -> None:
         """Remember how far off reading this size off would have been.
 
         Halving a gap quarters the error of a straight line; half of it is allowed for.
         """
-        place = bisect_left(self._sizes, size)
-        if not 0 < place < len(self._sizes):
+        position = bisect_left(self._sizes, size)
+        if not 0 < position < len(self._sizes):
             return
-        low, high = self._sizes[place - 1], self._sizes[place]
-        if self._known[low][1] == self._known[high][1] and time_s > 0:
-            off = abs(self._between(size) / time_s - 1.0)
+        low, high = self._sizes[position - 1], self._sizes[position]
+        if self._timed[low][1] == self._timed[high][1] and time_s > 0:
+            off = abs(self._interpolate(size) / time_s - 1.0)
             self._errors[low] = self._errors[size] = max(off / 2, LEAST_ERROR)
 
     def _find_jumps(self) -> None:
         """Where neighbours are carried unlike, find the size at which that changes."""
         for low, high in list(zip(self._sizes, self._sizes[1:], strict=False)):
-            if self._known[low][1] != self._known[high][1]:
-                self._halve(low, high, self._style_at)
+            if self._timed[low][1] != self._timed[high][1]:
+                self._bisect(low, high, self._select_at)
 
-    def _halve(self, low: int, high: int, style_at: Callable[[int], Style]) -> None:
-        first = self._known[low][1]
+    def _bisect(self, low: int, high: int, select_at: Callable[[int], AlgorithmProtocol]) -> None:
+        first = self._timed[low][1]
         while high - low > ITEM:
             middle = (low + high) // (2 * ITEM) * ITEM
-            if style_at(middle) == first:
+            if select_at(middle) == first:
                 low = middle
             else:
                 high = middle
         for size in (low, high):
-            if size not in self._known:
-                self.exact(int(size / self.scale))
+            if size not in self._timed:
+                self.compute(int(size / self.scale))
 
-    def _style_at(self, size: int) -> Style:
+    def _select_at(self, size: int) -> AlgorithmProtocol:
         ways = lower_collective(self.estimator.machine, "all_reduce", size, self.group)
         if len(ways) > 1:
             way, _ = self.estimator.best("all_reduce", size, self.group)
@@ -246,5 +246,5 @@ class AllReduceTimes:
         return ways[0].schedule.algorithm, ways[0].protocol
 
 
-CostOf = Callable[[int], float]
+TimeOf = Callable[[int], float]
 """Seconds of an all-reduce of so many bytes of gradients."""

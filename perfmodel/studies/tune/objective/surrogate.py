@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from perfmodel.studies.tune.objective.allreduce_times import CostOf
-from perfmodel.studies.tune.objective.gradients import Cuts, Groups, Row
+from perfmodel.studies.tune.objective.allreduce_times import TimeOf
+from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder, Groups
 from perfmodel.training.plan import Compute, StepPlan, Task
 
 
@@ -46,7 +46,7 @@ class StepSurrogate:
         where issuing takes no time.
     """
 
-    row: Row
+    gradients: GradientOrder
     before_s: float
     ready_s: tuple[float, ...]
     backward_s: float
@@ -58,7 +58,7 @@ class StepSurrogate:
     host_s: tuple[float, ...] = ()
 
     @cached_property
-    def outs_s(self) -> tuple[float, ...]:
+    def sums_out_s(self) -> tuple[float, ...]:
         """Work to copy back all gradients before each position; one more than gradients."""
         return (0.0, *itertools.accumulate(self.out_s))
 
@@ -67,7 +67,7 @@ class StepSurrogate:
         """All that the device has to do in a step, undisturbed, waits before backward included."""
         return self.before_s + self.backward_s + sum(self.out_s) + self.optimizer_s
 
-    def stretched(self, by: float) -> StepSurrogate:
+    def scaled(self, by: float) -> StepSurrogate:
         """Return the step of ranks that are so much slower; `before_s` stays."""
         return replace(
             self,
@@ -80,17 +80,17 @@ class StepSurrogate:
             host_s=tuple(by * at for at in self.host_s),
         )
 
-    def step_s(self, buckets: Sequence[Bucket], cost: CostOf) -> float:
+    def step_s(self, buckets: Sequence[Bucket], cost: TimeOf) -> float:
         """Return the time of a step with some buckets; seconds."""
         return self.times(buckets, cost)[0]
 
-    def times(self, buckets: Sequence[Bucket], cost: CostOf) -> tuple[float, float]:
+    def times(self, buckets: Sequence[Bucket], cost: TimeOf) -> tuple[float, float]:
         """Return the time of a step, and how long all-reduces kept the device waiting; seconds."""
         now = ended = done_s = waited_s = 0.0
         ends = []
-        for place, nbytes, _ in buckets:
-            now = self.after(now, self.ready_s[place] - done_s, ended)
-            done_s = self.ready_s[place]
+        for position, nbytes, _ in buckets:
+            now = self.after(now, self.ready_s[position] - done_s, ended)
+            done_s = self.ready_s[position]
             ended = max(now, ended) + cost(nbytes)
             ends.append(ended)
         now = self.after(now, self.backward_s - done_s, ended)
@@ -113,7 +113,9 @@ Bucket = tuple[int, int, float]
 """Position of the gradient that it waits for, its bytes, and the work to copy it back."""
 
 
-def surrogate_of(plan: StepPlan, row: Row, before_s: float, slowdown: float) -> StepSurrogate:
+def build_surrogate(
+    plan: StepPlan, gradients: GradientOrder, before_s: float, slowdown: float
+) -> StepSurrogate:
     """Read a clock off a plan in which each gradient has a bucket of its own.
 
     Parameters
@@ -136,11 +138,11 @@ def surrogate_of(plan: StepPlan, row: Row, before_s: float, slowdown: float) -> 
         for task in plan.tasks[:begin]
         if task.stream == "compute" and task.kind != "copy" and isinstance(task.work, Compute)
     )
-    parts = _Parts(len(row))
+    parts = _Parts(len(gradients))
     for task in plan.tasks[begin:]:
         parts.count(task)
     return StepSurrogate(
-        row=row,
+        gradients=gradients,
         before_s=before_s,
         ready_s=tuple(itertools.accumulate(parts.ready, max)),
         backward_s=parts.work_s,
@@ -183,24 +185,28 @@ class _Parts:
                 self.host[task.bucket] = self.issued_s
 
 
-def neighbours(clock: StepSurrogate, cuts: Cuts) -> list[Bucket]:
+def buckets_of_cuts(surrogate: StepSurrogate, cuts: Cuts) -> list[Bucket]:
     """Return groups of neighbours as buckets."""
-    row = clock.row
+    gradients = surrogate.gradients
     return [
-        (end - 1, row.sums[end] - row.sums[begin], clock.outs_s[end] - clock.outs_s[begin])
+        (
+            end - 1,
+            gradients.sums[end] - gradients.sums[begin],
+            surrogate.sums_out_s[end] - surrogate.sums_out_s[begin],
+        )
         for begin, end in itertools.pairwise((0, *cuts))
     ]
 
 
-def buckets_of(clock: StepSurrogate, groups: Groups) -> list[Bucket]:
+def buckets_of_groups(surrogate: StepSurrogate, groups: Groups) -> list[Bucket]:
     """Return groups of any tensors as buckets; each waits for those before it as well."""
-    places = [[clock.row.places[tensor] for tensor in group] for group in groups]
-    latest = itertools.accumulate((max(group) for group in places), max)
+    positions = [[surrogate.gradients.positions[tensor] for tensor in group] for group in groups]
+    latest = itertools.accumulate((max(group) for group in positions), max)
     return [
         (
             last,
-            sum(clock.row.nbytes[place] for place in group),
-            sum(clock.out_s[place] for place in group),
+            sum(surrogate.gradients.nbytes[position] for position in group),
+            sum(surrogate.out_s[position] for position in group),
         )
-        for last, group in zip(latest, places, strict=True)
+        for last, group in zip(latest, positions, strict=True)
     ]

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.studies.tune.objective.evaluator import Evaluator
-from perfmodel.studies.tune.objective.gradients import Cuts, Row
-from perfmodel.studies.tune.objective.surrogate import StepSurrogate, neighbours
-from perfmodel.studies.tune.search.local_search import improved, simplified
+from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate, buckets_of_cuts
+from perfmodel.studies.tune.search.local_search import improve, simplify
 from perfmodel.training.ddp.options import MIB
 
 Floats = NDArray[np.float64]
@@ -36,22 +36,22 @@ MOST_LABELS = 24
 class _Labels:
     """Partial solutions, all positions one after the other."""
 
-    place: Ints
+    position: Ints
     ready: Floats
     ended: Floats
     late: Floats
     before: Ints
     count: int = 0
 
-    def add(self, place: int, rows: tuple[Floats, Floats, Floats, Ints]) -> None:
+    def add(self, position: int, rows: tuple[Floats, Floats, Floats, Ints]) -> None:
         here = slice(self.count, self.count + len(rows[0]))
-        self.place[here] = place
+        self.position[here] = position
         self.ready[here], self.ended[here], self.late[here], self.before[here] = rows
         self.count = here.stop
 
 
 def best_cuts(
-    clock: StepSurrogate,
+    surrogate: StepSurrogate,
     read: Read,
     *,
     allowed: NDArray[np.bool_] | None = None,
@@ -61,7 +61,7 @@ def best_cuts(
 
     Parameters
     ----------
-    clock : StepSurrogate
+    surrogate : StepSurrogate
     read : callable
         Times of all-reduces.
     allowed : ndarray of bool, shape (gradients, gradients + 1), optional
@@ -75,10 +75,10 @@ def best_cuts(
         By growing time according to the labels, which count copies back as if all-reduces did not
         slow them down. Empty if nothing is allowed.
     """
-    row = clock.row
-    n, sums = len(row), np.array(row.sums, dtype=np.int64)
-    work = np.array((0.0, *clock.ready_s))
-    out = np.concatenate([[0.0], np.cumsum(clock.out_s)])
+    gradients = surrogate.gradients
+    n, sums = len(gradients), np.array(gradients.sums, dtype=np.int64)
+    work = np.array((0.0, *surrogate.ready_s))
+    out = np.concatenate([[0.0], np.cumsum(surrogate.out_s)])
     size = n * keep + 1
     labels = _Labels(
         np.zeros(size, np.int64), np.zeros(size), np.zeros(size), np.zeros(size),
@@ -86,32 +86,33 @@ def best_cuts(
     )  # fmt: skip
     nothing = np.zeros(1)
     labels.add(0, (nothing, nothing, nothing - np.inf, np.full(1, -1)))
-    for place in range(1, n + 1):
+    for position in range(1, n + 1):
         known = np.arange(labels.count)
         if allowed is not None:
-            known = known[allowed[labels.place[known], place]]
+            known = known[allowed[labels.position[known], position]]
         if len(known):
-            cost = read(sums[place] - sums[:place])[labels.place[known]]
+            cost = read(sums[position] - sums[:position])[labels.position[known]]
             labels.add(
-                place, _extended(labels, known, cost, clock.slowdown, place, work, out, keep)
+                position,
+                _extend(labels, known, cost, surrogate.slowdown, position, work, out, keep),
             )
-    return _traced(labels, clock, n, float(out[-1]))
+    return _trace_all_back(labels, surrogate, n, float(out[-1]))
 
 
-def _extended(
+def _extend(
     labels: _Labels,
     known: Ints,
     cost: Floats,
     slowdown: float,
-    place: int,
+    position: int,
     work: Floats,
     out: Floats,
     keep: int,
 ) -> tuple[Floats, Floats, Floats, Ints]:
     """All labels with one more bucket, up to a position; those that none beats."""
-    begin = labels.place[known]
+    begin = labels.position[known]
     ready, ended = labels.ready[known], labels.ended[known]
-    left = work[place] - work[begin]
+    left = work[position] - work[begin]
     busy = np.maximum(0.0, ended - ready)
     slowed = np.minimum(left, busy / slowdown)
     ready = ready + slowed * slowdown + (left - slowed)
@@ -129,21 +130,21 @@ def _extended(
     return ready[kept], ended[kept], late[kept], known[order[kept]]
 
 
-def _traced(labels: _Labels, clock: StepSurrogate, n: int, out_s: float) -> list[Cuts]:
+def _trace_all_back(labels: _Labels, surrogate: StepSurrogate, n: int, out_s: float) -> list[Cuts]:
     """Ways to the last position, the quickest first."""
-    last = np.flatnonzero(labels.place[: labels.count] == n)
+    last = np.flatnonzero(labels.position[: labels.count] == n)
     ready, ended = labels.ready[last], labels.ended[last]
-    left = clock.backward_s - clock.ready_s[-1]
-    slowed = np.minimum(left, np.maximum(0.0, ended - ready) / clock.slowdown)
-    ready = ready + slowed * clock.slowdown + (left - slowed)
+    left = surrogate.backward_s - surrogate.ready_s[-1]
+    slowed = np.minimum(left, np.maximum(0.0, ended - ready) / surrogate.slowdown)
+    ready = ready + slowed * surrogate.slowdown + (left - slowed)
     total = np.maximum(ready + out_s, labels.late[last] + out_s)
-    return [_way(labels, int(last[at])) for at in np.argsort(total, kind="stable")]
+    return [_trace_back(labels, int(last[at])) for at in np.argsort(total, kind="stable")]
 
 
-def _way(labels: _Labels, at: int) -> Cuts:
+def _trace_back(labels: _Labels, at: int) -> Cuts:
     cuts = []
-    while labels.place[at] > 0:
-        cuts.append(int(labels.place[at]))
+    while labels.position[at] > 0:
+        cuts.append(int(labels.position[at]))
         at = int(labels.before[at])
     return tuple(reversed(cuts))
 
@@ -155,67 +156,69 @@ FINALISTS = 4
 """Ways to the end that are looked at closely where all-reduces slow copies back down."""
 
 
-def list_by_clock(bench: Evaluator, allowed: NDArray[np.bool_] | None = None) -> Cuts | None:
+def search_by_surrogate(
+    evaluator: Evaluator, allowed: NDArray[np.bool_] | None = None
+) -> Cuts | None:
     """Return the groups of neighbours with the least time; None if none are allowed.
 
     Parameters
     ----------
-    bench : Evaluator
+    evaluator : Evaluator
     allowed : ndarray of bool, shape (gradients, gradients + 1), optional
         Whether a group may go from one position to another.
     """
-    clock, costs = bench.clock, bench.costs
-    slowed = clock.slowdown > 1.0
+    surrogate, allreduce = evaluator.surrogate, evaluator.allreduce
+    slowed = surrogate.slowdown > 1.0
 
     def rate(cuts: Cuts) -> float:
         if allowed is not None and not all(
             allowed[a, b] for a, b in zip((0, *cuts), cuts, strict=False)
         ):
             return float("inf")
-        return clock.step_s(neighbours(clock, cuts), costs.time_s)
+        return surrogate.step_s(buckets_of_cuts(surrogate, cuts), allreduce.time_s)
 
     best: Cuts | None = None
     for _ in range(PASSES):
         keep = LABELS_SLOWED if slowed else LABELS
-        found = best_cuts(clock, costs.estimate, allowed=allowed, keep=keep)
+        found = best_cuts(surrogate, allreduce.interpolate, allowed=allowed, keep=keep)
         if not found:
             return None
         ways = [*found[: FINALISTS if slowed else 1], *([best] if best else [])]
         way = min(ways, key=rate)
-        way = simplified(way, rate)
-        best = simplified(improved(way, rate), rate) if slowed else way
-        if not bench.learn(bench.row.groups(best)):
+        way = simplify(way, rate)
+        best = simplify(improve(way, rate), rate) if slowed else way
+        if not evaluator.time_allreduces(evaluator.gradients.groups(best)):
             break
     return best
 
 
-def all_sizes_known(bench: Evaluator) -> bool:
+def all_sizes_timed(evaluator: Evaluator) -> bool:
     """Whether no time was read off, so that the search left no group of neighbours out."""
-    sums = bench.row.sums
+    sums = evaluator.gradients.sums
     sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
-    return all(bench.costs.is_known(size) for size in sizes)
+    return all(evaluator.allreduce.is_timed(size) for size in sizes)
 
 
-def work_out_all(bench: Evaluator, at_most: int) -> None:
+def time_all_sizes(evaluator: Evaluator, at_most: int) -> None:
     """Work out what every group of neighbours takes, if these are few."""
-    sums = bench.row.sums
+    sums = evaluator.gradients.sums
     if len(sums) ** 2 > 4 * at_most:
         return
     sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
     if len(sizes) <= at_most:
         for size in sorted(sizes):
-            bench.costs.exact(size)
+            evaluator.allreduce.compute(size)
 
 
-def closed_by_whole(row: Row) -> NDArray[np.bool_]:
+def allow_integer_caps(gradients: GradientOrder) -> NDArray[np.bool_]:
     """Whether a cap of whole MiB makes a group of the gradients from one position to another."""
-    n, sums = len(row), np.array(row.sums, dtype=np.int64)
+    n, sums = len(gradients), np.array(gradients.sums, dtype=np.int64)
     begin, end = np.meshgrid(np.arange(n), np.arange(n + 1), indexing="ij")
     nbytes = sums[end] - sums[begin]
-    sizes = np.array(row.nbytes, dtype=np.int64)
-    last = sizes[begin] if row.flipped else sizes[np.maximum(end, 1) - 1]
+    sizes = np.array(gradients.nbytes, dtype=np.int64)
+    last = sizes[begin] if gradients.reverse_filled else sizes[np.maximum(end, 1) - 1]
     above = nbytes - last
     number = np.maximum(1, above // MIB + 1)
-    left_over = begin == 0 if row.flipped else end == n
+    left_over = begin == 0 if gradients.reverse_filled else end == n
     found: NDArray[np.bool_] = (end > begin) & ((number * MIB <= nbytes) | left_over)
     return found

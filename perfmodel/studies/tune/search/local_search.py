@@ -17,7 +17,7 @@ LEAST_GAIN = 1e-10
 """Relative gain that is worth another round."""
 
 
-def neighbours_of(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
+def neighbourhood(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
     """Groups that differ from some in one end.
 
     Parameters
@@ -35,14 +35,14 @@ def neighbours_of(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
             if low < cut + shift < high:
                 yield (*inner[:at], cut + shift, *inner[at + 1 :], n)
     if every:
-        new = [place for place in range(1, n) if place not in ends]
+        new = [position for position in range(1, n) if position not in ends]
     else:
         new = [(a + b) // 2 for a, b in zip((0, *inner), cuts, strict=True) if b - a > 1]
-    for place in new:
-        yield tuple(sorted((*cuts, place)))
+    for position in new:
+        yield tuple(sorted((*cuts, position)))
 
 
-def improved(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
+def improve(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
     """Follow the best small change as long as there is one, and effort is left.
 
     Parameters
@@ -54,7 +54,7 @@ def improved(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
     """
     best_s = rate(cuts)
     while effort > 0:
-        near = list(neighbours_of(cuts, every=len(cuts) <= MANY))
+        near = list(neighbourhood(cuts, every=len(cuts) <= MANY))
         effort -= len(near) * len(cuts)
         found_s, found = min(((rate(one), one) for one in near), default=(best_s, cuts))
         if found_s >= best_s * (1 - LEAST_GAIN):
@@ -63,7 +63,7 @@ def improved(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
     return cuts
 
 
-def simplified(cuts: Cuts, rate: Rate, within: float = LEAST_GAIN) -> Cuts:
+def simplify(cuts: Cuts, rate: Rate, within: float = LEAST_GAIN) -> Cuts:
     """Take ends away that gain nothing."""
     best_s = rate(cuts)
     at = 0

@@ -26,22 +26,22 @@ SLACK = 1e-9
 """Taken off, relatively, for the rounding of sums."""
 
 
-def lower_bound_s(clock: StepSurrogate, costs: AllReduceTimes, workers: int) -> float:
+def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int) -> float:
     """Return a time that no step is below, whatever its buckets; seconds.
 
     Parameters
     ----------
-    clock : StepSurrogate
-    costs : AllReduceTimes
+    surrogate : StepSurrogate
+    allreduce : AllReduceTimes
         Of which the least and the largest possible size have been worked out.
     workers : int
         All-reduces under way at a time.
     """
-    return _bound(clock, costs, workers)[0]
+    return _compute_bound(surrogate, allreduce, workers)[0]
 
 
-def tighten(
-    clock: StepSurrogate, costs: AllReduceTimes, workers: int, best_s: float, at_most: int
+def tighten_bound(
+    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int, best_s: float, at_most: int
 ) -> float:
     """Work sizes out where that may raise the bound, as long as it is below a step of `best_s`.
 
@@ -51,25 +51,27 @@ def tighten(
         The bound; seconds.
     """
     for _ in range(at_most):
-        bound_s, weakest = _bound(clock, costs, workers)
+        bound_s, weakest = _compute_bound(surrogate, allreduce, workers)
         if bound_s > best_s * (1 - CLOSE) or weakest is None:
             break
-        costs.exact(int(weakest / costs.scale))
-    return lower_bound_s(clock, costs, workers)
+        allreduce.compute(int(weakest / allreduce.scale))
+    return lower_bound_s(surrogate, allreduce, workers)
 
 
 CLOSE = 1e-3
 """Relative distance from the best step at which a bound is not worth more work."""
 
 
-def _bound(clock: StepSurrogate, costs: AllReduceTimes, workers: int) -> tuple[float, float | None]:
+def _compute_bound(
+    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int
+) -> tuple[float, float | None]:
     """The bound, and a size whose time would raise it if it were known."""
-    cells = costs.floor()
+    cells = allreduce.lower_bounds()
     points = [(float(high), least_s) for _, high, least_s in cells]
     lines = list(minorants(points))
-    rate = costs.wire_s_per_byte
-    lost = 1.0 - 1.0 / clock.slowdown
-    total = clock.row.sums[-1] * costs.scale
+    rate = allreduce.wire_s_per_byte
+    lost = 1.0 - 1.0 / surrogate.slowdown
+    total = surrogate.gradients.sums[-1] * allreduce.scale
 
     def least_s(nbytes: float) -> tuple[float, Line | None]:
         found = max((a + b * nbytes, (a, b)) for a, b in lines)
@@ -79,18 +81,20 @@ def _bound(clock: StepSurrogate, costs: AllReduceTimes, workers: int) -> tuple[f
         )
 
     all_s, line = least_s(total)
-    best = clock.work_s + lost * all_s
+    best = surrogate.work_s + lost * all_s
     tight = line
-    behind_s = min(clock.out_s) + clock.optimizer_s + clock.before_s
-    for place, ready_s in enumerate(clock.ready_s):
-        rest_s, of_rest = least_s((clock.row.sums[-1] - clock.row.sums[place]) * costs.scale)
+    behind_s = min(surrogate.out_s) + surrogate.optimizer_s + surrogate.before_s
+    for position, ready_s in enumerate(surrogate.ready_s):
+        rest_s, of_rest = least_s(
+            (surrogate.gradients.sums[-1] - surrogate.gradients.sums[position]) * allreduce.scale
+        )
         bound_s = behind_s + ready_s + lost * max(0.0, all_s - rest_s) + rest_s
         if bound_s > best:
             best, tight = bound_s, of_rest
-    return best * (1 - SLACK), _weakest(cells, tight)
+    return best * (1 - SLACK), _find_weakest(cells, tight)
 
 
-def _weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
+def _find_weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
     """Middle of a wide cell whose floor a line touches."""
     if line is None:
         return None

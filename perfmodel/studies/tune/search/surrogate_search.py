@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.studies.run.prepared import Stepped
-from perfmodel.studies.tune.caps import Uniform, caps_mb, whole_caps_mb, windows_of
+from perfmodel.studies.tune.caps import UniformPartition, caps_mb, find_windows, integer_caps_mb
 from perfmodel.studies.tune.choice.tie_breaking import FEWER
-from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, Outcome, reduced
-from perfmodel.studies.tune.objective.gradients import Cuts, Row
-from perfmodel.studies.tune.objective.surrogate import StepSurrogate, neighbours
-from perfmodel.studies.tune.search.exact import best_cuts, closed_by_whole
-from perfmodel.studies.tune.search.local_search import improved, neighbours_of
+from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, Outcome, read_reductions
+from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate, buckets_of_cuts
+from perfmodel.studies.tune.search.exact import allow_integer_caps, best_cuts
+from perfmodel.studies.tune.search.local_search import improve, neighbourhood
 
 WORK = 400_000.0
 """Work to simulate in all, in tasks: a few seconds."""
@@ -73,7 +74,7 @@ class Budget:
         return self.left >= 0
 
 
-def purse_of(bench: Evaluator, sample: Stepped, bound_s: float | None) -> Budget:
+def make_budget(evaluator: Evaluator, sample: Stepped, bound_s: float | None) -> Budget:
     """Return how much work may be spent.
 
     Parameters
@@ -84,18 +85,18 @@ def purse_of(bench: Evaluator, sample: Stepped, bound_s: float | None) -> Budget
         That no step is below; seconds.
     """
     ranks = sum(len(each.ranks) for each in sample.plan.classes) if sample.counted > 1 else 0
-    crowded = any(one.beside or one.traffic for one in bench.prepared.sized.happening)
+    crowded = any(one.beside or one.traffic for one in evaluator.prepared.sized.happening)
     weight = sample.steps * (1 + ranks / 200) * (CROWD if crowded else 1)
-    if bench.costs.in_order:  # message by message
-        weight *= MESSAGES * bench.prepared.size.gpus
+    if evaluator.allreduce.in_order:  # message by message
+        weight *= MESSAGES * evaluator.prepared.size.gpus
     per_step = weight * len(sample.plan.tasks)
-    shared = TASKS_OF_SHARING if bench.workers > 1 else 3
+    shared = TASKS_OF_SHARING if evaluator.workers > 1 else 3
     shared = SHARING_IN_CROWD if crowded else shared
     least = (FEWEST_IN_CROWD if crowded else FEWEST) * (
-        per_step + weight * shared * len(reduced(sample))
+        per_step + weight * shared * len(read_reductions(sample))
     )
     target_s = 0.0 if bound_s is None else bound_s * (1 + NEAR)
-    work = WORK_BY_MESSAGE if bench.costs.in_order else WORK
+    work = WORK_BY_MESSAGE if evaluator.allreduce.in_order else WORK
     return Budget(max(work, least), per_step, weight * shared, target_s)
 
 
@@ -107,23 +108,25 @@ class MainDtype:
     the others fill buckets of their own, with the same caps.
     """
 
-    bench: Evaluator
-    row: Row
-    clock: StepSurrogate
+    evaluator: Evaluator
+    gradients: GradientOrder
+    surrogate: StepSurrogate
     lists: dict[Cuts, tuple[float, ...] | None] = field(default_factory=dict)
     steps_s: dict[Cuts, float] = field(default_factory=dict)
 
     def caps(self, cuts: Cuts) -> tuple[float, ...] | None:
         """Return the list that makes groups of neighbours; None if none does."""
         if cuts not in self.lists:
-            windows = windows_of(self.row, self.row.groups(cuts))
+            windows = find_windows(self.gradients, self.gradients.groups(cuts))
             self.lists[cuts] = None if windows is None else caps_mb(windows)
         return self.lists[cuts]
 
-    def guess(self, cuts: Cuts, share: float = 1.0) -> float:
+    def predict_step_s(self, cuts: Cuts, share: float = 1.0) -> float:
         """Step time by the recurrence."""
-        costs = self.bench.costs
-        return self.clock.step_s(neighbours(self.clock, cuts), lambda n: share * costs.time_s(n))
+        allreduce = self.evaluator.allreduce
+        return self.surrogate.step_s(
+            buckets_of_cuts(self.surrogate, cuts), lambda n: share * allreduce.time_s(n)
+        )
 
     def simulate(self, cuts: Cuts) -> float:
         """Step time by the simulation; infinite if no list makes these groups."""
@@ -135,149 +138,164 @@ class MainDtype:
 
     def outcome(self, caps: tuple[float, ...]) -> Outcome:
         """Simulate a list."""
-        return self.bench.simulate(self.bench.listed(caps))
+        return self.evaluator.simulate(self.evaluator.list_options(caps))
 
 
-def leading(bench: Evaluator) -> MainDtype:
+def select_main_dtype(evaluator: Evaluator) -> MainDtype:
     """Find the dtype with most bytes."""
-    row, clock = bench.row, bench.clock
-    if row.single:
-        return MainDtype(bench, row, clock)
+    gradients, surrogate = evaluator.gradients, evaluator.surrogate
+    if gradients.single_dtype:
+        return MainDtype(evaluator, gradients, surrogate)
     share: dict[str, int] = {}
-    for dtype, nbytes in zip(row.dtypes, row.nbytes, strict=True):
+    for dtype, nbytes in zip(gradients.dtypes, gradients.nbytes, strict=True):
         share[dtype] = share.get(dtype, 0) + nbytes
     dtype = max(share, key=lambda name: share[name])
-    mine = [place for place, each in enumerate(row.dtypes) if each == dtype]
-    part = Row(
-        tuple(row.tensors[i] for i in mine),
-        tuple(row.nbytes[i] for i in mine),
-        tuple(row.dtypes[i] for i in mine),
-        row.flipped,
+    mine = [position for position, each in enumerate(gradients.dtypes) if each == dtype]
+    part = GradientOrder(
+        tuple(gradients.tensors[i] for i in mine),
+        tuple(gradients.nbytes[i] for i in mine),
+        tuple(gradients.dtypes[i] for i in mine),
+        gradients.reverse_filled,
     )
-    ready = tuple(clock.ready_s[i] for i in mine)
-    out = tuple(clock.out_s[i] for i in mine)
-    return MainDtype(bench, part, replace(clock, row=part, ready_s=ready, out_s=out))
+    ready = tuple(surrogate.ready_s[i] for i in mine)
+    out = tuple(surrogate.out_s[i] for i in mine)
+    return MainDtype(evaluator, part, replace(surrogate, gradients=part, ready_s=ready, out_s=out))
 
 
-def simulate_uniform(bench: Evaluator, uniforms: Sequence[Uniform], purse: Budget) -> None:
+def simulate_uniform_caps(
+    evaluator: Evaluator, partitions: Sequence[UniformPartition], budget: Budget
+) -> None:
     """Simulate caps for all buckets: every one, or those that the recurrence holds for best."""
-    affordable = FOR_CAPS * purse.left
-    order = uniforms
-    if sum(purse.cost(len(one.groups)) for one in uniforms) > affordable:
-        few = max(1, int(affordable / purse.cost(4)) // 4)
-        usual = [one for cap in USUAL_MB for one in uniforms if one.window.holds(cap)]
-        spread = uniforms[len(uniforms) // 4 :: max(1, len(uniforms) // few)]
-        ranked = sorted(uniforms, key=lambda one: bench.guess(one.groups))
+    affordable = FOR_CAPS * budget.left
+    order = partitions
+    if sum(budget.cost(len(one.groups)) for one in partitions) > affordable:
+        few = max(1, int(affordable / budget.cost(4)) // 4)
+        usual = [one for cap in USUAL_MB for one in partitions if one.window.contains(cap)]
+        spread = partitions[len(partitions) // 4 :: max(1, len(partitions) // few)]
+        ranked = sorted(partitions, key=lambda one: evaluator.predict_step_s(one.groups))
         first = (*usual, *ranked) if few < len(usual) else (*spread, *usual, *ranked)
         order = list(dict.fromkeys(first))
-    kept = purse.left - affordable
+    kept = budget.left - affordable
     for one in order:
-        is_too_much = purse.left - purse.cost(len(one.groups)) < kept
-        if is_too_much and bench.tried.keys() & {each.groups for each in uniforms}:
+        is_too_much = budget.left - budget.cost(len(one.groups)) < kept
+        if is_too_much and evaluator.outcomes.keys() & {each.groups for each in partitions}:
             return
-        purse.pay(len(one.groups))
-        bench.simulate(bench.uniform(one.cap_mb))
+        budget.pay(len(one.groups))
+        evaluator.simulate(evaluator.uniform_options(one.cap_mb))
 
 
-def list_by_simulation(bench: Evaluator, purse: Budget, uniform: Sequence[Uniform]) -> Cuts:
+def search_by_simulation(
+    evaluator: Evaluator, budget: Budget, uniform: Sequence[UniformPartition]
+) -> Cuts:
     """Return the best groups of neighbours that were found.
 
     Parameters
     ----------
-    bench : Evaluator
-    purse : Budget
-    uniform : sequence of Uniform
+    evaluator : Evaluator
+    budget : Budget
+    uniform : sequence of UniformPartition
         To start from, beside what the recurrence proposes.
     """
-    lead = leading(bench)
-    starts = list(dict.fromkeys((*_proposals(lead), *_as_cuts(lead, uniform))))
+    main = select_main_dtype(evaluator)
+    starts = list(dict.fromkeys((*_propose(main), *_to_cuts(main, uniform))))
     rated: list[tuple[float, Cuts]] = []
     for cuts in starts:
-        if lead.caps(cuts) is not None and (not rated or purse.pay(len(cuts))):
-            rated.append((lead.simulate(cuts), cuts))
-    rated = sorted(rated) or [(lead.simulate((len(lead.row),)), (len(lead.row),))]
+        if main.caps(cuts) is not None and (not rated or budget.pay(len(cuts))):
+            rated.append((main.simulate(cuts), cuts))
+    rated = sorted(rated) or [(main.simulate((len(main.gradients),)), (len(main.gradients),))]
     best_s, best = rated[0]
     for _, start in rated[:STARTS]:
-        found_s, found = _climbed(lead, start, purse)
+        found_s, found = _climb(main, start, budget)
         if found_s < best_s * (1 - SAME):
             best_s, best = found_s, found
-    if bench.workers == 1:
+    if evaluator.workers == 1:
         return best
-    of_caps_s = min((bench.tried[one.groups].step_time_s for one in uniform), default=best_s)
-    return _fewer(lead, max(best_s, min(best_s * (1 + FEWER), of_caps_s)), purse)
+    of_caps_s = min((evaluator.outcomes[one.groups].step_time_s for one in uniform), default=best_s)
+    return _reduce_buckets(main, max(best_s, min(best_s * (1 + FEWER), of_caps_s)), budget)
 
 
-def _fewer(lead: MainDtype, limit_s: float, purse: Budget) -> Cuts:
+def _reduce_buckets(main: MainDtype, limit_s: float, budget: Budget) -> Cuts:
     """Return the list with fewest buckets that is within a limit, by taking more ends away."""
-    _, _, best = min((len(c), step_s, c) for c, step_s in lead.steps_s.items() if step_s <= limit_s)
-    purse.left = max(purse.left, FOR_FEWER * purse.cost(len(best)))
+    _, _, best = min((len(c), step_s, c) for c, step_s in main.steps_s.items() if step_s <= limit_s)
+    budget.left = max(budget.left, FOR_FEWER * budget.cost(len(best)))
     moved = True
     while moved:
         moved = False
         ends = best[:-1]
         for other in sorted(
-            ((*ends[:i], *best[i + 1 :]) for i in range(len(ends))), key=lead.guess
+            ((*ends[:i], *best[i + 1 :]) for i in range(len(ends))), key=main.predict_step_s
         ):
-            if lead.caps(other) is None:
+            if main.caps(other) is None:
                 continue
-            if other not in lead.steps_s and not purse.pay(len(other)):
+            if other not in main.steps_s and not budget.pay(len(other)):
                 return best
-            if lead.simulate(other) <= limit_s:
+            if main.simulate(other) <= limit_s:
                 best, moved = other, True
                 break
     return best
 
 
-def _proposals(lead: MainDtype) -> Iterator[Cuts]:
+def _propose(main: MainDtype) -> Iterator[Cuts]:
     """What the recurrence holds for best, if all-reduces took this or that share of their time."""
-    costs = lead.bench.costs
-    for share in SHARES if lead.bench.workers > 1 else SHARES[:1]:
-        ways = best_cuts(lead.clock, lambda n, s=share: s * costs.estimate(n), keep=LABELS)  # type: ignore[misc]
-        yield from ways[:3]
-        yield improved(ways[0], lambda cuts, s=share: lead.guess(cuts, s))  # type: ignore[misc]
+    allreduce = main.evaluator.allreduce
+    for share in SHARES if main.evaluator.workers > 1 else SHARES[:1]:
+
+        def read(nbytes: IntArray, share: float = share) -> FloatArray:
+            return share * allreduce.interpolate(nbytes)
+
+        def rate(cuts: Cuts, share: float = share) -> float:
+            return main.predict_step_s(cuts, share)
+
+        candidates = best_cuts(main.surrogate, read, keep=LABELS)
+        yield from candidates[:3]
+        yield improve(candidates[0], rate)
 
 
-def _as_cuts(lead: MainDtype, uniform: Iterable[Uniform]) -> Iterator[Cuts]:
+def _to_cuts(main: MainDtype, uniform: Iterable[UniformPartition]) -> Iterator[Cuts]:
     for one in uniform:
-        mine = [tuple(t for t in group if t in lead.row.places) for group in one.groups]
-        yield lead.row.cuts(tuple(group for group in mine if group))
+        mine = [tuple(t for t in group if t in main.gradients.positions) for group in one.groups]
+        yield main.gradients.cuts(tuple(group for group in mine if group))
 
 
-def _climbed(lead: MainDtype, cuts: Cuts, purse: Budget) -> tuple[float, Cuts]:
+def _climb(main: MainDtype, cuts: Cuts, budget: Budget) -> tuple[float, Cuts]:
     """Follow small changes that help, those first that the recurrence likes."""
-    best_s = lead.simulate(cuts)
+    best_s = main.simulate(cuts)
     seen = {cuts}
     moved = True
     while moved:
         moved = False
-        near = [c for c in dict.fromkeys(neighbours_of(cuts, every=False)) if c not in seen]
-        for other in sorted(near, key=lead.guess):
-            if lead.caps(other) is None:
+        near = [c for c in dict.fromkeys(neighbourhood(cuts, every=False)) if c not in seen]
+        for other in sorted(near, key=main.predict_step_s):
+            if main.caps(other) is None:
                 continue
-            if best_s <= purse.target_s or not purse.pay(len(other)):
+            if best_s <= budget.target_s or not budget.pay(len(other)):
                 return best_s, cuts
             seen.add(other)
-            found_s = lead.simulate(other)
+            found_s = main.simulate(other)
             if found_s < best_s * (1 - GAIN):
                 best_s, cuts, moved = found_s, other, True
                 break
     return best_s, cuts
 
 
-def whole_list_by_simulation(
-    bench: Evaluator, purse: Budget, best: Cuts
+def search_integer_list(
+    evaluator: Evaluator, budget: Budget, best: Cuts
 ) -> tuple[float, ...] | None:
     """Return the best list of whole MiB that was found."""
-    lead = leading(bench)
-    allowed = closed_by_whole(lead.row)
-    costs = bench.costs
-    ways = best_cuts(lead.clock, costs.estimate, allowed=allowed, keep=LABELS)[:4]
+    main = select_main_dtype(evaluator)
+    allowed = allow_integer_caps(main.gradients)
+    allreduce = evaluator.allreduce
+    ways = best_cuts(main.surrogate, allreduce.interpolate, allowed=allowed, keep=LABELS)[:4]
     found: list[tuple[float, tuple[float, ...]]] = []
-    lists = [whole_caps_mb(w) for c in ways if (w := windows_of(lead.row, lead.row.groups(c)))]
-    near = lead.caps(best) or ()
+    lists = [
+        integer_caps_mb(w)
+        for c in ways
+        if (w := find_windows(main.gradients, main.gradients.groups(c)))
+    ]
+    near = main.caps(best) or ()
     lists += [tuple(max(1, round(cap)) for cap in near), tuple(max(1, int(cap)) for cap in near)]
     for caps in dict.fromkeys(one for one in lists if one):
-        if not found or purse.pay(len(caps)):
+        if not found or budget.pay(len(caps)):
             whole = tuple(float(cap) for cap in caps)
-            found.append((lead.outcome(whole).step_time_s, whole))
+            found.append((main.outcome(whole).step_time_s, whole))
     return min(found)[1] if found else None
