@@ -56,14 +56,16 @@ def cautions(scenario: Scenario, options: Sequence[PlanOption]) -> tuple[str, ..
 
 def _of_free_energy(plan: PlanSection) -> Iterator[str]:
     """A purchase whose electricity costs nothing looks cheaper than a rent that has it."""
-    for one in plan.candidates:
-        if one.purchase is not None and (one.power is None or one.power.energy_price is None):
-            yield f"{one.name}: electricity costs nothing here (no power.energy_price is given)."
+    for candidate in plan.candidates:
+        if candidate.purchase is not None and (
+            candidate.power is None or candidate.power.energy_price is None
+        ):
+            yield f"{candidate.name}: electricity costs nothing here (no power.energy_price is given)."
 
 
 def _of_unlike_energies(plan: PlanSection) -> Iterator[str]:
     """Whole nodes beside bare boards cannot be compared."""
-    bare = [one.name for one in plan.candidates if not _of_whole_node(one.power)]
+    bare = [candidate.name for candidate in plan.candidates if not _of_whole_node(candidate.power)]
     if 0 < len(bare) < len(plan.candidates):
         yield (
             f"The energy of {', '.join(bare)} is that of the GPUs alone, of the others that of "
@@ -129,19 +131,21 @@ def _of_failures(plan: PlanSection) -> Iterator[str]:
 
 
 def _of_money(plan: PlanSection) -> Iterator[str]:
-    bought = [one for one in plan.candidates if one.purchase is not None]
-    rented = [one for one in plan.candidates if one.price_per_gpu_hour is not None]
+    bought = [candidate for candidate in plan.candidates if candidate.purchase is not None]
+    rented = [
+        candidate for candidate in plan.candidates if candidate.price_per_gpu_hour is not None
+    ]
     if bought or rented:
         yield (
             "Prices are the scenario file's. A cluster is paid for from start to end of the "
             "training, failures included, and no longer; setting it up, storage, networks to the "
             "outside and people cost nothing here."
         )
-    for one in bought:
-        purchase = one.purchase
+    for candidate in bought:
+        purchase = candidate.purchase
         assert purchase is not None
         yield (
-            f"{one.name}: a node's price is spread over {purchase.years:g} years of which "
+            f"{candidate.name}: a node's price is spread over {purchase.years:g} years of which "
             f"{100 * purchase.utilisation:.3g} % are used, without interest and resale value; "
             "electricity is charged for the training only."
         )
@@ -153,37 +157,39 @@ def _of_money(plan: PlanSection) -> Iterator[str]:
 
 
 def _of_power(plan: PlanSection, hardware: Found) -> Iterator[str]:
-    for one in plan.candidates:
-        has = hardware[one.name]
-        if not isinstance(has, str):
-            yield f"{one.name}: {_power_words(one, has)}."
+    for candidate in plan.candidates:
+        node = hardware[candidate.name]
+        if not isinstance(node, str):
+            yield f"{candidate.name}: {_power_words(candidate, node)}."
 
 
-def _power_words(candidate: CandidateSection, has: Hardware) -> str:
+def _power_words(candidate: CandidateSection, node: Hardware) -> str:
     power = candidate.power or PowerSection()
     losses = f", times a PUE of {power.pue:g}" if power.pue != 1 else ""
     free = "is in the rent" if candidate.price_per_gpu_hour else "is not charged for"
     charged = "" if power.energy_price else f"; its energy {free}"
     if power.per_node is not None:
         return f"a node draws {power.per_node:g} W all the time, as given{losses}{charged}"
-    if power.per_gpu is None and has.gpu.power_W is None:
-        return f"what a {has.gpu.name} draws is not known, so its energy is not either"
-    each = power.per_gpu or has.gpu.power_W
-    whose = "as given" if power.per_gpu else "the data sheet's most"
+    if power.per_gpu is None and node.gpu.power_W is None:
+        return f"what a {node.gpu.name} draws is not known, so its energy is not either"
+    each = power.per_gpu or node.gpu.power_W
+    source = "as given" if power.per_gpu else "the data sheet's most"
     rest = (
         f" times {power.factor:g} for the rest of the node"
         if power.factor != 1
         else " and the rest of the node nothing"
     )
-    return f"a GPU draws {each:g} W all the time, {whose},{rest}{losses}{charged}"
+    return f"a GPU draws {each:g} W all the time, {source},{rest}{losses}{charged}"
 
 
 def sources(plan: PlanSection, hardware: Found) -> dict[str, str]:
     """Where the power of each GPU comes from, unless the file gives it."""
-    found = {}
-    for one in plan.candidates:
-        has = hardware[one.name]
-        given = one.power is not None and (one.power.per_node or one.power.per_gpu)
-        if not isinstance(has, str) and has.gpu.power_W is not None and not given:
-            found[f"power of {has.gpu.name}"] = gpu_sources(has.gpu.name)["power"]
-    return found
+    power_sources = {}
+    for candidate in plan.candidates:
+        node = hardware[candidate.name]
+        is_given = candidate.power is not None and (
+            candidate.power.per_node or candidate.power.per_gpu
+        )
+        if not isinstance(node, str) and node.gpu.power_W is not None and not is_given:
+            power_sources[f"power of {node.gpu.name}"] = gpu_sources(node.gpu.name)["power"]
+    return power_sources

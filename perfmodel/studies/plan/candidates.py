@@ -53,38 +53,40 @@ class StepRequest:
     @property
     def changes(self) -> dict[str, Any]:
         """Fields of the scenario that make it so."""
-        one = self.candidate
-        fabric = None if one.fabric is None else one.fabric.model_dump(exclude_none=True)
-        found: dict[str, Any] = {
+        candidate = self.candidate
+        fabric = (
+            None if candidate.fabric is None else candidate.fabric.model_dump(exclude_none=True)
+        )
+        fields: dict[str, Any] = {
             "plan": None,
             "sweep": None,
             "scale": None,
             "cluster": {
-                "node": one.node,
+                "node": candidate.node,
                 "nodes": self.nodes,
-                "gpus_per_node": 1 if self.alone else one.gpus_per_node,
+                "gpus_per_node": 1 if self.alone else candidate.gpus_per_node,
                 "fabric": fabric,
             },
         }
-        found |= one.set or {}
-        more = {} if self.upgrade is None else self.upgrade.set
-        return found | {name: value for name, value in more.items() if not _of_failures(name)}
+        fields |= candidate.set or {}
+        upgraded = {} if self.upgrade is None else self.upgrade.set
+        return fields | {name: value for name, value in upgraded.items() if not _of_failures(name)}
 
     @property
     def failure_changes(self) -> dict[str, Any]:
         """Fields of the plan that the upgrade sets, such as a faster storage."""
-        more = {} if self.upgrade is None else self.upgrade.set
-        return {name: value for name, value in more.items() if _of_failures(name)}
+        upgraded = {} if self.upgrade is None else self.upgrade.set
+        return {name: value for name, value in upgraded.items() if _of_failures(name)}
 
     @property
     def words(self) -> dict[str, object]:
         """What tells it from the others, for the list of a sweep."""
-        told: dict[str, object] = {"candidate": self.candidate.name, "nodes": self.nodes}
+        fields: dict[str, object] = {"candidate": self.candidate.name, "nodes": self.nodes}
         if self.upgrade is not None:
-            told["upgrade"] = self.upgrade.name
+            fields["upgrade"] = self.upgrade.name
         if self.alone:
-            told["gpus_per_node"] = 1
-        return told
+            fields["gpus_per_node"] = 1
+        return fields
 
 
 def _of_failures(name: str) -> bool:
@@ -114,21 +116,21 @@ def all_asked(scenario: Scenario) -> Iterator[StepRequest]:
                     yield StepRequest(candidate, nodes, upgrade)
 
 
-def scenario_of(scenario: Scenario, asked: StepRequest) -> Scenario | str:
+def scenario_of(scenario: Scenario, request: StepRequest) -> Scenario | str:
     """The scenario to predict, or why there is none."""
     try:
-        return changed(scenario, asked.changes)
+        return changed(scenario, request.changes)
     except InputError as error:
         return reason(error)
 
 
-def failures_of(scenario: Scenario, asked: StepRequest) -> FailureSection | str | None:
+def failures_of(scenario: Scenario, request: StepRequest) -> FailureSection | str | None:
     """How it fails; None where nothing does, or why that is not known."""
     assert scenario.plan is not None
-    if not asked.failure_changes:
+    if not request.failure_changes:
         return scenario.plan.failures
     try:
-        plan = changed(scenario, asked.failure_changes).plan
+        plan = changed(scenario, request.failure_changes).plan
     except InputError as error:
         return reason(error)
     return None if plan is None else plan.failures
@@ -183,14 +185,14 @@ def fabric_words(candidate: CandidateSection) -> str:
     """
     if candidate.fabric is None:
         return "none"
-    given: Mapping[str, Any] = candidate.fabric.model_dump(exclude_none=True, exclude={"kind"})
-    more = ", ".join(
+    settings: Mapping[str, Any] = candidate.fabric.model_dump(exclude_none=True, exclude={"kind"})
+    text = ", ".join(
         f"{name.replace('_', ' ')} {value:g}"
         if isinstance(value, float)
         else f"{name.replace('_', ' ')} {value}"
-        for name, value in given.items()
+        for name, value in settings.items()
     )
-    return f"{candidate.fabric.kind}{f' ({more})' if more else ''}"
+    return f"{candidate.fabric.kind}{f' ({text})' if text else ''}"
 
 
 PASSES = 3
@@ -218,7 +220,7 @@ class Predicted:
 
 def predict(
     scenario: Scenario,
-    wanted: Sequence[StepRequest],
+    requests: Sequence[StepRequest],
     *,
     profile: Profile | None = None,
     jobs: int | None = None,
@@ -231,22 +233,26 @@ def predict(
     ----------
     scenario : Scenario
         With a plan.
-    wanted : sequence of StepRequest
+    requests : sequence of StepRequest
     profile, jobs, store, progress
         As for `perfmodel.studies.sweep.run_sweep`.
     """
-    variants = [_variant(at, one, scenario_of(scenario, one)) for at, one in enumerate(wanted)]
+    variants = [
+        _variant(at, request, scenario_of(scenario, request)) for at, request in enumerate(requests)
+    ]
     swept = run_sweep(variants, jobs=jobs, store=store, profile=profile, progress=progress)
     return [
-        Predicted(one, variant.scenario, _step(found), _shorter(found.message, scenario))
-        for one, variant, found in zip(wanted, variants, swept.answers, strict=True)
+        Predicted(request, variant.scenario, _step(answer), _shorter(answer.message, scenario))
+        for request, variant, answer in zip(requests, variants, swept.answers, strict=True)
     ]
 
 
-def _variant(index: int, asked: StepRequest, made: Scenario | str) -> Variant:
-    if isinstance(made, str):
-        return Variant(index, asked.words, None, f"{index}: {made}", made)
-    return Variant(index, asked.words, made, scenario_digest(made))
+def _variant(index: int, request: StepRequest, candidate_scenario: Scenario | str) -> Variant:
+    if isinstance(candidate_scenario, str):
+        return Variant(
+            index, request.words, None, f"{index}: {candidate_scenario}", candidate_scenario
+        )
+    return Variant(index, request.words, candidate_scenario, scenario_digest(candidate_scenario))
 
 
 def _shorter(message: str, scenario: Scenario) -> str:
@@ -256,21 +262,21 @@ def _shorter(message: str, scenario: Scenario) -> str:
     return "; ".join(lines)
 
 
-def _step(found: Answer) -> Step | None:
-    if found.status != "ok" or found.step_time_s is None or found.samples_per_s is None:
+def _step(answer: Answer) -> Step | None:
+    if answer.status != "ok" or answer.step_time_s is None or answer.samples_per_s is None:
         return None
     interval: Interval | None = None
-    if found.low_s is not None and found.high_s is not None:
-        interval = found.low_s, found.high_s
+    if answer.low_s is not None and answer.high_s is not None:
+        interval = answer.low_s, answer.high_s
     return Step(
-        step_time_s=found.step_time_s,
+        step_time_s=answer.step_time_s,
         interval_s=interval,
-        samples_per_s=found.samples_per_s,
-        global_batch=round(found.samples_per_s * found.step_time_s),
-        exposed_comm_s=found.exposed_comm_s or 0.0,
-        bottleneck=found.bottleneck or "",
-        memory_bytes=found.memory_bytes or 0.0,
-        fits=bool(found.fits),
+        samples_per_s=answer.samples_per_s,
+        global_batch=round(answer.samples_per_s * answer.step_time_s),
+        exposed_comm_s=answer.exposed_comm_s or 0.0,
+        bottleneck=answer.bottleneck or "",
+        memory_bytes=answer.memory_bytes or 0.0,
+        fits=bool(answer.fits),
     )
 
 

@@ -85,9 +85,14 @@ def _verdict(
 def ranked(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
     """Soonest paid back first, then by what is saved; those that failed last."""
 
-    def key(one: UpgradeOutcome) -> tuple[bool, bool, float, float]:
-        never = one.payback_s is None
-        return one.saved_s is None, never, one.payback_s or 0.0, -(one.saved or one.saved_s or 0.0)
+    def key(outcome: UpgradeOutcome) -> tuple[bool, bool, float, float]:
+        never = outcome.payback_s is None
+        return (
+            outcome.saved_s is None,
+            never,
+            outcome.payback_s or 0.0,
+            -(outcome.saved or outcome.saved_s or 0.0),
+        )
 
     return tuple(sorted(outcomes, key=key))
 
@@ -100,8 +105,8 @@ def pareto(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
     priced = [option for option in options if option.cost is not None]
     front: list[PlanOption] = []
     for option in sorted(priced, key=_quick_then_cheap):
-        alike = bool(front) and _quick_then_cheap(option) == _quick_then_cheap(front[-1])
-        if alike or not front or _cost(option) < _cost(front[-1]):
+        is_equal = bool(front) and _quick_then_cheap(option) == _quick_then_cheap(front[-1])
+        if is_equal or not front or _cost(option) < _cost(front[-1]):
             front.append(option)
     return tuple(front)
 
@@ -111,11 +116,11 @@ def ladder(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
 
     The first takes longest; for a deadline take the first one that meets it.
     """
-    found: list[PlanOption] = []
+    rungs: list[PlanOption] = []
     for option in sorted(options, key=lambda o: (o.gpus or 0, o.wall_s, _cost(o))):
-        if not found or option.wall_s < found[-1].wall_s:
-            found.append(option)
-    return tuple(found)
+        if not rungs or option.wall_s < rungs[-1].wall_s:
+            rungs.append(option)
+    return tuple(rungs)
 
 
 def choose(

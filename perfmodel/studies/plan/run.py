@@ -93,15 +93,21 @@ def plan_scenario(
         raise scenario.fault("plan", "nothing", allowed)
     workload = resolve_workload(scenario)
     target_samples(scenario, workload)  # raises what would be wrong with every candidate
-    hardware = {one.name: hardware_of(scenario, one) for one in section.candidates}
+    hardware = {
+        prediction.name: hardware_of(scenario, prediction) for prediction in section.candidates
+    }
     shared = _Plan(scenario, section, hardware)
-    found = predict(
+    predictions = predict(
         scenario, list(all_asked(scenario)), profile=profile, jobs=jobs, store=store,
         progress=progress,
     )  # fmt: skip
-    shared.bases.update(_bases(shared, found))
-    plain = [one for one in found if one.asked.upgrade is None and not one.asked.alone]
-    options = [_option(shared, one) for one in plain]
+    shared.bases.update(_bases(shared, predictions))
+    plain = [
+        prediction
+        for prediction in predictions
+        if prediction.asked.upgrade is None and not prediction.asked.alone
+    ]
+    options = [_option(shared, prediction) for prediction in plain]
     budget = None if section.budget is None else section.budget.amount
     usable = [option for option in options if option.status == "ok"]
     return PlanResult(
@@ -116,7 +122,7 @@ def plan_scenario(
         efficiency_base=_base_words(scenario),
         options=tuple(options),
         answers=choose(usable, section.deadline, budget),
-        outcomes=_outcomes(shared, found, options),
+        outcomes=_outcomes(shared, predictions, options),
         cautions=cautions(scenario, options),
         assumptions=assumptions(scenario, options, hardware),
         sources=sources(section, hardware),
@@ -145,100 +151,120 @@ def _base_words(scenario: Scenario) -> str:
     return "relative to the candidate's smallest size that fits"
 
 
-def _bases(shared: _Plan, found: Sequence[Predicted]) -> dict[str, float]:
+def _bases(shared: _Plan, predictions: Sequence[Predicted]) -> dict[str, float]:
     """Samples per second and GPU that are an efficiency of one, by candidate."""
     weak = shared.scenario.training.scaling == "weak"
     bases: dict[str, float] = {}
-    for one in found:
-        name, hardware = one.asked.candidate.name, shared.hardware[one.asked.candidate.name]
-        if one.step is None or isinstance(hardware, str) or one.asked.upgrade is not None:
+    for prediction in predictions:
+        name, hardware = (
+            prediction.asked.candidate.name,
+            shared.hardware[prediction.asked.candidate.name],
+        )
+        if (
+            prediction.step is None
+            or isinstance(hardware, str)
+            or prediction.asked.upgrade is not None
+        ):
             continue
         # One GPU alone may lack the memory and still be what scaling is measured against.
-        if weak == one.asked.alone and (weak or one.step.fits) and name not in bases:
-            gpus = 1 if one.asked.alone else one.asked.nodes * hardware.gpus_per_node
-            bases[name] = one.step.samples_per_s / gpus
+        if weak == prediction.asked.alone and (weak or prediction.step.fits) and name not in bases:
+            gpus = 1 if prediction.asked.alone else prediction.asked.nodes * hardware.gpus_per_node
+            bases[name] = prediction.step.samples_per_s / gpus
     return bases
 
 
-def _option(shared: _Plan, one: Predicted) -> PlanOption:
+def _option(shared: _Plan, prediction: Predicted) -> PlanOption:
     """One candidate at one size, with whatever an upgrade changes."""
-    candidate, nodes = one.asked.candidate, one.asked.nodes
+    candidate, nodes = prediction.asked.candidate, prediction.asked.nodes
     hardware = shared.hardware[candidate.name]
     if isinstance(hardware, str):
-        return _refused(one.asked, None, "failed", hardware)
+        return _refused(prediction.asked, None, "failed", hardware)
     gpus = nodes * hardware.gpus_per_node
-    if one.step is None or one.scenario is None:
-        return _refused(one.asked, gpus, "failed", one.reason)
-    precision = one.scenario.compute.precision
-    peak_s = sample_at_peak_s(shared.workload(one.scenario), hardware, precision)
-    step = rated(one.step, gpus, shared.bases.get(candidate.name), peak_s)
+    if prediction.step is None or prediction.scenario is None:
+        return _refused(prediction.asked, gpus, "failed", prediction.reason)
+    precision = prediction.scenario.compute.precision
+    peak_s = sample_at_peak_s(shared.workload(prediction.scenario), hardware, precision)
+    step = rated(prediction.step, gpus, shared.bases.get(candidate.name), peak_s)
     if not step.fits:
         has = format_bytes(hardware.gpu.memory_bytes)
         why = f"needs {format_bytes(step.memory_bytes)} of memory per GPU, which has {has}"
-        return _refused(one.asked, gpus, "too big", why, step)
-    return _paid(shared, one, hardware, step)
+        return _refused(prediction.asked, gpus, "too big", why, step)
+    return _paid(shared, prediction, hardware, step)
 
 
-def _paid(shared: _Plan, one: Predicted, hardware: Hardware, step: Step) -> PlanOption:
+def _paid(shared: _Plan, prediction: Predicted, hardware: Hardware, step: Step) -> PlanOption:
     """Train to the target and add up the bill."""
-    assert one.scenario is not None
-    asked = one.asked
-    gpus = asked.nodes * hardware.gpus_per_node
-    training = _trained(shared, asked, one.scenario, step)
+    assert prediction.scenario is not None
+    request = prediction.asked
+    gpus = request.nodes * hardware.gpus_per_node
+    training = _trained(shared, request, prediction.scenario, step)
     if isinstance(training, str):
-        return _refused(asked, gpus, "failed", training, step)
-    rent = None if asked.upgrade is None else asked.upgrade.price_per_gpu_hour
-    held = rates(
-        asked.candidate,
-        nodes=asked.nodes,
+        return _refused(request, gpus, "failed", training, step)
+    rent = None if request.upgrade is None else request.upgrade.price_per_gpu_hour
+    rates_held = rates(
+        request.candidate,
+        nodes=request.nodes,
         gpus_per_node=hardware.gpus_per_node,
         gpu_W=hardware.gpu.power_W,
         more_rent=0.0 if rent is None else rent.amount,
     )
-    if held.power_W is None and held.energy_per_kWh:
+    if rates_held.power_W is None and rates_held.energy_per_kWh:
         why = f"an energy price, but no data sheet says what a {hardware.gpu.name} draws"
-        return _refused(asked, gpus, "failed", f"{why}: give power.per_gpu or per_node", step)
-    sums = bill(held, training.wall_s, training.wall_interval_s, training.steps)
-    fabric = fabric_words(asked.candidate)
+        return _refused(request, gpus, "failed", f"{why}: give power.per_gpu or per_node", step)
+    bill_sums = bill(rates_held, training.wall_s, training.wall_interval_s, training.steps)
+    fabric = fabric_words(request.candidate)
     return PlanOption(
-        asked.candidate.name, asked.candidate.node, fabric, asked.nodes, gpus, "ok", "",
-        step, training, sums,
+        request.candidate.name, request.candidate.node, fabric, request.nodes, gpus, "ok", "",
+        step, training, bill_sums,
     )  # fmt: skip
 
 
-def _trained(shared: _Plan, asked: StepRequest, made: Scenario, step: Step) -> Training | str:
+def _trained(
+    shared: _Plan, request: StepRequest, candidate_scenario: Scenario, step: Step
+) -> Training | str:
     """Train to the target, or say why not; how far luck goes is not asked of upgrades."""
-    failures = failures_of(shared.scenario, asked)
+    failures = failures_of(shared.scenario, request)
     if isinstance(failures, str):
         return failures
-    workload = shared.workload(made)
+    workload = shared.workload(candidate_scenario)
     samples = target_samples(shared.scenario, workload)
     target, seed = shared.section.target, shared.scenario.seed
     if failures is None:
         return train(step, target, samples, None)
-    size = checkpoint_bytes(workload, made.compute.optimizer)
-    upkeep = upkeep_of(failures, asked.candidate, asked.nodes, step.step_time_s, size)
-    runs = failures.runs if asked.upgrade is None else 0
+    size = checkpoint_bytes(workload, candidate_scenario.compute.optimizer)
+    upkeep = upkeep_of(failures, request.candidate, request.nodes, step.step_time_s, size)
+    runs = failures.runs if request.upgrade is None else 0
     return train(step, target, samples, upkeep, runs=runs, seed=seed)
 
 
 def _refused(
-    asked: StepRequest, gpus: int | None, status: Status, why: str, step: Step | None = None
+    request: StepRequest, gpus: int | None, status: Status, why: str, step: Step | None = None
 ) -> PlanOption:
-    one = asked.candidate
-    return PlanOption(one.name, one.node, fabric_words(one), asked.nodes, gpus, status, why, step)
+    candidate = request.candidate
+    return PlanOption(
+        candidate.name,
+        candidate.node,
+        fabric_words(candidate),
+        request.nodes,
+        gpus,
+        status,
+        why,
+        step,
+    )
 
 
 def _outcomes(
-    shared: _Plan, found: Sequence[Predicted], options: Sequence[PlanOption]
+    shared: _Plan, predictions: Sequence[Predicted], options: Sequence[PlanOption]
 ) -> tuple[UpgradeOutcome, ...]:
     """Every upgrade of every option that runs as it is."""
     usable = {(o.candidate, o.nodes): o for o in options if o.status == "ok"}
-    seen: list[UpgradeOutcome] = []
-    for one in found:
-        before = usable.get((one.asked.candidate.name, one.asked.nodes))
-        if one.asked.upgrade is None or before is None:
+    outcomes: list[UpgradeOutcome] = []
+    for prediction in predictions:
+        before = usable.get((prediction.asked.candidate.name, prediction.asked.nodes))
+        if prediction.asked.upgrade is None or before is None:
             continue
-        after = _option(shared, one)
-        seen.append(outcome(one.asked.upgrade, one.asked.candidate, before, after))
-    return ranked(seen)
+        after = _option(shared, prediction)
+        outcomes.append(
+            outcome(prediction.asked.upgrade, prediction.asked.candidate, before, after)
+        )
+    return ranked(outcomes)

@@ -68,8 +68,8 @@ def _tokens(scenario: Scenario, workload: Workload, field: str) -> int:
 
 
 def _no_sequence(scenario: Scenario, workload: Workload, field: str) -> InputError:
-    found = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
-    return scenario.fault(field, found, "samples, or a transformer of the zoo")
+    problem = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
+    return scenario.fault(field, problem, "samples, or a transformer of the zoo")
 
 
 def samples_at(target: TargetSection, samples: float, global_batch: int) -> float:
@@ -141,37 +141,37 @@ def train(
     runs, seed : int
         Of the simulation; 0 runs for none, and then luck is not in the interval.
     """
-    wanted = samples_at(target, samples, step.global_batch)
-    steps = steps_for(wanted, step.global_batch)
+    needed = samples_at(target, samples, step.global_batch)
+    steps = steps_for(needed, step.global_batch)
     work_s = steps * step.step_time_s
     ends = step.interval_s
     if upkeep is None:
         of_steps = None if ends is None else (steps * ends[0], steps * ends[1])
-        return Training(wanted, steps, work_s, work_s, of_steps, 1.0)
-    kept, every = upkeep
-    wall_s = expected_wall_s(work_s, kept)
+        return Training(needed, steps, work_s, work_s, of_steps, 1.0)
+    failing, every = upkeep
+    wall_s = expected_wall_s(work_s, failing)
     if not wall_s <= HOPELESS * work_s:
-        return _hopeless(kept)
-    interval, seen = None, None
+        return _hopeless(failing)
+    interval, summary = None, None
     if ends is not None:
-        low_s, high_s = (expected_wall_s(steps * end, kept) for end in ends)
+        low_s, high_s = (expected_wall_s(steps * end, failing) for end in ends)
         interval = _around(wall_s, low_s, high_s)
-    if runs and wall_s <= MOST_FAILURES * kept.mtbf_s:
-        walls_s, failures = simulate_walls(work_s, kept, runs=runs, seed=seed)
-        seen = summed_up(walls_s, failures)
+    if runs and wall_s <= MOST_FAILURES * failing.mtbf_s:
+        walls_s, failures = simulate_walls(work_s, failing, runs=runs, seed=seed)
+        summary = summed_up(walls_s, failures)
         if interval is not None:
             low, high = (end_s / wall_s for end_s in interval)
             interval = _around(wall_s, *with_luck(walls_s, low, high))
     return Training(
-        samples=wanted,
+        samples=needed,
         steps=steps,
         work_s=work_s,
         wall_s=wall_s,
         wall_interval_s=interval,
         goodput=work_s / wall_s,
-        upkeep=kept,
+        upkeep=failing,
         checkpoint_steps=every,
-        simulated=seen,
+        simulated=summary,
     )
 
 

@@ -48,7 +48,7 @@ def profile_digest(profile: Profile | None) -> str:
 
 
 def key_of(
-    variant: Variant, profile: str, version: str, known: dict[Path, str] | None = None
+    variant: Variant, profile: str, version: str, digests: dict[Path, str] | None = None
 ) -> str:
     """Return the key of a variant's answer.
 
@@ -59,26 +59,26 @@ def key_of(
         `profile_digest`.
     version : str
         `model_version`.
-    known : dict of Path to str, optional
+    digests : dict of Path to str, optional
         Digests of files; filled here, so that many variants read each file once.
     """
-    files = {} if variant.scenario is None else _contents(variant.scenario, known)
-    asked = {"question": variant.digest, "files": files, "profile": profile, "model": version}
-    return _of_text(json.dumps(asked, sort_keys=True))
+    files = {} if variant.scenario is None else _contents(variant.scenario, digests)
+    question = {"question": variant.digest, "files": files, "profile": profile, "model": version}
+    return _of_text(json.dumps(question, sort_keys=True))
 
 
-def _contents(scenario: Scenario, known: dict[Path, str] | None) -> Mapping[str, str]:
+def _contents(scenario: Scenario, digests: dict[Path, str] | None) -> Mapping[str, str]:
     """Digest of every file of the user's that the scenario names, by field."""
-    known = {} if known is None else known
-    found = {}
+    digests = {} if digests is None else digests
+    contents = {}
     for field, path in _files(scenario):
         if not path.is_file():
             continue
-        if path not in known:
-            known[path] = "" if is_shipped(path) else _of_file(path)
-        if known[path]:  # those that ship are part of the model's version
-            found[field] = known[path]
-    return found
+        if path not in digests:
+            digests[path] = "" if is_shipped(path) else _of_file(path)
+        if digests[path]:  # those that ship are part of the model's version
+            contents[field] = digests[path]
+    return contents
 
 
 def _files(scenario: Scenario) -> Iterator[tuple[str, Path]]:

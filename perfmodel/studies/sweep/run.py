@@ -43,7 +43,7 @@ class Swept:
     @property
     def failed(self) -> int:
         """How many variants have no answer."""
-        return sum(one.status == "failed" for one in self.answers)
+        return sum(answer.status == "failed" for answer in self.answers)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ class Swept:
     def rows(self) -> tuple[dict[str, Any], ...]:
         """One mapping per variant: the set fields, then the columns of `Answer`."""
         return tuple(
-            {name: variant.set.get(name) for name in self.fields} | found.as_row
-            for variant, found in zip(self.variants, self.answers, strict=True)
+            {name: variant.set.get(name) for name in self.fields} | found_answer.as_row
+            for variant, found_answer in zip(self.variants, self.answers, strict=True)
         )
 
     @property
@@ -103,20 +103,24 @@ def run_sweep(
     SweepError
         A worker was killed.
     """
-    chosen = check_backend(backend, scheduler, jobs)
+    backend_name = check_backend(backend, scheduler, jobs)
     keys = _keys(variants, profile, stored=store is not None)
     first = dict(reversed(list(zip(keys, variants, strict=True))))
-    with Store(Path(store)) if store is not None else nullcontext() as kept:
-        known = kept.find(first) if kept is not None else {}
-        reused = sum(key in known for key in keys)
-        left = [(key, variant) for key, variant in first.items() if key not in known][::-1]
-        for done, (key, found) in enumerate(_answered(left, profile, jobs, chosen, scheduler), 1):
-            known[key] = found
-            if kept is not None:
-                kept.add(key, first[key].set, found)
+    with Store(Path(store)) if store is not None else nullcontext() as storage:
+        answers = storage.find(first) if storage is not None else {}
+        reused = sum(key in answers for key in keys)
+        open_variants = [(key, variant) for key, variant in first.items() if key not in answers][
+            ::-1
+        ]
+        for done, (key, found_answer) in enumerate(
+            _answered(open_variants, profile, jobs, backend_name, scheduler), 1
+        ):
+            answers[key] = found_answer
+            if storage is not None:
+                storage.add(key, first[key].set, found_answer)
             if progress is not None:
-                progress(len(variants) - len(left) + done, len(variants))
-    return Swept(tuple(variants), tuple(known[key] for key in keys), reused)
+                progress(len(variants) - len(open_variants) + done, len(variants))
+    return Swept(tuple(variants), tuple(answers[key] for key in keys), reused)
 
 
 def _keys(variants: Sequence[Variant], profile: Profile | None, *, stored: bool) -> list[str]:
@@ -127,15 +131,18 @@ def _keys(variants: Sequence[Variant], profile: Profile | None, *, stored: bool)
 
 
 def _answered(
-    left: Sequence[tuple[str, Variant]], profile: Profile | None, jobs: int | None, *where: Any
+    open_variants: Sequence[tuple[str, Variant]],
+    profile: Profile | None,
+    jobs: int | None,
+    *pool: Any,
 ) -> Iterator[tuple[str, Answer]]:
     calls = []
-    for key, variant in left:
+    for key, variant in open_variants:
         if variant.scenario is None:
             yield key, Answer("failed", variant.fault)
         else:
             calls.append((key, variant.scenario, profile))
-    backend, scheduler = where
+    backend, scheduler = pool
     yield from each(_keyed, calls, jobs=jobs, backend=backend, scheduler=scheduler)
 
 

@@ -83,10 +83,10 @@ class Store:
             "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
             "FROM pragma_application_id, pragma_user_version"
         )
-        whose, version, tables = self._base.execute(query).fetchone()
+        application, version, tables = self._base.execute(query).fetchone()
         if not tables:
             return False
-        if whose != APPLICATION:
+        if application != APPLICATION:
             raise self._fault("another program's database", "a new file, or a store of a sweep")
         if version != SCHEMA:
             allowed = f"a new file, or a store of version {SCHEMA}"
@@ -144,11 +144,11 @@ class Store:
         except sqlite3.DatabaseError as error:
             raise self._fault(_found(error), "a new file, or a store of a sweep") from None
         except OSError as error:
-            found = error.strerror or str(error)
-            raise self._fault(found, "a place that can be written") from None
+            fault = error.strerror or str(error)
+            raise self._fault(fault, "a place that can be written") from None
 
-    def _fault(self, found: str, allowed: str) -> InputError:
-        return InputError(Fault("--store", found, allowed, str(self.path)))
+    def _fault(self, problem: str, allowed: str) -> InputError:
+        return InputError(Fault("--store", problem, allowed, str(self.path)))
 
 
 def _found(error: sqlite3.DatabaseError) -> str:

@@ -97,8 +97,8 @@ def _section(
     together: Mapping[str, Sequence[Any]] | None,
 ) -> SweepSection:
     if grid is not None or together is not None:
-        given = {"grid": grid or {}, "zip": together or {}}
-        return validate_document(SweepSection, {key: dict(value) for key, value in given.items()})
+        axes = {"grid": grid or {}, "zip": together or {}}
+        return validate_document(SweepSection, {key: dict(value) for key, value in axes.items()})
     if scenario.sweep is None:
         allowed = "a section 'sweep' such as {grid: {strategy.bucket_cap: [1 MiB, 25 MiB]}}"
         raise scenario.fault("sweep", "nothing", allowed)
@@ -130,8 +130,8 @@ def _lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, int]:
     """Lines of the file at which values stand, where they come from one."""
     if scenario.origin.from_flag("sweep"):
         return {}
-    found = {field: scenario.locate(place)[1] for field, place in places.items()}
-    return {field: line for field, line in found.items() if line is not None}
+    lines = {field: scenario.locate(place)[1] for field, place in places.items()}
+    return {field: line for field, line in lines.items() if line is not None}
 
 
 def _faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterator[Fault]:
@@ -140,18 +140,18 @@ def _faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterat
         for at, value in enumerate(values):
             place = f"sweep.{part}.{field}.{at}"
             content, _, broken = changed_content(base, {field: value}, {}, ())
-            found = list(broken)
+            faults = list(broken)
             try:
                 validate_document(Scenario, content)
             except InputError as error:
-                found += [f for f in error.faults if _is_about(f.field, field)]
-            yield from (scenario.origin.fault(place, f.found, f.allowed) for f in found)
+                faults += [f for f in error.faults if _is_about(f.field, field)]
+            yield from (scenario.origin.fault(place, f.found, f.allowed) for f in faults)
 
 
-def _is_about(found: str, field: str) -> bool:
+def _is_about(fault_field: str, field: str) -> bool:
     """Whether a fault lies in what a value of this field says, and not in what it goes with."""
-    found = found.removeprefix("--set ")
-    return found == field or found.startswith(f"{field}.")
+    fault_field = fault_field.removeprefix("--set ")
+    return fault_field == field or fault_field.startswith(f"{field}.")
 
 
 def _variant(
@@ -174,6 +174,6 @@ def of_last_size(scenario: Scenario) -> Scenario:
     if scale is None:
         return scenario
     only = {name: sizes[-1:] for name, sizes in scale if sizes}
-    found = scenario.model_copy(update={"scale": scale.model_copy(update=only)})
+    reduced = scenario.model_copy(update={"scale": scale.model_copy(update=only)})
     content = {**scenario.origin.content, "scale": {name: list(of) for name, of in only.items()}}
-    return found.with_origin(replace(scenario.origin, content=content))
+    return reduced.with_origin(replace(scenario.origin, content=content))

@@ -69,9 +69,9 @@ def round_cap_mb(window: Window) -> float:
     for digits in range(MOST_DIGITS):
         unit = 10.0**-digits
         near = (round(middle, digits), math.ceil(low / unit) * unit, math.floor(high / unit) * unit)
-        for value in (round(one, digits) for one in near):
-            if value > 0 and window.contains(value):
-                return value
+        for cap in (round(candidate, digits) for candidate in near):
+            if cap > 0 and window.contains(cap):
+                return cap
     return max(1, window.above_bytes + 1) / MIB  # a binary fraction: exact
 
 
@@ -87,7 +87,7 @@ def find_windows(gradients: GradientOrder, groups: Groups) -> tuple[Window, ...]
     The caps of a list are those of the first, second ... bucket of *each* dtype.
     """
     rank: dict[str, int] = {}
-    found: list[Window] = []
+    windows: list[Window] = []
     filled = groups[::-1] if gradients.reverse_filled else groups
     last = {gradients.dtypes[gradients.positions[group[0]]]: at for at, group in enumerate(filled)}
     for at, group in enumerate(filled):
@@ -97,19 +97,19 @@ def find_windows(gradients: GradientOrder, groups: Groups) -> tuple[Window, ...]
         nbytes = gradients.size(group)
         before = nbytes - gradients.nbytes[gradients.positions[group[-1]]]
         window = Window(before, math.inf if at == last[dtype] else nbytes)
-        if position == len(found):
-            found.append(window)
+        if position == len(windows):
+            windows.append(window)
         else:
-            found[position] = found[position].intersect(window)
-    return tuple(found) if all(window.exists for window in found) else None
+            windows[position] = windows[position].intersect(window)
+    return tuple(windows) if all(window.exists for window in windows) else None
 
 
 def merge_last_windows(windows: Sequence[Window]) -> tuple[Window, ...]:
     """Let the last cap, which PyTorch repeats, serve as many buckets as it can."""
-    kept = list(windows)
-    while len(kept) > 1 and (both := kept[-2].intersect(kept[-1])).exists:
-        kept[-2:] = [both]
-    return tuple(kept)
+    merged = list(windows)
+    while len(merged) > 1 and (common := merged[-2].intersect(merged[-1])).exists:
+        merged[-2:] = [common]
+    return tuple(merged)
 
 
 def caps_mb(windows: Sequence[Window]) -> tuple[float, ...]:
@@ -193,17 +193,17 @@ def list_uniform_partitions(
     options : DdpOptions
         Whatever it says of caps does not count.
     """
-    find = _assign_contiguous if gradients.single_dtype else _assign_by_dtype
-    found: list[UniformPartition] = []
+    assign = _assign_contiguous if gradients.single_dtype else _assign_by_dtype
+    partitions: list[UniformPartition] = []
     cap = 1
     while True:
-        groups = find(workload, gradients, options, cap)
+        groups = assign(workload, gradients, options, cap)
         window = find_uniform_window(gradients, groups, cap)
-        if found and found[-1].groups == groups:
-            window = Window(found.pop().window.above_bytes, window.most_bytes)
-        found.append(UniformPartition(groups, window))
+        if partitions and partitions[-1].groups == groups:
+            window = Window(partitions.pop().window.above_bytes, window.most_bytes)
+        partitions.append(UniformPartition(groups, window))
         if math.isinf(window.most_bytes):
-            return tuple(found)
+            return tuple(partitions)
         cap = int(window.most_bytes) + 1
 
 

@@ -42,10 +42,10 @@ def tune_horovod(evaluator: Evaluator) -> Horovod:
     curve = tuple(
         evaluate_threshold(evaluator, surrogate, threshold) for threshold in THRESHOLDS_MB
     )
-    default = next(one for one in curve if one.threshold_mb == DEFAULT_MB)
-    least_s = min(one.step_time_s for one in curve)
-    alike = [one for one in curve if one.step_time_s <= least_s * (1 + SAME)]
-    nearest = min(alike, key=lambda one: abs(one.threshold_mb - DEFAULT_MB))
+    default = next(fusion for fusion in curve if fusion.threshold_mb == DEFAULT_MB)
+    least_s = min(fusion.step_time_s for fusion in curve)
+    quickest = [fusion for fusion in curve if fusion.step_time_s <= least_s * (1 + SAME)]
+    nearest = min(quickest, key=lambda fusion: abs(fusion.threshold_mb - DEFAULT_MB))
     return Horovod(CYCLE_S, default, nearest, curve, ASSUMPTIONS)
 
 
@@ -68,11 +68,11 @@ def evaluate_threshold(
     evaluator: Evaluator, surrogate: StepSurrogate, threshold_mb: float
 ) -> Fusion:
     """Work a step out, as a mean over when cycles begin."""
-    found = []
+    outcomes = []
     for phase in PHASES:
         fused = fuse_groups(surrogate, int(threshold_mb * MIB), phase * CYCLE_S)
-        found.append((*_step(surrogate, evaluator.allreduce, fused), len(fused)))
-    steps, waits, counts = zip(*found, strict=True)
+        outcomes.append((*_step(surrogate, evaluator.allreduce, fused), len(fused)))
+    steps, waits, counts = zip(*outcomes, strict=True)
     return Fusion(threshold_mb, fmean(steps), fmean(waits), round(fmean(counts)))
 
 
@@ -91,9 +91,9 @@ def fuse_groups(surrogate: StepSurrogate, threshold: int, first_s: float) -> lis
     groups: list[list[int]] = []
     waiting, at = list(range(len(handed))), first_s
     while waiting:
-        here = [position for position in waiting if handed[position] <= at]
-        groups += _fill_buffers(surrogate, here, threshold)
-        waiting = waiting[len(here) :]
+        handed_over = [position for position in waiting if handed[position] <= at]
+        groups += _fill_buffers(surrogate, handed_over, threshold)
+        waiting = waiting[len(handed_over) :]
         at += CYCLE_S
     return groups
 
@@ -103,15 +103,15 @@ def _fill_buffers(
 ) -> list[list[int]]:
     """Fill buffers: each with the first that is left, then with all that still fit."""
     nbytes, dtypes = surrogate.gradients.nbytes, surrogate.gradients.dtypes
-    left, groups = list(positions), []
-    while left:
-        group, size = [left[0]], nbytes[left[0]]
-        for position in left[1:]:
+    unfused, groups = list(positions), []
+    while unfused:
+        group, size = [unfused[0]], nbytes[unfused[0]]
+        for position in unfused[1:]:
             if size + nbytes[position] <= threshold and dtypes[position] == dtypes[group[0]]:
                 group.append(position)
                 size += nbytes[position]
         groups.append(group)
-        left = [position for position in left if position not in set(group)]
+        unfused = [position for position in unfused if position not in set(group)]
     return groups
 
 

@@ -212,8 +212,8 @@ class TuneResult:
     @property
     def least_uniform_s(self) -> float:
         """Step of the very best cap, which a rounder one may be preferred to; seconds."""
-        known = (point.step_time_s for point in self.curve if point.simulated)
-        return min(self.best_uniform.step_time_s, *known)
+        simulated = (point.step_time_s for point in self.curve if point.simulated)
+        return min(self.best_uniform.step_time_s, *simulated)
 
     def at(self, cap_mb: float) -> CurvePoint:
         """Return the point of the curve that holds a cap."""

@@ -158,16 +158,18 @@ def _search_lists_by_surrogate(
 ) -> tuple[list[Caps], bool]:
     """Lists worth simulating, and whether the first is proven to be the best of all."""
     time_all_sizes(evaluator, ALL_SIZES)
-    found = search_by_surrogate(evaluator)
-    assert found is not None  # anything is allowed
+    cuts = search_by_surrogate(evaluator)
+    assert cuts is not None  # anything is allowed
     gradients = evaluator.gradients
-    lists = [_caps(evaluator, gradients.groups(found))]
+    lists = [_caps(evaluator, gradients.groups(cuts))]
     evaluator.simulate(evaluator.list_options(lists[0]))
-    whole = search_by_surrogate(evaluator, allow_integer_caps(gradients))
-    windows = None if whole is None else find_windows(gradients, gradients.groups(whole))
-    numbers = None if windows is None else integer_caps_mb(windows)
-    if numbers is not None:
-        lists.append(tuple(float(number) for number in numbers))
+    integer_cuts = search_by_surrogate(evaluator, allow_integer_caps(gradients))
+    windows = (
+        None if integer_cuts is None else find_windows(gradients, gradients.groups(integer_cuts))
+    )
+    integer_caps = None if windows is None else integer_caps_mb(windows)
+    if integer_caps is not None:
+        lists.append(tuple(float(cap) for cap in integer_caps))
     _simulate_promising_caps(evaluator, partitions)
     return lists, evaluator.surrogate.slowdown == 1.0 and all_sizes_timed(evaluator)
 
@@ -180,18 +182,19 @@ def _caps(evaluator: Evaluator, groups: Groups) -> Caps:
 
 def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> None:
     """Simulate every cap that may be the best one, given what is not known exactly."""
-    many = evaluator.prepared.size.gpus > FEW_RANKS
-    left = DEAR_SIZES if many else CHEAP_SIZES
+    many_ranks = evaluator.prepared.size.gpus > FEW_RANKS
+    sizes_left = DEAR_SIZES if many_ranks else CHEAP_SIZES
     best_s = float("inf")
-    for one in sorted(
-        partitions, key=lambda each: evaluator.predict_step_s(each.groups, optimistic=True)
+    for partition in sorted(
+        partitions,
+        key=lambda candidate: evaluator.predict_step_s(candidate.groups, optimistic=True),
     ):
-        if evaluator.predict_step_s(one.groups, optimistic=True) >= best_s * (1 - SAME):
+        if evaluator.predict_step_s(partition.groups, optimistic=True) >= best_s * (1 - SAME):
             continue
-        if left > 0:
-            left -= evaluator.time_allreduces(one.groups)
-        if evaluator.predict_step_s(one.groups) < best_s * (1 - SAME):
-            best_s = evaluator.simulate(evaluator.uniform_options(one.cap_mb)).step_time_s
+        if sizes_left > 0:
+            sizes_left -= evaluator.time_allreduces(partition.groups)
+        if evaluator.predict_step_s(partition.groups) < best_s * (1 - SAME):
+            best_s = evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s
 
 
 # ---------------------------------------------------------------- where it is not
@@ -201,32 +204,36 @@ def _search_lists_by_simulation(
     evaluator: Evaluator, partitions: Sequence[UniformPartition]
 ) -> list[Caps]:
     """Lists that were found by simulating."""
-    sample = evaluator.prepared.step(evaluator.options)
-    budget = make_budget(evaluator, sample, _prove_bound(evaluator, float("inf")))
+    stepped = evaluator.prepared.step(evaluator.options)
+    budget = make_budget(evaluator, stepped, _prove_bound(evaluator, float("inf")))
     simulate_uniform_caps(evaluator, partitions, budget)
-    known = [one for one in partitions if one.groups in evaluator.outcomes]
-    known.sort(key=lambda one: evaluator.outcomes[one.groups].step_time_s)
-    found = search_by_simulation(evaluator, budget, known[:2])
-    caps = select_main_dtype(evaluator).caps(found)
-    budget.left = max(budget.left, FOR_WHOLE * budget.cost(len(found)))
-    whole = search_integer_list(evaluator, budget, found)
-    lists = [one for one in (caps, whole) if one is not None]
+    simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
+    simulated.sort(key=lambda partition: evaluator.outcomes[partition.groups].step_time_s)
+    cuts = search_by_simulation(evaluator, budget, simulated[:2])
+    caps = select_main_dtype(evaluator).caps(cuts)
+    budget.left = max(budget.left, FOR_WHOLE * budget.cost(len(cuts)))
+    integer_caps = search_integer_list(evaluator, budget, cuts)
+    lists = [partition for partition in (caps, integer_caps) if partition is not None]
     return (
         lists
         if evaluator.gradients.single_dtype
-        else [*lists, *_search_lists_of_dtypes(evaluator, lists, known[:2])]
+        else [*lists, *_search_lists_of_dtypes(evaluator, lists, simulated[:2])]
     )
 
 
 def _search_lists_of_dtypes(
-    evaluator: Evaluator, lists: Sequence[Caps], partitions: Sequence[UniformPartition]
+    evaluator: Evaluator, found_lists: Sequence[Caps], partitions: Sequence[UniformPartition]
 ) -> list[Caps]:
     """Lists that serve several dtypes, simulated, and what whole numbers near them make."""
-    starts = [*lists, (1.0, 25.0), *((one.cap_mb,) for one in partitions)]
-    found = search_shared_lists(evaluator, starts)
-    found.sort(key=lambda caps: evaluator.simulate(evaluator.list_options(caps)).step_time_s)
-    whole = [tuple(float(max(1, f(cap))) for cap in c) for c in found[:2] for f in (round, ceil)]
-    return [*found, *dict.fromkeys(whole)]
+    starts = [*found_lists, (1.0, 25.0), *((partition.cap_mb,) for partition in partitions)]
+    lists = search_shared_lists(evaluator, starts)
+    lists.sort(key=lambda caps: evaluator.simulate(evaluator.list_options(caps)).step_time_s)
+    integer_lists = [
+        tuple(float(max(1, to_integer(cap))) for cap in caps)
+        for caps in lists[:2]
+        for to_integer in (round, ceil)
+    ]
+    return [*lists, *dict.fromkeys(integer_lists)]
 
 
 # ---------------------------------------------------------------- what is found
@@ -235,8 +242,11 @@ def _search_lists_of_dtypes(
 def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
     """What nothing can beat; None where parts of the job may be quicker than the model's GPU."""
     sized = evaluator.prepared.sized
-    odd = any(one.jitter is not None or one.gpu is not None for one in sized.happening)
-    if odd or sized.fidelity != "flow":
+    varied = any(
+        disturbance.jitter is not None or disturbance.gpu is not None
+        for disturbance in sized.happening
+    )
+    if varied or sized.fidelity != "flow":
         return None
     if evaluator.prepared.size.gpus > FEW_RANKS:
         return lower_bound_s(evaluator.surrogate, evaluator.allreduce, evaluator.workers)

@@ -17,65 +17,72 @@ def build_curve(
     evaluator: Evaluator, partitions: Sequence[UniformPartition]
 ) -> tuple[tuple[CurvePoint, ...], tuple[float, ...]]:
     """Step time and exposed communication of every cap, and the regrets of PyTorch's default."""
-    rows = []
+    costs = []
     base_s = _exposed_outside_buckets(evaluator)
-    for one in partitions:
-        outcomes = evaluator.outcomes.get(one.groups)
+    for partition in partitions:
+        outcomes = evaluator.outcomes.get(partition.groups)
         if outcomes is not None:
-            rows.append((outcomes.step_time_s, outcomes.exposed_comm_s, True))
+            costs.append((outcomes.step_time_s, outcomes.exposed_comm_s, True))
         else:
-            step_s, waited_s = evaluator.predict(one.groups)
-            rows.append((step_s, waited_s + base_s, False))
+            step_s, waited_s = evaluator.predict(partition.groups)
+            costs.append((step_s, waited_s + base_s, False))
     if evaluator.reasons:
-        rows = _scale_as_nearest(evaluator, partitions, rows)
+        costs = _scale_as_nearest(evaluator, partitions, costs)
     default = assign_buckets(evaluator.workload, evaluator.default_options())
-    caps = [RatedPartition(one.groups, row[0]) for one, row in zip(partitions, rows, strict=True)]
-    usual, *rated = compute_regrets(
+    caps = [
+        RatedPartition(partition.groups, cost[0])
+        for partition, cost in zip(partitions, costs, strict=True)
+    ]
+    default_regrets, *cap_regrets = compute_regrets(
         evaluator,
         RatedPartition(default, evaluator.simulate(evaluator.default_options()).step_time_s),
         caps,
     )
     curve = tuple(
         CurvePoint(
-            bucket_cap_mb=one.cap_mb,
-            low_mb=one.window.low_mb,
-            high_mb=one.window.high_mb,
-            buckets=len(one.groups),
+            bucket_cap_mb=partition.cap_mb,
+            low_mb=partition.window.low_mb,
+            high_mb=partition.window.high_mb,
+            buckets=len(partition.groups),
             step_time_s=step_s,
             exposed_comm_s=exposed_s,
             simulated=simulated,
             regrets=regret,
         )
-        for one, (step_s, exposed_s, simulated), regret in zip(partitions, rows, rated, strict=True)
+        for partition, (step_s, exposed_s, simulated), regret in zip(
+            partitions, costs, cap_regrets, strict=True
+        )
     )
-    return curve, usual
+    return curve, default_regrets
 
 
 def curve_error(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
     """How far off the curve may be where it was not simulated, relatively."""
-    left = [one.groups for one in partitions if one.groups not in evaluator.outcomes]
-    off = (
+    estimated = [
+        partition.groups for partition in partitions if partition.groups not in evaluator.outcomes
+    ]
+    errors = (
         1.0 - evaluator.predict_step_s(groups, optimistic=True) / evaluator.predict_step_s(groups)
-        for groups in left
+        for groups in estimated
     )
-    return max(off, default=0.0)
+    return max(errors, default=0.0)
 
 
 def _scale_as_nearest(
-    evaluator: Evaluator, partitions: Sequence[UniformPartition], rows: list[CapCost]
+    evaluator: Evaluator, partitions: Sequence[UniformPartition], costs: list[CapCost]
 ) -> list[CapCost]:
     """Scale what was not simulated as the cap nearest to it that was."""
-    known = [at for at, row in enumerate(rows) if row[2]]
-    found = []
-    for at, row in enumerate(rows):
-        step_s, exposed_s, simulated = row
+    simulated_at = [at for at, cost in enumerate(costs) if cost[2]]
+    scaled = []
+    for at, cost in enumerate(costs):
+        step_s, exposed_s, simulated = cost
         if simulated:
-            found.append(row)
+            scaled.append(cost)
             continue
-        near = min(known, key=lambda other: abs(other - at))
-        off = rows[near][0] / evaluator.predict_step_s(partitions[near].groups)
-        found.append((off * step_s, max(0.0, exposed_s + (off - 1.0) * step_s), False))
-    return found
+        nearest = min(simulated_at, key=lambda place: abs(place - at))
+        factor = costs[nearest][0] / evaluator.predict_step_s(partitions[nearest].groups)
+        scaled.append((factor * step_s, max(0.0, exposed_s + (factor - 1.0) * step_s), False))
+    return scaled
 
 
 def _exposed_outside_buckets(evaluator: Evaluator) -> float:

@@ -57,12 +57,12 @@ class Compromise:
     default: Shared
 
 
-def tune_all(each: Sequence[TuneResult]) -> Compromise:
+def tune_all(results: Sequence[TuneResult]) -> Compromise:
     """Find one cap for several scenarios.
 
     Parameters
     ----------
-    each : sequence of TuneResult
+    results : sequence of TuneResult
         Two or more; their curves cover all caps, so that none is missed.
 
     Raises
@@ -70,31 +70,33 @@ def tune_all(each: Sequence[TuneResult]) -> Compromise:
     InputError
         Fewer than two.
     """
-    if len(each) < 2:
-        raise InputError(Fault("scenarios", f"{len(each)}", "two or more for one setting"))
-    ends = sorted({point.low_mb for tuned in each for point in tuned.curve})
-    rated = [(rate_cap(each, low), low) for low in ends]
+    if len(results) < 2:
+        raise InputError(Fault("scenarios", f"{len(results)}", "two or more for one setting"))
+    ends = sorted({point.low_mb for tuned in results for point in tuned.curve})
+    rated = [(rate_cap(results, low), low) for low in ends]
     least = min(shared.worst_regret for shared, _ in rated)
-    at = next(at for at, (one, _) in enumerate(rated) if one.worst_regret <= least + ROUNDING)
-    found, low_mb = rated[at]
-    high_mb = ends[at + 1] if at + 1 < len(ends) else float("inf")
+    index = next(
+        index for index, (shared, _) in enumerate(rated) if shared.worst_regret <= least + ROUNDING
+    )
+    best_cap, low_mb = rated[index]
+    high_mb = ends[index + 1] if index + 1 < len(ends) else float("inf")
     window = Window(round(low_mb * MIB) - 1, high_mb * MIB - 1)
-    best = Shared(round_cap_mb(window), found.steps_s, found.regrets)
-    steps = tuple(tuned.default.step_time_s for tuned in each)
-    default = Shared(None, steps, _compute_regrets(each, steps))
-    return Compromise(tuple(each), best, low_mb, high_mb, default)
+    best = Shared(round_cap_mb(window), best_cap.steps_s, best_cap.regrets)
+    steps = tuple(tuned.default.step_time_s for tuned in results)
+    default = Shared(None, steps, _compute_regrets(results, steps))
+    return Compromise(tuple(results), best, low_mb, high_mb, default)
 
 
 ROUNDING = 1e-9
 
 
-def rate_cap(each: Sequence[TuneResult], cap_mb: float) -> Shared:
+def rate_cap(results: Sequence[TuneResult], cap_mb: float) -> Shared:
     """Return what one cap means for several scenarios."""
-    steps = tuple(tuned.at(cap_mb).step_time_s for tuned in each)
-    return Shared(cap_mb, steps, _compute_regrets(each, steps))
+    steps = tuple(tuned.at(cap_mb).step_time_s for tuned in results)
+    return Shared(cap_mb, steps, _compute_regrets(results, steps))
 
 
-def _compute_regrets(each: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:
+def _compute_regrets(results: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(
-        step_s / tuned.least_uniform_s - 1.0 for tuned, step_s in zip(each, steps_s, strict=True)
+        step_s / tuned.least_uniform_s - 1.0 for tuned, step_s in zip(results, steps_s, strict=True)
     )

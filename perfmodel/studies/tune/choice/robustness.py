@@ -45,8 +45,8 @@ def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
         ranked = sorted(
             others, key=lambda other: _time_s(evaluator, UncontendedTimer(other), middle)
         )
-        at = int(TENTH * len(ranked))
-        others = (ranked[at], ranked[-1 - at])
+        place = int(TENTH * len(ranked))
+        others = (ranked[place], ranked[-1 - place])
     return tuple(_compare_machine(evaluator, other, sizes) for other in others)
 
 
@@ -64,24 +64,28 @@ def _compare_machine(evaluator: Evaluator, machine: Machine, sizes: Sequence[int
         return cache(factor)
     estimator = UncontendedTimer(machine)
     likely = evaluator.allreduce.estimator
-    found = [
+    ratios = [
         _time_s(evaluator, estimator, n) / max(_time_s(evaluator, likely, n), TINY_S) for n in sizes
     ]
     logs = np.log(sizes)
-    return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, found)))
+    return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, ratios)))
 
 
 def _differs_by_residual(evaluator: Evaluator, machine: Machine) -> bool:
-    here, there = evaluator.prepared.machine, machine.measured
-    same = machine.library is here.library and machine.topology is here.topology
-    return same and here.measured == Corrections() and there == Corrections(residual=there.residual)
+    likely, corrections = evaluator.prepared.machine, machine.measured
+    same_hardware = machine.library is likely.library and machine.topology is likely.topology
+    return (
+        same_hardware
+        and likely.measured == Corrections()
+        and corrections == Corrections(residual=corrections.residual)
+    )
 
 
 def smooth_residual(machine: Machine) -> Machine:
     """Return a machine whose residual goes over gradually from band to band of sizes.
 
-    Intervals are known band by band (`perfmodel.library.prediction_error`). One machine that is slow in all
-    of them does not reduce 65 MiB quicker than 63 MiB, as the steps between bands would have it,
+    Intervals are known band by band (`perfmodel.library.prediction_error`). One machine that is slow
+    in all of them does not reduce 65 MiB quicker than 63 MiB, as the steps between bands would have it,
     and no cap should be recommended because of them.
     """
     residual = machine.measured.residual
@@ -93,8 +97,8 @@ def smooth_residual(machine: Machine) -> Machine:
     logs = np.log(middles)
 
     def factor(situation: CollectiveContext) -> float:
-        known = [np.log(residual(replace(situation, nbytes=int(n)))) for n in middles]
-        return float(np.exp(np.interp(np.log(max(1, situation.nbytes)), logs, known)))
+        residuals = [np.log(residual(replace(situation, nbytes=int(n)))) for n in middles]
+        return float(np.exp(np.interp(np.log(max(1, situation.nbytes)), logs, residuals)))
 
     return machine.stretched(machine.topology, Corrections(residual=factor))
 
@@ -132,23 +136,28 @@ def compute_regrets(
     list of tuple of float
         Of the default, then of each cap: on the likely machine, then on the quick and slow one.
     """
-    every = (default, *caps)
-    rows = [[one.step_s for one in every]]
-    known = compare_machines(evaluator)
-    here = [evaluator.predict_step_s(one.groups) for one in every] if known else []
-    for ratio in known:
-        cost = _scale_times(evaluator, ratio)
-        there = [evaluator.surrogate.step_s(evaluator.buckets(one.groups), cost) for one in every]
+    partitions = (default, *caps)
+    rows = [[rated.step_s for rated in partitions]]
+    ratios = compare_machines(evaluator)
+    likely_s = [evaluator.predict_step_s(rated.groups) for rated in partitions] if ratios else []
+    for ratio in ratios:
+        time_of = _scale_times(evaluator, ratio)
+        other_s = [
+            evaluator.surrogate.step_s(evaluator.buckets(rated.groups), time_of)
+            for rated in partitions
+        ]
         rows.append(
             [
-                one.step_s + there_s - here_s
-                for one, there_s, here_s in zip(every, there, here, strict=True)
+                rated.step_s + other_step_s - likely_step_s
+                for rated, other_step_s, likely_step_s in zip(
+                    partitions, other_s, likely_s, strict=True
+                )
             ]
         )
-    best = [min(row[1:]) for row in rows]
+    least = [min(row[1:]) for row in rows]
     return [
-        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(of, best, strict=True))
-        for of in zip(*rows, strict=True)
+        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(steps_of_cap, least, strict=True))
+        for steps_of_cap in zip(*rows, strict=True)
     ]
 
 
@@ -167,8 +176,8 @@ def find_robust_cap(curve: Sequence[CurvePoint]) -> Robust | None:
         return None
     worst = [point.worst_regret for point in curve]
     least = min(worst)
-    alike = [point for point in curve if point.worst_regret <= least + ALIKE]
-    best = min(alike, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
+    candidates = [point for point in curve if point.worst_regret <= least + ALIKE]
+    best = min(candidates, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
     return Robust(WITHIN, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
 
 

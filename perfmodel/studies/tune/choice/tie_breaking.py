@@ -23,14 +23,14 @@ LOOKS = 6
 
 def choose_uniform_cap(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
     """Return the best cap that was simulated, or one as good that is easier to keep; MiB."""
-    known = [one for one in partitions if one.groups in evaluator.outcomes]
-    best = min(known, key=lambda one: evaluator.outcomes[one.groups].step_time_s)
+    simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
+    best = min(simulated, key=lambda partition: evaluator.outcomes[partition.groups].step_time_s)
     least_s = evaluator.outcomes[best.groups].step_time_s
     limit_s = least_s * (1 + tolerance(evaluator))
-    alike = [one for one in partitions if _step_s(evaluator, one) <= limit_s]
-    for one in sorted(alike, key=lambda each: _complexity(evaluator, each))[:LOOKS]:
-        if evaluator.simulate(evaluator.uniform_options(one.cap_mb)).step_time_s <= limit_s:
-            return one.cap_mb
+    candidates = [partition for partition in partitions if _step_s(evaluator, partition) <= limit_s]
+    for partition in sorted(candidates, key=lambda each: _complexity(evaluator, each))[:LOOKS]:
+        if evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s <= limit_s:
+            return partition.cap_mb
     return best.cap_mb
 
 
@@ -39,35 +39,37 @@ def tolerance(evaluator: Evaluator) -> float:
     return FEWER if evaluator.workers > 1 else AS_GOOD
 
 
-def _step_s(evaluator: Evaluator, one: UniformPartition) -> float:
+def _step_s(evaluator: Evaluator, partition: UniformPartition) -> float:
     """What a cap costs; infinite where only a simulation can tell and there was none."""
-    if one.groups in evaluator.outcomes:
-        return evaluator.outcomes[one.groups].step_time_s
-    return float("inf") if evaluator.reasons else evaluator.predict_step_s(one.groups)
+    if partition.groups in evaluator.outcomes:
+        return evaluator.outcomes[partition.groups].step_time_s
+    return float("inf") if evaluator.reasons else evaluator.predict_step_s(partition.groups)
 
 
-def _complexity(evaluator: Evaluator, one: UniformPartition) -> tuple[int, int, float]:
+def _complexity(evaluator: Evaluator, partition: UniformPartition) -> tuple[int, int, float]:
     """Key that orders caps: fewer buckets where that counts, fewer digits, more room."""
-    window = one.window
+    window = partition.window
     room = min(window.high_mb, 2 * window.low_mb) / window.low_mb
-    buckets = len(one.groups) if evaluator.workers > 1 else 0
-    return buckets, len(number(one.cap_mb)), -room
+    buckets = len(partition.groups) if evaluator.workers > 1 else 0
+    return buckets, len(number(partition.cap_mb)), -room
 
 
 def choose_lists(
     evaluator: Evaluator, lists: Sequence[Caps], partitions: Sequence[UniformPartition]
 ) -> tuple[Caps, Caps]:
     """Return the best list of caps, and the best of whole numbers; MiB."""
-    known = [one for one in partitions if one.groups in evaluator.outcomes]
-    whole = [cap for one in known if (cap := integer_cap_mb(one.window)) is not None]
-    plain = [(1.0, 25.0), *((float(cap),) for cap in whole)]
-    every = [*lists, *plain, *((one.cap_mb,) for one in known)]
-    integers = [caps for caps in (*lists, *plain) if all(cap == int(cap) for cap in caps)]
-    return _choose_quickest(evaluator, every), _choose_quickest(evaluator, integers)
+    simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
+    whole = [
+        cap for partition in simulated if (cap := integer_cap_mb(partition.window)) is not None
+    ]
+    uniform = [(1.0, 25.0), *((float(cap),) for cap in whole)]
+    candidates = [*lists, *uniform, *((partition.cap_mb,) for partition in simulated)]
+    integers = [caps for caps in (*lists, *uniform) if all(cap == int(cap) for cap in caps)]
+    return _choose_quickest(evaluator, candidates), _choose_quickest(evaluator, integers)
 
 
 def _choose_quickest(evaluator: Evaluator, lists: Sequence[Caps]) -> Caps:
     rated = [(evaluator.simulate(evaluator.list_options(caps)).step_time_s, caps) for caps in lists]
     least_s = min(step_s for step_s, _ in rated)
-    alike = [caps for step_s, caps in rated if step_s <= least_s * (1 + SAME)]
-    return min(alike, key=lambda caps: (len(caps), len(str(caps))))
+    quickest = [caps for step_s, caps in rated if step_s <= least_s * (1 + SAME)]
+    return min(quickest, key=lambda caps: (len(caps), len(str(caps))))

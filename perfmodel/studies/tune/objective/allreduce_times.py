@@ -70,11 +70,11 @@ class AllReduceTimes:
         """Work out the time of one size of gradients; seconds."""
         size = self.wire_bytes(nbytes)
         if size not in self._timed:
-            way, time_s = self.estimator.best("all_reduce", size, self.group)
+            lowered, time_s = self.estimator.best("all_reduce", size, self.group)
             time_s = self.factor * (self._simulate(size) if self.in_order else time_s)
             self._record_error(size, time_s)
-            self._timed[size] = (time_s, (way.schedule.algorithm, way.protocol))
-            links = self.factor * links_s(self._capacity_Bps, way) / size
+            self._timed[size] = (time_s, (lowered.schedule.algorithm, lowered.protocol))
+            links = self.factor * links_s(self._capacity_Bps, lowered) / size
             self._per_byte = links if self._per_byte is None else np.minimum(self._per_byte, links)
             insort(self._sizes, size)
             self._arrays = None
@@ -125,14 +125,14 @@ class AllReduceTimes:
         return self._interpolated[nbytes]
 
     def _interpolate(self, size: int) -> float:
-        known, sizes = self._timed, self._sizes
-        if size in known:
-            return known[size][0]
-        position = bisect_left(sizes, size)
-        if not 0 < position < len(sizes):
-            return known[sizes[min(position, len(sizes) - 1)]][0]
-        low, high = sizes[position - 1], sizes[position]
-        low_s, high_s = known[low][0], known[high][0]
+        timed, sizes = self._timed, self._sizes
+        if size in timed:
+            return timed[size][0]
+        index = bisect_left(sizes, size)
+        if not 0 < index < len(sizes):
+            return timed[sizes[min(index, len(sizes) - 1)]][0]
+        low, high = sizes[index - 1], sizes[index]
+        low_s, high_s = timed[low][0], timed[high][0]
         return low_s + (high_s - low_s) * ((size - low) / (high - low))
 
     def lower_s(self, nbytes: int) -> float:
@@ -184,11 +184,11 @@ class AllReduceTimes:
         list of tuple
             First size and last, in bytes on the network, and seconds.
         """
-        found = []
+        bounds = []
         for low, high in zip(self._sizes, self._sizes[1:], strict=False):
-            (low_s, style), (high_s, other) = self._timed[low], self._timed[high]
-            found.append((low, high, low_s if style == other else min(low_s, high_s)))
-        return [*found, (self._sizes[-1], self._sizes[-1], self._timed[self._sizes[-1]][0])]
+            (low_s, style), (high_s, high_style) = self._timed[low], self._timed[high]
+            bounds.append((low, high, low_s if style == high_style else min(low_s, high_s)))
+        return [*bounds, (self._sizes[-1], self._sizes[-1], self._timed[self._sizes[-1]][0])]
 
     @property
     def wire_s_per_byte(self) -> float:
@@ -217,8 +217,8 @@ class AllReduceTimes:
             return
         low, high = self._sizes[position - 1], self._sizes[position]
         if self._timed[low][1] == self._timed[high][1] and time_s > 0:
-            off = abs(self._interpolate(size) / time_s - 1.0)
-            self._errors[low] = self._errors[size] = max(off / 2, LEAST_ERROR)
+            error = abs(self._interpolate(size) / time_s - 1.0)
+            self._errors[low] = self._errors[size] = max(error / 2, LEAST_ERROR)
 
     def _find_jumps(self) -> None:
         """Where neighbours are carried unlike, find the size at which that changes."""
@@ -239,11 +239,11 @@ class AllReduceTimes:
                 self.compute(int(size / self.scale))
 
     def _select_at(self, size: int) -> AlgorithmProtocol:
-        ways = lower_collective(self.estimator.machine, "all_reduce", size, self.group)
-        if len(ways) > 1:
-            way, _ = self.estimator.best("all_reduce", size, self.group)
-            return way.schedule.algorithm, way.protocol
-        return ways[0].schedule.algorithm, ways[0].protocol
+        lowerings = lower_collective(self.estimator.machine, "all_reduce", size, self.group)
+        if len(lowerings) > 1:
+            lowered, _ = self.estimator.best("all_reduce", size, self.group)
+            return lowered.schedule.algorithm, lowered.protocol
+        return lowerings[0].schedule.algorithm, lowerings[0].protocol
 
 
 TimeOf = Callable[[int], float]

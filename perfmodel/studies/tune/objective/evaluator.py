@@ -118,9 +118,9 @@ class Evaluator:
         if not self.reasons:
             self.time_allreduces(groups)
         outcome = self.outcomes[groups]
-        off = abs(self.predict_step_s(groups) / outcome.step_time_s - 1.0)
-        self.surrogate_error = max(self.surrogate_error, off)
-        if off > SAME and not self.reasons:
+        error = abs(self.predict_step_s(groups) / outcome.step_time_s - 1.0)
+        self.surrogate_error = max(self.surrogate_error, error)
+        if error > SAME and not self.reasons:
             self.reasons.append("the host holds the device up, or ranks differ")
 
     def time_allreduces(self, groups: Groups) -> int:
@@ -135,11 +135,11 @@ class Evaluator:
         """Step time and exposed communication by the recurrence."""
         if optimistic:
             return self.surrogate.times(self.buckets(groups), self.allreduce.lower_s)
-        version, known = self._predictions.get(groups, (-1, (0.0, 0.0)))
-        if version != self.allreduce.computed_sizes:
-            known = self.surrogate.times(self.buckets(groups), self.allreduce.time_s)
-            self._predictions[groups] = (self.allreduce.computed_sizes, known)
-        return known
+        computed_sizes, prediction = self._predictions.get(groups, (-1, (0.0, 0.0)))
+        if computed_sizes != self.allreduce.computed_sizes:
+            prediction = self.surrogate.times(self.buckets(groups), self.allreduce.time_s)
+            self._predictions[groups] = (self.allreduce.computed_sizes, prediction)
+        return prediction
 
     def buckets(self, groups: Groups) -> list[Bucket]:
         """Return groups as the recurrence sees them."""
@@ -152,37 +152,37 @@ def make_evaluator(prepared: Prepared) -> Evaluator:
     """Put a scenario on the bench."""
     sized, job = prepared.sized, prepared.job
     gradients = order_gradients(job.workload, job.options)
-    lasting = [one for one in sized.happening if _is_constant(one)]
+    constant = [disturbance for disturbance in sized.happening if _is_constant(disturbance)]
     finest = sized.with_options(with_cap(job.options, 1.0)).plan_for(None)
     surrogate = build_surrogate(
-        finest, gradients, _before_s(prepared, lasting), _slowdown(prepared)
+        finest, gradients, _before_s(prepared, constant), _slowdown(prepared)
     )
-    surrogate = surrogate.scaled(_slowest_factor(lasting))
+    surrogate = surrogate.scaled(_slowest_factor(constant))
     allreduce = _make_allreduce_times(prepared, gradients)
     allreduce.prepare(min(gradients.nbytes), gradients.sums[-1])
     return Evaluator(prepared, gradients, surrogate, allreduce, _list_reasons(prepared, gradients))
 
 
-def _is_constant(one: Disturbance) -> bool:
+def _is_constant(disturbance: Disturbance) -> bool:
     """Whether something only makes ranks or links slower, the same in every step."""
-    others = one.gpu is not None or one.traffic or one.beside is not None
-    return not (one.varies or others)
+    others = disturbance.gpu is not None or disturbance.traffic or disturbance.beside is not None
+    return not (disturbance.varies or others)
 
 
-def _slowest_factor(lasting: Sequence[Disturbance]) -> float:
+def _slowest_factor(constant: Sequence[Disturbance]) -> float:
     """How much slower the slowest ranks are, whom all others wait for."""
-    by: dict[int, float] = {}
-    for one in lasting:
-        for rank in one.ranks:
-            by[rank] = by.get(rank, 1.0) * one.by
-    return max(by.values(), default=1.0)
+    factors: dict[int, float] = {}
+    for disturbance in constant:
+        for rank in disturbance.ranks:
+            factors[rank] = factors.get(rank, 1.0) * disturbance.by
+    return max(factors.values(), default=1.0)
 
 
-def _before_s(prepared: Prepared, lasting: Sequence[Disturbance]) -> float:
+def _before_s(prepared: Prepared, constant: Sequence[Disturbance]) -> float:
     """From the end of a step to the start of the last backward, where that is latest; seconds."""
     sized = prepared.sized
     quiet = replace(sized.setting(launches=False), fidelity="flow")
-    _, run, _ = simulate_steps(quiet, lasting, SETTLED)
+    _, run, _ = simulate_steps(quiet, constant, SETTLED)
     last = sized.job.options.accumulate - 1
     begin_s: dict[str, float] = {}
     for span in run.timeline.spans:
@@ -192,8 +192,8 @@ def _before_s(prepared: Prepared, lasting: Sequence[Disturbance]) -> float:
 
 
 def _slowdown(prepared: Prepared) -> float:
-    asked = prepared.job.scenario.compute.overlap_slowdown
-    return prepared.machine.topology.gpu.overlap_slowdown if asked is None else asked
+    requested = prepared.job.scenario.compute.overlap_slowdown
+    return prepared.machine.topology.gpu.overlap_slowdown if requested is None else requested
 
 
 def _make_allreduce_times(prepared: Prepared, gradients: GradientOrder) -> AllReduceTimes:
@@ -206,7 +206,7 @@ def _make_allreduce_times(prepared: Prepared, gradients: GradientOrder) -> AllRe
 
 def _list_reasons(prepared: Prepared, gradients: GradientOrder) -> list[str]:
     """Why the recurrence may differ from the simulation."""
-    known = {
+    conditions = {
         "what happens around the job varies": not all(map(_is_constant, prepared.sized.happening)),
         "every message is simulated": prepared.sized.fidelity == "message",
         "several all-reduces are under way at a time": prepared.job.library.workers > 1,
@@ -215,20 +215,20 @@ def _list_reasons(prepared: Prepared, gradients: GradientOrder) -> list[str]:
         "buckets are never rebuilt": gradients.reverse_filled,
         "the host waits for each all-reduce": prepared.job.library.host_staged,
     }
-    return [words for words, holds in known.items() if holds]
+    return [reason for reason, holds in conditions.items() if holds]
 
 
 def read_reductions(stepped: Stepped) -> tuple[Reduced, ...]:
     """When the buckets of the last step were reduced."""
-    at = stepped.steps - 1
-    start_s = (0.0, *stepped.run.step_ends_s)[at]
+    step = stepped.steps - 1
+    start_s = (0.0, *stepped.run.step_ends_s)[step]
     spans = [
         span
         for span in stepped.run.timeline.spans
-        if span.step == at and span.kind == "communication" and span.bucket is not None
+        if span.step == step and span.kind == "communication" and span.bucket is not None
     ]
-    one = {cast("int", span.bucket): span for span in reversed(spans)}
+    first_spans = {cast("int", span.bucket): span for span in reversed(spans)}
     return tuple(
         Reduced(span.nbytes, span.ready_s - start_s, span.start_s - start_s, span.end_s - start_s)
-        for _, span in sorted(one.items())
+        for _, span in sorted(first_spans.items())
     )

@@ -44,10 +44,10 @@ class _Labels:
     count: int = 0
 
     def add(self, position: int, rows: tuple[Floats, Floats, Floats, Ints]) -> None:
-        here = slice(self.count, self.count + len(rows[0]))
-        self.position[here] = position
-        self.ready[here], self.ended[here], self.late[here], self.before[here] = rows
-        self.count = here.stop
+        span = slice(self.count, self.count + len(rows[0]))
+        self.position[span] = position
+        self.ready[span], self.ended[span], self.late[span], self.before[span] = rows
+        self.count = span.stop
 
 
 def best_cuts(
@@ -87,21 +87,21 @@ def best_cuts(
     nothing = np.zeros(1)
     labels.add(0, (nothing, nothing, nothing - np.inf, np.full(1, -1)))
     for position in range(1, n + 1):
-        known = np.arange(labels.count)
+        begins = np.arange(labels.count)
         if allowed is not None:
-            known = known[allowed[labels.position[known], position]]
-        if len(known):
-            cost = read(sums[position] - sums[:position])[labels.position[known]]
+            begins = begins[allowed[labels.position[begins], position]]
+        if len(begins):
+            cost = read(sums[position] - sums[:position])[labels.position[begins]]
             labels.add(
                 position,
-                _extend(labels, known, cost, surrogate.slowdown, position, work, out, keep),
+                _extend(labels, begins, cost, surrogate.slowdown, position, work, out, keep),
             )
     return _trace_all_back(labels, surrogate, n, float(out[-1]))
 
 
 def _extend(
     labels: _Labels,
-    known: Ints,
+    begins: Ints,
     cost: Floats,
     slowdown: float,
     position: int,
@@ -110,33 +110,33 @@ def _extend(
     keep: int,
 ) -> tuple[Floats, Floats, Floats, Ints]:
     """All labels with one more bucket, up to a position; those that none beats."""
-    begin = labels.position[known]
-    ready, ended = labels.ready[known], labels.ended[known]
-    left = work[position] - work[begin]
+    position_of_begin = labels.position[begins]
+    ready, ended = labels.ready[begins], labels.ended[begins]
+    work_s = work[position] - work[position_of_begin]
     busy = np.maximum(0.0, ended - ready)
-    slowed = np.minimum(left, busy / slowdown)
-    ready = ready + slowed * slowdown + (left - slowed)
+    slowed = np.minimum(work_s, busy / slowdown)
+    ready = ready + slowed * slowdown + (work_s - slowed)
     ended = np.maximum(ready, ended) + cost
-    late = np.maximum(labels.late[known], ended - out[begin])
+    late = np.maximum(labels.late[begins], ended - out[position_of_begin])
     order = np.lexsort((late, ready, ended))
     ready, ended, late = ready[order], ended[order], late[order]
     better = np.ones(len(order), dtype=bool)
     better[1:] = (ready[1:] < np.minimum.accumulate(ready)[:-1]) | (
         late[1:] < np.minimum.accumulate(late)[:-1]
     )
-    kept = np.flatnonzero(better)
-    if len(kept) > keep:  # the quickest, and evenly some of those that are ready earlier
-        kept = kept[np.unique(np.linspace(0, len(kept) - 1, keep).astype(np.int64))]
-    return ready[kept], ended[kept], late[kept], known[order[kept]]
+    chosen = np.flatnonzero(better)
+    if len(chosen) > keep:  # the quickest, and evenly some of those that are ready earlier
+        chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, keep).astype(np.int64))]
+    return ready[chosen], ended[chosen], late[chosen], begins[order[chosen]]
 
 
 def _trace_all_back(labels: _Labels, surrogate: StepSurrogate, n: int, out_s: float) -> list[Cuts]:
     """Ways to the last position, the quickest first."""
     last = np.flatnonzero(labels.position[: labels.count] == n)
     ready, ended = labels.ready[last], labels.ended[last]
-    left = surrogate.backward_s - surrogate.ready_s[-1]
-    slowed = np.minimum(left, np.maximum(0.0, ended - ready) / surrogate.slowdown)
-    ready = ready + slowed * surrogate.slowdown + (left - slowed)
+    work_s = surrogate.backward_s - surrogate.ready_s[-1]
+    slowed = np.minimum(work_s, np.maximum(0.0, ended - ready) / surrogate.slowdown)
+    ready = ready + slowed * surrogate.slowdown + (work_s - slowed)
     total = np.maximum(ready + out_s, labels.late[last] + out_s)
     return [_trace_back(labels, int(last[at])) for at in np.argsort(total, kind="stable")]
 
@@ -180,13 +180,13 @@ def search_by_surrogate(
     best: Cuts | None = None
     for _ in range(PASSES):
         keep = LABELS_SLOWED if slowed else LABELS
-        found = best_cuts(surrogate, allreduce.interpolate, allowed=allowed, keep=keep)
-        if not found:
+        ranked = best_cuts(surrogate, allreduce.interpolate, allowed=allowed, keep=keep)
+        if not ranked:
             return None
-        ways = [*found[: FINALISTS if slowed else 1], *([best] if best else [])]
-        way = min(ways, key=rate)
-        way = simplify(way, rate)
-        best = simplify(improve(way, rate), rate) if slowed else way
+        candidates = [*ranked[: FINALISTS if slowed else 1], *([best] if best else [])]
+        cuts = min(candidates, key=rate)
+        cuts = simplify(cuts, rate)
+        best = simplify(improve(cuts, rate), rate) if slowed else cuts
         if not evaluator.time_allreduces(evaluator.gradients.groups(best)):
             break
     return best
@@ -218,7 +218,7 @@ def allow_integer_caps(gradients: GradientOrder) -> NDArray[np.bool_]:
     sizes = np.array(gradients.nbytes, dtype=np.int64)
     last = sizes[begin] if gradients.reverse_filled else sizes[np.maximum(end, 1) - 1]
     above = nbytes - last
-    number = np.maximum(1, above // MIB + 1)
-    left_over = begin == 0 if gradients.reverse_filled else end == n
-    found: NDArray[np.bool_] = (end > begin) & ((number * MIB <= nbytes) | left_over)
-    return found
+    cap = np.maximum(1, above // MIB + 1)
+    is_last = begin == 0 if gradients.reverse_filled else end == n
+    allowed: NDArray[np.bool_] = (end > begin) & ((cap * MIB <= nbytes) | is_last)
+    return allowed

@@ -54,12 +54,14 @@ def improve(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
     """
     best_s = rate(cuts)
     while effort > 0:
-        near = list(neighbourhood(cuts, every=len(cuts) <= MANY))
-        effort -= len(near) * len(cuts)
-        found_s, found = min(((rate(one), one) for one in near), default=(best_s, cuts))
-        if found_s >= best_s * (1 - LEAST_GAIN):
+        candidates = list(neighbourhood(cuts, every=len(cuts) <= MANY))
+        effort -= len(candidates) * len(cuts)
+        nearest_s, nearest = min(
+            ((rate(candidate), candidate) for candidate in candidates), default=(best_s, cuts)
+        )
+        if nearest_s >= best_s * (1 - LEAST_GAIN):
             break
-        best_s, cuts = found_s, found
+        best_s, cuts = nearest_s, nearest
     return cuts
 
 

@@ -74,10 +74,12 @@ def _compute_bound(
     total = surrogate.gradients.sums[-1] * allreduce.scale
 
     def least_s(nbytes: float) -> tuple[float, Line | None]:
-        found = max((a + b * nbytes, (a, b)) for a, b in lines)
+        by_line = max((a + b * nbytes, (a, b)) for a, b in lines)
         by_wire_s = rate * nbytes
         return (
-            (by_wire_s, None) if by_wire_s > found[0] / workers else (found[0] / workers, found[1])
+            (by_wire_s, None)
+            if by_wire_s > by_line[0] / workers
+            else (by_line[0] / workers, by_line[1])
         )
 
     all_s, line = least_s(total)
@@ -125,6 +127,8 @@ def minorants(points: Sequence[Point]) -> Iterator[Line]:
             yield a, b
 
 
-def _turns_down(one: Point, two: Point, three: Point) -> bool:
+def _turns_down(first: Point, second: Point, third: Point) -> bool:
     """Whether the middle one of three points lies above the line through the others."""
-    return (two[1] - one[1]) * (three[0] - one[0]) >= (three[1] - one[1]) * (two[0] - one[0])
+    return (second[1] - first[1]) * (third[0] - first[0]) >= (third[1] - first[1]) * (
+        second[0] - first[0]
+    )

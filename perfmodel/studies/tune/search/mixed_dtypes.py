@@ -40,13 +40,16 @@ def search_shared_lists(evaluator: Evaluator, starts: Sequence[Caps]) -> list[Ca
     for start in starts:
         caps = _normalise(queues, [int(cap) for cap in as_bytes(start)])
         best_s = _rate_list(evaluator, caps, rated)
-        moved = True
-        while moved and len(rated) < EFFORT:
-            near = [(_rate_list(evaluator, one, rated), one) for one in _vary(queues, caps)]
-            found_s, found = min(near, default=(best_s, caps))
-            moved = found_s < best_s
-            if moved:
-                best_s, caps = found_s, found
+        improved = True
+        while improved and len(rated) < EFFORT:
+            candidates = [
+                (_rate_list(evaluator, candidate, rated), candidate)
+                for candidate in _vary(queues, caps)
+            ]
+            nearest_s, nearest = min(candidates, default=(best_s, caps))
+            improved = nearest_s < best_s
+            if improved:
+                best_s, caps = nearest_s, nearest
     ranked = sorted(rated.values())[:FINALISTS]
     return [_to_mib(queues, caps) for _, caps in ranked]
 
@@ -54,11 +57,11 @@ def search_shared_lists(evaluator: Evaluator, starts: Sequence[Caps]) -> list[Ca
 def _fill_queues(evaluator: Evaluator) -> list[Bytes]:
     """Sizes of the gradients of each dtype, in the order in which they fill buckets."""
     gradients = evaluator.gradients
-    found: dict[str, list[int]] = {}
+    queues: dict[str, list[int]] = {}
     for dtype, nbytes in zip(gradients.dtypes, gradients.nbytes, strict=True):
-        found.setdefault(dtype, []).append(nbytes)
+        queues.setdefault(dtype, []).append(nbytes)
     step = -1 if gradients.reverse_filled else 1
-    return [tuple(sizes[::step]) for sizes in found.values()]
+    return [tuple(sizes[::step]) for sizes in queues.values()]
 
 
 def _rate_list(
@@ -74,32 +77,32 @@ def _rate_list(
 
 def _vary(queues: Sequence[Bytes], caps: Bytes) -> Iterator[Bytes]:
     """Lists with one cap more, less, or other."""
-    left = list(queues)
+    remaining = list(queues)
     for at, cap in enumerate(caps):
-        sums = _sums(left)
-        here = bisect_left(sums, cap)
+        sums = _sums(remaining)
+        current = bisect_left(sums, cap)
         yield _normalise(queues, (*caps[:at], *caps[at + 1 :]))
-        for position in {here + shift for shift in SHIFTS} | {len(sums) // 2, len(sums) - 1}:
-            if 0 <= position < len(sums) and position != here:
+        for position in {current + shift for shift in SHIFTS} | {len(sums) // 2, len(sums) - 1}:
+            if 0 <= position < len(sums) and position != current:
                 yield _normalise(queues, (*caps[:at], sums[position], *caps[at + 1 :]))
                 yield _normalise(queues, (*caps[:at], sums[position], *caps[at:]))
-        left = [_close_bucket(queue, cap)[1] for queue in left]
+        remaining = [_close_bucket(queue, cap)[1] for queue in remaining]
 
 
 def _normalise(queues: Sequence[Bytes], caps: Sequence[int]) -> Bytes:
     """A list in which no bucket is left to the last cap, and no cap is left over."""
-    left, found = list(queues), []
-    given = iter(caps)
+    remaining, normal = list(queues), []
+    caps_left = iter(caps)
     cap = 1
-    while any(left):
-        cap = next(given, cap)
-        found.append(cap)
-        left = [_close_bucket(queue, cap)[1] for queue in left]
-    return tuple(found)
+    while any(remaining):
+        cap = next(caps_left, cap)
+        normal.append(cap)
+        remaining = [_close_bucket(queue, cap)[1] for queue in remaining]
+    return tuple(normal)
 
 
-def _sums(left: Sequence[Bytes]) -> list[int]:
-    return sorted({nbytes for queue in left for nbytes in accumulate(queue)})
+def _sums(queues: Sequence[Bytes]) -> list[int]:
+    return sorted({nbytes for queue in queues for nbytes in accumulate(queue)})
 
 
 def _close_bucket(queue: Bytes, cap: int) -> tuple[int, Bytes]:
@@ -112,14 +115,14 @@ def _close_bucket(queue: Bytes, cap: int) -> tuple[int, Bytes]:
 
 def _to_mib(queues: Sequence[Bytes], caps: Bytes) -> Caps:
     """A list in short numbers: each cap between the sums that it must not and must reach."""
-    left, found = list(queues), []
+    remaining, caps_mb = list(queues), []
     for cap in caps:
-        sums = _sums(left)
+        sums = _sums(remaining)
         position = bisect_left(sums, cap)
         above = sums[position - 1] if position else 0
         most = sums[position] if position < len(sums) else float(max(cap, MIB))
-        found.append(round_cap_mb(Window(above, most)))
-        left = [_close_bucket(queue, cap)[1] for queue in left]
-    while len(found) > 1 and found[-1] == found[-2]:
-        found.pop()  # PyTorch repeats the last one
-    return tuple(found)
+        caps_mb.append(round_cap_mb(Window(above, most)))
+        remaining = [_close_bucket(queue, cap)[1] for queue in remaining]
+    while len(caps_mb) > 1 and caps_mb[-1] == caps_mb[-2]:
+        caps_mb.pop()  # PyTorch repeats the last one
+    return tuple(caps_mb)

@@ -74,30 +74,33 @@ class Budget:
         return self.left >= 0
 
 
-def make_budget(evaluator: Evaluator, sample: Stepped, bound_s: float | None) -> Budget:
+def make_budget(evaluator: Evaluator, stepped: Stepped, bound_s: float | None) -> Budget:
     """Return how much work may be spent.
 
     Parameters
     ----------
-    sample : Stepped
+    stepped : Stepped
         A step that was simulated.
     bound_s : float, optional
         That no step is below; seconds.
     """
-    ranks = sum(len(each.ranks) for each in sample.plan.classes) if sample.counted > 1 else 0
-    crowded = any(one.beside or one.traffic for one in evaluator.prepared.sized.happening)
-    weight = sample.steps * (1 + ranks / 200) * (CROWD if crowded else 1)
+    ranks = sum(len(each.ranks) for each in stepped.plan.classes) if stepped.counted > 1 else 0
+    crowded = any(
+        disturbance.beside or disturbance.traffic
+        for disturbance in evaluator.prepared.sized.happening
+    )
+    weight = stepped.steps * (1 + ranks / 200) * (CROWD if crowded else 1)
     if evaluator.allreduce.in_order:  # message by message
         weight *= MESSAGES * evaluator.prepared.size.gpus
-    per_step = weight * len(sample.plan.tasks)
-    shared = TASKS_OF_SHARING if evaluator.workers > 1 else 3
-    shared = SHARING_IN_CROWD if crowded else shared
-    least = (FEWEST_IN_CROWD if crowded else FEWEST) * (
-        per_step + weight * shared * len(read_reductions(sample))
+    per_step = weight * len(stepped.plan.tasks)
+    per_allreduce = TASKS_OF_SHARING if evaluator.workers > 1 else 3
+    per_allreduce = SHARING_IN_CROWD if crowded else per_allreduce
+    minimum = (FEWEST_IN_CROWD if crowded else FEWEST) * (
+        per_step + weight * per_allreduce * len(read_reductions(stepped))
     )
     target_s = 0.0 if bound_s is None else bound_s * (1 + NEAR)
-    work = WORK_BY_MESSAGE if evaluator.allreduce.in_order else WORK
-    return Budget(max(work, least), per_step, weight * shared, target_s)
+    maximum = WORK_BY_MESSAGE if evaluator.allreduce.in_order else WORK
+    return Budget(max(maximum, minimum), per_step, weight * per_allreduce, target_s)
 
 
 @dataclass
@@ -168,24 +171,33 @@ def simulate_uniform_caps(
     """Simulate caps for all buckets: every one, or those that the recurrence holds for best."""
     affordable = FOR_CAPS * budget.left
     order = partitions
-    if sum(budget.cost(len(one.groups)) for one in partitions) > affordable:
-        few = max(1, int(affordable / budget.cost(4)) // 4)
-        usual = [one for cap in USUAL_MB for one in partitions if one.window.contains(cap)]
-        spread = partitions[len(partitions) // 4 :: max(1, len(partitions) // few)]
-        ranked = sorted(partitions, key=lambda one: evaluator.predict_step_s(one.groups))
-        first = (*usual, *ranked) if few < len(usual) else (*spread, *usual, *ranked)
+    if sum(budget.cost(len(partition.groups)) for partition in partitions) > affordable:
+        count = max(1, int(affordable / budget.cost(4)) // 4)
+        usual_caps = [
+            partition
+            for cap in USUAL_MB
+            for partition in partitions
+            if partition.window.contains(cap)
+        ]
+        spread = partitions[len(partitions) // 4 :: max(1, len(partitions) // count)]
+        ranked = sorted(
+            partitions, key=lambda partition: evaluator.predict_step_s(partition.groups)
+        )
+        first = (
+            (*usual_caps, *ranked) if count < len(usual_caps) else (*spread, *usual_caps, *ranked)
+        )
         order = list(dict.fromkeys(first))
-    kept = budget.left - affordable
-    for one in order:
-        is_too_much = budget.left - budget.cost(len(one.groups)) < kept
-        if is_too_much and evaluator.outcomes.keys() & {each.groups for each in partitions}:
+    reserve = budget.left - affordable
+    for partition in order:
+        exceeds = budget.left - budget.cost(len(partition.groups)) < reserve
+        if exceeds and evaluator.outcomes.keys() & {each.groups for each in partitions}:
             return
-        budget.pay(len(one.groups))
-        evaluator.simulate(evaluator.uniform_options(one.cap_mb))
+        budget.pay(len(partition.groups))
+        evaluator.simulate(evaluator.uniform_options(partition.cap_mb))
 
 
 def search_by_simulation(
-    evaluator: Evaluator, budget: Budget, uniform: Sequence[UniformPartition]
+    evaluator: Evaluator, budget: Budget, uniform_starts: Sequence[UniformPartition]
 ) -> Cuts:
     """Return the best groups of neighbours that were found.
 
@@ -193,11 +205,11 @@ def search_by_simulation(
     ----------
     evaluator : Evaluator
     budget : Budget
-    uniform : sequence of UniformPartition
+    uniform_starts : sequence of UniformPartition
         To start from, beside what the recurrence proposes.
     """
     main = select_main_dtype(evaluator)
-    starts = list(dict.fromkeys((*_propose(main), *_to_cuts(main, uniform))))
+    starts = list(dict.fromkeys((*_propose(main), *_to_cuts(main, uniform_starts))))
     rated: list[tuple[float, Cuts]] = []
     for cuts in starts:
         if main.caps(cuts) is not None and (not rated or budget.pay(len(cuts))):
@@ -205,32 +217,35 @@ def search_by_simulation(
     rated = sorted(rated) or [(main.simulate((len(main.gradients),)), (len(main.gradients),))]
     best_s, best = rated[0]
     for _, start in rated[:STARTS]:
-        found_s, found = _climb(main, start, budget)
-        if found_s < best_s * (1 - SAME):
-            best_s, best = found_s, found
+        near_s, cuts_near = _climb(main, start, budget)
+        if near_s < best_s * (1 - SAME):
+            best_s, best = near_s, cuts_near
     if evaluator.workers == 1:
         return best
-    of_caps_s = min((evaluator.outcomes[one.groups].step_time_s for one in uniform), default=best_s)
-    return _reduce_buckets(main, max(best_s, min(best_s * (1 + FEWER), of_caps_s)), budget)
+    uniform_s = min(
+        (evaluator.outcomes[partition.groups].step_time_s for partition in uniform_starts),
+        default=best_s,
+    )
+    return _reduce_buckets(main, max(best_s, min(best_s * (1 + FEWER), uniform_s)), budget)
 
 
 def _reduce_buckets(main: MainDtype, limit_s: float, budget: Budget) -> Cuts:
     """Return the list with fewest buckets that is within a limit, by taking more ends away."""
     _, _, best = min((len(c), step_s, c) for c, step_s in main.steps_s.items() if step_s <= limit_s)
     budget.left = max(budget.left, FOR_FEWER * budget.cost(len(best)))
-    moved = True
-    while moved:
-        moved = False
+    improved = True
+    while improved:
+        improved = False
         ends = best[:-1]
-        for other in sorted(
+        for candidate in sorted(
             ((*ends[:i], *best[i + 1 :]) for i in range(len(ends))), key=main.predict_step_s
         ):
-            if main.caps(other) is None:
+            if main.caps(candidate) is None:
                 continue
-            if other not in main.steps_s and not budget.pay(len(other)):
+            if candidate not in main.steps_s and not budget.pay(len(candidate)):
                 return best
-            if main.simulate(other) <= limit_s:
-                best, moved = other, True
+            if main.simulate(candidate) <= limit_s:
+                best, improved = candidate, True
                 break
     return best
 
@@ -251,29 +266,33 @@ def _propose(main: MainDtype) -> Iterator[Cuts]:
         yield improve(candidates[0], rate)
 
 
-def _to_cuts(main: MainDtype, uniform: Iterable[UniformPartition]) -> Iterator[Cuts]:
-    for one in uniform:
-        mine = [tuple(t for t in group if t in main.gradients.positions) for group in one.groups]
-        yield main.gradients.cuts(tuple(group for group in mine if group))
+def _to_cuts(main: MainDtype, partitions: Iterable[UniformPartition]) -> Iterator[Cuts]:
+    for partition in partitions:
+        groups = [
+            tuple(t for t in group if t in main.gradients.positions) for group in partition.groups
+        ]
+        yield main.gradients.cuts(tuple(group for group in groups if group))
 
 
 def _climb(main: MainDtype, cuts: Cuts, budget: Budget) -> tuple[float, Cuts]:
     """Follow small changes that help, those first that the recurrence likes."""
     best_s = main.simulate(cuts)
-    seen = {cuts}
-    moved = True
-    while moved:
-        moved = False
-        near = [c for c in dict.fromkeys(neighbourhood(cuts, every=False)) if c not in seen]
-        for other in sorted(near, key=main.predict_step_s):
-            if main.caps(other) is None:
+    evaluated = {cuts}
+    improved = True
+    while improved:
+        improved = False
+        candidates = [
+            c for c in dict.fromkeys(neighbourhood(cuts, every=False)) if c not in evaluated
+        ]
+        for candidate in sorted(candidates, key=main.predict_step_s):
+            if main.caps(candidate) is None:
                 continue
-            if best_s <= budget.target_s or not budget.pay(len(other)):
+            if best_s <= budget.target_s or not budget.pay(len(candidate)):
                 return best_s, cuts
-            seen.add(other)
-            found_s = main.simulate(other)
-            if found_s < best_s * (1 - GAIN):
-                best_s, cuts, moved = found_s, other, True
+            evaluated.add(candidate)
+            step_s = main.simulate(candidate)
+            if step_s < best_s * (1 - GAIN):
+                best_s, cuts, improved = step_s, candidate, True
                 break
     return best_s, cuts
 
@@ -285,17 +304,20 @@ def search_integer_list(
     main = select_main_dtype(evaluator)
     allowed = allow_integer_caps(main.gradients)
     allreduce = evaluator.allreduce
-    ways = best_cuts(main.surrogate, allreduce.interpolate, allowed=allowed, keep=LABELS)[:4]
-    found: list[tuple[float, tuple[float, ...]]] = []
+    candidates = best_cuts(main.surrogate, allreduce.interpolate, allowed=allowed, keep=LABELS)[:4]
+    outcomes: list[tuple[float, tuple[float, ...]]] = []
     lists = [
-        integer_caps_mb(w)
-        for c in ways
-        if (w := find_windows(main.gradients, main.gradients.groups(c)))
+        integer_caps_mb(windows)
+        for cuts in candidates
+        if (windows := find_windows(main.gradients, main.gradients.groups(cuts)))
     ]
-    near = main.caps(best) or ()
-    lists += [tuple(max(1, round(cap)) for cap in near), tuple(max(1, int(cap)) for cap in near)]
-    for caps in dict.fromkeys(one for one in lists if one):
-        if not found or budget.pay(len(caps)):
-            whole = tuple(float(cap) for cap in caps)
-            found.append((main.outcome(whole).step_time_s, whole))
-    return min(found)[1] if found else None
+    best_caps = main.caps(best) or ()
+    lists += [
+        tuple(max(1, round(cap)) for cap in best_caps),
+        tuple(max(1, int(cap)) for cap in best_caps),
+    ]
+    for caps in dict.fromkeys(caps for caps in lists if caps):
+        if not outcomes or budget.pay(len(caps)):
+            integer_caps = tuple(float(cap) for cap in caps)
+            outcomes.append((main.outcome(integer_caps).step_time_s, integer_caps))
+    return min(outcomes)[1] if outcomes else None
