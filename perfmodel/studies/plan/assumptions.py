@@ -9,7 +9,7 @@ from perfmodel.studies.plan.candidates import Hardware
 from perfmodel.studies.plan.model import PlanOption
 from perfmodel.topology.templates.gpus import gpu_sources
 
-Found = Mapping[str, Hardware | str]
+HardwareByName = Mapping[str, Hardware | str]
 """What each candidate's node has, or why that is not known."""
 
 OF_STEPS = (
@@ -27,18 +27,18 @@ OF_COMPUTE = (
 
 
 def assumptions(
-    scenario: Scenario, options: Sequence[PlanOption], hardware: Found
+    scenario: Scenario, options: Sequence[PlanOption], hardware: HardwareByName
 ) -> tuple[str, ...]:
     """Say what was assumed; the step itself is explained by `perfmodel run`."""
     plan = scenario.plan
     assert plan is not None
     return (
         OF_STEPS,
-        *_of_samples(plan, options),
-        *_of_failures(plan),
-        _of_intervals(plan),
-        *_of_money(plan),
-        *_of_power(plan, hardware),
+        *_describe_samples(plan, options),
+        *_describe_failures(plan),
+        _describe_intervals(plan),
+        *_describe_money(plan),
+        *_describe_power(plan, hardware),
     )
 
 
@@ -48,24 +48,29 @@ def cautions(scenario: Scenario, options: Sequence[PlanOption]) -> tuple[str, ..
     plan = scenario.plan
     return (
         OF_COMPUTE,
-        *_of_samples(plan, options),
-        *_of_unlike_energies(plan),
-        *_of_free_energy(plan),
+        *_describe_samples(plan, options),
+        *_warn_of_unlike_energies(plan),
+        *_warn_of_free_energy(plan),
     )
 
 
-def _of_free_energy(plan: PlanSection) -> Iterator[str]:
+def _warn_of_free_energy(plan: PlanSection) -> Iterator[str]:
     """A purchase whose electricity costs nothing looks cheaper than a rent that has it."""
     for candidate in plan.candidates:
         if candidate.purchase is not None and (
             candidate.power is None or candidate.power.energy_price is None
         ):
-            yield f"{candidate.name}: electricity costs nothing here (no power.energy_price is given)."
+            yield (
+                f"{candidate.name}: electricity costs nothing here (no power.energy_price is "
+                "given)."
+            )
 
 
-def _of_unlike_energies(plan: PlanSection) -> Iterator[str]:
+def _warn_of_unlike_energies(plan: PlanSection) -> Iterator[str]:
     """Whole nodes beside bare boards cannot be compared."""
-    bare = [candidate.name for candidate in plan.candidates if not _of_whole_node(candidate.power)]
+    bare = [
+        candidate.name for candidate in plan.candidates if not _is_of_whole_node(candidate.power)
+    ]
     if 0 < len(bare) < len(plan.candidates):
         yield (
             f"The energy of {', '.join(bare)} is that of the GPUs alone, of the others that of "
@@ -73,11 +78,11 @@ def _of_unlike_energies(plan: PlanSection) -> Iterator[str]:
         )
 
 
-def _of_whole_node(power: PowerSection | None) -> bool:
+def _is_of_whole_node(power: PowerSection | None) -> bool:
     return power is not None and (power.per_node is not None or power.factor > 1)
 
 
-def _of_intervals(plan: PlanSection) -> str:
+def _describe_intervals(plan: PlanSection) -> str:
     luck = "" if plan.failures is None else " and luck with failures, as if independent,"
     return (
         f"80 % intervals are of communication{luck} carried through to days and costs. Compute "
@@ -85,7 +90,7 @@ def _of_intervals(plan: PlanSection) -> str:
     )
 
 
-def _of_samples(plan: PlanSection, options: Sequence[PlanOption]) -> Iterator[str]:
+def _describe_samples(plan: PlanSection, options: Sequence[PlanOption]) -> Iterator[str]:
     batches = sorted({o.step.global_batch for o in options if o.step and o.status == "ok"})
     if not batches:
         return
@@ -105,7 +110,7 @@ def _of_samples(plan: PlanSection, options: Sequence[PlanOption]) -> Iterator[st
         )
 
 
-def _of_failures(plan: PlanSection) -> Iterator[str]:
+def _describe_failures(plan: PlanSection) -> Iterator[str]:
     if plan.failures is None:
         yield "Nothing ever fails and nothing is checkpointed (no `failures` given)."
         return
@@ -130,7 +135,7 @@ def _of_failures(plan: PlanSection) -> Iterator[str]:
     )
 
 
-def _of_money(plan: PlanSection) -> Iterator[str]:
+def _describe_money(plan: PlanSection) -> Iterator[str]:
     bought = [candidate for candidate in plan.candidates if candidate.purchase is not None]
     rented = [
         candidate for candidate in plan.candidates if candidate.price_per_gpu_hour is not None
@@ -156,14 +161,14 @@ def _of_money(plan: PlanSection) -> Iterator[str]:
         )
 
 
-def _of_power(plan: PlanSection, hardware: Found) -> Iterator[str]:
+def _describe_power(plan: PlanSection, hardware: HardwareByName) -> Iterator[str]:
     for candidate in plan.candidates:
         node = hardware[candidate.name]
         if not isinstance(node, str):
-            yield f"{candidate.name}: {_power_words(candidate, node)}."
+            yield f"{candidate.name}: {_describe_draw(candidate, node)}."
 
 
-def _power_words(candidate: CandidateSection, node: Hardware) -> str:
+def _describe_draw(candidate: CandidateSection, node: Hardware) -> str:
     power = candidate.power or PowerSection()
     losses = f", times a PUE of {power.pue:g}" if power.pue != 1 else ""
     free = "is in the rent" if candidate.price_per_gpu_hour else "is not charged for"
@@ -182,7 +187,7 @@ def _power_words(candidate: CandidateSection, node: Hardware) -> str:
     return f"a GPU draws {each:g} W all the time, {source},{rest}{losses}{charged}"
 
 
-def sources(plan: PlanSection, hardware: Found) -> dict[str, str]:
+def sources(plan: PlanSection, hardware: HardwareByName) -> dict[str, str]:
     """Where the power of each GPU comes from, unless the file gives it."""
     power_sources = {}
     for candidate in plan.candidates:

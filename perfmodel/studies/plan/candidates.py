@@ -70,16 +70,16 @@ class StepRequest:
         }
         fields |= candidate.set or {}
         upgraded = {} if self.upgrade is None else self.upgrade.set
-        return fields | {name: value for name, value in upgraded.items() if not _of_failures(name)}
+        return fields | {name: value for name, value in upgraded.items() if not _is_of_plan(name)}
 
     @property
     def failure_changes(self) -> dict[str, Any]:
         """Fields of the plan that the upgrade sets, such as a faster storage."""
         upgraded = {} if self.upgrade is None else self.upgrade.set
-        return {name: value for name, value in upgraded.items() if _of_failures(name)}
+        return {name: value for name, value in upgraded.items() if _is_of_plan(name)}
 
     @property
-    def words(self) -> dict[str, object]:
+    def labels(self) -> dict[str, object]:
         """What tells it from the others, for the list of a sweep."""
         fields: dict[str, object] = {"candidate": self.candidate.name, "nodes": self.nodes}
         if self.upgrade is not None:
@@ -89,7 +89,7 @@ class StepRequest:
         return fields
 
 
-def _of_failures(name: str) -> bool:
+def _is_of_plan(name: str) -> bool:
     return name.startswith("plan.")
 
 
@@ -101,7 +101,7 @@ class Hardware:
     gpu: Gpu
 
 
-def all_asked(scenario: Scenario) -> Iterator[StepRequest]:
+def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
     """Everything to predict: sizes of candidates, upgrades of them, and one GPU alone each."""
     plan = scenario.plan
     assert plan is not None
@@ -116,15 +116,15 @@ def all_asked(scenario: Scenario) -> Iterator[StepRequest]:
                     yield StepRequest(candidate, nodes, upgrade)
 
 
-def scenario_of(scenario: Scenario, request: StepRequest) -> Scenario | str:
+def build_scenario(scenario: Scenario, request: StepRequest) -> Scenario | str:
     """The scenario to predict, or why there is none."""
     try:
         return changed(scenario, request.changes)
     except InputError as error:
-        return reason(error)
+        return describe_error(error)
 
 
-def failures_of(scenario: Scenario, request: StepRequest) -> FailureSection | str | None:
+def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | str | None:
     """How it fails; None where nothing does, or why that is not known."""
     assert scenario.plan is not None
     if not request.failure_changes:
@@ -132,11 +132,11 @@ def failures_of(scenario: Scenario, request: StepRequest) -> FailureSection | st
     try:
         plan = changed(scenario, request.failure_changes).plan
     except InputError as error:
-        return reason(error)
+        return describe_error(error)
     return None if plan is None else plan.failures
 
 
-def hardware_of(scenario: Scenario, candidate: CandidateSection) -> Hardware | str:
+def find_hardware(scenario: Scenario, candidate: CandidateSection) -> Hardware | str:
     """What a candidate's node has, or why that is not known."""
     name = scenario.origin.beside("plan.candidates", candidate.node)
     try:
@@ -145,27 +145,27 @@ def hardware_of(scenario: Scenario, candidate: CandidateSection) -> Hardware | s
             candidate.gpus_per_node or len(build_topology(spec).ranks), load_gpu(spec.gpu)
         )
     except PerfmodelError as error:
-        return reason(error)
+        return describe_error(error)
 
 
-def reason(error: PerfmodelError) -> str:
+def describe_error(error: PerfmodelError) -> str:
     """An error in one line; its place is that of the candidate, not of a line of the file.
 
     Examples
     --------
     >>> from perfmodel.errors import Fault
-    >>> reason(InputError(Fault("cluster.node", "'dgx'", "a node", "mine.yaml", 3)))
+    >>> describe_error(InputError(Fault("cluster.node", "'dgx'", "a node", "mine.yaml", 3)))
     "cluster.node: found 'dgx'; allowed: a node"
     """
     if not isinstance(error, InputError):
         return str(error).replace("\n", "; ")
     return "; ".join(
-        f"{fault.field}: found {fault.found}; allowed: {_shortened(fault.allowed)}"
+        f"{fault.field}: found {fault.found}; allowed: {_shorten(fault.allowed)}"
         for fault in error.faults
     )
 
 
-def _shortened(allowed: str) -> str:
+def _shorten(allowed: str) -> str:
     """Leave out most of a long list of names, and keep the one that was probably meant."""
     if len(allowed) <= LONGEST_ALLOWED:
         return allowed
@@ -174,13 +174,13 @@ def _shortened(allowed: str) -> str:
     return f"{allowed[:LONGEST_ALLOWED].rpartition(',')[0]}, ...{hint}"
 
 
-def fabric_words(candidate: CandidateSection) -> str:
+def describe_fabric(candidate: CandidateSection) -> str:
     """The network between nodes in words: its kind, and what differs from it.
 
     Examples
     --------
     >>> one = CandidateSection(name="a", node="dgx-a100", nodes=[2], fabric="rail-optimised")
-    >>> fabric_words(one)
+    >>> describe_fabric(one)
     'rail-optimised'
     """
     if candidate.fabric is None:
@@ -200,7 +200,7 @@ PASSES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class PredictedStep:
     """A step that was asked for, and what became of it.
 
     Parameters
@@ -212,7 +212,7 @@ class Predicted:
         None where it failed, and then `reason` says why.
     """
 
-    asked: StepRequest
+    request: StepRequest
     scenario: Scenario | None
     step: Step | None
     reason: str = ""
@@ -226,7 +226,7 @@ def predict(
     jobs: int | None = None,
     store: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Predicted]:
+) -> list[PredictedStep]:
     """Predict steps; what fails keeps its reason and stops no other.
 
     Parameters
@@ -238,24 +238,27 @@ def predict(
         As for `perfmodel.studies.sweep.run_sweep`.
     """
     variants = [
-        _variant(at, request, scenario_of(scenario, request)) for at, request in enumerate(requests)
+        _variant(at, request, build_scenario(scenario, request))
+        for at, request in enumerate(requests)
     ]
     swept = run_sweep(variants, jobs=jobs, store=store, profile=profile, progress=progress)
     return [
-        Predicted(request, variant.scenario, _step(answer), _shorter(answer.message, scenario))
+        PredictedStep(
+            request, variant.scenario, _step(answer), _shorten_message(answer.message, scenario)
+        )
         for request, variant, answer in zip(requests, variants, swept.answers, strict=True)
     ]
 
 
-def _variant(index: int, request: StepRequest, candidate_scenario: Scenario | str) -> Variant:
-    if isinstance(candidate_scenario, str):
+def _variant(index: int, request: StepRequest, changed_scenario: Scenario | str) -> Variant:
+    if isinstance(changed_scenario, str):
         return Variant(
-            index, request.words, None, f"{index}: {candidate_scenario}", candidate_scenario
+            index, request.labels, None, f"{index}: {changed_scenario}", changed_scenario
         )
-    return Variant(index, request.words, candidate_scenario, scenario_digest(candidate_scenario))
+    return Variant(index, request.labels, changed_scenario, scenario_digest(changed_scenario))
 
 
-def _shorter(message: str, scenario: Scenario) -> str:
+def _shorten_message(message: str, scenario: Scenario) -> str:
     """Leave out the file, which is the plan's own, and line breaks."""
     file = scenario.origin.file
     lines = (line.removeprefix(f"{file}: ") if file else line for line in message.splitlines())
@@ -280,7 +283,7 @@ def _step(answer: Answer) -> Step | None:
     )
 
 
-def rated(step: Step, gpus: int, base_per_gpu: float | None, flops: float | None) -> Step:
+def add_efficiency(step: Step, gpus: int, base_per_gpu: float | None, flops: float | None) -> Step:
     """Add efficiency and model FLOPs utilisation.
 
     Parameters

@@ -32,7 +32,7 @@ class Rates:
     outlay: float | None
 
 
-def rates(
+def compute_rates(
     candidate: CandidateSection,
     *,
     nodes: int,
@@ -76,25 +76,25 @@ def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> floa
     return None if each is None else gpus_per_node * each * power.factor
 
 
-def bill(held: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Cost:
+def compute_cost(rates: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Cost:
     """Add up a training.
 
     Parameters
     ----------
-    held : Rates
+    rates : Rates
     wall_s : float
         How long the cluster is held; seconds.
     interval_s : (low, high) or None
         Of `wall_s`.
     steps : int
     """
-    energy_kWh = None if held.power_W is None else held.power_W * wall_s / JOULES_PER_KWH
-    energy = 0.0 if energy_kWh is None else energy_kWh * held.energy_per_kWh
-    if held.machines is None:
-        return Cost(None, None, None, None, held.outlay, energy_kWh, held.power_W)
-    machines = held.machines * wall_s / 3600
+    energy_kWh = None if rates.power_W is None else rates.power_W * wall_s / JOULES_PER_KWH
+    energy = 0.0 if energy_kWh is None else energy_kWh * rates.energy_per_kWh
+    if rates.machines is None:
+        return Cost(None, None, None, None, rates.outlay, energy_kWh, rates.power_W)
+    machines = rates.machines * wall_s / 3600
     total = machines + energy
     ends = None
     if interval_s is not None:  # every part of the cost grows with the time
         ends = total * interval_s[0] / wall_s, total * interval_s[1] / wall_s
-    return Cost(machines, energy, ends, total / steps, held.outlay, energy_kWh, held.power_W)
+    return Cost(machines, energy, ends, total / steps, rates.outlay, energy_kWh, rates.power_W)

@@ -22,7 +22,7 @@ def one_off_price(upgrade: UpgradeSection, nodes: int) -> float | None:
     return None
 
 
-def outcome(
+def compare_upgrade(
     upgrade: UpgradeSection, candidate: CandidateSection, before: PlanOption, after: PlanOption
 ) -> UpgradeOutcome:
     """Compare an option with what it becomes.
@@ -82,7 +82,7 @@ def _verdict(
     return "in this training" if price is None or price <= saved else "later"
 
 
-def ranked(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
+def rank_upgrades(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
     """Soonest paid back first, then by what is saved; those that failed last."""
 
     def key(outcome: UpgradeOutcome) -> tuple[bool, bool, float, float]:
@@ -97,7 +97,7 @@ def ranked(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
     return tuple(sorted(outcomes, key=key))
 
 
-def pareto(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
+def pareto_front(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
     """Options that no other is both as quick and as cheap as, and better in one; quickest first.
 
     Options without a price are left out.
@@ -111,7 +111,7 @@ def pareto(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
     return tuple(front)
 
 
-def ladder(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
+def smallest_by_deadline(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
     """Smallest clusters by deadline: each is quicker than all with as many GPUs or fewer.
 
     The first takes longest; for a deadline take the first one that meets it.
@@ -123,7 +123,7 @@ def ladder(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
     return tuple(rungs)
 
 
-def choose(
+def choose_answers(
     options: Sequence[PlanOption], deadline_s: float | None, budget: float | None
 ) -> Answers:
     """Answer what is asked of options that run and fit.
@@ -147,8 +147,8 @@ def choose(
         fastest_in_budget=_best(in_budget, _quick_then_cheap),
         fastest=_best(options, _quick_then_cheap),
         cheapest=_best(priced, lambda o: (_cost(o), o.wall_s)),
-        pareto=pareto(options),
-        ladder=ladder(options),
+        pareto=pareto_front(options),
+        ladder=smallest_by_deadline(options),
     )
 
 

@@ -94,7 +94,7 @@ def expected_wall_s(work_s: float, upkeep: Upkeep) -> float:
         Training time without failures and checkpoints, above zero; seconds.
     upkeep : Upkeep
     """
-    whole, rest = _pieces(work_s, upkeep.interval_s)
+    whole, rest = _split_work(work_s, upkeep.interval_s)
     mtbf_s = upkeep.mtbf_s
     try:
         again = mtbf_s * math.exp(upkeep.restart_s / mtbf_s)
@@ -105,14 +105,14 @@ def expected_wall_s(work_s: float, upkeep: Upkeep) -> float:
         return math.inf
 
 
-def _pieces(work_s: float, interval_s: float) -> tuple[int, float]:
+def _split_work(work_s: float, interval_s: float) -> tuple[int, float]:
     """Whole intervals in the work, and what is left; a sliver is rounding and left out."""
     whole = math.floor(work_s / interval_s + 1e-9)
     rest = work_s - whole * interval_s
     return whole, rest if rest > 1e-9 * interval_s else 0.0
 
 
-def in_whole_steps(interval_s: float, step_s: float) -> tuple[int, float]:
+def round_to_steps(interval_s: float, step_s: float) -> tuple[int, float]:
     """Steps between checkpoints, at least one, and the time that they take; seconds."""
     steps = max(1, round(interval_s / step_s))
     return steps, steps * step_s
@@ -185,7 +185,7 @@ def simulate_walls(
     return walls_s, failures
 
 
-def summed_up(walls_s: NDArray[np.float64], failures: NDArray[np.int64]) -> Simulated:
+def summarise(walls_s: NDArray[np.float64], failures: NDArray[np.int64]) -> Simulated:
     """Mean and spread of simulated trainings."""
     low_s, high_s = np.percentile(walls_s, INSIDE)
     count = len(walls_s)
@@ -199,7 +199,7 @@ def summed_up(walls_s: NDArray[np.float64], failures: NDArray[np.int64]) -> Simu
     )
 
 
-def with_luck(walls_s: NDArray[np.float64], low: float, high: float) -> tuple[float, float]:
+def widen_by_luck(walls_s: NDArray[np.float64], low: float, high: float) -> tuple[float, float]:
     """Eight of ten trainings end so, if the step time is not known exactly either.
 
     Parameters

@@ -16,11 +16,11 @@ from perfmodel.studies.plan.failures import (
     Upkeep,
     daly_s,
     expected_wall_s,
-    in_whole_steps,
     job_mtbf_s,
+    round_to_steps,
     simulate_walls,
-    summed_up,
-    with_luck,
+    summarise,
+    widen_by_luck,
 )
 from perfmodel.studies.plan.model import Interval, Step, Training
 from perfmodel.units import format_time
@@ -95,24 +95,24 @@ def steps_for(samples: float, global_batch: int) -> int:
     return max(1, math.ceil(samples / global_batch * (1 - 1e-12)))
 
 
-def target_words(target: TargetSection) -> str:
+def describe_target(target: TargetSection) -> str:
     """Say the target as it was asked.
 
     Examples
     --------
-    >>> target_words(TargetSection(tokens=300e9))
+    >>> describe_target(TargetSection(tokens=300e9))
     '300 billion tokens'
     """
     if target.samples is not None:
-        return f"{_many(target.samples)} samples"
+        return f"{_format_count(target.samples)} samples"
     if target.tokens is not None:
-        return f"{_many(target.tokens)} tokens"
+        return f"{_format_count(target.tokens)} tokens"
     assert target.dataset is not None
     epochs = f"{target.epochs:g} epoch{'' if target.epochs == 1 else 's'}"
-    return f"{epochs} of {_many(target.dataset.count)} {target.dataset.unit}"
+    return f"{epochs} of {_format_count(target.dataset.count)} {target.dataset.unit}"
 
 
-def _many(count: float) -> str:
+def _format_count(count: float) -> str:
     for scale, name in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
         if count >= scale:
             return f"{count / scale:.6g}{name}"
@@ -151,17 +151,17 @@ def train(
     failing, every = upkeep
     wall_s = expected_wall_s(work_s, failing)
     if not wall_s <= HOPELESS * work_s:
-        return _hopeless(failing)
+        return _explain_hopeless(failing)
     interval, summary = None, None
     if ends is not None:
         low_s, high_s = (expected_wall_s(steps * end, failing) for end in ends)
-        interval = _around(wall_s, low_s, high_s)
+        interval = _enclose(wall_s, low_s, high_s)
     if runs and wall_s <= MOST_FAILURES * failing.mtbf_s:
         walls_s, failures = simulate_walls(work_s, failing, runs=runs, seed=seed)
-        summary = summed_up(walls_s, failures)
+        summary = summarise(walls_s, failures)
         if interval is not None:
             low, high = (end_s / wall_s for end_s in interval)
-            interval = _around(wall_s, *with_luck(walls_s, low, high))
+            interval = _enclose(wall_s, *widen_by_luck(walls_s, low, high))
     return Training(
         samples=needed,
         steps=steps,
@@ -175,12 +175,12 @@ def train(
     )
 
 
-def _around(wall_s: float, low_s: float, high_s: float) -> Interval:
+def _enclose(wall_s: float, low_s: float, high_s: float) -> Interval:
     """An interval with the expected time in it: rare failures may all be beyond its end."""
     return min(low_s, wall_s), max(high_s, wall_s)
 
 
-def _hopeless(upkeep: Upkeep) -> str:
+def _explain_hopeless(upkeep: Upkeep) -> str:
     fails, writes, restarts = (
         format_time(time_s) for time_s in (upkeep.mtbf_s, upkeep.write_s, upkeep.restart_s)
     )
@@ -214,5 +214,5 @@ def upkeep_of(
         assert failures.storage_bandwidth is not None
         write_s = (failures.checkpoint_size or checkpoint) / failures.storage_bandwidth
     wanted_s = failures.checkpoint_every or daly_s(write_s, mtbf_s)
-    every, interval_s = in_whole_steps(wanted_s, step_time_s)
+    every, interval_s = round_to_steps(wanted_s, step_time_s)
     return Upkeep(mtbf_s, write_s, failures.restart, interval_s), every

@@ -1,6 +1,6 @@
 """The process pool of sweep, plan and validate: many calls, each result as soon as it is ready.
 
-`each` runs them on processes of this machine (loky), on a dask cluster (both by joblib), or on a
+`map_unordered` runs them on processes of this machine (loky), on a dask cluster (both by joblib), or on a
 ray cluster, which the last section is about.
 """
 
@@ -68,7 +68,7 @@ def check_backend(backend: str, scheduler: str | None, jobs: int | None) -> Back
     return backend  # type: ignore[return-value]
 
 
-def each(
+def map_unordered(
     function: Callable[..., R],
     calls: Sequence[tuple[Any, ...]],
     *,
@@ -106,16 +106,16 @@ def each(
             yield from (function(*call) for call in calls)
             return
     if backend == "ray":
-        yield from _each_on_ray(function, calls, jobs, scheduler)
+        yield from _map_on_ray(function, calls, jobs, scheduler)
         return
     with _connect(backend, scheduler, threads) as options:
-        yield from _each_with_joblib(function, calls, backend, n_jobs=jobs or -1, **options)
+        yield from _map_with_joblib(function, calls, backend, n_jobs=jobs or -1, **options)
 
 
 # ---------------------------------------------------------------- loky and dask, by joblib
 
 
-def _each_with_joblib(
+def _map_with_joblib(
     function: Callable[..., R], calls: Sequence[tuple[Any, ...]], backend: Backend, **options: Any
 ) -> Iterator[R]:
     from joblib import Parallel, delayed, parallel_config
@@ -196,7 +196,7 @@ def _connect_dask(address: str) -> Iterator[Any]:
 # ---------------------------------------------------------------- ray
 
 
-def _each_on_ray(
+def _map_on_ray(
     function: Callable[..., R],
     calls: Sequence[tuple[Any, ...]],
     jobs: int | None = None,
@@ -226,7 +226,7 @@ def _each_on_ray(
     """
     with _connect_ray(address) as ray:
         under_way = jobs or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        work = ray.remote(max_retries=0)(_ray_call)
+        work = ray.remote(max_retries=0)(_call_in_ray)
         begun = (work.remote(function, call) for call in calls)
         running = list(islice(begun, under_way))
         try:
@@ -242,7 +242,7 @@ def _each_on_ray(
             ) from None
 
 
-def _ray_call(function: Callable[..., R], call: tuple[Any, ...]) -> R:
+def _call_in_ray(function: Callable[..., R], call: tuple[Any, ...]) -> R:
     return function(*call)
 
 
@@ -255,7 +255,7 @@ def _connect_ray(address: str | None) -> Iterator[Any]:
     ours = not ray.is_initialized()
     try:
         if ours:
-            _check_reachable(address)
+            _check_port(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # noqa: BLE001  (ray raises that itself, of no kind of its own)
         fault = "ray does not start" if address is None else f"no ray cluster answers at {address}"
@@ -267,7 +267,7 @@ def _connect_ray(address: str | None) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _check_reachable(address: str | None) -> None:
+def _check_port(address: str | None) -> None:
     """Try the port of an address that has one."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():

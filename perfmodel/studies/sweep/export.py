@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def flat(swept: Swept) -> pd.DataFrame:
+def flatten(swept: Swept) -> pd.DataFrame:
     """Return the table with set fields as columns can hold them: of one plain type, or as text."""
     table = swept.table
     for name in swept.fields:
@@ -28,7 +28,7 @@ def flat(swept: Swept) -> pd.DataFrame:
 
 def write_csv(swept: Swept, path: Path) -> None:
     """Write one row per variant; floats so that reading them gives the same bits."""
-    write_atomically(path, flat(swept).to_csv(lineterminator="\n"))
+    write_atomically(path, flatten(swept).to_csv(lineterminator="\n"))
 
 
 def check_parquet() -> None:
@@ -62,5 +62,5 @@ def write_parquet(swept: Swept, path: Path) -> None:
     import pyarrow.parquet as pq
 
     content = io.BytesIO()
-    pq.write_table(pa.Table.from_pandas(flat(swept)), content)
+    pq.write_table(pa.Table.from_pandas(flatten(swept)), content)
     write_atomically(path, content.getvalue())

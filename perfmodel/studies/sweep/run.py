@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.calibrate import Profile
 from perfmodel.scenario import Scenario
-from perfmodel.studies.sweep.cache_key import key_of, model_version, profile_digest
-from perfmodel.studies.sweep.executor import check_backend, each
+from perfmodel.studies.sweep.cache_key import make_key, model_version, profile_digest
+from perfmodel.studies.sweep.executor import check_backend, map_unordered
 from perfmodel.studies.sweep.store import Store
 from perfmodel.studies.sweep.variants import Variant
 from perfmodel.studies.sweep.worker import FIGURES, Answer, answer
@@ -54,8 +54,8 @@ class Swept:
     def rows(self) -> tuple[dict[str, Any], ...]:
         """One mapping per variant: the set fields, then the columns of `Answer`."""
         return tuple(
-            {name: variant.set.get(name) for name in self.fields} | found_answer.as_row
-            for variant, found_answer in zip(self.variants, self.answers, strict=True)
+            {name: variant.set.get(name) for name in self.fields} | answer_found.as_row
+            for variant, answer_found in zip(self.variants, self.answers, strict=True)
         )
 
     @property
@@ -104,7 +104,7 @@ def run_sweep(
         A worker was killed.
     """
     backend_name = check_backend(backend, scheduler, jobs)
-    keys = _keys(variants, profile, stored=store is not None)
+    keys = _make_keys(variants, profile, stored=store is not None)
     first = dict(reversed(list(zip(keys, variants, strict=True))))
     with Store(Path(store)) if store is not None else nullcontext() as storage:
         answers = storage.find(first) if storage is not None else {}
@@ -112,25 +112,25 @@ def run_sweep(
         open_variants = [(key, variant) for key, variant in first.items() if key not in answers][
             ::-1
         ]
-        for done, (key, found_answer) in enumerate(
-            _answered(open_variants, profile, jobs, backend_name, scheduler), 1
+        for done, (key, answer_found) in enumerate(
+            _answer_all(open_variants, profile, jobs, backend_name, scheduler), 1
         ):
-            answers[key] = found_answer
+            answers[key] = answer_found
             if storage is not None:
-                storage.add(key, first[key].set, found_answer)
+                storage.add(key, first[key].set, answer_found)
             if progress is not None:
                 progress(len(variants) - len(open_variants) + done, len(variants))
     return Swept(tuple(variants), tuple(answers[key] for key in keys), reused)
 
 
-def _keys(variants: Sequence[Variant], profile: Profile | None, *, stored: bool) -> list[str]:
+def _make_keys(variants: Sequence[Variant], profile: Profile | None, *, stored: bool) -> list[str]:
     """Keys of the answers; in memory all are of this model."""
     files: dict[Path, str] = {}
     of_profile, version = profile_digest(profile), model_version() if stored else ""
-    return [key_of(variant, of_profile, version, files) for variant in variants]
+    return [make_key(variant, of_profile, version, files) for variant in variants]
 
 
-def _answered(
+def _answer_all(
     open_variants: Sequence[tuple[str, Variant]],
     profile: Profile | None,
     jobs: int | None,
@@ -143,10 +143,12 @@ def _answered(
         else:
             calls.append((key, variant.scenario, profile))
     backend, scheduler = pool
-    yield from each(_keyed, calls, jobs=jobs, backend=backend, scheduler=scheduler)
+    yield from map_unordered(
+        _answer_with_key, calls, jobs=jobs, backend=backend, scheduler=scheduler
+    )
 
 
-def _keyed(key: str, scenario: Scenario, profile: Profile | None) -> tuple[str, Answer]:
+def _answer_with_key(key: str, scenario: Scenario, profile: Profile | None) -> tuple[str, Answer]:
     return key, answer(scenario, profile)
 
 

@@ -45,7 +45,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._explained():
+        with self._translate_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._base = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             try:
@@ -56,15 +56,15 @@ class Store:
 
     def _open(self) -> None:
         self._base.execute("PRAGMA synchronous=NORMAL")
-        if not self._is_ours():
-            self._to_wal()
+        if not self._is_store():
+            self._enter_wal_mode()
             with self._transaction():  # of several processes only the first finds nothing
-                if not self._is_ours():
+                if not self._is_store():
                     self._base.execute(f"PRAGMA application_id={APPLICATION}")
                     self._base.execute(f"PRAGMA user_version={SCHEMA}")
                     self._base.execute(_TABLE)
 
-    def _to_wal(self) -> None:
+    def _enter_wal_mode(self) -> None:
         """Change the file's mode; while another process does so SQLite does not wait by itself."""
         until_s = time.monotonic() + BUSY_S
         while True:
@@ -77,7 +77,7 @@ class Store:
             else:
                 return
 
-    def _is_ours(self) -> bool:
+    def _is_store(self) -> bool:
         """Whether this is a store; a file without anything is one to be."""
         query = (
             "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
@@ -101,7 +101,7 @@ class Store:
 
     def find(self, keys: Mapping[str, object]) -> dict[str, Answer]:
         """Return the answers that are there, by key."""
-        with self._explained():
+        with self._translate_errors():
             rows = self._base.execute("SELECT key, answer FROM answers")
             return {key: Answer(**json.loads(text)) for key, text in rows if key in keys}
 
@@ -119,7 +119,7 @@ class Store:
             key, answer.status, json.dumps(question, sort_keys=True, default=str),
             json.dumps(asdict(answer), sort_keys=True, allow_nan=False),
         )  # fmt: skip
-        with self._explained(), self._transaction():
+        with self._translate_errors(), self._transaction():
             self._base.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", row)
 
     def close(self) -> None:
@@ -137,12 +137,12 @@ class Store:
         self._base.execute("COMMIT")
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Word SQLite's and the system's errors."""
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise self._fault(_found(error), "a new file, or a store of a sweep") from None
+            raise self._fault(_describe(error), "a new file, or a store of a sweep") from None
         except OSError as error:
             fault = error.strerror or str(error)
             raise self._fault(fault, "a place that can be written") from None
@@ -151,7 +151,7 @@ class Store:
         return InputError(Fault("--store", problem, allowed, str(self.path)))
 
 
-def _found(error: sqlite3.DatabaseError) -> str:
+def _describe(error: sqlite3.DatabaseError) -> str:
     text = str(error)
     if "not a database" in text or "malformed" in text:
         return f"a file that is no store ({text})"

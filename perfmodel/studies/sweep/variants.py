@@ -82,12 +82,12 @@ def variants(
         raise ValueError(
             f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.changed"
         )
-    base = _of_one_size(base, section)
-    if faults := list(_faults(scenario, base, section)):
+    base = _reduce_to_one_size(base, section)
+    if faults := list(_find_faults(scenario, base, section)):
         raise InputError(dict.fromkeys(faults))
     return tuple(
-        _variant(base, index, _lines(scenario, places), values)
-        for index, (places, values) in enumerate(_combinations(section))
+        _build_variant(base, index, _locate_lines(scenario, places), values)
+        for index, (places, values) in enumerate(_combine_values(section))
     )
 
 
@@ -105,7 +105,7 @@ def _section(
     return scenario.sweep
 
 
-def _of_one_size(base: Scenario, section: SweepSection) -> Scenario:
+def _reduce_to_one_size(base: Scenario, section: SweepSection) -> Scenario:
     fields = [field for _, field, _ in section.axes]
     asks = any(field.partition(".")[0] == "scale" for field in fields)
     if not asks and any(field in SIZE_FIELDS or field == "cluster" for field in fields):
@@ -113,7 +113,7 @@ def _of_one_size(base: Scenario, section: SweepSection) -> Scenario:
     return base
 
 
-def _combinations(
+def _combine_values(
     section: SweepSection,
 ) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """Where each value of a variant stands in the file, and the values, both by field."""
@@ -126,7 +126,7 @@ def _combinations(
         yield {field: f"sweep.{part}.{field}.{n}" for part, field, n in chosen}, values
 
 
-def _lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, int]:
+def _locate_lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, int]:
     """Lines of the file at which values stand, where they come from one."""
     if scenario.origin.from_flag("sweep"):
         return {}
@@ -134,7 +134,7 @@ def _lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, int]:
     return {field: line for field, line in lines.items() if line is not None}
 
 
-def _faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterator[Fault]:
+def _find_faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterator[Fault]:
     """What is wrong with single values, whatever stands beside them."""
     for part, field, values in section.axes:
         for at, value in enumerate(values):
@@ -144,17 +144,17 @@ def _faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterat
             try:
                 validate_document(Scenario, content)
             except InputError as error:
-                faults += [f for f in error.faults if _is_about(f.field, field)]
+                faults += [f for f in error.faults if _is_fault_of(f.field, field)]
             yield from (scenario.origin.fault(place, f.found, f.allowed) for f in faults)
 
 
-def _is_about(fault_field: str, field: str) -> bool:
+def _is_fault_of(fault_field: str, field: str) -> bool:
     """Whether a fault lies in what a value of this field says, and not in what it goes with."""
     fault_field = fault_field.removeprefix("--set ")
     return fault_field == field or fault_field.startswith(f"{field}.")
 
 
-def _variant(
+def _build_variant(
     base: Scenario, index: int, lines: Mapping[str, int], values: Mapping[str, Any]
 ) -> Variant:
     flags = () if base.origin.file and lines else tuple(values)

@@ -73,14 +73,14 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
         Measured numbers instead of datasheets'.
     """
     try:
-        return _answered(run_scenario(scenario, profile=profile, with_first=False).main)
+        return _from_size(run_scenario(scenario, profile=profile, with_first=False).main)
     except PerfmodelError as error:
         return Answer("failed", str(error))
     except Exception as error:  # noqa: BLE001  (one variant must not stop the others)
         return Answer("failed", f"{type(error).__name__}: {error}")
 
 
-def _answered(point: SizeResult) -> Answer:
+def _from_size(point: SizeResult) -> Answer:
     low_s, high_s = point.interval_s or (None, None)
     return Answer(
         "ok",

@@ -21,7 +21,7 @@ from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
-from perfmodel.studies.sweep.executor import cores, each
+from perfmodel.studies.sweep.executor import cores, map_unordered
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match, short
 from perfmodel.validate.sweeps.read import Sweep
@@ -333,7 +333,7 @@ def at_once(
     calls: list[tuple[Any, ...]] = [(TRAININGS, datasets_in, folder)]
     calls += [(at, run, wanted[at]) for at in longest_first]
     outcomes: dict[int, Any] = {}
-    for at, outcome in each(_call_at, calls, jobs=processes, threads=cores()):
+    for at, outcome in map_unordered(_call_at, calls, jobs=processes, threads=cores()):
         outcomes[at] = outcome
         if progress is not None and at != TRAININGS:
             progress(len(outcomes) - (TRAININGS in outcomes), len(wanted))

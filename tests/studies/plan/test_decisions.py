@@ -12,7 +12,14 @@ from perfmodel.scenario import (
     CandidateSection,
     UpgradeSection,
 )
-from perfmodel.studies.plan.decisions import choose, ladder, life_s, outcome, pareto, ranked
+from perfmodel.studies.plan.decisions import (
+    choose_answers,
+    compare_upgrade,
+    life_s,
+    pareto_front,
+    rank_upgrades,
+    smallest_by_deadline,
+)
 
 DAY = 86400.0
 RENTED = CandidateSection(name="r", node="n", nodes=[1], price_per_gpu_hour="2 USD/h")
@@ -29,22 +36,22 @@ def test_answers_by_hand(option):
         option(10 * DAY, 100.0, 8), option(5 * DAY, 110.0, 16), option(2 * DAY, 150.0, 32),
         option(2 * DAY, 200.0, 16),
     )  # fmt: skip
-    found = choose([slow, even, fast, dear], 6 * DAY, 120.0)
+    found = choose_answers([slow, even, fast, dear], 6 * DAY, 120.0)
     assert found.smallest_in_time is even, "of 16 GPUs each the cheaper one"
     assert found.cheapest_in_time is even
     assert found.fastest_in_budget is even
     assert (found.fastest, found.cheapest) == (fast, slow)
     assert found.pareto == (fast, even, slow)
     assert found.ladder == (slow, dear), "smallest first, each quicker than all before"
-    nothing = choose([slow], 6 * DAY, 50.0)
+    nothing = choose_answers([slow], 6 * DAY, 50.0)
     assert nothing.smallest_in_time is nothing.cheapest_in_time is nothing.fastest_in_budget is None
-    unasked = choose([slow, fast], None, None)
+    unasked = choose_answers([slow, fast], None, None)
     assert unasked.smallest_in_time is unasked.fastest_in_budget is None
 
 
 def test_unpriced_options_are_fast_or_small_and_nothing_else(option):
     free, priced = option(DAY, None), option(2 * DAY, 5.0)
-    found = choose([free, priced], 3 * DAY, 100.0)
+    found = choose_answers([free, priced], 3 * DAY, 100.0)
     assert found.fastest is free
     assert found.cheapest is found.cheapest_in_time is found.fastest_in_budget is priced
     assert found.smallest_in_time is priced, "as small, and its cost is known"
@@ -60,7 +67,7 @@ many = st.lists(
 @given(many)
 def test_the_front_is_what_nothing_beats(option, numbers):
     options = [option(float(t), float(c), g) for t, c, g in numbers]
-    front = pareto(options)
+    front = pareto_front(options)
 
     def beaten(one):
         return any(
@@ -77,8 +84,8 @@ def test_the_front_is_what_nothing_beats(option, numbers):
 @given(many, st.integers(1, 6))
 def test_the_ladder_answers_every_deadline(option, numbers, deadline):
     options = [option(float(t), float(c), g) for t, c, g in numbers]
-    steps = [one for one in ladder(options) if one.wall_s <= deadline]
-    wanted = choose(options, float(deadline), None).smallest_in_time
+    steps = [one for one in smallest_by_deadline(options) if one.wall_s <= deadline]
+    wanted = choose_answers(options, float(deadline), None).smallest_in_time
     assert (steps[0].gpus if steps else None) == (wanted.gpus if wanted else None)
 
 
@@ -86,7 +93,7 @@ def test_the_ladder_answers_every_deadline(option, numbers, deadline):
 @given(many, st.integers(1, 6), st.integers(1, 6))
 def test_answers_keep_what_they_promise(option, numbers, deadline, budget):
     options = [option(float(t), float(c), g) for t, c, g in numbers]
-    found = choose(options, float(deadline), float(budget))
+    found = choose_answers(options, float(deadline), float(budget))
     for one in (found.smallest_in_time, found.cheapest_in_time):
         assert one is None or one.wall_s <= deadline
     if found.fastest_in_budget is not None:
@@ -101,7 +108,7 @@ def test_answers_keep_what_they_promise(option, numbers, deadline, budget):
 
 def upgraded(price, before, after, candidate=None):
     upgrade = UpgradeSection(name="u", set={"what_if.compute": 2}, **price)
-    return outcome(upgrade, candidate or RENTED, before, after)
+    return compare_upgrade(upgrade, candidate or RENTED, before, after)
 
 
 def test_an_upgrade_by_hand(option):
@@ -143,7 +150,7 @@ def test_soonest_paid_back_comes_first(option):
     cheap = upgraded({"price": "30 USD"}, before, option(8 * DAY, 80.0))
     dear = upgraded({"price": "90 USD"}, before, option(8 * DAY, 80.0))
     useless = upgraded({"price": "1 USD"}, before, before)
-    assert ranked([useless, dear, cheap]) == (cheap, dear, useless)
+    assert rank_upgrades([useless, dear, cheap]) == (cheap, dear, useless)
 
 
 @anything

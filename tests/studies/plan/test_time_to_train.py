@@ -16,9 +16,9 @@ from perfmodel.scenario import (
 from perfmodel.studies.plan.failures import Upkeep, expected_wall_s
 from perfmodel.studies.plan.model import Step
 from perfmodel.studies.plan.time_to_train import (
+    describe_target,
     samples_at,
     steps_for,
-    target_words,
     train,
     upkeep_of,
 )
@@ -52,10 +52,10 @@ def test_time_and_samples_trade_as_the_paper_says(batch, critical, samples):
 
 
 def test_targets_in_words():
-    assert target_words(TargetSection(epochs=90.0, dataset=1_281_167)) == (
+    assert describe_target(TargetSection(epochs=90.0, dataset=1_281_167)) == (
         "90 epochs of 1.28117 million samples"
     )
-    assert target_words(TargetSection(samples=2e12)) == "2 trillion samples"
+    assert describe_target(TargetSection(samples=2e12)) == "2 trillion samples"
 
 
 # ---------------------------------------------------------------- training

@@ -16,7 +16,7 @@ from perfmodel.studies.sweep import variants
 
 def keys_of(path: Path, **grid) -> list[str]:
     found = variants(load_scenario(path), grid=grid or {"what_if.compute": [1, 2]})
-    return [keys.key_of(v, "", "1") for v in found]
+    return [keys.make_key(v, "", "1") for v in found]
 
 
 def test_a_key_is_the_question(scenario_file: Path, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_key_is_what_the_users_own_machines_say(
 
 def test_a_key_is_the_profile_and_the_model(scenario_file: Path) -> None:
     (one, _) = variants(load_scenario(scenario_file), grid={"what_if.compute": [1, 2]})
-    found = {keys.key_of(one, p, v) for p in ("", "profile") for v in ("1", "2")}
+    found = {keys.make_key(one, p, v) for p in ("", "profile") for v in ("1", "2")}
     assert len(found) == 4
 
 
