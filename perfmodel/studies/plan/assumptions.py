@@ -1,4 +1,4 @@
-"""What the numbers of a plan rest on, in sentences."""
+"""The assumptions of a plan, in sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfmodel.studies.plan.model import PlanOption
 from perfmodel.topology.templates.gpus import gpu_sources
 
 HardwareByName = Mapping[str, Hardware | str]
-"""What each candidate's node has, or why that is not known."""
+"""Hardware of each candidate's node, or why it is not known."""
 
 OF_STEPS = (
     "Step times are predictions by simulation, as of `perfmodel run` for each cluster; every step "
@@ -29,7 +29,7 @@ OF_COMPUTE = (
 def assumptions(
     scenario: Scenario, options: Sequence[PlanOption], hardware: HardwareByName
 ) -> tuple[str, ...]:
-    """Say what was assumed; the step itself is explained by `perfmodel run`."""
+    """Return the assumptions beside those of the step, which `perfmodel run` gives."""
     plan = scenario.plan
     assert plan is not None
     return (
@@ -43,7 +43,7 @@ def assumptions(
 
 
 def cautions(scenario: Scenario, options: Sequence[PlanOption]) -> tuple[str, ...]:
-    """What a reader has to know before believing the numbers."""
+    """Return the assumptions that no reader should miss."""
     assert scenario.plan is not None
     plan = scenario.plan
     return (
@@ -55,7 +55,7 @@ def cautions(scenario: Scenario, options: Sequence[PlanOption]) -> tuple[str, ..
 
 
 def _warn_of_free_energy(plan: PlanSection) -> Iterator[str]:
-    """A purchase whose electricity costs nothing looks cheaper than a rent that has it."""
+    """Warn of a purchase without a price of electricity, which a rent includes."""
     for candidate in plan.candidates:
         if candidate.purchase is not None and (
             candidate.power is None or candidate.power.energy_price is None
@@ -67,7 +67,7 @@ def _warn_of_free_energy(plan: PlanSection) -> Iterator[str]:
 
 
 def _warn_of_unlike_energies(plan: PlanSection) -> Iterator[str]:
-    """Whole nodes beside bare boards cannot be compared."""
+    """Warn where some energies are of whole nodes and others of GPUs alone."""
     bare = [
         candidate.name for candidate in plan.candidates if not _is_of_whole_node(candidate.power)
     ]
@@ -188,7 +188,7 @@ def _describe_draw(candidate: CandidateSection, node: Hardware) -> str:
 
 
 def sources(plan: PlanSection, hardware: HardwareByName) -> dict[str, str]:
-    """Where the power of each GPU comes from, unless the file gives it."""
+    """Return the source of the power of each GPU, unless the file gives it."""
     power_sources = {}
     for candidate in plan.candidates:
         node = hardware[candidate.name]

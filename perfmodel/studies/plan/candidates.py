@@ -1,6 +1,6 @@
-"""The scenarios behind a plan: each candidate at each size, as it is and with each upgrade.
+"""The training steps of a plan: one scenario per candidate, size and upgrade, predicted as a sweep.
 
-Training steps of a plan's candidates, predicted all at once and on all cores.
+First the requests and their scenarios, then the predictions, then what follows from a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perfmodel.workload.memory import optimizer_state_bytes
 from perfmodel.workload.model import Workload
 
 LONGEST_ALLOWED = 120
-"""Letters of what is allowed, in a table."""
+"""Most characters of an error's list of allowed values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class StepRequest:
     nodes : int
     upgrade : UpgradeSection or None
     alone : bool
-        One GPU of the candidate, which its efficiency is relative to.
+        Whether on one GPU of the candidate, which its efficiency is relative to.
     """
 
     candidate: CandidateSection
@@ -52,7 +52,7 @@ class StepRequest:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Fields of the scenario that make it so."""
+        """Fields of the scenario to set."""
         candidate = self.candidate
         fabric = (
             None if candidate.fabric is None else candidate.fabric.model_dump(exclude_none=True)
@@ -80,7 +80,7 @@ class StepRequest:
 
     @property
     def labels(self) -> dict[str, object]:
-        """What tells it from the others, for the list of a sweep."""
+        """Labels of the variant in a sweep."""
         fields: dict[str, object] = {"candidate": self.candidate.name, "nodes": self.nodes}
         if self.upgrade is not None:
             fields["upgrade"] = self.upgrade.name
@@ -95,14 +95,14 @@ def _is_of_plan(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a candidate's node has."""
+    """Number and kind of GPUs of a candidate's node."""
 
     gpus_per_node: int
     gpu: Gpu
 
 
 def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
-    """Everything to predict: sizes of candidates, upgrades of them, and one GPU alone each."""
+    """Yield all steps to predict: candidates by size, their upgrades, and one GPU alone of each."""
     plan = scenario.plan
     assert plan is not None
     for candidate in plan.candidates:
@@ -117,7 +117,7 @@ def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
 
 
 def build_scenario(scenario: Scenario, request: StepRequest) -> Scenario | str:
-    """The scenario to predict, or why there is none."""
+    """Return the scenario to predict, or why there is none."""
     try:
         return changed(scenario, request.changes)
     except InputError as error:
@@ -125,7 +125,7 @@ def build_scenario(scenario: Scenario, request: StepRequest) -> Scenario | str:
 
 
 def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | str | None:
-    """How it fails; None where nothing does, or why that is not known."""
+    """Return the failures of a request; None where nothing fails, or a text on why unknown."""
     assert scenario.plan is not None
     if not request.failure_changes:
         return scenario.plan.failures
@@ -137,7 +137,7 @@ def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | 
 
 
 def find_hardware(scenario: Scenario, candidate: CandidateSection) -> Hardware | str:
-    """What a candidate's node has, or why that is not known."""
+    """Return the hardware of a candidate's node, or why it is not known."""
     name = scenario.origin.beside("plan.candidates", candidate.node)
     try:
         spec = load_node(name)
@@ -149,7 +149,7 @@ def find_hardware(scenario: Scenario, candidate: CandidateSection) -> Hardware |
 
 
 def describe_error(error: PerfmodelError) -> str:
-    """An error in one line; its place is that of the candidate, not of a line of the file.
+    """Describe an error in one line, without file and line, which would be those of the plan.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def describe_error(error: PerfmodelError) -> str:
 
 
 def _shorten(allowed: str) -> str:
-    """Leave out most of a long list of names, and keep the one that was probably meant."""
+    """Shorten a long list of names, but keep the suggestion at its end."""
     if len(allowed) <= LONGEST_ALLOWED:
         return allowed
     meant = allowed.rfind(" (did you mean")
@@ -175,7 +175,7 @@ def _shorten(allowed: str) -> str:
 
 
 def describe_fabric(candidate: CandidateSection) -> str:
-    """The network between nodes in words: its kind, and what differs from it.
+    """Describe the network between nodes: its kind, and the settings that are given.
 
     Examples
     --------
@@ -201,7 +201,7 @@ PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
-    """A step that was asked for, and what became of it.
+    """The outcome of a request.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def predict(
     store: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[PredictedStep]:
-    """Predict steps; what fails keeps its reason and stops no other.
+    """Predict steps; one that fails has a reason and stops no other.
 
     Parameters
     ----------

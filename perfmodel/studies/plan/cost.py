@@ -1,4 +1,4 @@
-"""What a training costs in money and energy."""
+"""Cost and energy of a training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a cluster costs and draws while it is held; money per hour in the plan's currency.
+    """Cost per hour and power of a cluster, in the plan's currency.
 
     Parameters
     ----------
@@ -40,13 +40,13 @@ def compute_rates(
     gpu_W: float | None,
     more_rent: float = 0.0,
 ) -> Rates:
-    """What a candidate costs per hour at one size.
+    """Return the cost per hour and the power of a candidate at one size.
 
     Parameters
     ----------
     candidate : CandidateSection
     nodes, gpus_per_node : int
-        As they are used; a node is bought and drawn whole.
+        As they are used; a node is bought and powered as a whole.
     gpu_W : float or None
         Data-sheet power of one GPU; watts.
     more_rent : float
@@ -69,7 +69,7 @@ def compute_rates(
 
 
 def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> float | None:
-    """Draw of one node under load; None where neither file nor data sheet says it; watts."""
+    """Return the power of one node under load; watts, None where it is not known."""
     if power.per_node is not None:
         return power.per_node
     each = power.per_gpu or gpu_W
@@ -77,13 +77,13 @@ def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> floa
 
 
 def compute_cost(rates: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Cost:
-    """Add up a training.
+    """Return the cost of a training.
 
     Parameters
     ----------
     rates : Rates
     wall_s : float
-        How long the cluster is held; seconds.
+        How long the cluster is rented or in use; seconds.
     interval_s : (low, high) or None
         Of `wall_s`.
     steps : int

@@ -1,7 +1,4 @@
-"""Whether an upgrade pays: what it saves, against its price.
-
-Which options answer which question.
-"""
+"""Decisions of a plan: whether an upgrade pays, and the options that answer each question."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from perfmodel.studies.plan.model import Answers, Pays, PlanOption, UpgradeOutco
 
 
 def one_off_price(upgrade: UpgradeSection, nodes: int) -> float | None:
-    """What an upgrade of so many nodes costs once; None where no such price is given."""
+    """Return the one-off price of an upgrade of some nodes; None where none is given."""
     if upgrade.price is not None:
         return upgrade.price.amount
     if upgrade.price_per_node is not None:
@@ -25,7 +22,7 @@ def one_off_price(upgrade: UpgradeSection, nodes: int) -> float | None:
 def compare_upgrade(
     upgrade: UpgradeSection, candidate: CandidateSection, before: PlanOption, after: PlanOption
 ) -> UpgradeOutcome:
-    """Compare an option with what it becomes.
+    """Compare an option with the same option after an upgrade.
 
     Parameters
     ----------
@@ -48,7 +45,7 @@ def compare_upgrade(
 
 
 def life_s(candidate: CandidateSection) -> float | None:
-    """Hours of use that a purchase has, in seconds; None for what is not bought."""
+    """Return the time of use of a purchase; seconds, None for a rented candidate."""
     bought = candidate.purchase
     return None if bought is None else bought.years * bought.utilisation * HOURS_PER_YEAR * 3600
 
@@ -56,7 +53,7 @@ def life_s(candidate: CandidateSection) -> float | None:
 def _payback_s(
     saved: float | None, price: float | None, wall_s: float, *, rented: bool
 ) -> float | None:
-    """Training time until savings reach the price: price over what is saved per second."""
+    """Return the training time until savings reach the price; seconds, None for never."""
     if saved is None or saved <= 0:
         return None
     if rented:
@@ -83,7 +80,7 @@ def _verdict(
 
 
 def rank_upgrades(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
-    """Soonest paid back first, then by what is saved; those that failed last."""
+    """Sort upgrades: soonest paid back first, then by savings; failed ones last."""
 
     def key(outcome: UpgradeOutcome) -> tuple[bool, bool, float, float]:
         never = outcome.payback_s is None
@@ -98,7 +95,7 @@ def rank_upgrades(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
 
 
 def pareto_front(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
-    """Options that no other is both as quick and as cheap as, and better in one; quickest first.
+    """Return the options that no other dominates in wall time and cost, quickest first.
 
     Options without a price are left out.
     """
@@ -112,7 +109,7 @@ def pareto_front(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
 
 
 def smallest_by_deadline(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
-    """Smallest clusters by deadline: each is quicker than all with as many GPUs or fewer.
+    """Return the smallest cluster by deadline: each is quicker than all of as many GPUs or fewer.
 
     The first takes longest; for a deadline take the first one that meets it.
     """
@@ -126,7 +123,7 @@ def smallest_by_deadline(options: Iterable[PlanOption]) -> tuple[PlanOption, ...
 def choose_answers(
     options: Sequence[PlanOption], deadline_s: float | None, budget: float | None
 ) -> Answers:
-    """Answer what is asked of options that run and fit.
+    """Choose the option for each question among those that run and fit.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A plan as plain data: the document that ``perfmodel plan --json`` prints, and the CSV table.
+"""JSON and CSV of a plan, as ``perfmodel plan`` writes them.
 
 Keys are a contract that other programs rely on: they are added to, never renamed.
 """
@@ -62,7 +62,7 @@ def to_json(plan: PlanResult) -> dict[str, Any]:
 
 
 def in_time(option: PlanOption, deadline_s: float | None) -> str | None:
-    """How much of an option's 80 % interval meets a deadline.
+    """Return how much of an option's 80 % interval meets a deadline.
 
     "whole interval" if its slow end does; "expected" if the expected time does; "quick end" if only
     that does; else "no". No odds, because the intervals know nothing of compute.
@@ -141,7 +141,7 @@ def _outcome(outcome: UpgradeOutcome) -> dict[str, Any]:
 
 
 def _key(option: PlanOption | None) -> dict[str, Any] | None:
-    """Which option, by candidate and size."""
+    """Return candidate and size of an option."""
     if option is None:
         return None
     return {"candidate": option.candidate, "nodes": option.nodes, "gpus": option.gpus}

@@ -42,7 +42,7 @@ from perfmodel.workload.model import Workload
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What all options share."""
+    """Data that all options share."""
 
     scenario: Scenario
     section: PlanSection
@@ -51,7 +51,7 @@ class _Plan:
     _workloads: dict[str, Workload] = field(default_factory=dict)
 
     def workload(self, scenario: Scenario) -> Workload:
-        """The model of a variant; a candidate may train it with another dtype or length."""
+        """Return the model of a variant; a candidate may set another dtype or sequence length."""
         key = scenario.model.model_dump_json()
         if key not in self._workloads:
             self._workloads[key] = resolve_workload(scenario)
@@ -152,7 +152,7 @@ def _describe_base(scenario: Scenario) -> str:
 
 
 def _find_bases(shared: _Plan, predictions: Sequence[PredictedStep]) -> dict[str, float]:
-    """Samples per second and GPU that are an efficiency of one, by candidate."""
+    """Return the samples per second and GPU at an efficiency of one, by candidate."""
     weak = shared.scenario.training.scaling == "weak"
     bases: dict[str, float] = {}
     for prediction in predictions:
@@ -180,7 +180,7 @@ def _find_bases(shared: _Plan, predictions: Sequence[PredictedStep]) -> dict[str
 
 
 def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
-    """One candidate at one size, with whatever an upgrade changes."""
+    """Return the option of a prediction: one candidate at one size, perhaps upgraded."""
     candidate, nodes = prediction.request.candidate, prediction.request.nodes
     hardware = shared.hardware[candidate.name]
     if isinstance(hardware, str):
@@ -199,7 +199,7 @@ def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
 
 
 def _price(shared: _Plan, prediction: PredictedStep, hardware: Hardware, step: Step) -> PlanOption:
-    """Train to the target and add up the bill."""
+    """Add time and cost of the training to a step that fits."""
     assert prediction.scenario is not None
     request = prediction.request
     gpus = request.nodes * hardware.gpus_per_node
@@ -228,7 +228,7 @@ def _price(shared: _Plan, prediction: PredictedStep, hardware: Hardware, step: S
 def _train(
     shared: _Plan, request: StepRequest, changed_scenario: Scenario, step: Step
 ) -> Training | str:
-    """Train to the target, or say why not; how far luck goes is not asked of upgrades."""
+    """Return the training to the target, or why there is none; upgrades are not simulated."""
     failures = find_failures(shared.scenario, request)
     if isinstance(failures, str):
         return failures
@@ -262,7 +262,7 @@ def _refuse(
 def _compare_upgrades(
     shared: _Plan, predictions: Sequence[PredictedStep], options: Sequence[PlanOption]
 ) -> tuple[UpgradeOutcome, ...]:
-    """Every upgrade of every option that runs as it is."""
+    """Compare every upgrade of every option that runs without it."""
     usable = {(o.candidate, o.nodes): o for o in options if o.status == "ok"}
     outcomes: list[UpgradeOutcome] = []
     for prediction in predictions:

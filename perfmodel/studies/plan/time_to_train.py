@@ -1,7 +1,4 @@
-"""From a step to a whole training: samples, steps, failures, wall time.
-
-How many samples and steps a target takes.
-"""
+"""From a target and a step time to a whole training: samples, steps, wall time with failures."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ _SEQUENCE = re.compile(r"sequence of (\d+) tokens")
 
 
 def tokens_per_sample(workload: Workload) -> int | None:
-    """Tokens of one sample; None for a model whose samples are no sequences.
-
-    A model of the zoo says it in the name of its sample.
-    """
+    """Return tokens of one sample, from its name in the zoo; None if it is no sequence."""
     match = _SEQUENCE.fullmatch(workload.sample)
     return int(match[1]) if match else None
 
@@ -96,7 +90,7 @@ def steps_for(samples: float, global_batch: int) -> int:
 
 
 def describe_target(target: TargetSection) -> str:
-    """Say the target as it was asked.
+    """Describe the target in words.
 
     Examples
     --------
@@ -128,7 +122,7 @@ def train(
     runs: int = 0,
     seed: int = 0,
 ) -> Training | str:
-    """Train to the target, or say why that never ends.
+    """Return the training that reaches the target, or why it never ends.
 
     Parameters
     ----------
@@ -139,7 +133,7 @@ def train(
     upkeep : (Upkeep, steps between checkpoints) or None
         See `upkeep_of`; None where nothing fails.
     runs, seed : int
-        Of the simulation; 0 runs for none, and then luck is not in the interval.
+        Of the simulation; with 0 runs the interval leaves the spread of failures out.
     """
     needed = samples_at(target, samples, step.global_batch)
     steps = steps_for(needed, step.global_batch)
@@ -176,7 +170,7 @@ def train(
 
 
 def _enclose(wall_s: float, low_s: float, high_s: float) -> Interval:
-    """An interval with the expected time in it: rare failures may all be beyond its end."""
+    """Widen an interval to hold the expected time: rare failures may all be beyond its end."""
     return min(low_s, wall_s), max(high_s, wall_s)
 
 
@@ -197,7 +191,7 @@ def upkeep_of(
     step_time_s: float,
     checkpoint: float,
 ) -> tuple[Upkeep, int]:
-    """How one option fails and saves, and the steps from checkpoint to checkpoint.
+    """Return failures and checkpoints of one option, and the steps between checkpoints.
 
     Parameters
     ----------
@@ -206,7 +200,7 @@ def upkeep_of(
     nodes : int
     step_time_s : float
     checkpoint : float
-        Size that the model says; bytes. Unused where the file says size or time.
+        Size by the model; bytes. Unused where the file gives size or time.
     """
     mtbf_s = job_mtbf_s(candidate.mtbf_per_node or failures.mtbf_per_node, nodes)
     write_s = failures.checkpoint_write

@@ -1,4 +1,4 @@
-"""What a stored answer is found by: the question, the files it names, the profile, the model."""
+"""Key of a stored answer: a digest of scenario, files that it names, profile and model version."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NOT_MODEL = (
 
 @cache
 def model_version() -> str:
-    """Version of the package and a digest of all of its source and data that an answer may use.
+    """Return the package's version and a digest of source and data that an answer depends on.
 
-    So a model that was changed never gives old answers.
+    So answers of an older model are never reused.
     """
     package = Path(__file__).parents[2]
     topologies = data_folder("topologies")
@@ -60,7 +60,7 @@ def make_key(
     version : str
         `model_version`.
     digests : dict of Path to str, optional
-        Digests of files; filled here, so that many variants read each file once.
+        Digests of files, extended here, so that many variants read each file once.
     """
     files = {} if variant.scenario is None else _digest_files(variant.scenario, digests)
     question = {"question": variant.digest, "files": files, "profile": profile, "model": version}
@@ -68,7 +68,7 @@ def make_key(
 
 
 def _digest_files(scenario: Scenario, digests: dict[Path, str] | None) -> Mapping[str, str]:
-    """Digest of every file of the user's that the scenario names, by field."""
+    """Return the digest of every user's file that the scenario names, by field."""
     digests = {} if digests is None else digests
     contents = {}
     for field, path in _list_files(scenario):

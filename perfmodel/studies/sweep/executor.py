@@ -1,7 +1,7 @@
 """The process pool of sweep, plan and validate: many calls, each result as soon as it is ready.
 
-`map_unordered` runs them on processes of this machine (loky), on a dask cluster (both by joblib), or on a
-ray cluster, which the last section is about.
+`map_unordered` runs calls on processes of this machine (loky) or on a dask cluster, both by joblib,
+or on a ray cluster (last section).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, Literal, TypeVar, get_args
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError, allowed_names
 
 Backend = Literal["loky", "dask", "ray"]
-"""loky: processes of this machine. dask and ray: a cluster that is there already."""
+"""loky: processes of this machine. dask and ray: a running cluster."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 WATCH_S = 0.5
-"""How often a worker looks whether its parent is still there."""
+"""How often a worker checks whether its parent is alive; seconds."""
 
 CONNECT_S = 10
-"""How long to wait for a scheduler to answer, and for its first worker."""
+"""How long to wait for a scheduler to answer, and for its first worker; seconds."""
 
 AHEAD = 2
 """Calls per worker that are under way, so that none waits for the next."""
@@ -98,7 +98,7 @@ def map_unordered(
     SweepError
         A worker was killed.
     ExecutorUnavailable
-        A package or a cluster that is not there.
+        A package is not installed, or no cluster answers.
     """
     if backend == "loky":
         jobs = min(jobs or cores(), max(1, len(calls)))
@@ -204,8 +204,8 @@ def _map_on_ray(
 ) -> Iterator[R]:
     """Call a function with each of some arguments; results come as they are ready.
 
-    joblib's own backend for ray gives results only when all are there, so that nothing would be
-    kept of a sweep that is stopped.
+    joblib's own backend for ray gives results only when all are ready, so that a sweep that is
+    stopped would keep none.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def _map_on_ray(
     SweepError
         A worker was killed, or lacks what the function needs.
     ExecutorUnavailable
-        ray or the cluster is not there.
+        ray is not installed, or no cluster answers.
     """
     with _connect_ray(address) as ray:
         under_way = jobs or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -268,7 +268,7 @@ def _connect_ray(address: str | None) -> Iterator[Any]:
 
 
 def _check_port(address: str | None) -> None:
-    """Try the port of an address that has one."""
+    """Connect to the port of an address that has one, to fail soon."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()

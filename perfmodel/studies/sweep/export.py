@@ -1,4 +1,4 @@
-"""The table of a sweep as files: CSV and Parquet."""
+"""CSV and Parquet of a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def flatten(swept: Swept) -> pd.DataFrame:
-    """Return the table with set fields as columns can hold them: of one plain type, or as text."""
+    """Return the table with set fields as columns of one plain type, else as text."""
     table = swept.table
     for name in swept.fields:
         values = [variant.set.get(name) for variant in swept.variants]
@@ -32,7 +32,7 @@ def write_csv(swept: Swept, path: Path) -> None:
 
 
 def check_parquet() -> None:
-    """Refuse before the work is done what could not be written afterwards.
+    """Check before the sweep that Parquet can be written after it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Answers that were given, in one SQLite file that survives being killed at any moment."""
+"""Store of answers: one SQLite file that survives a kill at any moment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.studies.sweep.worker import Answer
 
 APPLICATION = 0x70666D73
-"""Says in a file's header whose it is ("pfms"; SQLite's application_id)."""
+"""SQLite's application_id of such a file ("pfms")."""
 
 SCHEMA = 1
 """Version of the tables (SQLite's user_version)."""
 
 BUSY_S = 60.0
-"""How long to wait for another process that writes."""
+"""How long to wait for another process that writes; seconds."""
 
 _TABLE = (
     "CREATE TABLE answers (key TEXT PRIMARY KEY, status TEXT NOT NULL, "
@@ -35,7 +35,7 @@ class Store:
     Parameters
     ----------
     path : Path
-        Made if it is not there.
+        Created if missing.
 
     Raises
     ------
@@ -78,7 +78,7 @@ class Store:
                 return
 
     def _is_store(self) -> bool:
-        """Whether this is a store; a file without anything is one to be."""
+        """Whether this is a store; an empty file is not one yet."""
         query = (
             "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
             "FROM pragma_application_id, pragma_user_version"
@@ -100,7 +100,7 @@ class Store:
         self.close()
 
     def find(self, keys: Mapping[str, object]) -> dict[str, Answer]:
-        """Return the answers that are there, by key."""
+        """Return the stored answers of some keys."""
         with self._translate_errors():
             rows = self._base.execute("SELECT key, answer FROM answers")
             return {key: Answer(**json.loads(text)) for key, text in rows if key in keys}
@@ -112,7 +112,7 @@ class Store:
         ----------
         key : str
         question : mapping
-            What the sweep set, for people who look into the store.
+            Fields that the sweep set, for people who read the store.
         answer : Answer
         """
         row = (
@@ -123,7 +123,7 @@ class Store:
             self._base.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", row)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._base.close()
 
     @contextmanager
@@ -138,7 +138,7 @@ class Store:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Word SQLite's and the system's errors."""
+        """Turn errors of SQLite and of the system into faults of ``--store``."""
         try:
             yield
         except sqlite3.DatabaseError as error:

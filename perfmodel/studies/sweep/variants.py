@@ -16,7 +16,7 @@ from perfmodel.scenario.load import changed_content
 from perfmodel.scenario.sections.sweep import SweepSection
 
 SIZE_FIELDS = ("cluster.nodes", "cluster.gpus_per_node")
-"""Fields that say how large the cluster is; where one is varied, ``scale`` no longer asks."""
+"""Fields of the size of the cluster; a sweep over one replaces ``scale``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Variant:
     scenario : Scenario or None
         With these values; None where they do not make one.
     digest : str
-        Of what is asked: the same for the same question.
+        Equal for equal scenarios.
     fault : str
         Why there is no scenario.
     """
@@ -116,7 +116,7 @@ def _reduce_to_one_size(base: Scenario, section: SweepSection) -> Scenario:
 def _combine_values(
     section: SweepSection,
 ) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """Where each value of a variant stands in the file, and the values, both by field."""
+    """Yield the place of each value of a variant in the file, and the value, both by field."""
     rows = min((len(values) for values in section.zip.values()), default=1)
     counts = [range(len(values)) for values in section.grid.values()]
     for *at, row in itertools.product(*counts, range(rows)):
@@ -127,7 +127,7 @@ def _combine_values(
 
 
 def _locate_lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, int]:
-    """Lines of the file at which values stand, where they come from one."""
+    """Return the lines of values in the file; empty for values of a flag."""
     if scenario.origin.from_flag("sweep"):
         return {}
     lines = {field: scenario.locate(place)[1] for field, place in places.items()}
@@ -135,7 +135,7 @@ def _locate_lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, in
 
 
 def _find_faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterator[Fault]:
-    """What is wrong with single values, whatever stands beside them."""
+    """Yield the faults of single values by themselves."""
     for part, field, values in section.axes:
         for at, value in enumerate(values):
             place = f"sweep.{part}.{field}.{at}"
@@ -149,7 +149,7 @@ def _find_faults(scenario: Scenario, base: Scenario, section: SweepSection) -> I
 
 
 def _is_fault_of(fault_field: str, field: str) -> bool:
-    """Whether a fault lies in what a value of this field says, and not in what it goes with."""
+    """Whether a fault is in this field, not in its combination with another."""
     fault_field = fault_field.removeprefix("--set ")
     return fault_field == field or fault_field.startswith(f"{field}.")
 
@@ -169,7 +169,7 @@ def _build_variant(
 
 
 def of_last_size(scenario: Scenario) -> Scenario:
-    """Leave out the smaller sizes of a scaling curve, which have no row."""
+    """Drop all but the last size of a scaling curve, the only one with a row."""
     scale = scenario.scale
     if scale is None:
         return scenario

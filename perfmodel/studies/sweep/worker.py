@@ -1,4 +1,4 @@
-"""One variant answered: what a worker does, and what comes back."""
+"""The call that a worker runs: the figures of one variant."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ FIGURES = (
     "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
     "gpus", "bottleneck", "memory_bytes", "fits",
 )  # fmt: skip
-"""Columns of a variant that was answered."""
+"""Columns of an answered variant."""
 
 
 def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
-    """Run a scenario; whatever goes wrong becomes part of the answer.
+    """Run a scenario; an error becomes the message of a failed answer.
 
     Parameters
     ----------

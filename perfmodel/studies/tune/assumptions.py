@@ -1,4 +1,4 @@
-"""What a tuning rests on, in sentences."""
+"""The assumptions of a tuning, in sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfmodel.studies.tune.objective.evaluator import Evaluator
 def assumptions(
     evaluator: Evaluator, exact: bool, curve: Sequence[CurvePoint], curve_error: float
 ) -> tuple[str, ...]:
-    """Return what the answer rests on.
+    """Return the assumptions that the result depends on.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ def assumptions(
         Whether the list is proven to be the best.
     curve : sequence of CurvePoint
     curve_error : float
-        How far off the curve may be where it was not simulated, relatively.
+        Largest relative error that the curve may have where it was not simulated.
     """
     simulated = sum(point.simulated for point in curve)
     lines = [
@@ -62,19 +62,21 @@ def _describe_curve(evaluator: Evaluator, simulated: int, points: int, curve_err
     how = f"{simulated} of them {were} simulated in full. "
     if evaluator.reasons:
         return (
-            f"{how}The steps of the others are estimates, up to {100 * evaluator.surrogate_error:.2g} % off where "
-            f"they were checked, because {' and '.join(evaluator.reasons)}: a better cap may be among "
-            "them, and only what was simulated is recommended."
+            f"{how}The steps of the others are estimates, up to "
+            f"{100 * evaluator.surrogate_error:.2g} % off where they were checked, because "
+            f"{' and '.join(evaluator.reasons)}: a better cap may be among them, and only "
+            "what was simulated is recommended."
         )
     return (
         f"{how}The steps of the others follow, bucket by bucket, from times of all-reduces of "
-        f"{evaluator.allreduce.computed_sizes} sizes; between these times were interpolated, which may put a "
-        f"step on the curve off by up to {percent(curve_error)}. What is recommended was simulated."
+        f"{evaluator.allreduce.computed_sizes} sizes; between these times were interpolated, which "
+        f"may put a step on the curve off by up to {percent(curve_error)}. What is "
+        "recommended was simulated."
     )
 
 
 def percent(fraction: float) -> str:
-    """Write a small fraction in per cent, not below what is worth saying.
+    """Format a small fraction in per cent, at least 0.01 %.
 
     Examples
     --------

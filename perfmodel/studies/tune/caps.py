@@ -1,10 +1,9 @@
-"""Caps in the words of PyTorch: lists that reach given buckets, in few digits.
+"""Caps of PyTorch's buckets: lists that make given buckets, and partitions that one cap makes.
 
-PyTorch closes a bucket as soon as its bytes reach the cap. So the j-th cap of a list reaches a
-bucket that closes with s bytes, b of them the last tensor's, if it lies above s - b and not above
-s; what is left over at the end closes with any cap above its bytes without its last tensor.
-
-All buckets that one cap for all can make: few, though caps are many.
+PyTorch closes a bucket as soon as its bytes reach the cap. So the j-th cap of a list makes a bucket
+of s bytes, b of them the last tensor's, if it is above s - b and not above s; the last bucket
+closes with any cap above its bytes without its last tensor. One cap for all makes few partitions,
+each for a range of caps.
 """
 
 from __future__ import annotations
@@ -19,19 +18,22 @@ from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
 from perfmodel.workload.model import Workload
 
+Caps = tuple[float, ...]
+"""``bucket_cap_mb_list``; MiB."""
+
 MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Caps that do the same: more than `above_bytes`, at most `most_bytes`; whole bytes."""
+    """Range of equivalent caps: above `above_bytes`, at most `most_bytes`; whole bytes."""
 
     above_bytes: int
     most_bytes: float
 
     @property
     def low_mb(self) -> float:
-        """Least ``bucket_cap_mb`` of it (PyTorch cuts to whole bytes); MiB."""
+        """Least ``bucket_cap_mb`` in it (PyTorch cuts to whole bytes); MiB."""
         return (self.above_bytes + 1) / MIB
 
     @property
@@ -45,12 +47,12 @@ class Window:
         return self.above_bytes < self.most_bytes
 
     def intersect(self, other: Window) -> Window:
-        """Return what is in this window and in another."""
+        """Return the caps in this window and in another."""
         most = min(self.most_bytes, other.most_bytes)
         return Window(max(self.above_bytes, other.above_bytes), most)
 
     def contains(self, cap_mb: float) -> bool:
-        """Whether PyTorch does with this ``bucket_cap_mb`` what the window stands for."""
+        """Whether PyTorch makes the buckets of this window with a ``bucket_cap_mb``; MiB."""
         return self.above_bytes < cap_bytes(cap_mb) <= self.most_bytes
 
 
@@ -82,7 +84,7 @@ def integer_cap_mb(window: Window) -> int | None:
 
 
 def find_windows(gradients: GradientOrder, groups: Groups) -> tuple[Window, ...] | None:
-    """Return the caps, bucket by bucket as they fill, that make given groups; None if none do.
+    """Return the windows, bucket by bucket as they fill, that make given groups; None if none do.
 
     The caps of a list are those of the first, second ... bucket of *each* dtype.
     """
@@ -105,7 +107,7 @@ def find_windows(gradients: GradientOrder, groups: Groups) -> tuple[Window, ...]
 
 
 def merge_last_windows(windows: Sequence[Window]) -> tuple[Window, ...]:
-    """Let the last cap, which PyTorch repeats, serve as many buckets as it can."""
+    """Merge the last windows, as PyTorch repeats the last cap."""
     merged = list(windows)
     while len(merged) > 1 and (common := merged[-2].intersect(merged[-1])).exists:
         merged[-2:] = [common]
@@ -118,7 +120,7 @@ def caps_mb(windows: Sequence[Window]) -> tuple[float, ...]:
 
 
 def integer_caps_mb(windows: Sequence[Window]) -> tuple[int, ...] | None:
-    """Return ``bucket_cap_mb_list`` of whole numbers; None where these do not reach."""
+    """Return ``bucket_cap_mb_list`` of whole numbers; None where a window has none."""
     numbers = [integer_cap_mb(window) for window in merge_last_windows(windows)]
     return None if None in numbers else tuple(number for number in numbers if number)
 
@@ -142,7 +144,7 @@ def as_bytes(caps: Sequence[float]) -> tuple[float, ...]:
 
 
 def text_mb(caps: Sequence[float]) -> str:
-    """A list of caps as Python would have it, whole numbers without a point.
+    """Format a list of caps as Python source, whole numbers without a point.
 
     Examples
     --------
@@ -153,7 +155,7 @@ def text_mb(caps: Sequence[float]) -> str:
 
 
 def number(value: float) -> str:
-    """A cap in MiB as one would type it."""
+    """Format a cap in MiB, a whole number without a point."""
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
@@ -183,7 +185,7 @@ def list_uniform_partitions(
     """Return every partition into buckets that some ``bucket_cap_mb`` makes, by growing cap.
 
     Buckets stay the same while the cap grows up to the smallest bucket that it closes; the next
-    cap to look at is one byte more. So all caps are covered, and none is tried in vain.
+    cap is one byte more. So all caps are covered by as few assignments as there are partitions.
 
     Parameters
     ----------
@@ -191,7 +193,7 @@ def list_uniform_partitions(
     row : Row
         Of the same workload and options.
     options : DdpOptions
-        Whatever it says of caps does not count.
+        Their caps are ignored.
     """
     assign = _assign_contiguous if gradients.single_dtype else _assign_by_dtype
     partitions: list[UniformPartition] = []
@@ -239,7 +241,7 @@ def _assign_by_dtype(
 def _assign_contiguous(
     workload: Workload, gradients: GradientOrder, options: DdpOptions, cap: int
 ) -> Groups:
-    """As `_assign_by_dtype` where all share buckets: from each begin to where the cap is reached."""
+    """As `_assign_by_dtype` where all share buckets: each goes on until it reaches the cap."""
     del workload, options
     tensors = gradients.tensors[::-1] if gradients.reverse_filled else gradients.tensors
     nbytes = gradients.nbytes[::-1] if gradients.reverse_filled else gradients.nbytes

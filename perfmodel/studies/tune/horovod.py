@@ -1,4 +1,4 @@
-"""Horovod's tensor fusion for the same job: which threshold.
+"""The best threshold of Horovod's tensor fusion for the same job.
 
 Every cycle a thread looks which gradients have been handed over, fuses them in that order into
 buffers of at most the threshold, and reduces buffer after buffer; a gradient that fits nowhere goes
@@ -24,7 +24,7 @@ DEFAULT_MB = 128.0
 """Default of HOROVOD_FUSION_THRESHOLD since 0.21.0 (its release notes: 64 MB became 128); MiB."""
 THRESHOLDS_MB = (0.0, *(2.0**power for power in range(-2, 11)))
 PHASES = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""When the first cycle ends, in cycles since backward began: any is as likely as another."""
+"""End of the first cycle since backward began, in cycles; equally likely."""
 
 ASSUMPTIONS = (
     f"A cycle takes {CYCLE_S * 1e3:g} ms and begins at any time before backward: steps are means.",
@@ -37,7 +37,7 @@ ASSUMPTIONS = (
 
 
 def tune_horovod(evaluator: Evaluator) -> Horovod:
-    """Work out which fusion threshold is best for a job."""
+    """Return the best fusion threshold of a job, and the step by threshold."""
     surrogate = strip_buckets(evaluator.surrogate)
     curve = tuple(
         evaluate_threshold(evaluator, surrogate, threshold) for threshold in THRESHOLDS_MB
@@ -50,7 +50,7 @@ def tune_horovod(evaluator: Evaluator) -> Horovod:
 
 
 def strip_buckets(surrogate: StepSurrogate) -> StepSurrogate:
-    """Return a step without DDP's buckets and its broadcast of buffers."""
+    """Return a step without the copies of DDP's buckets and its broadcast of buffers."""
     total, ready = 0.0, []
     for at, in_s in zip(surrogate.ready_s, surrogate.in_s, strict=True):
         total += in_s
@@ -67,7 +67,7 @@ def strip_buckets(surrogate: StepSurrogate) -> StepSurrogate:
 def evaluate_threshold(
     evaluator: Evaluator, surrogate: StepSurrogate, threshold_mb: float
 ) -> Fusion:
-    """Work a step out, as a mean over when cycles begin."""
+    """Return the step with one threshold, as a mean over the phases of cycles."""
     outcomes = []
     for phase in PHASES:
         fused = fuse_groups(surrogate, int(threshold_mb * MIB), phase * CYCLE_S)
@@ -77,7 +77,7 @@ def evaluate_threshold(
 
 
 def fuse_groups(surrogate: StepSurrogate, threshold: int, first_s: float) -> list[list[int]]:
-    """Return which gradients are reduced together, by position in the row.
+    """Return which gradients are reduced together, by position.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def fuse_groups(surrogate: StepSurrogate, threshold: int, first_s: float) -> lis
 def _fill_buffers(
     surrogate: StepSurrogate, positions: Sequence[int], threshold: int
 ) -> list[list[int]]:
-    """Fill buffers: each with the first that is left, then with all that still fit."""
+    """Fill buffers: each with the first unfused gradient, then with all that still fit."""
     nbytes, dtypes = surrogate.gradients.nbytes, surrogate.gradients.dtypes
     unfused, groups = list(positions), []
     while unfused:
@@ -118,7 +118,7 @@ def _fill_buffers(
 def _step(
     surrogate: StepSurrogate, allreduce: AllReduceTimes, groups: Sequence[Sequence[int]]
 ) -> tuple[float, float]:
-    """Step time and how long all-reduces kept the device waiting; seconds."""
+    """Return step time and exposed communication; seconds."""
     now = ended = done_s = 0.0
     latest = 0
     for group in groups:

@@ -1,4 +1,4 @@
-"""From a scenario to the buckets it should use."""
+"""`tune_scenario`: the best caps of a scenario's gradient buckets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from perfmodel.studies.run.prepared import Prepared, prepare
 from perfmodel.studies.run.run import resolved
 from perfmodel.studies.tune.assumptions import assumptions
 from perfmodel.studies.tune.caps import (
+    Caps,
     UniformPartition,
     caps_mb,
     find_windows,
@@ -19,7 +20,7 @@ from perfmodel.studies.tune.caps import (
 )
 from perfmodel.studies.tune.choice.curve import build_curve, curve_error
 from perfmodel.studies.tune.choice.robustness import find_plateau, find_robust_cap
-from perfmodel.studies.tune.choice.tie_breaking import Caps, choose_lists, choose_uniform_cap
+from perfmodel.studies.tune.choice.tie_breaking import choose_lists, choose_uniform_cap
 from perfmodel.studies.tune.horovod import tune_horovod
 from perfmodel.studies.tune.model import Choice, TuneResult
 from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, make_evaluator
@@ -44,14 +45,14 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.version import __version__
 
 CHEAP_SIZES, DEAR_SIZES = 300, 16
-"""All-reduces that are worked out so as not to miss a cap, on few and on many ranks."""
+"""Most all-reduces computed to find the best uniform cap, on few and on many ranks."""
 ALL_SIZES = 150
-"""Sizes of groups up to which all are worked out: models of a dozen tensors."""
+"""Sizes of groups up to which all are computed: models of a dozen tensors."""
 BOUND_SIZES = 24
-"""Sizes worked out to raise the lower bound, on few ranks."""
+"""Most sizes computed to raise the lower bound, on few ranks."""
 FEW_RANKS = 32
 FOR_WHOLE = 2
-"""Simulations that are left for lists of whole numbers."""
+"""Simulations reserved for lists of whole numbers."""
 
 Progress = Callable[[str], None]
 
@@ -69,15 +70,15 @@ def tune_scenario(
     Parameters
     ----------
     scenario : Scenario
-        With DistributedDataParallel; whatever it says of caps is compared with.
+        With DistributedDataParallel; its own caps are evaluated as well.
     profile : Profile, optional
         Measured numbers instead of datasheets'.
     size : ClusterSize, optional
-        Default: the size that the scenario asks about.
+        Default: the main size of the scenario.
     horovod : bool
         Whether to tune Horovod's fusion threshold for the same job as well.
     progress : callable, optional
-        Told what is done next.
+        Called with the next stage, in words.
 
     Raises
     ------
@@ -150,13 +151,13 @@ def _tune(
     )
 
 
-# ---------------------------------------------------------------- where the recurrence is exact
+# ---------------------------------------------------------------- where the surrogate is exact
 
 
 def _search_lists_by_surrogate(
     evaluator: Evaluator, partitions: Sequence[UniformPartition]
 ) -> tuple[list[Caps], bool]:
-    """Lists worth simulating, and whether the first is proven to be the best of all."""
+    """Return lists to simulate, and whether the first is proven to be the best of all."""
     time_all_sizes(evaluator, ALL_SIZES)
     cuts = search_by_surrogate(evaluator)
     assert cuts is not None  # anything is allowed
@@ -176,12 +177,12 @@ def _search_lists_by_surrogate(
 
 def _caps(evaluator: Evaluator, groups: Groups) -> Caps:
     windows = find_windows(evaluator.gradients, groups)
-    assert windows is not None  # groups of neighbours can always be made
+    assert windows is not None  # contiguous groups can always be made
     return caps_mb(windows)
 
 
 def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> None:
-    """Simulate every cap that may be the best one, given what is not known exactly."""
+    """Simulate every cap that may be the best one, given the error of interpolated times."""
     many_ranks = evaluator.prepared.size.gpus > FEW_RANKS
     sizes_left = DEAR_SIZES if many_ranks else CHEAP_SIZES
     best_s = float("inf")
@@ -197,13 +198,13 @@ def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformP
             best_s = evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s
 
 
-# ---------------------------------------------------------------- where it is not
+# ---------------------------------------------------------------- where it is not exact
 
 
 def _search_lists_by_simulation(
     evaluator: Evaluator, partitions: Sequence[UniformPartition]
 ) -> list[Caps]:
-    """Lists that were found by simulating."""
+    """Return the lists that the search with simulations found."""
     stepped = evaluator.prepared.step(evaluator.options)
     budget = make_budget(evaluator, stepped, _prove_bound(evaluator, float("inf")))
     simulate_uniform_caps(evaluator, partitions, budget)
@@ -211,7 +212,7 @@ def _search_lists_by_simulation(
     simulated.sort(key=lambda partition: evaluator.outcomes[partition.groups].step_time_s)
     cuts = search_by_simulation(evaluator, budget, simulated[:2])
     caps = select_main_dtype(evaluator).caps(cuts)
-    budget.left = max(budget.left, FOR_WHOLE * budget.cost(len(cuts)))
+    budget.remaining = max(budget.remaining, FOR_WHOLE * budget.cost(len(cuts)))
     integer_caps = search_integer_list(evaluator, budget, cuts)
     lists = [partition for partition in (caps, integer_caps) if partition is not None]
     return (
@@ -224,7 +225,7 @@ def _search_lists_by_simulation(
 def _search_lists_of_dtypes(
     evaluator: Evaluator, found_lists: Sequence[Caps], partitions: Sequence[UniformPartition]
 ) -> list[Caps]:
-    """Lists that serve several dtypes, simulated, and what whole numbers near them make."""
+    """Return simulated lists for several dtypes, and lists of whole numbers near the best."""
     starts = [*found_lists, (1.0, 25.0), *((partition.cap_mb,) for partition in partitions)]
     lists = search_shared_lists(evaluator, starts)
     lists.sort(key=lambda caps: evaluator.simulate(evaluator.list_options(caps)).step_time_s)
@@ -236,11 +237,11 @@ def _search_lists_of_dtypes(
     return [*lists, *dict.fromkeys(integer_lists)]
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- the result
 
 
 def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
-    """What nothing can beat; None where parts of the job may be quicker than the model's GPU."""
+    """Return the lower bound; None where ranks may be quicker than the GPU of the model."""
     sized = evaluator.prepared.sized
     varied = any(
         disturbance.jitter is not None or disturbance.gpu is not None

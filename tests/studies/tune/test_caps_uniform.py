@@ -84,8 +84,8 @@ def test_caps_of_resnet18_are_as_its_authors_saw() -> None:
     """pytorch/pytorch#48880 lists sizes by cap; without the first bucket they are these."""
     workload, options = load_workload("resnet18"), DdpOptions()
     gradients = order_gradients(workload, options)
-    found = {cap: one for one in list_uniform_partitions(workload, gradients, options) for cap in (25, 46)
-             if one.window.contains(cap)}  # fmt: skip
+    partitions = list_uniform_partitions(workload, gradients, options)
+    found = {cap: one for one in partitions for cap in (25, 46) if one.window.contains(cap)}
     assert [gradients.size(group) for group in found[25].groups] == [30_904_224, 15_853_824]
     assert [gradients.size(group) for group in found[46].groups] == [46_758_048]
     default = assign_buckets(workload, as_default(options))

@@ -1,4 +1,4 @@
-"""The curve: what each cap costs, simulated or by the recurrence."""
+"""Step time by cap, from the simulation or from the surrogate."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CapCost = tuple[float, float, bool]
 def build_curve(
     evaluator: Evaluator, partitions: Sequence[UniformPartition]
 ) -> tuple[tuple[CurvePoint, ...], tuple[float, ...]]:
-    """Step time and exposed communication of every cap, and the regrets of PyTorch's default."""
+    """Return a point for every uniform cap, and the regrets of PyTorch's default."""
     costs = []
     base_s = _exposed_outside_buckets(evaluator)
     for partition in partitions:
-        outcomes = evaluator.outcomes.get(partition.groups)
-        if outcomes is not None:
-            costs.append((outcomes.step_time_s, outcomes.exposed_comm_s, True))
+        outcome = evaluator.outcomes.get(partition.groups)
+        if outcome is not None:
+            costs.append((outcome.step_time_s, outcome.exposed_comm_s, True))
         else:
             step_s, waited_s = evaluator.predict(partition.groups)
             costs.append((step_s, waited_s + base_s, False))
@@ -57,7 +57,7 @@ def build_curve(
 
 
 def curve_error(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
-    """How far off the curve may be where it was not simulated, relatively."""
+    """Return the largest relative error that the curve may have where it was not simulated."""
     estimated = [
         partition.groups for partition in partitions if partition.groups not in evaluator.outcomes
     ]
@@ -71,7 +71,7 @@ def curve_error(evaluator: Evaluator, partitions: Sequence[UniformPartition]) ->
 def _scale_as_nearest(
     evaluator: Evaluator, partitions: Sequence[UniformPartition], costs: list[CapCost]
 ) -> list[CapCost]:
-    """Scale what was not simulated as the cap nearest to it that was."""
+    """Scale predictions by the error of the surrogate at the nearest simulated cap."""
     simulated_at = [at for at, cost in enumerate(costs) if cost[2]]
     scaled = []
     for at, cost in enumerate(costs):
@@ -86,7 +86,7 @@ def _scale_as_nearest(
 
 
 def _exposed_outside_buckets(evaluator: Evaluator) -> float:
-    """Exposed communication that is not that of buckets: of buffers, before forward; seconds."""
+    """Exposed communication of buffers before forward, which buckets do not change; seconds."""
     groups = assign_buckets(evaluator.workload, evaluator.default_options())
     waited_s = evaluator.predict(groups)[1]
     return max(0.0, evaluator.simulate(evaluator.default_options()).exposed_comm_s - waited_s)

@@ -1,4 +1,4 @@
-"""One setting for several clusters, models or sizes: the least of the largest regrets."""
+"""One cap for several clusters, models or sizes: the one whose largest regret is least."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfmodel.training.ddp.options import MIB
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One setting for all.
+    """One cap for all scenarios.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Shared:
 
     @property
     def worst_regret(self) -> float:
-        """Where it is largest."""
+        """Largest regret over the scenarios."""
         return max(self.regrets)
 
 
@@ -91,7 +91,7 @@ ROUNDING = 1e-9
 
 
 def rate_cap(results: Sequence[TuneResult], cap_mb: float) -> Shared:
-    """Return what one cap means for several scenarios."""
+    """Return the steps and regrets of one cap for several scenarios."""
     steps = tuple(tuned.at(cap_mb).step_time_s for tuned in results)
     return Shared(cap_mb, steps, _compute_regrets(results, steps))
 

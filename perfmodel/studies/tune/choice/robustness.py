@@ -1,4 +1,4 @@
-"""The same caps on machines that may be true instead: the quick and the slow end of an interval."""
+"""Regrets of caps on the likely machine, and on the quick and slow end of its interval."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 
 WITHIN = 0.01
-"""Regret that is still as good as the best."""
+"""Regret up to which a cap counts as good as the best."""
 SAMPLES = 5
 """Sizes at which another machine is compared with the likely one."""
 TENTH = 0.1
-"""Draws at this share from either end bound eight of ten."""
+"""Share of the draws below the quick and above the slow machine: 80 % lie between."""
 
 ALIKE = 5e-4
 """Difference of regrets for which a rounder cap is preferred."""
 TINY_S = 1e-30
 
 Ratio = Callable[[int], float]
-"""How much longer an all-reduce of so many bytes takes elsewhere."""
+"""Time of an all-reduce of some bytes on another machine over that on the likely one."""
 
 
 def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
-    """Return how much longer all-reduces take on the quick machine, and on the slow one."""
+    """Return the time ratios of all-reduces on the quick machine, and on the slow one."""
     others = evaluator.prepared.others
     if not others:
         return ()
@@ -51,7 +51,7 @@ def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
 
 
 def _compare_machine(evaluator: Evaluator, machine: Machine, sizes: Sequence[int]) -> Ratio:
-    """Compare a machine with the likely one: by its one factor, or at some sizes."""
+    """Compare a machine with the likely one: by its residual alone, or at some sizes."""
     if _differs_by_residual(evaluator, machine):
         residual = smooth_residual(machine).measured.residual
         ranks, hosts = evaluator.prepared.size.gpus, evaluator.prepared.size.nodes
@@ -82,11 +82,11 @@ def _differs_by_residual(evaluator: Evaluator, machine: Machine) -> bool:
 
 
 def smooth_residual(machine: Machine) -> Machine:
-    """Return a machine whose residual goes over gradually from band to band of sizes.
+    """Return a machine whose residual changes gradually from band to band of sizes.
 
-    Intervals are known band by band (`perfmodel.library.prediction_error`). One machine that is slow
-    in all of them does not reduce 65 MiB quicker than 63 MiB, as the steps between bands would have it,
-    and no cap should be recommended because of them.
+    Intervals are known by band (`perfmodel.library.prediction_error`). A machine that is slow in
+    all bands does not reduce 65 MiB quicker than 63 MiB, as the jump between two bands says, and no
+    cap should be recommended because of such a jump.
     """
     residual = machine.measured.residual
     if residual is None:
@@ -111,7 +111,7 @@ def _time_s(evaluator: Evaluator, estimator: UncontendedTimer, nbytes: int) -> f
 
 @dataclass(frozen=True, slots=True)
 class RatedPartition:
-    """Some buckets, and their step on the likely machine."""
+    """Some buckets, and their step on the likely machine; seconds."""
 
     groups: Groups
     step_s: float
@@ -120,16 +120,15 @@ class RatedPartition:
 def compute_regrets(
     evaluator: Evaluator, default: RatedPartition, caps: Sequence[RatedPartition]
 ) -> list[tuple[float, ...]]:
-    """Return how much longer a step is than the best cap's, machine by machine.
+    """Return by machine how much longer a step is than with the best uniform cap, relatively.
 
     Parameters
     ----------
     evaluator : Evaluator
     default : RatedPartition
-        PyTorch's default buckets, which may be better than every cap for all.
+        PyTorch's default buckets, which may be better than every uniform cap.
     caps : sequence of RatedPartition
-        Caps for all. On another machine steps differ from those on the likely one by as much as
-        the recurrence says.
+        Uniform caps. The difference of a step on another machine is that of the surrogate.
 
     Returns
     -------
@@ -166,12 +165,12 @@ def _scale_times(evaluator: Evaluator, ratio: Ratio) -> TimeOf:
 
 
 def find_plateau(curve: Sequence[CurvePoint]) -> Plateau:
-    """Return the caps that are as good as the best on the likely machine."""
+    """Return the caps whose regret on the likely machine is at most `WITHIN` above the least."""
     return Plateau(WITHIN, _merge_spans(curve, [point.regrets[0] for point in curve]))
 
 
 def find_robust_cap(curve: Sequence[CurvePoint]) -> Robust | None:
-    """Return the cap that loses least wherever the truth may lie; None if no spread is known."""
+    """Return the cap with the least largest regret; None if no interval is known."""
     if len(curve[0].regrets) < 2:
         return None
     worst = [point.worst_regret for point in curve]

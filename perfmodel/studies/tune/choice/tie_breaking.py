@@ -1,13 +1,11 @@
-"""Which of equally good settings to recommend: round caps, and few buckets."""
+"""Which of equally good settings to recommend: round caps and few buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfmodel.studies.tune.caps import UniformPartition, integer_cap_mb, number
+from perfmodel.studies.tune.caps import Caps, UniformPartition, integer_cap_mb, number
 from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator
-
-Caps = tuple[float, ...]
 
 AS_GOOD = 5e-4
 """Relative difference of steps that is not worth an odd number."""
@@ -18,11 +16,11 @@ Assumption: a model of CPUs that reduce while they compute is less sure of what 
 cost than of the rest (in reports/experiments/gloo_ddp the median error is 0.9 % of a step).
 """
 LOOKS = 6
-"""Caps that are simulated in search of a round one."""
+"""Most caps that are simulated in search of a round one."""
 
 
 def choose_uniform_cap(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
-    """Return the best cap that was simulated, or one as good that is easier to keep; MiB."""
+    """Return the best simulated uniform cap, or a rounder one that is as good; MiB."""
     simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
     best = min(simulated, key=lambda partition: evaluator.outcomes[partition.groups].step_time_s)
     least_s = evaluator.outcomes[best.groups].step_time_s
@@ -35,12 +33,12 @@ def choose_uniform_cap(evaluator: Evaluator, partitions: Sequence[UniformPartiti
 
 
 def tolerance(evaluator: Evaluator) -> float:
-    """Relative difference of steps that is not worth more buckets, or an odd number."""
+    """Relative difference of steps up to which a simpler setting is preferred."""
     return FEWER if evaluator.workers > 1 else AS_GOOD
 
 
 def _step_s(evaluator: Evaluator, partition: UniformPartition) -> float:
-    """What a cap costs; infinite where only a simulation can tell and there was none."""
+    """Step time; seconds, infinite where the surrogate is not exact and nothing was simulated."""
     if partition.groups in evaluator.outcomes:
         return evaluator.outcomes[partition.groups].step_time_s
     return float("inf") if evaluator.reasons else evaluator.predict_step_s(partition.groups)

@@ -1,8 +1,8 @@
-"""What an all-reduce of any size takes: worked out for some sizes, read off between them.
+"""Time of an all-reduce of any size: computed for some sizes, interpolated between them.
 
-A library changes its algorithm or protocol at certain sizes, where times jump. These are found by
-halving; between two neighbours that are carried alike times are close to linear. How close is
-measured wherever a size is worked out that was read off before.
+A library changes its algorithm or protocol at certain sizes, where times jump. Bisection finds
+these; between two computed sizes with the same algorithm and protocol the time is close to linear.
+How close is measured whenever a size is computed that was interpolated before.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer, links_s
 from perfmodel.training.plan import Collective, Communicator, RankClass, StepPlan, Stream, Task
 
-Floats = NDArray[np.float64]
 AlgorithmProtocol = tuple[str, str]
-"""How a size is carried: algorithm and protocol."""
+"""Algorithm and protocol of a size."""
 
 ITEM = 4
-"""Sizes are told apart to this many bytes."""
+"""Resolution of sizes; bytes."""
 FEW_RANKS = 32
-"""Up to so many ranks a collective is worked out in about a millisecond."""
+"""Most ranks for which computing a collective takes about a millisecond."""
 SMALL, LARGE = 2.0, 3.0
-"""Ratio of neighbouring sizes that are worked out at once, on few and on many ranks."""
+"""Ratio of neighbouring sizes of the first grid, on few and on many ranks."""
 LEAST_ERROR = 1e-4
-"""Relative error that is always allowed for."""
+"""Least relative error of interpolation that is assumed."""
 UNSEEN = 0.05
-"""Relative error that is allowed for where none was seen yet."""
+"""Relative error of interpolation where none was measured yet."""
 
 
 @dataclass
@@ -48,9 +46,9 @@ class AllReduceTimes:
     scale : float
         Bytes on the network per byte of gradients (a hook that compresses sends fewer).
     factor : float
-        On all times; 0 where communication is imagined to take none.
+        On all times; 0 where communication takes no time.
     computed_sizes : int
-        Sizes so far.
+        Number of sizes computed so far.
     """
 
     estimator: UncontendedTimer
@@ -60,14 +58,14 @@ class AllReduceTimes:
     computed_sizes: int = 0
     _sizes: list[int] = field(default_factory=list)
     _timed: dict[int, tuple[float, AlgorithmProtocol]] = field(default_factory=dict)
-    _errors: dict[int, float] = field(default_factory=dict)  # by the size that a gap begins at
-    _arrays: tuple[Floats, Floats] | None = None
-    _per_byte: Floats | None = None
+    _errors: dict[int, float] = field(default_factory=dict)  # by the lower size of an interval
+    _arrays: tuple[FloatArray, FloatArray] | None = None
+    _per_byte: FloatArray | None = None
     _interpolated: dict[int, float] = field(default_factory=dict)
     _lower: dict[int, float] = field(default_factory=dict)
 
     def compute(self, nbytes: int) -> float:
-        """Work out the time of one size of gradients; seconds."""
+        """Compute the time of one size of gradients; seconds."""
         size = self.wire_bytes(nbytes)
         if size not in self._timed:
             lowered, time_s = self.estimator.best("all_reduce", size, self.group)
@@ -85,11 +83,11 @@ class AllReduceTimes:
 
     @property
     def in_order(self) -> bool:
-        """Whether messages follow one another on a connection, and are simulated one by one."""
+        """Whether the messages of a connection are in order, so that each is simulated."""
         return self.estimator.machine.library.in_order
 
     @property
-    def _capacity_Bps(self) -> Floats:
+    def _capacity_Bps(self) -> FloatArray:
         return self.estimator.machine.topology.arcs.bandwidth_Bps
 
     def _simulate(self, size: int) -> float:
@@ -108,18 +106,18 @@ class AllReduceTimes:
         return simulate(plan, machine, estimator=self.estimator).step_time_s
 
     def is_timed(self, nbytes: int) -> bool:
-        """Whether a size has been worked out."""
+        """Whether the time of a size has been computed."""
         return self.wire_bytes(nbytes) in self._timed
 
-    def interpolate(self, nbytes: NDArray[np.int64]) -> Floats:
-        """Read times off for some sizes of gradients; seconds."""
+    def interpolate(self, nbytes: IntArray) -> FloatArray:
+        """Interpolate the times of some sizes of gradients; seconds."""
         sizes, times = self._table()
         wire = np.ceil(nbytes * self.scale / ITEM) * ITEM
-        read: Floats = np.interp(wire, sizes, times)
+        read: FloatArray = np.interp(wire, sizes, times)
         return read
 
     def time_s(self, nbytes: int) -> float:
-        """Return the time of one size, worked out already or read off; seconds."""
+        """Return the time of one size, computed before or interpolated; seconds."""
         if nbytes not in self._interpolated:
             self._interpolated[nbytes] = self._interpolate(self.wire_bytes(nbytes))
         return self._interpolated[nbytes]
@@ -136,7 +134,7 @@ class AllReduceTimes:
         return low_s + (high_s - low_s) * ((size - low) / (high - low))
 
     def lower_s(self, nbytes: int) -> float:
-        """Return what a size takes at least, given how far off reading it off may be; seconds."""
+        """Return the least time of a size, given the error that interpolation may have; seconds."""
         if nbytes not in self._lower:
             self._lower[nbytes] = self._lower_at(nbytes, self.wire_bytes(nbytes))
         return self._lower[nbytes]
@@ -152,12 +150,12 @@ class AllReduceTimes:
 
     @property
     def worst_error(self) -> float:
-        """Largest relative error that reading a time off may have now."""
+        """Largest relative error that an interpolated time may have now."""
         gaps = zip(self._sizes, self._sizes[1:], strict=False)
         return max((self._errors.get(a, UNSEEN) for a, b in gaps if b - a > ITEM), default=0.0)
 
     def prepare(self, least: int, most: int) -> None:
-        """Work enough sizes out to read all between two sizes of gradients off."""
+        """Compute enough sizes to interpolate all between two sizes of gradients."""
         ratio = LARGE if len(self.group) > FEW_RANKS else SMALL
         steps = max(1, int(np.ceil(np.log(max(most / least, 1.0)) / np.log(ratio))))
         grid = [int(size) for size in np.geomspace(least, most, steps + 1)]
@@ -166,7 +164,7 @@ class AllReduceTimes:
         self._find_jumps()
 
     def refine(self, nbytes: Iterable[int], at_most: int) -> int:
-        """Work some sizes out, no more than so many; returns how many."""
+        """Compute some sizes, at most a number of new ones; returns how many."""
         before = self.computed_sizes
         for size in nbytes:
             if self.computed_sizes - before >= at_most:
@@ -175,9 +173,9 @@ class AllReduceTimes:
         return self.computed_sizes - before
 
     def lower_bounds(self) -> list[tuple[int, int, float]]:
-        """What sizes take at least, from one that is worked out to the next.
+        """Return the least time of the sizes between neighbouring computed ones.
 
-        Between sizes that are carried alike times do not fall.
+        Times do not fall with the size while algorithm and protocol are the same.
 
         Returns
         -------
@@ -192,25 +190,25 @@ class AllReduceTimes:
 
     @property
     def wire_s_per_byte(self) -> float:
-        """Time of the busiest link per byte, however it is carried; seconds per byte."""
+        """Least time of the busiest link per byte over all algorithms used; seconds per byte."""
         if self._per_byte is None or self.in_order:  # shaped links let bursts pass at any rate
             return 0.0
         return float(self._per_byte.max(initial=0.0))
 
     def wire_bytes(self, nbytes: int) -> int:
-        """Return the bytes on the network of so many bytes of gradients."""
+        """Return the bytes on the network of some bytes of gradients."""
         return max(ITEM, math.ceil(nbytes * self.scale / ITEM) * ITEM)
 
-    def _table(self) -> tuple[Floats, Floats]:
+    def _table(self) -> tuple[FloatArray, FloatArray]:
         if self._arrays is None:
             times = [self._timed[size][0] for size in self._sizes]
             self._arrays = np.array(self._sizes, dtype=float), np.array(times)
         return self._arrays
 
     def _record_error(self, size: int, time_s: float) -> None:
-        """Remember how far off reading this size off would have been.
+        """Record the error that interpolating this size would have had.
 
-        Halving a gap quarters the error of a straight line; half of it is allowed for.
+        Halving an interval quarters the error of a straight line; half of it is assumed.
         """
         position = bisect_left(self._sizes, size)
         if not 0 < position < len(self._sizes):
@@ -221,7 +219,7 @@ class AllReduceTimes:
             self._errors[low] = self._errors[size] = max(error / 2, LEAST_ERROR)
 
     def _find_jumps(self) -> None:
-        """Where neighbours are carried unlike, find the size at which that changes."""
+        """Find the sizes at which algorithm or protocol change between computed ones."""
         for low, high in list(zip(self._sizes, self._sizes[1:], strict=False)):
             if self._timed[low][1] != self._timed[high][1]:
                 self._bisect(low, high, self._select_at)

@@ -1,4 +1,4 @@
-"""A scenario on the bench: what is known of its steps, and every setting that was tried."""
+"""The objective of the search: simulates the buckets of a setting, and keeps every outcome."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the simulation says of some buckets."""
+    """Step time and exposed communication of some buckets by the simulation; seconds."""
 
     step_time_s: float
     exposed_comm_s: float
@@ -40,7 +40,7 @@ class Outcome:
 
 @dataclass
 class Evaluator:
-    """See the module.
+    """Evaluates settings of one scenario, by the simulation or by the surrogate.
 
     Parameters
     ----------
@@ -49,7 +49,11 @@ class Evaluator:
     surrogate : StepSurrogate
     allreduce : AllReduceTimes
     reasons : list of str
-        Why the recurrence is a guide only, and not what the simulation says; empty where it is.
+        Why the surrogate may differ from the simulation; empty where it is exact.
+    outcomes : dict of Groups to Outcome
+        All buckets that were simulated.
+    surrogate_error : float
+        Largest relative difference of the surrogate from the simulation so far.
     """
 
     prepared: Prepared
@@ -65,17 +69,17 @@ class Evaluator:
 
     @property
     def scenario(self) -> Scenario:
-        """What is asked."""
+        """Scenario that is tuned."""
         return self.prepared.job.scenario
 
     @property
     def workload(self) -> Workload:
-        """What is trained."""
+        """Model that is trained."""
         return self.prepared.job.workload
 
     @property
     def options(self) -> DdpOptions:
-        """What the scenario asks of DDP."""
+        """Options of DDP as the scenario sets them."""
         return self.prepared.job.options
 
     @property
@@ -84,19 +88,19 @@ class Evaluator:
         return self.prepared.job.library.workers
 
     def uniform_options(self, cap_mb: float) -> DdpOptions:
-        """Options with one cap; MiB."""
+        """Return the options with one cap for all buckets; MiB."""
         return with_cap(self.options, as_bytes((cap_mb,))[0])
 
     def list_options(self, caps_mb: tuple[float, ...]) -> DdpOptions:
-        """Options with a cap per bucket; MiB."""
+        """Return the options with a cap per bucket; MiB."""
         return with_caps(self.options, as_bytes(caps_mb))
 
     def default_options(self) -> DdpOptions:
-        """Options with PyTorch's default caps."""
+        """Return the options with PyTorch's default caps."""
         return as_default(self.options)
 
     def simulate(self, options: DdpOptions) -> Outcome:
-        """Simulate a setting, unless its buckets have been."""
+        """Simulate a setting, unless its buckets were before."""
         groups = assign_buckets(self.workload, options)
         if groups not in self.outcomes:
             stepped = self.prepared.step(options)
@@ -107,14 +111,14 @@ class Evaluator:
         return self.outcomes[groups]
 
     def simulate_first_step(self, options: DdpOptions) -> float:
-        """Simulate the very first step, unless one with the same initial buckets has been."""
+        """Simulate the very first step, unless one with the same initial buckets was; seconds."""
         key = bucket_caps(options)[0]
         if key not in self._first_s:
             self._first_s[key] = self.prepared.first_step_s(options)
         return self._first_s[key]
 
     def _check_surrogate(self, groups: Groups) -> None:
-        """Find out whether the recurrence says what the simulation says."""
+        """Compare the surrogate with the simulation of some buckets."""
         if not self.reasons:
             self.time_allreduces(groups)
         outcome = self.outcomes[groups]
@@ -124,15 +128,15 @@ class Evaluator:
             self.reasons.append("the host holds the device up, or ranks differ")
 
     def time_allreduces(self, groups: Groups) -> int:
-        """Work out what the all-reduces of some buckets take; returns how many were not known."""
+        """Compute the all-reduces of some buckets; returns how many were interpolated before."""
         return self.allreduce.refine((self.gradients.size(group) for group in groups), len(groups))
 
     def predict_step_s(self, groups: Groups, optimistic: bool = False) -> float:
-        """Step time by the recurrence; with optimism as low as what is read off may be off."""
+        """Predict the step time, optimistic: with the least times of all-reduces; seconds."""
         return self.predict(groups, optimistic)[0]
 
     def predict(self, groups: Groups, optimistic: bool = False) -> tuple[float, float]:
-        """Step time and exposed communication by the recurrence."""
+        """Predict step time and exposed communication by the surrogate; seconds."""
         if optimistic:
             return self.surrogate.times(self.buckets(groups), self.allreduce.lower_s)
         computed_sizes, prediction = self._predictions.get(groups, (-1, (0.0, 0.0)))
@@ -142,14 +146,14 @@ class Evaluator:
         return prediction
 
     def buckets(self, groups: Groups) -> list[Bucket]:
-        """Return groups as the recurrence sees them."""
+        """Return groups as buckets of the surrogate."""
         if groups not in self._buckets:
             self._buckets[groups] = buckets_of_groups(self.surrogate, groups)
         return self._buckets[groups]
 
 
 def make_evaluator(prepared: Prepared) -> Evaluator:
-    """Put a scenario on the bench."""
+    """Return the evaluator of a scenario, its surrogate built."""
     sized, job = prepared.sized, prepared.job
     gradients = order_gradients(job.workload, job.options)
     constant = [disturbance for disturbance in sized.happening if _is_constant(disturbance)]
@@ -164,13 +168,13 @@ def make_evaluator(prepared: Prepared) -> Evaluator:
 
 
 def _is_constant(disturbance: Disturbance) -> bool:
-    """Whether something only makes ranks or links slower, the same in every step."""
+    """Whether a disturbance slows ranks or links by the same factor in every step."""
     others = disturbance.gpu is not None or disturbance.traffic or disturbance.beside is not None
     return not (disturbance.varies or others)
 
 
 def _slowest_factor(constant: Sequence[Disturbance]) -> float:
-    """How much slower the slowest ranks are, whom all others wait for."""
+    """Factor by which the slowest ranks are slower, which all others wait for."""
     factors: dict[int, float] = {}
     for disturbance in constant:
         for rank in disturbance.ranks:
@@ -205,7 +209,7 @@ def _make_allreduce_times(prepared: Prepared, gradients: GradientOrder) -> AllRe
 
 
 def _list_reasons(prepared: Prepared, gradients: GradientOrder) -> list[str]:
-    """Why the recurrence may differ from the simulation."""
+    """Return why the surrogate may differ from the simulation."""
     conditions = {
         "what happens around the job varies": not all(map(_is_constant, prepared.sized.happening)),
         "every message is simulated": prepared.sized.fidelity == "message",
@@ -219,7 +223,7 @@ def _list_reasons(prepared: Prepared, gradients: GradientOrder) -> list[str]:
 
 
 def read_reductions(stepped: Stepped) -> tuple[Reduced, ...]:
-    """When the buckets of the last step were reduced."""
+    """Return when the buckets of the last step were reduced."""
     step = stepped.steps - 1
     start_s = (0.0, *stepped.run.step_ends_s)[step]
     spans = [

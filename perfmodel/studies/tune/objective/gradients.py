@@ -1,4 +1,4 @@
-"""The gradients of a model in the order in which DDP reduces them, and groups of neighbours."""
+"""The gradients of a model in the order in which DDP reduces them, and contiguous groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.workload.model import Workload
 Groups = tuple[tuple[int, ...], ...]
 """Buckets in launch order, each as tensor indices (registration order)."""
 Cuts = tuple[int, ...]
-"""Where groups of neighbours in a row end: positions after their last tensor; the last is all."""
+"""Ends of contiguous groups: positions after their last gradient, the last one included."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class GradientOrder:
     dtypes : tuple of str
         What they are stored as.
     reverse_filled : bool
-        Whether buckets are filled from the end of the row: where PyTorch never rebuilds them, it
+        Whether buckets are filled from the end of the order: where PyTorch never rebuilds them, it
         fills them in registration order and launches the last one first.
     """
 
@@ -44,12 +44,12 @@ class GradientOrder:
 
     @property
     def single_dtype(self) -> bool:
-        """Whether all tensors share buckets: then buckets are groups of neighbours."""
+        """Whether all tensors share buckets, which then are contiguous groups."""
         return len(set(self.dtypes)) == 1
 
     @cached_property
     def sums(self) -> tuple[int, ...]:
-        """Bytes before each position; one more than there are tensors."""
+        """Bytes before each position, and of all."""
         return (0, *itertools.accumulate(self.nbytes))
 
     @cached_property
@@ -58,12 +58,12 @@ class GradientOrder:
         return {tensor: position for position, tensor in enumerate(self.tensors)}
 
     def groups(self, cuts: Cuts) -> Groups:
-        """Return neighbours as groups of tensors, as they lie in their buckets."""
+        """Return contiguous groups as tensors, in the order in which they fill their buckets."""
         step = -1 if self.reverse_filled else 1
         return tuple(self.tensors[a:b][::step] for a, b in itertools.pairwise((0, *cuts)))
 
     def cuts(self, groups: Groups) -> Cuts:
-        """Return where groups of neighbours end."""
+        """Return the ends of contiguous groups."""
         return tuple(itertools.accumulate(len(group) for group in groups))
 
     def size(self, group: Sequence[int]) -> int:
@@ -72,7 +72,7 @@ class GradientOrder:
 
 
 def order_gradients(workload: Workload, options: DdpOptions) -> GradientOrder:
-    """Line the gradients of a workload up.
+    """Return the gradients of a workload in the order in which DDP reduces them.
 
     Parameters
     ----------

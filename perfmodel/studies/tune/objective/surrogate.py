@@ -1,9 +1,10 @@
-"""A settled step as a recurrence over buckets: what the simulation does, in microseconds.
+"""A surrogate of the simulation: a settled step as a recurrence over buckets.
 
 It equals the simulation where one all-reduce is under way at a time, all ranks are alike, and the
 host is ahead of the device: then compute goes on without a pause from the first layer of the last
 backward to its end, slower while an all-reduce is under way, and bucket by bucket
-``end = max(ready, end of the one before) + cost``. Elsewhere it is a guide for the search only.
+``end = max(ready, end of the one before) + cost``. Elsewhere it is an estimate that only guides
+the search. It takes microseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perfmodel.training.plan import Compute, StepPlan, Task
 
 @dataclass(frozen=True)
 class StepSurrogate:
-    """What a step has to do, whatever its buckets.
+    """Work of a step that does not depend on its buckets.
 
     Parameters
     ----------
@@ -28,7 +29,7 @@ class StepSurrogate:
     before_s : float
         From the end of the step before to the start of the last backward.
     ready_s : tuple of float
-        Work from there until each gradient of the row is in its bucket, undisturbed.
+        Work from there until each gradient is in its bucket, without slowdown.
     backward_s : float
         Work of all of that backward, copies in included.
     out_s : tuple of float
@@ -59,16 +60,16 @@ class StepSurrogate:
 
     @cached_property
     def sums_out_s(self) -> tuple[float, ...]:
-        """Work to copy back all gradients before each position; one more than gradients."""
+        """Work to copy back all gradients before each position, and all of them; seconds."""
         return (0.0, *itertools.accumulate(self.out_s))
 
     @property
     def work_s(self) -> float:
-        """All that the device has to do in a step, undisturbed, waits before backward included."""
+        """Work of the device in a step without slowdown, with waits before backward; seconds."""
         return self.before_s + self.backward_s + sum(self.out_s) + self.optimizer_s
 
     def scaled(self, by: float) -> StepSurrogate:
-        """Return the step of ranks that are so much slower; `before_s` stays."""
+        """Return the step of ranks that are slower by a factor; `before_s` stays."""
         return replace(
             self,
             ready_s=tuple(by * at for at in self.ready_s),
@@ -101,7 +102,7 @@ class StepSurrogate:
         return self.before_s + max(now, ended) + self.optimizer_s, waited_s
 
     def after(self, now: float, work_s: float, ended: float) -> float:
-        """Return when work that begins now is done, with an all-reduce under way until `ended`."""
+        """Return when work that begins now ends, if all-reduces are under way until `ended`."""
         if ended <= now or self.slowdown == 1.0:
             return now + work_s
         done_s = (ended - now) / self.slowdown
@@ -110,19 +111,19 @@ class StepSurrogate:
 
 
 Bucket = tuple[int, int, float]
-"""Position of the gradient that it waits for, its bytes, and the work to copy it back."""
+"""Position of the last gradient, bytes, and work to copy them back in seconds."""
 
 
 def build_surrogate(
     plan: StepPlan, gradients: GradientOrder, before_s: float, slowdown: float
 ) -> StepSurrogate:
-    """Read a clock off a plan in which each gradient has a bucket of its own.
+    """Build the surrogate from a plan in which each gradient has a bucket of its own.
 
     Parameters
     ----------
     plan : StepPlan
     row : Row
-        Its gradients in the order of the plan's buckets.
+        In the order of the plan's buckets.
     before_s : float
         From the end of a step to the start of the last backward of the next; seconds.
     slowdown : float
@@ -156,7 +157,7 @@ def build_surrogate(
 
 
 class _Parts:
-    """Work of the last backward and of what follows it, task by task."""
+    """Sums of the work of the last backward and of the tasks after it."""
 
     def __init__(self, gradients: int) -> None:
         self.ready, self.out = [0.0] * gradients, [0.0] * gradients
@@ -186,7 +187,7 @@ class _Parts:
 
 
 def buckets_of_cuts(surrogate: StepSurrogate, cuts: Cuts) -> list[Bucket]:
-    """Return groups of neighbours as buckets."""
+    """Return contiguous groups as buckets."""
     gradients = surrogate.gradients
     return [
         (
@@ -199,7 +200,7 @@ def buckets_of_cuts(surrogate: StepSurrogate, cuts: Cuts) -> list[Bucket]:
 
 
 def buckets_of_groups(surrogate: StepSurrogate, groups: Groups) -> list[Bucket]:
-    """Return groups of any tensors as buckets; each waits for those before it as well."""
+    """Return any groups of tensors as buckets, each of which waits for those before it."""
     positions = [[surrogate.gradients.positions[tensor] for tensor in group] for group in groups]
     latest = itertools.accumulate((max(group) for group in positions), max)
     return [

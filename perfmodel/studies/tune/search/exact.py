@@ -1,12 +1,11 @@
-"""The best groups of neighbours: labels of partial solutions, of which none beats another.
+"""The best list of caps where the surrogate is exact: dynamic programming with dominance.
 
-A label stands for the buckets of the first gradients: when the last of these is ready (later the
-more all-reduces have slowed compute down), when the last all-reduce has ended, and how late that
-makes the copies back. All three only ever make what follows later, so a label that is worse than
-another in all of them can be dropped. With compute that communication does not slow down, this is
-the recurrence ``finish(j) = min_i max(ready(j), finish(i)) + cost(i+1..j)``.
-
-The best list of caps where the recurrence over buckets is what the simulation says.
+A label is a partial solution, the buckets of the first gradients, by three times: when the last of
+these gradients is ready (later the more all-reduces have slowed compute down), when the last
+all-reduce has ended, and how late that makes the copies back. A larger value of any of them never
+makes the rest of the step shorter, so a label that another one dominates in all three is dropped.
+Where communication does not slow compute down, this is the recurrence
+``finish(j) = min_i max(ready(j), finish(i)) + cost(i+1..j)``.
 """
 
 from __future__ import annotations
@@ -17,33 +16,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder
 from perfmodel.studies.tune.objective.surrogate import StepSurrogate, buckets_of_cuts
 from perfmodel.studies.tune.search.local_search import improve, simplify
 from perfmodel.training.ddp.options import MIB
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Read = Callable[[Ints], Floats]
+BoolArray = NDArray[np.bool_]
+ReadTimes = Callable[[IntArray], FloatArray]
 """Seconds of all-reduces by bytes of gradients."""
 
 MOST_LABELS = 24
-"""Labels kept at a position: more than are ever left without a slowdown on models of the zoo."""
+"""Labels per position: more than dominance leaves without a slowdown on models of the zoo."""
 
 
 @dataclass
 class _Labels:
-    """Partial solutions, all positions one after the other."""
+    """Labels of all positions in one set of arrays; `before` is the index of the predecessor."""
 
-    position: Ints
-    ready: Floats
-    ended: Floats
-    late: Floats
-    before: Ints
+    position: IntArray
+    ready: FloatArray
+    ended: FloatArray
+    late: FloatArray
+    before: IntArray
     count: int = 0
 
-    def add(self, position: int, rows: tuple[Floats, Floats, Floats, Ints]) -> None:
+    def add(self, position: int, rows: tuple[FloatArray, FloatArray, FloatArray, IntArray]) -> None:
         span = slice(self.count, self.count + len(rows[0]))
         self.position[span] = position
         self.ready[span], self.ended[span], self.late[span], self.before[span] = rows
@@ -52,12 +51,12 @@ class _Labels:
 
 def best_cuts(
     surrogate: StepSurrogate,
-    read: Read,
+    read: ReadTimes,
     *,
-    allowed: NDArray[np.bool_] | None = None,
+    allowed: BoolArray | None = None,
     keep: int = MOST_LABELS,
 ) -> list[Cuts]:
-    """Return the best groups of neighbours, and the runners-up that other labels stand for.
+    """Return the best contiguous groups, and the runners-up of the other labels at the end.
 
     Parameters
     ----------
@@ -67,7 +66,7 @@ def best_cuts(
     allowed : ndarray of bool, shape (gradients, gradients + 1), optional
         Whether a group may go from one position to another.
     keep : int
-        Labels kept at a position.
+        Most labels per position.
 
     Returns
     -------
@@ -101,15 +100,15 @@ def best_cuts(
 
 def _extend(
     labels: _Labels,
-    begins: Ints,
-    cost: Floats,
+    begins: IntArray,
+    cost: FloatArray,
     slowdown: float,
     position: int,
-    work: Floats,
-    out: Floats,
+    work: FloatArray,
+    out: FloatArray,
     keep: int,
-) -> tuple[Floats, Floats, Floats, Ints]:
-    """All labels with one more bucket, up to a position; those that none beats."""
+) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
+    """Extend labels by one bucket up to a position, and drop those that are dominated."""
     position_of_begin = labels.position[begins]
     ready, ended = labels.ready[begins], labels.ended[begins]
     work_s = work[position] - work[position_of_begin]
@@ -125,13 +124,13 @@ def _extend(
         late[1:] < np.minimum.accumulate(late)[:-1]
     )
     chosen = np.flatnonzero(better)
-    if len(chosen) > keep:  # the quickest, and evenly some of those that are ready earlier
+    if len(chosen) > keep:  # the quickest, and evenly spread ones of those that are ready earlier
         chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, keep).astype(np.int64))]
     return ready[chosen], ended[chosen], late[chosen], begins[order[chosen]]
 
 
 def _trace_all_back(labels: _Labels, surrogate: StepSurrogate, n: int, out_s: float) -> list[Cuts]:
-    """Ways to the last position, the quickest first."""
+    """Return the groups of all labels at the last position, the quickest first."""
     last = np.flatnonzero(labels.position[: labels.count] == n)
     ready, ended = labels.ready[last], labels.ended[last]
     work_s = surrogate.backward_s - surrogate.ready_s[-1]
@@ -150,16 +149,14 @@ def _trace_back(labels: _Labels, at: int) -> Cuts:
 
 
 PASSES = 4
-"""Searches, each with the times of all that the one before chose worked out."""
+"""Searches, each with exact times of the sizes that the one before chose."""
 LABELS, LABELS_SLOWED = 24, 8
 FINALISTS = 4
-"""Ways to the end that are looked at closely where all-reduces slow copies back down."""
+"""Labels whose step is computed, where all-reduces slow the copies back down."""
 
 
-def search_by_surrogate(
-    evaluator: Evaluator, allowed: NDArray[np.bool_] | None = None
-) -> Cuts | None:
-    """Return the groups of neighbours with the least time; None if none are allowed.
+def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) -> Cuts | None:
+    """Return the contiguous groups with the shortest step; None if none are allowed.
 
     Parameters
     ----------
@@ -193,14 +190,14 @@ def search_by_surrogate(
 
 
 def all_sizes_timed(evaluator: Evaluator) -> bool:
-    """Whether no time was read off, so that the search left no group of neighbours out."""
+    """Whether the time of every contiguous group was computed, none interpolated."""
     sums = evaluator.gradients.sums
     sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
     return all(evaluator.allreduce.is_timed(size) for size in sizes)
 
 
 def time_all_sizes(evaluator: Evaluator, at_most: int) -> None:
-    """Work out what every group of neighbours takes, if these are few."""
+    """Compute the time of every contiguous group, if these are few."""
     sums = evaluator.gradients.sums
     if len(sums) ** 2 > 4 * at_most:
         return
@@ -210,8 +207,8 @@ def time_all_sizes(evaluator: Evaluator, at_most: int) -> None:
             evaluator.allreduce.compute(size)
 
 
-def allow_integer_caps(gradients: GradientOrder) -> NDArray[np.bool_]:
-    """Whether a cap of whole MiB makes a group of the gradients from one position to another."""
+def allow_integer_caps(gradients: GradientOrder) -> BoolArray:
+    """Whether a cap of whole MiB makes a bucket of the gradients from one position to another."""
     n, sums = len(gradients), np.array(gradients.sums, dtype=np.int64)
     begin, end = np.meshgrid(np.arange(n), np.arange(n + 1), indexing="ij")
     nbytes = sums[end] - sums[begin]
@@ -220,5 +217,5 @@ def allow_integer_caps(gradients: GradientOrder) -> NDArray[np.bool_]:
     above = nbytes - last
     cap = np.maximum(1, above // MIB + 1)
     is_last = begin == 0 if gradients.reverse_filled else end == n
-    allowed: NDArray[np.bool_] = (end > begin) & ((cap * MIB <= nbytes) | is_last)
+    allowed: BoolArray = (end > begin) & ((cap * MIB <= nbytes) | is_last)
     return allowed

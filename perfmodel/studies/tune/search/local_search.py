@@ -1,4 +1,4 @@
-"""Small changes of groups of neighbours: an end moved, taken away or added."""
+"""Local search over contiguous groups: an end is moved, removed or added."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Rate = Callable[[Cuts], float]
 SHIFTS = (-8, -4, -2, -1, 1, 2, 4, 8)
 EFFORT = 100_000
 MANY = 30
-"""Groups from which on not every new end is tried."""
+"""Groups from which on only the middle of each is tried as a new end."""
 LEAST_GAIN = 1e-10
-"""Relative gain that is worth another round."""
+"""Least relative gain of a round."""
 
 
 def neighbourhood(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
-    """Groups that differ from some in one end.
+    """Yield the groups that differ from given ones in one end.
 
     Parameters
     ----------
@@ -43,14 +43,14 @@ def neighbourhood(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
 
 
 def improve(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
-    """Follow the best small change as long as there is one, and effort is left.
+    """Take the best neighbour as long as it is better and effort remains.
 
     Parameters
     ----------
     cuts : tuple of int
     rate : callable
     effort : int
-        Buckets to rate in all.
+        Most buckets to rate.
     """
     best_s = rate(cuts)
     while effort > 0:
@@ -66,7 +66,7 @@ def improve(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
 
 
 def simplify(cuts: Cuts, rate: Rate, within: float = LEAST_GAIN) -> Cuts:
-    """Take ends away that gain nothing."""
+    """Remove ends that gain nothing."""
     best_s = rate(cuts)
     at = 0
     while at < len(cuts) - 1:

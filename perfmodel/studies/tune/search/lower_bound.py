@@ -1,12 +1,12 @@
-"""What no choice of buckets can beat: neither groups of neighbours nor any others.
+"""A lower bound of the step time over all choices of buckets, contiguous or not.
 
-Let C be all that the device has to compute in a step, X the time in which all-reduces are under
-way, and f the factor by which these slow compute down. Of X the device loses at least 1 - 1/f, so
-``T >= C + (1 - 1/f) X``. What gets ready from gradient k on, B_k bytes, is reduced after that, when
-work W_k is done; while that goes on nothing else counts:
-``T >= W_k + (1 - 1/f)(X - X_k) + X_k + (copy out, optimizer)`` with X_k >= h(B_k). And h(B), the
-least time in which B bytes are reduced in any number of all-reduces, is bounded by every line
-a + b s (a, b >= 0) that no all-reduce of s bytes is quicker than: ``h(B) >= a + b B``.
+Let C be the compute of a step, X the time in which all-reduces are under way, and f the factor by
+which these slow compute down. The device loses at least the share 1 - 1/f of X, so
+``T >= C + (1 - 1/f) X``. The B_k bytes that get ready from gradient k on are reduced after the work
+W_k before it is done, so ``T >= W_k + (1 - 1/f)(X - X_k) + X_k + (copy out, optimizer)`` with
+X_k >= h(B_k). And h(B), the least time in which B bytes are reduced in any number of all-reduces,
+is bounded by every line a + b s (a, b >= 0) that is below the time of all-reduces of any size s:
+``h(B) >= a + b B``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from perfmodel.studies.tune.objective.surrogate import StepSurrogate
 Line = tuple[float, float]
 """Seconds, and seconds per byte on the network."""
 Point = tuple[float, float]
-"""Bytes on the network, and seconds that these take at least."""
+"""Bytes on the network, and the least time that these take; seconds."""
 
 SLACK = 1e-9
-"""Taken off, relatively, for the rounding of sums."""
+"""Relative allowance for the rounding of sums."""
 
 
 def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int) -> float:
@@ -33,7 +33,7 @@ def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: 
     ----------
     surrogate : StepSurrogate
     allreduce : AllReduceTimes
-        Of which the least and the largest possible size have been worked out.
+        With exact times of the least and the largest possible size.
     workers : int
         All-reduces under way at a time.
     """
@@ -43,7 +43,7 @@ def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: 
 def tighten_bound(
     surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int, best_s: float, at_most: int
 ) -> float:
-    """Work sizes out where that may raise the bound, as long as it is below a step of `best_s`.
+    """Compute sizes where that may raise the bound, as long as it is below a step of `best_s`.
 
     Returns
     -------
@@ -59,13 +59,13 @@ def tighten_bound(
 
 
 CLOSE = 1e-3
-"""Relative distance from the best step at which a bound is not worth more work."""
+"""Relative distance from the best step at which the bound is good enough."""
 
 
 def _compute_bound(
     surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int
 ) -> tuple[float, float | None]:
-    """The bound, and a size whose time would raise it if it were known."""
+    """Return the bound, and a size whose exact time may raise it."""
     cells = allreduce.lower_bounds()
     points = [(float(high), least_s) for _, high, least_s in cells]
     lines = list(minorants(points))
@@ -97,7 +97,7 @@ def _compute_bound(
 
 
 def _find_weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
-    """Middle of a wide cell whose floor a line touches."""
+    """Return the middle of the widest interval of sizes whose bound a line touches."""
     if line is None:
         return None
     a, b = line

@@ -1,7 +1,7 @@
-"""Lists of caps that gradients of several dtypes share: small changes of a list, cap by cap.
+"""Lists of caps that gradients of several dtypes share: local search over a list, cap by cap.
 
 The j-th cap closes the j-th bucket of each dtype, with the first gradient that brings it to the
-cap. So of all caps only sums of gradients from where one of these buckets begins matter.
+cap. So only caps that are sums of gradients from the start of one of these buckets differ.
 """
 
 from __future__ import annotations
@@ -10,23 +10,29 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from perfmodel.studies.tune.caps import Window, as_bytes, assign_buckets, round_cap_mb, with_caps
+from perfmodel.studies.tune.caps import (
+    Caps,
+    Window,
+    as_bytes,
+    assign_buckets,
+    round_cap_mb,
+    with_caps,
+)
 from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 from perfmodel.training.ddp.options import MIB
 
 Bytes = tuple[int, ...]
-Caps = tuple[float, ...]
 
 EFFORT = 1500
-"""Lists that the recurrence rates."""
+"""Lists that the surrogate rates."""
 SHIFTS = (-3, -2, -1, 1, 2, 3)
 FINALISTS = 12
-"""Lists that are worth simulating."""
+"""Lists to be simulated."""
 
 
 def search_shared_lists(evaluator: Evaluator, starts: Sequence[Caps]) -> list[Caps]:
-    """Return lists of caps, MiB, that the recurrence holds for best, the best first.
+    """Return lists of caps, MiB, with the shortest steps by the surrogate, the best first.
 
     Parameters
     ----------
@@ -76,7 +82,7 @@ def _rate_list(
 
 
 def _vary(queues: Sequence[Bytes], caps: Bytes) -> Iterator[Bytes]:
-    """Lists with one cap more, less, or other."""
+    """Yield the lists with one cap removed, replaced or inserted."""
     remaining = list(queues)
     for at, cap in enumerate(caps):
         sums = _sums(remaining)
@@ -90,7 +96,7 @@ def _vary(queues: Sequence[Bytes], caps: Bytes) -> Iterator[Bytes]:
 
 
 def _normalise(queues: Sequence[Bytes], caps: Sequence[int]) -> Bytes:
-    """A list in which no bucket is left to the last cap, and no cap is left over."""
+    """Return the list with one cap per bucket: the last one repeated, unused ones dropped."""
     remaining, normal = list(queues), []
     caps_left = iter(caps)
     cap = 1
@@ -106,7 +112,7 @@ def _sums(queues: Sequence[Bytes]) -> list[int]:
 
 
 def _close_bucket(queue: Bytes, cap: int) -> tuple[int, Bytes]:
-    """Gradients in the bucket that a cap closes, and those that are left."""
+    """Return how many gradients the bucket that a cap closes has, and those after it."""
     for at, filled in enumerate(accumulate(queue), 1):
         if filled >= cap:
             return at, queue[at:]
@@ -114,7 +120,7 @@ def _close_bucket(queue: Bytes, cap: int) -> tuple[int, Bytes]:
 
 
 def _to_mib(queues: Sequence[Bytes], caps: Bytes) -> Caps:
-    """A list in short numbers: each cap between the sums that it must not and must reach."""
+    """Write a list in short numbers, each cap within the range that makes the same buckets."""
     remaining, caps_mb = list(queues), []
     for cap in caps:
         sums = _sums(remaining)

@@ -1,4 +1,4 @@
-"""The best list of caps where only the simulation knows: the recurrence proposes, it disposes."""
+"""The best list of caps where the surrogate is not exact: it proposes, the simulation decides."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from perfmodel.studies.tune.search.exact import allow_integer_caps, best_cuts
 from perfmodel.studies.tune.search.local_search import improve, neighbourhood
 
 WORK = 400_000.0
-"""Work to simulate in all, in tasks: a few seconds."""
+"""Budget of simulated tasks: a few seconds."""
 WORK_BY_MESSAGE = 1_600_000.0
 """The same where every message is simulated: some ten seconds."""
 FEWEST, FEWEST_IN_CROWD = 16, 4
-"""Simulations of PyTorch's default, whatever one costs; fewer where others use the network."""
+"""Fewest simulations of PyTorch's default; the latter where others use the network."""
 TASKS_OF_SHARING = 40
-"""Tasks that an all-reduce is worth which shares links with the next one."""
+"""Cost of an all-reduce that shares links with the next one; tasks."""
 CROWD, SHARING_IN_CROWD = 8, 200
-"""Tasks that a task, and an all-reduce, are worth where others use the network."""
+"""Cost of a task, and of an all-reduce, where others use the network; tasks."""
 MESSAGES = 1.5
-"""Tasks that a task is worth, per rank, where every message is simulated."""
+"""Cost of a task, per rank, where every message is simulated; tasks."""
 FOR_CAPS = 0.6
-"""Share of the work that caps for all buckets may take, if they are too many for all."""
+"""Largest share of the budget for uniform caps, where not all of them can be simulated."""
 USUAL_MB = (25.0, 50.0, 12.0, 100.0)
-"""Caps that are simulated whatever the recurrence says of them, if no more than a few can be."""
+"""Caps that are simulated whatever the surrogate predicts, if only a few can be; MiB."""
 SHARES = (1.0, 0.75, 0.5, 0.3)
-"""Of an all-reduce's time that counts, where several go on at a time."""
+"""Shares of an all-reduce's time that the surrogate counts, where several go on at a time."""
 FOR_FEWER = 12
-"""Simulations that are left for taking ends away that gain next to nothing."""
+"""Simulations reserved for removing bucket ends that gain next to nothing."""
 LABELS = 8
 STARTS = 3
-"""Lists that are improved step by step."""
+"""Lists that local search starts from."""
 NEAR = 5e-4
 """Relative distance from the lower bound at which a list is good enough."""
 GAIN = 1e-5
-"""Relative gain that is worth following."""
+"""Least relative gain of a step of local search."""
 
 
 @dataclass
@@ -50,32 +50,32 @@ class Budget:
 
     Parameters
     ----------
-    left : float
+    remaining : float
         Tasks.
     per_step : float
-        Tasks of a step beside its buckets, times steps.
+        Tasks of a simulation without its buckets.
     per_bucket : float
     target_s : float
         A step that is good enough; seconds.
     """
 
-    left: float
+    remaining: float
     per_step: float
     per_bucket: float
     target_s: float
 
     def cost(self, buckets: int) -> float:
-        """Tasks that simulating so many buckets takes."""
+        """Cost of simulating a number of buckets; tasks."""
         return self.per_step + self.per_bucket * buckets
 
     def pay(self, buckets: int) -> bool:
-        """Take the work of one simulation, if there is enough."""
-        self.left -= self.cost(buckets)
-        return self.left >= 0
+        """Spend the cost of one simulation; False if the budget did not hold it."""
+        self.remaining -= self.cost(buckets)
+        return self.remaining >= 0
 
 
 def make_budget(evaluator: Evaluator, stepped: Stepped, bound_s: float | None) -> Budget:
-    """Return how much work may be spent.
+    """Return the budget of a search.
 
     Parameters
     ----------
@@ -105,10 +105,10 @@ def make_budget(evaluator: Evaluator, stepped: Stepped, bound_s: float | None) -
 
 @dataclass
 class MainDtype:
-    """Gradients of the dtype that has most bytes, which lists are made for.
+    """Gradients of the dtype with most bytes, which the search varies the buckets of.
 
-    Where all gradients are of one dtype these are all, and groups of them are the buckets. Else
-    the others fill buckets of their own, with the same caps.
+    Where all gradients share a dtype these are all of them. Else the other dtypes fill buckets of
+    their own with the same caps.
     """
 
     evaluator: Evaluator
@@ -118,21 +118,21 @@ class MainDtype:
     steps_s: dict[Cuts, float] = field(default_factory=dict)
 
     def caps(self, cuts: Cuts) -> tuple[float, ...] | None:
-        """Return the list that makes groups of neighbours; None if none does."""
+        """Return the list of caps that makes contiguous groups; None if none does."""
         if cuts not in self.lists:
             windows = find_windows(self.gradients, self.gradients.groups(cuts))
             self.lists[cuts] = None if windows is None else caps_mb(windows)
         return self.lists[cuts]
 
     def predict_step_s(self, cuts: Cuts, share: float = 1.0) -> float:
-        """Step time by the recurrence."""
+        """Step time by the surrogate; seconds."""
         allreduce = self.evaluator.allreduce
         return self.surrogate.step_s(
             buckets_of_cuts(self.surrogate, cuts), lambda n: share * allreduce.time_s(n)
         )
 
     def simulate(self, cuts: Cuts) -> float:
-        """Step time by the simulation; infinite if no list makes these groups."""
+        """Step time by the simulation; seconds, infinite if no list makes these groups."""
         if cuts not in self.steps_s:
             caps = self.caps(cuts)
             step_s = float("inf") if caps is None else self.outcome(caps).step_time_s
@@ -145,7 +145,7 @@ class MainDtype:
 
 
 def select_main_dtype(evaluator: Evaluator) -> MainDtype:
-    """Find the dtype with most bytes."""
+    """Return the gradients of the dtype with most bytes."""
     gradients, surrogate = evaluator.gradients, evaluator.surrogate
     if gradients.single_dtype:
         return MainDtype(evaluator, gradients, surrogate)
@@ -168,8 +168,8 @@ def select_main_dtype(evaluator: Evaluator) -> MainDtype:
 def simulate_uniform_caps(
     evaluator: Evaluator, partitions: Sequence[UniformPartition], budget: Budget
 ) -> None:
-    """Simulate caps for all buckets: every one, or those that the recurrence holds for best."""
-    affordable = FOR_CAPS * budget.left
+    """Simulate uniform caps: all, or within the budget those that the surrogate ranks first."""
+    affordable = FOR_CAPS * budget.remaining
     order = partitions
     if sum(budget.cost(len(partition.groups)) for partition in partitions) > affordable:
         count = max(1, int(affordable / budget.cost(4)) // 4)
@@ -187,9 +187,9 @@ def simulate_uniform_caps(
             (*usual_caps, *ranked) if count < len(usual_caps) else (*spread, *usual_caps, *ranked)
         )
         order = list(dict.fromkeys(first))
-    reserve = budget.left - affordable
+    reserve = budget.remaining - affordable
     for partition in order:
-        exceeds = budget.left - budget.cost(len(partition.groups)) < reserve
+        exceeds = budget.remaining - budget.cost(len(partition.groups)) < reserve
         if exceeds and evaluator.outcomes.keys() & {each.groups for each in partitions}:
             return
         budget.pay(len(partition.groups))
@@ -199,14 +199,14 @@ def simulate_uniform_caps(
 def search_by_simulation(
     evaluator: Evaluator, budget: Budget, uniform_starts: Sequence[UniformPartition]
 ) -> Cuts:
-    """Return the best groups of neighbours that were found.
+    """Return the best contiguous groups found by local search from several starts.
 
     Parameters
     ----------
     evaluator : Evaluator
     budget : Budget
     uniform_starts : sequence of UniformPartition
-        To start from, beside what the recurrence proposes.
+        Starts beside those that the surrogate proposes.
     """
     main = select_main_dtype(evaluator)
     starts = list(dict.fromkeys((*_propose(main), *_to_cuts(main, uniform_starts))))
@@ -230,9 +230,9 @@ def search_by_simulation(
 
 
 def _reduce_buckets(main: MainDtype, limit_s: float, budget: Budget) -> Cuts:
-    """Return the list with fewest buckets that is within a limit, by taking more ends away."""
+    """Return a list with as few buckets as a limit of the step time allows."""
     _, _, best = min((len(c), step_s, c) for c, step_s in main.steps_s.items() if step_s <= limit_s)
-    budget.left = max(budget.left, FOR_FEWER * budget.cost(len(best)))
+    budget.remaining = max(budget.remaining, FOR_FEWER * budget.cost(len(best)))
     improved = True
     while improved:
         improved = False
@@ -251,7 +251,7 @@ def _reduce_buckets(main: MainDtype, limit_s: float, budget: Budget) -> Cuts:
 
 
 def _propose(main: MainDtype) -> Iterator[Cuts]:
-    """What the recurrence holds for best, if all-reduces took this or that share of their time."""
+    """Best groups by the surrogate, if all-reduces took a share of their time."""
     allreduce = main.evaluator.allreduce
     for share in SHARES if main.evaluator.workers > 1 else SHARES[:1]:
 
@@ -275,7 +275,7 @@ def _to_cuts(main: MainDtype, partitions: Iterable[UniformPartition]) -> Iterato
 
 
 def _climb(main: MainDtype, cuts: Cuts, budget: Budget) -> tuple[float, Cuts]:
-    """Follow small changes that help, those first that the recurrence likes."""
+    """Take the first neighbour that is better, in the surrogate's order, until none is."""
     best_s = main.simulate(cuts)
     evaluated = {cuts}
     improved = True
@@ -300,7 +300,7 @@ def _climb(main: MainDtype, cuts: Cuts, budget: Budget) -> tuple[float, Cuts]:
 def search_integer_list(
     evaluator: Evaluator, budget: Budget, best: Cuts
 ) -> tuple[float, ...] | None:
-    """Return the best list of whole MiB that was found."""
+    """Return the best list of whole MiB that was simulated; None without one."""
     main = select_main_dtype(evaluator)
     allowed = allow_integer_caps(main.gradients)
     allreduce = evaluator.allreduce
