@@ -32,6 +32,10 @@ LONGEST_ALLOWED = 120
 """Most characters of an error's list of allowed values."""
 
 
+PASSES = 3
+"""Forward products per training step: one forward, two of the same size backward."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepRequest:
     """One training step to predict.
@@ -89,16 +93,35 @@ class StepRequest:
         return fields
 
 
-def _is_of_plan(name: str) -> bool:
-    return name.startswith("plan.")
-
-
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """Number and kind of GPUs of a candidate's node."""
 
     gpus_per_node: int
     gpu: Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    """The outcome of a request.
+
+    Parameters
+    ----------
+    asked : StepRequest
+    scenario : Scenario or None
+        None where the changes make none.
+    step : Step or None
+        None where it failed, and then `reason` says why.
+    """
+
+    request: StepRequest
+    scenario: Scenario | None
+    step: Step | None
+    reason: str = ""
+
+
+def _is_of_plan(name: str) -> bool:
+    return name.startswith("plan.")
 
 
 def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
@@ -193,29 +216,6 @@ def describe_fabric(candidate: CandidateSection) -> str:
         for name, value in settings.items()
     )
     return f"{candidate.fabric.kind}{f' ({text})' if text else ''}"
-
-
-PASSES = 3
-"""Forward products per training step: one forward, two of the same size backward."""
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedStep:
-    """The outcome of a request.
-
-    Parameters
-    ----------
-    asked : StepRequest
-    scenario : Scenario or None
-        None where the changes make none.
-    step : Step or None
-        None where it failed, and then `reason` says why.
-    """
-
-    request: StepRequest
-    scenario: Scenario | None
-    step: Step | None
-    reason: str = ""
 
 
 def predict(

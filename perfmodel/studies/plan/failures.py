@@ -23,6 +23,15 @@ HOPELESS = 100.0
 """Wall time over work beyond which a training counts as never finishing."""
 
 
+MOST_FAILURES = 20_000
+"""Most failures of one training, on average, that are simulated (a second for all runs). Beyond it
+the spread of the wall time is negligible."""
+
+
+INSIDE = (10.0, 90.0)
+"""Percentiles of the 80 % interval."""
+
+
 @dataclass(frozen=True, slots=True)
 class Upkeep:
     """How a job on some nodes fails and recovers; times in seconds.
@@ -43,6 +52,29 @@ class Upkeep:
     write_s: float
     restart_s: float
     interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Wall times of simulated trainings; seconds.
+
+    Parameters
+    ----------
+    runs : int
+    mean_s, error_s : float
+        Mean, and its standard error.
+    low_s, high_s : float
+        80 % of trainings end between them.
+    failures : float
+        Failures per training, on average.
+    """
+
+    runs: int
+    mean_s: float
+    error_s: float
+    low_s: float
+    high_s: float
+    failures: float
 
 
 def job_mtbf_s(mtbf_per_node_s: float, nodes: int) -> float:
@@ -113,37 +145,6 @@ def round_to_steps(interval_s: float, step_s: float) -> tuple[int, float]:
     """Return steps between checkpoints, at least one, and their time; seconds."""
     steps = max(1, round(interval_s / step_s))
     return steps, steps * step_s
-
-
-MOST_FAILURES = 20_000
-"""Most failures of one training, on average, that are simulated (a second for all runs). Beyond it
-the spread of the wall time is negligible."""
-
-INSIDE = (10.0, 90.0)
-"""Percentiles of the 80 % interval."""
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """Wall times of simulated trainings; seconds.
-
-    Parameters
-    ----------
-    runs : int
-    mean_s, error_s : float
-        Mean, and its standard error.
-    low_s, high_s : float
-        80 % of trainings end between them.
-    failures : float
-        Failures per training, on average.
-    """
-
-    runs: int
-    mean_s: float
-    error_s: float
-    low_s: float
-    high_s: float
-    failures: float
 
 
 def simulate_walls(

@@ -166,9 +166,9 @@ class UpgradeOutcome:
     before, after : PlanOption
         `after` may have failed.
     saved_s : float or None
-        Wall time of a training.
+        Saved wall time of a training.
     saved : float or None
-        Cost of a training, less the rent of the upgrade.
+        Saved cost of a training, the rent of the upgrade deducted.
     price : float or None
         Once, for the whole cluster.
     payback_s : float or None

@@ -11,6 +11,12 @@ from perfmodel.scenario import Scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import SizeResult
 
+FIGURES = (
+    "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
+    "gpus", "bottleneck", "memory_bytes", "fits",
+)  # fmt: skip
+"""Columns of an answered variant."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -54,13 +60,6 @@ class Answer:
             "status": self.status,
             "message": self.message,
         }
-
-
-FIGURES = (
-    "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
-    "gpus", "bottleneck", "memory_bytes", "fits",
-)  # fmt: skip
-"""Columns of an answered variant."""
 
 
 def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:

@@ -56,6 +56,26 @@ class Window:
         return self.above_bytes < cap_bytes(cap_mb) <= self.most_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class UniformPartition:
+    """Buckets that one ``bucket_cap_mb`` makes, and all caps that make them.
+
+    Parameters
+    ----------
+    groups : tuple of tuple of int
+        Tensors of each bucket, in launch order.
+    window : Window
+    """
+
+    groups: Groups
+    window: Window
+
+    @property
+    def cap_mb(self) -> float:
+        """A short number among the caps; MiB."""
+        return round_cap_mb(self.window)
+
+
 def round_cap_mb(window: Window) -> float:
     """Return a number of few digits in a window, away from its ends if that costs no digit.
 
@@ -157,26 +177,6 @@ def text_mb(caps: Sequence[float]) -> str:
 def number(value: float) -> str:
     """Format a cap in MiB, a whole number without a point."""
     return str(int(value)) if value == int(value) else repr(float(value))
-
-
-@dataclass(frozen=True, slots=True)
-class UniformPartition:
-    """Buckets that one ``bucket_cap_mb`` makes, and all caps that make them.
-
-    Parameters
-    ----------
-    groups : tuple of tuple of int
-        Tensors of each bucket, in launch order.
-    window : Window
-    """
-
-    groups: Groups
-    window: Window
-
-    @property
-    def cap_mb(self) -> float:
-        """A short number among the caps; MiB."""
-        return round_cap_mb(self.window)
 
 
 def list_uniform_partitions(

@@ -18,8 +18,12 @@ from perfmodel.studies.tune.caps import (
     integer_caps_mb,
     list_uniform_partitions,
 )
-from perfmodel.studies.tune.choice.curve import build_curve, curve_error
-from perfmodel.studies.tune.choice.robustness import find_plateau, find_robust_cap
+from perfmodel.studies.tune.choice.robustness import (
+    build_curve,
+    curve_error,
+    find_plateau,
+    find_robust_cap,
+)
 from perfmodel.studies.tune.choice.tie_breaking import choose_lists, choose_uniform_cap
 from perfmodel.studies.tune.horovod import tune_horovod
 from perfmodel.studies.tune.model import Choice, TuneResult

@@ -10,6 +10,8 @@ from perfmodel.studies.tune.caps import Window, round_cap_mb
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.training.ddp.options import MIB
 
+ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -85,9 +87,6 @@ def tune_all(results: Sequence[TuneResult]) -> Compromise:
     steps = tuple(tuned.default.step_time_s for tuned in results)
     default = Shared(None, steps, _compute_regrets(results, steps))
     return Compromise(tuple(results), best, low_mb, high_mb, default)
-
-
-ROUNDING = 1e-9
 
 
 def rate_cap(results: Sequence[TuneResult], cap_mb: float) -> Shared:

@@ -27,8 +27,17 @@ BoolArray = NDArray[np.bool_]
 ReadTimes = Callable[[IntArray], FloatArray]
 """Seconds of all-reduces by bytes of gradients."""
 
-MOST_LABELS = 24
-"""Labels per position: more than dominance leaves without a slowdown on models of the zoo."""
+MOST_LABELS, MOST_LABELS_SLOWED = 24, 8
+"""Labels per position: without a slowdown more than dominance leaves on models of the zoo, and
+where all-reduces slow compute down."""
+
+
+PASSES = 4
+"""Searches, each with exact times of the sizes that the one before chose."""
+
+
+FINALISTS = 4
+"""Labels whose step is computed, where all-reduces slow the copies back down."""
 
 
 @dataclass
@@ -148,13 +157,6 @@ def _trace_back(labels: _Labels, at: int) -> Cuts:
     return tuple(reversed(cuts))
 
 
-PASSES = 4
-"""Searches, each with exact times of the sizes that the one before chose."""
-LABELS, LABELS_SLOWED = 24, 8
-FINALISTS = 4
-"""Labels whose step is computed, where all-reduces slow the copies back down."""
-
-
 def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) -> Cuts | None:
     """Return the contiguous groups with the shortest step; None if none are allowed.
 
@@ -176,7 +178,7 @@ def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) 
 
     best: Cuts | None = None
     for _ in range(PASSES):
-        keep = LABELS_SLOWED if slowed else LABELS
+        keep = MOST_LABELS_SLOWED if slowed else MOST_LABELS
         ranked = best_cuts(surrogate, allreduce.interpolate, allowed=allowed, keep=keep)
         if not ranked:
             return None

@@ -26,6 +26,10 @@ SLACK = 1e-9
 """Relative allowance for the rounding of sums."""
 
 
+CLOSE = 1e-3
+"""Relative distance from the best step at which the bound is good enough."""
+
+
 def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int) -> float:
     """Return a time that no step is below, whatever its buckets; seconds.
 
@@ -56,10 +60,6 @@ def tighten_bound(
             break
         allreduce.compute(int(weakest / allreduce.scale))
     return lower_bound_s(surrogate, allreduce, workers)
-
-
-CLOSE = 1e-3
-"""Relative distance from the best step at which the bound is good enough."""
 
 
 def _compute_bound(
