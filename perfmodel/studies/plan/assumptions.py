@@ -57,9 +57,8 @@ def cautions(scenario: Scenario, options: Sequence[PlanOption]) -> tuple[str, ..
 def _warn_of_free_energy(plan: PlanSection) -> Iterator[str]:
     """Warn of a purchase without a price of electricity, which a rent includes."""
     for candidate in plan.candidates:
-        if candidate.purchase is not None and (
-            candidate.power is None or candidate.power.energy_price is None
-        ):
+        power = candidate.power or PowerSection()
+        if candidate.purchase is not None and power.energy_price is None:
             yield (
                 f"{candidate.name}: electricity costs nothing here (no power.energy_price is "
                 "given)."
@@ -68,9 +67,7 @@ def _warn_of_free_energy(plan: PlanSection) -> Iterator[str]:
 
 def _warn_of_unlike_energies(plan: PlanSection) -> Iterator[str]:
     """Warn where some energies are of whole nodes and others of GPUs alone."""
-    bare = [
-        candidate.name for candidate in plan.candidates if not _is_of_whole_node(candidate.power)
-    ]
+    bare = [c.name for c in plan.candidates if not _is_of_whole_node(c.power)]
     if 0 < len(bare) < len(plan.candidates):
         yield (
             f"The energy of {', '.join(bare)} is that of the GPUs alone, of the others that of "
@@ -136,10 +133,8 @@ def _describe_failures(plan: PlanSection) -> Iterator[str]:
 
 
 def _describe_money(plan: PlanSection) -> Iterator[str]:
-    bought = [candidate for candidate in plan.candidates if candidate.purchase is not None]
-    rented = [
-        candidate for candidate in plan.candidates if candidate.price_per_gpu_hour is not None
-    ]
+    bought = [c for c in plan.candidates if c.purchase is not None]
+    rented = [c for c in plan.candidates if c.price_per_gpu_hour is not None]
     if bought or rented:
         yield (
             "Prices are the scenario file's. A cluster is paid for from start to end of the "
@@ -192,9 +187,8 @@ def sources(plan: PlanSection, hardware: HardwareByName) -> dict[str, str]:
     power_sources = {}
     for candidate in plan.candidates:
         node = hardware[candidate.name]
-        is_given = candidate.power is not None and (
-            candidate.power.per_node or candidate.power.per_gpu
-        )
+        power = candidate.power or PowerSection()
+        is_given = power.per_node or power.per_gpu
         if not isinstance(node, str) and node.gpu.power_W is not None and not is_given:
             power_sources[f"power of {node.gpu.name}"] = gpu_sources(node.gpu.name)["power"]
     return power_sources

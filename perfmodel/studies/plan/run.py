@@ -93,20 +93,14 @@ def plan_scenario(
         raise scenario.fault("plan", "nothing", allowed)
     workload = resolve_workload(scenario)
     target_samples(scenario, workload)  # raises what would be wrong with every candidate
-    hardware = {
-        candidate.name: find_hardware(scenario, candidate) for candidate in section.candidates
-    }
+    hardware = {c.name: find_hardware(scenario, c) for c in section.candidates}
     shared = _Plan(scenario, section, hardware)
     predictions = predict(
         scenario, list(list_requests(scenario)), profile=profile, jobs=jobs, store=store,
         progress=progress,
     )  # fmt: skip
     shared.bases.update(_find_bases(shared, predictions))
-    plain = [
-        prediction
-        for prediction in predictions
-        if prediction.request.upgrade is None and not prediction.request.alone
-    ]
+    plain = [p for p in predictions if p.request.upgrade is None and not p.request.alone]
     options = [_option(shared, prediction) for prediction in plain]
     budget = None if section.budget is None else section.budget.amount
     usable = [option for option in options if option.status == "ok"]
@@ -156,26 +150,14 @@ def _find_bases(shared: _Plan, predictions: Sequence[PredictedStep]) -> dict[str
     weak = shared.scenario.training.scaling == "weak"
     bases: dict[str, float] = {}
     for prediction in predictions:
-        name, hardware = (
-            prediction.request.candidate.name,
-            shared.hardware[prediction.request.candidate.name],
-        )
-        if (
-            prediction.step is None
-            or isinstance(hardware, str)
-            or prediction.request.upgrade is not None
-        ):
+        request, step = prediction.request, prediction.step
+        name, hardware = request.candidate.name, shared.hardware[request.candidate.name]
+        if step is None or isinstance(hardware, str) or request.upgrade is not None:
             continue
         # One GPU alone may lack the memory and still be what scaling is measured against.
-        if (
-            weak == prediction.request.alone
-            and (weak or prediction.step.fits)
-            and name not in bases
-        ):
-            gpus = (
-                1 if prediction.request.alone else prediction.request.nodes * hardware.gpus_per_node
-            )
-            bases[name] = prediction.step.samples_per_s / gpus
+        if weak == request.alone and (weak or step.fits) and name not in bases:
+            gpus = 1 if request.alone else request.nodes * hardware.gpus_per_node
+            bases[name] = step.samples_per_s / gpus
     return bases
 
 
@@ -225,19 +207,17 @@ def _price(shared: _Plan, prediction: PredictedStep, hardware: Hardware, step: S
     )  # fmt: skip
 
 
-def _train(
-    shared: _Plan, request: StepRequest, changed_scenario: Scenario, step: Step
-) -> Training | str:
+def _train(shared: _Plan, request: StepRequest, scenario: Scenario, step: Step) -> Training | str:
     """Return the training to the target, or why there is none; upgrades are not simulated."""
     failures = find_failures(shared.scenario, request)
     if isinstance(failures, str):
         return failures
-    workload = shared.workload(changed_scenario)
+    workload = shared.workload(scenario)
     samples = target_samples(shared.scenario, workload)
     target, seed = shared.section.target, shared.scenario.seed
     if failures is None:
         return train(step, target, samples, None)
-    size = checkpoint_bytes(workload, changed_scenario.compute.optimizer)
+    size = checkpoint_bytes(workload, scenario.compute.optimizer)
     upkeep = upkeep_of(failures, request.candidate, request.nodes, step.step_time_s, size)
     runs = failures.runs if request.upgrade is None else 0
     return train(step, target, samples, upkeep, runs=runs, seed=seed)
@@ -248,15 +228,9 @@ def _refuse(
 ) -> PlanOption:
     candidate = request.candidate
     return PlanOption(
-        candidate.name,
-        candidate.node,
-        describe_fabric(candidate),
-        request.nodes,
-        gpus,
-        status,
-        why,
-        step,
-    )
+        candidate.name, candidate.node, describe_fabric(candidate), request.nodes, gpus, status,
+        why, step,
+    )  # fmt: skip
 
 
 def _compare_upgrades(
@@ -266,11 +240,10 @@ def _compare_upgrades(
     usable = {(o.candidate, o.nodes): o for o in options if o.status == "ok"}
     outcomes: list[UpgradeOutcome] = []
     for prediction in predictions:
-        before = usable.get((prediction.request.candidate.name, prediction.request.nodes))
-        if prediction.request.upgrade is None or before is None:
+        request = prediction.request
+        before = usable.get((request.candidate.name, request.nodes))
+        if request.upgrade is None or before is None:
             continue
         after = _option(shared, prediction)
-        outcomes.append(
-            compare_upgrade(prediction.request.upgrade, prediction.request.candidate, before, after)
-        )
+        outcomes.append(compare_upgrade(request.upgrade, request.candidate, before, after))
     return rank_upgrades(outcomes)

@@ -35,7 +35,7 @@ from perfmodel.studies.tune.search.exact import (
     search_by_surrogate,
     time_all_sizes,
 )
-from perfmodel.studies.tune.search.lower_bound import lower_bound_s, tighten_bound
+from perfmodel.studies.tune.search.lower_bound import tighten_bound
 from perfmodel.studies.tune.search.mixed_dtypes import search_shared_lists
 from perfmodel.studies.tune.search.surrogate_search import (
     make_budget,
@@ -117,13 +117,13 @@ def _tune(
         say("simulating, because " + ", ".join(evaluator.reasons))
         lists, exact = _search_lists_by_simulation(evaluator, partitions), False
     uniform = choose_uniform_cap(evaluator, partitions)
-    best, whole = choose_lists(evaluator, lists, partitions)
-    curve, usual = build_curve(evaluator, partitions)
+    best, best_integer = choose_lists(evaluator, lists, partitions)
+    curve, default_regrets = build_curve(evaluator, partitions)
     best_s = evaluator.simulate(evaluator.list_options(best)).step_time_s
     prepared = evaluator.prepared
     bound_s = _prove_bound(evaluator, best_s)
     if bound_s is not None and bound_s > best_s * (1 + SAME):
-        bound_s = None  # messages of several all-reduces helped each other on: nothing is proven
+        bound_s = None  # all-reduces that share a link made each other quicker: nothing is proven
     mine = evaluator.options
     own = mine.bucket_cap_bytes, mine.first_bucket_bytes, mine.caps_list_bytes
     return TuneResult(
@@ -136,11 +136,13 @@ def _tune(
         asked=None if own == (None, None, None) else _evaluate(evaluator, mine),
         best_uniform=_evaluate(evaluator, evaluator.uniform_options(uniform), cap=uniform),
         best_list=_evaluate(evaluator, evaluator.list_options(best), caps=best),
-        best_integer_list=_evaluate(evaluator, evaluator.list_options(whole), caps=whole),
+        best_integer_list=_evaluate(
+            evaluator, evaluator.list_options(best_integer), caps=best_integer
+        ),
         curve=curve,
         plateau=find_plateau(curve),
         robust=find_robust_cap(curve),
-        default_regrets=usual,
+        default_regrets=default_regrets,
         lower_bound_s=bound_s,
         exact=exact,
         compute_s=evaluator.surrogate.work_s,
@@ -169,11 +171,9 @@ def _search_lists_by_surrogate(
     lists = [_caps(evaluator, gradients.groups(cuts))]
     evaluator.simulate(evaluator.list_options(lists[0]))
     integer_cuts = search_by_surrogate(evaluator, allow_integer_caps(gradients))
-    windows = (
-        None if integer_cuts is None else find_windows(gradients, gradients.groups(integer_cuts))
-    )
-    integer_caps = None if windows is None else integer_caps_mb(windows)
-    if integer_caps is not None:
+    windows = integer_cuts and find_windows(gradients, gradients.groups(integer_cuts))
+    integer_caps = windows and integer_caps_mb(windows)
+    if integer_caps:
         lists.append(tuple(float(cap) for cap in integer_caps))
     _simulate_promising_caps(evaluator, partitions)
     return lists, evaluator.surrogate.slowdown == 1.0 and all_sizes_timed(evaluator)
@@ -191,8 +191,7 @@ def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformP
     sizes_left = DEAR_SIZES if many_ranks else CHEAP_SIZES
     best_s = float("inf")
     for partition in sorted(
-        partitions,
-        key=lambda candidate: evaluator.predict_step_s(candidate.groups, optimistic=True),
+        partitions, key=lambda p: evaluator.predict_step_s(p.groups, optimistic=True)
     ):
         if evaluator.predict_step_s(partition.groups, optimistic=True) >= best_s * (1 - SAME):
             continue
@@ -212,33 +211,29 @@ def _search_lists_by_simulation(
     stepped = evaluator.prepared.step(evaluator.options)
     budget = make_budget(evaluator, stepped, _prove_bound(evaluator, float("inf")))
     simulate_uniform_caps(evaluator, partitions, budget)
-    simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
-    simulated.sort(key=lambda partition: evaluator.outcomes[partition.groups].step_time_s)
+    simulated = [p for p in partitions if p.groups in evaluator.outcomes]
+    simulated.sort(key=lambda p: evaluator.outcomes[p.groups].step_time_s)
     cuts = search_by_simulation(evaluator, budget, simulated[:2])
     caps = select_main_dtype(evaluator).caps(cuts)
     budget.remaining = max(budget.remaining, FOR_WHOLE * budget.cost(len(cuts)))
     integer_caps = search_integer_list(evaluator, budget, cuts)
-    lists = [partition for partition in (caps, integer_caps) if partition is not None]
-    return (
-        lists
-        if evaluator.gradients.single_dtype
-        else [*lists, *_search_lists_of_dtypes(evaluator, lists, simulated[:2])]
-    )
+    lists = [caps_mb for caps_mb in (caps, integer_caps) if caps_mb is not None]
+    if evaluator.gradients.single_dtype:
+        return lists
+    return [*lists, *_search_lists_of_dtypes(evaluator, lists, simulated[:2])]
 
 
 def _search_lists_of_dtypes(
     evaluator: Evaluator, found_lists: Sequence[Caps], partitions: Sequence[UniformPartition]
 ) -> list[Caps]:
     """Return simulated lists for several dtypes, and lists of whole numbers near the best."""
-    starts = [*found_lists, (1.0, 25.0), *((partition.cap_mb,) for partition in partitions)]
+    starts = [*found_lists, (1.0, 25.0), *((p.cap_mb,) for p in partitions)]
     lists = search_shared_lists(evaluator, starts)
     lists.sort(key=lambda caps: evaluator.simulate(evaluator.list_options(caps)).step_time_s)
-    integer_lists = [
-        tuple(float(max(1, to_integer(cap))) for cap in caps)
-        for caps in lists[:2]
-        for to_integer in (round, ceil)
+    near = [
+        tuple(float(max(1, f(cap))) for cap in caps) for caps in lists[:2] for f in (round, ceil)
     ]
-    return [*lists, *dict.fromkeys(integer_lists)]
+    return [*lists, *dict.fromkeys(near)]
 
 
 # ---------------------------------------------------------------- the result
@@ -247,17 +242,11 @@ def _search_lists_of_dtypes(
 def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
     """Return the lower bound; None where ranks may be quicker than the GPU of the model."""
     sized = evaluator.prepared.sized
-    varied = any(
-        disturbance.jitter is not None or disturbance.gpu is not None
-        for disturbance in sized.happening
-    )
+    varied = any(d.jitter is not None or d.gpu is not None for d in sized.happening)
     if varied or sized.fidelity != "flow":
         return None
-    if evaluator.prepared.size.gpus > FEW_RANKS:
-        return lower_bound_s(evaluator.surrogate, evaluator.allreduce, evaluator.workers)
-    return tighten_bound(
-        evaluator.surrogate, evaluator.allreduce, evaluator.workers, best_s, BOUND_SIZES
-    )
+    sizes = 0 if evaluator.prepared.size.gpus > FEW_RANKS else BOUND_SIZES
+    return tighten_bound(evaluator.surrogate, evaluator.allreduce, evaluator.workers, best_s, sizes)
 
 
 def _evaluate(

@@ -56,14 +56,10 @@ def build_curve(
     if evaluator.reasons:
         costs = _scale_as_nearest(evaluator, partitions, costs)
     default = assign_buckets(evaluator.workload, evaluator.default_options())
-    caps = [
-        RatedPartition(partition.groups, cost[0])
-        for partition, cost in zip(partitions, costs, strict=True)
-    ]
+    default_s = evaluator.simulate(evaluator.default_options()).step_time_s
+    caps = [RatedPartition(p.groups, cost[0]) for p, cost in zip(partitions, costs, strict=True)]
     default_regrets, *cap_regrets = compute_regrets(
-        evaluator,
-        RatedPartition(default, evaluator.simulate(evaluator.default_options()).step_time_s),
-        caps,
+        evaluator, RatedPartition(default, default_s), caps
     )
     curve = tuple(
         CurvePoint(
@@ -85,9 +81,7 @@ def build_curve(
 
 def curve_error(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
     """Return the largest relative error that the curve may have where it was not simulated."""
-    estimated = [
-        partition.groups for partition in partitions if partition.groups not in evaluator.outcomes
-    ]
+    estimated = [p.groups for p in partitions if p.groups not in evaluator.outcomes]
     errors = (
         1.0 - evaluator.predict_step_s(groups, optimistic=True) / evaluator.predict_step_s(groups)
         for groups in estimated
@@ -222,27 +216,20 @@ def compute_regrets(
         Of the default, then of each cap: on the likely machine, then on the quick and slow one.
     """
     partitions = (default, *caps)
-    rows = [[rated.step_s for rated in partitions]]
+    machines_s = [[rated.step_s for rated in partitions]]
     ratios = compare_machines(evaluator)
     likely_s = [evaluator.predict_step_s(rated.groups) for rated in partitions] if ratios else []
     for ratio in ratios:
         time_of = _scale_times(evaluator, ratio)
-        other_s = [
-            evaluator.surrogate.step_s(evaluator.buckets(rated.groups), time_of)
-            for rated in partitions
-        ]
-        rows.append(
-            [
-                rated.step_s + other_step_s - likely_step_s
-                for rated, other_step_s, likely_step_s in zip(
-                    partitions, other_s, likely_s, strict=True
-                )
-            ]
-        )
-    least = [min(row[1:]) for row in rows]
+        steps_s = []
+        for rated, likely in zip(partitions, likely_s, strict=True):
+            other_s = evaluator.surrogate.step_s(evaluator.buckets(rated.groups), time_of)
+            steps_s.append(rated.step_s + other_s - likely)
+        machines_s.append(steps_s)
+    best_s = [min(steps_s[1:]) for steps_s in machines_s]
     return [
-        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(steps_of_cap, least, strict=True))
-        for steps_of_cap in zip(*rows, strict=True)
+        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(of_cap, best_s, strict=True))
+        for of_cap in zip(*machines_s, strict=True)
     ]
 
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.studies.run.prepared import Stepped
-from perfmodel.studies.tune.caps import UniformPartition, caps_mb, find_windows, integer_caps_mb
+from perfmodel.studies.tune.caps import (
+    Caps,
+    UniformPartition,
+    caps_mb,
+    find_windows,
+    integer_caps_mb,
+)
 from perfmodel.studies.tune.choice.tie_breaking import FEWER
 from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, Outcome, read_reductions
 from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder
@@ -85,10 +91,7 @@ def make_budget(evaluator: Evaluator, stepped: Stepped, bound_s: float | None) -
         That no step is below; seconds.
     """
     ranks = sum(len(each.ranks) for each in stepped.plan.classes) if stepped.counted > 1 else 0
-    crowded = any(
-        disturbance.beside or disturbance.traffic
-        for disturbance in evaluator.prepared.sized.happening
-    )
+    crowded = any(d.beside or d.traffic for d in evaluator.prepared.sized.happening)
     weight = stepped.steps * (1 + ranks / 200) * (CROWD if crowded else 1)
     if evaluator.allreduce.in_order:  # message by message
         weight *= MESSAGES * evaluator.prepared.size.gpus
@@ -114,10 +117,10 @@ class MainDtype:
     evaluator: Evaluator
     gradients: GradientOrder
     surrogate: StepSurrogate
-    lists: dict[Cuts, tuple[float, ...] | None] = field(default_factory=dict)
+    lists: dict[Cuts, Caps | None] = field(default_factory=dict)
     steps_s: dict[Cuts, float] = field(default_factory=dict)
 
-    def caps(self, cuts: Cuts) -> tuple[float, ...] | None:
+    def caps(self, cuts: Cuts) -> Caps | None:
         """Return the list of caps that makes contiguous groups; None if none does."""
         if cuts not in self.lists:
             windows = find_windows(self.gradients, self.gradients.groups(cuts))
@@ -139,7 +142,7 @@ class MainDtype:
             self.steps_s[cuts] = step_s
         return self.steps_s[cuts]
 
-    def outcome(self, caps: tuple[float, ...]) -> Outcome:
+    def outcome(self, caps: Caps) -> Outcome:
         """Simulate a list."""
         return self.evaluator.simulate(self.evaluator.list_options(caps))
 
@@ -173,19 +176,10 @@ def simulate_uniform_caps(
     order = partitions
     if sum(budget.cost(len(partition.groups)) for partition in partitions) > affordable:
         count = max(1, int(affordable / budget.cost(4)) // 4)
-        usual_caps = [
-            partition
-            for cap in USUAL_MB
-            for partition in partitions
-            if partition.window.contains(cap)
-        ]
+        usual = [p for cap in USUAL_MB for p in partitions if p.window.contains(cap)]
         spread = partitions[len(partitions) // 4 :: max(1, len(partitions) // count)]
-        ranked = sorted(
-            partitions, key=lambda partition: evaluator.predict_step_s(partition.groups)
-        )
-        first = (
-            (*usual_caps, *ranked) if count < len(usual_caps) else (*spread, *usual_caps, *ranked)
-        )
+        ranked = sorted(partitions, key=lambda p: evaluator.predict_step_s(p.groups))
+        first = (*usual, *ranked) if count < len(usual) else (*spread, *usual, *ranked)
         order = list(dict.fromkeys(first))
     reserve = budget.remaining - affordable
     for partition in order:
@@ -222,10 +216,8 @@ def search_by_simulation(
             best_s, best = near_s, cuts_near
     if evaluator.workers == 1:
         return best
-    uniform_s = min(
-        (evaluator.outcomes[partition.groups].step_time_s for partition in uniform_starts),
-        default=best_s,
-    )
+    starts_s = [evaluator.outcomes[p.groups].step_time_s for p in uniform_starts]
+    uniform_s = min(starts_s, default=best_s)
     return _reduce_buckets(main, max(best_s, min(best_s * (1 + FEWER), uniform_s)), budget)
 
 
@@ -268,9 +260,8 @@ def _propose(main: MainDtype) -> Iterator[Cuts]:
 
 def _to_cuts(main: MainDtype, partitions: Iterable[UniformPartition]) -> Iterator[Cuts]:
     for partition in partitions:
-        groups = [
-            tuple(t for t in group if t in main.gradients.positions) for group in partition.groups
-        ]
+        main_tensors = main.gradients.positions
+        groups = [tuple(t for t in group if t in main_tensors) for group in partition.groups]
         yield main.gradients.cuts(tuple(group for group in groups if group))
 
 
@@ -297,25 +288,16 @@ def _climb(main: MainDtype, cuts: Cuts, budget: Budget) -> tuple[float, Cuts]:
     return best_s, cuts
 
 
-def search_integer_list(
-    evaluator: Evaluator, budget: Budget, best: Cuts
-) -> tuple[float, ...] | None:
+def search_integer_list(evaluator: Evaluator, budget: Budget, best: Cuts) -> Caps | None:
     """Return the best list of whole MiB that was simulated; None without one."""
     main = select_main_dtype(evaluator)
     allowed = allow_integer_caps(main.gradients)
     allreduce = evaluator.allreduce
     candidates = best_cuts(main.surrogate, allreduce.interpolate, allowed=allowed, keep=LABELS)[:4]
-    outcomes: list[tuple[float, tuple[float, ...]]] = []
-    lists = [
-        integer_caps_mb(windows)
-        for cuts in candidates
-        if (windows := find_windows(main.gradients, main.gradients.groups(cuts)))
-    ]
-    best_caps = main.caps(best) or ()
-    lists += [
-        tuple(max(1, round(cap)) for cap in best_caps),
-        tuple(max(1, int(cap)) for cap in best_caps),
-    ]
+    outcomes: list[tuple[float, Caps]] = []
+    windows = [find_windows(main.gradients, main.gradients.groups(cuts)) for cuts in candidates]
+    lists = [integer_caps_mb(each) for each in windows if each]
+    lists += [tuple(max(1, f(cap)) for cap in main.caps(best) or ()) for f in (round, int)]
     for caps in dict.fromkeys(caps for caps in lists if caps):
         if not outcomes or budget.pay(len(caps)):
             integer_caps = tuple(float(cap) for cap in caps)
