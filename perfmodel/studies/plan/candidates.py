@@ -107,7 +107,7 @@ class PredictedStep:
 
     Parameters
     ----------
-    asked : StepRequest
+    request : StepRequest
     scenario : Scenario or None
         None where the changes make none.
     step : Step or None

@@ -190,7 +190,7 @@ def list_uniform_partitions(
     Parameters
     ----------
     workload : Workload
-    row : Row
+    gradients : GradientOrder
         Of the same workload and options.
     options : DdpOptions
         Their caps are ignored.

@@ -45,7 +45,7 @@ class Evaluator:
     Parameters
     ----------
     prepared : Prepared
-    row : Row
+    gradients : GradientOrder
     surrogate : StepSurrogate
     allreduce : AllReduceTimes
     reasons : list of str

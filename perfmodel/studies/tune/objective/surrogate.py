@@ -25,7 +25,7 @@ class StepSurrogate:
 
     Parameters
     ----------
-    row : Row
+    gradients : GradientOrder
     before_s : float
         From the end of the step before to the start of the last backward.
     ready_s : tuple of float
@@ -122,7 +122,7 @@ def build_surrogate(
     Parameters
     ----------
     plan : StepPlan
-    row : Row
+    gradients : GradientOrder
         In the order of the plan's buckets.
     before_s : float
         From the end of a step to the start of the last backward of the next; seconds.
