@@ -70,7 +70,7 @@ def validate(
     _check_places(folder, spread)
 
     from perfmodel.calibrate import read_profile
-    from perfmodel.validate.predict.run import cores
+    from perfmodel.studies.sweep.executor import cores
     from perfmodel.validate.run import to_json
     from perfmodel.validate.run import validate as compare
 

@@ -1,4 +1,4 @@
-"""Which cluster to buy or rent: time to train, cost, energy, goodput, and whether upgrades pay."""
+"""`plan_scenario`: time, cost and energy to train on candidate clusters, and their upgrades."""
 
 from perfmodel.studies.plan.model import (
     Answers,

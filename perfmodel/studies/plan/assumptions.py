@@ -1,4 +1,4 @@
-"""What the numbers of a plan rest on, in sentences."""
+"""The assumptions of a plan, in sentences."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from perfmodel.studies.plan.candidates import Hardware
 from perfmodel.studies.plan.model import PlanOption
 from perfmodel.topology.templates.gpus import gpu_sources
 
-Found = Mapping[str, Hardware | str]
-"""What each candidate's node has, or why that is not known."""
+HardwareByName = Mapping[str, Hardware | str]
+"""Hardware of each candidate's node, or why it is not known."""
 
 OF_STEPS = (
     "Step times are predictions by simulation, as of `perfmodel run` for each cluster; every step "
@@ -27,43 +27,47 @@ OF_COMPUTE = (
 
 
 def assumptions(
-    scenario: Scenario, options: Sequence[PlanOption], hardware: Found
+    scenario: Scenario, options: Sequence[PlanOption], hardware: HardwareByName
 ) -> tuple[str, ...]:
-    """Say what was assumed; the step itself is explained by `perfmodel run`."""
+    """Return the assumptions beside those of the step, which `perfmodel run` gives."""
     plan = scenario.plan
     assert plan is not None
     return (
         OF_STEPS,
-        *_of_samples(plan, options),
-        *_of_failures(plan),
-        _of_intervals(plan),
-        *_of_money(plan),
-        *_of_power(plan, hardware),
+        *_describe_samples(plan, options),
+        *_describe_failures(plan),
+        _describe_intervals(plan),
+        *_describe_money(plan),
+        *_describe_power(plan, hardware),
     )
 
 
 def cautions(scenario: Scenario, options: Sequence[PlanOption]) -> tuple[str, ...]:
-    """What a reader has to know before believing the numbers."""
+    """Return the assumptions that no reader should miss."""
     assert scenario.plan is not None
     plan = scenario.plan
     return (
         OF_COMPUTE,
-        *_of_samples(plan, options),
-        *_of_unlike_energies(plan),
-        *_of_free_energy(plan),
+        *_describe_samples(plan, options),
+        *_warn_of_unlike_energies(plan),
+        *_warn_of_free_energy(plan),
     )
 
 
-def _of_free_energy(plan: PlanSection) -> Iterator[str]:
-    """A purchase whose electricity costs nothing looks cheaper than a rent that has it."""
-    for one in plan.candidates:
-        if one.purchase is not None and (one.power is None or one.power.energy_price is None):
-            yield f"{one.name}: electricity costs nothing here (no power.energy_price is given)."
+def _warn_of_free_energy(plan: PlanSection) -> Iterator[str]:
+    """Warn of a purchase without a price of electricity, which a rent includes."""
+    for candidate in plan.candidates:
+        power = candidate.power or PowerSection()
+        if candidate.purchase is not None and power.energy_price is None:
+            yield (
+                f"{candidate.name}: electricity costs nothing here (no power.energy_price is "
+                "given)."
+            )
 
 
-def _of_unlike_energies(plan: PlanSection) -> Iterator[str]:
-    """Whole nodes beside bare boards cannot be compared."""
-    bare = [one.name for one in plan.candidates if not _of_whole_node(one.power)]
+def _warn_of_unlike_energies(plan: PlanSection) -> Iterator[str]:
+    """Warn where some energies are of whole nodes and others of GPUs alone."""
+    bare = [c.name for c in plan.candidates if not _is_of_whole_node(c.power)]
     if 0 < len(bare) < len(plan.candidates):
         yield (
             f"The energy of {', '.join(bare)} is that of the GPUs alone, of the others that of "
@@ -71,11 +75,11 @@ def _of_unlike_energies(plan: PlanSection) -> Iterator[str]:
         )
 
 
-def _of_whole_node(power: PowerSection | None) -> bool:
+def _is_of_whole_node(power: PowerSection | None) -> bool:
     return power is not None and (power.per_node is not None or power.factor > 1)
 
 
-def _of_intervals(plan: PlanSection) -> str:
+def _describe_intervals(plan: PlanSection) -> str:
     luck = "" if plan.failures is None else " and luck with failures, as if independent,"
     return (
         f"80 % intervals are of communication{luck} carried through to days and costs. Compute "
@@ -83,7 +87,7 @@ def _of_intervals(plan: PlanSection) -> str:
     )
 
 
-def _of_samples(plan: PlanSection, options: Sequence[PlanOption]) -> Iterator[str]:
+def _describe_samples(plan: PlanSection, options: Sequence[PlanOption]) -> Iterator[str]:
     batches = sorted({o.step.global_batch for o in options if o.step and o.status == "ok"})
     if not batches:
         return
@@ -103,7 +107,7 @@ def _of_samples(plan: PlanSection, options: Sequence[PlanOption]) -> Iterator[st
         )
 
 
-def _of_failures(plan: PlanSection) -> Iterator[str]:
+def _describe_failures(plan: PlanSection) -> Iterator[str]:
     if plan.failures is None:
         yield "Nothing ever fails and nothing is checkpointed (no `failures` given)."
         return
@@ -128,20 +132,20 @@ def _of_failures(plan: PlanSection) -> Iterator[str]:
     )
 
 
-def _of_money(plan: PlanSection) -> Iterator[str]:
-    bought = [one for one in plan.candidates if one.purchase is not None]
-    rented = [one for one in plan.candidates if one.price_per_gpu_hour is not None]
+def _describe_money(plan: PlanSection) -> Iterator[str]:
+    bought = [c for c in plan.candidates if c.purchase is not None]
+    rented = [c for c in plan.candidates if c.price_per_gpu_hour is not None]
     if bought or rented:
         yield (
             "Prices are the scenario file's. A cluster is paid for from start to end of the "
             "training, failures included, and no longer; setting it up, storage, networks to the "
             "outside and people cost nothing here."
         )
-    for one in bought:
-        purchase = one.purchase
+    for candidate in bought:
+        purchase = candidate.purchase
         assert purchase is not None
         yield (
-            f"{one.name}: a node's price is spread over {purchase.years:g} years of which "
+            f"{candidate.name}: a node's price is spread over {purchase.years:g} years of which "
             f"{100 * purchase.utilisation:.3g} % are used, without interest and resale value; "
             "electricity is charged for the training only."
         )
@@ -152,38 +156,39 @@ def _of_money(plan: PlanSection) -> Iterator[str]:
         )
 
 
-def _of_power(plan: PlanSection, hardware: Found) -> Iterator[str]:
-    for one in plan.candidates:
-        has = hardware[one.name]
-        if not isinstance(has, str):
-            yield f"{one.name}: {_power_words(one, has)}."
+def _describe_power(plan: PlanSection, hardware: HardwareByName) -> Iterator[str]:
+    for candidate in plan.candidates:
+        node = hardware[candidate.name]
+        if not isinstance(node, str):
+            yield f"{candidate.name}: {_describe_draw(candidate, node)}."
 
 
-def _power_words(candidate: CandidateSection, has: Hardware) -> str:
+def _describe_draw(candidate: CandidateSection, node: Hardware) -> str:
     power = candidate.power or PowerSection()
     losses = f", times a PUE of {power.pue:g}" if power.pue != 1 else ""
     free = "is in the rent" if candidate.price_per_gpu_hour else "is not charged for"
     charged = "" if power.energy_price else f"; its energy {free}"
     if power.per_node is not None:
         return f"a node draws {power.per_node:g} W all the time, as given{losses}{charged}"
-    if power.per_gpu is None and has.gpu.power_W is None:
-        return f"what a {has.gpu.name} draws is not known, so its energy is not either"
-    each = power.per_gpu or has.gpu.power_W
-    whose = "as given" if power.per_gpu else "the data sheet's most"
+    if power.per_gpu is None and node.gpu.power_W is None:
+        return f"what a {node.gpu.name} draws is not known, so its energy is not either"
+    each = power.per_gpu or node.gpu.power_W
+    source = "as given" if power.per_gpu else "the data sheet's most"
     rest = (
         f" times {power.factor:g} for the rest of the node"
         if power.factor != 1
         else " and the rest of the node nothing"
     )
-    return f"a GPU draws {each:g} W all the time, {whose},{rest}{losses}{charged}"
+    return f"a GPU draws {each:g} W all the time, {source},{rest}{losses}{charged}"
 
 
-def sources(plan: PlanSection, hardware: Found) -> dict[str, str]:
-    """Where the power of each GPU comes from, unless the file gives it."""
-    found = {}
-    for one in plan.candidates:
-        has = hardware[one.name]
-        given = one.power is not None and (one.power.per_node or one.power.per_gpu)
-        if not isinstance(has, str) and has.gpu.power_W is not None and not given:
-            found[f"power of {has.gpu.name}"] = gpu_sources(has.gpu.name)["power"]
-    return found
+def sources(plan: PlanSection, hardware: HardwareByName) -> dict[str, str]:
+    """Return the source of the power of each GPU, unless the file gives it."""
+    power_sources = {}
+    for candidate in plan.candidates:
+        node = hardware[candidate.name]
+        power = candidate.power or PowerSection()
+        is_given = power.per_node or power.per_gpu
+        if not isinstance(node, str) and node.gpu.power_W is not None and not is_given:
+            power_sources[f"power of {node.gpu.name}"] = gpu_sources(node.gpu.name)["power"]
+    return power_sources

@@ -1,6 +1,6 @@
-"""The scenarios behind a plan: each candidate at each size, as it is and with each upgrade.
+"""The training steps of a plan: one scenario per candidate, size and upgrade, predicted as a sweep.
 
-Training steps of a plan's candidates, predicted all at once and on all cores.
+First the requests and their scenarios, then the predictions, then what follows from a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from perfmodel.workload.memory import optimizer_state_bytes
 from perfmodel.workload.model import Workload
 
 LONGEST_ALLOWED = 120
-"""Letters of what is allowed, in a table."""
+"""Most characters of an error's list of allowed values."""
+
+
+PASSES = 3
+"""Forward products per training step: one forward, two of the same size backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class StepRequest:
     nodes : int
     upgrade : UpgradeSection or None
     alone : bool
-        One GPU of the candidate, which its efficiency is relative to.
+        Whether on one GPU of the candidate, which its efficiency is relative to.
     """
 
     candidate: CandidateSection
@@ -52,55 +56,76 @@ class StepRequest:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Fields of the scenario that make it so."""
-        one = self.candidate
-        fabric = None if one.fabric is None else one.fabric.model_dump(exclude_none=True)
-        found: dict[str, Any] = {
+        """Fields of the scenario to set."""
+        candidate = self.candidate
+        fabric = (
+            None if candidate.fabric is None else candidate.fabric.model_dump(exclude_none=True)
+        )
+        fields: dict[str, Any] = {
             "plan": None,
             "sweep": None,
             "scale": None,
             "cluster": {
-                "node": one.node,
+                "node": candidate.node,
                 "nodes": self.nodes,
-                "gpus_per_node": 1 if self.alone else one.gpus_per_node,
+                "gpus_per_node": 1 if self.alone else candidate.gpus_per_node,
                 "fabric": fabric,
             },
         }
-        found |= one.set or {}
-        more = {} if self.upgrade is None else self.upgrade.set
-        return found | {name: value for name, value in more.items() if not _of_failures(name)}
+        fields |= candidate.set or {}
+        upgraded = {} if self.upgrade is None else self.upgrade.set
+        return fields | {name: value for name, value in upgraded.items() if not _is_of_plan(name)}
 
     @property
     def failure_changes(self) -> dict[str, Any]:
         """Fields of the plan that the upgrade sets, such as a faster storage."""
-        more = {} if self.upgrade is None else self.upgrade.set
-        return {name: value for name, value in more.items() if _of_failures(name)}
+        upgraded = {} if self.upgrade is None else self.upgrade.set
+        return {name: value for name, value in upgraded.items() if _is_of_plan(name)}
 
     @property
-    def words(self) -> dict[str, object]:
-        """What tells it from the others, for the list of a sweep."""
-        told: dict[str, object] = {"candidate": self.candidate.name, "nodes": self.nodes}
+    def labels(self) -> dict[str, object]:
+        """Labels of the variant in a sweep."""
+        fields: dict[str, object] = {"candidate": self.candidate.name, "nodes": self.nodes}
         if self.upgrade is not None:
-            told["upgrade"] = self.upgrade.name
+            fields["upgrade"] = self.upgrade.name
         if self.alone:
-            told["gpus_per_node"] = 1
-        return told
-
-
-def _of_failures(name: str) -> bool:
-    return name.startswith("plan.")
+            fields["gpus_per_node"] = 1
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a candidate's node has."""
+    """Number and kind of GPUs of a candidate's node."""
 
     gpus_per_node: int
     gpu: Gpu
 
 
-def all_asked(scenario: Scenario) -> Iterator[StepRequest]:
-    """Everything to predict: sizes of candidates, upgrades of them, and one GPU alone each."""
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    """The outcome of a request.
+
+    Parameters
+    ----------
+    request : StepRequest
+    scenario : Scenario or None
+        None where the changes make none.
+    step : Step or None
+        None where it failed, and then `reason` says why.
+    """
+
+    request: StepRequest
+    scenario: Scenario | None
+    step: Step | None
+    reason: str = ""
+
+
+def _is_of_plan(name: str) -> bool:
+    return name.startswith("plan.")
+
+
+def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
+    """Yield all steps to predict: candidates by size, their upgrades, and one GPU alone of each."""
     plan = scenario.plan
     assert plan is not None
     for candidate in plan.candidates:
@@ -114,28 +139,28 @@ def all_asked(scenario: Scenario) -> Iterator[StepRequest]:
                     yield StepRequest(candidate, nodes, upgrade)
 
 
-def scenario_of(scenario: Scenario, asked: StepRequest) -> Scenario | str:
-    """The scenario to predict, or why there is none."""
+def build_scenario(scenario: Scenario, request: StepRequest) -> Scenario | str:
+    """Return the scenario to predict, or why there is none."""
     try:
-        return changed(scenario, asked.changes)
+        return changed(scenario, request.changes)
     except InputError as error:
-        return reason(error)
+        return describe_error(error)
 
 
-def failures_of(scenario: Scenario, asked: StepRequest) -> FailureSection | str | None:
-    """How it fails; None where nothing does, or why that is not known."""
+def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | str | None:
+    """Return the failures of a request; None where nothing fails, or a text on why unknown."""
     assert scenario.plan is not None
-    if not asked.failure_changes:
+    if not request.failure_changes:
         return scenario.plan.failures
     try:
-        plan = changed(scenario, asked.failure_changes).plan
+        plan = changed(scenario, request.failure_changes).plan
     except InputError as error:
-        return reason(error)
+        return describe_error(error)
     return None if plan is None else plan.failures
 
 
-def hardware_of(scenario: Scenario, candidate: CandidateSection) -> Hardware | str:
-    """What a candidate's node has, or why that is not known."""
+def find_hardware(scenario: Scenario, candidate: CandidateSection) -> Hardware | str:
+    """Return the hardware of a candidate's node, or why it is not known."""
     name = scenario.origin.beside("plan.candidates", candidate.node)
     try:
         spec = load_node(name)
@@ -143,28 +168,28 @@ def hardware_of(scenario: Scenario, candidate: CandidateSection) -> Hardware | s
             candidate.gpus_per_node or len(build_topology(spec).ranks), load_gpu(spec.gpu)
         )
     except PerfmodelError as error:
-        return reason(error)
+        return describe_error(error)
 
 
-def reason(error: PerfmodelError) -> str:
-    """An error in one line; its place is that of the candidate, not of a line of the file.
+def describe_error(error: PerfmodelError) -> str:
+    """Describe an error in one line, without file and line, which would be those of the plan.
 
     Examples
     --------
     >>> from perfmodel.errors import Fault
-    >>> reason(InputError(Fault("cluster.node", "'dgx'", "a node", "mine.yaml", 3)))
+    >>> describe_error(InputError(Fault("cluster.node", "'dgx'", "a node", "mine.yaml", 3)))
     "cluster.node: found 'dgx'; allowed: a node"
     """
     if not isinstance(error, InputError):
         return str(error).replace("\n", "; ")
     return "; ".join(
-        f"{fault.field}: found {fault.found}; allowed: {_shortened(fault.allowed)}"
+        f"{fault.field}: found {fault.found}; allowed: {_shorten(fault.allowed)}"
         for fault in error.faults
     )
 
 
-def _shortened(allowed: str) -> str:
-    """Leave out most of a long list of names, and keep the one that was probably meant."""
+def _shorten(allowed: str) -> str:
+    """Shorten a long list of names, but keep the suggestion at its end."""
     if len(allowed) <= LONGEST_ALLOWED:
         return allowed
     meant = allowed.rfind(" (did you mean")
@@ -172,109 +197,93 @@ def _shortened(allowed: str) -> str:
     return f"{allowed[:LONGEST_ALLOWED].rpartition(',')[0]}, ...{hint}"
 
 
-def fabric_words(candidate: CandidateSection) -> str:
-    """The network between nodes in words: its kind, and what differs from it.
+def describe_fabric(candidate: CandidateSection) -> str:
+    """Describe the network between nodes: its kind, and the settings that are given.
 
     Examples
     --------
     >>> one = CandidateSection(name="a", node="dgx-a100", nodes=[2], fabric="rail-optimised")
-    >>> fabric_words(one)
+    >>> describe_fabric(one)
     'rail-optimised'
     """
     if candidate.fabric is None:
         return "none"
-    given: Mapping[str, Any] = candidate.fabric.model_dump(exclude_none=True, exclude={"kind"})
-    more = ", ".join(
+    settings: Mapping[str, Any] = candidate.fabric.model_dump(exclude_none=True, exclude={"kind"})
+    text = ", ".join(
         f"{name.replace('_', ' ')} {value:g}"
         if isinstance(value, float)
         else f"{name.replace('_', ' ')} {value}"
-        for name, value in given.items()
+        for name, value in settings.items()
     )
-    return f"{candidate.fabric.kind}{f' ({more})' if more else ''}"
-
-
-PASSES = 3
-"""Forward products per training step: one forward, two of the same size backward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """A step that was asked for, and what became of it.
-
-    Parameters
-    ----------
-    asked : StepRequest
-    scenario : Scenario or None
-        None where the changes make none.
-    step : Step or None
-        None where it failed, and then `reason` says why.
-    """
-
-    asked: StepRequest
-    scenario: Scenario | None
-    step: Step | None
-    reason: str = ""
+    return f"{candidate.fabric.kind}{f' ({text})' if text else ''}"
 
 
 def predict(
     scenario: Scenario,
-    wanted: Sequence[StepRequest],
+    requests: Sequence[StepRequest],
     *,
     profile: Profile | None = None,
     jobs: int | None = None,
     store: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Predicted]:
-    """Predict steps; what fails keeps its reason and stops no other.
+) -> list[PredictedStep]:
+    """Predict steps; one that fails has a reason and stops no other.
 
     Parameters
     ----------
     scenario : Scenario
         With a plan.
-    wanted : sequence of StepRequest
+    requests : sequence of StepRequest
     profile, jobs, store, progress
         As for `perfmodel.studies.sweep.run_sweep`.
     """
-    variants = [_variant(at, one, scenario_of(scenario, one)) for at, one in enumerate(wanted)]
+    variants = [
+        _variant(at, request, build_scenario(scenario, request))
+        for at, request in enumerate(requests)
+    ]
     swept = run_sweep(variants, jobs=jobs, store=store, profile=profile, progress=progress)
     return [
-        Predicted(one, variant.scenario, _step(found), _shorter(found.message, scenario))
-        for one, variant, found in zip(wanted, variants, swept.answers, strict=True)
+        PredictedStep(
+            request, variant.scenario, _step(answer), _shorten_message(answer.message, scenario)
+        )
+        for request, variant, answer in zip(requests, variants, swept.answers, strict=True)
     ]
 
 
-def _variant(index: int, asked: StepRequest, made: Scenario | str) -> Variant:
-    if isinstance(made, str):
-        return Variant(index, asked.words, None, f"{index}: {made}", made)
-    return Variant(index, asked.words, made, scenario_digest(made))
+def _variant(index: int, request: StepRequest, changed_scenario: Scenario | str) -> Variant:
+    if isinstance(changed_scenario, str):
+        return Variant(
+            index, request.labels, None, f"{index}: {changed_scenario}", changed_scenario
+        )
+    return Variant(index, request.labels, changed_scenario, scenario_digest(changed_scenario))
 
 
-def _shorter(message: str, scenario: Scenario) -> str:
+def _shorten_message(message: str, scenario: Scenario) -> str:
     """Leave out the file, which is the plan's own, and line breaks."""
     file = scenario.origin.file
     lines = (line.removeprefix(f"{file}: ") if file else line for line in message.splitlines())
     return "; ".join(lines)
 
 
-def _step(found: Answer) -> Step | None:
-    if found.status != "ok" or found.step_time_s is None or found.samples_per_s is None:
+def _step(answer: Answer) -> Step | None:
+    if answer.status != "ok" or answer.step_time_s is None or answer.samples_per_s is None:
         return None
     interval: Interval | None = None
-    if found.low_s is not None and found.high_s is not None:
-        interval = found.low_s, found.high_s
+    if answer.low_s is not None and answer.high_s is not None:
+        interval = answer.low_s, answer.high_s
     return Step(
-        step_time_s=found.step_time_s,
+        step_time_s=answer.step_time_s,
         interval_s=interval,
-        samples_per_s=found.samples_per_s,
-        global_batch=round(found.samples_per_s * found.step_time_s),
-        exposed_comm_s=found.exposed_comm_s or 0.0,
-        bottleneck=found.bottleneck or "",
-        memory_bytes=found.memory_bytes or 0.0,
-        fits=bool(found.fits),
+        samples_per_s=answer.samples_per_s,
+        global_batch=round(answer.samples_per_s * answer.step_time_s),
+        exposed_comm_s=answer.exposed_comm_s or 0.0,
+        bottleneck=answer.bottleneck or "",
+        memory_bytes=answer.memory_bytes or 0.0,
+        fits=bool(answer.fits),
     )
 
 
-def rated(step: Step, gpus: int, base_per_gpu: float | None, flops: float | None) -> Step:
+def add_efficiency(step: Step, gpus: int, base_per_gpu: float | None, flops: float | None) -> Step:
     """Add efficiency and model FLOPs utilisation.
 
     Parameters

@@ -1,4 +1,4 @@
-"""What a training costs in money and energy."""
+"""Cost and energy of a training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a cluster costs and draws while it is held; money per hour in the plan's currency.
+    """Cost per hour and power of a cluster, in the plan's currency.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Rates:
     outlay: float | None
 
 
-def rates(
+def compute_rates(
     candidate: CandidateSection,
     *,
     nodes: int,
@@ -40,13 +40,13 @@ def rates(
     gpu_W: float | None,
     more_rent: float = 0.0,
 ) -> Rates:
-    """What a candidate costs per hour at one size.
+    """Return the cost per hour and the power of a candidate at one size.
 
     Parameters
     ----------
     candidate : CandidateSection
     nodes, gpus_per_node : int
-        As they are used; a node is bought and drawn whole.
+        As they are used; a node is bought and powered as a whole.
     gpu_W : float or None
         Data-sheet power of one GPU; watts.
     more_rent : float
@@ -69,32 +69,32 @@ def rates(
 
 
 def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> float | None:
-    """Draw of one node under load; None where neither file nor data sheet says it; watts."""
+    """Return the power of one node under load; watts, None where it is not known."""
     if power.per_node is not None:
         return power.per_node
     each = power.per_gpu or gpu_W
     return None if each is None else gpus_per_node * each * power.factor
 
 
-def bill(held: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Cost:
-    """Add up a training.
+def compute_cost(rates: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Cost:
+    """Return the cost of a training.
 
     Parameters
     ----------
-    held : Rates
+    rates : Rates
     wall_s : float
-        How long the cluster is held; seconds.
+        How long the cluster is rented or in use; seconds.
     interval_s : (low, high) or None
         Of `wall_s`.
     steps : int
     """
-    energy_kWh = None if held.power_W is None else held.power_W * wall_s / JOULES_PER_KWH
-    energy = 0.0 if energy_kWh is None else energy_kWh * held.energy_per_kWh
-    if held.machines is None:
-        return Cost(None, None, None, None, held.outlay, energy_kWh, held.power_W)
-    machines = held.machines * wall_s / 3600
+    energy_kWh = None if rates.power_W is None else rates.power_W * wall_s / JOULES_PER_KWH
+    energy = 0.0 if energy_kWh is None else energy_kWh * rates.energy_per_kWh
+    if rates.machines is None:
+        return Cost(None, None, None, None, rates.outlay, energy_kWh, rates.power_W)
+    machines = rates.machines * wall_s / 3600
     total = machines + energy
     ends = None
     if interval_s is not None:  # every part of the cost grows with the time
         ends = total * interval_s[0] / wall_s, total * interval_s[1] / wall_s
-    return Cost(machines, energy, ends, total / steps, held.outlay, energy_kWh, held.power_W)
+    return Cost(machines, energy, ends, total / steps, rates.outlay, energy_kWh, rates.power_W)

@@ -1,7 +1,4 @@
-"""Whether an upgrade pays: what it saves, against its price.
-
-Which options answer which question.
-"""
+"""Decisions of a plan: whether an upgrade pays, and the options that answer each question."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from perfmodel.studies.plan.model import Answers, Pays, PlanOption, UpgradeOutco
 
 
 def one_off_price(upgrade: UpgradeSection, nodes: int) -> float | None:
-    """What an upgrade of so many nodes costs once; None where no such price is given."""
+    """Return the one-off price of an upgrade of some nodes; None where none is given."""
     if upgrade.price is not None:
         return upgrade.price.amount
     if upgrade.price_per_node is not None:
@@ -22,10 +19,10 @@ def one_off_price(upgrade: UpgradeSection, nodes: int) -> float | None:
     return None
 
 
-def outcome(
+def compare_upgrade(
     upgrade: UpgradeSection, candidate: CandidateSection, before: PlanOption, after: PlanOption
 ) -> UpgradeOutcome:
-    """Compare an option with what it becomes.
+    """Compare an option with the same option after an upgrade.
 
     Parameters
     ----------
@@ -48,7 +45,7 @@ def outcome(
 
 
 def life_s(candidate: CandidateSection) -> float | None:
-    """Hours of use that a purchase has, in seconds; None for what is not bought."""
+    """Return the time of use of a purchase; seconds, None for a rented candidate."""
     bought = candidate.purchase
     return None if bought is None else bought.years * bought.utilisation * HOURS_PER_YEAR * 3600
 
@@ -56,7 +53,7 @@ def life_s(candidate: CandidateSection) -> float | None:
 def _payback_s(
     saved: float | None, price: float | None, wall_s: float, *, rented: bool
 ) -> float | None:
-    """Training time until savings reach the price: price over what is saved per second."""
+    """Return the training time until savings reach the price; seconds, None for never."""
     if saved is None or saved <= 0:
         return None
     if rented:
@@ -82,46 +79,51 @@ def _verdict(
     return "in this training" if price is None or price <= saved else "later"
 
 
-def ranked(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
-    """Soonest paid back first, then by what is saved; those that failed last."""
+def rank_upgrades(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
+    """Sort upgrades: soonest paid back first, then by savings; failed ones last."""
 
-    def key(one: UpgradeOutcome) -> tuple[bool, bool, float, float]:
-        never = one.payback_s is None
-        return one.saved_s is None, never, one.payback_s or 0.0, -(one.saved or one.saved_s or 0.0)
+    def key(outcome: UpgradeOutcome) -> tuple[bool, bool, float, float]:
+        never = outcome.payback_s is None
+        return (
+            outcome.saved_s is None,
+            never,
+            outcome.payback_s or 0.0,
+            -(outcome.saved or outcome.saved_s or 0.0),
+        )
 
     return tuple(sorted(outcomes, key=key))
 
 
-def pareto(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
-    """Options that no other is both as quick and as cheap as, and better in one; quickest first.
+def pareto_front(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
+    """Return the options that no other dominates in wall time and cost, quickest first.
 
     Options without a price are left out.
     """
     priced = [option for option in options if option.cost is not None]
     front: list[PlanOption] = []
     for option in sorted(priced, key=_quick_then_cheap):
-        alike = bool(front) and _quick_then_cheap(option) == _quick_then_cheap(front[-1])
-        if alike or not front or _cost(option) < _cost(front[-1]):
+        is_equal = bool(front) and _quick_then_cheap(option) == _quick_then_cheap(front[-1])
+        if is_equal or not front or _cost(option) < _cost(front[-1]):
             front.append(option)
     return tuple(front)
 
 
-def ladder(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
-    """Smallest clusters by deadline: each is quicker than all with as many GPUs or fewer.
+def smallest_by_deadline(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
+    """Return the smallest cluster by deadline: each is quicker than all of as many GPUs or fewer.
 
     The first takes longest; for a deadline take the first one that meets it.
     """
-    found: list[PlanOption] = []
+    rungs: list[PlanOption] = []
     for option in sorted(options, key=lambda o: (o.gpus or 0, o.wall_s, _cost(o))):
-        if not found or option.wall_s < found[-1].wall_s:
-            found.append(option)
-    return tuple(found)
+        if not rungs or option.wall_s < rungs[-1].wall_s:
+            rungs.append(option)
+    return tuple(rungs)
 
 
-def choose(
+def choose_answers(
     options: Sequence[PlanOption], deadline_s: float | None, budget: float | None
 ) -> Answers:
-    """Answer what is asked of options that run and fit.
+    """Choose the option for each question among those that run and fit.
 
     Parameters
     ----------
@@ -142,8 +144,8 @@ def choose(
         fastest_in_budget=_best(in_budget, _quick_then_cheap),
         fastest=_best(options, _quick_then_cheap),
         cheapest=_best(priced, lambda o: (_cost(o), o.wall_s)),
-        pareto=pareto(options),
-        ladder=ladder(options),
+        pareto=pareto_front(options),
+        ladder=smallest_by_deadline(options),
     )
 
 

@@ -1,4 +1,4 @@
-"""A plan as plain data: the document that ``perfmodel plan --json`` prints, and the CSV table.
+"""JSON and CSV of a plan, as ``perfmodel plan`` writes them.
 
 Keys are a contract that other programs rely on: they are added to, never renamed.
 """
@@ -51,7 +51,7 @@ def to_json(plan: PlanResult) -> dict[str, Any]:
             "pareto": [_key(option) for option in answers.pareto],
             "smallest_by_deadline": [_key(option) for option in answers.ladder],
         },
-        "upgrades": [_outcome(one) for one in plan.outcomes],
+        "upgrades": [_outcome(upgrade) for upgrade in plan.outcomes],
         "cautions": list(plan.cautions),
         "assumptions": list(plan.assumptions),
         "sources": dict(plan.sources),
@@ -62,7 +62,7 @@ def to_json(plan: PlanResult) -> dict[str, Any]:
 
 
 def in_time(option: PlanOption, deadline_s: float | None) -> str | None:
-    """How much of an option's 80 % interval meets a deadline.
+    """Return how much of an option's 80 % interval meets a deadline.
 
     "whole interval" if its slow end does; "expected" if the expected time does; "quick end" if only
     that does; else "no". No odds, because the intervals know nothing of compute.
@@ -103,36 +103,36 @@ def _in_budget(option: PlanOption, budget: float | None) -> bool | None:
     return None if budget is None or option.cost is None else option.cost <= budget
 
 
-def _training(one: Training) -> dict[str, Any]:
-    upkeep = one.upkeep
+def _training(training: Training) -> dict[str, Any]:
+    upkeep = training.upkeep
     return {
-        "samples": one.samples,
-        "steps": one.steps,
-        "work_s": one.work_s,
-        "wall_s": one.wall_s,
-        "wall_interval_s": _listed(one.wall_interval_s),
-        "goodput": one.goodput,
+        "samples": training.samples,
+        "steps": training.steps,
+        "work_s": training.work_s,
+        "wall_s": training.wall_s,
+        "wall_interval_s": _listed(training.wall_interval_s),
+        "goodput": training.goodput,
         "mtbf_s": None if upkeep is None else upkeep.mtbf_s,
         "checkpoint_every_s": None if upkeep is None else upkeep.interval_s,
-        "checkpoint_steps": one.checkpoint_steps,
+        "checkpoint_steps": training.checkpoint_steps,
         "checkpoint_write_s": None if upkeep is None else upkeep.write_s,
         "young_s": None if upkeep is None else young_s(upkeep.write_s, upkeep.mtbf_s),
         "daly_s": None if upkeep is None else daly_s(upkeep.write_s, upkeep.mtbf_s),
         "restart_s": None if upkeep is None else upkeep.restart_s,
-        "simulated": None if one.simulated is None else asdict(one.simulated),
+        "simulated": None if training.simulated is None else asdict(training.simulated),
     }
 
 
-def _outcome(one: UpgradeOutcome) -> dict[str, Any]:
-    after = one.after
+def _outcome(outcome: UpgradeOutcome) -> dict[str, Any]:
+    after = outcome.after
     return {
-        "upgrade": one.upgrade,
-        **(_key(one.before) or {}),
-        "pays": one.pays,
-        "saved_s": one.saved_s,
-        "saved": one.saved,
-        "price": one.price,
-        "payback_s": one.payback_s,
+        "upgrade": outcome.upgrade,
+        **(_key(outcome.before) or {}),
+        "pays": outcome.pays,
+        "saved_s": outcome.saved_s,
+        "saved": outcome.saved,
+        "price": outcome.price,
+        "payback_s": outcome.payback_s,
         "step_time_s": None if after.step is None else after.step.step_time_s,
         "wall_s": None if after.training is None else after.training.wall_s,
         "cost": after.cost,
@@ -141,7 +141,7 @@ def _outcome(one: UpgradeOutcome) -> dict[str, Any]:
 
 
 def _key(option: PlanOption | None) -> dict[str, Any] | None:
-    """Which option, by candidate and size."""
+    """Return candidate and size of an option."""
     if option is None:
         return None
     return {"candidate": option.candidate, "nodes": option.nodes, "gpus": option.gpus}
@@ -170,19 +170,19 @@ def csv_rows(plan: PlanResult) -> list[dict[str, Any]]:
 def _row(option: dict[str, Any], currency: str | None) -> dict[str, Any]:
     step, training, cost = (option[part] or {} for part in ("step", "training", "cost"))
     simulated = training.get("simulated") or {}
-    found = {**option, **step, **training, "currency": currency}
+    row = {**option, **step, **training, "currency": currency}
     for name, ends in (
         ("step", step.get("interval_s")),
         ("wall", training.get("wall_interval_s")),
     ):
-        found[f"{name}_low_s"], found[f"{name}_high_s"] = ends or (None, None)
-    found |= {f"simulated_{end}_s": simulated.get(f"{end}_s") for end in ("mean", "low", "high")}
-    found["cost"] = cost.get("total")
-    found["cost_low"], found["cost_high"] = cost.get("interval") or (None, None)
-    found |= {"cost_machines": cost.get("machines"), "cost_energy": cost.get("energy")}
-    found |= {"cost_per_step": cost.get("per_step"), "outlay": cost.get("outlay")}
-    found |= {"energy_kWh": cost.get("energy_kWh"), "power_W": cost.get("power_W")}
-    return {name: found.get(name) for name in CSV_COLUMNS}
+        row[f"{name}_low_s"], row[f"{name}_high_s"] = ends or (None, None)
+    row |= {f"simulated_{end}_s": simulated.get(f"{end}_s") for end in ("mean", "low", "high")}
+    row["cost"] = cost.get("total")
+    row["cost_low"], row["cost_high"] = cost.get("interval") or (None, None)
+    row |= {"cost_machines": cost.get("machines"), "cost_energy": cost.get("energy")}
+    row |= {"cost_per_step": cost.get("per_step"), "outlay": cost.get("outlay")}
+    row |= {"energy_kWh": cost.get("energy_kWh"), "power_W": cost.get("power_W")}
+    return {name: row.get(name) for name in CSV_COLUMNS}
 
 
 def plan_csv(plan: PlanResult) -> str:

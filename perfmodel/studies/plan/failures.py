@@ -1,16 +1,12 @@
-"""What failures cost a training that saves checkpoints: Young's and Daly's formulas.
+"""Wall time of a training with failures and checkpoints: Young's and Daly's formulas, Monte Carlo.
 
 A synchronous job stops when any of its nodes fails. Failures come as a Poisson process; training
-goes on from the last checkpoint after a restart, in which it may fail again.
+goes on from the last checkpoint after a restart, in which it may fail again. The formulas give the
+mean of the wall time; simulated trainings give its spread, and check the formulas.
 
 Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9),
 1974; J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
 Future Generation Computer Systems 22(3), 2006.
-
-A training that fails, restarts and does its lost work again, simulated many times.
-
-The formula of `perfmodel.studies.plan.failures` gives the mean of the wall time; this gives its spread, and
-is the check of the formula.
 """
 
 from __future__ import annotations
@@ -20,10 +16,20 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
+
+from perfmodel.arrays import FloatArray, IntArray
 
 HOPELESS = 100.0
-"""A training that would take more than so many times its work is said never to finish."""
+"""Wall time over work beyond which a training counts as never finishing."""
+
+
+MOST_FAILURES = 20_000
+"""Most failures of one training, on average, that are simulated (a second for all runs). Beyond it
+the spread of the wall time is negligible."""
+
+
+INSIDE = (10.0, 90.0)
+"""Percentiles of the 80 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ class Upkeep:
     mtbf_s : float
         Mean time between failures of the whole job.
     write_s : float
-        Training stands still for so long while a checkpoint is written.
+        Time to write a checkpoint, in which training stands still.
     restart_s : float
         From a failure to the first new step.
     interval_s : float
@@ -46,6 +52,29 @@ class Upkeep:
     write_s: float
     restart_s: float
     interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Wall times of simulated trainings; seconds.
+
+    Parameters
+    ----------
+    runs : int
+    mean_s, error_s : float
+        Mean, and its standard error.
+    low_s, high_s : float
+        80 % of trainings end between them.
+    failures : float
+        Failures per training, on average.
+    """
+
+    runs: int
+    mean_s: float
+    error_s: float
+    low_s: float
+    high_s: float
+    failures: float
 
 
 def job_mtbf_s(mtbf_per_node_s: float, nodes: int) -> float:
@@ -82,7 +111,7 @@ def daly_s(write_s: float, mtbf_s: float) -> float:
 
 
 def expected_wall_s(work_s: float, upkeep: Upkeep) -> float:
-    """Expected wall time of a training with failures; seconds, infinite if beyond counting.
+    """Return the expected wall time of a training with failures; seconds, infinite on overflow.
 
     Daly's M e^(R/M) (e^((t + d)/M) - 1) for each interval t and the checkpoint d after it. The last
     interval is what is left of the work, so that the sum is exact where `interval_s` does not
@@ -94,7 +123,7 @@ def expected_wall_s(work_s: float, upkeep: Upkeep) -> float:
         Training time without failures and checkpoints, above zero; seconds.
     upkeep : Upkeep
     """
-    whole, rest = _pieces(work_s, upkeep.interval_s)
+    whole, rest = _split_work(work_s, upkeep.interval_s)
     mtbf_s = upkeep.mtbf_s
     try:
         again = mtbf_s * math.exp(upkeep.restart_s / mtbf_s)
@@ -105,53 +134,22 @@ def expected_wall_s(work_s: float, upkeep: Upkeep) -> float:
         return math.inf
 
 
-def _pieces(work_s: float, interval_s: float) -> tuple[int, float]:
-    """Whole intervals in the work, and what is left; a sliver is rounding and left out."""
+def _split_work(work_s: float, interval_s: float) -> tuple[int, float]:
+    """Return whole intervals in the work, and the rest; a rest of 1e-9 is taken for rounding."""
     whole = math.floor(work_s / interval_s + 1e-9)
     rest = work_s - whole * interval_s
     return whole, rest if rest > 1e-9 * interval_s else 0.0
 
 
-def in_whole_steps(interval_s: float, step_s: float) -> tuple[int, float]:
-    """Steps between checkpoints, at least one, and the time that they take; seconds."""
+def round_to_steps(interval_s: float, step_s: float) -> tuple[int, float]:
+    """Return steps between checkpoints, at least one, and their time; seconds."""
     steps = max(1, round(interval_s / step_s))
     return steps, steps * step_s
 
 
-MOST_FAILURES = 20_000
-"""Of one training, on average: a second for all of a row. Beyond it luck evens out, and nothing is
-simulated."""
-
-INSIDE = (10.0, 90.0)
-"""Percentiles between which eight of ten trainings end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """Wall times of simulated trainings; seconds.
-
-    Parameters
-    ----------
-    runs : int
-    mean_s, error_s : float
-        Mean, and its standard error.
-    low_s, high_s : float
-        Eight of ten trainings end between them.
-    failures : float
-        Failures per training, on average.
-    """
-
-    runs: int
-    mean_s: float
-    error_s: float
-    low_s: float
-    high_s: float
-    failures: float
-
-
 def simulate_walls(
     work_s: float, upkeep: Upkeep, *, runs: int, seed: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+) -> tuple[FloatArray, IntArray]:
     """Simulate trainings, each with failures of its own, from failure to failure.
 
     Parameters
@@ -185,8 +183,8 @@ def simulate_walls(
     return walls_s, failures
 
 
-def summed_up(walls_s: NDArray[np.float64], failures: NDArray[np.int64]) -> Simulated:
-    """Mean and spread of simulated trainings."""
+def summarise(walls_s: FloatArray, failures: IntArray) -> Simulated:
+    """Return mean and spread of simulated trainings."""
     low_s, high_s = np.percentile(walls_s, INSIDE)
     count = len(walls_s)
     return Simulated(
@@ -199,16 +197,16 @@ def summed_up(walls_s: NDArray[np.float64], failures: NDArray[np.int64]) -> Simu
     )
 
 
-def with_luck(walls_s: NDArray[np.float64], low: float, high: float) -> tuple[float, float]:
-    """Eight of ten trainings end so, if the step time is not known exactly either.
+def widen_by_luck(walls_s: FloatArray, low: float, high: float) -> tuple[float, float]:
+    """Return the 80 % interval of wall times, the uncertainty of the step time included.
 
     Parameters
     ----------
     walls_s : ndarray of float, shape (runs,)
         At the likely step time; seconds.
     low, high : float
-        Ends of 80 % of the step time over the likely one. Between and beyond them its logarithm is
-        normal, with a width of its own on either side, and has nothing to do with luck.
+        Ends of the 80 % interval of the step time over the likely one. Its logarithm is taken as
+        normal, with a width of its own on either side, and as independent of failures.
     """
     count = len(walls_s)
     normal = NormalDist()

@@ -1,4 +1,4 @@
-"""What a plan holds: options, answers, upgrades. Times in seconds, energy in kWh, one currency."""
+"""The result of a plan: options, answers, upgrades. Seconds, kWh, one currency."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Training:
     wall_s : float
         Expected time from start to end.
     wall_interval_s : (low, high) or None
-        80 %, of the step time and of luck with failures together.
+        80 %, of the step time and of the number of failures together.
     goodput : float
-        Share of `wall_s` that is training that counts: `work_s` over it.
+        `work_s` over `wall_s`.
     upkeep : Upkeep or None
         None where nothing fails.
     checkpoint_steps : int or None
@@ -72,7 +72,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a training costs; amounts in the plan's currency, None where no price is given.
+    """Cost of a training in the plan's currency, None where no price is given.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Cost:
     interval : (low, high) or None
         Of the total, from the interval of the wall time.
     per_step : float or None
-        Total over all steps, so with what failures waste.
+        Total over all steps, the work lost to failures included.
     outlay : float or None
         To buy the nodes.
     energy_kWh, power_W : float or None
@@ -108,8 +108,8 @@ class Cost:
 class PlanOption:
     """One candidate at one size.
 
-    `reason` says why it is none: what did not fit or was not found. An option that does not fit
-    memory still has its (hypothetical) step.
+    `reason` says why it cannot train: what did not fit or was not found. An option that does not
+    fit memory still has its (hypothetical) step.
     """
 
     candidate: str
@@ -166,9 +166,9 @@ class UpgradeOutcome:
     before, after : PlanOption
         `after` may have failed.
     saved_s : float or None
-        Wall time of a training.
+        Saved wall time of a training.
     saved : float or None
-        Cost of a training, more rent for the upgrade taken off: what it is worth per training.
+        Saved cost of a training, the rent of the upgrade deducted.
     price : float or None
         Once, for the whole cluster.
     payback_s : float or None
@@ -200,7 +200,7 @@ class PlanResult:
     efficiency_base : str
         What efficiency is relative to, in words.
     cautions : tuple of str
-        Those of the assumptions that a reader should not miss.
+        The assumptions that no reader should miss.
     """
 
     scenario: str

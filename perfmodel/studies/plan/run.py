@@ -12,19 +12,19 @@ from perfmodel.scenario import PlanSection, Scenario, scenario_digest
 from perfmodel.studies.plan.assumptions import assumptions, cautions, sources
 from perfmodel.studies.plan.candidates import (
     Hardware,
-    Predicted,
+    PredictedStep,
     StepRequest,
-    all_asked,
+    add_efficiency,
     checkpoint_bytes,
-    fabric_words,
-    failures_of,
-    hardware_of,
+    describe_fabric,
+    find_failures,
+    find_hardware,
+    list_requests,
     predict,
-    rated,
     sample_at_peak_s,
 )
-from perfmodel.studies.plan.cost import bill, rates
-from perfmodel.studies.plan.decisions import choose, outcome, ranked
+from perfmodel.studies.plan.cost import compute_cost, compute_rates
+from perfmodel.studies.plan.decisions import choose_answers, compare_upgrade, rank_upgrades
 from perfmodel.studies.plan.model import (
     PlanOption,
     PlanResult,
@@ -33,7 +33,7 @@ from perfmodel.studies.plan.model import (
     Training,
     UpgradeOutcome,
 )
-from perfmodel.studies.plan.time_to_train import target_samples, target_words, train, upkeep_of
+from perfmodel.studies.plan.time_to_train import describe_target, target_samples, train, upkeep_of
 from perfmodel.studies.run.resolve.job import resolve_workload
 from perfmodel.units import format_bytes
 from perfmodel.version import __version__
@@ -42,7 +42,7 @@ from perfmodel.workload.model import Workload
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What all options share."""
+    """Data that all options share."""
 
     scenario: Scenario
     section: PlanSection
@@ -51,7 +51,7 @@ class _Plan:
     _workloads: dict[str, Workload] = field(default_factory=dict)
 
     def workload(self, scenario: Scenario) -> Workload:
-        """The model of a variant; a candidate may train it with another dtype or length."""
+        """Return the model of a variant; a candidate may set another dtype or sequence length."""
         key = scenario.model.model_dump_json()
         if key not in self._workloads:
             self._workloads[key] = resolve_workload(scenario)
@@ -93,30 +93,30 @@ def plan_scenario(
         raise scenario.fault("plan", "nothing", allowed)
     workload = resolve_workload(scenario)
     target_samples(scenario, workload)  # raises what would be wrong with every candidate
-    hardware = {one.name: hardware_of(scenario, one) for one in section.candidates}
+    hardware = {c.name: find_hardware(scenario, c) for c in section.candidates}
     shared = _Plan(scenario, section, hardware)
-    found = predict(
-        scenario, list(all_asked(scenario)), profile=profile, jobs=jobs, store=store,
+    predictions = predict(
+        scenario, list(list_requests(scenario)), profile=profile, jobs=jobs, store=store,
         progress=progress,
     )  # fmt: skip
-    shared.bases.update(_bases(shared, found))
-    plain = [one for one in found if one.asked.upgrade is None and not one.asked.alone]
-    options = [_option(shared, one) for one in plain]
+    shared.bases.update(_find_bases(shared, predictions))
+    plain = [p for p in predictions if p.request.upgrade is None and not p.request.alone]
+    options = [_option(shared, prediction) for prediction in plain]
     budget = None if section.budget is None else section.budget.amount
     usable = [option for option in options if option.status == "ok"]
     return PlanResult(
         scenario=scenario.name,
         question=scenario.question,
         workload=workload.name,
-        target=target_words(section.target),
+        target=describe_target(section.target),
         samples=workload.sample,
         currency=section.paid_in,
         deadline_s=section.deadline,
         budget=budget,
-        efficiency_base=_base_words(scenario),
+        efficiency_base=_describe_base(scenario),
         options=tuple(options),
-        answers=choose(usable, section.deadline, budget),
-        outcomes=_outcomes(shared, found, options),
+        answers=choose_answers(usable, section.deadline, budget),
+        outcomes=_compare_upgrades(shared, predictions, options),
         cautions=cautions(scenario, options),
         assumptions=assumptions(scenario, options, hardware),
         sources=sources(section, hardware),
@@ -139,106 +139,111 @@ def _provenance(
     }
 
 
-def _base_words(scenario: Scenario) -> str:
+def _describe_base(scenario: Scenario) -> str:
     if scenario.training.scaling == "weak":
         return "relative to one GPU of the candidate"
     return "relative to the candidate's smallest size that fits"
 
 
-def _bases(shared: _Plan, found: Sequence[Predicted]) -> dict[str, float]:
-    """Samples per second and GPU that are an efficiency of one, by candidate."""
+def _find_bases(shared: _Plan, predictions: Sequence[PredictedStep]) -> dict[str, float]:
+    """Return the samples per second and GPU at an efficiency of one, by candidate."""
     weak = shared.scenario.training.scaling == "weak"
     bases: dict[str, float] = {}
-    for one in found:
-        name, hardware = one.asked.candidate.name, shared.hardware[one.asked.candidate.name]
-        if one.step is None or isinstance(hardware, str) or one.asked.upgrade is not None:
+    for prediction in predictions:
+        request, step = prediction.request, prediction.step
+        name, hardware = request.candidate.name, shared.hardware[request.candidate.name]
+        if step is None or isinstance(hardware, str) or request.upgrade is not None:
             continue
         # One GPU alone may lack the memory and still be what scaling is measured against.
-        if weak == one.asked.alone and (weak or one.step.fits) and name not in bases:
-            gpus = 1 if one.asked.alone else one.asked.nodes * hardware.gpus_per_node
-            bases[name] = one.step.samples_per_s / gpus
+        if weak == request.alone and (weak or step.fits) and name not in bases:
+            gpus = 1 if request.alone else request.nodes * hardware.gpus_per_node
+            bases[name] = step.samples_per_s / gpus
     return bases
 
 
-def _option(shared: _Plan, one: Predicted) -> PlanOption:
-    """One candidate at one size, with whatever an upgrade changes."""
-    candidate, nodes = one.asked.candidate, one.asked.nodes
+def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
+    """Return the option of a prediction: one candidate at one size, perhaps upgraded."""
+    candidate, nodes = prediction.request.candidate, prediction.request.nodes
     hardware = shared.hardware[candidate.name]
     if isinstance(hardware, str):
-        return _refused(one.asked, None, "failed", hardware)
+        return _refuse(prediction.request, None, "failed", hardware)
     gpus = nodes * hardware.gpus_per_node
-    if one.step is None or one.scenario is None:
-        return _refused(one.asked, gpus, "failed", one.reason)
-    precision = one.scenario.compute.precision
-    peak_s = sample_at_peak_s(shared.workload(one.scenario), hardware, precision)
-    step = rated(one.step, gpus, shared.bases.get(candidate.name), peak_s)
+    if prediction.step is None or prediction.scenario is None:
+        return _refuse(prediction.request, gpus, "failed", prediction.reason)
+    precision = prediction.scenario.compute.precision
+    peak_s = sample_at_peak_s(shared.workload(prediction.scenario), hardware, precision)
+    step = add_efficiency(prediction.step, gpus, shared.bases.get(candidate.name), peak_s)
     if not step.fits:
         has = format_bytes(hardware.gpu.memory_bytes)
         why = f"needs {format_bytes(step.memory_bytes)} of memory per GPU, which has {has}"
-        return _refused(one.asked, gpus, "too big", why, step)
-    return _paid(shared, one, hardware, step)
+        return _refuse(prediction.request, gpus, "too big", why, step)
+    return _price(shared, prediction, hardware, step)
 
 
-def _paid(shared: _Plan, one: Predicted, hardware: Hardware, step: Step) -> PlanOption:
-    """Train to the target and add up the bill."""
-    assert one.scenario is not None
-    asked = one.asked
-    gpus = asked.nodes * hardware.gpus_per_node
-    training = _trained(shared, asked, one.scenario, step)
+def _price(shared: _Plan, prediction: PredictedStep, hardware: Hardware, step: Step) -> PlanOption:
+    """Add time and cost of the training to a step that fits."""
+    assert prediction.scenario is not None
+    request = prediction.request
+    gpus = request.nodes * hardware.gpus_per_node
+    training = _train(shared, request, prediction.scenario, step)
     if isinstance(training, str):
-        return _refused(asked, gpus, "failed", training, step)
-    rent = None if asked.upgrade is None else asked.upgrade.price_per_gpu_hour
-    held = rates(
-        asked.candidate,
-        nodes=asked.nodes,
+        return _refuse(request, gpus, "failed", training, step)
+    rent = None if request.upgrade is None else request.upgrade.price_per_gpu_hour
+    rates = compute_rates(
+        request.candidate,
+        nodes=request.nodes,
         gpus_per_node=hardware.gpus_per_node,
         gpu_W=hardware.gpu.power_W,
         more_rent=0.0 if rent is None else rent.amount,
     )
-    if held.power_W is None and held.energy_per_kWh:
+    if rates.power_W is None and rates.energy_per_kWh:
         why = f"an energy price, but no data sheet says what a {hardware.gpu.name} draws"
-        return _refused(asked, gpus, "failed", f"{why}: give power.per_gpu or per_node", step)
-    sums = bill(held, training.wall_s, training.wall_interval_s, training.steps)
-    fabric = fabric_words(asked.candidate)
+        return _refuse(request, gpus, "failed", f"{why}: give power.per_gpu or per_node", step)
+    cost = compute_cost(rates, training.wall_s, training.wall_interval_s, training.steps)
+    fabric = describe_fabric(request.candidate)
     return PlanOption(
-        asked.candidate.name, asked.candidate.node, fabric, asked.nodes, gpus, "ok", "",
-        step, training, sums,
+        request.candidate.name, request.candidate.node, fabric, request.nodes, gpus, "ok", "",
+        step, training, cost,
     )  # fmt: skip
 
 
-def _trained(shared: _Plan, asked: StepRequest, made: Scenario, step: Step) -> Training | str:
-    """Train to the target, or say why not; how far luck goes is not asked of upgrades."""
-    failures = failures_of(shared.scenario, asked)
+def _train(shared: _Plan, request: StepRequest, scenario: Scenario, step: Step) -> Training | str:
+    """Return the training to the target, or why there is none; upgrades are not simulated."""
+    failures = find_failures(shared.scenario, request)
     if isinstance(failures, str):
         return failures
-    workload = shared.workload(made)
+    workload = shared.workload(scenario)
     samples = target_samples(shared.scenario, workload)
     target, seed = shared.section.target, shared.scenario.seed
     if failures is None:
         return train(step, target, samples, None)
-    size = checkpoint_bytes(workload, made.compute.optimizer)
-    upkeep = upkeep_of(failures, asked.candidate, asked.nodes, step.step_time_s, size)
-    runs = failures.runs if asked.upgrade is None else 0
+    size = checkpoint_bytes(workload, scenario.compute.optimizer)
+    upkeep = upkeep_of(failures, request.candidate, request.nodes, step.step_time_s, size)
+    runs = failures.runs if request.upgrade is None else 0
     return train(step, target, samples, upkeep, runs=runs, seed=seed)
 
 
-def _refused(
-    asked: StepRequest, gpus: int | None, status: Status, why: str, step: Step | None = None
+def _refuse(
+    request: StepRequest, gpus: int | None, status: Status, why: str, step: Step | None = None
 ) -> PlanOption:
-    one = asked.candidate
-    return PlanOption(one.name, one.node, fabric_words(one), asked.nodes, gpus, status, why, step)
+    candidate = request.candidate
+    return PlanOption(
+        candidate.name, candidate.node, describe_fabric(candidate), request.nodes, gpus, status,
+        why, step,
+    )  # fmt: skip
 
 
-def _outcomes(
-    shared: _Plan, found: Sequence[Predicted], options: Sequence[PlanOption]
+def _compare_upgrades(
+    shared: _Plan, predictions: Sequence[PredictedStep], options: Sequence[PlanOption]
 ) -> tuple[UpgradeOutcome, ...]:
-    """Every upgrade of every option that runs as it is."""
+    """Compare every upgrade of every option that runs without it."""
     usable = {(o.candidate, o.nodes): o for o in options if o.status == "ok"}
-    seen: list[UpgradeOutcome] = []
-    for one in found:
-        before = usable.get((one.asked.candidate.name, one.asked.nodes))
-        if one.asked.upgrade is None or before is None:
+    outcomes: list[UpgradeOutcome] = []
+    for prediction in predictions:
+        request = prediction.request
+        before = usable.get((request.candidate.name, request.nodes))
+        if request.upgrade is None or before is None:
             continue
-        after = _option(shared, one)
-        seen.append(outcome(one.asked.upgrade, one.asked.candidate, before, after))
-    return ranked(seen)
+        after = _option(shared, prediction)
+        outcomes.append(compare_upgrade(request.upgrade, request.candidate, before, after))
+    return rank_upgrades(outcomes)

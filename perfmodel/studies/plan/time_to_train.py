@@ -1,7 +1,4 @@
-"""From a step to a whole training: samples, steps, failures, wall time.
-
-How many samples and steps a target takes.
-"""
+"""From a target and a step time to a whole training: samples, steps, wall time with failures."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from perfmodel.studies.plan.failures import (
     Upkeep,
     daly_s,
     expected_wall_s,
-    in_whole_steps,
     job_mtbf_s,
+    round_to_steps,
     simulate_walls,
-    summed_up,
-    with_luck,
+    summarise,
+    widen_by_luck,
 )
 from perfmodel.studies.plan.model import Interval, Step, Training
 from perfmodel.units import format_time
@@ -30,10 +27,7 @@ _SEQUENCE = re.compile(r"sequence of (\d+) tokens")
 
 
 def tokens_per_sample(workload: Workload) -> int | None:
-    """Tokens of one sample; None for a model whose samples are no sequences.
-
-    A model of the zoo says it in the name of its sample.
-    """
+    """Return tokens of one sample, from its name in the zoo; None if it is no sequence."""
     match = _SEQUENCE.fullmatch(workload.sample)
     return int(match[1]) if match else None
 
@@ -68,8 +62,8 @@ def _tokens(scenario: Scenario, workload: Workload, field: str) -> int:
 
 
 def _no_sequence(scenario: Scenario, workload: Workload, field: str) -> InputError:
-    found = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
-    return scenario.fault(field, found, "samples, or a transformer of the zoo")
+    problem = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
+    return scenario.fault(field, problem, "samples, or a transformer of the zoo")
 
 
 def samples_at(target: TargetSection, samples: float, global_batch: int) -> float:
@@ -95,24 +89,24 @@ def steps_for(samples: float, global_batch: int) -> int:
     return max(1, math.ceil(samples / global_batch * (1 - 1e-12)))
 
 
-def target_words(target: TargetSection) -> str:
-    """Say the target as it was asked.
+def describe_target(target: TargetSection) -> str:
+    """Describe the target in words.
 
     Examples
     --------
-    >>> target_words(TargetSection(tokens=300e9))
+    >>> describe_target(TargetSection(tokens=300e9))
     '300 billion tokens'
     """
     if target.samples is not None:
-        return f"{_many(target.samples)} samples"
+        return f"{_format_count(target.samples)} samples"
     if target.tokens is not None:
-        return f"{_many(target.tokens)} tokens"
+        return f"{_format_count(target.tokens)} tokens"
     assert target.dataset is not None
     epochs = f"{target.epochs:g} epoch{'' if target.epochs == 1 else 's'}"
-    return f"{epochs} of {_many(target.dataset.count)} {target.dataset.unit}"
+    return f"{epochs} of {_format_count(target.dataset.count)} {target.dataset.unit}"
 
 
-def _many(count: float) -> str:
+def _format_count(count: float) -> str:
     for scale, name in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
         if count >= scale:
             return f"{count / scale:.6g}{name}"
@@ -128,7 +122,7 @@ def train(
     runs: int = 0,
     seed: int = 0,
 ) -> Training | str:
-    """Train to the target, or say why that never ends.
+    """Return the training that reaches the target, or why it never ends.
 
     Parameters
     ----------
@@ -139,48 +133,48 @@ def train(
     upkeep : (Upkeep, steps between checkpoints) or None
         See `upkeep_of`; None where nothing fails.
     runs, seed : int
-        Of the simulation; 0 runs for none, and then luck is not in the interval.
+        Of the simulation; with 0 runs the interval leaves the spread of failures out.
     """
-    wanted = samples_at(target, samples, step.global_batch)
-    steps = steps_for(wanted, step.global_batch)
+    needed = samples_at(target, samples, step.global_batch)
+    steps = steps_for(needed, step.global_batch)
     work_s = steps * step.step_time_s
     ends = step.interval_s
     if upkeep is None:
         of_steps = None if ends is None else (steps * ends[0], steps * ends[1])
-        return Training(wanted, steps, work_s, work_s, of_steps, 1.0)
-    kept, every = upkeep
-    wall_s = expected_wall_s(work_s, kept)
+        return Training(needed, steps, work_s, work_s, of_steps, 1.0)
+    failing, every = upkeep
+    wall_s = expected_wall_s(work_s, failing)
     if not wall_s <= HOPELESS * work_s:
-        return _hopeless(kept)
-    interval, seen = None, None
+        return _explain_hopeless(failing)
+    interval, summary = None, None
     if ends is not None:
-        low_s, high_s = (expected_wall_s(steps * end, kept) for end in ends)
-        interval = _around(wall_s, low_s, high_s)
-    if runs and wall_s <= MOST_FAILURES * kept.mtbf_s:
-        walls_s, failures = simulate_walls(work_s, kept, runs=runs, seed=seed)
-        seen = summed_up(walls_s, failures)
+        low_s, high_s = (expected_wall_s(steps * end, failing) for end in ends)
+        interval = _enclose(wall_s, low_s, high_s)
+    if runs and wall_s <= MOST_FAILURES * failing.mtbf_s:
+        walls_s, failures = simulate_walls(work_s, failing, runs=runs, seed=seed)
+        summary = summarise(walls_s, failures)
         if interval is not None:
             low, high = (end_s / wall_s for end_s in interval)
-            interval = _around(wall_s, *with_luck(walls_s, low, high))
+            interval = _enclose(wall_s, *widen_by_luck(walls_s, low, high))
     return Training(
-        samples=wanted,
+        samples=needed,
         steps=steps,
         work_s=work_s,
         wall_s=wall_s,
         wall_interval_s=interval,
         goodput=work_s / wall_s,
-        upkeep=kept,
+        upkeep=failing,
         checkpoint_steps=every,
-        simulated=seen,
+        simulated=summary,
     )
 
 
-def _around(wall_s: float, low_s: float, high_s: float) -> Interval:
-    """An interval with the expected time in it: rare failures may all be beyond its end."""
+def _enclose(wall_s: float, low_s: float, high_s: float) -> Interval:
+    """Widen an interval to hold the expected time: rare failures may all be beyond its end."""
     return min(low_s, wall_s), max(high_s, wall_s)
 
 
-def _hopeless(upkeep: Upkeep) -> str:
+def _explain_hopeless(upkeep: Upkeep) -> str:
     fails, writes, restarts = (
         format_time(time_s) for time_s in (upkeep.mtbf_s, upkeep.write_s, upkeep.restart_s)
     )
@@ -197,7 +191,7 @@ def upkeep_of(
     step_time_s: float,
     checkpoint: float,
 ) -> tuple[Upkeep, int]:
-    """How one option fails and saves, and the steps from checkpoint to checkpoint.
+    """Return failures and checkpoints of one option, and the steps between checkpoints.
 
     Parameters
     ----------
@@ -206,7 +200,7 @@ def upkeep_of(
     nodes : int
     step_time_s : float
     checkpoint : float
-        Size that the model says; bytes. Unused where the file says size or time.
+        Size by the model; bytes. Unused where the file gives size or time.
     """
     mtbf_s = job_mtbf_s(candidate.mtbf_per_node or failures.mtbf_per_node, nodes)
     write_s = failures.checkpoint_write
@@ -214,5 +208,5 @@ def upkeep_of(
         assert failures.storage_bandwidth is not None
         write_s = (failures.checkpoint_size or checkpoint) / failures.storage_bandwidth
     wanted_s = failures.checkpoint_every or daly_s(write_s, mtbf_s)
-    every, interval_s = in_whole_steps(wanted_s, step_time_s)
+    every, interval_s = round_to_steps(wanted_s, step_time_s)
     return Upkeep(mtbf_s, write_s, failures.restart, interval_s), every

@@ -1,4 +1,4 @@
-"""Many variants of a scenario: in parallel, each once, resumable."""
+"""`run_sweep`: many variants of a scenario in parallel, each once, resumable from a store."""
 
 from perfmodel.studies.sweep.run import Swept, run_sweep
 from perfmodel.studies.sweep.store import Store

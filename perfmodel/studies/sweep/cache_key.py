@@ -1,4 +1,4 @@
-"""What a stored answer is found by: the question, the files it names, the profile, the model."""
+"""Key of a stored answer: a digest of scenario, files that it names, profile and model version."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NOT_MODEL = (
 
 @cache
 def model_version() -> str:
-    """Version of the package and a digest of all of its source and data that an answer may use.
+    """Return the package's version and a digest of source and data that an answer depends on.
 
-    So a model that was changed never gives old answers.
+    So answers of an older model are never reused.
     """
     package = Path(__file__).parents[2]
     topologies = data_folder("topologies")
@@ -38,17 +38,17 @@ def model_version() -> str:
             skipped = own and inside.as_posix().startswith(NOT_MODEL)
             if path.is_file() and path.suffix in {".py", ".yaml", ".csv", ".json"} and not skipped:
                 name = f"{'package' if own else 'topologies'}/{inside.as_posix()}"
-                digest.update(f"{name}\0{_of_file(path)}\0".encode())
+                digest.update(f"{name}\0{_digest_file(path)}\0".encode())
     return f"{__version__}+{digest.hexdigest()[:16]}"
 
 
 def profile_digest(profile: Profile | None) -> str:
     """Digest of a profile's numbers; "" without one."""
-    return "" if profile is None else _of_text(profile.model_dump_json())
+    return "" if profile is None else _digest_text(profile.model_dump_json())
 
 
-def key_of(
-    variant: Variant, profile: str, version: str, known: dict[Path, str] | None = None
+def make_key(
+    variant: Variant, profile: str, version: str, digests: dict[Path, str] | None = None
 ) -> str:
     """Return the key of a variant's answer.
 
@@ -59,40 +59,42 @@ def key_of(
         `profile_digest`.
     version : str
         `model_version`.
-    known : dict of Path to str, optional
-        Digests of files; filled here, so that many variants read each file once.
+    digests : dict of Path to str, optional
+        Digests of files, extended here, so that many variants read each file once.
     """
-    files = {} if variant.scenario is None else _contents(variant.scenario, known)
-    asked = {"question": variant.digest, "files": files, "profile": profile, "model": version}
-    return _of_text(json.dumps(asked, sort_keys=True))
+    files = {} if variant.scenario is None else _digest_files(variant.scenario, digests)
+    question = {"question": variant.digest, "files": files, "profile": profile, "model": version}
+    return _digest_text(json.dumps(question, sort_keys=True))
 
 
-def _contents(scenario: Scenario, known: dict[Path, str] | None) -> Mapping[str, str]:
-    """Digest of every file of the user's that the scenario names, by field."""
-    known = {} if known is None else known
-    found = {}
-    for field, path in _files(scenario):
+def _digest_files(scenario: Scenario, digests: dict[Path, str] | None) -> Mapping[str, str]:
+    """Return the digest of every user's file that the scenario names, by field."""
+    digests = {} if digests is None else digests
+    contents = {}
+    for field, path in _list_files(scenario):
         if not path.is_file():
             continue
-        if path not in known:
-            known[path] = "" if is_shipped(path) else _of_file(path)
-        if known[path]:  # those that ship are part of the model's version
-            found[field] = known[path]
-    return found
+        if path not in digests:
+            digests[path] = "" if is_shipped(path) else _digest_file(path)
+        if digests[path]:  # those that ship are part of the model's version
+            contents[field] = digests[path]
+    return contents
 
 
-def _files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
+def _list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
     origin, cluster = scenario.origin, scenario.cluster
     for field, name, kind in (
         ("cluster.node", cluster.node, "topologies"),
         ("profile", scenario.profile, "topologies/profiles"),
     ):
         if name is not None:
-            yield from _named(field, origin.beside(field, name), kind)
+            yield from _locate(field, origin.beside(field, name), kind)
     if cluster.fabric is not None:
         kind = cluster.fabric.kind
         if kind.endswith((".yaml", ".yml")):
-            yield from _named("cluster.fabric", origin.beside("cluster.fabric", kind), "topologies")
+            yield from _locate(
+                "cluster.fabric", origin.beside("cluster.fabric", kind), "topologies"
+            )
         yield "cluster.fabric.kind", Path("topologies") / "fabrics" / f"{kind}.yaml"
     for folder in (USER_FOLDER.expanduser() / "topologies", Path("topologies")):
         yield f"gpus of {folder}", folder / "gpus.yaml"
@@ -107,16 +109,16 @@ def _files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
         yield "compute.times", origin.resolve("compute.times", scenario.compute.times)
 
 
-def _named(field: str, name: str, kind: str) -> Iterator[tuple[str, Path]]:
+def _locate(field: str, name: str, kind: str) -> Iterator[tuple[str, Path]]:
     try:
         yield field, find_file(name, kind)
     except InputError:
         return  # the answer will say so
 
 
-def _of_file(path: Path) -> str:
+def _digest_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _of_text(text: str) -> str:
+def _digest_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

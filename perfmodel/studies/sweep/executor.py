@@ -1,6 +1,7 @@
-"""Many calls on many cores: processes of this machine or a cluster.
+"""The process pool of sweep, plan and validate: many calls, each result as soon as it is ready.
 
-Many calls on a ray cluster, or on the one that ray makes of this machine.
+`map_unordered` runs calls on processes of this machine (loky) or on a dask cluster, both by joblib,
+or on a ray cluster (last section).
 """
 
 from __future__ import annotations
@@ -18,103 +19,27 @@ from typing import Any, Literal, TypeVar, get_args
 
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError, allowed_names
 
-AHEAD = 2
-"""Calls per worker that are under way, so that none waits for the next."""
-
-
-def each_on_ray(
-    function: Callable[..., R],
-    calls: Sequence[tuple[Any, ...]],
-    jobs: int | None = None,
-    address: str | None = None,
-) -> Iterator[R]:
-    """Call a function with each of some arguments; results come as they are ready.
-
-    joblib's own backend for ray gives results only when all are there, so that nothing would be
-    kept of a sweep that is stopped.
-
-    Parameters
-    ----------
-    function : callable
-        At the top level of a module that the workers have.
-    calls : sequence of tuple
-    jobs : int, optional
-        Calls at once; default: as many as the cluster has CPUs.
-    address : str, optional
-        HOST:PORT of a cluster, or "auto"; default: as ``ray.init`` finds one or makes one here.
-
-    Raises
-    ------
-    SweepError
-        A worker was killed, or lacks what the function needs.
-    ExecutorUnavailable
-        ray or the cluster is not there.
-    """
-    with _connected(address) as ray:
-        under_way = jobs or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        work = ray.remote(max_retries=0)(_ray_call)
-        begun = (work.remote(function, call) for call in calls)
-        running = list(islice(begun, under_way))
-        try:
-            while running:
-                done, running = ray.wait(running)
-                running += islice(begun, len(done))
-                yield from ray.get(done)
-        except ray.exceptions.RayError as error:
-            said = str(error).strip().splitlines()[-1]
-            raise SweepError(
-                f"a ray worker failed; what was done until then is kept in the store, if there is "
-                f"one: {said}"
-            ) from None
-
-
-def _ray_call(function: Callable[..., R], call: tuple[Any, ...]) -> R:
-    return function(*call)
-
-
-@contextmanager
-def _connected(address: str | None) -> Iterator[Any]:
-    try:
-        import ray
-    except ImportError:
-        raise ExecutorUnavailable("--backend ray needs ray: pip install 'perfmodel[ray]'") from None
-    ours = not ray.is_initialized()
-    try:
-        if ours:
-            _check_reachable(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # noqa: BLE001  (ray raises that itself, of no kind of its own)
-        found = "ray does not start" if address is None else f"no ray cluster answers at {address}"
-        raise ExecutorUnavailable(f"{found}: {error}") from None
-    try:
-        yield ray
-    finally:
-        if ours:
-            ray.shutdown()
-
-
-def _check_reachable(address: str | None) -> None:
-    """Try the port of an address that has one."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-
-
 Backend = Literal["loky", "dask", "ray"]
-"""loky: processes of this machine. dask and ray: a cluster that is there already."""
+"""loky: processes of this machine. dask and ray: a running cluster."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 WATCH_S = 0.5
-"""How often a worker looks whether its parent is still there."""
+"""How often a worker checks whether its parent is alive; seconds."""
 
 CONNECT_S = 10
-"""How long to wait for a scheduler to answer, and for its first worker."""
+"""How long to wait for a scheduler to answer, and for its first worker; seconds."""
+
+AHEAD = 2
+"""Calls per worker that are under way, so that none waits for the next."""
 
 
 def cores() -> int:
-    """Physical cores that this process may use."""
+    """Cores that this process may use: its allowed CPUs, or all physical cores if fewer.
+
+    Never more than the scheduler's affinity, a container's quota or ``LOKY_MAX_CPU_COUNT`` allow.
+    """
     from joblib import cpu_count
 
     return int(cpu_count(only_physical_cores=True))
@@ -143,13 +68,14 @@ def check_backend(backend: str, scheduler: str | None, jobs: int | None) -> Back
     return backend  # type: ignore[return-value]
 
 
-def each(
+def map_unordered(
     function: Callable[..., R],
     calls: Sequence[tuple[Any, ...]],
     *,
     jobs: int | None = None,
     backend: Backend = "loky",
     scheduler: str | None = None,
+    threads: int | None = None,
 ) -> Iterator[R]:
     """Call a function with each of some arguments; results come as they are ready.
 
@@ -163,13 +89,16 @@ def each(
     backend : {"loky", "dask", "ray"}
     scheduler : str, optional
         Address of a cluster's scheduler.
+    threads : int, optional
+        Of linear algebra in each process of loky, which the last bits of a fit depend on; default:
+        the cores over the processes.
 
     Raises
     ------
     SweepError
         A worker was killed.
     ExecutorUnavailable
-        A package or a cluster that is not there.
+        A package is not installed, or no cluster answers.
     """
     if backend == "loky":
         jobs = min(jobs or cores(), max(1, len(calls)))
@@ -177,38 +106,39 @@ def each(
             yield from (function(*call) for call in calls)
             return
     if backend == "ray":
-        yield from each_on_ray(function, calls, jobs, scheduler)
+        yield from _map_on_ray(function, calls, jobs, scheduler)
         return
-    yield from _with_joblib(function, calls, jobs or -1, backend, scheduler)
+    with _connect(backend, scheduler, threads) as options:
+        yield from _map_with_joblib(function, calls, backend, n_jobs=jobs or -1, **options)
 
 
-def _with_joblib(
-    function: Callable[..., R],
-    calls: Sequence[tuple[Any, ...]],
-    jobs: int,
-    backend: Backend,
-    scheduler: str | None,
+# ---------------------------------------------------------------- loky and dask, by joblib
+
+
+def _map_with_joblib(
+    function: Callable[..., R], calls: Sequence[tuple[Any, ...]], backend: Backend, **options: Any
 ) -> Iterator[R]:
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     parent = os.getpid() if backend == "loky" else None
     tasks: Iterable[Any] = (delayed(_call)(parent, function, call) for call in calls)
-    with _cluster(backend, scheduler) as options, parallel_config(backend, n_jobs=jobs, **options):
-        found = Parallel(return_as="generator_unordered")(tasks)
+    with parallel_config(backend, **options):
+        results = Parallel(return_as="generator_unordered")(tasks)
         try:
-            yield from found
+            yield from results
         except TerminatedWorkerError:
             raise SweepError(
                 "a worker process was killed, most likely for want of memory; what was done until "
-                "then is kept in the store, if there is one. Run again with fewer processes (-j 1)"
+                "then is kept in the store, if there is one. Run again with fewer processes (-j 1, "
+                "where the command has it)"
             ) from None
         finally:
-            found.close()
+            results.close()
 
 
 def _call(parent: int | None, function: Callable[..., R], call: tuple[Any, ...]) -> R:
-    """Call a function in a worker, which ends with the process that wants the answer."""
+    """Call a function in a worker, which ends soon after its parent."""
     if parent is not None:
         _end_with(parent)
     return function(*call)
@@ -216,9 +146,9 @@ def _call(parent: int | None, function: Callable[..., R], call: tuple[Any, ...])
 
 @cache
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent, which may be killed and then cannot say so.
+    """End this process soon after its parent, which may be killed without ending its workers.
 
-    Left alone, loky's workers would finish what they have and then wait for minutes.
+    Otherwise loky's workers finish what they have and then wait for minutes.
     """
 
     def watch() -> None:
@@ -230,17 +160,19 @@ def _end_with(parent: int) -> None:
 
 
 @contextmanager
-def _cluster(backend: Backend, scheduler: str | None) -> Iterator[dict[str, Any]]:
-    """Connect to a cluster; what joblib has to be told."""
+def _connect(
+    backend: Backend, scheduler: str | None, threads: int | None
+) -> Iterator[dict[str, Any]]:
+    """Connect to the cluster of a backend; yields the options that joblib needs for it."""
     if backend == "dask":
-        with _dask(scheduler or "") as client:
+        with _connect_dask(scheduler or "") as client:
             yield {"client": client, "wait_for_workers_timeout": CONNECT_S}
     else:
-        yield {}
+        yield {"inner_max_num_threads": threads}
 
 
 @contextmanager
-def _dask(address: str) -> Iterator[Any]:
+def _connect_dask(address: str) -> Iterator[Any]:
     try:
         from distributed import Client
     except ImportError:
@@ -259,3 +191,84 @@ def _dask(address: str) -> Iterator[Any]:
         except TimeoutError:
             raise ExecutorUnavailable(f"the dask scheduler at {address} has no workers") from None
         yield client
+
+
+# ---------------------------------------------------------------- ray
+
+
+def _map_on_ray(
+    function: Callable[..., R],
+    calls: Sequence[tuple[Any, ...]],
+    jobs: int | None = None,
+    address: str | None = None,
+) -> Iterator[R]:
+    """Call a function with each of some arguments; results come as they are ready.
+
+    joblib's own backend for ray gives results only when all are ready, so that a sweep that is
+    stopped would keep none.
+
+    Parameters
+    ----------
+    function : callable
+        At the top level of a module that the workers have.
+    calls : sequence of tuple
+    jobs : int, optional
+        Calls at once; default: as many as the cluster has CPUs.
+    address : str, optional
+        HOST:PORT of a cluster, or "auto"; default: as ``ray.init`` finds one or makes one here.
+
+    Raises
+    ------
+    SweepError
+        A worker was killed, or lacks what the function needs.
+    ExecutorUnavailable
+        ray is not installed, or no cluster answers.
+    """
+    with _connect_ray(address) as ray:
+        under_way = jobs or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        work = ray.remote(max_retries=0)(_call_in_ray)
+        begun = (work.remote(function, call) for call in calls)
+        running = list(islice(begun, under_way))
+        try:
+            while running:
+                done, running = ray.wait(running)
+                running += islice(begun, len(done))
+                yield from ray.get(done)
+        except ray.exceptions.RayError as error:
+            message = str(error).strip().splitlines()[-1]
+            raise SweepError(
+                f"a ray worker failed; what was done until then is kept in the store, if there is "
+                f"one: {message}"
+            ) from None
+
+
+def _call_in_ray(function: Callable[..., R], call: tuple[Any, ...]) -> R:
+    return function(*call)
+
+
+@contextmanager
+def _connect_ray(address: str | None) -> Iterator[Any]:
+    try:
+        import ray
+    except ImportError:
+        raise ExecutorUnavailable("--backend ray needs ray: pip install 'perfmodel[ray]'") from None
+    ours = not ray.is_initialized()
+    try:
+        if ours:
+            _check_port(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # noqa: BLE001  (ray raises that itself, of no kind of its own)
+        fault = "ray does not start" if address is None else f"no ray cluster answers at {address}"
+        raise ExecutorUnavailable(f"{fault}: {error}") from None
+    try:
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _check_port(address: str | None) -> None:
+    """Connect to the port of an address that has one, to fail soon."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()

@@ -1,4 +1,4 @@
-"""The table of a sweep as files: CSV and Parquet."""
+"""CSV and Parquet of a sweep."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def flat(swept: Swept) -> pd.DataFrame:
-    """Return the table with set fields as columns can hold them: of one plain type, or as text."""
+def flatten(swept: Swept) -> pd.DataFrame:
+    """Return the table with set fields as columns of one plain type, else as text."""
     table = swept.table
     for name in swept.fields:
         values = [variant.set.get(name) for variant in swept.variants]
@@ -28,11 +28,11 @@ def flat(swept: Swept) -> pd.DataFrame:
 
 def write_csv(swept: Swept, path: Path) -> None:
     """Write one row per variant; floats so that reading them gives the same bits."""
-    write_atomically(path, flat(swept).to_csv(lineterminator="\n"))
+    write_atomically(path, flatten(swept).to_csv(lineterminator="\n"))
 
 
 def check_parquet() -> None:
-    """Refuse before the work is done what could not be written afterwards.
+    """Check before the sweep that Parquet can be written after it.
 
     Raises
     ------
@@ -62,5 +62,5 @@ def write_parquet(swept: Swept, path: Path) -> None:
     import pyarrow.parquet as pq
 
     content = io.BytesIO()
-    pq.write_table(pa.Table.from_pandas(flat(swept)), content)
+    pq.write_table(pa.Table.from_pandas(flatten(swept)), content)
     write_atomically(path, content.getvalue())

@@ -1,4 +1,4 @@
-"""Run the variants of a sweep: what is known is looked up, the rest is worked out and kept."""
+"""`run_sweep`: take the answers of variants from a store, compute the others and store them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.calibrate import Profile
 from perfmodel.scenario import Scenario
-from perfmodel.studies.sweep.cache_key import key_of, model_version, profile_digest
-from perfmodel.studies.sweep.executor import check_backend, each
+from perfmodel.studies.sweep.cache_key import make_key, model_version, profile_digest
+from perfmodel.studies.sweep.executor import Backend, check_backend, map_unordered
 from perfmodel.studies.sweep.store import Store
 from perfmodel.studies.sweep.variants import Variant
 from perfmodel.studies.sweep.worker import FIGURES, Answer, answer
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A sweep that was run.
+    """Result of a sweep.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Swept:
     answers : tuple of Answer
         One for each variant.
     reused : int
-        How many answers the store had already.
+        Number of answers taken from the store.
     """
 
     variants: tuple[Variant, ...]
@@ -42,8 +42,8 @@ class Swept:
 
     @property
     def failed(self) -> int:
-        """How many variants have no answer."""
-        return sum(one.status == "failed" for one in self.answers)
+        """Number of variants that failed."""
+        return sum(answer.status == "failed" for answer in self.answers)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ class Swept:
     def rows(self) -> tuple[dict[str, Any], ...]:
         """One mapping per variant: the set fields, then the columns of `Answer`."""
         return tuple(
-            {name: variant.set.get(name) for name in self.fields} | found.as_row
-            for variant, found in zip(self.variants, self.answers, strict=True)
+            {name: variant.set.get(name) for name in self.fields} | answer_of_variant.as_row
+            for variant, answer_of_variant in zip(self.variants, self.answers, strict=True)
         )
 
     @property
@@ -90,11 +90,11 @@ def run_sweep(
     scheduler : str, optional
         Address of a dask or ray cluster.
     store : str or Path, optional
-        File that answers are looked up in and kept in as they come.
+        File that answers are read from, and written to as they come.
     profile : Profile, optional
         Measured numbers instead of datasheets'.
     progress : callable, optional
-        Called with (variants done, variants in all).
+        Called with (variants done, all variants).
 
     Raises
     ------
@@ -104,52 +104,58 @@ def run_sweep(
         A worker was killed.
     """
     chosen = check_backend(backend, scheduler, jobs)
-    keys = _keys(variants, profile, stored=store is not None)
+    keys = _make_keys(variants, profile, stored=store is not None)
     first = dict(reversed(list(zip(keys, variants, strict=True))))
-    with Store(Path(store)) if store is not None else nullcontext() as kept:
-        known = kept.find(first) if kept is not None else {}
-        reused = sum(key in known for key in keys)
-        left = [(key, variant) for key, variant in first.items() if key not in known][::-1]
-        for done, (key, found) in enumerate(_answered(left, profile, jobs, chosen, scheduler), 1):
-            known[key] = found
-            if kept is not None:
-                kept.add(key, first[key].set, found)
+    with Store(Path(store)) if store is not None else nullcontext() as storage:
+        answers = storage.find(first) if storage is not None else {}
+        reused = sum(key in answers for key in keys)
+        missing = [(key, variant) for key, variant in first.items() if key not in answers][::-1]
+        results = _answer_all(missing, profile, jobs, chosen, scheduler)
+        for done, (key, result) in enumerate(results, 1):
+            answers[key] = result
+            if storage is not None:
+                storage.add(key, first[key].set, result)
             if progress is not None:
-                progress(len(variants) - len(left) + done, len(variants))
-    return Swept(tuple(variants), tuple(known[key] for key in keys), reused)
+                progress(len(variants) - len(missing) + done, len(variants))
+    return Swept(tuple(variants), tuple(answers[key] for key in keys), reused)
 
 
-def _keys(variants: Sequence[Variant], profile: Profile | None, *, stored: bool) -> list[str]:
-    """Keys of the answers; in memory all are of this model."""
+def _make_keys(variants: Sequence[Variant], profile: Profile | None, *, stored: bool) -> list[str]:
+    """Return the keys of the answers; the model's version matters in a store only."""
     files: dict[Path, str] = {}
     of_profile, version = profile_digest(profile), model_version() if stored else ""
-    return [key_of(variant, of_profile, version, files) for variant in variants]
+    return [make_key(variant, of_profile, version, files) for variant in variants]
 
 
-def _answered(
-    left: Sequence[tuple[str, Variant]], profile: Profile | None, jobs: int | None, *where: Any
+def _answer_all(
+    variants: Sequence[tuple[str, Variant]],
+    profile: Profile | None,
+    jobs: int | None,
+    backend: Backend,
+    scheduler: str | None,
 ) -> Iterator[tuple[str, Answer]]:
     calls = []
-    for key, variant in left:
+    for key, variant in variants:
         if variant.scenario is None:
             yield key, Answer("failed", variant.fault)
         else:
             calls.append((key, variant.scenario, profile))
-    backend, scheduler = where
-    yield from each(_keyed, calls, jobs=jobs, backend=backend, scheduler=scheduler)
+    yield from map_unordered(
+        _answer_with_key, calls, jobs=jobs, backend=backend, scheduler=scheduler
+    )
 
 
-def _keyed(key: str, scenario: Scenario, profile: Profile | None) -> tuple[str, Answer]:
+def _answer_with_key(key: str, scenario: Scenario, profile: Profile | None) -> tuple[str, Answer]:
     return key, answer(scenario, profile)
 
 
 def as_text(value: object) -> str:
-    """Write a value of a set field as it could stand in a file."""
+    """Format a value of a set field as in a file."""
     import json
 
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def set_as_text(values: Mapping[str, Any]) -> str:
-    """Write what a variant sets in one line: ``cluster.nodes=2, strategy.bucket_cap=1 MiB``."""
+    """Format set fields in one line: ``cluster.nodes=2, strategy.bucket_cap=1 MiB``."""
     return ", ".join(f"{name}={as_text(value)}" for name, value in values.items())

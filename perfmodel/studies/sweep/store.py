@@ -1,4 +1,4 @@
-"""Answers that were given, in one SQLite file that survives being killed at any moment."""
+"""Store of answers: one SQLite file that survives a kill at any moment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.studies.sweep.worker import Answer
 
 APPLICATION = 0x70666D73
-"""Says in a file's header whose it is ("pfms"; SQLite's application_id)."""
+"""SQLite's application_id of such a file ("pfms")."""
 
 SCHEMA = 1
 """Version of the tables (SQLite's user_version)."""
 
 BUSY_S = 60.0
-"""How long to wait for another process that writes."""
+"""How long to wait for another process that writes; seconds."""
 
 _TABLE = (
     "CREATE TABLE answers (key TEXT PRIMARY KEY, status TEXT NOT NULL, "
@@ -35,7 +35,7 @@ class Store:
     Parameters
     ----------
     path : Path
-        Made if it is not there.
+        Created if missing.
 
     Raises
     ------
@@ -45,7 +45,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._explained():
+        with self._translate_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._base = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             try:
@@ -56,15 +56,15 @@ class Store:
 
     def _open(self) -> None:
         self._base.execute("PRAGMA synchronous=NORMAL")
-        if not self._is_ours():
-            self._to_wal()
+        if not self._is_store():
+            self._enter_wal_mode()
             with self._transaction():  # of several processes only the first finds nothing
-                if not self._is_ours():
+                if not self._is_store():
                     self._base.execute(f"PRAGMA application_id={APPLICATION}")
                     self._base.execute(f"PRAGMA user_version={SCHEMA}")
                     self._base.execute(_TABLE)
 
-    def _to_wal(self) -> None:
+    def _enter_wal_mode(self) -> None:
         """Change the file's mode; while another process does so SQLite does not wait by itself."""
         until_s = time.monotonic() + BUSY_S
         while True:
@@ -77,16 +77,16 @@ class Store:
             else:
                 return
 
-    def _is_ours(self) -> bool:
-        """Whether this is a store; a file without anything is one to be."""
+    def _is_store(self) -> bool:
+        """Whether this is a store; an empty file is not one yet."""
         query = (
             "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
             "FROM pragma_application_id, pragma_user_version"
         )
-        whose, version, tables = self._base.execute(query).fetchone()
+        application, version, tables = self._base.execute(query).fetchone()
         if not tables:
             return False
-        if whose != APPLICATION:
+        if application != APPLICATION:
             raise self._fault("another program's database", "a new file, or a store of a sweep")
         if version != SCHEMA:
             allowed = f"a new file, or a store of version {SCHEMA}"
@@ -100,8 +100,8 @@ class Store:
         self.close()
 
     def find(self, keys: Mapping[str, object]) -> dict[str, Answer]:
-        """Return the answers that are there, by key."""
-        with self._explained():
+        """Return the stored answers of some keys."""
+        with self._translate_errors():
             rows = self._base.execute("SELECT key, answer FROM answers")
             return {key: Answer(**json.loads(text)) for key, text in rows if key in keys}
 
@@ -112,18 +112,18 @@ class Store:
         ----------
         key : str
         question : mapping
-            What the sweep set, for people who look into the store.
+            Fields that the sweep set, for people who read the store.
         answer : Answer
         """
         row = (
             key, answer.status, json.dumps(question, sort_keys=True, default=str),
             json.dumps(asdict(answer), sort_keys=True, allow_nan=False),
         )  # fmt: skip
-        with self._explained(), self._transaction():
+        with self._translate_errors(), self._transaction():
             self._base.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", row)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._base.close()
 
     @contextmanager
@@ -137,21 +137,21 @@ class Store:
         self._base.execute("COMMIT")
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Word SQLite's and the system's errors."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Turn errors of SQLite and of the system into faults of ``--store``."""
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise self._fault(_found(error), "a new file, or a store of a sweep") from None
+            raise self._fault(_describe(error), "a new file, or a store of a sweep") from None
         except OSError as error:
-            found = error.strerror or str(error)
-            raise self._fault(found, "a place that can be written") from None
+            fault = error.strerror or str(error)
+            raise self._fault(fault, "a place that can be written") from None
 
-    def _fault(self, found: str, allowed: str) -> InputError:
-        return InputError(Fault("--store", found, allowed, str(self.path)))
+    def _fault(self, problem: str, allowed: str) -> InputError:
+        return InputError(Fault("--store", problem, allowed, str(self.path)))
 
 
-def _found(error: sqlite3.DatabaseError) -> str:
+def _describe(error: sqlite3.DatabaseError) -> str:
     text = str(error)
     if "not a database" in text or "malformed" in text:
         return f"a file that is no store ({text})"

@@ -16,7 +16,7 @@ from perfmodel.scenario.load import changed_content
 from perfmodel.scenario.sections.sweep import SweepSection
 
 SIZE_FIELDS = ("cluster.nodes", "cluster.gpus_per_node")
-"""Fields that say how large the cluster is; where one is varied, ``scale`` no longer asks."""
+"""Fields of the size of the cluster; a sweep over one replaces ``scale``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Variant:
     scenario : Scenario or None
         With these values; None where they do not make one.
     digest : str
-        Of what is asked: the same for the same question.
+        Equal for equal scenarios.
     fault : str
         Why there is no scenario.
     """
@@ -82,12 +82,12 @@ def variants(
         raise ValueError(
             f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.changed"
         )
-    base = _of_one_size(base, section)
-    if faults := list(_faults(scenario, base, section)):
+    base = _reduce_to_one_size(base, section)
+    if faults := list(_find_faults(scenario, base, section)):
         raise InputError(dict.fromkeys(faults))
     return tuple(
-        _variant(base, index, _lines(scenario, places), values)
-        for index, (places, values) in enumerate(_combinations(section))
+        _build_variant(base, index, _locate_lines(scenario, places), values)
+        for index, (places, values) in enumerate(_combine_values(section))
     )
 
 
@@ -97,15 +97,15 @@ def _section(
     together: Mapping[str, Sequence[Any]] | None,
 ) -> SweepSection:
     if grid is not None or together is not None:
-        given = {"grid": grid or {}, "zip": together or {}}
-        return validate_document(SweepSection, {key: dict(value) for key, value in given.items()})
+        axes = {"grid": grid or {}, "zip": together or {}}
+        return validate_document(SweepSection, {key: dict(value) for key, value in axes.items()})
     if scenario.sweep is None:
         allowed = "a section 'sweep' such as {grid: {strategy.bucket_cap: [1 MiB, 25 MiB]}}"
         raise scenario.fault("sweep", "nothing", allowed)
     return scenario.sweep
 
 
-def _of_one_size(base: Scenario, section: SweepSection) -> Scenario:
+def _reduce_to_one_size(base: Scenario, section: SweepSection) -> Scenario:
     fields = [field for _, field, _ in section.axes]
     asks = any(field.partition(".")[0] == "scale" for field in fields)
     if not asks and any(field in SIZE_FIELDS or field == "cluster" for field in fields):
@@ -113,10 +113,10 @@ def _of_one_size(base: Scenario, section: SweepSection) -> Scenario:
     return base
 
 
-def _combinations(
+def _combine_values(
     section: SweepSection,
 ) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """Where each value of a variant stands in the file, and the values, both by field."""
+    """Yield the place of each value of a variant in the file, and the value, both by field."""
     rows = min((len(values) for values in section.zip.values()), default=1)
     counts = [range(len(values)) for values in section.grid.values()]
     for *at, row in itertools.product(*counts, range(rows)):
@@ -126,35 +126,35 @@ def _combinations(
         yield {field: f"sweep.{part}.{field}.{n}" for part, field, n in chosen}, values
 
 
-def _lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, int]:
-    """Lines of the file at which values stand, where they come from one."""
+def _locate_lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, int]:
+    """Return the lines of values in the file; empty for values of a flag."""
     if scenario.origin.from_flag("sweep"):
         return {}
-    found = {field: scenario.locate(place)[1] for field, place in places.items()}
-    return {field: line for field, line in found.items() if line is not None}
+    lines = {field: scenario.locate(place)[1] for field, place in places.items()}
+    return {field: line for field, line in lines.items() if line is not None}
 
 
-def _faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterator[Fault]:
-    """What is wrong with single values, whatever stands beside them."""
+def _find_faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterator[Fault]:
+    """Yield the faults of single values by themselves."""
     for part, field, values in section.axes:
         for at, value in enumerate(values):
             place = f"sweep.{part}.{field}.{at}"
             content, _, broken = changed_content(base, {field: value}, {}, ())
-            found = list(broken)
+            faults = list(broken)
             try:
                 validate_document(Scenario, content)
             except InputError as error:
-                found += [f for f in error.faults if _is_about(f.field, field)]
-            yield from (scenario.origin.fault(place, f.found, f.allowed) for f in found)
+                faults += [f for f in error.faults if _is_fault_of(f.field, field)]
+            yield from (scenario.origin.fault(place, f.found, f.allowed) for f in faults)
 
 
-def _is_about(found: str, field: str) -> bool:
-    """Whether a fault lies in what a value of this field says, and not in what it goes with."""
-    found = found.removeprefix("--set ")
-    return found == field or found.startswith(f"{field}.")
+def _is_fault_of(fault_field: str, field: str) -> bool:
+    """Whether a fault is in this field, not in its combination with another."""
+    fault_field = fault_field.removeprefix("--set ")
+    return fault_field == field or fault_field.startswith(f"{field}.")
 
 
-def _variant(
+def _build_variant(
     base: Scenario, index: int, lines: Mapping[str, int], values: Mapping[str, Any]
 ) -> Variant:
     flags = () if base.origin.file and lines else tuple(values)
@@ -169,11 +169,11 @@ def _variant(
 
 
 def of_last_size(scenario: Scenario) -> Scenario:
-    """Leave out the smaller sizes of a scaling curve, which have no row."""
+    """Drop all but the last size of a scaling curve, the only one with a row."""
     scale = scenario.scale
     if scale is None:
         return scenario
     only = {name: sizes[-1:] for name, sizes in scale if sizes}
-    found = scenario.model_copy(update={"scale": scale.model_copy(update=only)})
+    reduced = scenario.model_copy(update={"scale": scale.model_copy(update=only)})
     content = {**scenario.origin.content, "scale": {name: list(of) for name, of in only.items()}}
-    return found.with_origin(replace(scenario.origin, content=content))
+    return reduced.with_origin(replace(scenario.origin, content=content))

@@ -1,4 +1,4 @@
-"""One variant answered: what a worker does, and what comes back."""
+"""The call that a worker runs: the figures of one variant."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import SizeResult
+
+FIGURES = (
+    "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
+    "gpus", "bottleneck", "memory_bytes", "fits",
+)  # fmt: skip
+"""Columns of an answered variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +62,8 @@ class Answer:
         }
 
 
-FIGURES = (
-    "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
-    "gpus", "bottleneck", "memory_bytes", "fits",
-)  # fmt: skip
-"""Columns of a variant that was answered."""
-
-
 def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
-    """Run a scenario; whatever goes wrong becomes part of the answer.
+    """Run a scenario; an error becomes the message of a failed answer.
 
     Parameters
     ----------
@@ -73,14 +72,14 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
         Measured numbers instead of datasheets'.
     """
     try:
-        return _answered(run_scenario(scenario, profile=profile, with_first=False).main)
+        return _from_size(run_scenario(scenario, profile=profile, with_first=False).main)
     except PerfmodelError as error:
         return Answer("failed", str(error))
     except Exception as error:  # noqa: BLE001  (one variant must not stop the others)
         return Answer("failed", f"{type(error).__name__}: {error}")
 
 
-def _answered(point: SizeResult) -> Answer:
+def _from_size(point: SizeResult) -> Answer:
     low_s, high_s = point.interval_s or (None, None)
     return Answer(
         "ok",

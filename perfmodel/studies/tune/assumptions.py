@@ -1,4 +1,4 @@
-"""What a tuning rests on, in sentences."""
+"""The assumptions of a tuning, in sentences."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from perfmodel.studies.tune.objective.evaluator import Evaluator
 
 
 def assumptions(
-    bench: Evaluator, exact: bool, curve: Sequence[CurvePoint], unsure: float
+    evaluator: Evaluator, exact: bool, curve: Sequence[CurvePoint], curve_error: float
 ) -> tuple[str, ...]:
-    """Return what the answer rests on.
+    """Return the assumptions that the result depends on.
 
     Parameters
     ----------
-    bench : Evaluator
+    evaluator : Evaluator
     exact : bool
         Whether the list is proven to be the best.
     curve : sequence of CurvePoint
-    unsure : float
-        How far off the curve may be where it was not simulated, relatively.
+    curve_error : float
+        Largest relative error that the curve may have where it was not simulated.
     """
     simulated = sum(point.simulated for point in curve)
     lines = [
-        _of_caps(len(curve)),
-        _of_curve(bench, simulated, len(curve), unsure),
-        _of_list(bench, exact),
+        _describe_caps(len(curve)),
+        _describe_curve(evaluator, simulated, len(curve), curve_error),
+        _describe_list(evaluator, exact),
     ]
-    if bench.row.flipped:
+    if evaluator.gradients.reverse_filled:
         lines.append(
             "PyTorch does not rebuild these buckets: they are filled in the order of registration "
             "and launched in the reverse."
         )
-    if bench.prepared.others:
+    if evaluator.prepared.others:
         lines.append(
             "On a quicker or a slower network nothing was simulated: steps there are those on the "
             "likely one, longer or shorter by what the all-reduces add bucket by bucket. All sizes "
             "are taken to be quicker or slower together."
         )
-    if not bench.row.single:
+    if not evaluator.gradients.single_dtype:
         lines.append("The caps of a list hold for the first, second ... bucket of each dtype.")
     return tuple(lines)
 
 
-def _of_caps(points: int) -> str:
+def _describe_caps(points: int) -> str:
     if points == 1:
         return "Whatever the cap, the buckets are the same."
     return (
@@ -53,28 +53,30 @@ def _of_caps(points: int) -> str:
     )
 
 
-def _of_curve(bench: Evaluator, simulated: int, points: int, unsure: float) -> str:
+def _describe_curve(evaluator: Evaluator, simulated: int, points: int, curve_error: float) -> str:
     if simulated == points:
         return (
             "This was simulated in full." if points == 1 else "All of them were simulated in full."
         )
     were = "was" if simulated == 1 else "were"
     how = f"{simulated} of them {were} simulated in full. "
-    if bench.reasons:
+    if evaluator.reasons:
         return (
-            f"{how}The steps of the others are estimates, up to {100 * bench.off:.2g} % off where "
-            f"they were checked, because {' and '.join(bench.reasons)}: a better cap may be among "
-            "them, and only what was simulated is recommended."
+            f"{how}The steps of the others are estimates, up to "
+            f"{100 * evaluator.surrogate_error:.2g} % off where they were checked, because "
+            f"{' and '.join(evaluator.reasons)}: a better cap may be among them, and only "
+            "what was simulated is recommended."
         )
     return (
         f"{how}The steps of the others follow, bucket by bucket, from times of all-reduces of "
-        f"{bench.costs.worked_out} sizes; between these times were interpolated, which may put a "
-        f"step on the curve off by up to {percent(unsure)}. What is recommended was simulated."
+        f"{evaluator.allreduce.computed_sizes} sizes; between these times were interpolated, which "
+        f"may put a step on the curve off by up to {percent(curve_error)}. What is "
+        "recommended was simulated."
     )
 
 
 def percent(fraction: float) -> str:
-    """Write a small fraction in per cent, not below what is worth saying.
+    """Format a small fraction in per cent, at least 0.01 %.
 
     Examples
     --------
@@ -84,12 +86,12 @@ def percent(fraction: float) -> str:
     return f"{100 * max(fraction, 1e-4):.2g} %"
 
 
-def _of_list(bench: Evaluator, exact: bool) -> str:
+def _describe_list(evaluator: Evaluator, exact: bool) -> str:
     if exact:
         return "The list is the best of all groups of neighbouring gradients (dynamic programming)."
-    if bench.reasons:
+    if evaluator.reasons:
         return "The list is the best that was simulated; no cap that was simulated is better."
-    if bench.clock.slowdown > 1:
+    if evaluator.surrogate.slowdown > 1:
         return (
             "The list was found by dynamic programming. All-reduces slow compute down, so that it "
             "is not proven to be the best of all; no cap for all is better."

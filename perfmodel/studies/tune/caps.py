@@ -1,10 +1,9 @@
-"""Caps in the words of PyTorch: lists that reach given buckets, in few digits.
+"""Caps of PyTorch's buckets: lists that make given buckets, and partitions that one cap makes.
 
-PyTorch closes a bucket as soon as its bytes reach the cap. So the j-th cap of a list reaches a
-bucket that closes with s bytes, b of them the last tensor's, if it lies above s - b and not above
-s; what is left over at the end closes with any cap above its bytes without its last tensor.
-
-All buckets that one cap for all can make: few, though caps are many.
+PyTorch closes a bucket as soon as its bytes reach the cap. So the j-th cap of a list makes a bucket
+of s bytes, b of them the last tensor's, if it is above s - b and not above s; the last bucket
+closes with any cap above its bytes without its last tensor. One cap for all makes few partitions,
+each for a range of caps.
 """
 
 from __future__ import annotations
@@ -14,24 +13,27 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.studies.tune.objective.gradients import Groups, Row
+from perfmodel.studies.tune.objective.gradients import GradientOrder, Groups
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
 from perfmodel.workload.model import Workload
+
+Caps = tuple[float, ...]
+"""``bucket_cap_mb_list``; MiB."""
 
 MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Caps that do the same: more than `above_bytes`, at most `most_bytes`; whole bytes."""
+    """Range of equivalent caps: above `above_bytes`, at most `most_bytes`; whole bytes."""
 
     above_bytes: int
     most_bytes: float
 
     @property
     def low_mb(self) -> float:
-        """Least ``bucket_cap_mb`` of it (PyTorch cuts to whole bytes); MiB."""
+        """Least ``bucket_cap_mb`` in it (PyTorch cuts to whole bytes); MiB."""
         return (self.above_bytes + 1) / MIB
 
     @property
@@ -44,121 +46,18 @@ class Window:
         """Whether any cap is in it."""
         return self.above_bytes < self.most_bytes
 
-    def both(self, other: Window) -> Window:
-        """Return what is in this window and in another."""
+    def intersect(self, other: Window) -> Window:
+        """Return the caps in this window and in another."""
         most = min(self.most_bytes, other.most_bytes)
         return Window(max(self.above_bytes, other.above_bytes), most)
 
-    def holds(self, cap_mb: float) -> bool:
-        """Whether PyTorch does with this ``bucket_cap_mb`` what the window stands for."""
+    def contains(self, cap_mb: float) -> bool:
+        """Whether PyTorch makes the buckets of this window with a ``bucket_cap_mb``; MiB."""
         return self.above_bytes < cap_bytes(cap_mb) <= self.most_bytes
 
 
-def nice_mb(window: Window) -> float:
-    """Return a number of few digits in a window, away from its ends if that costs no digit.
-
-    Examples
-    --------
-    >>> nice_mb(Window(4 * MIB, 6.5 * MIB)), nice_mb(Window(9 * MIB, math.inf))
-    (5.0, 10.0)
-    """
-    low, high = window.low_mb, window.high_mb
-    if math.isinf(high):
-        return float(math.ceil(low))
-    middle = (low + high) / 2
-    for digits in range(MOST_DIGITS):
-        unit = 10.0**-digits
-        near = (round(middle, digits), math.ceil(low / unit) * unit, math.floor(high / unit) * unit)
-        for value in (round(one, digits) for one in near):
-            if value > 0 and window.holds(value):
-                return value
-    return max(1, window.above_bytes + 1) / MIB  # a binary fraction: exact
-
-
-def whole_mb(window: Window) -> int | None:
-    """Return a whole number of MiB in a window, if there is one."""
-    number = max(1, window.above_bytes // MIB + 1)
-    return number if window.holds(number) else None
-
-
-def windows_of(row: Row, groups: Groups) -> tuple[Window, ...] | None:
-    """Return the caps, bucket by bucket as they fill, that make given groups; None if none do.
-
-    The caps of a list are those of the first, second ... bucket of *each* dtype.
-    """
-    rank: dict[str, int] = {}
-    found: list[Window] = []
-    filled = groups[::-1] if row.flipped else groups
-    last = {row.dtypes[row.places[group[0]]]: at for at, group in enumerate(filled)}
-    for at, group in enumerate(filled):
-        dtype = row.dtypes[row.places[group[0]]]
-        position = rank.get(dtype, 0)
-        rank[dtype] = position + 1
-        nbytes = row.size(group)
-        before = nbytes - row.nbytes[row.places[group[-1]]]
-        window = Window(before, math.inf if at == last[dtype] else nbytes)
-        if position == len(found):
-            found.append(window)
-        else:
-            found[position] = found[position].both(window)
-    return tuple(found) if all(window.exists for window in found) else None
-
-
-def shortened(windows: Sequence[Window]) -> tuple[Window, ...]:
-    """Let the last cap, which PyTorch repeats, serve as many buckets as it can."""
-    kept = list(windows)
-    while len(kept) > 1 and (both := kept[-2].both(kept[-1])).exists:
-        kept[-2:] = [both]
-    return tuple(kept)
-
-
-def caps_mb(windows: Sequence[Window]) -> tuple[float, ...]:
-    """Return ``bucket_cap_mb_list``, numbers of few digits."""
-    return tuple(nice_mb(window) for window in shortened(windows))
-
-
-def whole_caps_mb(windows: Sequence[Window]) -> tuple[int, ...] | None:
-    """Return ``bucket_cap_mb_list`` of whole numbers; None where these do not reach."""
-    numbers = [whole_mb(window) for window in shortened(windows)]
-    return None if None in numbers else tuple(number for number in numbers if number)
-
-
-def uniform_window(row: Row, groups: Groups, cap: int) -> Window:
-    """Return the caps for which one cap for all makes the same groups as `cap` bytes does."""
-    above, most = 0, math.inf
-    for group in groups:
-        nbytes = row.size(group)
-        if nbytes >= cap:
-            most = min(most, nbytes)
-            above = max(above, nbytes - row.nbytes[row.places[group[-1]]])
-        else:
-            above = max(above, nbytes)
-    return Window(above, most)
-
-
-def as_bytes(caps: Sequence[float]) -> tuple[float, ...]:
-    """Return the bytes that PyTorch makes of a list of caps in MiB."""
-    return tuple(float(cap_bytes(cap)) for cap in caps)
-
-
-def text_mb(caps: Sequence[float]) -> str:
-    """A list of caps as Python would have it, whole numbers without a point.
-
-    Examples
-    --------
-    >>> text_mb((1.0, 2.5))
-    '[1, 2.5]'
-    """
-    return f"[{', '.join(number(cap) for cap in caps)}]"
-
-
-def number(value: float) -> str:
-    """A cap in MiB as one would type it."""
-    return str(int(value)) if value == int(value) else repr(float(value))
-
-
 @dataclass(frozen=True, slots=True)
-class Uniform:
+class UniformPartition:
     """Buckets that one ``bucket_cap_mb`` makes, and all caps that make them.
 
     Parameters
@@ -174,34 +73,139 @@ class Uniform:
     @property
     def cap_mb(self) -> float:
         """A short number among the caps; MiB."""
-        return nice_mb(self.window)
+        return round_cap_mb(self.window)
 
 
-def uniform_partitions(workload: Workload, row: Row, options: DdpOptions) -> tuple[Uniform, ...]:
+def round_cap_mb(window: Window) -> float:
+    """Return a number of few digits in a window, away from its ends if that costs no digit.
+
+    Examples
+    --------
+    >>> round_cap_mb(Window(4 * MIB, 6.5 * MIB)), round_cap_mb(Window(9 * MIB, math.inf))
+    (5.0, 10.0)
+    """
+    low, high = window.low_mb, window.high_mb
+    if math.isinf(high):
+        return float(math.ceil(low))
+    middle = (low + high) / 2
+    for digits in range(MOST_DIGITS):
+        unit = 10.0**-digits
+        near = (round(middle, digits), math.ceil(low / unit) * unit, math.floor(high / unit) * unit)
+        for cap in (round(candidate, digits) for candidate in near):
+            if cap > 0 and window.contains(cap):
+                return cap
+    return max(1, window.above_bytes + 1) / MIB  # a binary fraction: exact
+
+
+def integer_cap_mb(window: Window) -> int | None:
+    """Return a whole number of MiB in a window, if there is one."""
+    number = max(1, window.above_bytes // MIB + 1)
+    return number if window.contains(number) else None
+
+
+def find_windows(gradients: GradientOrder, groups: Groups) -> tuple[Window, ...] | None:
+    """Return the windows, bucket by bucket as they fill, that make given groups; None if none do.
+
+    The caps of a list are those of the first, second ... bucket of *each* dtype.
+    """
+    rank: dict[str, int] = {}
+    windows: list[Window] = []
+    filled = groups[::-1] if gradients.reverse_filled else groups
+    last = {gradients.dtypes[gradients.positions[group[0]]]: at for at, group in enumerate(filled)}
+    for at, group in enumerate(filled):
+        dtype = gradients.dtypes[gradients.positions[group[0]]]
+        position = rank.get(dtype, 0)
+        rank[dtype] = position + 1
+        nbytes = gradients.size(group)
+        before = nbytes - gradients.nbytes[gradients.positions[group[-1]]]
+        window = Window(before, math.inf if at == last[dtype] else nbytes)
+        if position == len(windows):
+            windows.append(window)
+        else:
+            windows[position] = windows[position].intersect(window)
+    return tuple(windows) if all(window.exists for window in windows) else None
+
+
+def merge_last_windows(windows: Sequence[Window]) -> tuple[Window, ...]:
+    """Merge the last windows, as PyTorch repeats the last cap."""
+    merged = list(windows)
+    while len(merged) > 1 and (common := merged[-2].intersect(merged[-1])).exists:
+        merged[-2:] = [common]
+    return tuple(merged)
+
+
+def caps_mb(windows: Sequence[Window]) -> tuple[float, ...]:
+    """Return ``bucket_cap_mb_list``, numbers of few digits."""
+    return tuple(round_cap_mb(window) for window in merge_last_windows(windows))
+
+
+def integer_caps_mb(windows: Sequence[Window]) -> tuple[int, ...] | None:
+    """Return ``bucket_cap_mb_list`` of whole numbers; None where a window has none."""
+    numbers = [integer_cap_mb(window) for window in merge_last_windows(windows)]
+    return None if None in numbers else tuple(number for number in numbers if number)
+
+
+def find_uniform_window(gradients: GradientOrder, groups: Groups, cap: int) -> Window:
+    """Return the caps for which one cap for all makes the same groups as `cap` bytes does."""
+    above, most = 0, math.inf
+    for group in groups:
+        nbytes = gradients.size(group)
+        if nbytes >= cap:
+            most = min(most, nbytes)
+            above = max(above, nbytes - gradients.nbytes[gradients.positions[group[-1]]])
+        else:
+            above = max(above, nbytes)
+    return Window(above, most)
+
+
+def as_bytes(caps: Sequence[float]) -> tuple[float, ...]:
+    """Return the bytes that PyTorch makes of a list of caps in MiB."""
+    return tuple(float(cap_bytes(cap)) for cap in caps)
+
+
+def text_mb(caps: Sequence[float]) -> str:
+    """Format a list of caps as Python source, whole numbers without a point.
+
+    Examples
+    --------
+    >>> text_mb((1.0, 2.5))
+    '[1, 2.5]'
+    """
+    return f"[{', '.join(number(cap) for cap in caps)}]"
+
+
+def number(value: float) -> str:
+    """Format a cap in MiB, a whole number without a point."""
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+def list_uniform_partitions(
+    workload: Workload, gradients: GradientOrder, options: DdpOptions
+) -> tuple[UniformPartition, ...]:
     """Return every partition into buckets that some ``bucket_cap_mb`` makes, by growing cap.
 
     Buckets stay the same while the cap grows up to the smallest bucket that it closes; the next
-    cap to look at is one byte more. So all caps are covered, and none is tried in vain.
+    cap is one byte more. So all caps are covered by as few assignments as there are partitions.
 
     Parameters
     ----------
     workload : Workload
-    row : Row
+    gradients : GradientOrder
         Of the same workload and options.
     options : DdpOptions
-        Whatever it says of caps does not count.
+        Their caps are ignored.
     """
-    find = _neighbours if row.single else _by_dtype
-    found: list[Uniform] = []
+    assign = _assign_contiguous if gradients.single_dtype else _assign_by_dtype
+    partitions: list[UniformPartition] = []
     cap = 1
     while True:
-        groups = find(workload, row, options, cap)
-        window = uniform_window(row, groups, cap)
-        if found and found[-1].groups == groups:
-            window = Window(found.pop().window.above_bytes, window.most_bytes)
-        found.append(Uniform(groups, window))
+        groups = assign(workload, gradients, options, cap)
+        window = find_uniform_window(gradients, groups, cap)
+        if partitions and partitions[-1].groups == groups:
+            window = Window(partitions.pop().window.above_bytes, window.most_bytes)
+        partitions.append(UniformPartition(groups, window))
         if math.isinf(window.most_bytes):
-            return tuple(found)
+            return tuple(partitions)
         cap = int(window.most_bytes) + 1
 
 
@@ -222,21 +226,25 @@ def as_default(options: DdpOptions) -> DdpOptions:
     return replace(options, bucket_cap_bytes=None, first_bucket_bytes=None, caps_list_bytes=None)
 
 
-def groups_of(workload: Workload, options: DdpOptions) -> Groups:
+def assign_buckets(workload: Workload, options: DdpOptions) -> Groups:
     """Return DDP's buckets in launch order."""
     return tuple(bucket.tensors for bucket in ddp_buckets(workload, options))
 
 
-def _by_dtype(workload: Workload, row: Row, options: DdpOptions, cap: int) -> Groups:
-    del row
-    return groups_of(workload, with_cap(options, cap))
+def _assign_by_dtype(
+    workload: Workload, gradients: GradientOrder, options: DdpOptions, cap: int
+) -> Groups:
+    del gradients
+    return assign_buckets(workload, with_cap(options, cap))
 
 
-def _neighbours(workload: Workload, row: Row, options: DdpOptions, cap: int) -> Groups:
-    """As `_by_dtype` where all share buckets: from each begin to where the cap is reached."""
+def _assign_contiguous(
+    workload: Workload, gradients: GradientOrder, options: DdpOptions, cap: int
+) -> Groups:
+    """As `_assign_by_dtype` where all share buckets: each goes on until it reaches the cap."""
     del workload, options
-    tensors = row.tensors[::-1] if row.flipped else row.tensors
-    nbytes = row.nbytes[::-1] if row.flipped else row.nbytes
+    tensors = gradients.tensors[::-1] if gradients.reverse_filled else gradients.tensors
+    nbytes = gradients.nbytes[::-1] if gradients.reverse_filled else gradients.nbytes
     sums = [0]
     for each in nbytes:
         sums.append(sums[-1] + each)
@@ -245,4 +253,4 @@ def _neighbours(workload: Workload, row: Row, options: DdpOptions, cap: int) -> 
         end = min(bisect_left(sums, sums[begin] + cap), len(tensors))
         groups.append(tensors[begin:end])
         begin = end
-    return tuple(groups[::-1]) if row.flipped else tuple(groups)
+    return tuple(groups[::-1]) if gradients.reverse_filled else tuple(groups)

@@ -1,4 +1,4 @@
-"""Horovod's tensor fusion for the same job: which threshold.
+"""The best threshold of Horovod's tensor fusion for the same job.
 
 Every cycle a thread looks which gradients have been handed over, fuses them in that order into
 buffers of at most the threshold, and reduces buffer after buffer; a gradient that fits nowhere goes
@@ -24,7 +24,7 @@ DEFAULT_MB = 128.0
 """Default of HOROVOD_FUSION_THRESHOLD since 0.21.0 (its release notes: 64 MB became 128); MiB."""
 THRESHOLDS_MB = (0.0, *(2.0**power for power in range(-2, 11)))
 PHASES = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""When the first cycle ends, in cycles since backward began: any is as likely as another."""
+"""End of the first cycle since backward began, in cycles; equally likely."""
 
 ASSUMPTIONS = (
     f"A cycle takes {CYCLE_S * 1e3:g} ms and begins at any time before backward: steps are means.",
@@ -36,92 +36,100 @@ ASSUMPTIONS = (
 )
 
 
-def horovod_of(bench: Evaluator) -> Horovod:
-    """Work out which fusion threshold is best for a job."""
-    clock = without_copies(bench.clock)
-    curve = tuple(fusion(bench, clock, threshold) for threshold in THRESHOLDS_MB)
-    default = next(one for one in curve if one.threshold_mb == DEFAULT_MB)
-    least_s = min(one.step_time_s for one in curve)
-    alike = [one for one in curve if one.step_time_s <= least_s * (1 + SAME)]
-    nearest = min(alike, key=lambda one: abs(one.threshold_mb - DEFAULT_MB))
+def tune_horovod(evaluator: Evaluator) -> Horovod:
+    """Return the best fusion threshold of a job, and the step by threshold."""
+    surrogate = strip_buckets(evaluator.surrogate)
+    curve = tuple(
+        evaluate_threshold(evaluator, surrogate, threshold) for threshold in THRESHOLDS_MB
+    )
+    default = next(fusion for fusion in curve if fusion.threshold_mb == DEFAULT_MB)
+    least_s = min(fusion.step_time_s for fusion in curve)
+    quickest = [fusion for fusion in curve if fusion.step_time_s <= least_s * (1 + SAME)]
+    nearest = min(quickest, key=lambda fusion: abs(fusion.threshold_mb - DEFAULT_MB))
     return Horovod(CYCLE_S, default, nearest, curve, ASSUMPTIONS)
 
 
-def without_copies(clock: StepSurrogate) -> StepSurrogate:
-    """Return a step without DDP's buckets and its broadcast of buffers."""
+def strip_buckets(surrogate: StepSurrogate) -> StepSurrogate:
+    """Return a step without the copies of DDP's buckets and its broadcast of buffers."""
     total, ready = 0.0, []
-    for at, in_s in zip(clock.ready_s, clock.in_s, strict=True):
+    for at, in_s in zip(surrogate.ready_s, surrogate.in_s, strict=True):
         total += in_s
         ready.append(at - total)
     return replace(
-        clock,
-        before_s=clock.forward_s,
+        surrogate,
+        before_s=surrogate.forward_s,
         ready_s=tuple(ready),
-        backward_s=clock.backward_s - total,
+        backward_s=surrogate.backward_s - total,
         out_s=(0.0,) * len(ready),
     )
 
 
-def fusion(bench: Evaluator, clock: StepSurrogate, threshold_mb: float) -> Fusion:
-    """Work a step out, as a mean over when cycles begin."""
-    found = []
+def evaluate_threshold(
+    evaluator: Evaluator, surrogate: StepSurrogate, threshold_mb: float
+) -> Fusion:
+    """Return the step with one threshold, as a mean over the phases of cycles."""
+    outcomes = []
     for phase in PHASES:
-        fused = fused_groups(clock, int(threshold_mb * MIB), phase * CYCLE_S)
-        found.append((*_step(clock, bench.costs, fused), len(fused)))
-    steps, waits, counts = zip(*found, strict=True)
+        fused = fuse_groups(surrogate, int(threshold_mb * MIB), phase * CYCLE_S)
+        outcomes.append((*_step(surrogate, evaluator.allreduce, fused), len(fused)))
+    steps, waits, counts = zip(*outcomes, strict=True)
     return Fusion(threshold_mb, fmean(steps), fmean(waits), round(fmean(counts)))
 
 
-def fused_groups(clock: StepSurrogate, threshold: int, first_s: float) -> list[list[int]]:
-    """Return which gradients are reduced together, by position in the row.
+def fuse_groups(surrogate: StepSurrogate, threshold: int, first_s: float) -> list[list[int]]:
+    """Return which gradients are reduced together, by position.
 
     Parameters
     ----------
-    clock : StepSurrogate
+    surrogate : StepSurrogate
     threshold : int
         Bytes of a buffer; 0 fuses nothing.
     first_s : float
         When the first cycle ends, since the host began to issue backward; seconds.
     """
-    handed = clock.host_s if any(clock.host_s) else clock.ready_s
+    handed = surrogate.host_s if any(surrogate.host_s) else surrogate.ready_s
     groups: list[list[int]] = []
     waiting, at = list(range(len(handed))), first_s
     while waiting:
-        here = [place for place in waiting if handed[place] <= at]
-        groups += _fused(clock, here, threshold)
-        waiting = waiting[len(here) :]
+        handed_over = [position for position in waiting if handed[position] <= at]
+        groups += _fill_buffers(surrogate, handed_over, threshold)
+        waiting = waiting[len(handed_over) :]
         at += CYCLE_S
     return groups
 
 
-def _fused(clock: StepSurrogate, places: Sequence[int], threshold: int) -> list[list[int]]:
-    """Fill buffers: each with the first that is left, then with all that still fit."""
-    nbytes, dtypes = clock.row.nbytes, clock.row.dtypes
-    left, groups = list(places), []
-    while left:
-        group, size = [left[0]], nbytes[left[0]]
-        for place in left[1:]:
-            if size + nbytes[place] <= threshold and dtypes[place] == dtypes[group[0]]:
-                group.append(place)
-                size += nbytes[place]
+def _fill_buffers(
+    surrogate: StepSurrogate, positions: Sequence[int], threshold: int
+) -> list[list[int]]:
+    """Fill buffers: each with the first unfused gradient, then with all that still fit."""
+    nbytes, dtypes = surrogate.gradients.nbytes, surrogate.gradients.dtypes
+    unfused, groups = list(positions), []
+    while unfused:
+        group, size = [unfused[0]], nbytes[unfused[0]]
+        for position in unfused[1:]:
+            if size + nbytes[position] <= threshold and dtypes[position] == dtypes[group[0]]:
+                group.append(position)
+                size += nbytes[position]
         groups.append(group)
-        left = [place for place in left if place not in set(group)]
+        unfused = [position for position in unfused if position not in set(group)]
     return groups
 
 
 def _step(
-    clock: StepSurrogate, costs: AllReduceTimes, groups: Sequence[Sequence[int]]
+    surrogate: StepSurrogate, allreduce: AllReduceTimes, groups: Sequence[Sequence[int]]
 ) -> tuple[float, float]:
-    """Step time and how long all-reduces kept the device waiting; seconds."""
+    """Return step time and exposed communication; seconds."""
     now = ended = done_s = 0.0
     latest = 0
     for group in groups:
         latest = max(latest, *group)
-        now = clock.after(now, clock.ready_s[latest] - done_s, ended)
-        done_s = clock.ready_s[latest]
-        copies_s = 2 * sum(clock.in_s[place] for place in group) if len(group) > 1 else 0.0
-        size = sum(clock.row.nbytes[place] for place in group)
-        ended = max(now, ended) + copies_s + costs.time_s(size)
-    now = clock.after(now, clock.backward_s - done_s, ended)
+        now = surrogate.after(now, surrogate.ready_s[latest] - done_s, ended)
+        done_s = surrogate.ready_s[latest]
+        copies_s = (
+            2 * sum(surrogate.in_s[position] for position in group) if len(group) > 1 else 0.0
+        )
+        size = sum(surrogate.gradients.nbytes[position] for position in group)
+        ended = max(now, ended) + copies_s + allreduce.time_s(size)
+    now = surrogate.after(now, surrogate.backward_s - done_s, ended)
     end_s = max(now, ended)
-    return clock.before_s + end_s + clock.optimizer_s, end_s - now
+    return surrogate.before_s + end_s + surrogate.optimizer_s, end_s - now

@@ -1,4 +1,4 @@
-"""What tuning the buckets of a scenario found."""
+"""The result of tuning the buckets of a scenario."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Caps for all buckets that make the same buckets, and what these cost.
+    """A range of uniform caps that make the same buckets, and their step.
 
     Parameters
     ----------
@@ -55,10 +55,10 @@ class CurvePoint:
     buckets : int
     step_time_s, exposed_comm_s : float
     simulated : bool
-        Whether by the full simulation; else by the recurrence over buckets.
+        Whether by the full simulation; else by the surrogate.
     regrets : tuple of float
         How much longer the step is than with the best cap, relatively: on the likely machine, then
-        on those at the quick and the slow end of what is uncertain, where that is known.
+        on the quick and the slow end of its interval, where that is known.
     """
 
     bucket_cap_mb: float
@@ -72,12 +72,12 @@ class CurvePoint:
 
     @property
     def worst_regret(self) -> float:
-        """On the machine where it is largest."""
+        """Largest regret over the machines."""
         return max(self.regrets)
 
     @property
     def room(self) -> float:
-        """How wide its caps lie, as a ratio; two where they are wider than that."""
+        """Ratio of the largest to the least cap, at most two."""
         return min(self.high_mb, 2 * self.low_mb) / self.low_mb
 
 
@@ -87,12 +87,12 @@ Spans = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
-    """Caps for all that are as good as the best one on the likely machine.
+    """Uniform caps that are as good as the best one on the likely machine.
 
     Parameters
     ----------
     within : float
-        Largest regret that is still as good.
+        Largest regret that counts as good.
     spans_mb : tuple of (float, float)
     """
 
@@ -102,17 +102,17 @@ class Plateau:
 
 @dataclass(frozen=True, slots=True)
 class Robust:
-    """The cap to take if the machine may be as quick or as slow as its interval allows.
+    """The cap with the least largest regret on the likely, quick and slow machine.
 
     Parameters
     ----------
     within : float
     spans_mb : tuple of (float, float)
-        Caps whose largest regret is that of `bucket_cap_mb`, or so much more.
+        Caps whose largest regret is at most `within` above the least.
     bucket_cap_mb : float
-        The cap whose largest regret is the least; MiB.
+        MiB.
     worst_regret : float
-        Of that cap, to the cap that is best on the machine where it loses most.
+        Of that cap.
     """
 
     within: float
@@ -162,9 +162,10 @@ class TuneResult:
     default : Choice
         PyTorch's own: 1 MiB first, then 25 MiB.
     asked : Choice or None
-        What the scenario asks for, where that is something else.
+        Caps of the scenario, where it sets any.
     best_uniform, best_list, best_integer_list : Choice
-        The cap is a round one among those that are as good (see `perfmodel.studies.tune.choice.tie_breaking`).
+        The cap is a round one among those that are as good (see
+        `perfmodel.studies.tune.choice.tie_breaking`).
     curve : tuple of CurvePoint
         By growing cap; together they cover all caps.
     plateau : Plateau
@@ -174,11 +175,11 @@ class TuneResult:
         Of PyTorch's default buckets, like those of a `CurvePoint`; negative where they are better
         than every cap for all.
     lower_bound_s : float or None
-        No buckets whatever are quicker; None where nothing can be proven.
+        No choice of buckets is below it; None where no bound is proven.
     exact : bool
-        Whether the list is the best of all groups of neighbours, and not only the best found.
+        Whether the list is proven to be the best of all contiguous groups.
     compute_s : float
-        What the device computes in a step, undisturbed.
+        Compute of the device in a step, without slowdown.
     horovod : Horovod or None
     assumptions : tuple of str
     provenance : mapping of str to str
@@ -211,9 +212,9 @@ class TuneResult:
 
     @property
     def least_uniform_s(self) -> float:
-        """Step of the very best cap, which a rounder one may be preferred to; seconds."""
-        known = (point.step_time_s for point in self.curve if point.simulated)
-        return min(self.best_uniform.step_time_s, *known)
+        """Step of the best cap, which `best_uniform` may round; seconds."""
+        simulated = (point.step_time_s for point in self.curve if point.simulated)
+        return min(self.best_uniform.step_time_s, *simulated)
 
     def at(self, cap_mb: float) -> CurvePoint:
         """Return the point of the curve that holds a cap."""

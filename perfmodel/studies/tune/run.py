@@ -1,4 +1,4 @@
-"""From a scenario to the buckets it should use."""
+"""`tune_scenario`: the best caps of a scenario's gradient buckets."""
 
 from __future__ import annotations
 
@@ -11,33 +11,38 @@ from perfmodel.studies.run.prepared import Prepared, prepare
 from perfmodel.studies.run.run import resolved
 from perfmodel.studies.tune.assumptions import assumptions
 from perfmodel.studies.tune.caps import (
-    Uniform,
+    Caps,
+    UniformPartition,
     caps_mb,
-    uniform_partitions,
-    whole_caps_mb,
-    windows_of,
+    find_windows,
+    integer_caps_mb,
+    list_uniform_partitions,
 )
-from perfmodel.studies.tune.choice.curve import curve_of, unsure
-from perfmodel.studies.tune.choice.robustness import plateau_of, robust_of
-from perfmodel.studies.tune.choice.tie_breaking import Caps, best_lists, best_uniform
-from perfmodel.studies.tune.horovod import horovod_of
+from perfmodel.studies.tune.choice.robustness import (
+    build_curve,
+    curve_error,
+    find_plateau,
+    find_robust_cap,
+)
+from perfmodel.studies.tune.choice.tie_breaking import choose_lists, choose_uniform_cap
+from perfmodel.studies.tune.horovod import tune_horovod
 from perfmodel.studies.tune.model import Choice, TuneResult
-from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, bench_of
+from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, make_evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 from perfmodel.studies.tune.search.exact import (
-    all_sizes_known,
-    closed_by_whole,
-    list_by_clock,
-    work_out_all,
+    all_sizes_timed,
+    allow_integer_caps,
+    search_by_surrogate,
+    time_all_sizes,
 )
-from perfmodel.studies.tune.search.lower_bound import lower_bound_s, tighten
-from perfmodel.studies.tune.search.mixed_dtypes import shared_lists
+from perfmodel.studies.tune.search.lower_bound import tighten_bound
+from perfmodel.studies.tune.search.mixed_dtypes import search_shared_lists
 from perfmodel.studies.tune.search.surrogate_search import (
-    leading,
-    list_by_simulation,
-    purse_of,
-    simulate_uniform,
-    whole_list_by_simulation,
+    make_budget,
+    search_by_simulation,
+    search_integer_list,
+    select_main_dtype,
+    simulate_uniform_caps,
 )
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.ddp.options import DdpOptions
@@ -45,14 +50,14 @@ from perfmodel.training.strategies import STRATEGIES
 from perfmodel.version import __version__
 
 CHEAP_SIZES, DEAR_SIZES = 300, 16
-"""All-reduces that are worked out so as not to miss a cap, on few and on many ranks."""
+"""Most all-reduces computed to find the best uniform cap, on few and on many ranks."""
 ALL_SIZES = 150
-"""Sizes of groups up to which all are worked out: models of a dozen tensors."""
+"""Sizes of groups up to which all are computed: models of a dozen tensors."""
 BOUND_SIZES = 24
-"""Sizes worked out to raise the lower bound, on few ranks."""
+"""Most sizes computed to raise the lower bound, on few ranks."""
 FEW_RANKS = 32
 FOR_WHOLE = 2
-"""Simulations that are left for lists of whole numbers."""
+"""Simulations reserved for lists of whole numbers."""
 
 Progress = Callable[[str], None]
 
@@ -70,15 +75,15 @@ def tune_scenario(
     Parameters
     ----------
     scenario : Scenario
-        With DistributedDataParallel; whatever it says of caps is compared with.
+        With DistributedDataParallel; its own caps are evaluated as well.
     profile : Profile, optional
         Measured numbers instead of datasheets'.
     size : ClusterSize, optional
-        Default: the size that the scenario asks about.
+        Default: the main size of the scenario.
     horovod : bool
         Whether to tune Horovod's fusion threshold for the same job as well.
     progress : callable, optional
-        Told what is done next.
+        Called with the next stage, in words.
 
     Raises
     ------
@@ -94,159 +99,172 @@ def tune_scenario(
         raise scenario.fault("cluster.nodes", "1 GPU in all", allowed)
     say = progress or (lambda _: None)
     say("times of all-reduces")
-    bench = bench_of(prepared)
-    uniforms = uniform_partitions(bench.workload, bench.row, bench.options)
-    say(f"{len(uniforms)} partitions that one cap can make")
-    return _answer(bench, uniforms, horovod, say)
+    evaluator = make_evaluator(prepared)
+    partitions = list_uniform_partitions(evaluator.workload, evaluator.gradients, evaluator.options)
+    say(f"{len(partitions)} partitions that one cap can make")
+    return _tune(evaluator, partitions, horovod, say)
 
 
-def _answer(
-    bench: Evaluator, uniforms: Sequence[Uniform], horovod: bool, say: Progress
+def _tune(
+    evaluator: Evaluator, partitions: Sequence[UniformPartition], horovod: bool, say: Progress
 ) -> TuneResult:
-    for options in (bench.default(), bench.options):
-        bench.simulate(options)
+    for options in (evaluator.default_options(), evaluator.options):
+        evaluator.simulate(options)
     lists: list[Caps] = []
     exact = False
-    if not bench.reasons:
-        lists, exact = _by_clock(bench, uniforms)
-    if bench.reasons:
-        say("simulating, because " + ", ".join(bench.reasons))
-        lists, exact = _by_simulation(bench, uniforms), False
-    uniform = best_uniform(bench, uniforms)
-    best, whole = best_lists(bench, lists, uniforms)
-    curve, usual = curve_of(bench, uniforms)
-    best_s = bench.simulate(bench.listed(best)).step_time_s
-    prepared = bench.prepared
-    bound_s = _bound(bench, best_s)
+    if not evaluator.reasons:
+        lists, exact = _search_lists_by_surrogate(evaluator, partitions)
+    if evaluator.reasons:
+        say("simulating, because " + ", ".join(evaluator.reasons))
+        lists, exact = _search_lists_by_simulation(evaluator, partitions), False
+    uniform = choose_uniform_cap(evaluator, partitions)
+    best, best_integer = choose_lists(evaluator, lists, partitions)
+    curve, default_regrets = build_curve(evaluator, partitions)
+    best_s = evaluator.simulate(evaluator.list_options(best)).step_time_s
+    prepared = evaluator.prepared
+    bound_s = _prove_bound(evaluator, best_s)
     if bound_s is not None and bound_s > best_s * (1 + SAME):
-        bound_s = None  # messages of several all-reduces helped each other on: nothing is proven
-    mine = bench.options
+        bound_s = None  # all-reduces that share a link made each other quicker: nothing is proven
+    mine = evaluator.options
     own = mine.bucket_cap_bytes, mine.first_bucket_bytes, mine.caps_list_bytes
     return TuneResult(
-        scenario=bench.scenario,
-        workload=bench.workload.name,
-        machine=_named(prepared),
+        scenario=evaluator.scenario,
+        workload=evaluator.workload.name,
+        machine=_describe_machine(prepared),
         gpus=prepared.size.gpus,
         nodes=prepared.size.nodes,
-        default=_choice(bench, bench.default()),
-        asked=None if own == (None, None, None) else _choice(bench, mine),
-        best_uniform=_choice(bench, bench.uniform(uniform), cap=uniform),
-        best_list=_choice(bench, bench.listed(best), caps=best),
-        best_integer_list=_choice(bench, bench.listed(whole), caps=whole),
+        default=_evaluate(evaluator, evaluator.default_options()),
+        asked=None if own == (None, None, None) else _evaluate(evaluator, mine),
+        best_uniform=_evaluate(evaluator, evaluator.uniform_options(uniform), cap=uniform),
+        best_list=_evaluate(evaluator, evaluator.list_options(best), caps=best),
+        best_integer_list=_evaluate(
+            evaluator, evaluator.list_options(best_integer), caps=best_integer
+        ),
         curve=curve,
-        plateau=plateau_of(curve),
-        robust=robust_of(curve),
-        default_regrets=usual,
+        plateau=find_plateau(curve),
+        robust=find_robust_cap(curve),
+        default_regrets=default_regrets,
         lower_bound_s=bound_s,
         exact=exact,
-        compute_s=bench.clock.work_s,
-        horovod=horovod_of(bench) if horovod else None,
-        assumptions=assumptions(bench, exact, curve, unsure(bench, uniforms)),
+        compute_s=evaluator.surrogate.work_s,
+        horovod=tune_horovod(evaluator) if horovod else None,
+        assumptions=assumptions(evaluator, exact, curve, curve_error(evaluator, partitions)),
         provenance={
             "perfmodel": __version__,
-            "scenario_sha256": scenario_digest(bench.scenario),
-            "simulated_settings": str(len(bench.tried)),
-            "all_reduces_worked_out": str(bench.costs.worked_out),
+            "scenario_sha256": scenario_digest(evaluator.scenario),
+            "simulated_settings": str(len(evaluator.outcomes)),
+            "all_reduces_worked_out": str(evaluator.allreduce.computed_sizes),
         },
     )
 
 
-# ---------------------------------------------------------------- where the recurrence is exact
+# ---------------------------------------------------------------- where the surrogate is exact
 
 
-def _by_clock(bench: Evaluator, uniforms: Sequence[Uniform]) -> tuple[list[Caps], bool]:
-    """Lists worth simulating, and whether the first is proven to be the best of all."""
-    work_out_all(bench, ALL_SIZES)
-    found = list_by_clock(bench)
-    assert found is not None  # anything is allowed
-    row = bench.row
-    lists = [_caps(bench, row.groups(found))]
-    bench.simulate(bench.listed(lists[0]))
-    whole = list_by_clock(bench, closed_by_whole(row))
-    windows = None if whole is None else windows_of(row, row.groups(whole))
-    numbers = None if windows is None else whole_caps_mb(windows)
-    if numbers is not None:
-        lists.append(tuple(float(number) for number in numbers))
-    _check_uniform(bench, uniforms)
-    return lists, bench.clock.slowdown == 1.0 and all_sizes_known(bench)
+def _search_lists_by_surrogate(
+    evaluator: Evaluator, partitions: Sequence[UniformPartition]
+) -> tuple[list[Caps], bool]:
+    """Return lists to simulate, and whether the first is proven to be the best of all."""
+    time_all_sizes(evaluator, ALL_SIZES)
+    cuts = search_by_surrogate(evaluator)
+    assert cuts is not None  # anything is allowed
+    gradients = evaluator.gradients
+    lists = [_caps(evaluator, gradients.groups(cuts))]
+    evaluator.simulate(evaluator.list_options(lists[0]))
+    integer_cuts = search_by_surrogate(evaluator, allow_integer_caps(gradients))
+    windows = integer_cuts and find_windows(gradients, gradients.groups(integer_cuts))
+    integer_caps = windows and integer_caps_mb(windows)
+    if integer_caps:
+        lists.append(tuple(float(cap) for cap in integer_caps))
+    _simulate_promising_caps(evaluator, partitions)
+    return lists, evaluator.surrogate.slowdown == 1.0 and all_sizes_timed(evaluator)
 
 
-def _caps(bench: Evaluator, groups: Groups) -> Caps:
-    windows = windows_of(bench.row, groups)
-    assert windows is not None  # groups of neighbours can always be made
+def _caps(evaluator: Evaluator, groups: Groups) -> Caps:
+    windows = find_windows(evaluator.gradients, groups)
+    assert windows is not None  # contiguous groups can always be made
     return caps_mb(windows)
 
 
-def _check_uniform(bench: Evaluator, uniforms: Sequence[Uniform]) -> None:
-    """Simulate every cap that may be the best one, given what is not known exactly."""
-    many = bench.prepared.size.gpus > FEW_RANKS
-    left = DEAR_SIZES if many else CHEAP_SIZES
+def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> None:
+    """Simulate every cap that may be the best one, given the error of interpolated times."""
+    many_ranks = evaluator.prepared.size.gpus > FEW_RANKS
+    sizes_left = DEAR_SIZES if many_ranks else CHEAP_SIZES
     best_s = float("inf")
-    for one in sorted(uniforms, key=lambda each: bench.guess(each.groups, optimism=True)):
-        if bench.guess(one.groups, optimism=True) >= best_s * (1 - SAME):
+    for partition in sorted(
+        partitions, key=lambda p: evaluator.predict_step_s(p.groups, optimistic=True)
+    ):
+        if evaluator.predict_step_s(partition.groups, optimistic=True) >= best_s * (1 - SAME):
             continue
-        if left > 0:
-            left -= bench.learn(one.groups)
-        if bench.guess(one.groups) < best_s * (1 - SAME):
-            best_s = bench.simulate(bench.uniform(one.cap_mb)).step_time_s
+        if sizes_left > 0:
+            sizes_left -= evaluator.time_allreduces(partition.groups)
+        if evaluator.predict_step_s(partition.groups) < best_s * (1 - SAME):
+            best_s = evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s
 
 
-# ---------------------------------------------------------------- where it is not
+# ---------------------------------------------------------------- where it is not exact
 
 
-def _by_simulation(bench: Evaluator, uniforms: Sequence[Uniform]) -> list[Caps]:
-    """Lists that were found by simulating."""
-    sample = bench.prepared.step(bench.options)
-    purse = purse_of(bench, sample, _bound(bench, float("inf")))
-    simulate_uniform(bench, uniforms, purse)
-    known = [one for one in uniforms if one.groups in bench.tried]
-    known.sort(key=lambda one: bench.tried[one.groups].step_time_s)
-    found = list_by_simulation(bench, purse, known[:2])
-    caps = leading(bench).caps(found)
-    purse.left = max(purse.left, FOR_WHOLE * purse.cost(len(found)))
-    whole = whole_list_by_simulation(bench, purse, found)
-    lists = [one for one in (caps, whole) if one is not None]
-    return lists if bench.row.single else [*lists, *_shared(bench, lists, known[:2])]
+def _search_lists_by_simulation(
+    evaluator: Evaluator, partitions: Sequence[UniformPartition]
+) -> list[Caps]:
+    """Return the lists that the search with simulations found."""
+    stepped = evaluator.prepared.step(evaluator.options)
+    budget = make_budget(evaluator, stepped, _prove_bound(evaluator, float("inf")))
+    simulate_uniform_caps(evaluator, partitions, budget)
+    simulated = [p for p in partitions if p.groups in evaluator.outcomes]
+    simulated.sort(key=lambda p: evaluator.outcomes[p.groups].step_time_s)
+    cuts = search_by_simulation(evaluator, budget, simulated[:2])
+    caps = select_main_dtype(evaluator).caps(cuts)
+    budget.remaining = max(budget.remaining, FOR_WHOLE * budget.cost(len(cuts)))
+    integer_caps = search_integer_list(evaluator, budget, cuts)
+    lists = [caps_mb for caps_mb in (caps, integer_caps) if caps_mb is not None]
+    if evaluator.gradients.single_dtype:
+        return lists
+    return [*lists, *_search_lists_of_dtypes(evaluator, lists, simulated[:2])]
 
 
-def _shared(bench: Evaluator, lists: Sequence[Caps], uniforms: Sequence[Uniform]) -> list[Caps]:
-    """Lists that serve several dtypes, simulated, and what whole numbers near them make."""
-    starts = [*lists, (1.0, 25.0), *((one.cap_mb,) for one in uniforms)]
-    found = shared_lists(bench, starts)
-    found.sort(key=lambda caps: bench.simulate(bench.listed(caps)).step_time_s)
-    whole = [tuple(float(max(1, f(cap))) for cap in c) for c in found[:2] for f in (round, ceil)]
-    return [*found, *dict.fromkeys(whole)]
+def _search_lists_of_dtypes(
+    evaluator: Evaluator, found_lists: Sequence[Caps], partitions: Sequence[UniformPartition]
+) -> list[Caps]:
+    """Return simulated lists for several dtypes, and lists of whole numbers near the best."""
+    starts = [*found_lists, (1.0, 25.0), *((p.cap_mb,) for p in partitions)]
+    lists = search_shared_lists(evaluator, starts)
+    lists.sort(key=lambda caps: evaluator.simulate(evaluator.list_options(caps)).step_time_s)
+    near = [
+        tuple(float(max(1, f(cap))) for cap in caps) for caps in lists[:2] for f in (round, ceil)
+    ]
+    return [*lists, *dict.fromkeys(near)]
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- the result
 
 
-def _bound(bench: Evaluator, best_s: float) -> float | None:
-    """What nothing can beat; None where parts of the job may be quicker than the model's GPU."""
-    sized = bench.prepared.sized
-    odd = any(one.jitter is not None or one.gpu is not None for one in sized.happening)
-    if odd or sized.fidelity != "flow":
+def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
+    """Return the lower bound; None where ranks may be quicker than the GPU of the model."""
+    sized = evaluator.prepared.sized
+    varied = any(d.jitter is not None or d.gpu is not None for d in sized.happening)
+    if varied or sized.fidelity != "flow":
         return None
-    if bench.prepared.size.gpus > FEW_RANKS:
-        return lower_bound_s(bench.clock, bench.costs, bench.workers)
-    return tighten(bench.clock, bench.costs, bench.workers, best_s, BOUND_SIZES)
+    sizes = 0 if evaluator.prepared.size.gpus > FEW_RANKS else BOUND_SIZES
+    return tighten_bound(evaluator.surrogate, evaluator.allreduce, evaluator.workers, best_s, sizes)
 
 
-def _choice(
-    bench: Evaluator, options: DdpOptions, cap: float | None = None, caps: Caps | None = None
+def _evaluate(
+    evaluator: Evaluator, options: DdpOptions, cap: float | None = None, caps: Caps | None = None
 ) -> Choice:
-    outcome = bench.simulate(options)
+    outcome = evaluator.simulate(options)
     return Choice(
         bucket_cap_mb=cap,
         bucket_cap_mb_list=caps,
         step_time_s=outcome.step_time_s,
         exposed_comm_s=outcome.exposed_comm_s,
-        first_step_time_s=bench.first_step_s(options),
+        first_step_time_s=evaluator.simulate_first_step(options),
         buckets=outcome.buckets,
     )
 
 
-def _named(prepared: Prepared) -> str:
+def _describe_machine(prepared: Prepared) -> str:
     topology, nodes = prepared.machine.topology, prepared.size.nodes
     return topology.name if topology.hosts == nodes else f"{nodes} of {topology.name}"
 

@@ -6,10 +6,7 @@ Predict all sweeps and trainings in several processes.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +21,7 @@ from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
+from perfmodel.studies.sweep.executor import cores, map_unordered
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match, short
 from perfmodel.validate.sweeps.read import Sweep
@@ -270,11 +268,6 @@ Placed = tuple[Sweep, Path]
 """A sweep, and the folder with the YAML files that it may name."""
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True, slots=True)
 class PredictionTask:
     """One sweep to predict, as data that processes can exchange (machines are not).
@@ -334,26 +327,22 @@ def at_once(
         In the order of `wanted`; a text says why a sweep could not be predicted.
     list of Dataset
     """
-    if processes == 1 or len(wanted) < WORTH_IT:
-        return _one_by_one(wanted, folder, progress)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=processes, mp_context=context) as pool:
-        order = sorted(range(len(wanted)), key=lambda at: -wanted[at].work)
-        trainings = pool.submit(datasets_in, folder)
-        futures = {pool.submit(run, wanted[at]): at for at in order}
-        for done, _ in enumerate(as_completed(futures)):
-            if progress is not None:
-                progress(done + 1, len(wanted))
-        outcomes = {at: future.result() for future, at in futures.items()}
-        return [outcomes[at] for at in range(len(wanted))], trainings.result()
+    if len(wanted) < WORTH_IT:
+        processes = 1
+    longest_first = sorted(range(len(wanted)), key=lambda at: -wanted[at].work)
+    calls: list[tuple[Any, ...]] = [(TRAININGS, datasets_in, folder)]
+    calls += [(at, run, wanted[at]) for at in longest_first]
+    outcomes: dict[int, Any] = {}
+    for at, outcome in map_unordered(_call_at, calls, jobs=processes, threads=cores()):
+        outcomes[at] = outcome
+        if progress is not None and at != TRAININGS:
+            progress(len(outcomes) - (TRAININGS in outcomes), len(wanted))
+    return [outcomes[at] for at in range(len(wanted))], outcomes[TRAININGS]
 
 
-def _one_by_one(
-    wanted: Sequence[PredictionTask], folder: Path, progress: Callable[[int, int], None] | None
-) -> tuple[list[Forecast | str], list[Dataset]]:
-    outcomes: list[Forecast | str] = []
-    for done, job in enumerate(wanted):
-        outcomes.append(run(job))
-        if progress is not None:
-            progress(done + 1, len(wanted))
-    return outcomes, datasets_in(folder)
+TRAININGS = -1
+"""Position of the trainings among the outcomes, beside those of the sweeps."""
+
+
+def _call_at(at: int, function: Callable[[Any], Any], argument: object) -> tuple[int, Any]:
+    return at, function(argument)

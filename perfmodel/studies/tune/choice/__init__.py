@@ -1,1 +1,1 @@
-"""choice."""
+"""Which of the evaluated caps to recommend: `tie_breaking`, `robustness`, `minimax_regret`."""

@@ -1,4 +1,4 @@
-"""One setting for several clusters, models or sizes: the least of the largest regrets."""
+"""One cap for several clusters, models or sizes: the one whose largest regret is least."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.studies.tune.caps import Window, nice_mb
+from perfmodel.studies.tune.caps import Window, round_cap_mb
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.training.ddp.options import MIB
+
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One setting for all.
+    """One cap for all scenarios.
 
     Parameters
     ----------
@@ -31,7 +33,7 @@ class Shared:
 
     @property
     def worst_regret(self) -> float:
-        """Where it is largest."""
+        """Largest regret over the scenarios."""
         return max(self.regrets)
 
 
@@ -57,12 +59,12 @@ class Compromise:
     default: Shared
 
 
-def tune_all(each: Sequence[TuneResult]) -> Compromise:
+def tune_all(results: Sequence[TuneResult]) -> Compromise:
     """Find one cap for several scenarios.
 
     Parameters
     ----------
-    each : sequence of TuneResult
+    results : sequence of TuneResult
         Two or more; their curves cover all caps, so that none is missed.
 
     Raises
@@ -70,31 +72,30 @@ def tune_all(each: Sequence[TuneResult]) -> Compromise:
     InputError
         Fewer than two.
     """
-    if len(each) < 2:
-        raise InputError(Fault("scenarios", f"{len(each)}", "two or more for one setting"))
-    ends = sorted({point.low_mb for tuned in each for point in tuned.curve})
-    rated = [(shared_at(each, low), low) for low in ends]
+    if len(results) < 2:
+        raise InputError(Fault("scenarios", f"{len(results)}", "two or more for one setting"))
+    ends = sorted({point.low_mb for tuned in results for point in tuned.curve})
+    rated = [(rate_cap(results, low), low) for low in ends]
     least = min(shared.worst_regret for shared, _ in rated)
-    at = next(at for at, (one, _) in enumerate(rated) if one.worst_regret <= least + ROUNDING)
-    found, low_mb = rated[at]
-    high_mb = ends[at + 1] if at + 1 < len(ends) else float("inf")
+    index = next(
+        index for index, (shared, _) in enumerate(rated) if shared.worst_regret <= least + ROUNDING
+    )
+    best_cap, low_mb = rated[index]
+    high_mb = ends[index + 1] if index + 1 < len(ends) else float("inf")
     window = Window(round(low_mb * MIB) - 1, high_mb * MIB - 1)
-    best = Shared(nice_mb(window), found.steps_s, found.regrets)
-    steps = tuple(tuned.default.step_time_s for tuned in each)
-    default = Shared(None, steps, _regrets(each, steps))
-    return Compromise(tuple(each), best, low_mb, high_mb, default)
+    best = Shared(round_cap_mb(window), best_cap.steps_s, best_cap.regrets)
+    steps = tuple(tuned.default.step_time_s for tuned in results)
+    default = Shared(None, steps, _compute_regrets(results, steps))
+    return Compromise(tuple(results), best, low_mb, high_mb, default)
 
 
-ROUNDING = 1e-9
+def rate_cap(results: Sequence[TuneResult], cap_mb: float) -> Shared:
+    """Return the steps and regrets of one cap for several scenarios."""
+    steps = tuple(tuned.at(cap_mb).step_time_s for tuned in results)
+    return Shared(cap_mb, steps, _compute_regrets(results, steps))
 
 
-def shared_at(each: Sequence[TuneResult], cap_mb: float) -> Shared:
-    """Return what one cap means for several scenarios."""
-    steps = tuple(tuned.at(cap_mb).step_time_s for tuned in each)
-    return Shared(cap_mb, steps, _regrets(each, steps))
-
-
-def _regrets(each: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:
+def _compute_regrets(results: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(
-        step_s / tuned.least_uniform_s - 1.0 for tuned, step_s in zip(each, steps_s, strict=True)
+        step_s / tuned.least_uniform_s - 1.0 for tuned, step_s in zip(results, steps_s, strict=True)
     )

@@ -1,4 +1,8 @@
-"""The same caps on machines that may be true instead: the quick and the slow end of an interval."""
+"""Step and regret of every uniform cap on the likely machine, and on the quick and slow one.
+
+From these: the caps as good as the best on the likely machine, and the cap with the least largest
+regret.
+"""
 
 from __future__ import annotations
 
@@ -12,73 +16,157 @@ from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import BANDS
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.tune.caps import number
+from perfmodel.studies.tune.caps import UniformPartition, assign_buckets, number
 from perfmodel.studies.tune.model import CurvePoint, Plateau, Robust
-from perfmodel.studies.tune.objective.allreduce_times import CostOf
+from perfmodel.studies.tune.objective.allreduce_times import TimeOf
 from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 
 WITHIN = 0.01
-"""Regret that is still as good as the best."""
+"""Regret up to which a cap counts as good as the best."""
 SAMPLES = 5
 """Sizes at which another machine is compared with the likely one."""
 TENTH = 0.1
-"""Draws at this share from either end bound eight of ten."""
+"""Share of the draws below the quick and above the slow machine: 80 % lie between."""
 
 ALIKE = 5e-4
 """Difference of regrets for which a rounder cap is preferred."""
 TINY_S = 1e-30
 
 Ratio = Callable[[int], float]
-"""How much longer an all-reduce of so many bytes takes elsewhere."""
+"""Time of an all-reduce of some bytes on another machine over that on the likely one."""
+
+CapCost = tuple[float, float, bool]
+"""Step and exposed communication in seconds, and whether they were simulated."""
 
 
-def ratios(bench: Evaluator) -> tuple[Ratio, ...]:
-    """Return how much longer all-reduces take on the quick machine, and on the slow one."""
-    others = bench.prepared.others
+def build_curve(
+    evaluator: Evaluator, partitions: Sequence[UniformPartition]
+) -> tuple[tuple[CurvePoint, ...], tuple[float, ...]]:
+    """Return a point for every uniform cap, and the regrets of PyTorch's default."""
+    costs = []
+    base_s = _exposed_outside_buckets(evaluator)
+    for partition in partitions:
+        outcome = evaluator.outcomes.get(partition.groups)
+        if outcome is not None:
+            costs.append((outcome.step_time_s, outcome.exposed_comm_s, True))
+        else:
+            step_s, waited_s = evaluator.predict(partition.groups)
+            costs.append((step_s, waited_s + base_s, False))
+    if evaluator.reasons:
+        costs = _scale_as_nearest(evaluator, partitions, costs)
+    default = assign_buckets(evaluator.workload, evaluator.default_options())
+    default_s = evaluator.simulate(evaluator.default_options()).step_time_s
+    caps = [RatedPartition(p.groups, cost[0]) for p, cost in zip(partitions, costs, strict=True)]
+    default_regrets, *cap_regrets = compute_regrets(
+        evaluator, RatedPartition(default, default_s), caps
+    )
+    curve = tuple(
+        CurvePoint(
+            bucket_cap_mb=partition.cap_mb,
+            low_mb=partition.window.low_mb,
+            high_mb=partition.window.high_mb,
+            buckets=len(partition.groups),
+            step_time_s=step_s,
+            exposed_comm_s=exposed_s,
+            simulated=simulated,
+            regrets=regret,
+        )
+        for partition, (step_s, exposed_s, simulated), regret in zip(
+            partitions, costs, cap_regrets, strict=True
+        )
+    )
+    return curve, default_regrets
+
+
+def curve_error(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
+    """Return the largest relative error that the curve may have where it was not simulated."""
+    estimated = [p.groups for p in partitions if p.groups not in evaluator.outcomes]
+    errors = (
+        1.0 - evaluator.predict_step_s(groups, optimistic=True) / evaluator.predict_step_s(groups)
+        for groups in estimated
+    )
+    return max(errors, default=0.0)
+
+
+def _scale_as_nearest(
+    evaluator: Evaluator, partitions: Sequence[UniformPartition], costs: list[CapCost]
+) -> list[CapCost]:
+    """Scale predictions by the error of the surrogate at the nearest simulated cap."""
+    simulated_at = [at for at, cost in enumerate(costs) if cost[2]]
+    scaled = []
+    for at, cost in enumerate(costs):
+        step_s, exposed_s, simulated = cost
+        if simulated:
+            scaled.append(cost)
+            continue
+        nearest = min(simulated_at, key=lambda place: abs(place - at))
+        factor = costs[nearest][0] / evaluator.predict_step_s(partitions[nearest].groups)
+        scaled.append((factor * step_s, max(0.0, exposed_s + (factor - 1.0) * step_s), False))
+    return scaled
+
+
+def _exposed_outside_buckets(evaluator: Evaluator) -> float:
+    """Exposed communication of buffers before forward, which buckets do not change; seconds."""
+    groups = assign_buckets(evaluator.workload, evaluator.default_options())
+    waited_s = evaluator.predict(groups)[1]
+    return max(0.0, evaluator.simulate(evaluator.default_options()).exposed_comm_s - waited_s)
+
+
+def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
+    """Return the time ratios of all-reduces on the quick machine, and on the slow one."""
+    others = evaluator.prepared.others
     if not others:
         return ()
-    span = np.geomspace(min(bench.row.nbytes), bench.row.sums[-1], SAMPLES)
+    span = np.geomspace(min(evaluator.gradients.nbytes), evaluator.gradients.sums[-1], SAMPLES)
     sizes = [int(size) for size in np.unique(span.astype(int))]
     if len(others) > 2:
         middle = sizes[len(sizes) // 2]
-        ranked = sorted(others, key=lambda other: _time_s(bench, UncontendedTimer(other), middle))
-        at = int(TENTH * len(ranked))
-        others = (ranked[at], ranked[-1 - at])
-    return tuple(_ratio(bench, other, sizes) for other in others)
+        ranked = sorted(
+            others, key=lambda other: _time_s(evaluator, UncontendedTimer(other), middle)
+        )
+        place = int(TENTH * len(ranked))
+        others = (ranked[place], ranked[-1 - place])
+    return tuple(_compare_machine(evaluator, other, sizes) for other in others)
 
 
-def _ratio(bench: Evaluator, machine: Machine, sizes: Sequence[int]) -> Ratio:
-    """Compare a machine with the likely one: by its one factor, or at some sizes."""
-    if _differs_by_residual(bench, machine):
-        residual = without_jumps(machine).measured.residual
-        ranks, hosts = bench.prepared.size.gpus, bench.prepared.size.nodes
+def _compare_machine(evaluator: Evaluator, machine: Machine, sizes: Sequence[int]) -> Ratio:
+    """Compare a machine with the likely one: by its residual alone, or at some sizes."""
+    if _differs_by_residual(evaluator, machine):
+        residual = smooth_residual(machine).measured.residual
+        ranks, hosts = evaluator.prepared.size.gpus, evaluator.prepared.size.nodes
 
         def factor(nbytes: int) -> float:
-            wire = bench.costs.wire(nbytes)
+            wire = evaluator.allreduce.wire_bytes(nbytes)
             situation = CollectiveContext("all_reduce", wire, ranks, hosts, "", "")
             return 1.0 if residual is None else residual(situation)
 
         return cache(factor)
     estimator = UncontendedTimer(machine)
-    likely = bench.costs.estimator
-    found = [_time_s(bench, estimator, n) / max(_time_s(bench, likely, n), TINY_S) for n in sizes]
+    likely = evaluator.allreduce.estimator
+    ratios = [
+        _time_s(evaluator, estimator, n) / max(_time_s(evaluator, likely, n), TINY_S) for n in sizes
+    ]
     logs = np.log(sizes)
-    return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, found)))
+    return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, ratios)))
 
 
-def _differs_by_residual(bench: Evaluator, machine: Machine) -> bool:
-    here, there = bench.prepared.machine, machine.measured
-    same = machine.library is here.library and machine.topology is here.topology
-    return same and here.measured == Corrections() and there == Corrections(residual=there.residual)
+def _differs_by_residual(evaluator: Evaluator, machine: Machine) -> bool:
+    likely, corrections = evaluator.prepared.machine, machine.measured
+    same_hardware = machine.library is likely.library and machine.topology is likely.topology
+    return (
+        same_hardware
+        and likely.measured == Corrections()
+        and corrections == Corrections(residual=corrections.residual)
+    )
 
 
-def without_jumps(machine: Machine) -> Machine:
-    """Return a machine whose residual goes over gradually from band to band of sizes.
+def smooth_residual(machine: Machine) -> Machine:
+    """Return a machine whose residual changes gradually from band to band of sizes.
 
-    Intervals are known band by band (`perfmodel.library.prediction_error`). One machine that is slow in all
-    of them does not reduce 65 MiB quicker than 63 MiB, as the steps between bands would have it,
-    and no cap should be recommended because of them.
+    Intervals are known by band (`perfmodel.library.prediction_error`). A machine that is slow in
+    all bands does not reduce 65 MiB quicker than 63 MiB, as the jump between two bands says, and no
+    cap should be recommended because of such a jump.
     """
     residual = machine.measured.residual
     if residual is None:
@@ -89,82 +177,83 @@ def without_jumps(machine: Machine) -> Machine:
     logs = np.log(middles)
 
     def factor(situation: CollectiveContext) -> float:
-        known = [np.log(residual(replace(situation, nbytes=int(n)))) for n in middles]
-        return float(np.exp(np.interp(np.log(max(1, situation.nbytes)), logs, known)))
+        residuals = [np.log(residual(replace(situation, nbytes=int(n)))) for n in middles]
+        return float(np.exp(np.interp(np.log(max(1, situation.nbytes)), logs, residuals)))
 
     return machine.stretched(machine.topology, Corrections(residual=factor))
 
 
-def _time_s(bench: Evaluator, estimator: UncontendedTimer, nbytes: int) -> float:
-    return estimator.best("all_reduce", bench.costs.wire(nbytes), bench.costs.group)[1]
+def _time_s(evaluator: Evaluator, estimator: UncontendedTimer, nbytes: int) -> float:
+    return estimator.best(
+        "all_reduce", evaluator.allreduce.wire_bytes(nbytes), evaluator.allreduce.group
+    )[1]
 
 
 @dataclass(frozen=True, slots=True)
-class Rated:
-    """Some buckets, and their step on the likely machine."""
+class RatedPartition:
+    """Some buckets, and their step on the likely machine; seconds."""
 
     groups: Groups
     step_s: float
 
 
-def regrets(bench: Evaluator, default: Rated, caps: Sequence[Rated]) -> list[tuple[float, ...]]:
-    """Return how much longer a step is than the best cap's, machine by machine.
+def compute_regrets(
+    evaluator: Evaluator, default: RatedPartition, caps: Sequence[RatedPartition]
+) -> list[tuple[float, ...]]:
+    """Return by machine how much longer a step is than with the best uniform cap, relatively.
 
     Parameters
     ----------
-    bench : Evaluator
-    default : Rated
-        PyTorch's default buckets, which may be better than every cap for all.
-    caps : sequence of Rated
-        Caps for all. On another machine steps differ from those on the likely one by as much as
-        the recurrence says.
+    evaluator : Evaluator
+    default : RatedPartition
+        PyTorch's default buckets, which may be better than every uniform cap.
+    caps : sequence of RatedPartition
+        Uniform caps. The difference of a step on another machine is that of the surrogate.
 
     Returns
     -------
     list of tuple of float
         Of the default, then of each cap: on the likely machine, then on the quick and slow one.
     """
-    every = (default, *caps)
-    rows = [[one.step_s for one in every]]
-    known = ratios(bench)
-    here = [bench.guess(one.groups) for one in every] if known else []
-    for ratio in known:
-        cost = _times_there(bench, ratio)
-        there = [bench.clock.step_s(bench.buckets(one.groups), cost) for one in every]
-        rows.append(
-            [
-                one.step_s + there_s - here_s
-                for one, there_s, here_s in zip(every, there, here, strict=True)
-            ]
-        )
-    best = [min(row[1:]) for row in rows]
+    partitions = (default, *caps)
+    machines_s = [[rated.step_s for rated in partitions]]
+    ratios = compare_machines(evaluator)
+    likely_s = [evaluator.predict_step_s(rated.groups) for rated in partitions] if ratios else []
+    for ratio in ratios:
+        time_of = _scale_times(evaluator, ratio)
+        steps_s = []
+        for rated, likely in zip(partitions, likely_s, strict=True):
+            other_s = evaluator.surrogate.step_s(evaluator.buckets(rated.groups), time_of)
+            steps_s.append(rated.step_s + other_s - likely)
+        machines_s.append(steps_s)
+    best_s = [min(steps_s[1:]) for steps_s in machines_s]
     return [
-        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(of, best, strict=True))
-        for of in zip(*rows, strict=True)
+        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(of_cap, best_s, strict=True))
+        for of_cap in zip(*machines_s, strict=True)
     ]
 
 
-def _times_there(bench: Evaluator, ratio: Ratio) -> CostOf:
-    return cache(lambda nbytes: bench.costs.time_s(nbytes) * ratio(nbytes))
+def _scale_times(evaluator: Evaluator, ratio: Ratio) -> TimeOf:
+    return cache(lambda nbytes: evaluator.allreduce.time_s(nbytes) * ratio(nbytes))
 
 
-def plateau_of(curve: Sequence[CurvePoint]) -> Plateau:
-    """Return the caps that are as good as the best on the likely machine."""
-    return Plateau(WITHIN, _spans(curve, [point.regrets[0] for point in curve]))
+def find_plateau(curve: Sequence[CurvePoint]) -> Plateau:
+    """Return the caps whose regret on the likely machine is at most `WITHIN` above the least."""
+    return Plateau(WITHIN, _merge_spans(curve, [point.regrets[0] for point in curve]))
 
 
-def robust_of(curve: Sequence[CurvePoint]) -> Robust | None:
-    """Return the cap that loses least wherever the truth may lie; None if no spread is known."""
+def find_robust_cap(curve: Sequence[CurvePoint]) -> Robust | None:
+    """Return the cap with the least largest regret; None if no interval is known."""
     if len(curve[0].regrets) < 2:
         return None
     worst = [point.worst_regret for point in curve]
     least = min(worst)
-    alike = [point for point in curve if point.worst_regret <= least + ALIKE]
-    best = min(alike, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
-    return Robust(WITHIN, _spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
+    candidates = [point for point in curve if point.worst_regret <= least + ALIKE]
+    best = min(candidates, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
+    return Robust(WITHIN, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
 
 
-def _spans(
+def _merge_spans(
     curve: Sequence[CurvePoint], regrets_of: Sequence[float]
 ) -> tuple[tuple[float, float], ...]:
     limit = min(regrets_of) + WITHIN

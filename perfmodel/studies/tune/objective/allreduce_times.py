@@ -1,8 +1,8 @@
-"""What an all-reduce of any size takes: worked out for some sizes, read off between them.
+"""Time of an all-reduce of any size: computed for some sizes, interpolated between them.
 
-A library changes its algorithm or protocol at certain sizes, where times jump. These are found by
-halving; between two neighbours that are carried alike times are close to linear. How close is
-measured wherever a size is worked out that was read off before.
+A library changes its algorithm or protocol at certain sizes, where times jump. Bisection finds
+these; between two computed sizes with the same algorithm and protocol the time is close to linear.
+How close is measured whenever a size is computed that was interpolated before.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer, links_s
 from perfmodel.training.plan import Collective, Communicator, RankClass, StepPlan, Stream, Task
 
-Floats = NDArray[np.float64]
-Style = tuple[str, str]
-"""How a size is carried: algorithm and protocol."""
+AlgorithmProtocol = tuple[str, str]
+"""Algorithm and protocol of a size."""
 
 ITEM = 4
-"""Sizes are told apart to this many bytes."""
+"""Resolution of sizes; bytes."""
 FEW_RANKS = 32
-"""Up to so many ranks a collective is worked out in about a millisecond."""
+"""Most ranks for which computing a collective takes about a millisecond."""
 SMALL, LARGE = 2.0, 3.0
-"""Ratio of neighbouring sizes that are worked out at once, on few and on many ranks."""
+"""Ratio of neighbouring sizes of the first grid, on few and on many ranks."""
 LEAST_ERROR = 1e-4
-"""Relative error that is always allowed for."""
+"""Least relative error of interpolation that is assumed."""
 UNSEEN = 0.05
-"""Relative error that is allowed for where none was seen yet."""
+"""Relative error of interpolation where none was measured yet."""
 
 
 @dataclass
@@ -48,51 +46,51 @@ class AllReduceTimes:
     scale : float
         Bytes on the network per byte of gradients (a hook that compresses sends fewer).
     factor : float
-        On all times; 0 where communication is imagined to take none.
-    worked_out : int
-        Sizes so far.
+        On all times; 0 where communication takes no time.
+    computed_sizes : int
+        Number of sizes computed so far.
     """
 
     estimator: UncontendedTimer
     group: RankGroup
     scale: float = 1.0
     factor: float = 1.0
-    worked_out: int = 0
+    computed_sizes: int = 0
     _sizes: list[int] = field(default_factory=list)
-    _known: dict[int, tuple[float, Style]] = field(default_factory=dict)
-    _errors: dict[int, float] = field(default_factory=dict)  # by the size that a gap begins at
-    _arrays: tuple[Floats, Floats] | None = None
-    _per_byte: Floats | None = None
-    _read: dict[int, float] = field(default_factory=dict)
-    _least: dict[int, float] = field(default_factory=dict)
+    _timed: dict[int, tuple[float, AlgorithmProtocol]] = field(default_factory=dict)
+    _errors: dict[int, float] = field(default_factory=dict)  # by the lower size of an interval
+    _arrays: tuple[FloatArray, FloatArray] | None = None
+    _per_byte: FloatArray | None = None
+    _interpolated: dict[int, float] = field(default_factory=dict)
+    _lower: dict[int, float] = field(default_factory=dict)
 
-    def exact(self, nbytes: int) -> float:
-        """Work out the time of one size of gradients; seconds."""
-        size = self.wire(nbytes)
-        if size not in self._known:
-            way, time_s = self.estimator.best("all_reduce", size, self.group)
-            time_s = self.factor * (self._met(size) if self.in_order else time_s)
-            self._check(size, time_s)
-            self._known[size] = (time_s, (way.schedule.algorithm, way.protocol))
-            links = self.factor * links_s(self._capacity_Bps, way) / size
+    def compute(self, nbytes: int) -> float:
+        """Compute the time of one size of gradients; seconds."""
+        size = self.wire_bytes(nbytes)
+        if size not in self._timed:
+            lowered, time_s = self.estimator.best("all_reduce", size, self.group)
+            time_s = self.factor * (self._simulate(size) if self.in_order else time_s)
+            self._record_error(size, time_s)
+            self._timed[size] = (time_s, (lowered.schedule.algorithm, lowered.protocol))
+            links = self.factor * links_s(self._capacity_Bps, lowered) / size
             self._per_byte = links if self._per_byte is None else np.minimum(self._per_byte, links)
             insort(self._sizes, size)
             self._arrays = None
-            self._read.clear()
-            self._least.clear()
-            self.worked_out += 1
-        return self._known[size][0]
+            self._interpolated.clear()
+            self._lower.clear()
+            self.computed_sizes += 1
+        return self._timed[size][0]
 
     @property
     def in_order(self) -> bool:
-        """Whether messages follow one another on a connection, and are simulated one by one."""
+        """Whether the messages of a connection are in order, so that each is simulated."""
         return self.estimator.machine.library.in_order
 
     @property
-    def _capacity_Bps(self) -> Floats:
+    def _capacity_Bps(self) -> FloatArray:
         return self.estimator.machine.topology.arcs.bandwidth_Bps
 
-    def _met(self, size: int) -> float:
+    def _simulate(self, size: int) -> float:
         """Simulate an all-reduce alone; seconds."""
         group = tuple(self.group)
         work = Collective("all_reduce", size, "all", "one")
@@ -107,144 +105,144 @@ class AllReduceTimes:
         machine = self.estimator.machine
         return simulate(plan, machine, estimator=self.estimator).step_time_s
 
-    def is_known(self, nbytes: int) -> bool:
-        """Whether a size has been worked out."""
-        return self.wire(nbytes) in self._known
+    def is_timed(self, nbytes: int) -> bool:
+        """Whether the time of a size has been computed."""
+        return self.wire_bytes(nbytes) in self._timed
 
-    def estimate(self, nbytes: NDArray[np.int64]) -> Floats:
-        """Read times off for some sizes of gradients; seconds."""
+    def interpolate(self, nbytes: IntArray) -> FloatArray:
+        """Interpolate the times of some sizes of gradients; seconds."""
         sizes, times = self._table()
         wire = np.ceil(nbytes * self.scale / ITEM) * ITEM
-        read: Floats = np.interp(wire, sizes, times)
+        read: FloatArray = np.interp(wire, sizes, times)
         return read
 
     def time_s(self, nbytes: int) -> float:
-        """Return the time of one size, worked out already or read off; seconds."""
-        if nbytes not in self._read:
-            self._read[nbytes] = self._between(self.wire(nbytes))
-        return self._read[nbytes]
+        """Return the time of one size, computed before or interpolated; seconds."""
+        if nbytes not in self._interpolated:
+            self._interpolated[nbytes] = self._interpolate(self.wire_bytes(nbytes))
+        return self._interpolated[nbytes]
 
-    def _between(self, size: int) -> float:
-        known, sizes = self._known, self._sizes
-        if size in known:
-            return known[size][0]
-        place = bisect_left(sizes, size)
-        if not 0 < place < len(sizes):
-            return known[sizes[min(place, len(sizes) - 1)]][0]
-        low, high = sizes[place - 1], sizes[place]
-        low_s, high_s = known[low][0], known[high][0]
+    def _interpolate(self, size: int) -> float:
+        timed, sizes = self._timed, self._sizes
+        if size in timed:
+            return timed[size][0]
+        index = bisect_left(sizes, size)
+        if not 0 < index < len(sizes):
+            return timed[sizes[min(index, len(sizes) - 1)]][0]
+        low, high = sizes[index - 1], sizes[index]
+        low_s, high_s = timed[low][0], timed[high][0]
         return low_s + (high_s - low_s) * ((size - low) / (high - low))
 
-    def least(self, nbytes: int) -> float:
-        """Return what a size takes at least, given how far off reading it off may be; seconds."""
-        if nbytes not in self._least:
-            self._least[nbytes] = self._at_least(nbytes, self.wire(nbytes))
-        return self._least[nbytes]
+    def lower_s(self, nbytes: int) -> float:
+        """Return the least time of a size, given the error that interpolation may have; seconds."""
+        if nbytes not in self._lower:
+            self._lower[nbytes] = self._lower_at(nbytes, self.wire_bytes(nbytes))
+        return self._lower[nbytes]
 
-    def _at_least(self, nbytes: int, size: int) -> float:
-        if size in self._known:
-            return self._known[size][0]
-        place = bisect_left(self._sizes, size)
-        low = self._sizes[max(0, place - 1)]
+    def _lower_at(self, nbytes: int, size: int) -> float:
+        if size in self._timed:
+            return self._timed[size][0]
+        position = bisect_left(self._sizes, size)
+        low = self._sizes[max(0, position - 1)]
         read_s = self.time_s(nbytes) * (1 - self._errors.get(low, UNSEEN))
-        (before_s, style), (_, other) = self._known[low], self._known[self._sizes[place]]
+        (before_s, style), (_, other) = self._timed[low], self._timed[self._sizes[position]]
         return max(before_s, read_s) if style == other else read_s
 
     @property
     def worst_error(self) -> float:
-        """Largest relative error that reading a time off may have now."""
+        """Largest relative error that an interpolated time may have now."""
         gaps = zip(self._sizes, self._sizes[1:], strict=False)
         return max((self._errors.get(a, UNSEEN) for a, b in gaps if b - a > ITEM), default=0.0)
 
     def prepare(self, least: int, most: int) -> None:
-        """Work enough sizes out to read all between two sizes of gradients off."""
+        """Compute enough sizes to interpolate all between two sizes of gradients."""
         ratio = LARGE if len(self.group) > FEW_RANKS else SMALL
         steps = max(1, int(np.ceil(np.log(max(most / least, 1.0)) / np.log(ratio))))
         grid = [int(size) for size in np.geomspace(least, most, steps + 1)]
         for size in [least, most, *grid[::2], *grid[1::2]]:
-            self.exact(size)
+            self.compute(size)
         self._find_jumps()
 
     def refine(self, nbytes: Iterable[int], at_most: int) -> int:
-        """Work some sizes out, no more than so many; returns how many."""
-        before = self.worked_out
+        """Compute some sizes, at most a number of new ones; returns how many."""
+        before = self.computed_sizes
         for size in nbytes:
-            if self.worked_out - before >= at_most:
+            if self.computed_sizes - before >= at_most:
                 break
-            self.exact(size)
-        return self.worked_out - before
+            self.compute(size)
+        return self.computed_sizes - before
 
-    def floor(self) -> list[tuple[int, int, float]]:
-        """What sizes take at least, from one that is worked out to the next.
+    def lower_bounds(self) -> list[tuple[int, int, float]]:
+        """Return the least time of the sizes between neighbouring computed ones.
 
-        Between sizes that are carried alike times do not fall.
+        Times do not fall with the size while algorithm and protocol are the same.
 
         Returns
         -------
         list of tuple
             First size and last, in bytes on the network, and seconds.
         """
-        found = []
+        bounds = []
         for low, high in zip(self._sizes, self._sizes[1:], strict=False):
-            (low_s, style), (high_s, other) = self._known[low], self._known[high]
-            found.append((low, high, low_s if style == other else min(low_s, high_s)))
-        return [*found, (self._sizes[-1], self._sizes[-1], self._known[self._sizes[-1]][0])]
+            (low_s, style), (high_s, high_style) = self._timed[low], self._timed[high]
+            bounds.append((low, high, low_s if style == high_style else min(low_s, high_s)))
+        return [*bounds, (self._sizes[-1], self._sizes[-1], self._timed[self._sizes[-1]][0])]
 
     @property
     def wire_s_per_byte(self) -> float:
-        """Time of the busiest link per byte, however it is carried; seconds per byte."""
+        """Least time of the busiest link per byte over all algorithms used; seconds per byte."""
         if self._per_byte is None or self.in_order:  # shaped links let bursts pass at any rate
             return 0.0
         return float(self._per_byte.max(initial=0.0))
 
-    def wire(self, nbytes: int) -> int:
-        """Return the bytes on the network of so many bytes of gradients."""
+    def wire_bytes(self, nbytes: int) -> int:
+        """Return the bytes on the network of some bytes of gradients."""
         return max(ITEM, math.ceil(nbytes * self.scale / ITEM) * ITEM)
 
-    def _table(self) -> tuple[Floats, Floats]:
+    def _table(self) -> tuple[FloatArray, FloatArray]:
         if self._arrays is None:
-            times = [self._known[size][0] for size in self._sizes]
+            times = [self._timed[size][0] for size in self._sizes]
             self._arrays = np.array(self._sizes, dtype=float), np.array(times)
         return self._arrays
 
-    def _check(self, size: int, time_s: float) -> None:
-        """Remember how far off reading this size off would have been.
+    def _record_error(self, size: int, time_s: float) -> None:
+        """Record the error that interpolating this size would have had.
 
-        Halving a gap quarters the error of a straight line; half of it is allowed for.
+        Halving an interval quarters the error of a straight line; half of it is assumed.
         """
-        place = bisect_left(self._sizes, size)
-        if not 0 < place < len(self._sizes):
+        position = bisect_left(self._sizes, size)
+        if not 0 < position < len(self._sizes):
             return
-        low, high = self._sizes[place - 1], self._sizes[place]
-        if self._known[low][1] == self._known[high][1] and time_s > 0:
-            off = abs(self._between(size) / time_s - 1.0)
-            self._errors[low] = self._errors[size] = max(off / 2, LEAST_ERROR)
+        low, high = self._sizes[position - 1], self._sizes[position]
+        if self._timed[low][1] == self._timed[high][1] and time_s > 0:
+            error = abs(self._interpolate(size) / time_s - 1.0)
+            self._errors[low] = self._errors[size] = max(error / 2, LEAST_ERROR)
 
     def _find_jumps(self) -> None:
-        """Where neighbours are carried unlike, find the size at which that changes."""
+        """Find the sizes at which algorithm or protocol change between computed ones."""
         for low, high in list(zip(self._sizes, self._sizes[1:], strict=False)):
-            if self._known[low][1] != self._known[high][1]:
-                self._halve(low, high, self._style_at)
+            if self._timed[low][1] != self._timed[high][1]:
+                self._bisect(low, high, self._select_at)
 
-    def _halve(self, low: int, high: int, style_at: Callable[[int], Style]) -> None:
-        first = self._known[low][1]
+    def _bisect(self, low: int, high: int, select_at: Callable[[int], AlgorithmProtocol]) -> None:
+        first = self._timed[low][1]
         while high - low > ITEM:
             middle = (low + high) // (2 * ITEM) * ITEM
-            if style_at(middle) == first:
+            if select_at(middle) == first:
                 low = middle
             else:
                 high = middle
         for size in (low, high):
-            if size not in self._known:
-                self.exact(int(size / self.scale))
+            if size not in self._timed:
+                self.compute(int(size / self.scale))
 
-    def _style_at(self, size: int) -> Style:
-        ways = lower_collective(self.estimator.machine, "all_reduce", size, self.group)
-        if len(ways) > 1:
-            way, _ = self.estimator.best("all_reduce", size, self.group)
-            return way.schedule.algorithm, way.protocol
-        return ways[0].schedule.algorithm, ways[0].protocol
+    def _select_at(self, size: int) -> AlgorithmProtocol:
+        lowerings = lower_collective(self.estimator.machine, "all_reduce", size, self.group)
+        if len(lowerings) > 1:
+            lowered, _ = self.estimator.best("all_reduce", size, self.group)
+            return lowered.schedule.algorithm, lowered.protocol
+        return lowerings[0].schedule.algorithm, lowerings[0].protocol
 
 
-CostOf = Callable[[int], float]
+TimeOf = Callable[[int], float]
 """Seconds of an all-reduce of so many bytes of gradients."""

@@ -1,4 +1,4 @@
-"""A scenario on the bench: what is known of its steps, and every setting that was tried."""
+"""The objective of the search: simulates the buckets of a setting, and keeps every outcome."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from perfmodel.studies.run.prepared import Prepared, Stepped
 from perfmodel.studies.run.resolve.events import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import estimator_of, simulate_steps
-from perfmodel.studies.tune.caps import as_bytes, as_default, groups_of, with_cap, with_caps
+from perfmodel.studies.tune.caps import as_bytes, as_default, assign_buckets, with_cap, with_caps
 from perfmodel.studies.tune.model import Reduced
 from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
-from perfmodel.studies.tune.objective.gradients import Groups, Row, row_of
+from perfmodel.studies.tune.objective.gradients import GradientOrder, Groups, order_gradients
 from perfmodel.studies.tune.objective.surrogate import (
     Bucket,
     StepSurrogate,
-    buckets_of,
-    surrogate_of,
+    buckets_of_groups,
+    build_surrogate,
 )
 from perfmodel.training.ddp.buckets import bucket_caps
 from perfmodel.training.ddp.options import DdpOptions
@@ -31,7 +31,7 @@ SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the simulation says of some buckets."""
+    """Step time and exposed communication of some buckets by the simulation; seconds."""
 
     step_time_s: float
     exposed_comm_s: float
@@ -40,42 +40,46 @@ class Outcome:
 
 @dataclass
 class Evaluator:
-    """See the module.
+    """Evaluates settings of one scenario, by the simulation or by the surrogate.
 
     Parameters
     ----------
     prepared : Prepared
-    row : Row
-    clock : StepSurrogate
-    costs : AllReduceTimes
+    gradients : GradientOrder
+    surrogate : StepSurrogate
+    allreduce : AllReduceTimes
     reasons : list of str
-        Why the recurrence is a guide only, and not what the simulation says; empty where it is.
+        Why the surrogate may differ from the simulation; empty where it is exact.
+    outcomes : dict of Groups to Outcome
+        All buckets that were simulated.
+    surrogate_error : float
+        Largest relative difference of the surrogate from the simulation so far.
     """
 
     prepared: Prepared
-    row: Row
-    clock: StepSurrogate
-    costs: AllReduceTimes
+    gradients: GradientOrder
+    surrogate: StepSurrogate
+    allreduce: AllReduceTimes
     reasons: list[str]
-    tried: dict[Groups, Outcome] = field(default_factory=dict)
-    off: float = 0.0
+    outcomes: dict[Groups, Outcome] = field(default_factory=dict)
+    surrogate_error: float = 0.0
     _first_s: dict[tuple[int, ...], float] = field(default_factory=dict)
     _buckets: dict[Groups, list[Bucket]] = field(default_factory=dict)
-    _guesses: dict[Groups, tuple[int, tuple[float, float]]] = field(default_factory=dict)
+    _predictions: dict[Groups, tuple[int, tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def scenario(self) -> Scenario:
-        """What is asked."""
+        """Scenario that is tuned."""
         return self.prepared.job.scenario
 
     @property
     def workload(self) -> Workload:
-        """What is trained."""
+        """Model that is trained."""
         return self.prepared.job.workload
 
     @property
     def options(self) -> DdpOptions:
-        """What the scenario asks of DDP."""
+        """Options of DDP as the scenario sets them."""
         return self.prepared.job.options
 
     @property
@@ -83,104 +87,106 @@ class Evaluator:
         """All-reduces under way at a time."""
         return self.prepared.job.library.workers
 
-    def uniform(self, cap_mb: float) -> DdpOptions:
-        """Options with one cap; MiB."""
+    def uniform_options(self, cap_mb: float) -> DdpOptions:
+        """Return the options with one cap for all buckets; MiB."""
         return with_cap(self.options, as_bytes((cap_mb,))[0])
 
-    def listed(self, caps_mb: tuple[float, ...]) -> DdpOptions:
-        """Options with a cap per bucket; MiB."""
+    def list_options(self, caps_mb: tuple[float, ...]) -> DdpOptions:
+        """Return the options with a cap per bucket; MiB."""
         return with_caps(self.options, as_bytes(caps_mb))
 
-    def default(self) -> DdpOptions:
-        """Options with PyTorch's default caps."""
+    def default_options(self) -> DdpOptions:
+        """Return the options with PyTorch's default caps."""
         return as_default(self.options)
 
     def simulate(self, options: DdpOptions) -> Outcome:
-        """Simulate a setting, unless its buckets have been."""
-        groups = groups_of(self.workload, options)
-        if groups not in self.tried:
+        """Simulate a setting, unless its buckets were before."""
+        groups = assign_buckets(self.workload, options)
+        if groups not in self.outcomes:
             stepped = self.prepared.step(options)
-            self.tried[groups] = Outcome(
-                stepped.step_time_s, stepped.exposed_comm_s, reduced(stepped)
+            self.outcomes[groups] = Outcome(
+                stepped.step_time_s, stepped.exposed_comm_s, read_reductions(stepped)
             )
-            self._compare(groups)
-        return self.tried[groups]
+            self._check_surrogate(groups)
+        return self.outcomes[groups]
 
-    def first_step_s(self, options: DdpOptions) -> float:
-        """Simulate the very first step, unless one with the same initial buckets has been."""
+    def simulate_first_step(self, options: DdpOptions) -> float:
+        """Simulate the very first step, unless one with the same initial buckets was; seconds."""
         key = bucket_caps(options)[0]
         if key not in self._first_s:
             self._first_s[key] = self.prepared.first_step_s(options)
         return self._first_s[key]
 
-    def _compare(self, groups: Groups) -> None:
-        """Find out whether the recurrence says what the simulation says."""
+    def _check_surrogate(self, groups: Groups) -> None:
+        """Compare the surrogate with the simulation of some buckets."""
         if not self.reasons:
-            self.learn(groups)
-        outcome = self.tried[groups]
-        off = abs(self.guess(groups) / outcome.step_time_s - 1.0)
-        self.off = max(self.off, off)
-        if off > SAME and not self.reasons:
+            self.time_allreduces(groups)
+        outcome = self.outcomes[groups]
+        error = abs(self.predict_step_s(groups) / outcome.step_time_s - 1.0)
+        self.surrogate_error = max(self.surrogate_error, error)
+        if error > SAME and not self.reasons:
             self.reasons.append("the host holds the device up, or ranks differ")
 
-    def learn(self, groups: Groups) -> int:
-        """Work out what the all-reduces of some buckets take; returns how many were not known."""
-        return self.costs.refine((self.row.size(group) for group in groups), len(groups))
+    def time_allreduces(self, groups: Groups) -> int:
+        """Compute the all-reduces of some buckets; returns how many were interpolated before."""
+        return self.allreduce.refine((self.gradients.size(group) for group in groups), len(groups))
 
-    def guess(self, groups: Groups, optimism: bool = False) -> float:
-        """Step time by the recurrence; with optimism as low as what is read off may be off."""
-        return self.guess_both(groups, optimism)[0]
+    def predict_step_s(self, groups: Groups, optimistic: bool = False) -> float:
+        """Predict the step time, optimistic: with the least times of all-reduces; seconds."""
+        return self.predict(groups, optimistic)[0]
 
-    def guess_both(self, groups: Groups, optimism: bool = False) -> tuple[float, float]:
-        """Step time and exposed communication by the recurrence."""
-        if optimism:
-            return self.clock.times(self.buckets(groups), self.costs.least)
-        version, known = self._guesses.get(groups, (-1, (0.0, 0.0)))
-        if version != self.costs.worked_out:
-            known = self.clock.times(self.buckets(groups), self.costs.time_s)
-            self._guesses[groups] = (self.costs.worked_out, known)
-        return known
+    def predict(self, groups: Groups, optimistic: bool = False) -> tuple[float, float]:
+        """Predict step time and exposed communication by the surrogate; seconds."""
+        if optimistic:
+            return self.surrogate.times(self.buckets(groups), self.allreduce.lower_s)
+        computed_sizes, prediction = self._predictions.get(groups, (-1, (0.0, 0.0)))
+        if computed_sizes != self.allreduce.computed_sizes:
+            prediction = self.surrogate.times(self.buckets(groups), self.allreduce.time_s)
+            self._predictions[groups] = (self.allreduce.computed_sizes, prediction)
+        return prediction
 
     def buckets(self, groups: Groups) -> list[Bucket]:
-        """Return groups as the recurrence sees them."""
+        """Return groups as buckets of the surrogate."""
         if groups not in self._buckets:
-            self._buckets[groups] = buckets_of(self.clock, groups)
+            self._buckets[groups] = buckets_of_groups(self.surrogate, groups)
         return self._buckets[groups]
 
 
-def bench_of(prepared: Prepared) -> Evaluator:
-    """Put a scenario on the bench."""
+def make_evaluator(prepared: Prepared) -> Evaluator:
+    """Return the evaluator of a scenario, its surrogate built."""
     sized, job = prepared.sized, prepared.job
-    row = row_of(job.workload, job.options)
-    lasting = [one for one in sized.happening if _lasts(one)]
+    gradients = order_gradients(job.workload, job.options)
+    constant = [disturbance for disturbance in sized.happening if _is_constant(disturbance)]
     finest = sized.with_options(with_cap(job.options, 1.0)).plan_for(None)
-    clock = surrogate_of(finest, row, _before_s(prepared, lasting), _slowdown(prepared))
-    clock = clock.stretched(_slowest(lasting))
-    costs = _costs(prepared, row)
-    costs.prepare(min(row.nbytes), row.sums[-1])
-    return Evaluator(prepared, row, clock, costs, _reasons(prepared, row))
+    surrogate = build_surrogate(
+        finest, gradients, _before_s(prepared, constant), _slowdown(prepared)
+    )
+    surrogate = surrogate.scaled(_slowest_factor(constant))
+    allreduce = _make_allreduce_times(prepared, gradients)
+    allreduce.prepare(min(gradients.nbytes), gradients.sums[-1])
+    return Evaluator(prepared, gradients, surrogate, allreduce, _list_reasons(prepared, gradients))
 
 
-def _lasts(one: Disturbance) -> bool:
-    """Whether something only makes ranks or links slower, the same in every step."""
-    others = one.gpu is not None or one.traffic or one.beside is not None
-    return not (one.varies or others)
+def _is_constant(disturbance: Disturbance) -> bool:
+    """Whether a disturbance slows ranks or links by the same factor in every step."""
+    others = disturbance.gpu is not None or disturbance.traffic or disturbance.beside is not None
+    return not (disturbance.varies or others)
 
 
-def _slowest(lasting: Sequence[Disturbance]) -> float:
-    """How much slower the slowest ranks are, whom all others wait for."""
-    by: dict[int, float] = {}
-    for one in lasting:
-        for rank in one.ranks:
-            by[rank] = by.get(rank, 1.0) * one.by
-    return max(by.values(), default=1.0)
+def _slowest_factor(constant: Sequence[Disturbance]) -> float:
+    """Factor by which the slowest ranks are slower, which all others wait for."""
+    factors: dict[int, float] = {}
+    for disturbance in constant:
+        for rank in disturbance.ranks:
+            factors[rank] = factors.get(rank, 1.0) * disturbance.by
+    return max(factors.values(), default=1.0)
 
 
-def _before_s(prepared: Prepared, lasting: Sequence[Disturbance]) -> float:
+def _before_s(prepared: Prepared, constant: Sequence[Disturbance]) -> float:
     """From the end of a step to the start of the last backward, where that is latest; seconds."""
     sized = prepared.sized
     quiet = replace(sized.setting(launches=False), fidelity="flow")
-    _, run, _ = simulate_steps(quiet, lasting, SETTLED)
+    _, run, _ = simulate_steps(quiet, constant, SETTLED)
     last = sized.job.options.accumulate - 1
     begin_s: dict[str, float] = {}
     for span in run.timeline.spans:
@@ -190,43 +196,43 @@ def _before_s(prepared: Prepared, lasting: Sequence[Disturbance]) -> float:
 
 
 def _slowdown(prepared: Prepared) -> float:
-    asked = prepared.job.scenario.compute.overlap_slowdown
-    return prepared.machine.topology.gpu.overlap_slowdown if asked is None else asked
+    requested = prepared.job.scenario.compute.overlap_slowdown
+    return prepared.machine.topology.gpu.overlap_slowdown if requested is None else requested
 
 
-def _costs(prepared: Prepared, row: Row) -> AllReduceTimes:
+def _make_allreduce_times(prepared: Prepared, gradients: GradientOrder) -> AllReduceTimes:
     sized, hook = prepared.sized, prepared.job.hook
     setting = sized.setting()
-    scale = 1.0 if hook == "none" else ITEM_BYTES[hook] / ITEM_BYTES[row.dtypes[0]]
+    scale = 1.0 if hook == "none" else ITEM_BYTES[hook] / ITEM_BYTES[gradients.dtypes[0]]
     factor = 0.0 if setting.fidelity == "free" else 1.0
     return AllReduceTimes(estimator_of(setting, sized.happening), sized.where.mine, scale, factor)
 
 
-def _reasons(prepared: Prepared, row: Row) -> list[str]:
-    """Why the recurrence may differ from the simulation."""
-    known = {
-        "what happens around the job varies": not all(map(_lasts, prepared.sized.happening)),
+def _list_reasons(prepared: Prepared, gradients: GradientOrder) -> list[str]:
+    """Return why the surrogate may differ from the simulation."""
+    conditions = {
+        "what happens around the job varies": not all(map(_is_constant, prepared.sized.happening)),
         "every message is simulated": prepared.sized.fidelity == "message",
         "several all-reduces are under way at a time": prepared.job.library.workers > 1,
         "a hook compresses each bucket": prepared.job.hook != "none",
-        "gradients of several dtypes share the list": not row.single,
-        "buckets are never rebuilt": row.flipped,
+        "gradients of several dtypes share the list": not gradients.single_dtype,
+        "buckets are never rebuilt": gradients.reverse_filled,
         "the host waits for each all-reduce": prepared.job.library.host_staged,
     }
-    return [words for words, holds in known.items() if holds]
+    return [reason for reason, holds in conditions.items() if holds]
 
 
-def reduced(stepped: Stepped) -> tuple[Reduced, ...]:
-    """When the buckets of the last step were reduced."""
-    at = stepped.steps - 1
-    start_s = (0.0, *stepped.run.step_ends_s)[at]
+def read_reductions(stepped: Stepped) -> tuple[Reduced, ...]:
+    """Return when the buckets of the last step were reduced."""
+    step = stepped.steps - 1
+    start_s = (0.0, *stepped.run.step_ends_s)[step]
     spans = [
         span
         for span in stepped.run.timeline.spans
-        if span.step == at and span.kind == "communication" and span.bucket is not None
+        if span.step == step and span.kind == "communication" and span.bucket is not None
     ]
-    one = {cast("int", span.bucket): span for span in reversed(spans)}
+    first_spans = {cast("int", span.bucket): span for span in reversed(spans)}
     return tuple(
         Reduced(span.nbytes, span.ready_s - start_s, span.start_s - start_s, span.end_s - start_s)
-        for _, span in sorted(one.items())
+        for _, span in sorted(first_spans.items())
     )

@@ -1,4 +1,4 @@
-"""The gradients of a model in the order in which DDP reduces them, and groups of neighbours."""
+"""The gradients of a model in the order in which DDP reduces them, and contiguous groups."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from perfmodel.workload.model import Workload
 Groups = tuple[tuple[int, ...], ...]
 """Buckets in launch order, each as tensor indices (registration order)."""
 Cuts = tuple[int, ...]
-"""Where groups of neighbours in a row end: positions after their last tensor; the last is all."""
+"""Ends of contiguous groups: positions after their last gradient, the last one included."""
 
 
 @dataclass(frozen=True)
-class Row:
+class GradientOrder:
     """Trained tensors in the order in which their buckets are launched.
 
     Parameters
@@ -29,50 +29,50 @@ class Row:
         Sizes of their gradients.
     dtypes : tuple of str
         What they are stored as.
-    flipped : bool
-        Whether buckets are filled from the end of the row: where PyTorch never rebuilds them, it
+    reverse_filled : bool
+        Whether buckets are filled from the end of the order: where PyTorch never rebuilds them, it
         fills them in registration order and launches the last one first.
     """
 
     tensors: tuple[int, ...]
     nbytes: tuple[int, ...]
     dtypes: tuple[str, ...]
-    flipped: bool
+    reverse_filled: bool
 
     def __len__(self) -> int:
         return len(self.tensors)
 
     @property
-    def single(self) -> bool:
-        """Whether all tensors share buckets: then buckets are groups of neighbours."""
+    def single_dtype(self) -> bool:
+        """Whether all tensors share buckets, which then are contiguous groups."""
         return len(set(self.dtypes)) == 1
 
     @cached_property
     def sums(self) -> tuple[int, ...]:
-        """Bytes before each position; one more than there are tensors."""
+        """Bytes before each position, and of all."""
         return (0, *itertools.accumulate(self.nbytes))
 
     @cached_property
-    def places(self) -> dict[int, int]:
+    def positions(self) -> dict[int, int]:
         """Position of each tensor."""
-        return {tensor: place for place, tensor in enumerate(self.tensors)}
+        return {tensor: position for position, tensor in enumerate(self.tensors)}
 
     def groups(self, cuts: Cuts) -> Groups:
-        """Return neighbours as groups of tensors, as they lie in their buckets."""
-        step = -1 if self.flipped else 1
+        """Return contiguous groups as tensors, in the order in which they fill their buckets."""
+        step = -1 if self.reverse_filled else 1
         return tuple(self.tensors[a:b][::step] for a, b in itertools.pairwise((0, *cuts)))
 
     def cuts(self, groups: Groups) -> Cuts:
-        """Return where groups of neighbours end."""
+        """Return the ends of contiguous groups."""
         return tuple(itertools.accumulate(len(group) for group in groups))
 
     def size(self, group: Sequence[int]) -> int:
         """Bytes of a group of tensors."""
-        return sum(self.nbytes[self.places[tensor]] for tensor in group)
+        return sum(self.nbytes[self.positions[tensor]] for tensor in group)
 
 
-def row_of(workload: Workload, options: DdpOptions) -> Row:
-    """Line the gradients of a workload up.
+def order_gradients(workload: Workload, options: DdpOptions) -> GradientOrder:
+    """Return the gradients of a workload in the order in which DDP reduces them.
 
     Parameters
     ----------
@@ -86,9 +86,9 @@ def row_of(workload: Workload, options: DdpOptions) -> Row:
         static_graph=options.static_graph,
     )
     buckets = ddp_buckets(workload, single)
-    return Row(
+    return GradientOrder(
         tensors=tuple(bucket.tensors[0] for bucket in buckets),
         nbytes=tuple(bucket.nbytes for bucket in buckets),
         dtypes=tuple("fp32" if b.dtype == "tf32" else b.dtype for b in buckets),
-        flipped=not options.rebuilds,
+        reverse_filled=not options.rebuilds,
     )

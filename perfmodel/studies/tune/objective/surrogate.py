@@ -1,9 +1,10 @@
-"""A settled step as a recurrence over buckets: what the simulation does, in microseconds.
+"""A surrogate of the simulation: a settled step as a recurrence over buckets.
 
 It equals the simulation where one all-reduce is under way at a time, all ranks are alike, and the
 host is ahead of the device: then compute goes on without a pause from the first layer of the last
 backward to its end, slower while an all-reduce is under way, and bucket by bucket
-``end = max(ready, end of the one before) + cost``. Elsewhere it is a guide for the search only.
+``end = max(ready, end of the one before) + cost``. Elsewhere it is an estimate that only guides
+the search. It takes microseconds.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from perfmodel.studies.tune.objective.allreduce_times import CostOf
-from perfmodel.studies.tune.objective.gradients import Cuts, Groups, Row
+from perfmodel.studies.tune.objective.allreduce_times import TimeOf
+from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder, Groups
 from perfmodel.training.plan import Compute, StepPlan, Task
 
 
 @dataclass(frozen=True)
 class StepSurrogate:
-    """What a step has to do, whatever its buckets.
+    """Work of a step that does not depend on its buckets.
 
     Parameters
     ----------
-    row : Row
+    gradients : GradientOrder
     before_s : float
         From the end of the step before to the start of the last backward.
     ready_s : tuple of float
-        Work from there until each gradient of the row is in its bucket, undisturbed.
+        Work from there until each gradient is in its bucket, without slowdown.
     backward_s : float
         Work of all of that backward, copies in included.
     out_s : tuple of float
@@ -46,7 +47,7 @@ class StepSurrogate:
         where issuing takes no time.
     """
 
-    row: Row
+    gradients: GradientOrder
     before_s: float
     ready_s: tuple[float, ...]
     backward_s: float
@@ -58,17 +59,17 @@ class StepSurrogate:
     host_s: tuple[float, ...] = ()
 
     @cached_property
-    def outs_s(self) -> tuple[float, ...]:
-        """Work to copy back all gradients before each position; one more than gradients."""
+    def sums_out_s(self) -> tuple[float, ...]:
+        """Work to copy back all gradients before each position, and all of them; seconds."""
         return (0.0, *itertools.accumulate(self.out_s))
 
     @property
     def work_s(self) -> float:
-        """All that the device has to do in a step, undisturbed, waits before backward included."""
+        """Work of the device in a step without slowdown, with waits before backward; seconds."""
         return self.before_s + self.backward_s + sum(self.out_s) + self.optimizer_s
 
-    def stretched(self, by: float) -> StepSurrogate:
-        """Return the step of ranks that are so much slower; `before_s` stays."""
+    def scaled(self, by: float) -> StepSurrogate:
+        """Return the step of ranks that are slower by a factor; `before_s` stays."""
         return replace(
             self,
             ready_s=tuple(by * at for at in self.ready_s),
@@ -80,17 +81,17 @@ class StepSurrogate:
             host_s=tuple(by * at for at in self.host_s),
         )
 
-    def step_s(self, buckets: Sequence[Bucket], cost: CostOf) -> float:
+    def step_s(self, buckets: Sequence[Bucket], cost: TimeOf) -> float:
         """Return the time of a step with some buckets; seconds."""
         return self.times(buckets, cost)[0]
 
-    def times(self, buckets: Sequence[Bucket], cost: CostOf) -> tuple[float, float]:
+    def times(self, buckets: Sequence[Bucket], cost: TimeOf) -> tuple[float, float]:
         """Return the time of a step, and how long all-reduces kept the device waiting; seconds."""
         now = ended = done_s = waited_s = 0.0
         ends = []
-        for place, nbytes, _ in buckets:
-            now = self.after(now, self.ready_s[place] - done_s, ended)
-            done_s = self.ready_s[place]
+        for position, nbytes, _ in buckets:
+            now = self.after(now, self.ready_s[position] - done_s, ended)
+            done_s = self.ready_s[position]
             ended = max(now, ended) + cost(nbytes)
             ends.append(ended)
         now = self.after(now, self.backward_s - done_s, ended)
@@ -101,7 +102,7 @@ class StepSurrogate:
         return self.before_s + max(now, ended) + self.optimizer_s, waited_s
 
     def after(self, now: float, work_s: float, ended: float) -> float:
-        """Return when work that begins now is done, with an all-reduce under way until `ended`."""
+        """Return when work that begins now ends, if all-reduces are under way until `ended`."""
         if ended <= now or self.slowdown == 1.0:
             return now + work_s
         done_s = (ended - now) / self.slowdown
@@ -110,17 +111,19 @@ class StepSurrogate:
 
 
 Bucket = tuple[int, int, float]
-"""Position of the gradient that it waits for, its bytes, and the work to copy it back."""
+"""Position of the last gradient, bytes, and work to copy them back in seconds."""
 
 
-def surrogate_of(plan: StepPlan, row: Row, before_s: float, slowdown: float) -> StepSurrogate:
-    """Read a clock off a plan in which each gradient has a bucket of its own.
+def build_surrogate(
+    plan: StepPlan, gradients: GradientOrder, before_s: float, slowdown: float
+) -> StepSurrogate:
+    """Build the surrogate from a plan in which each gradient has a bucket of its own.
 
     Parameters
     ----------
     plan : StepPlan
-    row : Row
-        Its gradients in the order of the plan's buckets.
+    gradients : GradientOrder
+        In the order of the plan's buckets.
     before_s : float
         From the end of a step to the start of the last backward of the next; seconds.
     slowdown : float
@@ -136,11 +139,11 @@ def surrogate_of(plan: StepPlan, row: Row, before_s: float, slowdown: float) -> 
         for task in plan.tasks[:begin]
         if task.stream == "compute" and task.kind != "copy" and isinstance(task.work, Compute)
     )
-    parts = _Parts(len(row))
+    parts = _Parts(len(gradients))
     for task in plan.tasks[begin:]:
         parts.count(task)
     return StepSurrogate(
-        row=row,
+        gradients=gradients,
         before_s=before_s,
         ready_s=tuple(itertools.accumulate(parts.ready, max)),
         backward_s=parts.work_s,
@@ -154,7 +157,7 @@ def surrogate_of(plan: StepPlan, row: Row, before_s: float, slowdown: float) -> 
 
 
 class _Parts:
-    """Work of the last backward and of what follows it, task by task."""
+    """Sums of the work of the last backward and of the tasks after it."""
 
     def __init__(self, gradients: int) -> None:
         self.ready, self.out = [0.0] * gradients, [0.0] * gradients
@@ -183,24 +186,28 @@ class _Parts:
                 self.host[task.bucket] = self.issued_s
 
 
-def neighbours(clock: StepSurrogate, cuts: Cuts) -> list[Bucket]:
-    """Return groups of neighbours as buckets."""
-    row = clock.row
+def buckets_of_cuts(surrogate: StepSurrogate, cuts: Cuts) -> list[Bucket]:
+    """Return contiguous groups as buckets."""
+    gradients = surrogate.gradients
     return [
-        (end - 1, row.sums[end] - row.sums[begin], clock.outs_s[end] - clock.outs_s[begin])
+        (
+            end - 1,
+            gradients.sums[end] - gradients.sums[begin],
+            surrogate.sums_out_s[end] - surrogate.sums_out_s[begin],
+        )
         for begin, end in itertools.pairwise((0, *cuts))
     ]
 
 
-def buckets_of(clock: StepSurrogate, groups: Groups) -> list[Bucket]:
-    """Return groups of any tensors as buckets; each waits for those before it as well."""
-    places = [[clock.row.places[tensor] for tensor in group] for group in groups]
-    latest = itertools.accumulate((max(group) for group in places), max)
+def buckets_of_groups(surrogate: StepSurrogate, groups: Groups) -> list[Bucket]:
+    """Return any groups of tensors as buckets, each of which waits for those before it."""
+    positions = [[surrogate.gradients.positions[tensor] for tensor in group] for group in groups]
+    latest = itertools.accumulate((max(group) for group in positions), max)
     return [
         (
             last,
-            sum(clock.row.nbytes[place] for place in group),
-            sum(clock.out_s[place] for place in group),
+            sum(surrogate.gradients.nbytes[position] for position in group),
+            sum(surrogate.out_s[position] for position in group),
         )
-        for last, group in zip(latest, places, strict=True)
+        for last, group in zip(latest, positions, strict=True)
     ]

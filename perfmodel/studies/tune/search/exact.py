@@ -1,12 +1,11 @@
-"""The best groups of neighbours: labels of partial solutions, of which none beats another.
+"""The best list of caps where the surrogate is exact: dynamic programming with dominance.
 
-A label stands for the buckets of the first gradients: when the last of these is ready (later the
-more all-reduces have slowed compute down), when the last all-reduce has ended, and how late that
-makes the copies back. All three only ever make what follows later, so a label that is worse than
-another in all of them can be dropped. With compute that communication does not slow down, this is
-the recurrence ``finish(j) = min_i max(ready(j), finish(i)) + cost(i+1..j)``.
-
-The best list of caps where the recurrence over buckets is what the simulation says.
+A label is a partial solution, the buckets of the first gradients, by three times: when the last of
+these gradients is ready (later the more all-reduces have slowed compute down), when the last
+all-reduce has ended, and how late that makes the copies back. A larger value of any of them never
+makes the rest of the step shorter, so a label that another one dominates in all three is dropped.
+Where communication does not slow compute down, this is the recurrence
+``finish(j) = min_i max(ready(j), finish(i)) + cost(i+1..j)``.
 """
 
 from __future__ import annotations
@@ -17,57 +16,66 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.studies.tune.objective.evaluator import Evaluator
-from perfmodel.studies.tune.objective.gradients import Cuts, Row
-from perfmodel.studies.tune.objective.surrogate import StepSurrogate, neighbours
-from perfmodel.studies.tune.search.local_search import improved, simplified
+from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate, buckets_of_cuts
+from perfmodel.studies.tune.search.local_search import improve, simplify
 from perfmodel.training.ddp.options import MIB
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Read = Callable[[Ints], Floats]
+BoolArray = NDArray[np.bool_]
+ReadTimes = Callable[[IntArray], FloatArray]
 """Seconds of all-reduces by bytes of gradients."""
 
-MOST_LABELS = 24
-"""Labels kept at a position: more than are ever left without a slowdown on models of the zoo."""
+MOST_LABELS, MOST_LABELS_SLOWED = 24, 8
+"""Labels per position: without a slowdown more than dominance leaves on models of the zoo, and
+where all-reduces slow compute down."""
+
+
+PASSES = 4
+"""Searches, each with exact times of the sizes that the one before chose."""
+
+
+FINALISTS = 4
+"""Labels whose step is computed, where all-reduces slow the copies back down."""
 
 
 @dataclass
 class _Labels:
-    """Partial solutions, all positions one after the other."""
+    """Labels of all positions in one set of arrays; `before` is the index of the predecessor."""
 
-    place: Ints
-    ready: Floats
-    ended: Floats
-    late: Floats
-    before: Ints
+    position: IntArray
+    ready: FloatArray
+    ended: FloatArray
+    late: FloatArray
+    before: IntArray
     count: int = 0
 
-    def add(self, place: int, rows: tuple[Floats, Floats, Floats, Ints]) -> None:
-        here = slice(self.count, self.count + len(rows[0]))
-        self.place[here] = place
-        self.ready[here], self.ended[here], self.late[here], self.before[here] = rows
-        self.count = here.stop
+    def add(self, position: int, rows: tuple[FloatArray, FloatArray, FloatArray, IntArray]) -> None:
+        span = slice(self.count, self.count + len(rows[0]))
+        self.position[span] = position
+        self.ready[span], self.ended[span], self.late[span], self.before[span] = rows
+        self.count = span.stop
 
 
 def best_cuts(
-    clock: StepSurrogate,
-    read: Read,
+    surrogate: StepSurrogate,
+    read: ReadTimes,
     *,
-    allowed: NDArray[np.bool_] | None = None,
+    allowed: BoolArray | None = None,
     keep: int = MOST_LABELS,
 ) -> list[Cuts]:
-    """Return the best groups of neighbours, and the runners-up that other labels stand for.
+    """Return the best contiguous groups, and the runners-up of the other labels at the end.
 
     Parameters
     ----------
-    clock : StepSurrogate
+    surrogate : StepSurrogate
     read : callable
         Times of all-reduces.
     allowed : ndarray of bool, shape (gradients, gradients + 1), optional
         Whether a group may go from one position to another.
     keep : int
-        Labels kept at a position.
+        Most labels per position.
 
     Returns
     -------
@@ -75,10 +83,10 @@ def best_cuts(
         By growing time according to the labels, which count copies back as if all-reduces did not
         slow them down. Empty if nothing is allowed.
     """
-    row = clock.row
-    n, sums = len(row), np.array(row.sums, dtype=np.int64)
-    work = np.array((0.0, *clock.ready_s))
-    out = np.concatenate([[0.0], np.cumsum(clock.out_s)])
+    gradients = surrogate.gradients
+    n, sums = len(gradients), np.array(gradients.sums, dtype=np.int64)
+    work = np.array((0.0, *surrogate.ready_s))
+    out = np.concatenate([[0.0], np.cumsum(surrogate.out_s)])
     size = n * keep + 1
     labels = _Labels(
         np.zeros(size, np.int64), np.zeros(size), np.zeros(size), np.zeros(size),
@@ -86,136 +94,130 @@ def best_cuts(
     )  # fmt: skip
     nothing = np.zeros(1)
     labels.add(0, (nothing, nothing, nothing - np.inf, np.full(1, -1)))
-    for place in range(1, n + 1):
-        known = np.arange(labels.count)
+    for position in range(1, n + 1):
+        begins = np.arange(labels.count)
         if allowed is not None:
-            known = known[allowed[labels.place[known], place]]
-        if len(known):
-            cost = read(sums[place] - sums[:place])[labels.place[known]]
+            begins = begins[allowed[labels.position[begins], position]]
+        if len(begins):
+            cost = read(sums[position] - sums[:position])[labels.position[begins]]
             labels.add(
-                place, _extended(labels, known, cost, clock.slowdown, place, work, out, keep)
+                position,
+                _extend(labels, begins, cost, surrogate.slowdown, position, work, out, keep),
             )
-    return _traced(labels, clock, n, float(out[-1]))
+    return _trace_all_back(labels, surrogate, n, float(out[-1]))
 
 
-def _extended(
+def _extend(
     labels: _Labels,
-    known: Ints,
-    cost: Floats,
+    begins: IntArray,
+    cost: FloatArray,
     slowdown: float,
-    place: int,
-    work: Floats,
-    out: Floats,
+    position: int,
+    work: FloatArray,
+    out: FloatArray,
     keep: int,
-) -> tuple[Floats, Floats, Floats, Ints]:
-    """All labels with one more bucket, up to a position; those that none beats."""
-    begin = labels.place[known]
-    ready, ended = labels.ready[known], labels.ended[known]
-    left = work[place] - work[begin]
+) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
+    """Extend labels by one bucket up to a position, and drop those that are dominated."""
+    position_of_begin = labels.position[begins]
+    ready, ended = labels.ready[begins], labels.ended[begins]
+    work_s = work[position] - work[position_of_begin]
     busy = np.maximum(0.0, ended - ready)
-    slowed = np.minimum(left, busy / slowdown)
-    ready = ready + slowed * slowdown + (left - slowed)
+    slowed = np.minimum(work_s, busy / slowdown)
+    ready = ready + slowed * slowdown + (work_s - slowed)
     ended = np.maximum(ready, ended) + cost
-    late = np.maximum(labels.late[known], ended - out[begin])
+    late = np.maximum(labels.late[begins], ended - out[position_of_begin])
     order = np.lexsort((late, ready, ended))
     ready, ended, late = ready[order], ended[order], late[order]
     better = np.ones(len(order), dtype=bool)
     better[1:] = (ready[1:] < np.minimum.accumulate(ready)[:-1]) | (
         late[1:] < np.minimum.accumulate(late)[:-1]
     )
-    kept = np.flatnonzero(better)
-    if len(kept) > keep:  # the quickest, and evenly some of those that are ready earlier
-        kept = kept[np.unique(np.linspace(0, len(kept) - 1, keep).astype(np.int64))]
-    return ready[kept], ended[kept], late[kept], known[order[kept]]
+    chosen = np.flatnonzero(better)
+    if len(chosen) > keep:  # the quickest, and evenly spread ones of those that are ready earlier
+        chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, keep).astype(np.int64))]
+    return ready[chosen], ended[chosen], late[chosen], begins[order[chosen]]
 
 
-def _traced(labels: _Labels, clock: StepSurrogate, n: int, out_s: float) -> list[Cuts]:
-    """Ways to the last position, the quickest first."""
-    last = np.flatnonzero(labels.place[: labels.count] == n)
+def _trace_all_back(labels: _Labels, surrogate: StepSurrogate, n: int, out_s: float) -> list[Cuts]:
+    """Return the groups of all labels at the last position, the quickest first."""
+    last = np.flatnonzero(labels.position[: labels.count] == n)
     ready, ended = labels.ready[last], labels.ended[last]
-    left = clock.backward_s - clock.ready_s[-1]
-    slowed = np.minimum(left, np.maximum(0.0, ended - ready) / clock.slowdown)
-    ready = ready + slowed * clock.slowdown + (left - slowed)
+    work_s = surrogate.backward_s - surrogate.ready_s[-1]
+    slowed = np.minimum(work_s, np.maximum(0.0, ended - ready) / surrogate.slowdown)
+    ready = ready + slowed * surrogate.slowdown + (work_s - slowed)
     total = np.maximum(ready + out_s, labels.late[last] + out_s)
-    return [_way(labels, int(last[at])) for at in np.argsort(total, kind="stable")]
+    return [_trace_back(labels, int(last[at])) for at in np.argsort(total, kind="stable")]
 
 
-def _way(labels: _Labels, at: int) -> Cuts:
+def _trace_back(labels: _Labels, at: int) -> Cuts:
     cuts = []
-    while labels.place[at] > 0:
-        cuts.append(int(labels.place[at]))
+    while labels.position[at] > 0:
+        cuts.append(int(labels.position[at]))
         at = int(labels.before[at])
     return tuple(reversed(cuts))
 
 
-PASSES = 4
-"""Searches, each with the times of all that the one before chose worked out."""
-LABELS, LABELS_SLOWED = 24, 8
-FINALISTS = 4
-"""Ways to the end that are looked at closely where all-reduces slow copies back down."""
-
-
-def list_by_clock(bench: Evaluator, allowed: NDArray[np.bool_] | None = None) -> Cuts | None:
-    """Return the groups of neighbours with the least time; None if none are allowed.
+def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) -> Cuts | None:
+    """Return the contiguous groups with the shortest step; None if none are allowed.
 
     Parameters
     ----------
-    bench : Evaluator
+    evaluator : Evaluator
     allowed : ndarray of bool, shape (gradients, gradients + 1), optional
         Whether a group may go from one position to another.
     """
-    clock, costs = bench.clock, bench.costs
-    slowed = clock.slowdown > 1.0
+    surrogate, allreduce = evaluator.surrogate, evaluator.allreduce
+    slowed = surrogate.slowdown > 1.0
 
     def rate(cuts: Cuts) -> float:
         if allowed is not None and not all(
             allowed[a, b] for a, b in zip((0, *cuts), cuts, strict=False)
         ):
             return float("inf")
-        return clock.step_s(neighbours(clock, cuts), costs.time_s)
+        return surrogate.step_s(buckets_of_cuts(surrogate, cuts), allreduce.time_s)
 
     best: Cuts | None = None
     for _ in range(PASSES):
-        keep = LABELS_SLOWED if slowed else LABELS
-        found = best_cuts(clock, costs.estimate, allowed=allowed, keep=keep)
-        if not found:
+        keep = MOST_LABELS_SLOWED if slowed else MOST_LABELS
+        ranked = best_cuts(surrogate, allreduce.interpolate, allowed=allowed, keep=keep)
+        if not ranked:
             return None
-        ways = [*found[: FINALISTS if slowed else 1], *([best] if best else [])]
-        way = min(ways, key=rate)
-        way = simplified(way, rate)
-        best = simplified(improved(way, rate), rate) if slowed else way
-        if not bench.learn(bench.row.groups(best)):
+        candidates = [*ranked[: FINALISTS if slowed else 1], *([best] if best else [])]
+        cuts = min(candidates, key=rate)
+        cuts = simplify(cuts, rate)
+        best = simplify(improve(cuts, rate), rate) if slowed else cuts
+        if not evaluator.time_allreduces(evaluator.gradients.groups(best)):
             break
     return best
 
 
-def all_sizes_known(bench: Evaluator) -> bool:
-    """Whether no time was read off, so that the search left no group of neighbours out."""
-    sums = bench.row.sums
+def all_sizes_timed(evaluator: Evaluator) -> bool:
+    """Whether the time of every contiguous group was computed, none interpolated."""
+    sums = evaluator.gradients.sums
     sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
-    return all(bench.costs.is_known(size) for size in sizes)
+    return all(evaluator.allreduce.is_timed(size) for size in sizes)
 
 
-def work_out_all(bench: Evaluator, at_most: int) -> None:
-    """Work out what every group of neighbours takes, if these are few."""
-    sums = bench.row.sums
+def time_all_sizes(evaluator: Evaluator, at_most: int) -> None:
+    """Compute the time of every contiguous group, if these are few."""
+    sums = evaluator.gradients.sums
     if len(sums) ** 2 > 4 * at_most:
         return
     sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
     if len(sizes) <= at_most:
         for size in sorted(sizes):
-            bench.costs.exact(size)
+            evaluator.allreduce.compute(size)
 
 
-def closed_by_whole(row: Row) -> NDArray[np.bool_]:
-    """Whether a cap of whole MiB makes a group of the gradients from one position to another."""
-    n, sums = len(row), np.array(row.sums, dtype=np.int64)
+def allow_integer_caps(gradients: GradientOrder) -> BoolArray:
+    """Whether a cap of whole MiB makes a bucket of the gradients from one position to another."""
+    n, sums = len(gradients), np.array(gradients.sums, dtype=np.int64)
     begin, end = np.meshgrid(np.arange(n), np.arange(n + 1), indexing="ij")
     nbytes = sums[end] - sums[begin]
-    sizes = np.array(row.nbytes, dtype=np.int64)
-    last = sizes[begin] if row.flipped else sizes[np.maximum(end, 1) - 1]
+    sizes = np.array(gradients.nbytes, dtype=np.int64)
+    last = sizes[begin] if gradients.reverse_filled else sizes[np.maximum(end, 1) - 1]
     above = nbytes - last
-    number = np.maximum(1, above // MIB + 1)
-    left_over = begin == 0 if row.flipped else end == n
-    found: NDArray[np.bool_] = (end > begin) & ((number * MIB <= nbytes) | left_over)
-    return found
+    cap = np.maximum(1, above // MIB + 1)
+    is_last = begin == 0 if gradients.reverse_filled else end == n
+    allowed: BoolArray = (end > begin) & ((cap * MIB <= nbytes) | is_last)
+    return allowed

@@ -1,4 +1,4 @@
-"""Small changes of groups of neighbours: an end moved, taken away or added."""
+"""Local search over contiguous groups: an end is moved, removed or added."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Rate = Callable[[Cuts], float]
 SHIFTS = (-8, -4, -2, -1, 1, 2, 4, 8)
 EFFORT = 100_000
 MANY = 30
-"""Groups from which on not every new end is tried."""
+"""Groups from which on only the middle of each is tried as a new end."""
 LEAST_GAIN = 1e-10
-"""Relative gain that is worth another round."""
+"""Least relative gain of a round."""
 
 
-def neighbours_of(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
-    """Groups that differ from some in one end.
+def neighbourhood(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
+    """Yield the groups that differ from given ones in one end.
 
     Parameters
     ----------
@@ -35,36 +35,38 @@ def neighbours_of(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
             if low < cut + shift < high:
                 yield (*inner[:at], cut + shift, *inner[at + 1 :], n)
     if every:
-        new = [place for place in range(1, n) if place not in ends]
+        new = [position for position in range(1, n) if position not in ends]
     else:
         new = [(a + b) // 2 for a, b in zip((0, *inner), cuts, strict=True) if b - a > 1]
-    for place in new:
-        yield tuple(sorted((*cuts, place)))
+    for position in new:
+        yield tuple(sorted((*cuts, position)))
 
 
-def improved(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
-    """Follow the best small change as long as there is one, and effort is left.
+def improve(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
+    """Take the best neighbour as long as it is better and effort remains.
 
     Parameters
     ----------
     cuts : tuple of int
     rate : callable
     effort : int
-        Buckets to rate in all.
+        Most buckets to rate.
     """
     best_s = rate(cuts)
     while effort > 0:
-        near = list(neighbours_of(cuts, every=len(cuts) <= MANY))
-        effort -= len(near) * len(cuts)
-        found_s, found = min(((rate(one), one) for one in near), default=(best_s, cuts))
-        if found_s >= best_s * (1 - LEAST_GAIN):
+        candidates = list(neighbourhood(cuts, every=len(cuts) <= MANY))
+        effort -= len(candidates) * len(cuts)
+        nearest_s, nearest = min(
+            ((rate(candidate), candidate) for candidate in candidates), default=(best_s, cuts)
+        )
+        if nearest_s >= best_s * (1 - LEAST_GAIN):
             break
-        best_s, cuts = found_s, found
+        best_s, cuts = nearest_s, nearest
     return cuts
 
 
-def simplified(cuts: Cuts, rate: Rate, within: float = LEAST_GAIN) -> Cuts:
-    """Take ends away that gain nothing."""
+def simplify(cuts: Cuts, rate: Rate, within: float = LEAST_GAIN) -> Cuts:
+    """Remove ends that gain nothing."""
     best_s = rate(cuts)
     at = 0
     while at < len(cuts) - 1:

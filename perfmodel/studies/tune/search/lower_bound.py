@@ -1,12 +1,12 @@
-"""What no choice of buckets can beat: neither groups of neighbours nor any others.
+"""A lower bound of the step time over all choices of buckets, contiguous or not.
 
-Let C be all that the device has to compute in a step, X the time in which all-reduces are under
-way, and f the factor by which these slow compute down. Of X the device loses at least 1 - 1/f, so
-``T >= C + (1 - 1/f) X``. What gets ready from gradient k on, B_k bytes, is reduced after that, when
-work W_k is done; while that goes on nothing else counts:
-``T >= W_k + (1 - 1/f)(X - X_k) + X_k + (copy out, optimizer)`` with X_k >= h(B_k). And h(B), the
-least time in which B bytes are reduced in any number of all-reduces, is bounded by every line
-a + b s (a, b >= 0) that no all-reduce of s bytes is quicker than: ``h(B) >= a + b B``.
+Let C be the compute of a step, X the time in which all-reduces are under way, and f the factor by
+which these slow compute down. The device loses at least the share 1 - 1/f of X, so
+``T >= C + (1 - 1/f) X``. The B_k bytes that get ready from gradient k on are reduced after the work
+W_k before it is done, so ``T >= W_k + (1 - 1/f)(X - X_k) + X_k + (copy out, optimizer)`` with
+X_k >= h(B_k). And h(B), the least time in which B bytes are reduced in any number of all-reduces,
+is bounded by every line a + b s (a, b >= 0) that is below the time of all-reduces of any size s:
+``h(B) >= a + b B``.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ from perfmodel.studies.tune.objective.surrogate import StepSurrogate
 Line = tuple[float, float]
 """Seconds, and seconds per byte on the network."""
 Point = tuple[float, float]
-"""Bytes on the network, and seconds that these take at least."""
+"""Bytes on the network, and the least time that these take; seconds."""
 
 SLACK = 1e-9
-"""Taken off, relatively, for the rounding of sums."""
+"""Relative allowance for the rounding of sums."""
 
 
-def lower_bound_s(clock: StepSurrogate, costs: AllReduceTimes, workers: int) -> float:
+CLOSE = 1e-3
+"""Relative distance from the best step at which the bound is good enough."""
+
+
+def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int) -> float:
     """Return a time that no step is below, whatever its buckets; seconds.
 
     Parameters
     ----------
-    clock : StepSurrogate
-    costs : AllReduceTimes
-        Of which the least and the largest possible size have been worked out.
+    surrogate : StepSurrogate
+    allreduce : AllReduceTimes
+        With exact times of the least and the largest possible size.
     workers : int
         All-reduces under way at a time.
     """
-    return _bound(clock, costs, workers)[0]
+    return _compute_bound(surrogate, allreduce, workers)[0]
 
 
-def tighten(
-    clock: StepSurrogate, costs: AllReduceTimes, workers: int, best_s: float, at_most: int
+def tighten_bound(
+    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int, best_s: float, at_most: int
 ) -> float:
-    """Work sizes out where that may raise the bound, as long as it is below a step of `best_s`.
+    """Compute sizes where that may raise the bound, as long as it is below a step of `best_s`.
 
     Returns
     -------
@@ -51,47 +55,49 @@ def tighten(
         The bound; seconds.
     """
     for _ in range(at_most):
-        bound_s, weakest = _bound(clock, costs, workers)
+        bound_s, weakest = _compute_bound(surrogate, allreduce, workers)
         if bound_s > best_s * (1 - CLOSE) or weakest is None:
             break
-        costs.exact(int(weakest / costs.scale))
-    return lower_bound_s(clock, costs, workers)
+        allreduce.compute(int(weakest / allreduce.scale))
+    return lower_bound_s(surrogate, allreduce, workers)
 
 
-CLOSE = 1e-3
-"""Relative distance from the best step at which a bound is not worth more work."""
-
-
-def _bound(clock: StepSurrogate, costs: AllReduceTimes, workers: int) -> tuple[float, float | None]:
-    """The bound, and a size whose time would raise it if it were known."""
-    cells = costs.floor()
+def _compute_bound(
+    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int
+) -> tuple[float, float | None]:
+    """Return the bound, and a size whose exact time may raise it."""
+    cells = allreduce.lower_bounds()
     points = [(float(high), least_s) for _, high, least_s in cells]
     lines = list(minorants(points))
-    rate = costs.wire_s_per_byte
-    lost = 1.0 - 1.0 / clock.slowdown
-    total = clock.row.sums[-1] * costs.scale
+    rate = allreduce.wire_s_per_byte
+    lost = 1.0 - 1.0 / surrogate.slowdown
+    total = surrogate.gradients.sums[-1] * allreduce.scale
 
     def least_s(nbytes: float) -> tuple[float, Line | None]:
-        found = max((a + b * nbytes, (a, b)) for a, b in lines)
+        by_line = max((a + b * nbytes, (a, b)) for a, b in lines)
         by_wire_s = rate * nbytes
         return (
-            (by_wire_s, None) if by_wire_s > found[0] / workers else (found[0] / workers, found[1])
+            (by_wire_s, None)
+            if by_wire_s > by_line[0] / workers
+            else (by_line[0] / workers, by_line[1])
         )
 
     all_s, line = least_s(total)
-    best = clock.work_s + lost * all_s
+    best = surrogate.work_s + lost * all_s
     tight = line
-    behind_s = min(clock.out_s) + clock.optimizer_s + clock.before_s
-    for place, ready_s in enumerate(clock.ready_s):
-        rest_s, of_rest = least_s((clock.row.sums[-1] - clock.row.sums[place]) * costs.scale)
+    behind_s = min(surrogate.out_s) + surrogate.optimizer_s + surrogate.before_s
+    for position, ready_s in enumerate(surrogate.ready_s):
+        rest_s, of_rest = least_s(
+            (surrogate.gradients.sums[-1] - surrogate.gradients.sums[position]) * allreduce.scale
+        )
         bound_s = behind_s + ready_s + lost * max(0.0, all_s - rest_s) + rest_s
         if bound_s > best:
             best, tight = bound_s, of_rest
-    return best * (1 - SLACK), _weakest(cells, tight)
+    return best * (1 - SLACK), _find_weakest(cells, tight)
 
 
-def _weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
-    """Middle of a wide cell whose floor a line touches."""
+def _find_weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
+    """Return the middle of the widest interval of sizes whose bound a line touches."""
     if line is None:
         return None
     a, b = line
@@ -121,6 +127,8 @@ def minorants(points: Sequence[Point]) -> Iterator[Line]:
             yield a, b
 
 
-def _turns_down(one: Point, two: Point, three: Point) -> bool:
+def _turns_down(first: Point, second: Point, third: Point) -> bool:
     """Whether the middle one of three points lies above the line through the others."""
-    return (two[1] - one[1]) * (three[0] - one[0]) >= (three[1] - one[1]) * (two[0] - one[0])
+    return (second[1] - first[1]) * (third[0] - first[0]) >= (third[1] - first[1]) * (
+        second[0] - first[0]
+    )

@@ -1,7 +1,7 @@
-"""Lists of caps that gradients of several dtypes share: small changes of a list, cap by cap.
+"""Lists of caps that gradients of several dtypes share: local search over a list, cap by cap.
 
 The j-th cap closes the j-th bucket of each dtype, with the first gradient that brings it to the
-cap. So of all caps only sums of gradients from where one of these buckets begins matter.
+cap. So only caps that are sums of gradients from the start of one of these buckets differ.
 """
 
 from __future__ import annotations
@@ -10,112 +10,125 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from perfmodel.studies.tune.caps import Window, as_bytes, groups_of, nice_mb, with_caps
+from perfmodel.studies.tune.caps import (
+    Caps,
+    Window,
+    as_bytes,
+    assign_buckets,
+    round_cap_mb,
+    with_caps,
+)
 from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 from perfmodel.training.ddp.options import MIB
 
 Bytes = tuple[int, ...]
-Caps = tuple[float, ...]
 
 EFFORT = 1500
-"""Lists that the recurrence rates."""
+"""Lists that the surrogate rates."""
 SHIFTS = (-3, -2, -1, 1, 2, 3)
 FINALISTS = 12
-"""Lists that are worth simulating."""
+"""Lists to be simulated."""
 
 
-def shared_lists(bench: Evaluator, starts: Sequence[Caps]) -> list[Caps]:
-    """Return lists of caps, MiB, that the recurrence holds for best, the best first.
+def search_shared_lists(evaluator: Evaluator, starts: Sequence[Caps]) -> list[Caps]:
+    """Return lists of caps, MiB, with the shortest steps by the surrogate, the best first.
 
     Parameters
     ----------
-    bench : Evaluator
+    evaluator : Evaluator
         Of gradients of several dtypes.
     starts : sequence of tuple of float
         Lists to start from; MiB.
     """
-    queues = _queues(bench)
+    queues = _fill_queues(evaluator)
     rated: dict[Groups, tuple[float, Bytes]] = {}
     for start in starts:
-        caps = _normal(queues, [int(cap) for cap in as_bytes(start)])
-        best_s = _rate(bench, caps, rated)
-        moved = True
-        while moved and len(rated) < EFFORT:
-            near = [(_rate(bench, one, rated), one) for one in _changed(queues, caps)]
-            found_s, found = min(near, default=(best_s, caps))
-            moved = found_s < best_s
-            if moved:
-                best_s, caps = found_s, found
+        caps = _normalise(queues, [int(cap) for cap in as_bytes(start)])
+        best_s = _rate_list(evaluator, caps, rated)
+        improved = True
+        while improved and len(rated) < EFFORT:
+            candidates = [
+                (_rate_list(evaluator, candidate, rated), candidate)
+                for candidate in _vary(queues, caps)
+            ]
+            nearest_s, nearest = min(candidates, default=(best_s, caps))
+            improved = nearest_s < best_s
+            if improved:
+                best_s, caps = nearest_s, nearest
     ranked = sorted(rated.values())[:FINALISTS]
-    return [_in_mib(queues, caps) for _, caps in ranked]
+    return [_to_mib(queues, caps) for _, caps in ranked]
 
 
-def _queues(bench: Evaluator) -> list[Bytes]:
+def _fill_queues(evaluator: Evaluator) -> list[Bytes]:
     """Sizes of the gradients of each dtype, in the order in which they fill buckets."""
-    row = bench.row
-    found: dict[str, list[int]] = {}
-    for dtype, nbytes in zip(row.dtypes, row.nbytes, strict=True):
-        found.setdefault(dtype, []).append(nbytes)
-    step = -1 if row.flipped else 1
-    return [tuple(sizes[::step]) for sizes in found.values()]
+    gradients = evaluator.gradients
+    queues: dict[str, list[int]] = {}
+    for dtype, nbytes in zip(gradients.dtypes, gradients.nbytes, strict=True):
+        queues.setdefault(dtype, []).append(nbytes)
+    step = -1 if gradients.reverse_filled else 1
+    return [tuple(sizes[::step]) for sizes in queues.values()]
 
 
-def _rate(bench: Evaluator, caps: Bytes, rated: dict[Groups, tuple[float, Bytes]]) -> float:
-    groups = groups_of(bench.workload, with_caps(bench.options, tuple(map(float, caps))))
+def _rate_list(
+    evaluator: Evaluator, caps: Bytes, rated: dict[Groups, tuple[float, Bytes]]
+) -> float:
+    groups = assign_buckets(
+        evaluator.workload, with_caps(evaluator.options, tuple(map(float, caps)))
+    )
     if groups not in rated:
-        rated[groups] = bench.guess(groups), caps
+        rated[groups] = evaluator.predict_step_s(groups), caps
     return rated[groups][0]
 
 
-def _changed(queues: Sequence[Bytes], caps: Bytes) -> Iterator[Bytes]:
-    """Lists with one cap more, less, or other."""
-    left = list(queues)
+def _vary(queues: Sequence[Bytes], caps: Bytes) -> Iterator[Bytes]:
+    """Yield the lists with one cap removed, replaced or inserted."""
+    remaining = list(queues)
     for at, cap in enumerate(caps):
-        sums = _sums(left)
-        here = bisect_left(sums, cap)
-        yield _normal(queues, (*caps[:at], *caps[at + 1 :]))
-        for place in {here + shift for shift in SHIFTS} | {len(sums) // 2, len(sums) - 1}:
-            if 0 <= place < len(sums) and place != here:
-                yield _normal(queues, (*caps[:at], sums[place], *caps[at + 1 :]))
-                yield _normal(queues, (*caps[:at], sums[place], *caps[at:]))
-        left = [_after(queue, cap)[1] for queue in left]
+        sums = _sums(remaining)
+        current = bisect_left(sums, cap)
+        yield _normalise(queues, (*caps[:at], *caps[at + 1 :]))
+        for position in {current + shift for shift in SHIFTS} | {len(sums) // 2, len(sums) - 1}:
+            if 0 <= position < len(sums) and position != current:
+                yield _normalise(queues, (*caps[:at], sums[position], *caps[at + 1 :]))
+                yield _normalise(queues, (*caps[:at], sums[position], *caps[at:]))
+        remaining = [_close_bucket(queue, cap)[1] for queue in remaining]
 
 
-def _normal(queues: Sequence[Bytes], caps: Sequence[int]) -> Bytes:
-    """A list in which no bucket is left to the last cap, and no cap is left over."""
-    left, found = list(queues), []
-    given = iter(caps)
+def _normalise(queues: Sequence[Bytes], caps: Sequence[int]) -> Bytes:
+    """Return the list with one cap per bucket: the last one repeated, unused ones dropped."""
+    remaining, normal = list(queues), []
+    caps_left = iter(caps)
     cap = 1
-    while any(left):
-        cap = next(given, cap)
-        found.append(cap)
-        left = [_after(queue, cap)[1] for queue in left]
-    return tuple(found)
+    while any(remaining):
+        cap = next(caps_left, cap)
+        normal.append(cap)
+        remaining = [_close_bucket(queue, cap)[1] for queue in remaining]
+    return tuple(normal)
 
 
-def _sums(left: Sequence[Bytes]) -> list[int]:
-    return sorted({nbytes for queue in left for nbytes in accumulate(queue)})
+def _sums(queues: Sequence[Bytes]) -> list[int]:
+    return sorted({nbytes for queue in queues for nbytes in accumulate(queue)})
 
 
-def _after(queue: Bytes, cap: int) -> tuple[int, Bytes]:
-    """Gradients in the bucket that a cap closes, and those that are left."""
+def _close_bucket(queue: Bytes, cap: int) -> tuple[int, Bytes]:
+    """Return how many gradients the bucket that a cap closes has, and those after it."""
     for at, filled in enumerate(accumulate(queue), 1):
         if filled >= cap:
             return at, queue[at:]
     return len(queue), ()
 
 
-def _in_mib(queues: Sequence[Bytes], caps: Bytes) -> Caps:
-    """A list in short numbers: each cap between the sums that it must not and must reach."""
-    left, found = list(queues), []
+def _to_mib(queues: Sequence[Bytes], caps: Bytes) -> Caps:
+    """Write a list in short numbers, each cap within the range that makes the same buckets."""
+    remaining, caps_mb = list(queues), []
     for cap in caps:
-        sums = _sums(left)
-        place = bisect_left(sums, cap)
-        above = sums[place - 1] if place else 0
-        most = sums[place] if place < len(sums) else float(max(cap, MIB))
-        found.append(nice_mb(Window(above, most)))
-        left = [_after(queue, cap)[1] for queue in left]
-    while len(found) > 1 and found[-1] == found[-2]:
-        found.pop()  # PyTorch repeats the last one
-    return tuple(found)
+        sums = _sums(remaining)
+        position = bisect_left(sums, cap)
+        above = sums[position - 1] if position else 0
+        most = sums[position] if position < len(sums) else float(max(cap, MIB))
+        caps_mb.append(round_cap_mb(Window(above, most)))
+        remaining = [_close_bucket(queue, cap)[1] for queue in remaining]
+    while len(caps_mb) > 1 and caps_mb[-1] == caps_mb[-2]:
+        caps_mb.pop()  # PyTorch repeats the last one
+    return tuple(caps_mb)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.tune.caps import as_bytes, caps_mb, windows_of, with_caps
-from perfmodel.studies.tune.objective.evaluator import bench_of
-from perfmodel.studies.tune.objective.gradients import Cuts
-from perfmodel.studies.tune.objective.surrogate import buckets_of
+from perfmodel.studies.tune.caps import as_bytes, caps_mb, find_windows, with_caps
+from perfmodel.studies.tune.objective.evaluator import make_evaluator
+from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder
+from perfmodel.studies.tune.objective.surrogate import StepSurrogate, buckets_of_groups
 from perfmodel.studies.tune.run import tune_scenario
-from perfmodel.studies.tune.search.lower_bound import lower_bound_s, minorants
+from perfmodel.studies.tune.search.lower_bound import lower_bound_s, minorants, tighten_bound
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 Made = Callable[..., Scenario]
@@ -40,10 +40,10 @@ def test_no_list_is_below(
     times = st.lists(st.floats(0.01, 30), min_size=len(elements), max_size=len(elements))
     scenario = made(elements, data.draw(times), library=library, slowdown=slowdown)
     prepared = prepare(scenario)
-    bench = bench_of(prepared)
-    bound_s = lower_bound_s(bench.clock, bench.costs, bench.workers)
-    for cuts in all_cuts(len(bench.row)):
-        windows = windows_of(bench.row, bench.row.groups(cuts))
+    evaluator = make_evaluator(prepared)
+    bound_s = lower_bound_s(evaluator.surrogate, evaluator.allreduce, evaluator.workers)
+    for cuts in all_cuts(len(evaluator.gradients)):
+        windows = find_windows(evaluator.gradients, evaluator.gradients.groups(cuts))
         assert windows is not None
         options = with_caps(prepared.job.options, as_bytes(caps_mb(windows)))
         assert prepared.step(options).step_time_s >= bound_s
@@ -57,15 +57,17 @@ def test_no_groups_of_strangers_are_below(made: Made, data: Any) -> None:
     count = len(elements)
     times = data.draw(st.lists(st.floats(0.01, 30), min_size=count, max_size=count))
     scenario = made(elements, times, slowdown=data.draw(st.sampled_from([1.0, 1.3])))
-    bench = bench_of(prepare(scenario))
-    bound_s = lower_bound_s(bench.clock, bench.costs, bench.workers)
+    evaluator = make_evaluator(prepare(scenario))
+    bound_s = lower_bound_s(evaluator.surrogate, evaluator.allreduce, evaluator.workers)
     for _ in range(20):
         labels = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
         members: dict[int, list[int]] = {}
-        for tensor, label in zip(bench.row.tensors, labels, strict=True):
+        for tensor, label in zip(evaluator.gradients.tensors, labels, strict=True):
             members.setdefault(label, []).append(tensor)
         groups = tuple(tuple(group) for group in members.values())
-        exact = bench.clock.step_s(buckets_of(bench.clock, groups), bench.costs.exact)
+        exact = evaluator.surrogate.step_s(
+            buckets_of_groups(evaluator.surrogate, groups), evaluator.allreduce.compute
+        )
         assert exact >= bound_s
 
 
@@ -98,3 +100,51 @@ def test_lines_lie_below_all_points(points: list[tuple[float, float]]) -> None:
 def test_lines_touch_the_hull() -> None:
     """Points on 1 + x are on one line; one above them changes nothing."""
     assert (1.0, 1.0) in list(minorants([(1.0, 2.0), (3.0, 4.0), (2.0, 9.0)]))
+
+
+class TwoSizes:
+    """All-reduces of 100 to 200 bytes that take 3 s at least, and a link that takes s per byte."""
+
+    scale = 1.0
+
+    def __init__(self, wire_s_per_byte: float) -> None:
+        self.wire_s_per_byte = wire_s_per_byte
+        self.computed: list[int] = []
+
+    def lower_bounds(self) -> list[tuple[int, int, float]]:
+        return [(100, 200, 3.0), (200, 200, 3.0)]
+
+    def compute(self, nbytes: int) -> float:
+        self.computed.append(nbytes)
+        return 3.0
+
+
+@pytest.mark.parametrize(
+    ("wire_s_per_byte", "workers", "bound_s", "computed"),
+    [
+        (0.001, 1, 2 + 3.0, [150]),  # the link passes 100 B in 0.1 s: one all-reduce takes 3 s
+        (0.001, 2, 2 + 1.5, [150]),  # of which two go on at a time
+        (0.05, 1, 1 + 10.0, []),  # the link passes 200 B in 10 s, however they are reduced
+        (0.05, 2, 1 + 10.0, []),  # and two all-reduces share it
+        (
+            0.013,
+            2,
+            1 + 2.6,
+            [],
+        ),  # the link, 2.6 s for 200 B, is more than 3 s / 2 and less than 3 s
+    ],
+)
+def test_the_higher_of_two_bounds_applies(
+    wire_s_per_byte: float, workers: int, bound_s: float, computed: list[int]
+) -> None:
+    """Two gradients of 100 B that are ready after 1 s and 2 s; all other work takes no time.
+
+    What is ready from gradient k on takes at least as long as the busiest link needs for its
+    bytes, and as the quickest all-reduces need over those that go on at a time.
+    """
+    gradients = GradientOrder((0, 1), (100, 100), ("fp32", "fp32"), reverse_filled=False)
+    surrogate = StepSurrogate(gradients, 0.0, (1.0, 2.0), 2.0, (0.0, 0.0), 0.0, 1.0)
+    times: Any = TwoSizes(wire_s_per_byte)
+    assert lower_bound_s(surrogate, times, workers) == pytest.approx(bound_s)
+    tighten_bound(surrogate, times, workers, best_s=100.0, at_most=1)
+    assert times.computed == computed

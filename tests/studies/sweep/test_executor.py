@@ -17,7 +17,7 @@ import pytest
 from perfmodel.errors import ExecutorUnavailable, InputError, SweepError
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.sweep import Swept, run_sweep, variants
-from perfmodel.studies.sweep.executor import check_backend, cores, each
+from perfmodel.studies.sweep.executor import check_backend, cores, map_unordered
 
 GRID = {
     "strategy.bucket_cap": ["1 MiB", "5 MiB", "25 MiB"],
@@ -82,7 +82,7 @@ def test_no_scheduler_is_said_soon(monkeypatch) -> None:
     with pytest.raises(
         ExecutorUnavailable, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:1"
     ):
-        list(each(abs, [(1,)], backend="dask", scheduler="tcp://127.0.0.1:1"))
+        list(map_unordered(abs, [(1,)], backend="dask", scheduler="tcp://127.0.0.1:1"))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_missing_package_is_named(monkeypatch, backend, extra: str) -> None:
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ExecutorUnavailable) as caught:
-        list(each(abs, [(1,), (2,)], backend=backend, scheduler="tcp://h:1"))
+        list(map_unordered(abs, [(1,), (2,)], backend=backend, scheduler="tcp://h:1"))
     assert extra in str(caught.value)
 
 
@@ -119,9 +119,9 @@ def test_ray_gives_the_same_bits_and_keeps_a_store(alone: Swept, ray_here, tmp_p
     assert run_sweep(alone.variants[:4], backend="ray", store=store).answers == alone.answers[:4]
     again = run_sweep(alone.variants[:6], backend="ray", store=store)
     assert (again.reused, again.answers) == (4, alone.answers[:6])
-    assert sorted(each(abs, iter_of(*range(-20, 0)), backend="ray")) == list(range(1, 21))
+    assert sorted(map_unordered(abs, iter_of(*range(-20, 0)), backend="ray")) == list(range(1, 21))
     with pytest.raises(SweepError, match="a ray worker failed"):
-        list(each(os._exit, iter_of(1), backend="ray"))
+        list(map_unordered(os._exit, iter_of(1), backend="ray"))
     assert ray_here.is_initialized()  # it was not ours to end
 
 
@@ -171,14 +171,14 @@ class FakeRay:
 def test_ray_is_asked_for_a_few_at_a_time(monkeypatch) -> None:
     fake = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    coming = each(abs, iter_of(*range(-20, 0)), backend="ray")
+    coming = map_unordered(abs, iter_of(*range(-20, 0)), backend="ray")
     assert next(coming) == 17  # the last of four
     assert len(fake.begun) == 5
     assert sorted(coming) == [*range(1, 17), 18, 19, 20]
     assert fake.most == 4
     assert fake.addresses == [None, "let go"]
     with pytest.raises(SweepError, match=r"a ray worker failed.*modulo by zero"):
-        list(each(divmod, [(1, 0)], backend="ray", jobs=1))
+        list(map_unordered(divmod, [(1, 0)], backend="ray", jobs=1))
     assert fake.addresses[-1] == "let go"
 
 
@@ -188,7 +188,7 @@ def test_ray_is_asked_for_a_few_at_a_time(monkeypatch) -> None:
 def test_no_ray_cluster_is_said_soon(monkeypatch, address: str, said: str) -> None:
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
     with pytest.raises(ExecutorUnavailable, match=f"no ray cluster answers at {address}: .*{said}"):
-        list(each(abs, [(1,)], backend="ray", scheduler=address))
+        list(map_unordered(abs, [(1,)], backend="ray", scheduler=address))
 
 
 def test_all_faults_of_flags_at_once() -> None:
@@ -204,11 +204,21 @@ def test_all_faults_of_flags_at_once() -> None:
         check_backend("locky", None, 1)
 
 
+def test_no_more_cores_than_this_process_may_use(monkeypatch) -> None:
+    assert 1 <= cores() <= len(os.sched_getaffinity(0))
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+    assert cores() == 1
+
+
+def test_a_fit_may_ask_for_threads_of_linear_algebra() -> None:
+    name = [("OPENBLAS_NUM_THREADS",), ("OMP_NUM_THREADS",)]
+    assert list(map_unordered(os.getenv, name, jobs=2, threads=3)) == ["3", "3"]
+
+
 def test_results_come_as_they_are_ready() -> None:
-    assert cores() >= 1
-    assert next(each(abs, iter_of(-3, -4), jobs=1)) == 3
-    assert sorted(each(abs, iter_of(*range(-20, 0)), jobs=2)) == list(range(1, 21))
-    assert list(each(abs, [], jobs=2)) == []
+    assert next(map_unordered(abs, iter_of(-3, -4), jobs=1)) == 3
+    assert sorted(map_unordered(abs, iter_of(*range(-20, 0)), jobs=2)) == list(range(1, 21))
+    assert list(map_unordered(abs, [], jobs=2)) == []
 
 
 def iter_of(*numbers: int) -> list[tuple[int]]:
@@ -217,9 +227,12 @@ def iter_of(*numbers: int) -> list[tuple[int]]:
 
 def test_a_killed_worker_is_said_and_no_traceback() -> None:
     with pytest.raises(SweepError, match=r"worker process was killed.*memory.*-j 1") as caught:
-        list(each(signal.raise_signal, iter_of(signal.SIGKILL, signal.SIGKILL), jobs=2))
+        list(map_unordered(signal.raise_signal, iter_of(signal.SIGKILL, signal.SIGKILL), jobs=2))
     assert caught.value.exit_code == 1
-    assert sorted(each(abs, iter_of(-1, -2), jobs=2)) == [1, 2]  # and the next sweep has workers
+    assert sorted(map_unordered(abs, iter_of(-1, -2), jobs=2)) == [
+        1,
+        2,
+    ]  # and the next sweep has workers
 
 
 def test_progress_counts_to_the_end(alone: Swept, tmp_path: Path) -> None:

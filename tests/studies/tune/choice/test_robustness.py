@@ -12,13 +12,13 @@ from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap
 from perfmodel.studies.tune.choice.robustness import (
     WITHIN,
-    plateau_of,
-    ratios,
-    robust_of,
-    without_jumps,
+    compare_machines,
+    find_plateau,
+    find_robust_cap,
+    smooth_residual,
 )
 from perfmodel.studies.tune.model import CurvePoint
-from perfmodel.studies.tune.objective.evaluator import bench_of
+from perfmodel.studies.tune.objective.evaluator import make_evaluator
 from perfmodel.studies.tune.run import tune_scenario
 
 SMALL = ["scale=null", "model.name=resnet18"]
@@ -31,7 +31,7 @@ def test_regrets_are_those_of_the_simulation_there() -> None:
     options = prepared.job.options
     chosen = found.curve[::16]
     assert all(len(point.regrets) == 3 for point in found.curve)
-    for at, there in enumerate(map(without_jumps, prepared.others), 1):
+    for at, there in enumerate(map(smooth_residual, prepared.others), 1):
         steps = [
             prepared.step(with_cap(options, as_bytes((p.bucket_cap_mb,))[0]), there).step_time_s
             for p in chosen
@@ -44,24 +44,24 @@ def test_regrets_are_those_of_the_simulation_there() -> None:
 
 
 def test_draws_of_a_profile_make_a_quick_and_a_slow_machine() -> None:
-    bench = bench_of(prepare(load_scenario("resnet18-loopback-gloo", ["scale=null"])))
-    drawn = [UncontendedTimer(machine) for machine in bench.prepared.others]
-    quick, slow = ratios(bench)
+    evaluator = make_evaluator(prepare(load_scenario("resnet18-loopback-gloo", ["scale=null"])))
+    drawn = [UncontendedTimer(machine) for machine in evaluator.prepared.others]
+    quick, slow = compare_machines(evaluator)
     nbytes = 5_000_000
-    likely_s = bench.costs.estimator.best("all_reduce", nbytes, range(2))[1]
+    likely_s = evaluator.allreduce.estimator.best("all_reduce", nbytes, range(2))[1]
     seen = sorted(one.best("all_reduce", nbytes, range(2))[1] / likely_s for one in drawn)
     assert len(seen) == 20
     assert seen[0] <= quick(nbytes) <= slow(nbytes) <= seen[-1]
     assert slow(nbytes) > quick(nbytes)
 
 
-def point(low: float, high: float, *regrets: float) -> CurvePoint:
-    return CurvePoint(low, low, high, 1, 1.0, 0.0, True, regrets)
+def point(low: float, high: float, *compute_regrets: float) -> CurvePoint:
+    return CurvePoint(low, low, high, 1, 1.0, 0.0, True, compute_regrets)
 
 
 def test_a_plateau_holds_what_is_good_on_the_likely_machine() -> None:
     curve = [point(1, 2, 0.0, 0.6), point(2, 3, 0.01, 0.0), point(3, math.inf, 0.011, 0.0)]
-    assert plateau_of(curve).spans_mb == ((1, 3),)
+    assert find_plateau(curve).spans_mb == ((1, 3),)
 
 
 def test_a_robust_cap_loses_least_wherever_the_truth_lies() -> None:
@@ -73,7 +73,7 @@ def test_a_robust_cap_loses_least_wherever_the_truth_lies() -> None:
         point(5, 6, 0.04, 0.0),
         point(6, math.inf, 0.029, 0.01),
     ]
-    found = robust_of(curve)
+    found = find_robust_cap(curve)
     assert found is not None
     assert found.bucket_cap_mb == 4
     assert found.worst_regret == 0.02
@@ -82,20 +82,22 @@ def test_a_robust_cap_loses_least_wherever_the_truth_lies() -> None:
 
 
 def test_of_equally_good_caps_the_one_with_most_room_is_named() -> None:
-    found = robust_of([point(1, 1.1, 0.0, 0.0), point(3, 5, 0.0, 0.0004), point(5, 5.1, 0.0, 0.0)])
+    found = find_robust_cap(
+        [point(1, 1.1, 0.0, 0.0), point(3, 5, 0.0, 0.0004), point(5, 5.1, 0.0, 0.0)]
+    )
     assert found is not None
     assert found.bucket_cap_mb == 3
 
 
 def test_without_an_interval_nothing_is_called_robust() -> None:
-    assert robust_of([point(1, math.inf, 0.0)]) is None
+    assert find_robust_cap([point(1, math.inf, 0.0)]) is None
 
 
 @pytest.mark.parametrize("edge", [2**18, 2**26])
 def test_a_slow_machine_does_not_reduce_more_bytes_in_less_time(edge: int) -> None:
     """The interval of 64 MiB ends where a narrower one begins; no machine has such a step."""
     prepared = prepare(load_scenario("bucket-size-slow-ethernet", SMALL))
-    slow = UncontendedTimer(without_jumps(prepared.others[1]))
+    slow = UncontendedTimer(smooth_residual(prepared.others[1]))
     raw = UncontendedTimer(prepared.others[1])
     sizes = [edge - 65_536, edge + 65_536]
     times = [slow.best("all_reduce", nbytes, range(8))[1] for nbytes in sizes]
@@ -114,7 +116,7 @@ def test_the_default_is_rated_as_it_is_simulated() -> None:
     assert found.default_regrets[0] == pytest.approx(here, abs=1e-4)
     point = found.at(found.best_uniform.bucket_cap_mb or 0.0)
     options = with_cap(prepared.job.options, as_bytes((point.bucket_cap_mb,))[0])
-    for at, there in enumerate(map(without_jumps, prepared.others), 1):
+    for at, there in enumerate(map(smooth_residual, prepared.others), 1):
         usual_s = prepared.step(machine=there).step_time_s
         ratio = usual_s / prepared.step(options, there).step_time_s
         said = (1 + found.default_regrets[at]) / (1 + point.regrets[at])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import subprocess
 import sys
@@ -14,26 +13,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.sweep import Answer, Store, run_sweep, variants
-from perfmodel.studies.sweep import cache_key as keys
 from perfmodel.studies.sweep import run as running
-
-TEXT = """# Which cap?
-perfmodel: 1
-model: {file: model.csv}
-compute: {source: file, times: times.csv, precision: fp32}
-cluster: {node: ethernet-10g, nodes: 2, fabric: one-switch}
-training: {batch_per_gpu: 8}
-sweep: {grid: {strategy.bucket_cap: [1 MiB, 2 MiB], what_if.compute: [1, 2, 3]}}
-"""
-
-
-@pytest.fixture
-def scenario_file(tmp_path: Path) -> Path:
-    (tmp_path / "model.csv").write_text("name,shape,dtype\na.weight,1000000,fp32\n")
-    (tmp_path / "times.csv").write_text("name,forward,backward\na,1 ms,2 ms\n")
-    path = tmp_path / "mine.yaml"
-    path.write_text(TEXT)
-    return path
 
 
 def rows(path: Path) -> list[tuple[str, ...]]:
@@ -129,95 +109,6 @@ def test_what_nobody_expected_fails_one_variant_alone(scenario_file: Path, monke
     assert swept.answers[1].message == "ZeroDivisionError: division by zero"
 
 
-# ---------------------------------------------------------------- what a key depends on
-
-
-def keys_of(path: Path, **grid) -> list[str]:
-    found = variants(load_scenario(path), grid=grid or {"what_if.compute": [1, 2]})
-    return [keys.key_of(v, "", "1") for v in found]
-
-
-def test_a_key_is_the_question(scenario_file: Path, tmp_path: Path) -> None:
-    first = keys_of(scenario_file)
-    assert len(set(first)) == 2
-    assert keys_of(scenario_file) == first
-    scenario_file.write_text(TEXT.replace("# Which cap?", "# Another comment: which?\n\n"))
-    assert keys_of(scenario_file) == first
-    renamed = tmp_path / "other.yaml"
-    renamed.write_text(TEXT)
-    assert keys_of(renamed) == first
-
-
-@pytest.mark.parametrize("name", ["model.csv", "times.csv"])
-def test_a_key_is_what_files_say(scenario_file: Path, name: str) -> None:
-    before = keys_of(scenario_file)
-    file = scenario_file.parent / name
-    text = file.read_text()
-    file.write_text(text.replace("1", "2"))
-    assert not set(keys_of(scenario_file)) & set(before)
-    file.write_text(text)
-    assert keys_of(scenario_file) == before
-
-
-@pytest.mark.parametrize("place", ["topologies/ethernet-10g.yaml", "topologies/gpus.yaml"])
-def test_a_key_is_what_the_users_own_machines_say(
-    scenario_file: Path, tmp_path: Path, monkeypatch, place: str
-) -> None:
-    """A template of one's own goes before the shipped one of that name."""
-    monkeypatch.chdir(tmp_path)
-    before = keys_of(scenario_file)
-    own = tmp_path / place
-    own.parent.mkdir()
-    own.write_text("anything")
-    assert not set(keys_of(scenario_file)) & set(before)
-
-
-def test_a_key_is_the_profile_and_the_model(scenario_file: Path) -> None:
-    (one, _) = variants(load_scenario(scenario_file), grid={"what_if.compute": [1, 2]})
-    found = {keys.key_of(one, p, v) for p in ("", "profile") for v in ("1", "2")}
-    assert len(found) == 4
-
-
-def test_the_version_is_that_of_source_and_data(tmp_path: Path, monkeypatch) -> None:
-    package, topologies = tmp_path / "perfmodel", tmp_path / "topologies"
-    for path in (
-        package / "studies" / "run" / "run.py",
-        package / "cli" / "app.py",
-        topologies / "a.yaml",
-    ):
-        path.parent.mkdir(parents=True)
-        path.write_text("1")
-    monkeypatch.setattr(keys, "__file__", str(package / "studies" / "sweep" / "cache_key.py"))
-    monkeypatch.setattr(keys, "data_folder", lambda _: topologies)
-
-    def version() -> str:
-        keys.model_version.cache_clear()
-        return keys.model_version()
-
-    try:
-        first = version()
-        (package / "cli" / "app.py").write_text("2")
-        assert version() == first
-        (package / "studies" / "run" / "run.py").write_text("2")
-        second = version()
-        (topologies / "a.yaml").write_text("2")
-        assert len({first, second, version()}) == 3
-    finally:
-        keys.model_version.cache_clear()
-
-
-def test_nothing_that_the_version_leaves_out_is_used_by_a_step() -> None:
-    code = (
-        "import sys, perfmodel.studies.run, perfmodel.studies.sweep.worker; "
-        "print(sorted(m for m in sys.modules if m.startswith('perfmodel.')))"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(json.loads(shown.stdout.replace("'", '"')))
-    assert "perfmodel.simulate" in loaded
-    folders = tuple(f"perfmodel.{folder.replace('/', '.')}" for folder in keys.NOT_MODEL)
-    assert not [name for name in loaded if f"{name}.".startswith(folders)]
-
-
 # ---------------------------------------------------------------- what is no store
 
 
@@ -311,7 +202,8 @@ print(kills)
 def test_ten_kills_leave_the_same_store(scenario_file: Path, tmp_path: Path) -> None:
     """SIGKILL at any moment, ten times on the way to the end; the rows are the same bytes."""
     grid = "strategy.bucket_cap: [1 MiB, 2 MiB, 3 MiB, 4 MiB], what_if.compute: [1, 2, 3, 4, 5]"
-    text = TEXT[: TEXT.index("sweep:")] + f"sweep: {{grid: {{{grid}}}}}\n"
+    text = scenario_file.read_text()
+    text = text[: text.index("sweep:")] + f"sweep: {{grid: {{{grid}}}}}\n"
     scenario_file.write_text(text)
     killed, alone = tmp_path / "killed.sqlite", tmp_path / "alone.sqlite"
     shown = subprocess.run(

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.studies.tune.caps import as_default, groups_of, uniform_partitions, with_cap
-from perfmodel.studies.tune.objective.gradients import row_of
+from perfmodel.studies.tune.caps import (
+    as_default,
+    assign_buckets,
+    list_uniform_partitions,
+    with_cap,
+)
+from perfmodel.studies.tune.objective.gradients import order_gradients
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
 from perfmodel.workload import load_workload
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
@@ -47,9 +52,9 @@ def torch_groups(workload: Workload, cap: int, rebuilds: bool) -> tuple[tuple[in
 def test_no_cap_makes_other_buckets(workload: Workload, rebuilds: bool) -> None:
     """Sizes are bytes here, so that every cap there is can be tried."""
     options = DdpOptions(find_unused_parameters=not rebuilds)
-    row = row_of(workload, options)
-    found = uniform_partitions(workload, row, options)
-    for cap in range(1, row.sums[-1] + 3):
+    gradients = order_gradients(workload, options)
+    found = list_uniform_partitions(workload, gradients, options)
+    for cap in range(1, gradients.sums[-1] + 3):
         holding = [one for one in found if one.window.above_bytes < cap <= one.window.most_bytes]
         assert len(holding) == 1
         assert holding[0].groups == torch_groups(workload, cap, rebuilds)
@@ -59,7 +64,7 @@ def test_no_cap_makes_other_buckets(workload: Workload, rebuilds: bool) -> None:
 @given(workloads(), st.booleans())
 def test_neighbouring_windows_touch_and_differ(workload: Workload, rebuilds: bool) -> None:
     options = DdpOptions(find_unused_parameters=not rebuilds)
-    found = uniform_partitions(workload, row_of(workload, options), options)
+    found = list_uniform_partitions(workload, order_gradients(workload, options), options)
     assert found[0].window.above_bytes == 0
     assert math.isinf(found[-1].window.most_bytes)
     for one, two in itertools.pairwise(found):
@@ -70,27 +75,27 @@ def test_neighbouring_windows_touch_and_differ(workload: Workload, rebuilds: boo
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "bert-base", "llama2-7b"])
 def test_the_short_number_makes_the_buckets(name: str) -> None:
     workload, options = load_workload(name), DdpOptions()
-    for one in uniform_partitions(workload, row_of(workload, options), options)[::17]:
-        assert groups_of(workload, with_cap(options, cap_bytes(one.cap_mb))) == one.groups
+    for one in list_uniform_partitions(workload, order_gradients(workload, options), options)[::17]:
+        assert assign_buckets(workload, with_cap(options, cap_bytes(one.cap_mb))) == one.groups
         assert len(f"{one.cap_mb}") <= 12
 
 
 def test_caps_of_resnet18_are_as_its_authors_saw() -> None:
     """pytorch/pytorch#48880 lists sizes by cap; without the first bucket they are these."""
     workload, options = load_workload("resnet18"), DdpOptions()
-    row = row_of(workload, options)
-    found = {cap: one for one in uniform_partitions(workload, row, options) for cap in (25, 46)
-             if one.window.holds(cap)}  # fmt: skip
-    assert [row.size(group) for group in found[25].groups] == [30_904_224, 15_853_824]
-    assert [row.size(group) for group in found[46].groups] == [46_758_048]
-    default = groups_of(workload, as_default(options))
-    assert [row.size(group) for group in default] == [2_052_000, 28_852_224, 15_853_824]
+    gradients = order_gradients(workload, options)
+    partitions = list_uniform_partitions(workload, gradients, options)
+    found = {cap: one for one in partitions for cap in (25, 46) if one.window.contains(cap)}
+    assert [gradients.size(group) for group in found[25].groups] == [30_904_224, 15_853_824]
+    assert [gradients.size(group) for group in found[46].groups] == [46_758_048]
+    default = assign_buckets(workload, as_default(options))
+    assert [gradients.size(group) for group in default] == [2_052_000, 28_852_224, 15_853_824]
 
 
 def test_a_partition_is_named_once_though_its_last_bucket_closes_or_not() -> None:
     """8 bytes: with a cap of 8 the last bucket closes, with 9 it is what is left over."""
     workload = Workload("two", (ParameterTensor("a", (2,)), ParameterTensor("b", (2,))), ())
     options = DdpOptions()
-    found = uniform_partitions(workload, row_of(workload, options), options)
+    found = list_uniform_partitions(workload, order_gradients(workload, options), options)
     assert [one.groups for one in found] == [((1,), (0,)), ((1, 0),)]
     assert found[0].window.high_mb == 9 / MIB

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.tune.caps import groups_of, with_caps
+from perfmodel.studies.tune.caps import assign_buckets, with_caps
 from perfmodel.studies.tune.run import tune_scenario
 
 Made = Callable[..., Scenario]
@@ -52,7 +52,7 @@ def least_s(scenario: Scenario, elements: Sequence[int], dtypes: Sequence[str]) 
     seen = {}
     for caps in all_lists(queues):
         options = with_caps(prepared.job.options, caps)
-        groups = groups_of(prepared.job.workload, options)
+        groups = assign_buckets(prepared.job.workload, options)
         if groups not in seen:
             seen[groups] = prepared.step(options).step_time_s
     return min(seen.values())

@@ -58,7 +58,7 @@ def made(tmp_path: Path) -> Made:
 
 @pytest.fixture(scope="session")
 def all_cuts() -> Callable[[int], Iterator[Cuts]]:
-    """All ways to part a row into groups of neighbours."""
+    """All partitions of gradients into contiguous groups."""
 
     def found(gradients: int) -> Iterator[Cuts]:
         for ends in itertools.product((False, True), repeat=gradients - 1):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from dataclasses import replace
 
 import jsonschema
 import pytest
-from typer.testing import CliRunner
 
-from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.scenario import Scenario, changed, load_scenario
 from perfmodel.studies.plan import plan_scenario
-from perfmodel.studies.plan.export import CSV_COLUMNS, in_time, plan_csv, to_json
+from perfmodel.studies.plan.export import in_time, to_json
 from perfmodel.studies.plan.failures import daly_s, expected_wall_s
 from perfmodel.studies.run import run_scenario
 
@@ -264,85 +259,10 @@ def test_energy_that_costs_but_is_not_known_is_no_bill(plan_file):
     assert "give power.per_gpu" in plan.options[0].reason
 
 
-# ---------------------------------------------------------------- files and the command
-
-
-def test_json_and_csv_say_the_same(planned):
-    _, plan = planned
-    document = json.loads(json.dumps(to_json(plan), allow_nan=False))
-    rows = list(csv.DictReader(io.StringIO(plan_csv(plan))))
-    assert tuple(rows[0]) == CSV_COLUMNS
-    assert len(rows) == len(document["options"]) == 6
-    for row, option in zip(rows, document["options"], strict=True):
-        assert row["candidate"] == option["candidate"]
-        if option["status"] == "ok":
-            assert float(row["wall_s"]) == option["training"]["wall_s"]
-            assert float(row["cost"]) == option["cost"]["total"]
-            kept = option["training"]
-            assert 0 < kept["young_s"] - kept["daly_s"] < kept["checkpoint_write_s"]
-            assert float(row["cost_high"]) == option["cost"]["interval"][1]
-            assert float(row["simulated_mean_s"]) == option["training"]["simulated"]["mean_s"]
-        else:
-            assert row["cost"] == ""
-    assert document["answers"]["cheapest"]["candidate"] in {"rented", "bought"}
-    assert sum(option["pareto"] for option in document["options"]) == len(plan.answers.pareto)
-
-
-def test_numbers_that_are_not_finite_are_refused(planned):
-    _, plan = planned
-    with pytest.raises(InputError, match="deadline_s"):
-        to_json(replace(plan, deadline_s=float("inf")))
-
-
 def test_the_same_plan_gives_the_same_bits(planned, plan_file):
     _, plan = planned
     again = plan_scenario(load_scenario(plan_file()), jobs=1)
     assert to_json(again) == to_json(plan)
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
-
-
-def test_the_command_prints_answers(plan_file, tmp_path):
-    done = invoke(plan_file(), "-j", 1, "--store", tmp_path / "steps.sqlite", "-o", tmp_path / "o")
-    assert done.exit_code == 0, done.output
-    assert "Cheapest that finishes in 4 h: bought, 1 node (8 GPUs), in " in done.stdout
-    assert (
-        "its share of 100,000 USD to buy and electricity; in time, also at the slow end"
-        in done.stdout
-    )
-    assert "The energy of rented, typo, full is that of the GPUs alone" in done.stderr, (
-        "the other's is of whole nodes"
-    )
-    assert max(map(len, done.stdout.split("Lost is")[0].split("\n\n")[1].splitlines())) <= 120
-    assert "Fastest for 100 USD at most" in done.stdout
-    assert "Does 'faster' pay?" in done.stdout
-    assert "left out: typo, 1 node: topology: found 'dgx-a10'" in done.stdout
-    assert "simulated" in done.stdout
-    assert "mind: The global batch is 64 to 128" in done.stderr
-    assert {path.name for path in (tmp_path / "o").iterdir()} == {
-        "plan.html", "plan.md", "plan.csv", "plan.json",
-    }  # fmt: skip
-    document = invoke(plan_file(), "-j", 1, "--store", tmp_path / "steps.sqlite", "--json")
-    assert json.loads(document.stdout) == json.loads((tmp_path / "o" / "plan.json").read_text())
-
-
-def test_the_command_says_what_is_wrong(plan_file, tmp_path):
-    done = invoke(plan_file(), "--set", "plan.deadline=3", "--set", "plan.budget=3")
-    assert done.exit_code == 2
-    assert "plan.deadline: found 3 (no unit)" in done.stderr
-    assert "plan.budget: found 3 (no currency)" in done.stderr
-    assert "Traceback" not in done.output
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    assert "-o" in invoke(plan_file(), "-o", tmp_path / "file").stderr
-
-
-def test_nothing_that_trains_is_a_failure(plan_file):
-    text = "plan.candidates=[{name: a, node: nowhere, nodes: [1]}]"
-    done = invoke(plan_file(), "-j", 1, "--set", text, "--set", "plan.upgrades=[]")
-    assert done.exit_code == 1
-    assert "None of the 1 options can train bert-base" in done.stdout
 
 
 def test_the_schema_knows_plans(planned):

@@ -15,11 +15,11 @@ from perfmodel.studies.plan.failures import (
     Upkeep,
     daly_s,
     expected_wall_s,
-    in_whole_steps,
     job_mtbf_s,
+    round_to_steps,
     simulate_walls,
-    summed_up,
-    with_luck,
+    summarise,
+    widen_by_luck,
     young_s,
 )
 
@@ -135,7 +135,7 @@ def test_formula_and_simulation_agree_within_statistical_error(regime, failures,
     upkeep = Upkeep(mtbf_s, write_s, restart_s, longer * daly_s(write_s, mtbf_s))
     work_s = failures * mtbf_s  # a failure or more in each, so that the error can be told
     expected_s = expected_wall_s(work_s, upkeep)
-    found = summed_up(*simulate_walls(work_s, upkeep, runs=4000, seed=11))
+    found = summarise(*simulate_walls(work_s, upkeep, runs=4000, seed=11))
     assert abs(found.mean_s - expected_s) <= 5 * found.error_s + 1e-9 * expected_s
     assert found.low_s <= found.mean_s * (1 + 1e-9)
     assert found.low_s >= work_s * (1 - 1e-12)
@@ -158,7 +158,7 @@ def test_the_simulation_finds_the_interval_that_daly_gives():
 
 
 def test_the_spread_is_wider_when_failures_are_rarer_and_bigger():
-    calm = summed_up(*simulate_walls(DAY, Upkeep(100 * DAY, 60, 600, HOUR), runs=100, seed=0))
+    calm = summarise(*simulate_walls(DAY, Upkeep(100 * DAY, 60, 600, HOUR), runs=100, seed=0))
     assert calm.low_s == pytest.approx(DAY + 24 * 60), "eight of ten see no failure"
     assert calm.failures < 0.1
 
@@ -173,12 +173,12 @@ def test_the_same_seed_gives_the_same_bits_and_another_others():
 
 def test_luck_and_step_time_by_hand():
     calm = np.full(1000, 100.0)  # no luck: the ends are those of the step time
-    assert with_luck(calm, 0.9, 1.5) == pytest.approx((90.0, 150.0), rel=0.01)
+    assert widen_by_luck(calm, 0.9, 1.5) == pytest.approx((90.0, 150.0), rel=0.01)
     lucky = np.random.default_rng(0).lognormal(0.0, 0.3, 100_000)  # 80 % within e^(+-1.2816 0.3)
     wide = math.exp(1.28155 * 0.3)
-    assert with_luck(lucky, 1.0, 1.0) == pytest.approx((1 / wide, wide), rel=0.01)
+    assert widen_by_luck(lucky, 1.0, 1.0) == pytest.approx((1 / wide, wide), rel=0.01)
     # Of two independent normal errors the widths add by their squares: 0.3 and 0.4 make 0.5.
-    both = with_luck(lucky, math.exp(-1.28155 * 0.4), math.exp(1.28155 * 0.4))
+    both = widen_by_luck(lucky, math.exp(-1.28155 * 0.4), math.exp(1.28155 * 0.4))
     assert both == pytest.approx((math.exp(-1.28155 * 0.5), math.exp(1.28155 * 0.5)), rel=0.01)
 
 
@@ -200,7 +200,7 @@ def test_more_failures_never_finish_sooner(work_s, mtbf_s, write_s, restart_s, i
 
 @given(st.floats(0.0, 1e6), st.floats(1e-3, 1e3))
 def test_checkpoints_come_after_whole_steps(interval_s, step_s):
-    steps, taken_s = in_whole_steps(interval_s, step_s)
+    steps, taken_s = round_to_steps(interval_s, step_s)
     assert steps >= 1
     assert taken_s == steps * step_s
     assert abs(taken_s - interval_s) <= max(step_s, 0.5 * step_s + 1e-9 * interval_s)

@@ -15,7 +15,7 @@ from perfmodel.report.planning import tables
 from perfmodel.report.planning import text as said
 from perfmodel.report.planning.figures import time_against_cost
 from perfmodel.report.planning.page import plan_html, plan_markdown, write_plan
-from perfmodel.studies.plan.decisions import choose
+from perfmodel.studies.plan.decisions import choose_answers
 from perfmodel.studies.plan.model import PlanResult, UpgradeOutcome
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def test_a_plan_without_money_or_failures_still_makes_a_page(planned, option):
     options = (option(1e5, None, 8), option(5e4, None, 16, interval=(4e4, 6e4)))
     bare = replace(
         plan, options=options, outcomes=(), currency=None, budget=None, deadline_s=None,
-        answers=choose(options, None, None),
+        answers=choose_answers(options, None, None),
     )  # fmt: skip
     text = text_of(plan_html(bare))
     assert "Fastest: a, 2 nodes (16 GPUs), in 13.9" in text
@@ -116,7 +116,7 @@ def test_nothing_in_time_names_the_quickest(planned, option):
     options = (option(9 * 86400.0, 5.0, 8), option(8 * 86400.0, 9.0, 16))
     late = replace(
         plan, options=options, outcomes=(), deadline_s=86400.0, budget=1.0,
-        answers=choose(options, 86400.0, 1.0),
+        answers=choose_answers(options, 86400.0, 1.0),
     )  # fmt: skip
     assert said.headline(late).replace("\N{NO-BREAK SPACE}", " ") == (
         "Nothing finishes in 24 h: even a, 2 nodes (16 GPUs) takes 8.00 d"
@@ -139,7 +139,7 @@ def test_nothing_in_time_names_the_quickest(planned, option):
 def test_a_free_cluster_has_no_logarithm(planned, option):
     _, plan = planned
     options = (option(9 * 86400.0, 0.0), option(8 * 86400.0, 9.0, 16))
-    free = replace(plan, options=options, outcomes=(), answers=choose(options, None, None))
+    free = replace(plan, options=options, outcomes=(), answers=choose_answers(options, None, None))
     figure = time_against_cost(free)
     assert figure.layout.yaxis.type != "log"
     assert {note.y for note in figure.layout.annotations} == {1, 100}, "at the budget of 100 USD"
@@ -174,7 +174,7 @@ def test_an_upgrade_is_told_for_the_option_of_the_headline_too(planned, option):
     options = (cheap, big)
     more = replace(
         plan, options=options, outcomes=(saves, same), deadline_s=None, budget=None,
-        answers=choose(options, None, None),
+        answers=choose_answers(options, None, None),
     )  # fmt: skip
     told = dict(said.answers(more))["Does 'u' pay?"].replace("\N{NO-BREAK SPACE}", " ")
     assert told.startswith("only in the long run: a, 2 nodes (16 GPUs), saves 24.0 h and 4.00 USD")

@@ -1,7 +1,7 @@
 """A process that pastes what ``perfmodel tune`` prints, and writes which buckets DDP then has.
 
-Run by ``test_snippet.py``: ``python ddp_of_snippets.py FOLDER``. FOLDER/asked.json holds the widths
-of a chain of linear layers and the snippets; FOLDER/found.json gets DDP's own account.
+Run by ``test_snippet_in_ddp.py``: ``python ddp_of_snippets.py FOLDER``. FOLDER/asked.json holds the
+widths of a chain of linear layers and the snippets; FOLDER/found.json gets DDP's own account.
 """
 
 from __future__ import annotations

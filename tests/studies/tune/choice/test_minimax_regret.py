@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.tune.choice.minimax_regret import shared_at, tune_all
+from perfmodel.studies.tune.choice.minimax_regret import rate_cap, tune_all
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.run import sizes_of, tune_scenario
 
@@ -27,7 +27,7 @@ def test_no_cap_has_a_smaller_largest_regret(each: list[TuneResult]) -> None:
         for cap in caps
     ]
     assert found.best.worst_regret == pytest.approx(min(worst), abs=1e-9)
-    assert shared_at(each, found.best.bucket_cap_mb or 0.0).regrets == pytest.approx(
+    assert rate_cap(each, found.best.bucket_cap_mb or 0.0).regrets == pytest.approx(
         found.best.regrets, abs=1e-12
     )
     assert found.low_mb <= (found.best.bucket_cap_mb or 0.0) < found.high_mb

@@ -16,15 +16,15 @@ from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.tune.caps import (
     as_bytes,
     caps_mb,
-    uniform_partitions,
-    windows_of,
+    find_windows,
+    list_uniform_partitions,
     with_cap,
     with_caps,
 )
 from perfmodel.studies.tune.choice.tie_breaking import AS_GOOD, FEWER
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.objective.evaluator import SAME
-from perfmodel.studies.tune.objective.gradients import Cuts, row_of
+from perfmodel.studies.tune.objective.gradients import Cuts, order_gradients
 from perfmodel.studies.tune.run import sizes_of, tune_scenario
 
 AllCuts = Callable[[int], Iterator[Cuts]]
@@ -41,10 +41,10 @@ SMALL = settings(
 def steps_of_all_lists(scenario: Scenario, all_cuts: AllCuts) -> list[float]:
     """Step times of all groups of neighbours."""
     prepared = prepare(scenario)
-    row = row_of(prepared.job.workload, prepared.job.options)
+    gradients = order_gradients(prepared.job.workload, prepared.job.options)
     found = []
-    for cuts in all_cuts(len(row)):
-        windows = windows_of(row, row.groups(cuts))
+    for cuts in all_cuts(len(gradients)):
+        windows = find_windows(gradients, gradients.groups(cuts))
         assert windows is not None
         options = with_caps(prepared.job.options, as_bytes(caps_mb(windows)))
         found.append(prepared.step(options).step_time_s)
@@ -55,8 +55,8 @@ def steps_of_all_caps(scenario: Scenario) -> list[float]:
     """Step times of all partitions that one cap makes, and of PyTorch's default."""
     prepared = prepare(scenario)
     workload, options = prepared.job.workload, prepared.job.options
-    uniforms = uniform_partitions(workload, row_of(workload, options), options)
-    settings = [with_cap(options, as_bytes((one.cap_mb,))[0]) for one in uniforms]
+    partitions = list_uniform_partitions(workload, order_gradients(workload, options), options)
+    settings = [with_cap(options, as_bytes((one.cap_mb,))[0]) for one in partitions]
     return [prepared.step(each).step_time_s for each in (options, *settings)]
 
 
