@@ -38,7 +38,7 @@ def faults_of(made: Measurement, machine: Machine, file: str) -> Iterator[Fault]
     elif machine.library.name not in {made.backend, "plain"}:
         yield fault("backend", repr(made.backend), f"{machine.library.name!r}, as asked")
     elif made.topology is None:
-        yield from _misplaced(made, topology, file)
+        yield from _backend_faults(made, topology, file)
     if not 2 <= made.ranks <= len(topology.ranks):
         yield fault(
             "ranks", made.ranks, f"2 to {len(topology.ranks)} ranks, as {topology.name} has"
@@ -92,18 +92,18 @@ def _hosts(made: Measurement, topology: Topology) -> int:
     return -(-made.ranks // topology.gpus_per_host)
 
 
-def _misplaced(made: Measurement, topology: Topology, file: str) -> Iterator[Fault]:
+def _backend_faults(made: Measurement, topology: Topology, file: str) -> Iterator[Fault]:
     """Processes that should be GPUs, and GPUs that should be processes."""
     processes = topology.gpu.generation == PROCESSES
     where = f"machine ({topology.template} as asked)"
     if made.backend == "nccl" and processes:
         yield Fault(where, "nccl between GPUs", "gloo between processes on a CPU", file)
     elif made.backend == "gloo" and not processes and topology.gpus_per_host > 1:
-        allowed = f"GPUs that share a host; for {_made_on(made)} see --topology cpu-loopback"
+        allowed = f"GPUs that share a host; for {_name_processor(made)} see --topology cpu-loopback"
         yield Fault(where, "gloo between processes on a CPU", allowed, file)
 
 
-def _made_on(made: Measurement) -> str:
+def _name_processor(made: Measurement) -> str:
     cores, cpu = made.machine.get("cores"), made.machine.get("cpu", "processes on a CPU")
     return f"{cores} cores of {cpu}" if cores else cpu
 
@@ -114,15 +114,15 @@ class _Differences(FileModel):
 
 
 @cache
-def _known() -> _Differences:
+def _difference_rules() -> _Differences:
     return load_document(_Differences, Path(__file__).parent / "compatible.yaml")
 
 
-Told = tuple[Topology, LibrarySettings]
+ConfiguredMachine = tuple[Topology, LibrarySettings]
 """A machine, and what its library was told."""
 
 
-def differences(op: str, one: Told, other: Told) -> tuple[str, ...]:
+def differences(op: str, one: ConfiguredMachine, other: ConfiguredMachine) -> tuple[str, ...]:
     """Say why times of a collective in one run tell little of the other on the same hardware.
 
     A version that is not given is not held against a run.
@@ -132,38 +132,38 @@ def differences(op: str, one: Told, other: Told) -> tuple[str, ...]:
     tuple of str
         Empty where nothing speaks against it.
     """
-    return (*told_otherwise(op, one[1], other[1]), *_transports(one, other))
+    return (*settings_differences(op, one[1], other[1]), *_transport_differences(one, other))
 
 
-def told_otherwise(op: str, one: LibrarySettings, other: LibrarySettings) -> tuple[str, ...]:
+def settings_differences(op: str, one: LibrarySettings, other: LibrarySettings) -> tuple[str, ...]:
     """The part of `differences` that settings alone show."""
-    return (*_choices(op, one, other), *_rules(one, other))
+    return (*_choice_differences(op, one, other), *_version_differences(one, other))
 
 
-def _choices(op: str, one: LibrarySettings, other: LibrarySettings) -> Iterator[str]:
+def _choice_differences(op: str, one: LibrarySettings, other: LibrarySettings) -> Iterator[str]:
     for name, read in (
         ("NCCL_ALGO", LibrarySettings.algorithms),
         ("NCCL_PROTO", LibrarySettings.protocols),
     ):
         here, there = read(one, op), read(other, op)
         if here != there:
-            yield f"{name} {_listed(here)} against {_listed(there)}"
-    for name, own in _known().switches.items():
+            yield f"{name} {_join_names(here)} against {_join_names(there)}"
+    for name, own in _difference_rules().switches.items():
         ours, theirs = (bool(int(s.env.get(name, own))) for s in (one, other))
         if ours != theirs:
             yield f"{name}={int(ours)} against {int(theirs)}"
 
 
-def _rules(one: LibrarySettings, other: LibrarySettings) -> Iterator[str]:
+def _version_differences(one: LibrarySettings, other: LibrarySettings) -> Iterator[str]:
     if one.version is None or other.version is None:
         return
-    for release in _known().rules_changed:
+    for release in _difference_rules().rules_changed:
         since = tuple(int(part) for part in release.split("."))
         if (one.release >= since) != (other.release >= since):
             yield f"NCCL {one.version} against {other.version}, whose rules changed with {release}"
 
 
-def _transports(one: Told, other: Told) -> Iterator[str]:
+def _transport_differences(one: ConfiguredMachine, other: ConfiguredMachine) -> Iterator[str]:
     here, there = (apply_settings(*run) for run in (one, other))
     several = min(here.hosts, there.hosts) > 1
     if several and here.network != there.network:
@@ -176,5 +176,5 @@ def _transports(one: Told, other: Told) -> Iterator[str]:
         yield "GPUs that copy to each other against GPUs that go through the host's memory"
 
 
-def _listed(names: frozenset[str] | None) -> str:
+def _join_names(names: frozenset[str] | None) -> str:
     return "free" if names is None else "/".join(sorted(names)) or "none"

@@ -23,9 +23,6 @@ RATES = frozenset({"reduce", "bandwidth", "rank_rate"})
 
 Rows = Literal["library", "schedule"]
 
-PROBABILITY = 0.8
-"""That the truth lies inside an interval."""
-
 
 class Parameter(NamedTuple):
     """What a value is about.

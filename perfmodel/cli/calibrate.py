@@ -256,7 +256,7 @@ def _print_transfer(transfer: Transfer) -> None:
     )  # fmt: skip
     for factor in transfer.factors:
         if factor.reason:
-            typer.echo(f"cannot tell {factor.lever} by itself: {factor.reason}")
+            typer.echo(f"cannot tell {factor.parameter} by itself: {factor.reason}")
     if not transfer.points:  # matrices of links alone: no collective was timed
         return
     typer.echo(

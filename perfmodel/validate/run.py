@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate import Profile
+from perfmodel.calibrate.estimation import PROBABILITY
 from perfmodel.library.prediction_error import BANDS, Spread
 from perfmodel.validate.predict.run import (
     Mode,
@@ -224,7 +225,7 @@ def to_json(found: Validation) -> dict[str, Any]:
             mode: {band: asdict(one) for band, one in bands.items()}
             for mode, bands in found.coverages.items()
         },
-        "interval_probability": coverage.PROBABILITY,
+        "interval_probability": PROBABILITY,
         "unmatched": dict(found.unmatched),
         "not_counted": {one.sweep.id: one.why_not for one in found.predicted if not one.counted},
         "fitted_on": [

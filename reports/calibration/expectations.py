@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from calibration.left_out import Fold, Prepared, fold_of, folds, prepared  # noqa: E402  (line above)
-from perfmodel.calibrate.transfer.parameters import Priors, usually  # noqa: E402
+from perfmodel.calibrate.transfer.parameters import Priors, shipped_priors  # noqa: E402
 from perfmodel.validate.score.points import weighted_quantile  # noqa: E402
 
 WITHIN = 1.2816
@@ -223,7 +223,7 @@ def main() -> int:
         runs = prepared(asked.data)
         if asked.cache:
             asked.cache.write_bytes(pickle.dumps(runs))
-    expected = usually()
+    expected = shipped_priors()
     if asked.unseen:
         show(unseen(runs, expected, asked.tries), 1.0)
     if asked.tries:

@@ -11,10 +11,15 @@ import numpy as np
 
 from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.transfer.fit import thinned
-from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observed
-from perfmodel.calibrate.transfer.gaussian_process import Places, alike, row_variance, run_deviation
-from perfmodel.calibrate.transfer.noise_model import weighed
-from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior
+from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observation
+from perfmodel.calibrate.transfer.gaussian_process import (
+    ContextArrays,
+    residual_covariance,
+    row_variance,
+    run_deviation,
+)
+from perfmodel.calibrate.transfer.noise_model import fit_noise
+from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior_covariance
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine
@@ -46,7 +51,7 @@ class Prepared:
     slopes : ndarray of float, shape (rows, levers)
     situations : tuple of CollectiveContext
     shares : ndarray of float, shape (rows,)
-        As `perfmodel.calibrate.transfer.gaussian_process.Places`.
+        As `perfmodel.calibrate.transfer.gaussian_process.ContextArrays`.
     thin : ndarray of int
         Rows that a fit uses.
     unlike : frozenset of str
@@ -144,7 +149,7 @@ def _prepared(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepare
     rows = [row for row in sweep.rows if row.nbytes > 0 and row.time_s > 0]
     used = {row.nbytes for row in thinned(rows)}
     forward = ForwardModel(
-        [Observed(machine, matched.op, row.nbytes, row.time_s, 0, sweep.id) for row in rows]
+        [Observation(machine, matched.op, row.nbytes, row.time_s, 0, sweep.id) for row in rows]
     )
     levers = forward.levers()
     plain = dict.fromkeys(levers, 1.0)
@@ -192,20 +197,20 @@ def fold_of(
     own = runs[name] if every else runs[name].thinned()
     its = [runs[other].thinned() for other in others]
     levers = sorted({lever for one in (own, *its) for lever in one.levers})
-    open_ = prior(levers, expected)
+    open_ = prior_covariance(levers, expected)
     slopes = np.concatenate([one.along(levers) for one in its])
     over = np.concatenate([one.over for one in its])
-    places = Places.of(
+    places = ContextArrays.of(
         [situation for one in its for situation in one.situations],
         np.concatenate([one.shares for one in its]).tolist(),
     )
-    here = Places.of(own.situations, own.shares.tolist())
+    here = ContextArrays.of(own.situations, own.shares.tolist())
     run = np.repeat(np.arange(len(its)), [len(one.nbytes) for one in its])
-    found = weighed(slopes @ open_ @ slopes.T, places, run, over, expected)
+    found = fit_noise(slopes @ open_ @ slopes.T, places, run, over, expected)
     ahead = own.along(levers)
-    common = ahead @ open_ @ slopes.T + alike(here, places, found.left, expected.runs)
+    common = ahead @ open_ @ slopes.T + residual_covariance(here, places, found.left, expected.runs)
     own_variance = np.einsum("ij,jk,ik->i", ahead, open_, ahead)
-    own_variance += np.diag(alike(here, here, found.left, expected.runs))
+    own_variance += np.diag(residual_covariance(here, here, found.left, expected.runs))
     known = np.einsum("ij,jk,ik->i", common, found.inverse, common)
     run_variance = run_deviation(here, expected.runs) ** 2
     variance = np.maximum(own_variance - known, 0.0) + run_variance

@@ -8,9 +8,13 @@ import pytest
 from perfmodel.calibrate import apply, draws
 from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.transfer.fit import fit_profile
-from perfmodel.calibrate.transfer.gaussian_process import Places, alike, within_runs
-from perfmodel.calibrate.transfer.noise_model import weighed
-from perfmodel.calibrate.transfer.parameters import usually
+from perfmodel.calibrate.transfer.gaussian_process import (
+    ContextArrays,
+    residual_covariance,
+    run_covariance,
+)
+from perfmodel.calibrate.transfer.noise_model import fit_noise
+from perfmodel.calibrate.transfer.parameters import shipped_priors
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
@@ -140,7 +144,7 @@ def test_starts_differ_from_run_to_run_however_many_runs_there_were():
         )
 
     assert spread(scatter=False) < spread(scatter=True)
-    assert spread(scatter=True) > usually().runs.start
+    assert spread(scatter=True) > shipped_priors().runs.start
 
 
 # ---------------------------------------------------------------- runs that do not agree
@@ -173,19 +177,19 @@ def test_rows_say_more_where_the_mechanism_is_far_off():
 
 def test_spreads_are_found_again_in_what_was_drawn_with_them():
     """Rows drawn with the mechanism four times as far off as usual: so they are taken."""
-    expected, rng = usually(), np.random.default_rng(5)
+    expected, rng = shipped_priors(), np.random.default_rng(5)
     situations = [
         CollectiveContext("all_reduce", 2**n, 8, 1, "ring", "simple") for n in range(10, 34)
     ]  # fmt: skip
-    places = Places.of(situations * 2)
+    places = ContextArrays.of(situations * 2)
     number = np.repeat([0, 1], len(situations))
-    noise = within_runs(places, number, expected.runs) + 1e-4 * np.eye(len(number))
-    mechanism = 16 * alike(places, places, expected.left, expected.runs)
+    noise = run_covariance(places, number, expected.runs) + 1e-4 * np.eye(len(number))
+    mechanism = 16 * residual_covariance(places, places, expected.left, expected.runs)
     factors = []
     for _ in range(12):
         over = np.linalg.cholesky(mechanism + noise) @ rng.standard_normal(len(number))
-        found = weighed(np.zeros(noise.shape), places, number, over, expected)
+        found = fit_noise(np.zeros(noise.shape), places, number, over, expected)
         factors.append(found.left.deviation / expected.left.deviation)
     assert 2.0 < np.median(factors) < 5.0  # drawn towards 1, as is expected
-    calm = weighed(np.zeros(noise.shape), places, number, 0 * over, expected)
+    calm = fit_noise(np.zeros(noise.shape), places, number, 0 * over, expected)
     assert calm.left.deviation <= expected.left.deviation

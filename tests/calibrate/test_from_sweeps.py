@@ -7,9 +7,14 @@ import pytest
 
 from perfmodel.calibrate import apply, draws, interval_s, read_profile, write_profile
 from perfmodel.calibrate.transfer.fit import fit_profile, thinned
-from perfmodel.calibrate.transfer.gaussian_process import Places, Residual, alike, within_runs
+from perfmodel.calibrate.transfer.gaussian_process import (
+    ContextArrays,
+    ResidualProcess,
+    residual_covariance,
+    run_covariance,
+)
 from perfmodel.calibrate.transfer.model import model_of
-from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, usually
+from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, shipped_priors
 from perfmodel.calibrate.transfer.posterior import DirectMeasurement
 from perfmodel.errors import InputError
 from perfmodel.library.corrections import CollectiveContext, Corrections
@@ -268,11 +273,11 @@ def test_rows_are_thinned_evenly_over_the_logarithm_of_size():
 
 def test_a_single_row_is_shrunk_as_theory_says():
     """Mean k / (k + n) of what was seen; Rasmussen and Williams (2006), equation 2.25."""
-    left, runs = usually().left, usually().runs
+    left, runs = shipped_priors().left, shipped_priors().runs
     here = CollectiveContext("all_reduce", 2**22, 8, 1, "ring", "simple")
-    places = Places.of([here])
-    noise = within_runs(places, np.zeros(1, dtype=int), runs) + 0.01
-    residual = Residual(places, np.array([0.5]), noise, left, runs)
+    places = ContextArrays.of([here])
+    noise = run_covariance(places, np.zeros(1, dtype=int), runs) + 0.01
+    residual = ResidualProcess(places, np.array([0.5]), noise, left, runs)
     k = left.deviation**2 + left.level**2
     run = runs.middle**2 + 0.01
     assert np.log(residual(here)) == pytest.approx(0.5 * k / (k + run), rel=0.01)
@@ -286,7 +291,7 @@ def test_covariances_are_those_of_something():
                   str(rng.choice(["ring", "tree"])), str(rng.choice(["ll", "simple"])))
         for _ in range(60)
     ]  # fmt: skip
-    places = Places.of(situations)
-    whole = alike(places, places, usually().left, usually().runs)
+    places = ContextArrays.of(situations)
+    whole = residual_covariance(places, places, shipped_priors().left, shipped_priors().runs)
     assert np.allclose(whole, whole.T)
     assert np.linalg.eigvalsh(whole).min() > -1e-9

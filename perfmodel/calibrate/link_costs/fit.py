@@ -9,16 +9,17 @@ from typing import get_args
 
 import numpy as np
 
-from perfmodel.calibrate.link_costs.forward_model import Forward, cases_of
+from perfmodel.calibrate.estimation import round_digits
+from perfmodel.calibrate.link_costs.forward_model import ForwardModel, observations_of
 from perfmodel.calibrate.link_costs.least_squares import (
-    WIDEST,
+    MAX_INTERVAL_FACTOR,
     Solution,
+    select_identifiable,
     solve,
     spread_of,
-    tell_apart,
 )
-from perfmodel.calibrate.link_costs.model_selection import in_pieces, shared
-from perfmodel.calibrate.link_costs.run_variance import between_runs, widened
+from perfmodel.calibrate.link_costs.model_selection import fit_rate_pieces, separate_host_limits
+from perfmodel.calibrate.link_costs.run_variance import estimate_run_spread, widen_covariance
 from perfmodel.calibrate.profile import (
     Fit,
     Parameter,
@@ -36,7 +37,7 @@ from perfmodel.library.model import CommLibrary
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
 
-GIVEN_UP = ("host_step", "rank_rate", "reduce", "launch", "step", "bandwidth")
+DROP_ORDER = ("host_step", "rank_rate", "reduce", "launch", "step", "bandwidth")
 """Which numbers to do without first where the data cannot tell all."""
 
 METHOD = (
@@ -86,9 +87,9 @@ def fit(
     machine = make_machine(topology, library)
     fits = []
     for rows in get_args(Rows):
-        cases = cases_of(measurements, machine, rows, files)
+        cases = observations_of(measurements, machine, rows, files)
         if cases:
-            fits.append(_fit(Forward(machine, cases), rows))
+            fits.append(_fit(ForwardModel(machine, cases), rows))
     if not fits:
         allowed = "rows of what 'library' or 'schedule'"
         raise InputError(Fault("measurements", "no row that says how a collective did", allowed))
@@ -118,49 +119,49 @@ def source_of(made: Measurement, path: Path | None) -> Source:
     )
 
 
-def _fit(forward: Forward, rows: Rows) -> Fit:
-    kept, lost = tell_apart(forward, forward.parameters())
+def _fit(forward: ForwardModel, rows: Rows) -> Fit:
+    kept, lost = select_identifiable(forward, forward.parameters())
     if not forward.sums_differ():
         for gamma in [key for key in kept if key.name == "reduce"]:
             del kept[gamma]
             lost[gamma] = "the same share of the bytes is added in all of these data"
-    solution = in_pieces(forward, shared(forward, solve(forward, kept)))
-    while (key := _vaguest(solution)) is not None:
-        lost[key] = _why_vague(solution.spread[key])
+    solution = fit_rate_pieces(forward, separate_host_limits(forward, solve(forward, kept)))
+    while (key := _least_identified(solution)) is not None:
+        lost[key] = _explain_drop(solution.spread[key])
         solution = solve(forward, {k: v for k, v in solution.values.items() if k != key})
     runs = len({case.run for case in forward.cases})
-    between, scatter = between_runs(forward, solution)
-    covariance = widened(solution, between, runs)
+    between, scatter = estimate_run_spread(forward, solution)
+    covariance = widen_covariance(solution, between, runs)
     spread = spread_of(solution.values, covariance, solution.factor)
     return Fit(
         rows=rows,
         ranks=tuple(sorted({case.ranks for case in forward.cases})),
         method=METHOD,
         values=tuple(_value(key, si, spread[key]) for key, si in solution.values.items()),
-        covariance=tuple(tuple(_round(x) for x in row) for row in covariance.tolist()),
-        scatter=_round(scatter),
+        covariance=tuple(tuple(round_digits(x) for x in row) for row in covariance.tolist()),
+        scatter=round_digits(scatter),
         runs=runs,
         run_spread=between.model_copy(
-            update={"times": _round(between.times), "rates": _round(between.rates)}
+            update={"times": round_digits(between.times), "rates": round_digits(between.rates)}
         ),
         residuals=_residuals(forward, solution.values),
         undetermined=tuple(
             Undetermined(parameter=key.name, where=key.where, reason=why,
-                         kept=_present(forward.machine, key))
+                         kept=_default_value(forward.machine, key))
             for key, why in lost.items()
         ),
     )  # fmt: skip
 
 
-def _vaguest(solution: Solution) -> Parameter | None:
+def _least_identified(solution: Solution) -> Parameter | None:
     """A value whose interval says nothing, the least telling kind first; pieces of a rate stay."""
     pieces = {key.where for key in solution.values if key.beyond_bytes}
     spread = {k: factor for k, factor in solution.spread.items() if k.where not in pieces}
-    vague = [key for key, factor in spread.items() if factor > WIDEST]
-    return min(vague, key=lambda key: (GIVEN_UP.index(key.name), -spread[key]), default=None)
+    vague = [key for key, factor in spread.items() if factor > MAX_INTERVAL_FACTOR]
+    return min(vague, key=lambda key: (DROP_ORDER.index(key.name), -spread[key]), default=None)
 
 
-def _why_vague(factor: float) -> str:
+def _explain_drop(factor: float) -> str:
     if factor > 1e6:
         return "these data show no sign of it"
     return f"these data leave a factor of {factor:.2g} up and down open"
@@ -179,7 +180,7 @@ def _value(key: Parameter, value: float, factor: float) -> Value:
     )
 
 
-def _present(machine: Machine, key: Parameter) -> str:
+def _default_value(machine: Machine, key: Parameter) -> str:
     """What is used where the data say nothing; as text."""
     arcs, (protocol, _, hop) = machine.topology.arcs, key.where.partition("/")
     if key.name == "bandwidth":
@@ -195,7 +196,7 @@ def _present(machine: Machine, key: Parameter) -> str:
     return key.format(now) + ", as the library says"
 
 
-def _residuals(forward: Forward, values: Mapping[Parameter, float]) -> Residuals:
+def _residuals(forward: ForwardModel, values: Mapping[Parameter, float]) -> Residuals:
     times = forward.times_s(values)
     groups: dict[tuple[str, int, int], list[int]] = {}
     for at, case in enumerate(forward.cases):
@@ -206,17 +207,14 @@ def _residuals(forward: Forward, values: Mapping[Parameter, float]) -> Residuals
             ranks=ranks,
             nbytes=nbytes,
             runs=len(which),
-            measured_s=_round(np.exp(np.log(forward.measured_s[which]).mean())),
-            fitted_s=_round(times[which[0]]),
+            measured_s=round_digits(np.exp(np.log(forward.measured_s[which]).mean())),
+            fitted_s=round_digits(times[which[0]]),
         )
         for (collective, ranks, nbytes), which in groups.items()
     )
     off = np.abs(times / forward.measured_s - 1.0)
     return Residuals(
-        median_abs=_round(np.median(off)), p90_abs=_round(np.quantile(off, 0.9)), sizes=sizes
+        median_abs=round_digits(np.median(off)),
+        p90_abs=round_digits(np.quantile(off, 0.9)),
+        sizes=sizes,
     )
-
-
-def _round(number: float) -> float:
-    """Six digits: more would pretend."""
-    return float(f"{number:.6g}")

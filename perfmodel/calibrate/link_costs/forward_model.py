@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.calibrate.apply import Values, with_bandwidths, with_times
 from perfmodel.calibrate.checks import faults_of
-from perfmodel.calibrate.link_costs.apply import Values, with_bandwidths, with_times
 from perfmodel.calibrate.profile import Parameter, Rows
 from perfmodel.collectives.timing.recurrence import legs_ends
 from perfmodel.errors import Fault, InputError, ScheduleError
@@ -37,7 +37,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer, joined_stages, leg_
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Observation:
     """One measured time and the ways in which the library may have carried it."""
 
     collective: str
@@ -53,12 +53,12 @@ class Case:
         return chunk_bytes(self.ways[0].schedule)
 
 
-def cases_of(
+def observations_of(
     measurements: Sequence[Measurement],
     machine: Machine,
     rows: Rows,
     files: Sequence[str] = (),
-) -> list[Case]:
+) -> list[Observation]:
     """The rows of one kind, by collective, ranks, size and run.
 
     Parameters
@@ -80,12 +80,17 @@ def cases_of(
     faults = [fault for name, made in named for fault in faults_of(made, machine, name)]
     if faults:
         raise InputError(faults)
-    found: list[Case] = []
+    found: list[Observation] = []
     for run, (name, made) in enumerate(named):
         try:
             found += [
-                Case(
-                    made.collective, made.ranks, nbytes, t, _ways(machine, made, nbytes, rows), run
+                Observation(
+                    made.collective,
+                    made.ranks,
+                    nbytes,
+                    t,
+                    _lowered(machine, made, nbytes, rows),
+                    run,
                 )
                 for nbytes, t in made.times(rows)
             ]
@@ -99,7 +104,7 @@ def cases_of(
     return sorted(found, key=lambda case: (case.collective, case.ranks, case.nbytes, case.run))
 
 
-def _ways(
+def _lowered(
     machine: Machine, made: Measurement, nbytes: int, rows: Rows
 ) -> tuple[LoweredCollective, ...]:
     algorithm = made.algorithm if rows == "schedule" else None
@@ -110,17 +115,17 @@ def _ways(
     )
 
 
-class Forward:
+class ForwardModel:
     """Predicts the times of cases from values.
 
     Parameters
     ----------
     machine : Machine
         Whatever is not among the values stays as it is there.
-    cases : sequence of Case
+    cases : sequence of Observation
     """
 
-    def __init__(self, machine: Machine, cases: Sequence[Case]) -> None:
+    def __init__(self, machine: Machine, cases: Sequence[Observation]) -> None:
         self.machine = machine
         self.cases = tuple(cases)
         self.measured_s = np.array([case.measured_s for case in cases])
@@ -130,7 +135,7 @@ class Forward:
         self._of = np.array([place[key] for key in keys], dtype=np.int64)
         firsts = dict(zip(reversed(keys), reversed(cases), strict=True))
         laid: dict[tuple[bytes, bytes], Edges] = {}
-        self._ways = [[_Way.of(way, laid) for way in firsts[key].ways] for key in place]
+        self._ways = [[_Candidate.of(way, laid) for way in firsts[key].ways] for key in place]
 
     def times_s(self, values: Values) -> FloatArray:
         """Time of each case; seconds, shape (cases,)."""
@@ -203,7 +208,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Candidate:
     """A way with what does not depend on values.
 
     Parameters
@@ -226,7 +231,7 @@ class _Way:
     reduced: float
 
     @staticmethod
-    def of(way: LoweredCollective, laid: dict[tuple[bytes, bytes], Edges]) -> _Way:
+    def of(way: LoweredCollective, laid: dict[tuple[bytes, bytes], Edges]) -> _Candidate:
         legs = tuple(
             replace(leg, edges=laid.setdefault(
                 (leg.edges.arcs.tobytes(), leg.edges.pointers.tobytes()), leg.edges))
@@ -236,7 +241,7 @@ class _Way:
             all(bool((phase.active == phase.repeat).all()) for phase in leg.phases) for leg in legs
         )
         chunk, reduced = chunk_bytes(way.schedule), reduced_bytes(way.schedule)
-        return _Way(way, legs, steady, chunk, reduced)
+        return _Candidate(way, legs, steady, chunk, reduced)
 
     def time_s(
         self,

@@ -10,35 +10,33 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.link_costs.forward_model import Forward
-from perfmodel.calibrate.profile import PROBABILITY, Parameter
+from perfmodel.calibrate.estimation import NO_EFFECT, PROBABILITY
+from perfmodel.calibrate.link_costs.forward_model import ForwardModel
+from perfmodel.calibrate.profile import Parameter
 
-NO_EFFECT = 1e-4
-"""A number whose doubling changes no time by more than about this much cannot be told."""
-
-TOO_ALIKE = 1e-3
+COLLINEAR = 1e-3
 """Share of a number's effect that no combination of others explains; below it, it is theirs."""
 
-WIDEST = 4.0
+MAX_INTERVAL_FACTOR = 4.0
 """Most that the ends of an interval may be apart from their value, as a factor."""
 
-UNTOLD = 100.0
+FLAT_DEVIATION = 100.0
 """Standard deviation of the logarithm of a value that has shrunk until nothing depends on it."""
 
 FIRST_SCALE = 0.1
 """Scatter that the first pass expects."""
 
-PIECES_APART = 3.0
+PIECE_PRIOR_FACTOR = 3.0
 """Factor, one standard deviation, by which rates of neighbouring sizes of chunk may differ."""
 
-FARTHEST = 20.0
+MAX_LOG_DISTANCE = 20.0
 """Logarithm of how far a value may go from where it starts: anything physical, no overflow."""
 
-MOST_STEPS = 25
+MAX_STEPS = 25
 """Of one pass. Smooth problems take 3 to 10; what takes more hops to and fro across a kink, where
 another way of carrying or another limit takes over, and gains nothing any more."""
 
-QUIETEST = 1e-6
+MIN_SCATTER = 1e-6
 """Scatter that is taken for rounding: the loss is quadratic below it."""
 
 
@@ -80,17 +78,17 @@ def spread_of(
     return dict(zip(values, np.exp(np.minimum(deviations * factor, 50.0)).tolist(), strict=True))
 
 
-def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3) -> Solution:
+def solve(forward: ForwardModel, start: Mapping[Parameter, float], *, passes: int = 3) -> Solution:
     """Find the values under which the cases' times come closest to those measured.
 
     Loss: soft L1 of the logarithms' differences, quadratic up to 1.5 standard deviations, which are
     estimated by the pass before. Rates of one link for neighbouring sizes of chunk are held
-    together by a weak prior (a factor of `PIECES_APART`). Covariance of an M-estimator: Huber,
+    together by a weak prior (a factor of `PIECE_PRIOR_FACTOR`). Covariance of an M-estimator: Huber,
     Robust Statistics (1981), section 7.6, with n - p degrees of freedom.
 
     Parameters
     ----------
-    forward : Forward
+    forward : ForwardModel
     start : mapping of Parameter to float
     passes : int
         One is enough to see which of several models is worth more.
@@ -104,7 +102,7 @@ def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3
     first = logs
 
     def off(logs: FloatArray) -> FloatArray:
-        off_by: FloatArray = np.log(forward.times_s(_named(keys, logs))) - measured
+        off_by: FloatArray = np.log(forward.times_s(_values_of(keys, logs))) - measured
         return off_by
 
     def off_and_apart(logs: FloatArray) -> FloatArray:
@@ -113,22 +111,22 @@ def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3
     for number in range(passes if keys else 0):
         tight = 1e-10 if number == passes - 1 > 0 else 1e-4  # early passes only set the scale
         found = optimize.least_squares(
-            off_and_apart, logs, loss="soft_l1", f_scale=scale, x_scale="jac", max_nfev=MOST_STEPS,
-            bounds=(first - FARTHEST, first + FARTHEST), xtol=tight, ftol=tight, gtol=tight,
+            off_and_apart, logs, loss="soft_l1", f_scale=scale, x_scale="jac", max_nfev=MAX_STEPS,
+            bounds=(first - MAX_LOG_DISTANCE, first + MAX_LOG_DISTANCE), xtol=tight, ftol=tight, gtol=tight,
         )  # fmt: skip
         logs = found.x
-        scale = max(1.5 * deviation(off(logs), freedom), QUIETEST)
+        scale = max(1.5 * robust_deviation(off(logs), freedom), MIN_SCATTER)
     left = off(logs)
     return Solution(
-        values=_named(keys, logs),
-        covariance=_covariance(slopes(forward, _named(keys, logs)), ties, left, scale, freedom),
-        scatter=deviation(left, freedom),
+        values=_values_of(keys, logs),
+        covariance=_covariance(slopes(forward, _values_of(keys, logs)), ties, left, scale, freedom),
+        scatter=robust_deviation(left, freedom),
         cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (left / scale) ** 2) - 1.0))),
         factor=float(stats.t.ppf(0.5 + PROBABILITY / 2, freedom)),
     )
 
 
-def _named(keys: Sequence[Parameter], logs: FloatArray) -> dict[Parameter, float]:
+def _values_of(keys: Sequence[Parameter], logs: FloatArray) -> dict[Parameter, float]:
     return dict(zip(keys, np.exp(logs).tolist(), strict=True))
 
 
@@ -139,7 +137,7 @@ def _ties(keys: Sequence[Parameter]) -> FloatArray:
     rows = np.zeros((len(pairs), len(keys)))
     for row, (low, high) in zip(rows, pairs, strict=True):
         row[keys.index(low)], row[keys.index(high)] = 1.0, -1.0
-    rows /= 1.5 * np.log(PIECES_APART)
+    rows /= 1.5 * np.log(PIECE_PRIOR_FACTOR)
     return rows
 
 
@@ -149,7 +147,7 @@ def _covariance(
     z = left / scale
     psi, bend = scale * z / np.sqrt(1.0 + z**2), float(np.mean((1.0 + z**2) ** -1.5))
     told = np.flatnonzero(np.abs(jacobian).max(axis=0, initial=0.0) >= NO_EFFECT)
-    covariance: FloatArray = np.diag(np.full(jacobian.shape[1], UNTOLD**2))
+    covariance: FloatArray = np.diag(np.full(jacobian.shape[1], FLAT_DEVIATION**2))
     if len(told):
         matrix = np.concatenate([jacobian, scale * ties])[:, told]
         inverse = np.linalg.pinv(matrix.T @ matrix)
@@ -158,13 +156,13 @@ def _covariance(
     return covariance
 
 
-def deviation(left: FloatArray, freedom: int) -> float:
+def robust_deviation(left: FloatArray, freedom: int) -> float:
     """Standard deviation from the median of absolute values (1.4826 of it for a normal one)."""
     return 1.4826 * float(np.median(np.abs(left))) * math.sqrt(len(left) / freedom)
 
 
 def slopes(
-    forward: Forward, values: Mapping[Parameter, float], *, only: Parameter | None = None
+    forward: ForwardModel, values: Mapping[Parameter, float], *, only: Parameter | None = None
 ) -> FloatArray:
     """Relative change of each time per relative change of each value; shape (cases, values)."""
     step = 1e-4
@@ -178,8 +176,8 @@ def slopes(
     return np.stack(columns, axis=1) if columns else np.zeros((len(forward.cases), 0))
 
 
-def tell_apart(
-    forward: Forward, start: Mapping[Parameter, float]
+def select_identifiable(
+    forward: ForwardModel, start: Mapping[Parameter, float]
 ) -> tuple[dict[Parameter, float], dict[Parameter, str]]:
     """Split parameters into those that the cases can tell, and the others with the reason.
 
@@ -196,8 +194,10 @@ def tell_apart(
             lost[key] = "no measured time depends on it"
             continue
         rest = column - _explained(columns[:, chosen], column)
-        if np.linalg.norm(rest) < TOO_ALIKE * np.linalg.norm(column):
-            names = " and ".join(str(key) for key in _twins(columns, chosen, column, list(start)))
+        if np.linalg.norm(rest) < COLLINEAR * np.linalg.norm(column):
+            names = " and ".join(
+                str(key) for key in _equivalent_parameters(columns, chosen, column, list(start))
+            )
             lost[key] = f"in these data its effect is that of {names}"
         elif len(chosen) >= most:
             lost[key] = f"{len(forward.cases)} times are too few for more than {most} numbers"
@@ -215,7 +215,7 @@ def _explained(columns: FloatArray, column: FloatArray) -> FloatArray:
     return explained
 
 
-def _twins(
+def _equivalent_parameters(
     columns: FloatArray, chosen: Sequence[int], column: FloatArray, keys: Sequence[Parameter]
 ) -> list[Parameter]:
     """Parameters that together have a column's effect."""

@@ -15,19 +15,17 @@ import numpy as np
 from pydantic import Field
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.link_costs.forward_model import Forward
-from perfmodel.calibrate.link_costs.least_squares import Solution, deviation, slopes
-from perfmodel.calibrate.profile import PROBABILITY, RATES, RunSpread
+from perfmodel.calibrate.estimation import NORMAL_QUANTILE, PROBABILITY
+from perfmodel.calibrate.link_costs.forward_model import ForwardModel
+from perfmodel.calibrate.link_costs.least_squares import Solution, robust_deviation, slopes
+from perfmodel.calibrate.profile import RATES, RunSpread
 from perfmodel.files import FileModel, load_document
 
-HELD = 1.2816
-"""Standard deviations about zero that hold `PROBABILITY` of a normal distribution."""
-
-LOST = 1.0
+UNINFORMATIVE = 1.0
 """Standard deviation of a run's factor beyond which that run is said to tell nothing about it."""
 
 
-class Usual(FileModel):
+class RunSpreadPrior(FileModel):
     """What is expected of a machine before several runs of it were seen; see `RunSpread`.
 
     `freedom` is the weight that it has against what they show, as degrees of freedom.
@@ -40,12 +38,12 @@ class Usual(FileModel):
 
 
 @cache
-def usual_spread() -> Usual:
+def run_spread_prior() -> RunSpreadPrior:
     """The spread that stands in for one that was not measured."""
-    return load_document(Usual, Path(__file__).with_suffix(".yaml"))
+    return load_document(RunSpreadPrior, Path(__file__).with_suffix(".yaml"))
 
 
-def between_runs(forward: Forward, solution: Solution) -> tuple[RunSpread, float]:
+def estimate_run_spread(forward: ForwardModel, solution: Solution) -> tuple[RunSpread, float]:
     """Spread between runs, and the scatter that is left within them.
 
     Variance between runs by the method of moments (DerSimonian and Laird, Controlled Clinical
@@ -53,7 +51,7 @@ def between_runs(forward: Forward, solution: Solution) -> tuple[RunSpread, float
 
     Parameters
     ----------
-    forward : Forward
+    forward : ForwardModel
     solution : Solution
         Of all runs together.
 
@@ -63,7 +61,7 @@ def between_runs(forward: Forward, solution: Solution) -> tuple[RunSpread, float
     scatter : float
         Standard deviation of the logarithm of a time about its own run's fit.
     """
-    usual = usual_spread()
+    usual = run_spread_prior()
     run = np.array([case.run for case in forward.cases])
     numbers = np.unique(run)
     left = np.log(forward.measured_s) - np.log(forward.times_s(solution.values))
@@ -72,9 +70,9 @@ def between_runs(forward: Forward, solution: Solution) -> tuple[RunSpread, float
         said = f"one run; usual spread: {usual.source}"
         return RunSpread(
             times=usual.times, rates=usual.rates, freedom=usual.freedom, source=said
-        ), _holding(left, spent)
-    effects = directions(slopes(forward, solution.values), solution)
-    found = [_of_run(effects[run == one], left[run == one], solution.scatter) for one in numbers]
+        ), _scatter(left, spent)
+    effects = run_effects(slopes(forward, solution.values), solution)
+    found = [_fit_run(effects[run == one], left[run == one], solution.scatter) for one in numbers]
     factors, variances = (np.array(part) for part in zip(*found, strict=True))
     within = np.concatenate(
         [
@@ -83,25 +81,25 @@ def between_runs(forward: Forward, solution: Solution) -> tuple[RunSpread, float
         ]
     )
     times, rates = (
-        _pooled(factors[:, k], variances[:, k], prior, usual.freedom)
+        _pool(factors[:, k], variances[:, k], prior, usual.freedom)
         for k, prior in enumerate((usual.times, usual.rates))
     )
     freedom = usual.freedom + len(numbers) - 1
     said = f"{len(numbers)} runs, pooled with the usual spread ({usual.freedom:g} of {freedom:g} "
     told = RunSpread(times=times, rates=rates, freedom=freedom, source=said + "degrees of freedom)")
-    return told, _holding(within, spent)
+    return told, _scatter(within, spent)
 
 
-def _holding(left: FloatArray, spent: int) -> float:
+def _scatter(left: FloatArray, spent: int) -> float:
     """Standard deviation of the normal distribution that holds as many about zero as `left` does.
 
     Times have longer tails than a normal distribution of their median deviation.
     """
     held = float(np.quantile(np.abs(left), PROBABILITY))
-    return held / HELD * float(np.sqrt(len(left) / max(len(left) - spent, 1)))
+    return held / NORMAL_QUANTILE * float(np.sqrt(len(left) / max(len(left) - spent, 1)))
 
 
-def directions(columns: FloatArray, solution: Solution) -> FloatArray:
+def run_effects(columns: FloatArray, solution: Solution) -> FloatArray:
     """Relative change of each time per relative change of all times, and of all rates downwards.
 
     Returns
@@ -113,7 +111,7 @@ def directions(columns: FloatArray, solution: Solution) -> FloatArray:
     return np.stack(both, axis=1)
 
 
-def widened(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
+def widen_covariance(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
     """Covariance of the values with what too few runs leave open, shape (values, values)."""
     rates = np.array([key.name in RATES for key in solution.values], dtype=bool)
     total: FloatArray = solution.covariance.copy()
@@ -122,7 +120,9 @@ def widened(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
     return total
 
 
-def _of_run(effects: FloatArray, left: FloatArray, scatter: float) -> tuple[FloatArray, FloatArray]:
+def _fit_run(
+    effects: FloatArray, left: FloatArray, scatter: float
+) -> tuple[FloatArray, FloatArray]:
     """Two factors of a run (logarithms) and their variances; infinite where it tells nothing."""
     matrix, target = effects, left
     weights = np.ones(len(left))
@@ -134,16 +134,16 @@ def _of_run(effects: FloatArray, left: FloatArray, scatter: float) -> tuple[Floa
         factors = np.asarray(found, dtype=float)
         weights = (1.0 + ((target - matrix @ factors) / scale) ** 2) ** -0.5
     spent = max(len(left) - 2, 1)
-    variance = max(deviation(target - matrix @ factors, spent), 1e-9) ** 2
+    variance = max(robust_deviation(target - matrix @ factors, spent), 1e-9) ** 2
     inverse = np.linalg.pinv((matrix * weights[:, None]).T @ matrix, rcond=1e-6)
     variances = np.diag(inverse) * variance
     variances = np.where(np.abs(effects).max(axis=0) < 0.05, np.inf, variances)
     return factors, variances
 
 
-def _pooled(factors: FloatArray, variances: FloatArray, usual: float, freedom: float) -> float:
+def _pool(factors: FloatArray, variances: FloatArray, usual: float, freedom: float) -> float:
     """Standard deviation between runs, pooled with the usual one."""
-    told = variances < LOST**2
+    told = variances < UNINFORMATIVE**2
     if told.sum() < 2:
         return usual
     seen = max(float(np.var(factors[told], ddof=1) - variances[told].mean()), 0.0)

@@ -8,31 +8,33 @@ from typing import Protocol
 
 import numpy as np
 
+from perfmodel.calibrate.estimation import NO_EFFECT, NORMAL_QUANTILE, round_digits
 from perfmodel.calibrate.profile import Parameter, Profile, Source
-from perfmodel.calibrate.transfer.apply import TOLD
-from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observed
-from perfmodel.calibrate.transfer.model import Factor, Point, Transfer, model_of
+from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observation
+from perfmodel.calibrate.transfer.model import (
+    SETTLED_SHARE,
+    Factor,
+    FittedObservation,
+    Transfer,
+    model_of,
+)
 from perfmodel.calibrate.transfer.parameters import (
     Priors,
     ResidualPrior,
     TransferParameter,
-    prior,
-    usually,
+    prior_covariance,
+    shipped_priors,
 )
 from perfmodel.calibrate.transfer.posterior import (
-    NO_EFFECT,
     DirectMeasurement,
     Posterior,
-    posterior,
+    fit_posterior,
 )
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.model import Topology
-
-HELD = 1.2816
-"""Standard deviations about zero that hold 80 % of a normal distribution."""
 
 PER_OCTAVE = 2
 """Rows of a run that are used for each factor of two in size; more say the same again."""
@@ -55,12 +57,12 @@ class Timed(Protocol):
         """Seconds."""
 
 
-Observation = tuple[Topology, LibrarySettings, str, Sequence[Timed]]
+SweepRun = tuple[Topology, LibrarySettings, str, Sequence[Timed]]
 """The machine whose ranks all took part, the library's settings, the collective, the rows."""
 
 
 def fit_profile(
-    observations: Sequence[Observation],
+    observations: Sequence[SweepRun],
     *,
     topology: Topology | None = None,
     library: str = "nccl",
@@ -102,12 +104,12 @@ def fit_profile(
     faults = _faults(observations, seen)
     if faults or first is None:
         raise InputError(faults)
-    expectation = expected or usually()
+    expectation = expected or shipped_priors()
     names = list(files) or [f"run {number + 1}" for number in range(len(observations))]
-    observed = _observed(observations, load_library(library), names)
+    observed = _observations(observations, load_library(library), names)
     forward = ForwardModel(observed)
     levers = list(dict.fromkeys([*forward.levers(), *(one.lever for one in seen)]))
-    found = posterior(forward, levers, expectation, seen)
+    found = fit_posterior(forward, levers, expectation, seen)
     transfer = _transfer(found, forward, expectation, model_of(first.gpu.name), tuple(names))
     told = tuple(settings for _, settings, *_ in observations)
     return Profile(
@@ -121,7 +123,7 @@ def fit_profile(
     )
 
 
-def _faults(observations: Sequence[Observation], seen: Sequence[DirectMeasurement]) -> list[Fault]:
+def _faults(observations: Sequence[SweepRun], seen: Sequence[DirectMeasurement]) -> list[Fault]:
     rows = sum(1 for *_, rows in observations for row in rows if row.nbytes > 0 and row.time_s > 0)
     if not rows and not seen:
         return [Fault("observations", f"{rows} rows", "at least one size with a time")]
@@ -131,9 +133,9 @@ def _faults(observations: Sequence[Observation], seen: Sequence[DirectMeasuremen
     return []
 
 
-def _observed(
-    observations: Sequence[Observation], library: CommLibrary, names: Sequence[str]
-) -> list[Observed]:
+def _observations(
+    observations: Sequence[SweepRun], library: CommLibrary, names: Sequence[str]
+) -> list[Observation]:
     machines: dict[tuple[int, str], Machine] = {}
     found = []
     for run, (topology, settings, op, rows) in enumerate(observations):
@@ -141,7 +143,7 @@ def _observed(
         if key not in machines:
             machines[key] = make_machine(topology, library, settings=settings)
         found += [
-            Observed(machines[key], op, row.nbytes, row.time_s, run, names[run])
+            Observation(machines[key], op, row.nbytes, row.time_s, run, names[run])
             for row in thinned(rows)
         ]
     return found
@@ -164,62 +166,65 @@ def _transfer(
 ) -> Transfer:
     where = found.places
     points = tuple(
-        Point(
+        FittedObservation(
             run=one.run, op=one.op, ranks=len(one.machine.topology.ranks),
             hosts=one.machine.topology.hosts, nbytes=one.nbytes, algorithm=str(algorithm),
-            protocol=str(protocol), measured_s=_round(one.measured_s), fitted_s=_round(fitted),
-            own=_round(variance**0.5), slopes=tuple(_round(x) for x in slopes),
-            share=_round(min(max(share, 0.0), 1.0)),
+            protocol=str(protocol), measured_s=round_digits(one.measured_s), fitted_s=round_digits(fitted),
+            own=round_digits(variance**0.5), slopes=tuple(round_digits(x) for x in slopes),
+            share=round_digits(min(max(share, 0.0), 1.0)),
         )
         for one, algorithm, protocol, share, fitted, variance, slopes in zip(
             forward.observed, where.algorithm, where.protocol, where.shares, found.fitted_s,
-            found.weighed.row, found.slopes, strict=True,
+            found.noise.row, found.slopes, strict=True,
         )
     )  # fmt: skip
-    made = _made(found, forward, expected, gpu, files, points)
+    made = _describe(found, forward, expected, gpu, files, points)
     if made.residual is None:
         return made
     after = [made.residual(p.situation) ** p.share * p.fitted_s / p.measured_s for p in points]
     off = np.abs(np.array(after) - 1.0)
     return made.model_copy(
-        update={"median_abs": _round(np.median(off)), "p90_abs": _round(np.quantile(off, 0.9))}
+        update={
+            "median_abs": round_digits(np.median(off)),
+            "p90_abs": round_digits(np.quantile(off, 0.9)),
+        }
     )
 
 
-def _made(
+def _describe(
     found: Posterior, forward: ForwardModel, expected: Priors, gpu: str, files: tuple[str, ...],
-    points: tuple[Point, ...],
+    points: tuple[FittedObservation, ...],
 ) -> Transfer:  # fmt: skip
     return Transfer(
         gpu=gpu,
         factors=_factors(found, expected, forward.usual()),
-        covariance=tuple(tuple(_round(x) for x in row) for row in found.covariance.tolist()),
-        left=_rounded(found.weighed.left),
+        covariance=tuple(tuple(round_digits(x) for x in row) for row in found.covariance.tolist()),
+        left=_rounded(found.noise.left),
         runs=expected.runs,
         files=files,
         points=points,
         median_abs=0.0,
         p90_abs=0.0,
         method=METHOD,
-        odd=tuple(_round(x) for x in found.weighed.odd),
+        odd=tuple(round_digits(x) for x in found.noise.odd),
     )
 
 
 def _factors(
     found: Posterior, expected: Priors, usual: Mapping[TransferParameter, float]
 ) -> tuple[Factor, ...]:
-    before = np.sqrt(np.diag(prior(found.levers, expected)))
+    before = np.sqrt(np.diag(prior_covariance(found.levers, expected)))
     after = np.sqrt(np.diag(found.covariance))
     most = np.abs(found.slopes).max(axis=0, initial=0.0)
     factors = []
     for at, lever in enumerate(found.levers):
         told = float(np.clip(1.0 - after[at] / before[at], 0.0, 1.0))
-        log, wide = found.logs[at], HELD * after[at]
+        log, wide = found.logs[at], NORMAL_QUANTILE * after[at]
         factors.append(
             Factor(
-                of=lever.name, where=lever.where, factor=_round(np.exp(log)),
-                interval=(_round(np.exp(log - wide)), _round(np.exp(log + wide))),
-                told=_round(told),
+                of=lever.name, where=lever.where, factor=round_digits(np.exp(log)),
+                interval=(round_digits(np.exp(log - wide)), round_digits(np.exp(log + wide))),
+                told=round_digits(told),
                 now=_now(lever, usual.get(lever), float(np.exp(log))),
                 reason=_reason(found, at, told, most[at]),
             )
@@ -239,7 +244,7 @@ def _now(lever: TransferParameter, usual: float | None, factor: float) -> str:
 
 def _reason(found: Posterior, at: int, told: float, most: float) -> str:
     """Why a factor is as it was expected; empty where data tell it."""
-    if told >= TOLD:
+    if told >= SETTLED_SHARE:
         return ""
     if most < NO_EFFECT:
         return "no measured time depends on it"
@@ -256,9 +261,6 @@ def _reason(found: Posterior, at: int, told: float, most: float) -> str:
 
 
 def _rounded(left: ResidualPrior) -> ResidualPrior:
-    return ResidualPrior.model_validate({name: _round(x) for name, x in left.model_dump().items()})
-
-
-def _round(number: float) -> float:
-    """Six digits: more would pretend."""
-    return float(f"{number:.6g}")
+    return ResidualPrior.model_validate(
+        {name: round_digits(x) for name, x in left.model_dump().items()}
+    )

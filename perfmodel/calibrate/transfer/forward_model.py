@@ -14,8 +14,8 @@ from perfmodel.calibrate.transfer.parameters import (
     LAUNCH,
     UNEVEN,
     TransferParameter,
-    bandwidths_of,
-    measured_of,
+    bandwidth_factors,
+    corrections_of,
 )
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.lowering.edges import HOP_KINDS
@@ -25,12 +25,12 @@ from perfmodel.library.machine import Machine, observed_time_s
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Arcs, Topology
 
-TRIED = 0.02
+LOG_STEP = 0.02
 """Logarithm by which a factor is moved to see what depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class Observation:
     """One measured time.
 
     Parameters
@@ -53,18 +53,14 @@ class Observed:
     file: str = ""
 
 
-def stretched_arcs(topology: Topology, factors: Mapping[str, float]) -> Arcs:
-    """Links with the bandwidth of each kind multiplied by its factor."""
-    old = topology.arcs
-    by_kind = np.array([factors.get(kind, 1.0) for kind in old.kinds])
-    return Arcs(old.names, old.kinds, old.bandwidth_Bps * by_kind, old.latency_s)
+def scale_bandwidths(topology: Topology, factors: Mapping[str, float]) -> Topology:
+    """Return the topology with the bandwidth of each kind of link multiplied by its factor.
 
-
-def with_arcs(topology: Topology, arcs: Arcs) -> Topology:
-    """The topology with other `arcs`, for timing alone; its graph is the old one's."""
-    changed = replace(topology)
-    vars(changed)["arcs"] = arcs  # the cached property, without reading the graph back
-    return changed
+    Only `arcs` change: the graph keeps the numbers by which the library chooses.
+    """
+    arcs = topology.arcs
+    by_kind = np.array([factors.get(kind, 1.0) for kind in arcs.kinds])
+    return topology.with_arcs(replace(arcs, bandwidth_Bps=arcs.bandwidth_Bps * by_kind))
 
 
 class ForwardModel:
@@ -72,10 +68,10 @@ class ForwardModel:
 
     Parameters
     ----------
-    observed : sequence of Observed
+    observed : sequence of Observation
     """
 
-    def __init__(self, observed: Sequence[Observed]) -> None:
+    def __init__(self, observed: Sequence[Observation]) -> None:
         self.observed = tuple(observed)
         self.measured_s = np.array([one.measured_s for one in observed])
         keys = [(id(one.machine), one.op, one.nbytes) for one in observed]
@@ -83,7 +79,7 @@ class ForwardModel:
         self._of = np.array([place[key] for key in keys], dtype=np.int64)
         firsts = dict(zip(reversed(keys), reversed(self.observed), strict=True))
         self._cases = [firsts[key] for key in place]
-        self._ways = [_ways(one) for one in self._cases]
+        self._ways = [_candidates(one) for one in self._cases]
 
     def times_s(self, factors: Mapping[TransferParameter, float]) -> FloatArray:
         """Time of each collective; seconds, shape (observed,)."""
@@ -113,7 +109,7 @@ class ForwardModel:
         """
         base = np.log(self.times_s(factors) if base_s is None else base_s)
         columns = [
-            (np.log(self.times_s({**factors, lever: f * np.exp(TRIED)})) - base) / TRIED
+            (np.log(self.times_s({**factors, lever: f * np.exp(LOG_STEP)})) - base) / LOG_STEP
             for lever, f in factors.items()
         ]
         return np.stack(columns, axis=1) if columns else np.zeros((len(base), 0))
@@ -141,7 +137,7 @@ class ForwardModel:
                 found.setdefault(LAUNCH, begun_s)
                 for lever in way.levers:
                     if lever not in found:
-                        found[lever] = _number(way, lever, arcs)
+                        found[lever] = _nominal_value(way, lever, arcs)
         return found
 
     def _timed(
@@ -149,20 +145,20 @@ class ForwardModel:
     ) -> tuple[FloatArray, list[CollectiveContext], FloatArray]:
         known: dict[int, UncontendedTimer] = {}
         times, chosen, shares = [], [], []
-        measured = measured_of(factors)
+        measured = corrections_of(factors)
         for one, ways in zip(self._cases, self._ways, strict=True):
             timed = [(way.time_s(one.machine, factors, known), way.situation) for way in ways]
             best_s, situation = min(timed, key=lambda pair: pair[0])
             seen_s = observed_time_s(one.machine, best_s, measured)
-            longer_s = observed_time_s(one.machine, best_s * (1.0 + TRIED), measured)
+            longer_s = observed_time_s(one.machine, best_s * (1.0 + LOG_STEP), measured)
             times.append(seen_s)
             chosen.append(situation)
-            shares.append((longer_s / seen_s - 1.0) / TRIED)
+            shares.append((longer_s / seen_s - 1.0) / LOG_STEP)
         return np.array(times)[self._of], chosen, np.array(shares)[self._of]
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Candidate:
     """A way of carrying a collective, and its times under the factors that were tried.
 
     Parameters
@@ -193,17 +189,16 @@ class _Way:
         key = tuple(factors.get(lever, 1.0) for lever in self.levers)
         if key not in self.known_s:
             if id(machine) not in known:
-                arcs = stretched_arcs(machine.topology, bandwidths_of(factors))
-                changed = with_arcs(machine.topology, arcs)
+                changed = scale_bandwidths(machine.topology, bandwidth_factors(factors))
                 known[id(machine)] = UncontendedTimer(replace(machine, topology=changed))
             way = replace(self.carried, launch_s=0.0)
-            measured = measured_of(factors)
+            measured = corrections_of(factors)
             self.known_s[key] = known[id(machine)].way_s(as_measured(measured, way, self.situation))
         launch_s = (self.carried.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
         return self.known_s[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)
 
 
-def _number(way: _Way, lever: TransferParameter, arcs: Arcs) -> float:
+def _nominal_value(way: _Candidate, lever: TransferParameter, arcs: Arcs) -> float:
     """What a factor multiplies in a way; seconds, bytes per second or a share."""
     if lever.name == "bandwidth":
         rates = zip(arcs.bandwidth_Bps.tolist(), arcs.kinds, strict=True)
@@ -215,7 +210,7 @@ def _number(way: _Way, lever: TransferParameter, arcs: Arcs) -> float:
     return float(np.median(np.concatenate(steps_s)))
 
 
-def _ways(one: Observed) -> list[_Way]:
+def _candidates(one: Observation) -> list[_Candidate]:
     topology = one.machine.topology
     ranks = len(topology.ranks)
     found = []
@@ -225,11 +220,13 @@ def _ways(one: Observed) -> list[_Way]:
             one.op, one.nbytes, ranks, topology.hosts, algorithm, way.protocol
         )
         lost_s = uneven_s(one.machine.library, way, one.nbytes)
-        found.append(_Way(way, there, tuple(_levers(way, there, topology)), lost_s, {}))
+        found.append(
+            _Candidate(way, there, tuple(_parameters_of(way, there, topology)), lost_s, {})
+        )
     return found
 
 
-def _levers(
+def _parameters_of(
     way: LoweredCollective, situation: CollectiveContext, topology: Topology
 ) -> Iterator[TransferParameter]:
     """What a way's time depends on, but for the launch."""

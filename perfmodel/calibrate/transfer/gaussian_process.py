@@ -15,12 +15,12 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.calibrate.transfer.parameters import ResidualPrior, Runs
+from perfmodel.calibrate.transfer.parameters import NoisePrior, ResidualPrior
 from perfmodel.library.corrections import CollectiveContext
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class ContextArrays:
     """Situations as arrays.
 
     Parameters
@@ -41,9 +41,9 @@ class Places:
     @staticmethod
     def of(
         situations: Sequence[CollectiveContext], shares: Sequence[float] | None = None
-    ) -> Places:
+    ) -> ContextArrays:
         """Arrays of some situations."""
-        return Places(
+        return ContextArrays(
             np.log2([[max(s.nbytes, 1), s.ranks, s.hosts] for s in situations]).reshape(-1, 3),
             np.array([s.op for s in situations]),
             np.array([s.algorithm for s in situations]),
@@ -52,13 +52,15 @@ class Places:
         )
 
 
-def inverse_of(matrix: FloatArray) -> FloatArray:
+def invert(matrix: FloatArray) -> FloatArray:
     """Inverse of a covariance."""
     found: FloatArray = np.asarray(np.linalg.inv(matrix), dtype=float)
     return found
 
 
-def alike(one: Places, other: Places, left: ResidualPrior, runs: Runs) -> FloatArray:
+def residual_covariance(
+    one: ContextArrays, other: ContextArrays, left: ResidualPrior, runs: NoisePrior
+) -> FloatArray:
     """Covariance of what is left in two sets of situations; shape (one, other)."""
     apart = one.octaves[:, None, :] - other.octaves[None, :, :]
     scale = np.exp(
@@ -72,7 +74,7 @@ def alike(one: Places, other: Places, left: ResidualPrior, runs: Runs) -> FloatA
         same = getattr(one, name)[:, None] == getattr(other, name)[None, :]
         scale = scale * np.where(same, 1.0, left.other_way)
     here, there = (
-        by_size(place.octaves[:, 0], (left.small, left.deviation, left.large), runs)
+        interpolate_by_size(place.octaves[:, 0], (left.small, left.deviation, left.large), runs)
         for place in (one, other)
     )
     smooth = np.outer(here, there) * np.exp(-0.5 * (apart[:, :, 0] / left.octaves) ** 2)
@@ -80,7 +82,9 @@ def alike(one: Places, other: Places, left: ResidualPrior, runs: Runs) -> FloatA
     return found
 
 
-def by_size(octaves: FloatArray, of: tuple[float, float, float], runs: Runs) -> FloatArray:
+def interpolate_by_size(
+    octaves: FloatArray, of: tuple[float, float, float], runs: NoisePrior
+) -> FloatArray:
     """What is so for small, middling and large sizes, with bends between them."""
     small, middle, large = of
     beyond, bulk = (
@@ -91,24 +95,24 @@ def by_size(octaves: FloatArray, of: tuple[float, float, float], runs: Runs) -> 
     return found
 
 
-def run_deviation(places: Places, runs: Runs) -> FloatArray:
+def run_deviation(places: ContextArrays, runs: NoisePrior) -> FloatArray:
     """Standard deviation of the logarithm of a run's time from the next run's, by size.
 
     Of the host's start of collectives it is another one: its processor differs.
     """
-    own = by_size(places.octaves[:, 0], (runs.small, runs.middle, runs.large), runs)
+    own = interpolate_by_size(places.octaves[:, 0], (runs.small, runs.middle, runs.large), runs)
     found: FloatArray = places.shares * own + (1.0 - places.shares) * runs.start
     return found
 
 
-def row_variance(places: Places, runs: Runs) -> FloatArray:
+def row_variance(places: ContextArrays, runs: NoisePrior) -> FloatArray:
     """Variance of the logarithm of a row's time that is the row's own, by size."""
     found: FloatArray = (runs.row * run_deviation(places, runs)) ** 2
     return found
 
 
-def within_runs(
-    places: Places, run: IntArray, runs: Runs, odd: Sequence[float] | None = None
+def run_covariance(
+    places: ContextArrays, run: IntArray, runs: NoisePrior, odd: Sequence[float] | None = None
 ) -> FloatArray:
     """Covariance of what rows of the same run have in common; shape (rows, rows).
 
@@ -123,36 +127,36 @@ def within_runs(
 
 
 @dataclass(frozen=True, eq=False)
-class Residual:
+class ResidualProcess:
     """Factor on the time in a situation, from rows that were measured.
 
     Parameters
     ----------
-    places : Places
+    places : ContextArrays
     over : ndarray of float, shape (rows,)
         Logarithm of measured over fitted time.
     noise : ndarray of float, shape (rows, rows)
         Covariance of what is the rows' and their runs' alone.
     left : ResidualPrior
-    runs : Runs
+    runs : NoisePrior
     deviations : float
         How many standard deviations above the mean; 0: what is expected.
     new_run : bool
         Whether these are deviations of the times of a new run, or of what is expected of one.
     """
 
-    places: Places
+    places: ContextArrays
     over: FloatArray
     noise: FloatArray
     left: ResidualPrior
-    runs: Runs
+    runs: NoisePrior
     deviations: float = 0.0
     new_run: bool = True
 
     @cached_property
     def _inverse(self) -> FloatArray:
-        whole = alike(self.places, self.places, self.left, self.runs) + self.noise
-        return inverse_of(whole + 1e-9 * np.eye(len(whole)))
+        whole = residual_covariance(self.places, self.places, self.left, self.runs) + self.noise
+        return invert(whole + 1e-9 * np.eye(len(whole)))
 
     @cached_property
     def _weights(self) -> FloatArray:
@@ -161,17 +165,17 @@ class Residual:
 
     def __call__(self, situation: CollectiveContext) -> float:
         """Factor on the time; see `perfmodel.library.corrections.Corrections`."""
-        place = Places.of([situation])
-        common = alike(place, self.places, self.left, self.runs)[0]
+        place = ContextArrays.of([situation])
+        common = residual_covariance(place, self.places, self.left, self.runs)[0]
         log = float(common @ self._weights)
         if self.deviations:
-            own = float(alike(place, place, self.left, self.runs)[0, 0])
+            own = float(residual_covariance(place, place, self.left, self.runs)[0, 0])
             known = float(common @ self._inverse @ common)
             run = float(run_deviation(place, self.runs)[0]) * self.new_run
             log += self.deviations * float(np.sqrt(max(own - known, 0.0) + run**2))
         return float(np.exp(log))
 
-    def moved(self, over: FloatArray, deviations: float) -> Residual:
+    def shift(self, over: FloatArray, deviations: float) -> ResidualProcess:
         """The same with other rows' residuals, so many deviations above the mean."""
         found = replace(self, over=over, deviations=deviations)
         vars(found)["_inverse"] = self._inverse

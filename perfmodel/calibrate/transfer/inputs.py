@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from perfmodel.calibrate.checks import Told, differences
+from perfmodel.calibrate.checks import ConfiguredMachine, differences
 from perfmodel.calibrate.profile import Profile, Source
 from perfmodel.calibrate.readers import Found, LinkMatrix, Sweep, SweepRow
-from perfmodel.calibrate.transfer.fit import Observation, fit_profile
+from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
 from perfmodel.calibrate.transfer.parameters import TransferParameter
 from perfmodel.calibrate.transfer.posterior import DirectMeasurement
 from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
@@ -175,7 +175,7 @@ class MachineRequest:
 class Gathered:
     """What a fit takes, and what is to be told about it."""
 
-    observations: list[Observation] = field(default_factory=list)
+    observations: list[SweepRun] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     matrices: list[LinkMatrix] = field(default_factory=list)
@@ -227,7 +227,7 @@ def profile_of(
 
 def _unlike(gathered: Gathered) -> list[str]:
     """Runs whose library was told otherwise than in the first run of the same collective."""
-    found, first = [], dict[str, tuple[str, Told]]()
+    found, first = [], dict[str, tuple[str, ConfiguredMachine]]()
     for file, (topology, settings, op, _) in zip(
         gathered.files, gathered.observations, strict=True
     ):

@@ -9,17 +9,24 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.checks import told_otherwise
-from perfmodel.calibrate.transfer.gaussian_process import Places, Residual, within_runs
+from perfmodel.calibrate.checks import settings_differences
+from perfmodel.calibrate.transfer.gaussian_process import (
+    ContextArrays,
+    ResidualProcess,
+    run_covariance,
+)
 from perfmodel.calibrate.transfer.parameters import (
-    LeverName,
+    NoisePrior,
     ResidualPrior,
-    Runs,
     TransferParameter,
+    TransferParameterName,
 )
 from perfmodel.files import FileModel
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.settings import LibrarySettings
+
+SETTLED_SHARE = 0.3
+"""Share of a factor's prior spread that data must settle for it to count as measured."""
 
 
 class Factor(FileModel):
@@ -30,7 +37,7 @@ class Factor(FileModel):
     one. `reason` says why the data tell little.
     """
 
-    of: LeverName
+    of: TransferParameterName
     where: str
     factor: float = Field(gt=0)
     interval: tuple[float, float]
@@ -39,12 +46,12 @@ class Factor(FileModel):
     reason: str = ""
 
     @property
-    def lever(self) -> TransferParameter:
-        """What the factor is on."""
+    def parameter(self) -> TransferParameter:
+        """What the factor multiplies."""
         return TransferParameter(self.of, self.where)
 
 
-class Point(FileModel):
+class FittedObservation(FileModel):
     """One measured time and the stretched mechanism's, before the residual.
 
     `run` numbers the file, `own` is the standard deviation of the logarithm that is this row's
@@ -88,9 +95,9 @@ class Transfer(FileModel):
     factors: tuple[Factor, ...]
     covariance: tuple[tuple[float, ...], ...]
     left: ResidualPrior
-    runs: Runs
+    runs: NoisePrior
     files: tuple[str, ...]
-    points: tuple[Point, ...]
+    points: tuple[FittedObservation, ...]
     median_abs: float
     p90_abs: float
     method: str
@@ -107,20 +114,20 @@ class Transfer(FileModel):
             raise ValueError(f"points with {count} slopes, as factors")
         return self
 
-    def otherwise(self, settings: LibrarySettings) -> tuple[str, ...]:
+    def settings_differences(self, settings: LibrarySettings) -> tuple[str, ...]:
         """What of these settings speaks against the runs' holding for them."""
         pairs = {(point.op, point.run) for point in self.points if point.run < len(self.settings)}
         found = {
             f"{self.files[run]}: {why}"
             for op, run in pairs
-            for why in told_otherwise(op, self.settings[run], settings)
+            for why in settings_differences(op, self.settings[run], settings)
         }
         return tuple(sorted(found))
 
     @property
-    def by_lever(self) -> dict[TransferParameter, float]:
+    def factors_by_parameter(self) -> dict[TransferParameter, float]:
         """The factors by what they are on."""
-        return {factor.lever: factor.factor for factor in self.factors}
+        return {factor.parameter: factor.factor for factor in self.factors}
 
     @cached_property
     def over(self) -> FloatArray:
@@ -129,17 +136,17 @@ class Transfer(FileModel):
         return found
 
     @cached_property
-    def residual(self) -> Residual | None:
+    def residual(self) -> ResidualProcess | None:
         """What the factors leave, as it is expected; None without points."""
         if not self.points:
             return None
-        places = Places.of(
+        places = ContextArrays.of(
             [point.situation for point in self.points], [point.share for point in self.points]
         )
         own = np.array([point.own**2 for point in self.points])
         run = np.array([point.run for point in self.points])
-        noise = within_runs(places, run, self.runs, self.odd or None) + np.diag(own)
-        return Residual(places, self.over, noise, self.left, self.runs)
+        noise = run_covariance(places, run, self.runs, self.odd or None) + np.diag(own)
+        return ResidualProcess(places, self.over, noise, self.left, self.runs)
 
 
 def model_of(gpu: str) -> str:

@@ -15,11 +15,11 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.calibrate.transfer.gaussian_process import (
-    Places,
-    alike,
-    inverse_of,
+    ContextArrays,
+    invert,
+    residual_covariance,
     row_variance,
-    within_runs,
+    run_covariance,
 )
 from perfmodel.calibrate.transfer.parameters import Priors, ResidualPrior
 
@@ -50,14 +50,14 @@ class NoiseModel:
     row: FloatArray
     inverse: FloatArray
 
-    def noise(self, places: Places, run: IntArray, expected: Priors) -> FloatArray:
+    def noise(self, places: ContextArrays, run: IntArray, expected: Priors) -> FloatArray:
         """Covariance of what runs and rows have of their own."""
-        found: FloatArray = within_runs(places, run, expected.runs, self.odd.tolist())
+        found: FloatArray = run_covariance(places, run, expected.runs, self.odd.tolist())
         return found + np.diag(self.row)
 
 
-def weighed(
-    by_factors: FloatArray, places: Places, run: IntArray, over: FloatArray, expected: Priors
+def fit_noise(
+    by_factors: FloatArray, places: ContextArrays, run: IntArray, over: FloatArray, expected: Priors
 ) -> NoiseModel:
     """Find the spreads.
 
@@ -65,31 +65,31 @@ def weighed(
     ----------
     by_factors : ndarray of float, shape (rows, rows)
         Covariance of the rows by what is open of the factors.
-    places : Places
+    places : ContextArrays
     run : ndarray of int, shape (rows,)
         From 0 on.
     over : ndarray of float, shape (rows,)
         Logarithm of measured over predicted time.
     expected : Priors
     """
-    mechanism = alike(places, places, expected.left, expected.runs)
-    usual = within_runs(places, run, expected.runs)
+    mechanism = residual_covariance(places, places, expected.left, expected.runs)
+    usual = run_covariance(places, run, expected.runs)
     usual_row = row_variance(places, expected.runs)
     row = usual_row
     odd, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
     base = by_factors + usual
     for _ in range(ROUNDS):
-        inverse = inverse_of(base + factor**2 * mechanism + np.diag(row))
+        inverse = invert(base + factor**2 * mechanism + np.diag(row))
         weights = inverse @ over
-        row = _widened(row * weights, usual_row, expected.runs.freedom)
-        odd = _odd(usual, run, odd, weights, inverse, expected.runs.odd)
+        row = _row_variances(row * weights, usual_row, expected.runs.freedom)
+        odd = _run_factors(usual, run, odd, weights, inverse, expected.runs.odd)
         base = by_factors + usual * odd[run][:, None]
-        factor = _factor(base + np.diag(row), mechanism, over, expected.left.open)
+        factor = _likeliest_factor(base + np.diag(row), mechanism, over, expected.left.open)
     whole = base + factor**2 * mechanism + np.diag(row)
-    return NoiseModel(scaled(expected.left, factor), odd, row, inverse_of(whole))
+    return NoiseModel(scale_residual(expected.left, factor), odd, row, invert(whole))
 
 
-def scaled(left: ResidualPrior, factor: float) -> ResidualPrior:
+def scale_residual(left: ResidualPrior, factor: float) -> ResidualPrior:
     """What is left where the mechanism is off by so many times as much."""
     return left.model_copy(
         update={
@@ -98,12 +98,14 @@ def scaled(left: ResidualPrior, factor: float) -> ResidualPrior:
     )
 
 
-def _factor(base: FloatArray, mechanism: FloatArray, over: FloatArray, open_: float) -> float:
+def _likeliest_factor(
+    base: FloatArray, mechanism: FloatArray, over: FloatArray, open_: float
+) -> float:
     """The likeliest factor on the mechanism's part, between those tried by a parabola."""
     if open_ == 0.0 or not len(over):
         return 1.0
     logs = np.log(FACTORS)
-    found = np.array([_evidence(base + f**2 * mechanism, over) for f in FACTORS])
+    found = np.array([_log_density(base + f**2 * mechanism, over) for f in FACTORS])
     found -= 0.5 * (logs / open_) ** 2
     at = int(np.clip(np.argmax(found), 1, len(found) - 2))
     left, middle, right = found[at - 1 : at + 2]
@@ -112,14 +114,14 @@ def _factor(base: FloatArray, mechanism: FloatArray, over: FloatArray, open_: fl
     return float(np.exp(logs[at] + float(np.clip(shift, -1, 1)) * (logs[1] - logs[0])))
 
 
-def _evidence(whole: FloatArray, over: FloatArray) -> float:
+def _log_density(whole: FloatArray, over: FloatArray) -> float:
     """Logarithm of a normal density, but for a constant."""
     root = np.linalg.cholesky(whole)
     away = np.linalg.solve(root, over)
     return -float(np.log(np.diag(root)).sum()) - 0.5 * float(away @ away)
 
 
-def _odd(
+def _run_factors(
     usual: FloatArray,
     run: IntArray,
     odd: FloatArray,
@@ -140,6 +142,6 @@ def _odd(
     return found
 
 
-def _widened(own: FloatArray, usual: FloatArray, freedom: float) -> FloatArray:
+def _row_variances(own: FloatArray, usual: FloatArray, freedom: float) -> FloatArray:
     """Variances of rows: an outlier's is what its distance asks for (Student's t, reweighted)."""
     return np.maximum((freedom * usual + own**2) / (freedom + 1), 0.5 * usual)

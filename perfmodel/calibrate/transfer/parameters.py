@@ -19,7 +19,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.files import FileModel, load_document
 from perfmodel.library.corrections import Corrections
 
-LeverName = Literal["launch", "issue", "awaited", "uneven", "step", "bandwidth", "rate"]
+TransferParameterName = Literal["launch", "issue", "awaited", "uneven", "step", "bandwidth", "rate"]
 
 MEANINGS: Mapping[str, str] = {
     "launch": "time before the first byte moves",
@@ -42,7 +42,7 @@ class TransferParameter(NamedTuple):
         "" (the first four), "protocol/hop", a kind of link, or "algorithm/protocol".
     """
 
-    name: LeverName
+    name: TransferParameterName
     where: str
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ AWAITED = TransferParameter("awaited", "")
 UNEVEN = TransferParameter("uneven", "")
 
 
-class Expectation(FileModel):
+class FactorPrior(FileModel):
     """How far machines are usually off in a number.
 
     `deviation` is that of the logarithm of the factor; `alike` is the correlation between factors
@@ -70,7 +70,7 @@ class ResidualPrior(FileModel):
     """What the mechanism leaves: a Gaussian process over size, ranks and hosts.
 
     `small`, `deviation` and `large` are deviations (small sizes, those between, large ones; see
-    `Runs`) and `octaves` the length over size of the part that changes with the size, `level` is
+    `NoisePrior`) and `octaves` the length over size of the part that changes with the size, `level` is
     the deviation of the part that does not; `ranks_octaves` and `hosts_octaves` are lengths over
     the number of ranks and hosts; `other_op` and `other_way` are correlations with another
     collective, and with another algorithm or protocol; `networked` is that between one host and
@@ -92,7 +92,7 @@ class ResidualPrior(FileModel):
     open: float = Field(0.0, ge=0)
 
 
-class Runs(FileModel):
+class NoisePrior(FileModel):
     """How a run differs from the next on like hardware, and a row from its neighbours.
 
     `small`, `middle` and `large` are deviations of the logarithm of times, far below `turn_bytes`,
@@ -121,19 +121,19 @@ class Runs(FileModel):
 class Priors(FileModel):
     """Everything that a fit of sweeps assumes before it sees data; `sweeps.yaml`."""
 
-    levers: dict[LeverName, Expectation]
+    levers: dict[TransferParameterName, FactorPrior]
     left: ResidualPrior
-    runs: Runs
+    runs: NoisePrior
     source: str
 
 
 @cache
-def usually() -> Priors:
+def shipped_priors() -> Priors:
     """The shipped expectations."""
     return load_document(Priors, Path(__file__).with_name("priors.yaml"))
 
 
-def prior(levers: Sequence[TransferParameter], expected: Priors) -> FloatArray:
+def prior_covariance(levers: Sequence[TransferParameter], expected: Priors) -> FloatArray:
     """Covariance of the logarithms of factors before any data; shape (levers, levers)."""
     deviation = np.array([expected.levers[lever.name].deviation for lever in levers])
     alike = np.array(
@@ -149,7 +149,7 @@ def prior(levers: Sequence[TransferParameter], expected: Priors) -> FloatArray:
     return covariance
 
 
-def measured_of(factors: Mapping[TransferParameter, float]) -> Corrections:
+def corrections_of(factors: Mapping[TransferParameter, float]) -> Corrections:
     """The part of the factors that stretches ways of carrying a collective."""
     return Corrections(
         launch=factors.get(LAUNCH, 1.0),
@@ -161,6 +161,6 @@ def measured_of(factors: Mapping[TransferParameter, float]) -> Corrections:
     )
 
 
-def bandwidths_of(factors: Mapping[TransferParameter, float]) -> dict[str, float]:
+def bandwidth_factors(factors: Mapping[TransferParameter, float]) -> dict[str, float]:
     """The part of the factors that changes links: factor by kind of link."""
     return {lever.where: f for lever, f in factors.items() if lever.name == "bandwidth"}

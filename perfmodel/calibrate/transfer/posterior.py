@@ -15,24 +15,21 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.calibrate.transfer.forward_model import ForwardModel
-from perfmodel.calibrate.transfer.gaussian_process import Places, alike, inverse_of
-from perfmodel.calibrate.transfer.noise_model import NoiseModel, weighed
-from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior
+from perfmodel.calibrate.transfer.gaussian_process import ContextArrays, invert, residual_covariance
+from perfmodel.calibrate.transfer.noise_model import NoiseModel, fit_noise
+from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior_covariance
 
-STEPS = 6
+MAX_STEPS = 6
 """Of Gauss and Newton; times are nearly linear in the factors but for changes of way."""
 
-STRAIGHT = 0.15
+RELINEARISE_BEYOND = 0.15
 """Logarithm by which factors may move before the slopes are looked up again."""
 
-CLOSE = 0.01
+CONVERGED = 0.01
 """Logarithm of the last step: far below any interval."""
 
-FARTHEST = 2.0
+MAX_LOG_STEP = 2.0
 """Logarithm of the largest factor that one step may apply."""
-
-NO_EFFECT = 1e-4
-"""A factor whose doubling changes no time by more than about this much cannot be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +46,9 @@ class Posterior:
     fitted_s : ndarray of float, shape (rows,)
         Times of the stretched mechanism, without the residual.
     slopes : ndarray of float, shape (rows, levers)
-    weighed : NoiseModel
+    noise : NoiseModel
         How much rows, runs and the mechanism may be off.
-    places : Places
+    places : ContextArrays
     """
 
     levers: tuple[TransferParameter, ...]
@@ -59,8 +56,8 @@ class Posterior:
     covariance: FloatArray
     fitted_s: FloatArray
     slopes: FloatArray
-    weighed: NoiseModel
-    places: Places
+    noise: NoiseModel
+    places: ContextArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ class DirectMeasurement:
     deviation: float
 
 
-def posterior(
+def fit_posterior(
     forward: ForwardModel,
     levers: Sequence[TransferParameter],
     expected: Priors,
@@ -89,57 +86,61 @@ def posterior(
     seen : sequence of DirectMeasurement
         What other measurements say of single factors.
     """
-    held, pull = _held(levers, expected, seen)
-    logs: FloatArray = inverse_of(held) @ pull
+    held, pull = _prior_information(levers, expected, seen)
+    logs: FloatArray = invert(held) @ pull
     if not forward.observed:
-        return _without_rows(levers, logs, held, expected)
+        return _prior_alone(levers, logs, held, expected)
     measured = np.log(forward.measured_s)
     run = np.array([one.run for one in forward.observed])
-    expected_logs, open_ = logs, inverse_of(held)
+    expected_logs, open_ = logs, invert(held)
     slopes, since = np.zeros((0, 0)), np.inf
-    for _ in range(STEPS):
-        fitted_s, places = _fitted(forward, levers, logs)
-        if since > STRAIGHT:
+    for _ in range(MAX_STEPS):
+        fitted_s, places = _fit_times(forward, levers, logs)
+        if since > RELINEARISE_BEYOND:
             slopes, since = forward.slopes(_factors(levers, logs), fitted_s), 0.0
         over = measured - np.log(fitted_s)
         before = over + slopes @ (logs - expected_logs)
-        found = weighed(slopes @ open_ @ slopes.T, places, run, before, expected)
-        inverse = inverse_of(_left_open(found, places, run, expected))
+        found = fit_noise(slopes @ open_ @ slopes.T, places, run, before, expected)
+        inverse = invert(_covariance_beside_factors(found, places, run, expected))
         curve = slopes.T @ inverse @ slopes + held
         step = np.linalg.solve(curve, slopes.T @ inverse @ over + pull - held @ logs)
-        logs = logs + np.clip(step, -FARTHEST, FARTHEST)
+        logs = logs + np.clip(step, -MAX_LOG_STEP, MAX_LOG_STEP)
         since += float(np.abs(step).max(initial=0.0))
-        if np.abs(step).max(initial=0.0) < CLOSE:
+        if np.abs(step).max(initial=0.0) < CONVERGED:
             break
-    fitted_s, places = _fitted(forward, levers, logs)
-    if since > STRAIGHT:
+    fitted_s, places = _fit_times(forward, levers, logs)
+    if since > RELINEARISE_BEYOND:
         slopes = forward.slopes(_factors(levers, logs), fitted_s)
-    inverse = inverse_of(_left_open(found, places, run, expected))
-    covariance = inverse_of(slopes.T @ inverse @ slopes + held)
+    inverse = invert(_covariance_beside_factors(found, places, run, expected))
+    covariance = invert(slopes.T @ inverse @ slopes + held)
     return Posterior(tuple(levers), logs, covariance, fitted_s, slopes, found, places)
 
 
-def _left_open(found: NoiseModel, places: Places, run: IntArray, expected: Priors) -> FloatArray:
+def _covariance_beside_factors(
+    found: NoiseModel, places: ContextArrays, run: IntArray, expected: Priors
+) -> FloatArray:
     """Covariance of rows but for what is open of the factors."""
-    return alike(places, places, found.left, expected.runs) + found.noise(places, run, expected)
+    return residual_covariance(places, places, found.left, expected.runs) + found.noise(
+        places, run, expected
+    )
 
 
-def _without_rows(
+def _prior_alone(
     levers: Sequence[TransferParameter], logs: FloatArray, held: FloatArray, expected: Priors
 ) -> Posterior:
     """What is expected, and what was seen of single factors."""
     none = NoiseModel(expected.left, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
     return Posterior(
-        tuple(levers), logs, inverse_of(held), np.zeros(0), np.zeros((0, len(levers))), none,
-        Places.of(()),
+        tuple(levers), logs, invert(held), np.zeros(0), np.zeros((0, len(levers))), none,
+        ContextArrays.of(()),
     )  # fmt: skip
 
 
-def _held(
+def _prior_information(
     levers: Sequence[TransferParameter], expected: Priors, seen: Sequence[DirectMeasurement]
 ) -> tuple[FloatArray, FloatArray]:
     """Inverse covariance of what is known before any sweep, and that times its mean."""
-    held = inverse_of(prior(levers, expected))
+    held = invert(prior_covariance(levers, expected))
     pull = np.zeros(len(levers))
     for one in seen:
         if one.lever in levers:
@@ -155,9 +156,9 @@ def _factors(
     return dict(zip(levers, np.exp(logs).tolist(), strict=True))
 
 
-def _fitted(
+def _fit_times(
     forward: ForwardModel, levers: Sequence[TransferParameter], logs: FloatArray
-) -> tuple[FloatArray, Places]:
+) -> tuple[FloatArray, ContextArrays]:
     factors = _factors(levers, logs)
-    places = Places.of(forward.situations(factors), forward.shares(factors).tolist())
+    places = ContextArrays.of(forward.situations(factors), forward.shares(factors).tolist())
     return forward.times_s(factors), places
