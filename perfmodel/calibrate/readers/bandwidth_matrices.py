@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.readers.nccl_text import number, plain
+from perfmodel.calibrate.readers.log_lines import number, plain
 from perfmodel.calibrate.readers.records import LinkMatrix
 from perfmodel.errors import Fault, InputError
 

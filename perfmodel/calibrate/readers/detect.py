@@ -15,13 +15,14 @@ from perfmodel.calibrate.readers.bandwidth_matrices import (
     read_matrices,
     read_nvbandwidth_json,
 )
+from perfmodel.calibrate.readers.log_lines import plain
 from perfmodel.calibrate.readers.nccl_json import (
     is_nccl_json,
     is_rccl_json,
     read_nccl_json,
     read_rccl_json,
 )
-from perfmodel.calibrate.readers.nccl_text import is_nccl_text, plain, read_nccl_text
+from perfmodel.calibrate.readers.nccl_text import is_nccl_text, read_nccl_text
 from perfmodel.calibrate.readers.records import LinkMatrix, Sweep
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import read_text, validate_document

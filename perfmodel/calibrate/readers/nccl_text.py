@@ -3,8 +3,6 @@
 Spellings that occur: prefixes of job launchers and timestamps before each line, no ``root`` column
 (before 2.9), ``error`` for ``#wrong``, ``N/A`` where nothing was checked, lines of ``NCCL INFO``
 between rows and inside of them, rows of size zero, statistics per iteration, several tables.
-
-Lines of a log without what job launchers put before them.
 """
 
 from __future__ import annotations
@@ -15,19 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfmodel.calibrate.readers.infer_op import op_named, op_of_file, ops_allowed, ranks_of_factor
+from perfmodel.calibrate.readers.log_lines import number, plain
 from perfmodel.calibrate.readers.records import PERFORMANCE, Sweep, SweepRow, version_text
 from perfmodel.errors import Fault, InputError, allowed_names
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_BEFORE = re.compile(
-    r"^\s*(?:"
-    r"\[\d+,\d+\](?:<std\w+>)?:?"  # Open MPI's --tag-output
-    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?"  # timestamps
-    r"|\[?\d\d:\d\d:\d\d[\d.,]*\]?:?"
-    r"|\d+:(?=\s)"  # srun --label
-    r"|[\w.-]+\s*\|(?=\s)"  # container names
-    r")[ \t]?"
-)
 
 TYPES = (
     "int8", "uint8", "char", "int32", "uint32", "int", "int64", "uint64", "half", "float", "double",
@@ -36,24 +24,6 @@ TYPES = (
 """Data types as the tests print them."""
 
 ROW = re.compile(rf"(?:^|[\s:|>])(\d+)\s+(\d+)\s+({'|'.join(TYPES)})(?=\s|$)(.*)$")
-NUMBER = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$")
-
-
-def plain(line: str) -> str:
-    """Return a line without colours, launcher prefixes and timestamps; spaces at its end go too."""
-    text = _ANSI.sub("", line).rstrip()
-    for _ in range(3):
-        shorter = _BEFORE.sub("", text, count=1)
-        if shorter == text:
-            break
-        text = shorter
-    return text
-
-
-def number(text: str) -> float | None:
-    """Read a number as C prints it; None for "N/A", "nan" and everything else."""
-    return float(text) if NUMBER.match(text) else None
-
 
 _RANK = re.compile(
     r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+\d+\s+"

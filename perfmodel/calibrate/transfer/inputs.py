@@ -1,148 +1,23 @@
-"""From files that people have to what a fit takes: machines, settings, rows, links.
-
-What matrices between GPUs, and between host and GPU, say about links.
-"""
+"""From measurement files to the input of a fit: machines, settings, rows, rates of links."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-
-import numpy as np
-from pydantic import Field
 
 from perfmodel.calibrate.checks import ConfiguredMachine, differences
 from perfmodel.calibrate.profile import Profile, Source
 from perfmodel.calibrate.readers import Found, LinkMatrix, Sweep, SweepRow
 from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
-from perfmodel.calibrate.transfer.parameters import TransferParameter
-from perfmodel.calibrate.transfer.posterior import DirectMeasurement
-from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
-from perfmodel.files import FileModel, load_document
+from perfmodel.calibrate.transfer.link_matrices import seen_links
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
-
-USED = frozenset(
-    {
-        "Unidirectional P2P=Enabled Bandwidth",
-        "device_to_device_memcpy_read_ce",
-        "device_to_device_memcpy_write_ce",
-        "host_to_device_memcpy_ce",
-        "device_to_host_memcpy_ce",
-    }
-)
-"""Tests in which one pair at a time is busy, in one direction."""
-
-
-class Usual(FileModel):
-    """What copies reach, as a multiple of what the templates hold."""
-
-    usual: float = Field(gt=0)
-    source: str
-
-
-class Copies(FileModel):
-    """`Usual` by generation of GPU ("other" for those not named), and their spread."""
-
-    nvlink: dict[str, Usual]
-    pcie: dict[str, Usual]
-    deviation: float = Field(gt=0)
-    deviation_source: str
-
-    def usual(self, kind: str, generation: str) -> float | None:
-        """The multiple for a kind of link; None where copies say nothing about such links."""
-        table = {"nvlink": self.nvlink, "pcie": self.pcie}.get(kind, {})
-        found = table.get(generation, table.get("other"))
-        return None if found is None else found.usual
-
-
-@cache
-def copies() -> Copies:
-    """The shipped multiples."""
-    return load_document(Copies, Path(__file__).with_name("copies.yaml"))
-
-
-def seen_links(
-    matrices: Sequence[LinkMatrix], topology: Topology
-) -> tuple[list[DirectMeasurement], tuple[str, ...]]:
-    """Factors of kinds of link from copies, and what was not used and why.
-
-    GPUs are taken to be numbered as in the topology. A copy is held to be as fast as the narrowest
-    link on its way; the median over pairs counts.
-
-    Raises
-    ------
-    InputError
-        More GPUs than a host of the topology has; every fault at once.
-    """
-    size = topology.gpus_per_host
-    faults = [
-        Fault("matrix", f"{len(m.values[0])} GPUs in {m.test!r}", f"up to {size}, as a host of "
-              f"{topology.name} has", m.file)
-        for m in matrices
-        if len(m.values[0]) > size
-    ]  # fmt: skip
-    if faults:
-        raise InputError(faults)
-    ratios: dict[str, list[float]] = {}
-    notes = []
-    for matrix in matrices:
-        if (why := _unused(matrix)) is not None:
-            notes.append(f"{matrix.test}: {why}")
-            continue
-        for kind, ratio in _ratios(matrix, topology):
-            ratios.setdefault(kind, []).append(ratio)
-    found = [_seen(kind, np.log(values)) for kind, values in sorted(ratios.items())]
-    if not found:
-        notes.append("no copy crossed a link whose usual share of a copy's rate is known")
-    return found, tuple(dict.fromkeys(notes))
-
-
-def _seen(kind: str, logs: np.ndarray) -> DirectMeasurement:
-    spread = float(np.quantile(np.abs(logs - np.median(logs)), 0.68)) if len(logs) > 2 else 0.0
-    deviation = float(np.hypot(copies().deviation, spread / np.sqrt(len(logs))))
-    return DirectMeasurement(
-        TransferParameter("bandwidth", kind), float(np.median(logs)), deviation
-    )
-
-
-def _unused(matrix: LinkMatrix) -> str | None:
-    """Why a matrix says nothing about the rate of a link; None where it does."""
-    if matrix.what == "latency":
-        return "the latency of one copy is not that of a step in a collective's kernel"
-    if matrix.ends == "gpu-gpu" and not matrix.p2p:
-        return "without peer access: a copy through host memory, which collectives do otherwise"
-    if matrix.test not in USED:
-        return "several copies at a time, or by kernels: the links' own rate does not show"
-    return None
-
-
-def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float]]:
-    """Kind of the narrowest link of each pair, and the copy's rate over the usual one."""
-    router = Router(topology)
-    rates = topology.arcs.bandwidth_Bps
-    for row, values in enumerate(matrix.values):
-        for column, rate_Bps in enumerate(values):
-            gpu = topology.ranks[column]
-            if rate_Bps is None or (matrix.ends == "gpu-gpu" and row == column):
-                continue
-            try:
-                there = router.nearest_cpu(gpu) if matrix.ends == "host-gpu" else None
-                way = router.route(there or topology.ranks[row], gpu)
-            except TopologyError:
-                continue
-            narrowest = min(way, key=lambda arc: rates[arc])
-            kind = topology.arcs.kinds[narrowest]
-            usual = copies().usual(kind, topology.gpu.generation)
-            if usual is not None:
-                yield kind, rate_Bps / (usual * float(rates[narrowest]))
 
 
 @dataclass(frozen=True, slots=True)
