@@ -9,24 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate import Profile
-from perfmodel.calibrate.estimation import PROBABILITY
 from perfmodel.library.prediction_error import BANDS, Spread
-from perfmodel.validate.predict.run import (
-    Mode,
-    Pair,
-    Placed,
-    Predicted,
-    PredictionTask,
-    at_once,
-    matched_all,
-    partners,
-)
+from perfmodel.validate.predict.forecast import Mode, Pair, Predicted, partners
+from perfmodel.validate.predict.run import Placed, PredictionTask, at_once, matched_all
 from perfmodel.validate.score import coverage, scores
 from perfmodel.validate.score.points import Point, points_of
 from perfmodel.validate.score.scores import LARGE, Score
-from perfmodel.validate.sweeps.fitted import Fitted, fitted_on
 from perfmodel.validate.sweeps.match import Matched
-from perfmodel.validate.sweeps.read import SUBFOLDER, Sweep, has_sweeps, read_sweeps, sweeps_folder
+from perfmodel.validate.sweeps.read import (
+    SUBFOLDER,
+    Fitted,
+    Sweep,
+    fitted_on,
+    has_sweeps,
+    read_sweeps,
+    sweeps_folder,
+)
 from perfmodel.validate.trainings.datasets import has_trainings
 from perfmodel.validate.trainings.model import Dataset
 
@@ -225,7 +223,7 @@ def to_json(found: Validation) -> dict[str, Any]:
             mode: {band: asdict(one) for band, one in bands.items()}
             for mode, bands in found.coverages.items()
         },
-        "interval_probability": PROBABILITY,
+        "interval_probability": coverage.PROBABILITY,
         "unmatched": dict(found.unmatched),
         "not_counted": {one.sweep.id: one.why_not for one in found.predicted if not one.counted},
         "fitted_on": [

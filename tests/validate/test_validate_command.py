@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.report.validation.page import write_validation
 from perfmodel.validate.run import to_json, validate
-from perfmodel.validate.sweeps.fitted import fitted_on
+from perfmodel.validate.sweeps.read import fitted_on
 
 HEADER = "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,nic_count_per_node,nic_gbps,proc_model,trust"
 ROWS = (
@@ -218,9 +218,9 @@ def test_what_was_fitted_on_what_names_shipped_sweeps():
 def test_fitted_sweeps_are_scored_apart(found):
     from dataclasses import replace
 
-    from perfmodel.validate.sweeps.fitted import Fitted
+    from perfmodel.validate.sweeps.read import Fitted
 
-    split = replace(found, fitted=(Fitted("NCCL steps", ("one",)),)).split()
+    split = replace(found, fitted=(Fitted(constants="NCCL steps", sweeps=("one",)),)).split()
     assert {name: bands["256 KiB and up"].sweeps for name, bands in split.items()} == {
         "fitted on": 1, "not fitted on": 1,
     }  # fmt: skip

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.calibrate.estimation import PROBABILITY
 from perfmodel.library.prediction_error import (
     BANDS,
     SEVERAL,
@@ -21,9 +20,10 @@ from perfmodel.library.prediction_error import (
     Spread,
     datasheet_interval_s,
 )
-from perfmodel.validate.predict.run import Predicted
+from perfmodel.validate.predict.forecast import Predicted
 from perfmodel.validate.score.points import Point, even_weights, points_of, weighted_quantile
 
+PROBABILITY = 0.8
 RESAMPLES = 2000
 _NARROWEST = 0.01
 """An interval reaches at least this far on both sides of the prediction (natural logarithm)."""

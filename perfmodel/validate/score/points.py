@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.library.prediction_error import Band, band_of, kind_of_machine
-from perfmodel.validate.predict.run import Interval, Mode, Predicted
+from perfmodel.validate.predict.forecast import Interval, Mode, Predicted
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.library.prediction_error import BANDS
-from perfmodel.validate.predict.run import Mode
+from perfmodel.validate.predict.forecast import Mode
 from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
 
 MODES: tuple[Mode, ...] = ("datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta")
