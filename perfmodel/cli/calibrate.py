@@ -15,7 +15,7 @@ from perfmodel.errors import Fault, InputError, allowed_names
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.calibrate.profile import Fit
-    from perfmodel.calibrate.readers import Found
+    from perfmodel.calibrate.readers import MeasurementFile as Found
     from perfmodel.calibrate.transfer.inputs import MachineRequest
     from perfmodel.calibrate.transfer.model import Transfer
     from perfmodel.measure.record import Measurement

@@ -1,4 +1,4 @@
-"""Find what a fit of sweeps should expect before it sees data: perfmodel/calibrate/sweeps.yaml.
+"""Search the priors of a fit of sweeps: perfmodel/calibrate/transfer/priors.yaml.
 
     python reports/calibration/expectations.py DATA [--tries N] [--write] [--unseen] [--cache FILE]
 
@@ -12,7 +12,7 @@ that a sweep that nothing explains counts little), with a pull towards where the
 the model misses by more than a factor of two in the median are in the printed table, but not in
 that search. Searched are the spreads; not searched are the sizes where they change, how far a
 machine's spread may be from others' (open) and the degrees of freedom: leave-one-out does not tell
-them. --write then writes sweeps.yaml, with intervals widened until they hold 80 %. --unseen also
+them. --write then writes priors.yaml, with intervals widened until they hold 80 %. --unseen also
 searches once for every kind of hardware without its sweeps, and prints how these are then
 predicted: what the search has gained by having seen them is not in that table. --cache keeps the
 model's times and slopes for another try.
@@ -56,7 +56,7 @@ FIXED = {"turn_bytes", "bulk_bytes", "freedom", "widened", "odd", "open", "start
 
 
 class Place(NamedTuple):
-    """Where an expectation stands: section, and lever or field, and field of the lever or ""."""
+    """Position of a prior's number: section, then factor or field, then field of the factor or ""."""
 
     section: str
     name: str
@@ -237,8 +237,8 @@ def main() -> int:
     text = written(expected, {name: runs[name] for name, _ in groups}, len(groups))
     print(text)  # noqa: T201  (a script's output)
     if asked.write:
-        folder = HERE.parents[1] / "perfmodel" / "calibrate"
-        (folder / "sweeps.yaml").write_text(text)
+        folder = HERE.parents[1] / "perfmodel" / "calibrate" / "transfer"
+        (folder / "priors.yaml").write_text(text)
     return 0
 
 

@@ -189,7 +189,7 @@ def test_spreads_are_found_again_in_what_was_drawn_with_them():
     for _ in range(12):
         over = np.linalg.cholesky(mechanism + noise) @ rng.standard_normal(len(number))
         found = fit_noise(np.zeros(noise.shape), places, number, over, expected)
-        factors.append(found.left.deviation / expected.left.deviation)
+        factors.append(found.residual.deviation / expected.left.deviation)
     assert 2.0 < np.median(factors) < 5.0  # drawn towards 1, as is expected
     calm = fit_noise(np.zeros(noise.shape), places, number, 0 * over, expected)
-    assert calm.left.deviation <= expected.left.deviation
+    assert calm.residual.deviation <= expected.left.deviation

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws, interval_s, read_profile, write_profile
-from perfmodel.calibrate.transfer.fit import fit_profile, thinned
+from perfmodel.calibrate.transfer.fit import fit_profile, thin
 from perfmodel.calibrate.transfer.gaussian_process import (
     ContextArrays,
     ResidualProcess,
@@ -58,7 +58,7 @@ class Row:
 
 
 def fit(runs, **more):
-    return fit_profile(runs, **({"expected": EXPECTED} | more))
+    return fit_profile(runs, **({"priors": EXPECTED} | more))
 
 
 def dgx(hosts=1, gpus=8):
@@ -176,12 +176,12 @@ def test_what_the_data_cannot_tell_is_said_and_stays_as_it_was():
 
 def test_a_rate_that_was_measured_by_itself_moves_its_link():
     kind = TransferParameter("bandwidth", "nvlink")
-    profile = fit([], topology=dgx(), seen=[DirectMeasurement(kind, float(np.log(0.8)), 0.01)])
+    profile = fit([], topology=dgx(), direct=[DirectMeasurement(kind, float(np.log(0.8)), 0.01)])
     assert factors(profile)["bandwidth", "nvlink"].factor == pytest.approx(0.8, rel=0.01)
     slow, usual = apply(profile, plain(dgx())), plain(dgx())
     (large,) = times(slow, sizes=[2**32]) / times(usual, sizes=[2**32])
     assert large == pytest.approx(1 / 0.8, rel=0.02)
-    both = fit([sweep(dgx(), 1.25, sizes=SIZES[-3:])], seen=[DirectMeasurement(kind, 0.0, 0.001)])
+    both = fit([sweep(dgx(), 1.25, sizes=SIZES[-3:])], direct=[DirectMeasurement(kind, 0.0, 0.001)])
     assert factors(both)["bandwidth", "nvlink"].factor == pytest.approx(1.0, abs=0.01)
 
 
@@ -264,8 +264,8 @@ def test_profiles_of_other_hardware_are_refused():
 
 def test_rows_are_thinned_evenly_over_the_logarithm_of_size():
     rows = [Row(n << 20, 1.0) for n in range(1, 1025)]
-    assert len(thinned(rows, 2)) == 20  # no whole MiB lies between 1.41 and 2
-    assert [row.nbytes for row in thinned([Row(0, 1.0), Row(8, 0.0), Row(9, 1.0)])] == [9]
+    assert len(thin(rows, 2)) == 20  # no whole MiB lies between 1.41 and 2
+    assert [row.nbytes for row in thin([Row(0, 1.0), Row(8, 0.0), Row(9, 1.0)])] == [9]
 
 
 # ---------------------------------------------------------------- the residual, against theory

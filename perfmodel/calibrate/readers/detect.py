@@ -38,7 +38,7 @@ _PATHS = re.compile(r"^\s*GPU\d+\s.*\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b", re.MULT
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MeasurementFile:
     """What a file held; one of the three kinds, or sweeps and matrices of one log."""
 
     file: str
@@ -49,7 +49,7 @@ class Found:
 
 def read_files(
     paths: Sequence[Path], *, op: str | None = None, ranks: int | None = None
-) -> list[Found]:
+) -> list[MeasurementFile]:
     """Read measurement files of any kind.
 
     Parameters
@@ -66,7 +66,7 @@ def read_files(
         Files of another kind, with what they seem to be, and everything that is wrong in the
         others; every fault of all files at once.
     """
-    found: list[Found] = []
+    found: list[MeasurementFile] = []
     faults: list[Fault] = []
     for path in paths:
         try:
@@ -78,7 +78,9 @@ def read_files(
     return found
 
 
-def read_found(text: str, path: Path, *, op: str | None = None, ranks: int | None = None) -> Found:
+def read_found(
+    text: str, path: Path, *, op: str | None = None, ranks: int | None = None
+) -> MeasurementFile:
     """Read one file's text.
 
     Raises
@@ -95,21 +97,25 @@ def read_found(text: str, path: Path, *, op: str | None = None, ranks: int | Non
     matrices = read_matrices(text, file) if is_matrices(text) else []
     if not sweeps and not matrices:
         raise InputError(Fault("file", "text without a table or a matrix", KNOWN, file))
-    return Found(path.name, None, tuple(sweeps), tuple(matrices))
+    return MeasurementFile(path.name, None, tuple(sweeps), tuple(matrices))
 
 
-def _found_json(documents: list[object], path: Path, op: str | None, ranks: int | None) -> Found:
+def _found_json(
+    documents: list[object], path: Path, op: str | None, ranks: int | None
+) -> MeasurementFile:
     file, first = str(path), documents[0]
     records: Any = first if len(documents) == 1 and isinstance(first, list) else documents
     if is_rccl_json(records):
-        return Found(path.name, sweeps=tuple(read_rccl_json(records, file, op=op, ranks=ranks)))
+        return MeasurementFile(
+            path.name, sweeps=tuple(read_rccl_json(records, file, op=op, ranks=ranks))
+        )
     if len(documents) == 1 and is_nccl_json(first):
         assert isinstance(first, dict)
-        return Found(path.name, sweeps=tuple(read_nccl_json(first, file, op=op)))
+        return MeasurementFile(path.name, sweeps=tuple(read_nccl_json(first, file, op=op)))
     if len(documents) == 1 and is_nvbandwidth_json(first):
         assert isinstance(first, dict)
-        return Found(path.name, matrices=tuple(read_nvbandwidth_json(first, file)))
-    return Found(path.name, validate_document(Measurement, first, file))
+        return MeasurementFile(path.name, matrices=tuple(read_nvbandwidth_json(first, file)))
+    return MeasurementFile(path.name, validate_document(Measurement, first, file))
 
 
 def _json(text: str) -> list[object] | None:

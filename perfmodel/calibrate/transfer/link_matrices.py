@@ -17,7 +17,7 @@ from perfmodel.files import FileModel, load_document
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
-USED = frozenset(
+SINGLE_COPY_TESTS = frozenset(
     {
         "Unidirectional P2P=Enabled Bandwidth",
         "device_to_device_memcpy_read_ce",
@@ -29,41 +29,41 @@ USED = frozenset(
 """Tests in which one pair at a time is busy, in one direction."""
 
 
-class Usual(FileModel):
-    """What copies reach, as a multiple of what the templates hold."""
+class CopyRate(FileModel):
+    """What copies usually reach, as a multiple of what the templates say."""
 
     usual: float = Field(gt=0)
     source: str
 
 
-class Copies(FileModel):
-    """`Usual` by generation of GPU ("other" for those not named), and their spread."""
+class CopyRates(FileModel):
+    """`CopyRate` by generation of GPU ("other" for those not named), and their spread."""
 
-    nvlink: dict[str, Usual]
-    pcie: dict[str, Usual]
+    nvlink: dict[str, CopyRate]
+    pcie: dict[str, CopyRate]
     deviation: float = Field(gt=0)
     deviation_source: str
 
-    def usual(self, kind: str, generation: str) -> float | None:
+    def multiple(self, kind: str, generation: str) -> float | None:
         """The multiple for a kind of link; None where copies say nothing about such links."""
-        table = {"nvlink": self.nvlink, "pcie": self.pcie}.get(kind, {})
-        found = table.get(generation, table.get("other"))
-        return None if found is None else found.usual
+        rates = {"nvlink": self.nvlink, "pcie": self.pcie}.get(kind, {})
+        rate = rates.get(generation, rates.get("other"))
+        return None if rate is None else rate.usual
 
 
 @cache
-def copies() -> Copies:
-    """The shipped multiples."""
-    return load_document(Copies, Path(__file__).with_name("copies.yaml"))
+def copy_rates() -> CopyRates:
+    """Read the shipped multiples."""
+    return load_document(CopyRates, Path(__file__).with_name("copies.yaml"))
 
 
-def seen_links(
+def measure_links(
     matrices: Sequence[LinkMatrix], topology: Topology
 ) -> tuple[list[DirectMeasurement], tuple[str, ...]]:
-    """Factors of kinds of link from copies, and what was not used and why.
+    """Factors of kinds of link from copies, and notes on matrices that were not used.
 
-    GPUs are taken to be numbered as in the topology. A copy is held to be as fast as the narrowest
-    link on its way; the median over pairs counts.
+    GPUs are taken to be numbered as in the topology. A copy is taken to be as fast as the narrowest
+    link on its route; the median over pairs counts.
 
     Raises
     ------
@@ -82,32 +82,32 @@ def seen_links(
     ratios: dict[str, list[float]] = {}
     notes = []
     for matrix in matrices:
-        if (why := _unused(matrix)) is not None:
-            notes.append(f"{matrix.test}: {why}")
+        if (reason := _reason_unused(matrix)) is not None:
+            notes.append(f"{matrix.test}: {reason}")
             continue
         for kind, ratio in _ratios(matrix, topology):
             ratios.setdefault(kind, []).append(ratio)
-    found = [_seen(kind, np.log(values)) for kind, values in sorted(ratios.items())]
-    if not found:
+    direct = [_direct_measurement(kind, np.log(values)) for kind, values in sorted(ratios.items())]
+    if not direct:
         notes.append("no copy crossed a link whose usual share of a copy's rate is known")
-    return found, tuple(dict.fromkeys(notes))
+    return direct, tuple(dict.fromkeys(notes))
 
 
-def _seen(kind: str, logs: np.ndarray) -> DirectMeasurement:
+def _direct_measurement(kind: str, logs: np.ndarray) -> DirectMeasurement:
     spread = float(np.quantile(np.abs(logs - np.median(logs)), 0.68)) if len(logs) > 2 else 0.0
-    deviation = float(np.hypot(copies().deviation, spread / np.sqrt(len(logs))))
+    deviation = float(np.hypot(copy_rates().deviation, spread / np.sqrt(len(logs))))
     return DirectMeasurement(
         TransferParameter("bandwidth", kind), float(np.median(logs)), deviation
     )
 
 
-def _unused(matrix: LinkMatrix) -> str | None:
+def _reason_unused(matrix: LinkMatrix) -> str | None:
     """Why a matrix says nothing about the rate of a link; None where it does."""
     if matrix.what == "latency":
         return "the latency of one copy is not that of a step in a collective's kernel"
     if matrix.ends == "gpu-gpu" and not matrix.p2p:
         return "without peer access: a copy through host memory, which collectives do otherwise"
-    if matrix.test not in USED:
+    if matrix.test not in SINGLE_COPY_TESTS:
         return "several copies at a time, or by kernels: the links' own rate does not show"
     return None
 
@@ -122,12 +122,12 @@ def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float
             if rate_Bps is None or (matrix.ends == "gpu-gpu" and row == column):
                 continue
             try:
-                there = router.nearest_cpu(gpu) if matrix.ends == "host-gpu" else None
-                way = router.route(there or topology.ranks[row], gpu)
+                cpu = router.nearest_cpu(gpu) if matrix.ends == "host-gpu" else None
+                route = router.route(cpu or topology.ranks[row], gpu)
             except TopologyError:
                 continue
-            narrowest = min(way, key=lambda arc: rates[arc])
+            narrowest = min(route, key=lambda arc: rates[arc])
             kind = topology.arcs.kinds[narrowest]
-            usual = copies().usual(kind, topology.gpu.generation)
-            if usual is not None:
-                yield kind, rate_Bps / (usual * float(rates[narrowest]))
+            multiple = copy_rates().multiple(kind, topology.gpu.generation)
+            if multiple is not None:
+                yield kind, rate_Bps / (multiple * float(rates[narrowest]))
