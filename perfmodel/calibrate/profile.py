@@ -223,10 +223,10 @@ class Profile(FileModel):
     @property
     def ranks(self) -> tuple[int, ...]:
         """Numbers of ranks that were measured."""
-        found = {count for fit in self.fits for count in fit.ranks}
+        counts = {count for fit in self.fits for count in fit.ranks}
         if self.transfer is not None:
-            found |= {point.ranks for point in self.transfer.points}
-        return tuple(sorted(found))
+            counts |= {point.ranks for point in self.transfer.points}
+        return tuple(sorted(counts))
 
     def fit_of(self, rows: Rows | None = None) -> Fit:
         """The numbers from one kind of row; default: the library's own collective if there.
@@ -241,8 +241,8 @@ class Profile(FileModel):
         for fit in self.fits:
             if fit.rows == rows:
                 return fit
-        there = " and ".join(repr(fit.rows) for fit in self.fits) or "factors from sweeps alone"
-        raise InputError(Fault("rows", repr(rows), f"what profile {self.name!r} has: {there}"))
+        available = " and ".join(repr(fit.rows) for fit in self.fits) or "factors from sweeps alone"
+        raise InputError(Fault("rows", repr(rows), f"what profile {self.name!r} has: {available}"))
 
 
 def read_profile(name_or_path: str | Path) -> Profile:

@@ -75,7 +75,7 @@ class Validation:
     @cached_property
     def coverages(self) -> dict[str, dict[str, coverage.Coverage]]:
         """Coverage of 80 % intervals by mode and band."""
-        found: dict[str, dict[str, coverage.Coverage]] = {}
+        by_mode: dict[str, dict[str, coverage.Coverage]] = {}
         own: dict[str, list[Point]] = {"datasheet": self.judged}
         for mode in ("transferred", "calibrated"):
             own[mode] = [p for p in self.points if p.mode == mode and p.counted]
@@ -83,17 +83,17 @@ class Validation:
             for band in ("all", *(band for band, _ in BANDS), LARGE):
                 share = coverage.coverage(points if band == "all" else scores.in_band(points, band))
                 if share is not None:
-                    found.setdefault(mode, {})[band] = share
-        return found
+                    by_mode.setdefault(mode, {})[band] = share
+        return by_mode
 
     @property
     def fitted_sweeps(self) -> set[str]:
         """Sweeps that any shipped constant was fitted on."""
-        return {sweep for one in self.fitted for sweep in one.sweeps}
+        return {sweep for fitted in self.fitted for sweep in fitted.sweeps}
 
     def split(self) -> dict[str, dict[str, Score]]:
         """Datasheet scores by band: sweeps that constants were fitted on, and the others."""
-        found = {}
+        halves = {}
         for name, inside in (("fitted on", True), ("not fitted on", False)):
             own = [
                 p
@@ -101,8 +101,8 @@ class Validation:
                 if p.mode == "datasheet" and (p.sweep in self.fitted_sweeps) == inside
             ]
             if scored := scores.by_band(own).get("datasheet"):
-                found[name] = scored
-        return found
+                halves[name] = scored
+        return halves
 
     def spread(self) -> Spread:
         """Table of residual spread for datasheet intervals."""
@@ -151,16 +151,18 @@ def validate(
     else:
         sweeps, place = read_sweeps(folder), sweeps_folder(folder)
     matched, unmatched = matched_all(sweeps, place)
-    known = {one[0].id: (one, place) for one in matched}
+    available = {pair[0].id: (pair, place) for pair in matched}
     if transfer and data is not None and sweeps:
         home = sweeps_folder(shipped_folder())
-        more, _ = matched_all(read_sweeps(home), home)
-        known = {one[0].id: (one, home) for one in more} | known
-    wanted = [
-        PredictionTask((sweep, place), profile, _others(sweep, own, known) if transfer else None)
+        shipped, _ = matched_all(read_sweeps(home), home)
+        available = {pair[0].id: (pair, home) for pair in shipped} | available
+    tasks = [
+        PredictionTask(
+            (sweep, place), profile, _others(sweep, own, available) if transfer else None
+        )
         for sweep, own in matched
     ]
-    outcomes, trainings = at_once(wanted, _root(folder), processes, progress)
+    outcomes, trainings = at_once(tasks, _root(folder), processes, progress)
     predicted = []
     for (sweep, own), outcome in zip(matched, outcomes, strict=True):
         if isinstance(outcome, str):
@@ -178,11 +180,11 @@ def validate(
 
 
 def _others(
-    sweep: Sweep, own: Matched, known: Mapping[str, tuple[Pair, Path]]
+    sweep: Sweep, own: Matched, available: Mapping[str, tuple[Pair, Path]]
 ) -> tuple[Placed, ...]:
     """Other sweeps of the same hardware, and where their files lie."""
-    found = partners(sweep, own, [pair for pair, _ in known.values()])
-    return tuple((other, known[other.id][1]) for other, _ in found)
+    pairs = partners(sweep, own, [pair for pair, _ in available.values()])
+    return tuple((other, available[other.id][1]) for other, _ in pairs)
 
 
 def _root(folder: Path) -> Path:

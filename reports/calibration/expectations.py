@@ -56,7 +56,7 @@ FIXED = {"turn_bytes", "bulk_bytes", "freedom", "widened", "odd", "open", "start
 
 
 class Place(NamedTuple):
-    """Position of a prior's number: section, then factor or field, then field of the factor or ""."""
+    """Position of a number of the priors: section, factor or field, field of the factor or ""."""
 
     section: str
     name: str

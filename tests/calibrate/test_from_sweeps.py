@@ -286,7 +286,8 @@ def test_a_single_row_is_shrunk_as_theory_says():
 def test_covariances_are_those_of_something():
     rng = np.random.default_rng(3)
     situations = [
-        CollectiveContext(str(rng.choice(["all_reduce", "all_gather"])), int(2 ** rng.uniform(3, 33)),
+        CollectiveContext(
+                  str(rng.choice(["all_reduce", "all_gather"])), int(2 ** rng.uniform(3, 33)),
                   int(2 ** rng.integers(1, 9)), int(2 ** rng.integers(0, 5)),
                   str(rng.choice(["ring", "tree"])), str(rng.choice(["ll", "simple"])))
         for _ in range(60)

@@ -10,7 +10,10 @@ from perfmodel.report.validation.page import write_validation
 from perfmodel.validate.run import to_json, validate
 from perfmodel.validate.sweeps.read import fitted_on
 
-HEADER = "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,nic_count_per_node,nic_gbps,proc_model,trust"
+HEADER = (
+    "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,"
+    "nic_count_per_node,nic_gbps,proc_model,trust"
+)
 ROWS = (
     "one,all_reduce,A100-SXM4-80GB,1,8,8,NVLink3 NVSwitch,none,,,single process 8 GPUs,4",
     "two,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand NDR,8,400,1 GPU/process,5",

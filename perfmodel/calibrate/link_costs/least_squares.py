@@ -1,4 +1,4 @@
-"""Robust least squares on the logarithm of times, and which numbers the data can tell at all."""
+"""Robust least squares on the logarithm of times, and which parameters are identifiable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfmodel.calibrate.link_costs.forward_model import ForwardModel
 from perfmodel.calibrate.profile import Parameter
 
 COLLINEAR = 1e-3
-"""Share of a number's effect that no combination of others explains; below it, it is theirs."""
+"""A parameter is not identifiable if others explain all of its effect but for this share."""
 
 MAX_INTERVAL_FACTOR = 4.0
 """Most that the ends of an interval may be apart from their value, as a factor."""
@@ -24,7 +24,7 @@ FLAT_DEVIATION = 100.0
 """Standard deviation of the logarithm of a value that has shrunk until nothing depends on it."""
 
 FIRST_SCALE = 0.1
-"""Scatter that the first pass expects."""
+"""Scatter that the first pass assumes."""
 
 PIECE_PRIOR_FACTOR = 3.0
 """Factor, one standard deviation, by which rates of neighbouring sizes of chunk may differ."""
@@ -33,11 +33,11 @@ MAX_LOG_DISTANCE = 20.0
 """Logarithm of how far a value may go from where it starts: anything physical, no overflow."""
 
 MAX_STEPS = 25
-"""Of one pass. Smooth problems take 3 to 10; what takes more hops to and fro across a kink, where
-another way of carrying or another limit takes over, and gains nothing any more."""
+"""Of one pass. Smooth problems take 3 to 10; more steps alternate across a kink, where another
+lowering or another limit takes over, without any gain."""
 
 MIN_SCATTER = 1e-6
-"""Scatter that is taken for rounding: the loss is quadratic below it."""
+"""Smallest scatter, that of rounding: the loss is quadratic below it."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,19 @@ def spread_of(
 
 
 def solve(forward: ForwardModel, start: Mapping[Parameter, float], *, passes: int = 3) -> Solution:
-    """Find the values under which the cases' times come closest to those measured.
+    """Find the values whose predicted times come closest to the measured ones.
 
     Loss: soft L1 of the logarithms' differences, quadratic up to 1.5 standard deviations, which are
-    estimated by the pass before. Rates of one link for neighbouring sizes of chunk are held
-    together by a weak prior (a factor of `PIECE_PRIOR_FACTOR`). Covariance of an M-estimator: Huber,
-    Robust Statistics (1981), section 7.6, with n - p degrees of freedom.
+    estimated by the pass before. A weak prior ties rates of one link for neighbouring sizes of
+    chunk (`PIECE_PRIOR_FACTOR`). Covariance of an M-estimator: Huber, Robust Statistics (1981),
+    section 7.6, with n - p degrees of freedom.
 
     Parameters
     ----------
     forward : ForwardModel
     start : mapping of Parameter to float
     passes : int
-        One is enough to see which of several models is worth more.
+        One is enough to compare models.
     """
     from scipy import optimize, stats
 
@@ -101,27 +101,30 @@ def solve(forward: ForwardModel, start: Mapping[Parameter, float], *, passes: in
     logs, scale = np.log(list(start.values())), FIRST_SCALE
     first = logs
 
-    def off(logs: FloatArray) -> FloatArray:
-        off_by: FloatArray = np.log(forward.times_s(_values_of(keys, logs))) - measured
-        return off_by
+    def residuals_at(logs: FloatArray) -> FloatArray:
+        difference: FloatArray = np.log(forward.times_s(_values_of(keys, logs))) - measured
+        return difference
 
-    def off_and_apart(logs: FloatArray) -> FloatArray:
-        return np.concatenate([off(logs), scale * (ties @ logs)])
+    def residuals_and_ties(logs: FloatArray) -> FloatArray:
+        return np.concatenate([residuals_at(logs), scale * (ties @ logs)])
 
     for number in range(passes if keys else 0):
         tight = 1e-10 if number == passes - 1 > 0 else 1e-4  # early passes only set the scale
-        found = optimize.least_squares(
-            off_and_apart, logs, loss="soft_l1", f_scale=scale, x_scale="jac", max_nfev=MAX_STEPS,
-            bounds=(first - MAX_LOG_DISTANCE, first + MAX_LOG_DISTANCE), xtol=tight, ftol=tight, gtol=tight,
+        fitted = optimize.least_squares(
+            residuals_and_ties, logs, loss="soft_l1", f_scale=scale, x_scale="jac",
+            bounds=(first - MAX_LOG_DISTANCE, first + MAX_LOG_DISTANCE), max_nfev=MAX_STEPS,
+            xtol=tight, ftol=tight, gtol=tight,
         )  # fmt: skip
-        logs = found.x
-        scale = max(1.5 * robust_deviation(off(logs), freedom), MIN_SCATTER)
-    left = off(logs)
+        logs = fitted.x
+        scale = max(1.5 * robust_deviation(residuals_at(logs), freedom), MIN_SCATTER)
+    residuals = residuals_at(logs)
     return Solution(
         values=_values_of(keys, logs),
-        covariance=_covariance(slopes(forward, _values_of(keys, logs)), ties, left, scale, freedom),
-        scatter=robust_deviation(left, freedom),
-        cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (left / scale) ** 2) - 1.0))),
+        covariance=_covariance(
+            slopes(forward, _values_of(keys, logs)), ties, residuals, scale, freedom
+        ),
+        scatter=robust_deviation(residuals, freedom),
+        cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (residuals / scale) ** 2) - 1.0))),
         factor=float(stats.t.ppf(0.5 + PROBABILITY / 2, freedom)),
     )
 
@@ -142,29 +145,29 @@ def _ties(keys: Sequence[Parameter]) -> FloatArray:
 
 
 def _covariance(
-    jacobian: FloatArray, ties: FloatArray, left: FloatArray, scale: float, freedom: int
+    jacobian: FloatArray, ties: FloatArray, residuals: FloatArray, scale: float, freedom: int
 ) -> FloatArray:
-    z = left / scale
+    z = residuals / scale
     psi, bend = scale * z / np.sqrt(1.0 + z**2), float(np.mean((1.0 + z**2) ** -1.5))
-    told = np.flatnonzero(np.abs(jacobian).max(axis=0, initial=0.0) >= NO_EFFECT)
+    identifiable = np.flatnonzero(np.abs(jacobian).max(axis=0, initial=0.0) >= NO_EFFECT)
     covariance: FloatArray = np.diag(np.full(jacobian.shape[1], FLAT_DEVIATION**2))
-    if len(told):
-        matrix = np.concatenate([jacobian, scale * ties])[:, told]
+    if len(identifiable):
+        matrix = np.concatenate([jacobian, scale * ties])[:, identifiable]
         inverse = np.linalg.pinv(matrix.T @ matrix)
         variance = float(np.sum(psi**2)) / freedom / bend**2
-        covariance[np.ix_(told, told)] = inverse * variance
+        covariance[np.ix_(identifiable, identifiable)] = inverse * variance
     return covariance
 
 
-def robust_deviation(left: FloatArray, freedom: int) -> float:
+def robust_deviation(residuals: FloatArray, freedom: int) -> float:
     """Standard deviation from the median of absolute values (1.4826 of it for a normal one)."""
-    return 1.4826 * float(np.median(np.abs(left))) * math.sqrt(len(left) / freedom)
+    return 1.4826 * float(np.median(np.abs(residuals))) * math.sqrt(len(residuals) / freedom)
 
 
 def slopes(
     forward: ForwardModel, values: Mapping[Parameter, float], *, only: Parameter | None = None
 ) -> FloatArray:
-    """Relative change of each time per relative change of each value; shape (cases, values)."""
+    """Elasticity of each time to each value; shape (observations, values)."""
     step = 1e-4
     columns = []
     for key, value in values.items():
@@ -173,38 +176,40 @@ def slopes(
         up = forward.times_s({**values, key: value * np.exp(step)})
         down = forward.times_s({**values, key: value * np.exp(-step)})
         columns.append((np.log(up) - np.log(down)) / (2 * step))
-    return np.stack(columns, axis=1) if columns else np.zeros((len(forward.cases), 0))
+    return np.stack(columns, axis=1) if columns else np.zeros((len(forward.observations), 0))
 
 
 def select_identifiable(
     forward: ForwardModel, start: Mapping[Parameter, float]
 ) -> tuple[dict[Parameter, float], dict[Parameter, str]]:
-    """Split parameters into those that the cases can tell, and the others with the reason.
+    """Split parameters into identifiable ones and the others, with the reason.
 
-    Earlier parameters come first: where two have the same effect the later one is given up.
+    Where two have the same effect the later one is dropped.
     """
     columns = slopes(forward, start)
-    most = max(len(forward.cases) - 2, 0)
-    kept: dict[Parameter, float] = {}
+    most = max(len(forward.observations) - 2, 0)
+    identifiable: dict[Parameter, float] = {}
     chosen: list[int] = []
-    lost: dict[Parameter, str] = {}
+    dropped: dict[Parameter, str] = {}
     for at, (key, value) in enumerate(start.items()):
         column = columns[:, at]
         if np.abs(column).max() < NO_EFFECT:
-            lost[key] = "no measured time depends on it"
+            dropped[key] = "no measured time depends on it"
             continue
         rest = column - _explained(columns[:, chosen], column)
         if np.linalg.norm(rest) < COLLINEAR * np.linalg.norm(column):
             names = " and ".join(
                 str(key) for key in _equivalent_parameters(columns, chosen, column, list(start))
             )
-            lost[key] = f"in these data its effect is that of {names}"
+            dropped[key] = f"in these data its effect is that of {names}"
         elif len(chosen) >= most:
-            lost[key] = f"{len(forward.cases)} times are too few for more than {most} numbers"
+            dropped[key] = (
+                f"{len(forward.observations)} times are too few for more than {most} numbers"
+            )
         else:
-            kept[key] = value
+            identifiable[key] = value
             chosen.append(at)
-    return kept, lost
+    return identifiable, dropped
 
 
 def _explained(columns: FloatArray, column: FloatArray) -> FloatArray:

@@ -66,16 +66,16 @@ def read_files(
         Files of another kind, with what they seem to be, and everything that is wrong in the
         others; every fault of all files at once.
     """
-    found: list[MeasurementFile] = []
+    contents: list[MeasurementFile] = []
     faults: list[Fault] = []
     for path in paths:
         try:
-            found.append(read_found(read_text(path), path, op=op, ranks=ranks))
+            contents.append(read_found(read_text(path), path, op=op, ranks=ranks))
         except InputError as error:
             faults += error.located(str(path)).faults
     if faults:
         raise InputError(faults)
-    return found
+    return contents
 
 
 def read_found(
@@ -129,11 +129,11 @@ def _json(text: str) -> list[object] | None:
     start = text.lstrip("\ufeff \t\r\n")
     if not start.startswith(("{", "[{", "[\n", "[ ", "[]")):
         return None
-    decoder, found, at = json.JSONDecoder(), [], 0
+    decoder, documents, at = json.JSONDecoder(), [], 0
     try:
         while at < len(start):
             document, at = decoder.raw_decode(start, at)
-            found.append(document)
+            documents.append(document)
             at += len(start[at:]) - len(start[at:].lstrip(" \t\r\n,"))
     except json.JSONDecodeError as error:
         line = error.lineno
@@ -141,16 +141,16 @@ def _json(text: str) -> list[object] | None:
         raise InputError(fault) from None
     except RecursionError:
         raise InputError(Fault("file", "JSON nested too deeply", KNOWN)) from None
-    return found
+    return documents
 
 
 def _stranger(text: str) -> str | None:
     """What a text is that is no measurement, as far as that can be told; else None."""
     start = text.lstrip("\ufeff \t\r\n")[:400].lower()
     lines = "\n".join(plain(line) for line in text.splitlines()[:400])
-    known = is_nccl_text(text) or is_matrices(text)
+    is_measurement = is_nccl_text(text) or is_matrices(text)
     page = "<html" in start or start.startswith("<!doctype html")
-    status, paths = (bool(kind.search(lines)) and not known for kind in (_STATUS, _PATHS))
+    status, paths = (bool(kind.search(lines)) and not is_measurement for kind in (_STATUS, _PATHS))
     allowed = "the matrix of 'nvidia-smi topo -p2p': what GPUs may do, without any number"
     reasons = {
         "an empty file": not start,

@@ -93,23 +93,23 @@ def read_nccl_text(
     if not log.tables:
         allowed = "a table with the columns size, count, type, time, algbw, busbw"
         raise InputError(Fault("file", "no table of nccl-tests", allowed, file))
-    found: list[Sweep] = []
+    sweeps: list[Sweep] = []
     for table in log.tables:
         try:
-            found += _sweeps(table, log, file, op, ranks)
+            sweeps += _sweeps(table, log, file, op, ranks)
         except InputError as error:
             log.faults += error.faults
     if log.faults:
         raise InputError(InputError(log.faults).located(file).faults)
-    return found
+    return sweeps
 
 
 def _columns(line: str) -> list[str] | None:
     """Names of the columns, if a line is the head of a table."""
-    words = line.lstrip("# \t").split()
-    if words[:2] != ["size", "count"] or "time" not in words or "busbw" not in words:
+    columns = line.lstrip("# \t").split()
+    if columns[:2] != ["size", "count"] or "time" not in columns or "busbw" not in columns:
         return None
-    return words
+    return columns
 
 
 def _line(log: _Log, at: int, line: str) -> None:
@@ -143,7 +143,7 @@ def _row(log: _Log, at: int, row: re.Match[str]) -> None:
     rest, other, _ = row.group(4).partition("NCCL")
     cells = rest.split()
     if other:  # a line of NCCL's own came in between; it may touch the last cell
-        log.begun = (row, [kept for cell in cells if (kept := _untouched(cell))])
+        log.begun = (row, [restored for cell in cells if (restored := _untouched(cell))])
         return
     _add(log, at, row, cells)
 
@@ -180,9 +180,9 @@ def _add(log: _Log, at: int, row: re.Match[str], cells: list[str]) -> None:
     if "redop" in names and not redop:
         names = [name for name in names if name != "redop"]  # a column that is empty
     if len(cells) < len(names):
-        found = f"a row of {3 + len(cells)} cells"
+        actual = f"a row of {3 + len(cells)} cells"
         allowed = f"{len(table.columns)}, as its head has: the table is cut off"
-        log.faults.append(Fault("table", found, allowed, line=at))
+        log.faults.append(Fault("table", actual, allowed, line=at))
         return
     root = cells[names.index("root")] if "root" in names else None
     if root is not None and not re.fullmatch(r"-?\d+", root):
@@ -208,7 +208,7 @@ def _sweeps(table: _Table, log: _Log, file: str, op: str | None, ranks: int | No
     chosen, count = _whose(table, file, op, ranks, points, len(listed) or None)
     hosts = Counter(host for _, _, host, _ in listed)
     processes = {(host, process) for _, process, host, _ in listed if process}
-    found = [
+    sweeps = [
         Sweep(
             op=chosen, ranks=count, nodes=len(hosts) or None,
             gpus_per_node=max(hosts.values()) if len(set(hosts.values())) == 1 else None,
@@ -222,27 +222,27 @@ def _sweeps(table: _Table, log: _Log, file: str, op: str | None, ranks: int | No
         for place, start in enumerate(starts)
         if (rows := _rows(table, start))
     ]  # fmt: skip
-    if not found:
+    if not sweeps:
         raise InputError(Fault("table", "no row with a size and a time", "one", line=table.line))
-    return found
+    return sweeps
 
 
 def _listed(table: _Table) -> list[tuple[str, str, str, str]]:
     groups = {group for group, *_ in table.ranks}
     if len(groups) > 1:
-        found = f"{len(groups)} groups of ranks that run at once (NCCL_TESTS_SPLIT)"
-        raise InputError(Fault("table", found, "one group", line=table.line))
+        actual = f"{len(groups)} groups of ranks that run at once (NCCL_TESTS_SPLIT)"
+        raise InputError(Fault("table", actual, "one group", line=table.line))
     return table.ranks
 
 
 def _rows(table: _Table, start: int) -> tuple[SweepRow, ...]:
     """Sizes and times of one placement; rows of size zero and without a time are left out."""
-    found: dict[int, float] = {}
+    times_s: dict[int, float] = {}
     for nbytes, _, _, _, cells in table.cells:
         time_us = number(cells[start])
         if nbytes > 0 and time_us is not None and time_us > 0:
-            found[nbytes] = time_us * 1e-6
-    return tuple(SweepRow(nbytes, found[nbytes]) for nbytes in sorted(found))
+            times_s[nbytes] = time_us * 1e-6
+    return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 
 def _whose(
@@ -255,25 +255,26 @@ def _whose(
     allowed = ops_allowed(points, count, redop, root)
     name = op or table.op or op_of_file(Path(file).name)
     if not allowed:
-        found = "busbw over algbw that no collective has" + (
+        actual = "busbw over algbw that no collective has" + (
             f" among {count} ranks" if count else ""
         )
-        raise InputError(Fault("table", found, "a table that is not garbled", line=table.line))
+        raise InputError(Fault("table", actual, "a table that is not garbled", line=table.line))
     if name is None and len(allowed) == 1:
         (name,) = allowed
     if name is None:
-        raise InputError(
-            Fault("collective", "a table that does not say which", allowed_names(allowed) + " (--op)",
-                  line=table.line)
-        )  # fmt: skip
+        choices = allowed_names(allowed) + " (--op)"
+        actual = "a table that does not say which"
+        raise InputError(Fault("collective", actual, choices, line=table.line))
     if name not in allowed:
-        found = f"{name!r}, whose busbw would be another multiple of algbw among {count} ranks"
-        raise InputError(Fault("collective", found, allowed_names(allowed), line=table.line))
+        actual = f"{name!r}, whose busbw would be another multiple of algbw among {count} ranks"
+        raise InputError(Fault("collective", actual, allowed_names(allowed), line=table.line))
     count = count or ranks_of_factor(name, points)
     if count is None:
-        found = "a table without its list of devices"
+        actual = "a table without its list of devices"
         raise InputError(
-            Fault("ranks", found, "how many there were (--nodes, --gpus-per-node)", line=table.line)
+            Fault(
+                "ranks", actual, "how many there were (--nodes, --gpus-per-node)", line=table.line
+            )
         )
     if count < 2:
         allowed_ = "at least 2: was the test built without MPI, so that each process ran alone?"

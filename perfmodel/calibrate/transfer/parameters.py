@@ -97,8 +97,9 @@ class NoisePrior(FileModel):
 
     `small`, `middle` and `large` are standard deviations of the logarithm of times, far below
     `turn_bytes`, between that and `bulk_bytes` (where algorithms and protocols change and runs
-    differ most), and far above. `octaves` is the length over which a run's deviation changes, `row` the deviation of one
-    row as a part of that, with `freedom` degrees of freedom (Student's t: first iterations spike).
+    differ most), and far above. `octaves` is the length over which a run's deviation changes, `row`
+    the deviation of one row as a part of that, with `freedom` degrees of freedom (Student's t:
+    first iterations spike).
     `widened` multiplies the deviations of predictions, for errors of the mechanism that are
     peculiar to a machine. `odd` are the degrees of freedom (Student's t) of a whole run: an outlier
     weighs less; 0: runs are normally distributed. `start` is the deviation of the host's start of a

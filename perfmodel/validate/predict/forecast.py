@@ -146,13 +146,13 @@ def _forecast(
     if profile is not None:
         times["calibrated"] = with_profile(profile, own, sizes)
     if others is not None:
-        found = _transferred(own, others, sizes)
-        if isinstance(found, Times):
-            times["transferred"] = found
+        transferred = _transferred(own, others, sizes)
+        if isinstance(transferred, Times):
+            times["transferred"] = transferred
         else:
-            missing["transferred"] = found
-    ways = tuple(f"{row['algorithm']} {row['protocol']}" for row in rows)
-    return Forecast(times, missing, ways)
+            missing["transferred"] = transferred
+    lowered = tuple(f"{row['algorithm']} {row['protocol']}" for row in rows)
+    return Forecast(times, missing, lowered)
 
 
 def _times(rows: Sequence[Mapping[str, Any]], note: str = "") -> Times:
@@ -168,16 +168,16 @@ def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str
     plain = make_machine(own.topology, load_library("nccl"), settings=own.settings)
     ranks = range(len(own.topology.ranks))
 
-    def seen_s(known: UncontendedTimer, nbytes: int) -> float:
-        return observed_time_s(known.machine, known.best(own.op, nbytes, ranks, 0, None)[1])
+    def seen_s(timer: UncontendedTimer, nbytes: int) -> float:
+        return observed_time_s(timer.machine, timer.best(own.op, nbytes, ranks, 0, None)[1])
 
-    known = UncontendedTimer(apply(profile, plain))
-    likely = [seen_s(known, nbytes) for nbytes in sizes]
+    timer = UncontendedTimer(apply(profile, plain))
+    likely = [seen_s(timer, nbytes) for nbytes in sizes]
     if not measured_at(profile, len(ranks), own.op):
         return Times(tuple(likely), (), note)
     every = max(1, -(-(len(sizes) - 1) // (INTERVALS - 1)))
     at = sorted({*range(0, len(sizes), every), len(sizes) - 1})
-    machines = [UncontendedTimer(apply(one, plain)) for one in draws(profile, DRAWS, seed=0)]
+    machines = [UncontendedTimer(apply(draw, plain)) for draw in draws(profile, DRAWS, seed=0)]
     limits = []
     for index in at:
         drawn = [seen_s(m, sizes[index]) for m in machines]
@@ -194,7 +194,7 @@ def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str
 # ---------------------------------------------------------------- from other runs
 
 
-def partners(sweep: Sweep, own: Matched, known: Sequence[Pair]) -> list[Pair]:
+def partners(sweep: Sweep, own: Matched, candidates: Sequence[Pair]) -> list[Pair]:
     """Other sweeps of the same hardware and collective at any scale.
 
     Same hardware: same GPU, links of a host, and network.
@@ -202,14 +202,14 @@ def partners(sweep: Sweep, own: Matched, known: Sequence[Pair]) -> list[Pair]:
     A copy of the sweep itself (the same times) is no other sweep.
     """
     return [
-        (other, found)
-        for other, found in known
+        (other, matched)
+        for other, matched in candidates
         if other.id != sweep.id
         and other.rows != sweep.rows
         and other.trust >= 3
-        and not found.unstated
-        and found.hardware == own.hardware
-        and found.op == own.op
+        and not matched.unstated
+        and matched.hardware == own.hardware
+        and matched.op == own.op
     ]
 
 
@@ -219,22 +219,22 @@ def _transferred(own: Matched, others: Sequence[Pair], sizes: Sequence[int]) -> 
         return "the hardware is not stated, so that no other sweep is known to be of the same"
     if not others:
         return "no other sweep of this hardware and collective"
-    told = (own.topology, own.settings)
-    unlike = {
-        other.id: "; ".join(differences(own.op, told, (found.topology, found.settings)))
-        for other, found in others
+    machine = (own.topology, own.settings)
+    reasons = {
+        other.id: "; ".join(differences(own.op, machine, (matched.topology, matched.settings)))
+        for other, matched in others
     }
-    apart = "; ".join(f"not from {name}: {why}" for name, why in unlike.items() if why)
-    alike = [(other, found) for other, found in others if not unlike[other.id]]
-    if not alike:
-        return f"no other sweep with like settings; {apart}"
+    excluded = "; ".join(f"not from {name}: {why}" for name, why in reasons.items() if why)
+    comparable = [(other, matched) for other, matched in others if not reasons[other.id]]
+    if not comparable:
+        return f"no other sweep with like settings; {excluded}"
     gpu = own.topology.gpu  # the same chip, perhaps with other memory
     runs = [
-        (replace(found.topology, gpu=gpu), found.settings, found.op, other.rows)
-        for other, found in alike
+        (replace(matched.topology, gpu=gpu), matched.settings, matched.op, other.rows)
+        for other, matched in comparable
     ]
-    names = [other.id for other, _ in alike]
-    note = "from " + ", ".join(names) + (f"; {apart}" if apart else "")
+    names = [other.id for other, _ in comparable]
+    note = "from " + ", ".join(names) + (f"; {excluded}" if excluded else "")
     try:
         return with_profile(fit_profile(runs, files=names), own, sizes, note)
     except PerfmodelError as error:

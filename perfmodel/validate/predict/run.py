@@ -28,11 +28,11 @@ def matched_all(sweeps: Sequence[Sweep], folder: Path) -> tuple[list[Pair], dict
     matched: list[Pair] = []
     unmatched: dict[str, str] = {}
     for sweep in sweeps:
-        found = match(sweep, folder)
-        if isinstance(found, Unmatched):
-            unmatched[sweep.id] = found.reason
+        result = match(sweep, folder)
+        if isinstance(result, Unmatched):
+            unmatched[sweep.id] = result.reason
         else:
-            matched.append((sweep, found))
+            matched.append((sweep, result))
     return matched, unmatched
 
 
@@ -71,8 +71,8 @@ def run(job: PredictionTask) -> Forecast | str:
         return own.reason
     others = None
     if job.others is not None:
-        found = [(one[0], match(*one)) for one in job.others]
-        others = tuple((sweep, m) for sweep, m in found if isinstance(m, Matched))
+        pairs = [(other[0], match(*other)) for other in job.others]
+        others = tuple((sweep, m) for sweep, m in pairs if isinstance(m, Matched))
     return predict(Task(job.sweep[0], own, job.profile, others))
 
 

@@ -94,9 +94,9 @@ def sweeps_folder(folder: Path) -> Path:
     for candidate in (folder, folder / SUBFOLDER):
         if (candidate / META).is_file():
             return candidate
-    found = "no such folder" if not folder.is_dir() else f"no {META}"
+    actual = "no such folder" if not folder.is_dir() else f"no {META}"
     allowed = f"a folder with {META}, in itself or in {SUBFOLDER}/"
-    raise InputError(Fault("--data", found, allowed, str(folder)))
+    raise InputError(Fault("--data", actual, allowed, str(folder)))
 
 
 def read_sweeps(folder: Path | str) -> list[Sweep]:
@@ -130,11 +130,11 @@ def read_sweeps(folder: Path | str) -> list[Sweep]:
 def _together(root: Path, faults: list[Fault]) -> Mapping[str, list[Record]]:
     """Return the records of ``sweeps.csv`` by sweep; empty without that file."""
     path = root / TOGETHER
-    found: dict[str, list[Record]] = {}
+    records: dict[str, list[Record]] = {}
     if path.is_file():
         for record in read_table(path, faults):
-            found.setdefault(record.cells.get("sweep_id", ""), []).append(record)
-    return found
+            records.setdefault(record.cells.get("sweep_id", ""), []).append(record)
+    return records
 
 
 def _all_of(
@@ -144,14 +144,14 @@ def _all_of(
     faults: list[Fault],
 ) -> list[Sweep]:
     sweeps: list[Sweep] = []
-    seen: set[str] = set()
+    names: set[str] = set()
     for record in table:
         name = record.cells["sweep_id"]
         reader = Reader(record, faults)
-        if not name or name in seen or Path(name).name != name:
+        if not name or name in names or Path(name).name != name:
             reader.fault("sweep_id", repr(name), "a name of its own for each sweep, without '/'")
             continue
-        seen.add(name)
+        names.add(name)
         before = len(faults)
         own = root / f"{name}.csv"
         if own.is_file():
@@ -177,7 +177,7 @@ def _sweep(name: str, reader: Reader, times: Times) -> list[Sweep]:
         reader.fault("trust", f"{grade:g}", f"1 (worst) to {BEST} (best)")
     if grade is None:
         notes.append(f"no trust is stated: counted as {UNGRADED}")
-    counts = {what: reader.number(what) for what in ("nic_count_per_node", "nic_gbps")}
+    counts = {column: reader.number(column) for column in ("nic_count_per_node", "nic_gbps")}
     if ranks is None:
         return []
     nodes, per_node, nranks = ranks
@@ -209,7 +209,9 @@ def _sweep(name: str, reader: Reader, times: Times) -> list[Sweep]:
 
 def _ranks(reader: Reader, times: Times, notes: list[str]) -> tuple[int, int, int] | None:
     """Return nodes, GPUs of each and ranks; whichever one is missing follows from the others."""
-    nodes, per_node, nranks = (reader.count(what) for what in ("nodes", "gpus_per_node", "nranks"))
+    nodes, per_node, nranks = (
+        reader.count(column) for column in ("nodes", "gpus_per_node", "nranks")
+    )
     if nranks is None:
         nranks = nodes * per_node if nodes and per_node else times.nranks
     if nodes is None and nranks:

@@ -108,6 +108,6 @@ def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: Reader
         return
     nearest = {1e3: "milliseconds", 1e6: "seconds", 1e-3: "nanoseconds"}
     unit = next((u for f, u in nearest.items() if 0.5 <= typical / f <= 2), "another unit or size")
-    found = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
+    actual = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
     reader = Reader(records[0], meta.faults)
-    reader.fault("time_us", found, "microseconds that give the bandwidth printed beside them")
+    reader.fault("time_us", actual, "microseconds that give the bandwidth printed beside them")

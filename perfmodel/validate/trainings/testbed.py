@@ -65,8 +65,8 @@ def accumulation_order(tensors: int, *, leaf: bool = False) -> tuple[int, ...]:
     for item in ((int(leaf), -1), *((1, index) for index in range(tensors))):
         heap.append(item)
         _raise(heap, len(heap) - 1, 0)
-    taken = [_taken(heap)[1] for _ in range(tensors + 1)]
-    return tuple(index for index in taken if index >= 0)
+    order = [_taken(heap)[1] for _ in range(tensors + 1)]
+    return tuple(index for index in order if index >= 0)
 
 
 def _raise(heap: list[tuple[int, int]], hole: int, top: int) -> None:
@@ -115,18 +115,18 @@ def gloo_dataset(folder: Path, faults: list[Fault]) -> Dataset | None:
     links = measured_links(
         [r for p in sorted(folder.glob("linkcal*.csv")) for r in read_table(p, faults)]
     )
-    known: dict[Shaped, UncontendedTimer] = {}
+    timers: dict[Shaped, UncontendedTimer] = {}
     cases: list[Case] = []
-    left: dict[str, int] = {}
+    omitted: dict[str, int] = {}
     for record in records:
         reason = _why_not(record.cells, models)
         if reason is None:
-            cases.append(_case(record.cells, models[record.cells["model"]], links, known))
+            cases.append(_case(record.cells, models[record.cells["model"]], links, timers))
         else:
-            left[reason] = left.get(reason, 0) + 1
+            omitted[reason] = omitted.get(reason, 0) + 1
     if not cases:
         return None
-    return Dataset("testbed-ddp", "DDP over Gloo on shaped links: step time", cases, left)
+    return Dataset("testbed-ddp", "DDP over Gloo on shaped links: step time", cases, omitted)
 
 
 def _why_not(cells: Mapping[str, str], models: Mapping[str, Model]) -> str | None:
@@ -153,10 +153,10 @@ def _is_number(text: str) -> bool:
 
 
 def _case(
-    cells: Mapping[str, str], model: Model, links: Links, known: dict[Shaped, UncontendedTimer]
+    cells: Mapping[str, str], model: Model, links: Links, timers: dict[Shaped, UncontendedTimer]
 ) -> Case:
     measured_s = float(cells["iter_ms_med"]) * 1e-3
-    return Case(_name(cells), measured_s, predicted_s(cells, model, links, known), "s", SOURCE)
+    return Case(_name(cells), measured_s, predicted_s(cells, model, links, timers), "s", SOURCE)
 
 
 def _name(cells: Mapping[str, str]) -> str:
@@ -180,13 +180,13 @@ _NAMED = tuple(_USUAL)
 
 
 def predicted_s(
-    cells: Mapping[str, str], model: Model, links: Links, known: dict[Shaped, UncontendedTimer]
+    cells: Mapping[str, str], model: Model, links: Links, timers: dict[Shaped, UncontendedTimer]
 ) -> float:
     """Simulate the run of a row; seconds per step."""
     shaped = shaped_of(cells, links, int(cells.get("cores") or CORES))
-    if shaped not in known:
-        known[shaped] = UncontendedTimer(machine_of(shaped))
-    estimator = known[shaped]
+    if shaped not in timers:
+        timers[shaped] = UncontendedTimer(machine_of(shaped))
+    estimator = timers[shaped]
     plan = _plan(cells, model, estimator.machine)
     return simulate(plan, estimator.machine, steps=STEPS, estimator=estimator).step_time_s
 
