@@ -1,4 +1,4 @@
-"""Everything that one validation found, and its JSON."""
+"""Validate predictions against a folder of records: `validate`, its outcome and its JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from perfmodel.calibrate import Profile
 from perfmodel.library.prediction_error import BANDS, Spread
 from perfmodel.validate.predict.forecast import Mode, Pair, Predicted, partners
-from perfmodel.validate.predict.run import Placed, PredictionTask, at_once, matched_all
+from perfmodel.validate.predict.run import Placed, PredictionTask, at_once, match_all
 from perfmodel.validate.score import coverage, scores
 from perfmodel.validate.score.points import Point, points_of
 from perfmodel.validate.score.scores import LARGE, Score
@@ -31,12 +31,12 @@ from perfmodel.validate.trainings.model import Dataset
 
 @dataclass(frozen=True)
 class Validation:
-    """What was predicted for every recorded sweep and training, and how far it was off.
+    """Predictions of every recorded sweep and training beside the measurements.
 
     Parameters
     ----------
     data : str
-        Where the records come from, for people.
+        Where the records come from, as text.
     predicted : sequence of Predicted
     unmatched : mapping of str to str
         Sweeps without a prediction, and why.
@@ -67,7 +67,7 @@ class Validation:
 
     @cached_property
     def judged(self) -> list[Point]:
-        """Datasheet points with intervals that have not seen their own sweep."""
+        """Datasheet points with intervals made without their own sweep."""
         if self.shipped:
             return coverage.judged(self.points)
         return coverage.as_shipped(self.predicted)
@@ -124,13 +124,13 @@ def validate(
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Predict everything in a folder of records and compare.
+    """Predict all sweeps and trainings of a folder of records and compare.
 
     Parameters
     ----------
     data : Path, optional
         Folder with ``nccl_sweeps/META.csv`` or META.csv itself, or with tables of trainings alone
-        (see `tables_of_trainings.datasets_in`); default: what ships.
+        (see `perfmodel.validate.trainings.datasets.datasets_in`); default: what ships.
     profile : Profile, optional
         A user's own numbers, as one more mode.
     transfer : bool
@@ -147,19 +147,17 @@ def validate(
     """
     folder = data or shipped_folder()
     if not has_sweeps(folder) and has_trainings(folder):
-        sweeps, place = [], folder
+        sweeps, home = [], folder
     else:
-        sweeps, place = read_sweeps(folder), sweeps_folder(folder)
-    matched, unmatched = matched_all(sweeps, place)
-    available = {pair[0].id: (pair, place) for pair in matched}
+        sweeps, home = read_sweeps(folder), sweeps_folder(folder)
+    matched, unmatched = match_all(sweeps, home)
+    available = {pair[0].id: (pair, home) for pair in matched}
     if transfer and data is not None and sweeps:
-        home = sweeps_folder(shipped_folder())
-        shipped, _ = matched_all(read_sweeps(home), home)
-        available = {pair[0].id: (pair, home) for pair in shipped} | available
+        shipped = sweeps_folder(shipped_folder())
+        pairs, _ = match_all(read_sweeps(shipped), shipped)
+        available = {pair[0].id: (pair, shipped) for pair in pairs} | available
     tasks = [
-        PredictionTask(
-            (sweep, place), profile, _others(sweep, own, available) if transfer else None
-        )
+        PredictionTask((sweep, home), profile, _others(sweep, own, available) if transfer else None)
         for sweep, own in matched
     ]
     outcomes, trainings = at_once(tasks, _root(folder), processes, progress)
@@ -170,7 +168,7 @@ def validate(
         else:
             predicted.append(Predicted(sweep, own, outcome))
     return Validation(
-        data=_described(data, sweeps),
+        data=_describe(data, sweeps),
         predicted=predicted,
         unmatched=unmatched,
         trainings=trainings,
@@ -192,7 +190,7 @@ def _root(folder: Path) -> Path:
     return folder.parent if folder.name == SUBFOLDER else folder
 
 
-def _described(data: Path | None, sweeps: Sequence[Sweep]) -> str:
+def _describe(data: Path | None, sweeps: Sequence[Sweep]) -> str:
     where = "the records that ship with perfmodel" if data is None else f"folder {data.name}"
     return f"{where}, {len(sweeps)} sweeps"
 

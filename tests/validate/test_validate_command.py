@@ -112,7 +112,7 @@ def test_other_sweeps_of_the_same_hardware_are_used(folder):
 def test_a_copy_of_a_sweep_is_no_other_sweep():
     from dataclasses import replace
 
-    from perfmodel.validate.predict.run import partners
+    from perfmodel.validate.predict.forecast import partners
     from perfmodel.validate.run import shipped_folder
     from perfmodel.validate.sweeps.match import match
     from perfmodel.validate.sweeps.read import read_sweeps

@@ -1,4 +1,4 @@
-"""Any of the files that people have, told apart by what is in them."""
+"""Read measurement files of any tool, recognised by their content."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PATHS = re.compile(r"^\s*GPU\d+\s.*\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b", re.MULT
 
 @dataclass(frozen=True, slots=True)
 class MeasurementFile:
-    """What a file held; one of the three kinds, or sweeps and matrices of one log."""
+    """Content of a file: a measurement of ours, or sweeps and matrices of one log."""
 
     file: str
     measurement: Measurement | None = None
@@ -63,8 +63,8 @@ def read_files(
     Raises
     ------
     InputError
-        Files of another kind, with what they seem to be, and everything that is wrong in the
-        others; every fault of all files at once.
+        Files of another kind, and everything that is wrong in the others; every fault of all
+        files at once.
     """
     contents: list[MeasurementFile] = []
     faults: list[Fault] = []
@@ -91,7 +91,7 @@ def read_found(
     file = str(path)
     if (documents := _json(text)) is not None:
         return _found_json(documents, path, op, ranks)
-    if (reason := _stranger(text)) is not None:
+    if (reason := _unsupported_kind(text)) is not None:
         raise InputError(Fault("file", reason, KNOWN, file))
     sweeps = read_nccl_text(text, file, op=op, ranks=ranks) if is_nccl_text(text) else []
     matrices = read_matrices(text, file) if is_matrices(text) else []
@@ -144,8 +144,8 @@ def _json(text: str) -> list[object] | None:
     return documents
 
 
-def _stranger(text: str) -> str | None:
-    """What a text is that is no measurement, as far as that can be told; else None."""
+def _unsupported_kind(text: str) -> str | None:
+    """Kind of a text that is no measurement, as far as it is recognised; else None."""
     start = text.lstrip("\ufeff \t\r\n")[:400].lower()
     lines = "\n".join(plain(line) for line in text.splitlines()[:400])
     is_measurement = is_nccl_text(text) or is_matrices(text)

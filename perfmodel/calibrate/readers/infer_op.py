@@ -1,4 +1,4 @@
-"""Which collective a table is about, and how many ranks made it, from what a log happens to say."""
+"""Infer the collective and the number of ranks of a table from names and bandwidths in a log."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Points = Sequence[tuple[float, float]]
 
 
 def op_named(text: str) -> str | None:
-    """Return the collective that an executable's name in a text says; the last one counts."""
+    """Return the collective of the last executable that a text names."""
     ops = [OPS[name] for name in _PERF.findall(text) if name in OPS]
     return ops[-1] if ops else None
 
 
 def op_of_file(name: str) -> str | None:
-    """Return the collective that a file's name says."""
+    """Return the collective that a file's name contains."""
     match = _IN_NAME.search(name.lower().replace("-", "_"))
     return OPS.get(match.group(0)) if match else None
 
@@ -69,11 +69,11 @@ def ops_allowed(points: Points, ranks: int | None, redop: str, root: str | None)
 
 
 def ranks_of_factor(op: str, points: Points) -> int | None:
-    """Number of ranks that a bus factor implies; None where it does not say, or not surely."""
+    """Number of ranks that a bus factor implies; None where it is ambiguous."""
     measured = factor_of(points)
     if measured is None or op in {"broadcast", "reduce", "send_recv"}:
         return None
     share, off = measured[0] / (2 if op == "all_reduce" else 1), measured[1]
     near = round(1.0 / max(1.0 - share, 1e-3))
-    unique = off < 0.4 / near**2 + 0.012  # the next number of ranks would be told apart
+    unique = off < 0.4 / near**2 + 0.012  # the next number of ranks would differ
     return near if 2 <= near <= 16 and unique and abs(share * near / (near - 1) - 1) < off else None

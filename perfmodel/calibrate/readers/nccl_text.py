@@ -89,7 +89,7 @@ def read_nccl_text(
     log = _Log()
     for at, raw in enumerate(text.splitlines(), start=1):
         _line(log, at, plain(raw))
-    _give_up(log)
+    _drop_cut_row(log)
     if not log.tables:
         allowed = "a table with the columns size, count, type, time, algbw, busbw"
         raise InputError(Fault("file", "no table of nccl-tests", allowed, file))
@@ -114,7 +114,7 @@ def _columns(line: str) -> list[str] | None:
 
 def _line(log: _Log, at: int, line: str) -> None:
     if (columns := _columns(line)) is not None:
-        _give_up(log)
+        _drop_cut_row(log)
         log.tables.append(_Table(at, columns, log.ranks, log.op))
         log.ranks = []
     elif (rank := _RANK.search(line)) is not None:
@@ -125,11 +125,11 @@ def _line(log: _Log, at: int, line: str) -> None:
     elif log.begun is not None and (cells := line.split()) and number(cells[0]) is not None:
         _finish(log, at, cells)
     else:
-        _said(log, line)
+        _read_context(log, line)
 
 
-def _said(log: _Log, line: str) -> None:
-    """What a line between tables tells about them."""
+def _read_context(log: _Log, line: str) -> None:
+    """Read collective, version and settings from a line between tables."""
     log.op = op_named(line) or log.op
     if (version := _VERSION.search(line)) is not None:
         log.version = version.group(1) or version_text(int(version.group(2)))
@@ -139,17 +139,17 @@ def _said(log: _Log, line: str) -> None:
 
 
 def _row(log: _Log, at: int, row: re.Match[str]) -> None:
-    _give_up(log)
+    _drop_cut_row(log)
     rest, other, _ = row.group(4).partition("NCCL")
     cells = rest.split()
-    if other:  # a line of NCCL's own came in between; it may touch the last cell
-        log.begun = (row, [restored for cell in cells if (restored := _untouched(cell))])
+    if other:  # a line of NCCL's own came in between; it may run into the last cell
+        log.begun = (row, [restored for cell in cells if (restored := _restore_cell(cell))])
         return
     _add(log, at, row, cells)
 
 
-def _untouched(cell: str) -> str:
-    """What a cell said before the name of a host was written into it."""
+def _restore_cell(cell: str) -> str:
+    """The part of a cell before the name of a host that was written into it."""
     if ":" not in cell and not cell.startswith("["):
         return cell
     begin = re.match(r"-1|N/A", cell)
@@ -166,7 +166,7 @@ def _finish(log: _Log, at: int, cells: list[str]) -> None:
         _add(log, at, row, head + cells)
 
 
-def _give_up(log: _Log) -> None:
+def _drop_cut_row(log: _Log) -> None:
     if log.begun is not None:
         size = log.begun[0].group(1)
         log.tables[-1].notes.append(f"the row of {size} bytes, cut by other output, was left out")
@@ -204,8 +204,8 @@ def _sweeps(table: _Table, log: _Log, file: str, op: str | None, ranks: int | No
         if (alg := number(cells[named.index("algbw")])) is not None
         and (bus := number(cells[named.index("busbw")])) is not None
     ]
-    listed = _listed(table)
-    chosen, count = _whose(table, file, op, ranks, points, len(listed) or None)
+    listed = _listed_ranks(table)
+    chosen, count = _identify(table, file, op, ranks, points, len(listed) or None)
     hosts = Counter(host for _, _, host, _ in listed)
     processes = {(host, process) for _, process, host, _ in listed if process}
     sweeps = [
@@ -227,7 +227,7 @@ def _sweeps(table: _Table, log: _Log, file: str, op: str | None, ranks: int | No
     return sweeps
 
 
-def _listed(table: _Table) -> list[tuple[str, str, str, str]]:
+def _listed_ranks(table: _Table) -> list[tuple[str, str, str, str]]:
     groups = {group for group, *_ in table.ranks}
     if len(groups) > 1:
         actual = f"{len(groups)} groups of ranks that run at once (NCCL_TESTS_SPLIT)"
@@ -245,11 +245,11 @@ def _rows(table: _Table, start: int) -> tuple[SweepRow, ...]:
     return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 
-def _whose(
+def _identify(
     table: _Table, file: str, op: str | None, ranks: int | None,
     points: list[tuple[float, float]], listed: int | None,
 ) -> tuple[str, int]:  # fmt: skip
-    """Collective and number of ranks of a table, and that nothing contradicts them."""
+    """Collective and number of ranks of a table; faults if anything contradicts them."""
     _, _, redop, root, _ = table.cells[0]
     count = listed or ranks
     allowed = ops_allowed(points, count, redop, root)

@@ -106,7 +106,7 @@ class Transfer(FileModel):
     settings: tuple[LibrarySettings, ...] = ()
 
     @model_validator(mode="after")
-    def _fits(self) -> Transfer:
+    def _check_lengths(self) -> Transfer:
         count = len(self.factors)
         if {len(self.covariance), *(len(row) for row in self.covariance)} - {count}:
             raise ValueError(f"covariance with {count} rows and columns, as factors")

@@ -22,8 +22,8 @@ from perfmodel.validate.sweeps.match import Matched, short
 from perfmodel.validate.sweeps.read import Sweep
 
 Mode = Literal["datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
-"""Nothing fitted on this machine; a profile from other sweeps of the same hardware; a profile that
-the user gave; NCCL's own formula; latency plus bytes over the nominal rate."""
+"""Datasheet numbers; a profile fitted to other sweeps of the same hardware; the user's profile;
+NCCL's own formula; latency plus bytes over the nominal rate."""
 
 Interval = tuple[float, float] | None
 
@@ -45,7 +45,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Everything that was predicted for one sweep; plain data, which processes can exchange.
+    """All predictions for one sweep; plain data, which processes can exchange.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A sweep, the machine it was matched to, and what was predicted for it."""
+    """A sweep, the machine that it was matched to, and its predictions."""
 
     sweep: Sweep
     matched: Matched
@@ -114,7 +114,7 @@ class Task:
     profile : Profile or None
         A user's own, for the mode "calibrated".
     others : tuple of Pair, or None
-        Other sweeps of the same hardware; None: no profile of them is wanted.
+        Other sweeps of the same hardware; None: do not fit a profile of them.
     """
 
     sweep: Sweep
@@ -124,7 +124,7 @@ class Task:
 
 
 def predict(task: Task) -> Forecast | str:
-    """Predict one sweep by every means; the reason why not."""
+    """Predict one sweep in every mode; a text says why it could not be predicted."""
     try:
         return _forecast(task.sweep, task.matched, task.profile, task.others)
     except PerfmodelError as error:
@@ -168,11 +168,11 @@ def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str
     plain = make_machine(own.topology, load_library("nccl"), settings=own.settings)
     ranks = range(len(own.topology.ranks))
 
-    def seen_s(timer: UncontendedTimer, nbytes: int) -> float:
+    def observed_s(timer: UncontendedTimer, nbytes: int) -> float:
         return observed_time_s(timer.machine, timer.best(own.op, nbytes, ranks, 0, None)[1])
 
     timer = UncontendedTimer(apply(profile, plain))
-    likely = [seen_s(timer, nbytes) for nbytes in sizes]
+    likely = [observed_s(timer, nbytes) for nbytes in sizes]
     if not measured_at(profile, len(ranks), own.op):
         return Times(tuple(likely), (), note)
     every = max(1, -(-(len(sizes) - 1) // (INTERVALS - 1)))
@@ -180,7 +180,7 @@ def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str
     machines = [UncontendedTimer(apply(draw, plain)) for draw in draws(profile, DRAWS, seed=0)]
     limits = []
     for index in at:
-        drawn = [seen_s(m, sizes[index]) for m in machines]
+        drawn = [observed_s(m, sizes[index]) for m in machines]
         limits.append(np.quantile(np.log(drawn) - math.log(likely[index]), [0.1, 0.9]))
     x = np.log([sizes[index] for index in at])
     low, high = (np.interp(np.log(sizes), x, side) for side in np.array(limits).T)
@@ -191,7 +191,7 @@ def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str
     return Times(tuple(likely), tuple(intervals), note)
 
 
-# ---------------------------------------------------------------- from other runs
+# ---------------------------------------------------------------- mode "transferred"
 
 
 def partners(sweep: Sweep, own: Matched, candidates: Sequence[Pair]) -> list[Pair]:

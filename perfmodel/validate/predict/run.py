@@ -23,16 +23,16 @@ Placed = tuple[Sweep, Path]
 """A sweep, and the folder with the YAML files that it may name."""
 
 
-def matched_all(sweeps: Sequence[Sweep], folder: Path) -> tuple[list[Pair], dict[str, str]]:
+def match_all(sweeps: Sequence[Sweep], folder: Path) -> tuple[list[Pair], dict[str, str]]:
     """Match all sweeps of a folder; the second part says why some could not be."""
     matched: list[Pair] = []
     unmatched: dict[str, str] = {}
     for sweep in sweeps:
-        result = match(sweep, folder)
-        if isinstance(result, Unmatched):
-            unmatched[sweep.id] = result.reason
+        outcome = match(sweep, folder)
+        if isinstance(outcome, Unmatched):
+            unmatched[sweep.id] = outcome.reason
         else:
-            matched.append((sweep, result))
+            matched.append((sweep, outcome))
     return matched, unmatched
 
 
@@ -50,7 +50,7 @@ class PredictionTask:
     sweep : tuple of Sweep and Path
     profile : Profile or None
     others : tuple of (Sweep, Path), or None
-        Other sweeps of the same hardware; None: no profile of them is wanted.
+        Other sweeps of the same hardware; None: do not fit a profile of them.
     """
 
     sweep: Placed

@@ -1,8 +1,8 @@
-"""Intervals: how wide they must be, and how often the truth lies inside.
+"""Width of intervals for datasheet predictions, and how often they hold the measured time.
 
 Datasheet mode: conformal quantiles of ln(measured / predicted) over recorded sweeps. For coverage,
 each sweep's interval is taken without that sweep (a kind seen in several sweeps), or without all
-sweeps of its kind (a new kind), so that no interval has seen what it is judged on.
+sweeps of its kind (a new kind), so that no interval rests on the data that it is judged by.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def limits(points: Sequence[Point]) -> Limits | None:
 
     Conformal prediction takes of n units the share (n + 1) / n (1 - alpha) instead of 1 - alpha.
     Sizes of one sweep are neither one unit nor independent: half of that correction is made for n
-    sweeps. All of it covers 94 % where 80 % are wanted, none of it 75 %.
+    sweeps. All of it covers 94 % instead of 80 %, none of it 75 %.
     """
     if not points:
         return None
@@ -99,7 +99,7 @@ def _kinds(points: Sequence[Point]) -> dict[str, set[str]]:
 
 
 def _pools(points: Sequence[Point]) -> dict[Familiarity, list[Point]]:
-    """Residuals that stand for each familiarity; the less is known, the more kinds they span."""
+    """Residuals for each familiarity; the less familiar, the more kinds they span."""
     kinds = _kinds(points)
     well = {kind for kind, sweeps in kinds.items() if len(sweeps) >= SEVERAL}
     several = [p for p in points if f"{p.machine}, {p.op}" in well]
@@ -144,7 +144,7 @@ more than of one that was recorded once or twice, and at least half as far to th
 def judged(points: Sequence[Point]) -> list[Point]:
     """Counted datasheet points, each with an interval that was made without its own sweep.
 
-    A sweep whose kind (without it) was never seen is judged by what a new kind would get.
+    A sweep whose kind has no other sweep gets the interval of a new kind.
     """
     own = [p for p in points if p.mode == "datasheet" and p.counted]
     judged_points: list[Point] = []
@@ -162,7 +162,7 @@ def judged(points: Sequence[Point]) -> list[Point]:
 
 
 def as_shipped(predicted: Sequence[Predicted]) -> list[Point]:
-    """Counted datasheet points with the intervals that perfmodel ships, for sweeps never seen."""
+    """Counted datasheet points with the shipped intervals, for sweeps that do not ship."""
     machines = {prediction.sweep.id: prediction.matched for prediction in predicted}
     return [
         replace(
@@ -183,7 +183,7 @@ def _table(others: Sequence[Point], point: Point) -> Mapping[str, Limits]:
 
 
 def familiar(kinds: Mapping[str, set[str]], point: Point) -> Familiarity:
-    """How well other sweeps know the machine of a point."""
+    """How many other sweeps are of the machine of a point."""
     if len(kinds.get(f"{point.machine}, {point.op}", ())) >= SEVERAL:
         return "several"
     return "few" if any(kind.startswith(f"{point.machine}, ") for kind in kinds) else "new"

@@ -1,4 +1,4 @@
-"""Predicted beside measured, a row per sweep, size and mode; quantiles that weigh sweeps alike."""
+"""Predicted and measured times by sweep, size and mode; quantiles with equal weight per sweep."""
 
 from __future__ import annotations
 

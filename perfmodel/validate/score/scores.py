@@ -1,4 +1,4 @@
-"""How far predictions are off: by band of size, by machine, by mode."""
+"""Error statistics of predictions: by band of size, by machine, by mode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Score:
     median_abs_error, p90_abs_error : float
         Of predicted over measured less one; every sweep weighs the same.
     median_error : float
-        With its sign: below zero is too quick.
+        With its sign: below zero the prediction is too short.
     median_of_points, p90_of_points : float
         The same with every size of every sweep weighing the same.
     """

@@ -1,7 +1,7 @@
 """Recorded sweeps of collectives: a table of runs (META.csv) and the times of each.
 
-A folder holds ``META.csv``, one row per run with the hardware in words, and the times: one CSV per
-run named after it, or one ``sweeps.csv`` with a column ``sweep_id``. The folder itself or its
+A folder holds ``META.csv``, one row per run with the hardware as free text, and the times: one CSV
+per run named after it, or one ``sweeps.csv`` with a column ``sweep_id``. The folder itself or its
 subfolder ``nccl_sweeps`` may be given. Columns that are missing are taken as empty.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from perfmodel.calibrate.readers.infer_op import OPS
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, load_document
 from perfmodel.files.csv_rows import Reader, Record, read_table
@@ -25,6 +26,8 @@ UNGRADED = 3
 
 BEST = 5
 """Trust of a complete official log; `Sweep.trust`."""
+
+SPELLINGS = {**OPS, "bcast": "broadcast"}
 
 _NEEDED = ("sweep_id", "collective", "gpu")
 
@@ -40,21 +43,21 @@ class Sweep:
         "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all" or what
         the table says.
     gpu, intra_node, inter_node, proc_model, env_and_algo, note : str
-        Words of whoever recorded it.
+        As the recorder wrote them.
     nodes, gpus_per_node, nranks : int
     nic_count, nic_Gbps : float or None
         NICs of a host and the rate of one; None: not stated.
     nccl_version : str
         Empty: not stated.
     topology : str
-        Name of a template or a YAML file; empty: to be found from the words.
+        Name of a template or a YAML file; empty: to be inferred from the text.
     source : str
     trust : int
         5 complete and official to 2 recalled or hardware unknown.
     rows : tuple of Row
         In the order of their sizes.
     notes : tuple of str
-        What was odd in the files and how it was read.
+        Peculiarities of the files and how they were read.
     """
 
     id: str
@@ -263,18 +266,6 @@ def operation(text: str) -> str:
     >>> [operation(t) for t in ("allreduce", "Reduce-Scatter", "alltoall", "all_gather_perf")]
     ['all_reduce', 'reduce_scatter', 'all_to_all', 'all_gather']
     """
-    known = {
-        "allreduce": "all_reduce",
-        "allgather": "all_gather",
-        "reducescatter": "reduce_scatter",
-        "alltoall": "all_to_all",
-        "broadcast": "broadcast",
-        "bcast": "broadcast",
-        "reduce": "reduce",
-        "sendrecv": "send_recv",
-        "gather": "gather",
-        "scatter": "scatter",
-    }
-    plain = text.lower().removesuffix("_perf")
-    folded = "".join(c for c in plain if c.isalpha())
-    return known.get(folded, plain.strip().replace("-", "_").replace(" ", "_"))
+    folded = text.lower().removesuffix("_perf")
+    letters = "".join(c for c in folded if c.isalpha())
+    return SPELLINGS.get(letters, folded.strip().replace("-", "_").replace(" ", "_"))

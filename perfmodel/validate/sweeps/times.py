@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Rows by size, the number of ranks that they name, and what was odd about them."""
+    """Rows by size, the number of ranks that they state, and notes on how they were read."""
 
     rows: tuple[Row, ...]
     nranks: int | None

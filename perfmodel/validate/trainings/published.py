@@ -1,8 +1,6 @@
-"""Published training throughputs beside predictions, where a table's row can be expressed.
+"""Published training throughputs beside predictions: of many GPUs, and of one by the roofline.
 
-All other rows are counted by the reason why not.
-
-Published single-GPU training throughputs beside the roofline's.
+Rows that the model cannot express are counted by the reason.
 """
 
 from __future__ import annotations
@@ -128,7 +126,7 @@ def _topology(machine: Wanted, nodes: int) -> Topology:
 
 @lru_cache(maxsize=64)
 def _estimator(machine: Wanted, nodes: int) -> UncontendedTimer:
-    """What is known of a machine's collectives: rows of a table differ in batch, not in buckets."""
+    """Timer of a machine, which keeps times: rows of a table differ in batch, not in buckets."""
     return UncontendedTimer(make_machine(_topology(machine, nodes), load_library("nccl")))
 
 

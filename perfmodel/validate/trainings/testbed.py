@@ -3,15 +3,7 @@
 Tables ``ddp*_iters.csv`` with a row per run, ``models.csv`` with their models, and optionally
 ``linkcal*.csv``: what plain TCP reached on the same links. What the model takes from them is only
 the latter: payload rates and round trips, less the share of the acknowledgements that travel the
-other way. Everything else stands in Gloo's library file.
-
-In which order gradients that come from one function of autograd are accumulated.
-
-The engine keeps what is to be done in a ``std::priority_queue`` by the index of each function;
-accumulations of gradients all have the same, highest index (torch 2.13,
-``torch/csrc/autograd/engine.cpp`` and ``accumulate_grad.cpp``). Which of equals comes first is what
-the heap of the C++ library makes of them (libstdc++, ``bits/stl_heap.h``): up to three in the order
-of the function's inputs, more in another.
+other way. Everything else comes from Gloo's library file.
 """
 
 from __future__ import annotations
@@ -49,8 +41,14 @@ from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workloa
 def accumulation_order(tensors: int, *, leaf: bool = False) -> tuple[int, ...]:
     """Return in which order the gradients of a function's tensors are accumulated.
 
-    The function's first input leads on to the function before it, as where layers that emulate
-    others follow one another; or it is a leaf itself, as in the first layer.
+    Autograd keeps its tasks in a ``std::priority_queue`` by the index of each function;
+    accumulations of gradients all have the same, highest index (torch 2.13,
+    ``torch/csrc/autograd/engine.cpp`` and ``accumulate_grad.cpp``). The order of equals is that of
+    the C++ library's heap (libstdc++, ``bits/stl_heap.h``): up to three in the order of the
+    function's inputs, more in another.
+
+    The function's first input leads to the function before it, as in layers that emulate others,
+    or it is a leaf itself, as in the first layer.
 
     Examples
     --------
@@ -64,12 +62,12 @@ def accumulation_order(tensors: int, *, leaf: bool = False) -> tuple[int, ...]:
     heap: list[tuple[int, int]] = []
     for item in ((int(leaf), -1), *((1, index) for index in range(tensors))):
         heap.append(item)
-        _raise(heap, len(heap) - 1, 0)
-    order = [_taken(heap)[1] for _ in range(tensors + 1)]
+        _sift_up(heap, len(heap) - 1, 0)
+    order = [_pop(heap)[1] for _ in range(tensors + 1)]
     return tuple(index for index in order if index >= 0)
 
 
-def _raise(heap: list[tuple[int, int]], hole: int, top: int) -> None:
+def _sift_up(heap: list[tuple[int, int]], hole: int, top: int) -> None:
     """Move an item up for as long as what is above it comes later (``__push_heap``)."""
     value = heap[hole]
     while hole > top and heap[(hole - 1) // 2][0] < value[0]:
@@ -78,7 +76,7 @@ def _raise(heap: list[tuple[int, int]], hole: int, top: int) -> None:
     heap[hole] = value
 
 
-def _taken(heap: list[tuple[int, int]]) -> tuple[int, int]:
+def _pop(heap: list[tuple[int, int]]) -> tuple[int, int]:
     """Take the first item out (``pop_heap``: the last one fills the hole from below)."""
     first, last = heap[0], heap.pop()
     if not heap:
@@ -93,7 +91,7 @@ def _taken(heap: list[tuple[int, int]]) -> tuple[int, int]:
         heap[hole] = heap[child - 1]
         hole = child - 1
     heap[hole] = last
-    _raise(heap, hole, 0)
+    _sift_up(heap, hole, 0)
     return first
 
 
