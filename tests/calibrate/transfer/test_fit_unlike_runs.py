@@ -1,4 +1,4 @@
-"""Which runs tell of one another, and how a fit treats those that do not agree."""
+"""How a fit treats runs that do not agree, and runs with other settings."""
 
 from dataclasses import dataclass, replace
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws
-from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.calibrate.transfer.gaussian_process import (
     ContextArrays,
@@ -50,49 +49,6 @@ def run(machine, stretch=1.0, sizes=SIZES):
     found = times(machine, sizes) * np.broadcast_to(stretch, len(sizes))
     rows = [Row(n, float(t)) for n, t in zip(sizes, found, strict=True)]
     return machine.topology, machine.settings, "all_reduce", rows
-
-
-# ---------------------------------------------------------------- what may be put together
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        ({}, {}, ""),
-        ({"version": "2.9.9"}, {}, ""),  # nothing is known against it
-        ({"version": "2.18.3"}, {"version": "2.27.7"}, ""),
-        ({"version": "2.9.9"}, {"version": "2.17.1"}, "2.9.9 against 2.17.1"),
-        ({"version": "2.4"}, {"version": "2.8"}, "2.4 against 2.8"),
-        ({}, {"env": {"NCCL_PROTO": "Simple"}}, "NCCL_PROTO free against simple"),
-        ({"env": {"NCCL_PROTO": "SIMPLE"}}, {"env": {"NCCL_PROTO": "Simple"}}, ""),
-        ({"env": {"NCCL_ALGO": "Ring"}}, {"env": {"NCCL_ALGO": "Tree"}}, "ring against tree"),
-        ({"env": {"NCCL_ALGO": "allgather:Ring"}}, {}, ""),  # not of this collective
-        ({"env": {"NCCL_NVLS_ENABLE": "0"}}, {}, "NCCL_NVLS_ENABLE=0 against 1"),
-        ({"env": {"NCCL_NVLS_ENABLE": "2"}}, {}, ""),
-        ({"env": {"NCCL_MIN_NCHANNELS": "16"}}, {}, ""),  # the mechanism follows these
-        ({"env": {"NCCL_IB_DISABLE": "1"}}, {}, "network tcp against infiniband"),
-        ({"one_process": True}, {}, ""),
-    ],
-)
-def test_settings_that_make_runs_unlike(one, other, said):
-    topology = dgx(2)
-    pair = [(topology, LibrarySettings(**told)) for told in (one, other)]
-    found = "; ".join(differences("all_reduce", *pair))
-    assert said in found
-    assert bool(found) == bool(said)
-    assert bool(differences("all_reduce", *reversed(pair))) == bool(said)
-
-
-def test_networks_do_not_matter_on_one_host_and_peers_do_without_nvlink():
-    plain = LibrarySettings()
-    off = LibrarySettings(env={"NCCL_P2P_DISABLE": "1"})
-    assert not differences("all_reduce", (dgx(), off), (dgx(), plain))
-    cards = build_topology("rtx4090-x8-p2p")
-    assert "host's memory" in differences("all_reduce", (cards, off), (cards, plain))[0]
-    unlike = build_topology("rtx4090-x8")
-    assert differences("all_reduce", (cards, plain), (unlike, plain))
-    tcp = LibrarySettings(env={"NCCL_IB_DISABLE": "1"})
-    assert not differences("all_reduce", (dgx(), tcp), (dgx(), plain))
 
 
 def test_a_profile_says_for_which_settings_it_may_not_hold():
