@@ -32,7 +32,7 @@ def dgx(hosts=1):
 )
 def test_settings_that_make_runs_unlike(first, second, reason):
     topology = dgx(2)
-    pair = [(topology, LibrarySettings(**told)) for told in (one, other)]
+    pair = [(topology, LibrarySettings(**told)) for told in (first, second)]
     reasons = "; ".join(differences("all_reduce", *pair))
     assert reason in reasons
     assert bool(reasons) == bool(reason)

@@ -46,8 +46,8 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
-    """Hosts of one process each.
+class ShapedCluster:
+    """Hosts of one process each, on shaped links.
 
     Parameters
     ----------
@@ -90,14 +90,14 @@ def payload_Bps(rate_mbit: float, mtu: str, links: Links) -> float:
     return rate_mbit * 1e6 / 8 * share / (1 + ACKNOWLEDGED_BYTES / (2 * frame))
 
 
-def shaped_of(cells: Mapping[str, str], links: Links, cores: int) -> Shaped:
+def shaped_of(cells: Mapping[str, str], links: Links, cores: int) -> ShapedCluster:
     """Read the machine of a row."""
     ranks, mtu, rate = int(cells["n"]), cells["mtu"], float(cells["rate_mbit"])
     placement = [int(part) for part in (cells.get("placement") or "").split("-") if part]
     placement = placement or list(range(ranks))
     trunk = cells.get("trunk_mbit")
     tree = cells.get("topo") == "tree"
-    return Shaped(
+    return ShapedCluster(
         rate_Bps=payload_Bps(rate, mtu, links),
         one_way_s=_one_way_s(cells, links),
         racks=tuple(2 * host // ranks if tree else 0 for host in placement),
@@ -112,7 +112,7 @@ def shaped_of(cells: Mapping[str, str], links: Links, cores: int) -> Shaped:
 
 
 def _core_speed(cells: Mapping[str, str], links: Links) -> float:
-    """As measured beside these links; elsewhere the median of what was measured, or 1."""
+    """As measured with these links; otherwise the median of all measurements, or 1."""
     speeds = links.core_speed
     link = number(cells["rate_mbit"]), number(cells["mtu"])
     return speeds.get(link, statistics.median(speeds.values()) if speeds else 1.0)
@@ -189,7 +189,7 @@ def _call_us() -> float:
 # ---------------------------------------------------------------- machines
 
 
-def machine_of(shaped: Shaped) -> Machine:
+def machine_of(shaped: ShapedCluster) -> Machine:
     """Build the machine from the template of such hosts, with Gloo as its library file has it."""
     node = node_of(shaped)
     ranks = len(shaped.racks)
@@ -205,7 +205,7 @@ def machine_of(shaped: Shaped) -> Machine:
     return Machine(topology, library)
 
 
-def node_of(shaped: Shaped) -> NodeSpec:
+def node_of(shaped: ShapedCluster) -> NodeSpec:
     """The shipped template with a row's rate, latency, bucket and cores."""
     node = load_node(TEMPLATE)
     port = {"bandwidth": shaped.rate_Bps, "efficiency": 1.0, "latency": shaped.one_way_s / 2}
@@ -228,7 +228,7 @@ def node_of(shaped: Shaped) -> NodeSpec:
     )
 
 
-def _fabric(shaped: Shaped) -> FabricSpec:
+def _fabric(shaped: ShapedCluster) -> FabricSpec:
     none = {"switch_latency": "0 s", "cable_latency": "0 s"}
     if shaped.trunk_Bps is None:
         return validate_document(FabricSpec, {"kind": "one-switch", **none})

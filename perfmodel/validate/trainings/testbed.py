@@ -28,7 +28,7 @@ from perfmodel.training.split_class import ClassPart, split
 from perfmodel.validate.trainings.model import Case, Dataset
 from perfmodel.validate.trainings.shaped_links import (
     Links,
-    Shaped,
+    ShapedCluster,
     machine_of,
     measured_links,
     number,
@@ -113,11 +113,11 @@ def gloo_dataset(folder: Path, faults: list[Fault]) -> Dataset | None:
     links = measured_links(
         [r for p in sorted(folder.glob("linkcal*.csv")) for r in read_table(p, faults)]
     )
-    timers: dict[Shaped, UncontendedTimer] = {}
+    timers: dict[ShapedCluster, UncontendedTimer] = {}
     cases: list[Case] = []
     omitted: dict[str, int] = {}
     for record in records:
-        reason = _why_not(record.cells, models)
+        reason = _reason_left_out(record.cells, models)
         if reason is None:
             cases.append(_case(record.cells, models[record.cells["model"]], links, timers))
         else:
@@ -127,7 +127,7 @@ def gloo_dataset(folder: Path, faults: list[Fault]) -> Dataset | None:
     return Dataset("testbed-ddp", "DDP over Gloo on shaped links: step time", cases, omitted)
 
 
-def _why_not(cells: Mapping[str, str], models: Mapping[str, Model]) -> str | None:
+def _reason_left_out(cells: Mapping[str, str], models: Mapping[str, Model]) -> str | None:
     """Why a run cannot be expressed; None if it can."""
     if cells["model"] not in models:
         return f"no model {cells['model']!r} in models.csv"
@@ -151,7 +151,10 @@ def _is_number(text: str) -> bool:
 
 
 def _case(
-    cells: Mapping[str, str], model: Model, links: Links, timers: dict[Shaped, UncontendedTimer]
+    cells: Mapping[str, str],
+    model: Model,
+    links: Links,
+    timers: dict[ShapedCluster, UncontendedTimer],
 ) -> Case:
     measured_s = float(cells["iter_ms_med"]) * 1e-3
     return Case(_name(cells), measured_s, predicted_s(cells, model, links, timers), "s", SOURCE)
@@ -178,7 +181,10 @@ _NAMED = tuple(_USUAL)
 
 
 def predicted_s(
-    cells: Mapping[str, str], model: Model, links: Links, timers: dict[Shaped, UncontendedTimer]
+    cells: Mapping[str, str],
+    model: Model,
+    links: Links,
+    timers: dict[ShapedCluster, UncontendedTimer],
 ) -> float:
     """Simulate the run of a row; seconds per step."""
     shaped = shaped_of(cells, links, int(cells.get("cores") or CORES))

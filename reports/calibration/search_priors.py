@@ -1,6 +1,6 @@
 """Search the priors of a fit of sweeps: perfmodel/calibrate/transfer/priors.yaml.
 
-    python reports/calibration/expectations.py DATA [--tries N] [--write] [--unseen] [--cache FILE]
+    python reports/calibration/search_priors.py DATA [--tries N] [--write] [--unseen] [--cache FILE]
 
 DATA is a folder laid out as `perfmodel validate --data` wants it. Every sweep is predicted from the
 other sweeps of the same hardware, collective and settings, at any scale (leave one out), with times
@@ -33,7 +33,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from calibration.left_out import Fold, Prepared, fold_of, folds, prepared  # noqa: E402  (line above)
+from calibration.leave_one_out import Fold, Prepared, fold_of, folds, prepared  # noqa: E402  (line above)
 from perfmodel.calibrate.transfer.parameters import Priors, shipped_priors  # noqa: E402
 from perfmodel.validate.score.points import weighted_quantile  # noqa: E402
 
@@ -189,7 +189,7 @@ def written(expected: Priors, runs: Mapping[str, Prepared], count: int) -> str:
     tree = expected.model_dump()
     lines = [
         "# What a fit of sweeps expects before it sees data; made by",
-        "# reports/calibration/expectations.py. Deviations are of logarithms: 0.1 is about 10 %.",
+        "# reports/calibration/search_priors.py. Deviations are of logarithms: 0.1 is about 10 %.",
         "levers:",
     ]
     for name, one in tree["levers"].items():
