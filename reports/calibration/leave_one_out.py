@@ -125,7 +125,7 @@ class Fold:
         )
 
 
-def prepared(folder: Path) -> dict[str, Prepared]:
+def prepare(folder: Path) -> dict[str, Prepared]:
     """Match and time all sweeps of a folder whose hardware is stated."""
     pairs = {sweep.id: (sweep, match(sweep, folder)) for sweep in read_sweeps(folder)}
     usable = {
@@ -142,13 +142,13 @@ def prepared(folder: Path) -> dict[str, Prepared]:
             if differences(matched.op, machines[name], machine)
         ]
         try:
-            runs[name] = _prepared(sweep, matched, frozenset(unlike))
+            runs[name] = _prepare(sweep, matched, frozenset(unlike))
         except PerfmodelError as error:
             print(f"{sweep.id}: {error}", file=sys.stderr)  # noqa: T201  (a script's output)
     return runs
 
 
-def _prepared(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared:
+def _prepare(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared:
     machine = make_machine(matched.topology, load_library("nccl"), settings=matched.settings)
     rows = [row for row in sweep.rows if row.nbytes > 0 and row.time_s > 0]
     used = {row.nbytes for row in thin(rows)}
