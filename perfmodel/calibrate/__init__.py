@@ -1,7 +1,7 @@
 """From measurements to a Profile: link costs with intervals and their source."""
 
+from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.checks import doubts
-from perfmodel.calibrate.link_costs.apply import apply
 from perfmodel.calibrate.link_costs.fit import fit, source_of
 from perfmodel.calibrate.profile import Profile, read_profile, write_profile
 from perfmodel.calibrate.sampling import draws, interval_s, measured_at

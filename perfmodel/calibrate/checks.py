@@ -1,7 +1,4 @@
-"""Whether a machine can have made a measurement.
-
-Whether what one run shows holds for another, by what their library was told.
-"""
+"""Checks of measurements: can a machine have made them, do two runs measure the same thing."""
 
 from __future__ import annotations
 
@@ -21,41 +18,42 @@ PROCESSES = "cpu"
 """Generation of what takes a GPU's place where ranks are processes that compute on a CPU."""
 
 OTHERS_PERCENT = 5
-"""Share of the cores that others may use without a word: less is within what runs differ anyway."""
+"""Percent of the cores in use by others that is reported: less is within the run spread."""
 
 
-def faults_of(made: Measurement, machine: Machine, file: str) -> Iterator[Fault]:
-    """Everything that shows that the measurement was made on something else."""
+def faults_of(measurement: Measurement, machine: Machine, file: str) -> Iterator[Fault]:
+    """Everything that shows that the measurement was made on another machine."""
     topology = machine.topology
 
-    def fault(field: str, found: object, allowed: str) -> Fault:
-        return Fault(field, str(found), allowed, file)
+    def fault(field: str, actual: object, allowed: str) -> Fault:
+        return Fault(field, str(actual), allowed, file)
 
-    if made.topology is not None and made.topology != topology.template:
-        yield fault("topology", repr(made.topology), f"{topology.template!r}, as asked")
-    if made.backend == "device":
+    if measurement.topology is not None and measurement.topology != topology.template:
+        yield fault("topology", repr(measurement.topology), f"{topology.template!r}, as asked")
+    if measurement.backend == "device":
         yield fault("backend", "'device'", "'gloo' or 'nccl': collectives of ranks")
-    elif machine.library.name not in {made.backend, "plain"}:
-        yield fault("backend", repr(made.backend), f"{machine.library.name!r}, as asked")
-    elif made.topology is None:
-        yield from _misplaced(made, topology, file)
-    if not 2 <= made.ranks <= len(topology.ranks):
+    elif machine.library.name not in {measurement.backend, "plain"}:
+        yield fault("backend", repr(measurement.backend), f"{machine.library.name!r}, as asked")
+    elif measurement.topology is None:
+        yield from _backend_faults(measurement, topology, file)
+    if not 2 <= measurement.ranks <= len(topology.ranks):
         yield fault(
-            "ranks", made.ranks, f"2 to {len(topology.ranks)} ranks, as {topology.name} has"
+            "ranks", measurement.ranks, f"2 to {len(topology.ranks)} ranks, as {topology.name} has"
         )
-    elif made.hosts is not None and made.hosts != _hosts(made, topology):
-        allowed = f"{_hosts(made, topology)}, over which {topology.name} spreads {made.ranks} ranks"
-        yield fault("hosts", made.hosts, allowed)
-    bad = [row for row in made.rows if row.median_s <= 0 or row.nbytes <= 0]
+    elif measurement.hosts is not None and measurement.hosts != _hosts(measurement, topology):
+        hosts = _hosts(measurement, topology)
+        allowed = f"{hosts}, over which {topology.name} spreads {measurement.ranks} ranks"
+        yield fault("hosts", measurement.hosts, allowed)
+    bad = [row for row in measurement.rows if row.median_s <= 0 or row.nbytes <= 0]
     if bad:
-        found = f"{len(bad)} rows with a size or a median time of zero or less"
-        yield fault("rows", found, "sizes and times above zero")
+        actual = f"{len(bad)} rows with a size or a median time of zero or less"
+        yield fault("rows", actual, "sizes and times above zero")
 
 
 def doubts(
     measurements: Sequence[Measurement], topology: Topology, files: Sequence[str]
 ) -> list[str]:
-    """What speaks against these measurements being of this machine, or of one machine; to be told.
+    """Reasons to doubt that these measurements are of this machine, or all of one machine.
 
     Parameters
     ----------
@@ -64,47 +62,55 @@ def doubts(
     files : sequence of str
         Name of each measurement.
     """
-    found = []
-    silent = [file for file, made in zip(files, measurements, strict=True) if made.topology is None]
+    reasons = []
+    silent = [
+        file
+        for file, measurement in zip(files, measurements, strict=True)
+        if measurement.topology is None
+    ]
     if silent:
-        found.append(
+        reasons.append(
             f"{', '.join(silent)} does not say which template describes the machine it was made "
             f"on ('perfmodel measure --topology' records it): taken for {topology.template}"
         )
     first = measurements[0]
     model = topology.gpu.name.split("-")[0]
-    for file, made in zip(files, measurements, strict=True):
-        gpu = made.machine.get("gpu", "")
+    for file, measurement in zip(files, measurements, strict=True):
+        gpu = measurement.machine.get("gpu", "")
         if gpu and model not in gpu.lower().replace(" ", ""):
-            found.append(f"{file} was measured on {gpu}; {topology.template} has {model}")
-        busy = made.machine.get("other_work", "")
+            reasons.append(f"{file} was measured on {gpu}; {topology.template} has {model}")
+        busy = measurement.machine.get("other_work", "")
         share = busy.partition(" ")[0]
         if share.isdecimal() and int(share) >= OTHERS_PERCENT:
-            found.append(f"other work kept {busy} busy while {file} was measured")
+            reasons.append(f"other work kept {busy} busy while {file} was measured")
         for field in ("cpu", "cores", "gpu"):
-            here, there = made.machine.get(field), first.machine.get(field)
-            if here != there:
-                found.append(f"{file} was measured on {field} {here}, {files[0]} on {there}")
-    return found
+            own, other = measurement.machine.get(field), first.machine.get(field)
+            if own != other:
+                reasons.append(f"{file} was measured on {field} {own}, {files[0]} on {other}")
+    return reasons
 
 
-def _hosts(made: Measurement, topology: Topology) -> int:
-    return -(-made.ranks // topology.gpus_per_host)
+def _hosts(measurement: Measurement, topology: Topology) -> int:
+    return -(-measurement.ranks // topology.gpus_per_host)
 
 
-def _misplaced(made: Measurement, topology: Topology, file: str) -> Iterator[Fault]:
-    """Processes that should be GPUs, and GPUs that should be processes."""
+def _backend_faults(measurement: Measurement, topology: Topology, file: str) -> Iterator[Fault]:
+    """Gloo between processes where the machine has GPUs, NCCL where it has none."""
     processes = topology.gpu.generation == PROCESSES
     where = f"machine ({topology.template} as asked)"
-    if made.backend == "nccl" and processes:
+    if measurement.backend == "nccl" and processes:
         yield Fault(where, "nccl between GPUs", "gloo between processes on a CPU", file)
-    elif made.backend == "gloo" and not processes and topology.gpus_per_host > 1:
-        allowed = f"GPUs that share a host; for {_made_on(made)} see --topology cpu-loopback"
+    elif measurement.backend == "gloo" and not processes and topology.gpus_per_host > 1:
+        processor = _name_processor(measurement)
+        allowed = f"GPUs that share a host; for {processor} see --topology cpu-loopback"
         yield Fault(where, "gloo between processes on a CPU", allowed, file)
 
 
-def _made_on(made: Measurement) -> str:
-    cores, cpu = made.machine.get("cores"), made.machine.get("cpu", "processes on a CPU")
+def _name_processor(measurement: Measurement) -> str:
+    cores, cpu = (
+        measurement.machine.get("cores"),
+        measurement.machine.get("cpu", "processes on a CPU"),
+    )
     return f"{cores} cores of {cpu}" if cores else cpu
 
 
@@ -114,67 +120,70 @@ class _Differences(FileModel):
 
 
 @cache
-def _known() -> _Differences:
+def _difference_rules() -> _Differences:
     return load_document(_Differences, Path(__file__).parent / "compatible.yaml")
 
 
-Told = tuple[Topology, LibrarySettings]
-"""A machine, and what its library was told."""
+ConfiguredMachine = tuple[Topology, LibrarySettings]
+"""A machine and the settings of its library."""
 
 
-def differences(op: str, one: Told, other: Told) -> tuple[str, ...]:
-    """Say why times of a collective in one run tell little of the other on the same hardware.
+def differences(op: str, first: ConfiguredMachine, second: ConfiguredMachine) -> tuple[str, ...]:
+    """Reasons why times of a collective in two runs on the same hardware are not comparable.
 
-    A version that is not given is not held against a run.
+    A version that is not given counts as the same.
 
     Returns
     -------
     tuple of str
-        Empty where nothing speaks against it.
+        Empty where they are comparable.
     """
-    return (*told_otherwise(op, one[1], other[1]), *_transports(one, other))
+    return (*settings_differences(op, first[1], second[1]), *_transport_differences(first, second))
 
 
-def told_otherwise(op: str, one: LibrarySettings, other: LibrarySettings) -> tuple[str, ...]:
+def settings_differences(
+    op: str, first: LibrarySettings, second: LibrarySettings
+) -> tuple[str, ...]:
     """The part of `differences` that settings alone show."""
-    return (*_choices(op, one, other), *_rules(one, other))
+    return (*_choice_differences(op, first, second), *_version_differences(first, second))
 
 
-def _choices(op: str, one: LibrarySettings, other: LibrarySettings) -> Iterator[str]:
+def _choice_differences(op: str, first: LibrarySettings, second: LibrarySettings) -> Iterator[str]:
     for name, read in (
         ("NCCL_ALGO", LibrarySettings.algorithms),
         ("NCCL_PROTO", LibrarySettings.protocols),
     ):
-        here, there = read(one, op), read(other, op)
-        if here != there:
-            yield f"{name} {_listed(here)} against {_listed(there)}"
-    for name, own in _known().switches.items():
-        ours, theirs = (bool(int(s.env.get(name, own))) for s in (one, other))
-        if ours != theirs:
-            yield f"{name}={int(ours)} against {int(theirs)}"
+        names, others = read(first, op), read(second, op)
+        if names != others:
+            yield f"{name} {_join_names(names)} against {_join_names(others)}"
+    for name, default in _difference_rules().switches.items():
+        a, b = (int(bool(int(s.env.get(name, default)))) for s in (first, second))
+        if a != b:
+            yield f"{name}={a} against {b}"
 
 
-def _rules(one: LibrarySettings, other: LibrarySettings) -> Iterator[str]:
-    if one.version is None or other.version is None:
+def _version_differences(first: LibrarySettings, second: LibrarySettings) -> Iterator[str]:
+    if first.version is None or second.version is None:
         return
-    for release in _known().rules_changed:
+    for release in _difference_rules().rules_changed:
         since = tuple(int(part) for part in release.split("."))
-        if (one.release >= since) != (other.release >= since):
-            yield f"NCCL {one.version} against {other.version}, whose rules changed with {release}"
+        if (first.release >= since) != (second.release >= since):
+            versions = f"NCCL {first.version} against {second.version}"
+            yield f"{versions}, whose rules changed with {release}"
 
 
-def _transports(one: Told, other: Told) -> Iterator[str]:
-    here, there = (apply_settings(*run) for run in (one, other))
-    several = min(here.hosts, there.hosts) > 1
-    if several and here.network != there.network:
-        yield f"network {here.network} against {there.network}"
-    if several and here.gpudirect_rdma != there.gpudirect_rdma:
+def _transport_differences(first: ConfiguredMachine, second: ConfiguredMachine) -> Iterator[str]:
+    topologies = a, b = tuple(apply_settings(*machine) for machine in (first, second))
+    several = min(a.hosts, b.hosts) > 1
+    if several and a.network != b.network:
+        yield f"network {a.network} against {b.network}"
+    if several and a.gpudirect_rdma != b.gpudirect_rdma:
         yield "NICs that reach GPU memory against NICs that do not"
-    pcie = not any("nvlink" in topology.arcs.kinds for topology in (here, there))
-    shared = min(topology.gpus_per_host for topology in (here, there)) > 1
-    if pcie and shared and peer_paths(here) != peer_paths(there):
+    pcie = not any("nvlink" in topology.arcs.kinds for topology in topologies)
+    shared = min(topology.gpus_per_host for topology in topologies) > 1
+    if pcie and shared and peer_paths(a) != peer_paths(b):
         yield "GPUs that copy to each other against GPUs that go through the host's memory"
 
 
-def _listed(names: frozenset[str] | None) -> str:
+def _join_names(names: frozenset[str] | None) -> str:
     return "free" if names is None else "/".join(sorted(names)) or "none"

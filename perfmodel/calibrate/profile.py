@@ -1,8 +1,8 @@
-"""Profile: what measurements say about a machine, as a file.
+"""Profile: the numbers of a machine that were estimated from measurements, as a file.
 
-Every value carries an interval that holds the truth with a probability of 80 %, the covariance of
-all of them is kept (of their natural logarithms, which is what was fitted), and what the data
-could not tell is listed with the reason.
+Every value carries an interval that holds the truth with a probability of 80 %. The file has the
+covariance of all values (of their natural logarithms, which were fitted), and a list of parameters
+that the data do not identify, with the reason.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
 
 ParameterName = Literal["launch", "step", "host_step", "reduce", "bandwidth", "rank_rate"]
 RATES = frozenset({"reduce", "bandwidth", "rank_rate"})
-"""What is in bytes per second; the others are times."""
+"""Parameters in bytes per second; the others are times."""
 
 Rows = Literal["library", "schedule"]
 
-PROBABILITY = 0.8
-"""That the truth lies inside an interval."""
-
 
 class Parameter(NamedTuple):
-    """What a value is about.
+    """Which number of a machine a value is of.
 
     Parameters
     ----------
@@ -80,7 +77,7 @@ class Value(FileModel):
     interval: tuple[str, str]
 
     @model_validator(mode="after")
-    def _units_fit(self) -> Value:
+    def _check_numbers(self) -> Value:
         for text in (self.value, *self.interval):
             if self.key.parse(text) <= 0:
                 raise ValueError(f"more than zero, not {text!r}")
@@ -90,7 +87,7 @@ class Value(FileModel):
 
     @property
     def key(self) -> Parameter:
-        """What the value is about."""
+        """Which number the value is of."""
         return Parameter(self.parameter, self.where, parse_bytes(self.beyond))
 
     @property
@@ -115,7 +112,7 @@ class Value(FileModel):
 
 
 class Undetermined(FileModel):
-    """A number that the measurements cannot tell, what is used instead, and why."""
+    """A parameter that the measurements do not identify, the value kept instead, and why."""
 
     parameter: ParameterName
     where: str
@@ -124,10 +121,10 @@ class Undetermined(FileModel):
 
 
 class RunSpread(FileModel):
-    """How much a machine differs from itself when its processes are started afresh.
+    """Spread between runs of one machine whose processes are started afresh.
 
     Standard deviations of the logarithm of all `times` together and of all `rates` together from
-    one run to another; `freedom` is how many degrees of freedom stand behind them.
+    one run to another; `freedom` are their degrees of freedom.
     """
 
     times: float = Field(ge=0)
@@ -153,7 +150,7 @@ class Residual(FileModel):
 
 
 class Residuals(FileModel):
-    """How well the fit meets its own data: absolute relative errors of all runs, and each size."""
+    """Absolute relative errors of the fit: of all runs, and of each size."""
 
     median_abs: float
     p90_abs: float
@@ -179,7 +176,7 @@ class Fit(FileModel):
     undetermined: tuple[Undetermined, ...] = ()
 
     @model_validator(mode="after")
-    def _square(self) -> Fit:
+    def _check_covariance(self) -> Fit:
         sides = {len(row) for row in self.covariance} | {len(self.covariance)}
         if sides != {len(self.values)}:
             raise ValueError(f"covariance with {len(self.values)} rows and columns, as values")
@@ -204,7 +201,7 @@ class Profile(FileModel):
     """Measured numbers of one machine with one library.
 
     `topology` is the template that the numbers belong to, `library` the library model; `fits` are
-    numbers of the ranks that were measured, `transfer` is what holds for other scales too.
+    numbers of the ranks that were measured, `transfer` holds at other scales too.
     """
 
     perfmodel: Literal[1] = 1
@@ -218,7 +215,7 @@ class Profile(FileModel):
     transfer: Transfer | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Profile:
+    def _has_numbers(self) -> Profile:
         if not self.fits and self.transfer is None:
             raise ValueError("fits, or a transfer")
         return self
@@ -226,10 +223,10 @@ class Profile(FileModel):
     @property
     def ranks(self) -> tuple[int, ...]:
         """Numbers of ranks that were measured."""
-        found = {count for fit in self.fits for count in fit.ranks}
+        counts = {count for fit in self.fits for count in fit.ranks}
         if self.transfer is not None:
-            found |= {point.ranks for point in self.transfer.points}
-        return tuple(sorted(found))
+            counts |= {point.ranks for point in self.transfer.points}
+        return tuple(sorted(counts))
 
     def fit_of(self, rows: Rows | None = None) -> Fit:
         """The numbers from one kind of row; default: the library's own collective if there.
@@ -244,8 +241,8 @@ class Profile(FileModel):
         for fit in self.fits:
             if fit.rows == rows:
                 return fit
-        there = " and ".join(repr(fit.rows) for fit in self.fits) or "factors from sweeps alone"
-        raise InputError(Fault("rows", repr(rows), f"what profile {self.name!r} has: {there}"))
+        available = " and ".join(repr(fit.rows) for fit in self.fits) or "factors from sweeps alone"
+        raise InputError(Fault("rows", repr(rows), f"what profile {self.name!r} has: {available}"))
 
 
 def read_profile(name_or_path: str | Path) -> Profile:

@@ -15,7 +15,7 @@ from perfmodel.errors import Fault, InputError, allowed_names
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.calibrate.profile import Fit
-    from perfmodel.calibrate.readers import Found
+    from perfmodel.calibrate.readers import MeasurementFile as Found
     from perfmodel.calibrate.transfer.inputs import MachineRequest
     from perfmodel.calibrate.transfer.model import Transfer
     from perfmodel.measure.record import Measurement
@@ -256,7 +256,7 @@ def _print_transfer(transfer: Transfer) -> None:
     )  # fmt: skip
     for factor in transfer.factors:
         if factor.reason:
-            typer.echo(f"cannot tell {factor.lever} by itself: {factor.reason}")
+            typer.echo(f"cannot tell {factor.parameter} by itself: {factor.reason}")
     if not transfer.points:  # matrices of links alone: no collective was timed
         return
     typer.echo(

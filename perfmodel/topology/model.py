@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -239,6 +239,12 @@ class Topology:
             bandwidth_Bps=np.array([data["bandwidth_Bps"] for _, _, data in rows], dtype=float),
             latency_s=np.array([data["latency_s"] for _, _, data in rows], dtype=float),
         )
+
+    def with_arcs(self, arcs: Arcs) -> Topology:
+        """Return the topology with other `arcs`, for timing alone; its graph stays as it is."""
+        changed = replace(self)
+        vars(changed)["arcs"] = arcs  # the cached property, without reading the graph back
+        return changed
 
     def graph_of(self, pattern: str, gpus: Sequence[int]) -> ChannelGraph | None:
         """Dumped channels of a pattern over just these GPUs of a host; None where there are none.

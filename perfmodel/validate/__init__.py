@@ -1,1 +1,1 @@
-"""Predicted versus measured: recorded sweeps and trainings, and how far predictions are off."""
+"""Predicted times against recorded ones: `run.validate`."""

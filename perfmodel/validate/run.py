@@ -1,4 +1,4 @@
-"""Everything that one validation found, and its JSON."""
+"""Validate predictions against a folder of records: `validate`, its outcome and its JSON."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ from typing import Any
 
 from perfmodel.calibrate import Profile
 from perfmodel.library.prediction_error import BANDS, Spread
-from perfmodel.validate.predict.run import (
-    Mode,
-    Pair,
-    Placed,
-    Predicted,
-    PredictionTask,
-    at_once,
-    matched_all,
-    partners,
-)
+from perfmodel.validate.predict.forecast import Mode, Pair, Predicted, partners
+from perfmodel.validate.predict.run import Placed, PredictionTask, at_once, match_all
 from perfmodel.validate.score import coverage, scores
 from perfmodel.validate.score.points import Point, points_of
 from perfmodel.validate.score.scores import LARGE, Score
-from perfmodel.validate.sweeps.fitted import Fitted, fitted_on
 from perfmodel.validate.sweeps.match import Matched
-from perfmodel.validate.sweeps.read import SUBFOLDER, Sweep, has_sweeps, read_sweeps, sweeps_folder
+from perfmodel.validate.sweeps.read import (
+    SUBFOLDER,
+    Fitted,
+    Sweep,
+    fitted_on,
+    has_sweeps,
+    read_sweeps,
+    sweeps_folder,
+)
 from perfmodel.validate.trainings.datasets import has_trainings
 from perfmodel.validate.trainings.model import Dataset
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What was predicted for every recorded sweep and training, and how far it was off.
+    """Predictions of every recorded sweep and training beside the measurements.
 
     Parameters
     ----------
     data : str
-        Where the records come from, for people.
+        Where the records come from, as text.
     predicted : sequence of Predicted
     unmatched : mapping of str to str
         Sweeps without a prediction, and why.
@@ -68,7 +67,7 @@ class Validation:
 
     @cached_property
     def judged(self) -> list[Point]:
-        """Datasheet points with intervals that have not seen their own sweep."""
+        """Datasheet points with intervals made without their own sweep."""
         if self.shipped:
             return coverage.judged(self.points)
         return coverage.as_shipped(self.predicted)
@@ -76,7 +75,7 @@ class Validation:
     @cached_property
     def coverages(self) -> dict[str, dict[str, coverage.Coverage]]:
         """Coverage of 80 % intervals by mode and band."""
-        found: dict[str, dict[str, coverage.Coverage]] = {}
+        by_mode: dict[str, dict[str, coverage.Coverage]] = {}
         own: dict[str, list[Point]] = {"datasheet": self.judged}
         for mode in ("transferred", "calibrated"):
             own[mode] = [p for p in self.points if p.mode == mode and p.counted]
@@ -84,17 +83,17 @@ class Validation:
             for band in ("all", *(band for band, _ in BANDS), LARGE):
                 share = coverage.coverage(points if band == "all" else scores.in_band(points, band))
                 if share is not None:
-                    found.setdefault(mode, {})[band] = share
-        return found
+                    by_mode.setdefault(mode, {})[band] = share
+        return by_mode
 
     @property
     def fitted_sweeps(self) -> set[str]:
         """Sweeps that any shipped constant was fitted on."""
-        return {sweep for one in self.fitted for sweep in one.sweeps}
+        return {sweep for fitted in self.fitted for sweep in fitted.sweeps}
 
     def split(self) -> dict[str, dict[str, Score]]:
         """Datasheet scores by band: sweeps that constants were fitted on, and the others."""
-        found = {}
+        halves = {}
         for name, inside in (("fitted on", True), ("not fitted on", False)):
             own = [
                 p
@@ -102,8 +101,8 @@ class Validation:
                 if p.mode == "datasheet" and (p.sweep in self.fitted_sweeps) == inside
             ]
             if scored := scores.by_band(own).get("datasheet"):
-                found[name] = scored
-        return found
+                halves[name] = scored
+        return halves
 
     def spread(self) -> Spread:
         """Table of residual spread for datasheet intervals."""
@@ -125,13 +124,13 @@ def validate(
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Predict everything in a folder of records and compare.
+    """Predict all sweeps and trainings of a folder of records and compare.
 
     Parameters
     ----------
     data : Path, optional
         Folder with ``nccl_sweeps/META.csv`` or META.csv itself, or with tables of trainings alone
-        (see `tables_of_trainings.datasets_in`); default: what ships.
+        (see `perfmodel.validate.trainings.datasets.datasets_in`); default: what ships.
     profile : Profile, optional
         A user's own numbers, as one more mode.
     transfer : bool
@@ -148,20 +147,20 @@ def validate(
     """
     folder = data or shipped_folder()
     if not has_sweeps(folder) and has_trainings(folder):
-        sweeps, place = [], folder
+        sweeps, home = [], folder
     else:
-        sweeps, place = read_sweeps(folder), sweeps_folder(folder)
-    matched, unmatched = matched_all(sweeps, place)
-    known = {one[0].id: (one, place) for one in matched}
+        sweeps, home = read_sweeps(folder), sweeps_folder(folder)
+    matched, unmatched = match_all(sweeps, home)
+    available = {pair[0].id: (pair, home) for pair in matched}
     if transfer and data is not None and sweeps:
-        home = sweeps_folder(shipped_folder())
-        more, _ = matched_all(read_sweeps(home), home)
-        known = {one[0].id: (one, home) for one in more} | known
-    wanted = [
-        PredictionTask((sweep, place), profile, _others(sweep, own, known) if transfer else None)
+        shipped = sweeps_folder(shipped_folder())
+        pairs, _ = match_all(read_sweeps(shipped), shipped)
+        available = {pair[0].id: (pair, shipped) for pair in pairs} | available
+    tasks = [
+        PredictionTask((sweep, home), profile, _others(sweep, own, available) if transfer else None)
         for sweep, own in matched
     ]
-    outcomes, trainings = at_once(wanted, _root(folder), processes, progress)
+    outcomes, trainings = at_once(tasks, _root(folder), processes, progress)
     predicted = []
     for (sweep, own), outcome in zip(matched, outcomes, strict=True):
         if isinstance(outcome, str):
@@ -169,7 +168,7 @@ def validate(
         else:
             predicted.append(Predicted(sweep, own, outcome))
     return Validation(
-        data=_described(data, sweeps),
+        data=_describe(data, sweeps),
         predicted=predicted,
         unmatched=unmatched,
         trainings=trainings,
@@ -179,11 +178,11 @@ def validate(
 
 
 def _others(
-    sweep: Sweep, own: Matched, known: Mapping[str, tuple[Pair, Path]]
+    sweep: Sweep, own: Matched, available: Mapping[str, tuple[Pair, Path]]
 ) -> tuple[Placed, ...]:
     """Other sweeps of the same hardware, and where their files lie."""
-    found = partners(sweep, own, [pair for pair, _ in known.values()])
-    return tuple((other, known[other.id][1]) for other, _ in found)
+    pairs = partners(sweep, own, [pair for pair, _ in available.values()])
+    return tuple((other, available[other.id][1]) for other, _ in pairs)
 
 
 def _root(folder: Path) -> Path:
@@ -191,7 +190,7 @@ def _root(folder: Path) -> Path:
     return folder.parent if folder.name == SUBFOLDER else folder
 
 
-def _described(data: Path | None, sweeps: Sequence[Sweep]) -> str:
+def _describe(data: Path | None, sweeps: Sequence[Sweep]) -> str:
     where = "the records that ship with perfmodel" if data is None else f"folder {data.name}"
     return f"{where}, {len(sweeps)} sweeps"
 

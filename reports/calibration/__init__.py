@@ -1,1 +1,1 @@
-"""What fits of sweeps expect before they see data, and how well they predict sweeps left out."""
+"""Search of the priors of a fit of sweeps by leave-one-out prediction: `search_priors.py`."""

@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from perfmodel import load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.resolve.job import buckets
 from reports.experiments.gloo_ddp import compare
-from reports.experiments.gloo_ddp.asked import asked, write_scenario
 from reports.experiments.gloo_ddp.lab import Net
 from reports.experiments.gloo_ddp.models import MODELS
+from reports.experiments.gloo_ddp.scenario import write_scenario
 
 
 @cache
@@ -92,7 +93,7 @@ def test_the_records_are_of_torch_s_own_buckets() -> None:
 def test_the_scenario_of_a_net_is_what_a_user_would_write(tmp_path: Path) -> None:
     net = Net(hosts=3, rate_mbit=250, mtu=9000, delay_us=0)
     path = write_scenario(tmp_path, net, "vgg-like", [], ", bucket_cap: 1 MiB")
-    scenario = asked(path)
+    scenario = load_scenario(path)
     assert scenario.cluster.nodes == 3
     alone_s = (30 + 60) * 1e-3
     assert prepare(scenario).step().step_time_s > alone_s
@@ -113,7 +114,7 @@ def test_the_scenario_has_the_buckets_that_were_made(tmp_path: Path, model: str,
     }
     net = Net(hosts=2, rate_mbit=300, mtu=9000, delay_us=0)
     path = write_scenario(tmp_path, net, model, [], f", bucket_cap: {cap} MiB")
-    made = buckets(prepare(asked(path)).job)
+    made = buckets(prepare(load_scenario(path)).job)
     assert said == {"|".join(str(bucket.nbytes) for bucket in made)}
 
 

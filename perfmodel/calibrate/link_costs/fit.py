@@ -1,4 +1,4 @@
-"""From measurements to a profile."""
+"""Fit a profile to our own measurements of a machine."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import get_args
 
 import numpy as np
 
-from perfmodel.calibrate.link_costs.forward_model import Forward, cases_of
+from perfmodel.calibrate.estimation import round_digits
+from perfmodel.calibrate.link_costs.forward_model import ForwardModel, observations_of
 from perfmodel.calibrate.link_costs.least_squares import (
-    WIDEST,
+    MAX_INTERVAL_FACTOR,
     Solution,
+    select_identifiable,
     solve,
     spread_of,
-    tell_apart,
 )
-from perfmodel.calibrate.link_costs.model_selection import in_pieces, shared
-from perfmodel.calibrate.link_costs.run_variance import between_runs, widened
+from perfmodel.calibrate.link_costs.model_selection import fit_rate_pieces, separate_host_limits
+from perfmodel.calibrate.link_costs.run_variance import estimate_run_spread, widen_covariance
 from perfmodel.calibrate.profile import (
     Fit,
     Parameter,
@@ -36,8 +37,8 @@ from perfmodel.library.model import CommLibrary
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
 
-GIVEN_UP = ("host_step", "rank_rate", "reduce", "launch", "step", "bandwidth")
-"""Which numbers to do without first where the data cannot tell all."""
+DROP_ORDER = ("host_step", "rank_rate", "reduce", "launch", "step", "bandwidth")
+"""Which parameters to drop first where the data do not identify all."""
 
 METHOD = (
     "least squares of soft L1 on the logarithm of median times; covariance of an M-estimator; "
@@ -54,14 +55,14 @@ def fit(
     sources: Sequence[Source] = (),
     files: Sequence[str] = (),
 ) -> Profile:
-    """Find the numbers of a machine from measured collectives.
+    """Estimate the parameters of a machine from measured collectives.
 
-    The rows of the library's own collective and those of our schedule are fitted apart.
+    The rows of the library's own collective and those of our schedule are fitted separately.
 
     Parameters
     ----------
     measurements : sequence of Measurement
-        Each is a run of its own: how much they differ shows how much the next one will.
+        Each is a run of its own; their spread widens the intervals.
     topology : Topology
         Of at least as many ranks as were measured.
     library : CommLibrary
@@ -86,9 +87,9 @@ def fit(
     machine = make_machine(topology, library)
     fits = []
     for rows in get_args(Rows):
-        cases = cases_of(measurements, machine, rows, files)
-        if cases:
-            fits.append(_fit(Forward(machine, cases), rows))
+        observations = observations_of(measurements, machine, rows, files)
+        if observations:
+            fits.append(_fit(ForwardModel(machine, observations), rows))
     if not fits:
         allowed = "rows of what 'library' or 'schedule'"
         raise InputError(Fault("measurements", "no row that says how a collective did", allowed))
@@ -97,76 +98,77 @@ def fit(
         topology=topology.template,
         library=library.name,
         date=max(measurement.started for measurement in measurements)[:10],
-        source=tuple(sources) or tuple(source_of(one, None) for one in measurements),
+        source=tuple(sources)
+        or tuple(source_of(measurement, None) for measurement in measurements),
         fits=tuple(fits),
     )
 
 
-def source_of(made: Measurement, path: Path | None) -> Source:
+def source_of(measurement: Measurement, path: Path | None) -> Source:
     """Say where a measurement comes from."""
-    content = made.model_dump_json().encode() if path is None else path.read_bytes()
+    content = measurement.model_dump_json().encode() if path is None else path.read_bytes()
     return Source(
         file="(not a file)" if path is None else path.name,
         sha256=hashlib.sha256(content).hexdigest(),
-        backend=made.backend,
-        collective=made.collective,
-        algorithm=made.algorithm,
-        ranks=made.ranks,
-        started=made.started,
-        machine=made.machine,
-        versions=made.versions,
+        backend=measurement.backend,
+        collective=measurement.collective,
+        algorithm=measurement.algorithm,
+        ranks=measurement.ranks,
+        started=measurement.started,
+        machine=measurement.machine,
+        versions=measurement.versions,
     )
 
 
-def _fit(forward: Forward, rows: Rows) -> Fit:
-    kept, lost = tell_apart(forward, forward.parameters())
-    if not forward.sums_differ():
-        for gamma in [key for key in kept if key.name == "reduce"]:
-            del kept[gamma]
-            lost[gamma] = "the same share of the bytes is added in all of these data"
-    solution = in_pieces(forward, shared(forward, solve(forward, kept)))
-    while (key := _vaguest(solution)) is not None:
-        lost[key] = _why_vague(solution.spread[key])
+def _fit(forward: ForwardModel, rows: Rows) -> Fit:
+    start, dropped = select_identifiable(forward, forward.parameters())
+    if not forward.reduced_shares_differ():
+        for gamma in [key for key in start if key.name == "reduce"]:
+            del start[gamma]
+            dropped[gamma] = "the same share of the bytes is added in all of these data"
+    solution = fit_rate_pieces(forward, separate_host_limits(forward, solve(forward, start)))
+    while (key := _least_identified(solution)) is not None:
+        dropped[key] = _explain_drop(solution.spread[key])
         solution = solve(forward, {k: v for k, v in solution.values.items() if k != key})
-    runs = len({case.run for case in forward.cases})
-    between, scatter = between_runs(forward, solution)
-    covariance = widened(solution, between, runs)
+    runs = len({observation.run for observation in forward.observations})
+    between, scatter = estimate_run_spread(forward, solution)
+    covariance = widen_covariance(solution, between, runs)
     spread = spread_of(solution.values, covariance, solution.factor)
     return Fit(
         rows=rows,
-        ranks=tuple(sorted({case.ranks for case in forward.cases})),
+        ranks=tuple(sorted({observation.ranks for observation in forward.observations})),
         method=METHOD,
         values=tuple(_value(key, si, spread[key]) for key, si in solution.values.items()),
-        covariance=tuple(tuple(_round(x) for x in row) for row in covariance.tolist()),
-        scatter=_round(scatter),
+        covariance=tuple(tuple(round_digits(x) for x in row) for row in covariance.tolist()),
+        scatter=round_digits(scatter),
         runs=runs,
         run_spread=between.model_copy(
-            update={"times": _round(between.times), "rates": _round(between.rates)}
+            update={"times": round_digits(between.times), "rates": round_digits(between.rates)}
         ),
         residuals=_residuals(forward, solution.values),
         undetermined=tuple(
             Undetermined(parameter=key.name, where=key.where, reason=why,
-                         kept=_present(forward.machine, key))
-            for key, why in lost.items()
+                         kept=_default_value(forward.machine, key))
+            for key, why in dropped.items()
         ),
     )  # fmt: skip
 
 
-def _vaguest(solution: Solution) -> Parameter | None:
-    """A value whose interval says nothing, the least telling kind first; pieces of a rate stay."""
+def _least_identified(solution: Solution) -> Parameter | None:
+    """Parameter with too wide an interval, by `DROP_ORDER`; pieces of a rate stay."""
     pieces = {key.where for key in solution.values if key.beyond_bytes}
     spread = {k: factor for k, factor in solution.spread.items() if k.where not in pieces}
-    vague = [key for key, factor in spread.items() if factor > WIDEST]
-    return min(vague, key=lambda key: (GIVEN_UP.index(key.name), -spread[key]), default=None)
+    vague = [key for key, factor in spread.items() if factor > MAX_INTERVAL_FACTOR]
+    return min(vague, key=lambda key: (DROP_ORDER.index(key.name), -spread[key]), default=None)
 
 
-def _why_vague(factor: float) -> str:
+def _explain_drop(factor: float) -> str:
     if factor > 1e6:
         return "these data show no sign of it"
     return f"these data leave a factor of {factor:.2g} up and down open"
 
 
-# ---------------------------------------------------------------- what is written down
+# ---------------------------------------------------------------- the file's entries
 
 
 def _value(key: Parameter, value: float, factor: float) -> Value:
@@ -179,44 +181,43 @@ def _value(key: Parameter, value: float, factor: float) -> Value:
     )
 
 
-def _present(machine: Machine, key: Parameter) -> str:
-    """What is used where the data say nothing; as text."""
+def _default_value(machine: Machine, key: Parameter) -> str:
+    """Value in use where the data do not determine one; as text."""
     arcs, (protocol, _, hop) = machine.topology.arcs, key.where.partition("/")
     if key.name == "bandwidth":
         rates = [r for r, k in zip(arcs.bandwidth_Bps, arcs.kinds, strict=True) if k == key.where]
         return key.format(min(rates)) + ", as the topology says"
-    held = machine.library.protocols[protocol]
+    spec = machine.library.protocols[protocol]
     if key.name == "reduce":
-        rate = held.reduce_rate
+        rate = spec.reduce_rate
         return "no time of its own" if rate is None else key.format(rate)
     if key.name in {"rank_rate", "host_step"}:
         return "no limit of its own"
-    now = held.launch if key.name == "launch" else getattr(held.step, hop)
-    return key.format(now) + ", as the library says"
+    time_s = spec.launch if key.name == "launch" else getattr(spec.step, hop)
+    return key.format(time_s) + ", as the library says"
 
 
-def _residuals(forward: Forward, values: Mapping[Parameter, float]) -> Residuals:
+def _residuals(forward: ForwardModel, values: Mapping[Parameter, float]) -> Residuals:
     times = forward.times_s(values)
     groups: dict[tuple[str, int, int], list[int]] = {}
-    for at, case in enumerate(forward.cases):
-        groups.setdefault((case.collective, case.ranks, case.nbytes), []).append(at)
+    for at, observation in enumerate(forward.observations):
+        groups.setdefault(
+            (observation.collective, observation.ranks, observation.nbytes), []
+        ).append(at)
     sizes = tuple(
         Residual(
             collective=collective,
             ranks=ranks,
             nbytes=nbytes,
-            runs=len(which),
-            measured_s=_round(np.exp(np.log(forward.measured_s[which]).mean())),
-            fitted_s=_round(times[which[0]]),
+            runs=len(rows),
+            measured_s=round_digits(np.exp(np.log(forward.measured_s[rows]).mean())),
+            fitted_s=round_digits(times[rows[0]]),
         )
-        for (collective, ranks, nbytes), which in groups.items()
+        for (collective, ranks, nbytes), rows in groups.items()
     )
-    off = np.abs(times / forward.measured_s - 1.0)
+    errors = np.abs(times / forward.measured_s - 1.0)
     return Residuals(
-        median_abs=_round(np.median(off)), p90_abs=_round(np.quantile(off, 0.9)), sizes=sizes
+        median_abs=round_digits(np.median(errors)),
+        p90_abs=round_digits(np.quantile(errors, 0.9)),
+        sizes=sizes,
     )
-
-
-def _round(number: float) -> float:
-    """Six digits: more would pretend."""
-    return float(f"{number:.6g}")

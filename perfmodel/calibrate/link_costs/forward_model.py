@@ -1,8 +1,7 @@
-"""What was measured, as collectives on a machine whose numbers are still open.
+"""Times of measured collectives as functions of the machine's numbers that are to be fitted.
 
-The time of a case is what `perfmodel.simulate.uncontended` says about the machine with the values put
-in: a fit solves for exactly the numbers that predictions will use, and what was measured on 4
-ranks says something about 2 or 8.
+A time is that of `perfmodel.simulate.uncontended` on the machine with these numbers: a fit solves
+for exactly the numbers that predictions use, and measurements on 4 ranks inform about 2 or 8.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.calibrate.apply import Values, with_bandwidths, with_times
 from perfmodel.calibrate.checks import faults_of
-from perfmodel.calibrate.link_costs.apply import Values, with_bandwidths, with_times
 from perfmodel.calibrate.profile import Parameter, Rows
 from perfmodel.collectives.timing.recurrence import legs_ends
 from perfmodel.errors import Fault, InputError, ScheduleError
@@ -37,28 +36,28 @@ from perfmodel.simulate.uncontended import UncontendedTimer, joined_stages, leg_
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One measured time and the ways in which the library may have carried it."""
+class Observation:
+    """One measured time and the lowerings of which the library may have chosen."""
 
     collective: str
     ranks: int
     nbytes: int
     measured_s: float
-    ways: tuple[LoweredCollective, ...]
+    lowered: tuple[LoweredCollective, ...]
     run: int = 0
 
     @property
     def chunk_bytes(self) -> float:
         """Size of one send."""
-        return chunk_bytes(self.ways[0].schedule)
+        return chunk_bytes(self.lowered[0].schedule)
 
 
-def cases_of(
+def observations_of(
     measurements: Sequence[Measurement],
     machine: Machine,
     rows: Rows,
     files: Sequence[str] = (),
-) -> list[Case]:
+) -> list[Observation]:
     """The rows of one kind, by collective, ranks, size and run.
 
     Parameters
@@ -77,110 +76,114 @@ def cases_of(
     """
     names = list(files) or [f"measurement {number + 1}" for number in range(len(measurements))]
     named = list(zip(names, measurements, strict=True))
-    faults = [fault for name, made in named for fault in faults_of(made, machine, name)]
+    faults = [fault for name, m in named for fault in faults_of(m, machine, name)]
     if faults:
         raise InputError(faults)
-    found: list[Case] = []
-    for run, (name, made) in enumerate(named):
+    observations: list[Observation] = []
+    for run, (name, m) in enumerate(named):
         try:
-            found += [
-                Case(
-                    made.collective, made.ranks, nbytes, t, _ways(machine, made, nbytes, rows), run
+            observations += [
+                Observation(
+                    m.collective, m.ranks, nbytes, time_s, _lower(machine, m, nbytes, rows), run
                 )
-                for nbytes, t in made.times(rows)
+                for nbytes, time_s in m.times(rows)
             ]
         except ScheduleError as error:
             allowed = "an algorithm and a collective that these ranks can run"
-            faults.append(Fault("algorithm", f"{made.algorithm!r} ({error})", allowed, name))
+            faults.append(Fault("algorithm", f"{m.algorithm!r} ({error})", allowed, name))
         except InputError as error:
             faults += error.located(name).faults
     if faults:
         raise InputError(faults)
-    return sorted(found, key=lambda case: (case.collective, case.ranks, case.nbytes, case.run))
+    return sorted(observations, key=lambda o: (o.collective, o.ranks, o.nbytes, o.run))
 
 
-def _ways(
-    machine: Machine, made: Measurement, nbytes: int, rows: Rows
+def _lower(
+    machine: Machine, measurement: Measurement, nbytes: int, rows: Rows
 ) -> tuple[LoweredCollective, ...]:
-    algorithm = made.algorithm if rows == "schedule" else None
-    if (made.algorithm, made.collective) in {("ring", "broadcast"), ("ring", "reduce")}:
-        algorithm = None  # chains around the library's rings
-    return lower_collective(
-        machine, made.collective, nbytes, range(made.ranks), algorithm=algorithm
-    )
+    op, algorithm = measurement.collective, measurement.algorithm
+    # Our rings of these two are chains around the library's rings.
+    own = rows == "schedule" and (algorithm, op) not in {("ring", "broadcast"), ("ring", "reduce")}
+    ranks = range(measurement.ranks)
+    return lower_collective(machine, op, nbytes, ranks, algorithm=algorithm if own else None)
 
 
-class Forward:
-    """Predicts the times of cases from values.
+class ForwardModel:
+    """Predicts the times of observations from values.
 
     Parameters
     ----------
     machine : Machine
         Whatever is not among the values stays as it is there.
-    cases : sequence of Case
+    observations : sequence of Observation
     """
 
-    def __init__(self, machine: Machine, cases: Sequence[Case]) -> None:
+    def __init__(self, machine: Machine, observations: Sequence[Observation]) -> None:
         self.machine = machine
-        self.cases = tuple(cases)
-        self.measured_s = np.array([case.measured_s for case in cases])
-        # Several runs measured the same: their time is worked out once.
-        keys = [(case.collective, case.ranks, case.nbytes) for case in cases]
-        place = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-        self._of = np.array([place[key] for key in keys], dtype=np.int64)
-        firsts = dict(zip(reversed(keys), reversed(cases), strict=True))
-        laid: dict[tuple[bytes, bytes], Edges] = {}
-        self._ways = [[_Way.of(way, laid) for way in firsts[key].ways] for key in place]
+        self.observations = tuple(observations)
+        self.measured_s = np.array([o.measured_s for o in observations])
+        # Several runs measured the same collective: its time is computed once.
+        keys = [(o.collective, o.ranks, o.nbytes) for o in observations]
+        position = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        self._position = np.array([position[key] for key in keys], dtype=np.int64)
+        firsts = dict(zip(reversed(keys), reversed(observations), strict=True))
+        edges: dict[tuple[bytes, bytes], Edges] = {}
+        self._candidates = [
+            [_Candidate.of(lowered, edges) for lowered in firsts[key].lowered] for key in position
+        ]
 
     def times_s(self, values: Values) -> FloatArray:
-        """Time of each case; seconds, shape (cases,)."""
+        """Time of each observation; seconds, shape (observations,)."""
         machine = self.machine
         library = with_times(machine.library, values)
-        known = UncontendedTimer(
+        timer = UncontendedTimer(
             replace(machine, topology=with_bandwidths(machine.topology, values))
         )
         rates: dict[tuple[int, str], FloatArray] = {}
         times = np.array(
-            [min(way.time_s(library, known, rates) for way in ways) for ways in self._ways]
+            [min(c.time_s(library, timer, rates) for c in group) for group in self._candidates]
         )
-        return times[self._of]
+        return times[self._position]
 
     def parameters(self) -> dict[Parameter, float]:
-        """Everything that these cases may tell, most telling first, with a value to start from."""
-        ways = [way for case in self.cases for way in case.ways]
-        stages = [stage for way in ways for stage in way.stages]
+        """Every parameter on which the times depend, with a start value.
+
+        The one to keep first where two are not identifiable together comes first.
+        """
+        lowered = [each for observation in self.observations for each in observation.lowered]
+        stages = [stage for each in lowered for stage in each.stages]
         rates = self._narrowest(np.unique(np.concatenate([s.edges.arcs for s in stages])))
         hops = [HOP_KINDS[hop] for hop in sorted({int(h) for s in stages for h in s.edges.hop})]
-        names = list(dict.fromkeys(way.protocol for way in ways))
+        protocols = list(dict.fromkeys(each.protocol for each in lowered))
         quickest_s = float(self.measured_s.min())
-        steps = min(sum(phase.repeat for phase in way.schedule.phases) for way in ways)
-        found = {Parameter("bandwidth", kind): rate for kind, rate in rates.items()}
-        for name in names:
+        steps = min(sum(phase.repeat for phase in each.schedule.phases) for each in lowered)
+        start = {Parameter("bandwidth", kind): rate for kind, rate in rates.items()}
+        for name in protocols:
             for hop in hops:
-                found[Parameter("step", f"{name}/{hop}")] = 0.5 * quickest_s / max(steps, 1)
-        for name in names:
-            found[Parameter("launch", name)] = 0.2 * quickest_s
-        if any(way.reduced > 0 for ways in self._ways for way in ways):
-            found |= {Parameter("reduce", name): 2 * min(rates.values()) for name in names}
-        return found
+                start[Parameter("step", f"{name}/{hop}")] = 0.5 * quickest_s / max(steps, 1)
+        for name in protocols:
+            start[Parameter("launch", name)] = 0.2 * quickest_s
+        if any(candidate.reduced > 0 for group in self._candidates for candidate in group):
+            start |= {Parameter("reduce", name): 2 * min(rates.values()) for name in protocols}
+        return start
 
-    def sums_differ(self) -> bool:
-        """Whether some of the cases add a larger share of what they send than others do.
+    def reduced_shares_differ(self) -> bool:
+        """Whether some observations add a larger share of what they send than others do.
 
-        Where they do not, a rank's adding cannot be told from what else it does to each byte.
+        Otherwise the rate of adding is not identifiable beside other costs per byte.
         """
-        ways = [way for ways in self._ways for way in ways if way.chunk_bytes > 0]
-        return len({round(way.reduced / way.chunk_bytes, 1) for way in ways}) > 1
+        sending = [c for group in self._candidates for c in group if c.chunk_bytes > 0]
+        return len({round(c.reduced / c.chunk_bytes, 1) for c in sending}) > 1
 
-    def shared(self, values: Values) -> list[dict[Parameter, float]]:
-        """Numbers that tell what a rank can do alone from what all ranks of a host can, to start.
+    def host_limits(self, values: Values) -> list[dict[Parameter, float]]:
+        """Parameters that separate limits of one rank from those of its host, with start values.
 
-        Each more than the one before; none where the ranks of one host were always as many, or
+        Each larger than the one before; none where the number of ranks of a host never changes, or
         where they do not meet in its memory.
         """
         memory = [v for k, v in values.items() if k == Parameter("bandwidth", "memory")]
-        counts = sorted({case.ranks for case in self.cases})
-        protocols = {way.protocol for case in self.cases for way in case.ways}
+        counts = sorted({observation.ranks for observation in self.observations})
+        protocols = {each.protocol for o in self.observations for each in o.lowered}
         if len(counts) < 2 or len(protocols) != 1 or not memory:
             return []
         (name,) = protocols
@@ -193,7 +196,7 @@ class Forward:
         return [rate, host, rate | host]
 
     def _narrowest(self, used: IntArray) -> dict[str, float]:
-        """Bandwidth of the narrowest link of each kind that the cases use; bytes per second."""
+        """Bandwidth of the narrowest of the used links of each kind; bytes per second."""
         arcs = self.machine.topology.arcs
         kinds = np.array(arcs.kinds)
         return {
@@ -203,14 +206,14 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """A way with what does not depend on values.
+class _Candidate:
+    """A lowering that the library may choose, prepared to be timed with other values.
 
     Parameters
     ----------
-    carried : LoweredCollective
+    lowered : LoweredCollective
     legs : tuple of Stage
-        Its stages as they are timed; like edges are one object in all ways.
+        Its stages as they are timed; equal edges are one object in all candidates.
     steady : tuple of bool
         Whether all edges of a leg work all the time.
     chunk_bytes : float
@@ -219,52 +222,52 @@ class _Way:
         Bytes of it that the receiver adds.
     """
 
-    carried: LoweredCollective
+    lowered: LoweredCollective
     legs: tuple[Stage, ...]
     steady: tuple[bool, ...]
     chunk_bytes: float
     reduced: float
 
     @staticmethod
-    def of(way: LoweredCollective, laid: dict[tuple[bytes, bytes], Edges]) -> _Way:
+    def of(lowered: LoweredCollective, edges: dict[tuple[bytes, bytes], Edges]) -> _Candidate:
         legs = tuple(
-            replace(leg, edges=laid.setdefault(
+            replace(leg, edges=edges.setdefault(
                 (leg.edges.arcs.tobytes(), leg.edges.pointers.tobytes()), leg.edges))
-            for leg in joined_stages(way.stages)
+            for leg in joined_stages(lowered.stages)
         )  # fmt: skip
         steady = tuple(
             all(bool((phase.active == phase.repeat).all()) for phase in leg.phases) for leg in legs
         )
-        chunk, reduced = chunk_bytes(way.schedule), reduced_bytes(way.schedule)
-        return _Way(way, legs, steady, chunk, reduced)
+        chunk, reduced = chunk_bytes(lowered.schedule), reduced_bytes(lowered.schedule)
+        return _Candidate(lowered, legs, steady, chunk, reduced)
 
     def time_s(
         self,
         library: CommLibrary,
-        known: UncontendedTimer,
+        timer: UncontendedTimer,
         rates: dict[tuple[int, str], FloatArray],
     ) -> float:
-        """Time of the way with a library and links; seconds. `rates` are kept for other ways."""
-        schedule = self.carried.schedule
+        """Time with a library and links; seconds. `rates` are kept for other candidates."""
+        schedule = self.lowered.schedule
         numbers = numbers_of(library, schedule.collective, schedule.algorithm)
-        protocol = numbers[self.carried.protocol]
-        way = replace(self.carried, wire_factor=wire_factor(protocol, self.chunk_bytes))
-        begun_s = launch_s(protocol, way.schedule.nbytes)
+        protocol = numbers[self.lowered.protocol]
+        lowered = replace(self.lowered, wire_factor=wire_factor(protocol, self.chunk_bytes))
+        begun_s = launch_s(protocol, schedule.nbytes)
         legs = tuple(
             replace(
                 leg,
-                latency_s=step_latency_s(protocol, leg.edges, way.schedule, reduced=self.reduced),
-                cap_Bps=rate_limit_Bps(protocol, leg.edges, way.schedule),
+                latency_s=step_latency_s(protocol, leg.edges, schedule, reduced=self.reduced),
+                cap_Bps=rate_limit_Bps(protocol, leg.edges, schedule),
             )
             for leg in self.legs
         )
-        if not all(self.steady):  # pipelines fill and drain: the estimator knows how
-            return known.way_s(replace(way, stages=legs, launch_s=begun_s))
+        if not all(self.steady):  # pipelines fill and drain: the timer models that
+            return timer.way_s(replace(lowered, stages=legs, launch_s=begun_s))
         parts = []
         for leg, priced in zip(self.legs, legs, strict=True):
-            key = (id(leg.edges), way.protocol)
+            key = (id(leg.edges), lowered.protocol)
             if key not in rates:
-                rates[key] = known.rates(priced)
-            parts.append(leg_of(way, priced, rates[key]))
-        ends = legs_ends(parts, ranks_of(way), credits=way.credits)
+                rates[key] = timer.rates(priced)
+            parts.append(leg_of(lowered, priced, rates[key]))
+        ends = legs_ends(parts, ranks_of(lowered), credits=lowered.credits)
         return begun_s + max((end.last_s for _, end in ends), default=0.0)

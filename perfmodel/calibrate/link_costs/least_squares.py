@@ -1,4 +1,4 @@
-"""Robust least squares on the logarithm of times, and which numbers the data can tell at all."""
+"""Robust least squares on the logarithm of times, and which parameters are identifiable."""
 
 from __future__ import annotations
 
@@ -10,36 +10,34 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.link_costs.forward_model import Forward
-from perfmodel.calibrate.profile import PROBABILITY, Parameter
+from perfmodel.calibrate.estimation import NO_EFFECT, PROBABILITY
+from perfmodel.calibrate.link_costs.forward_model import ForwardModel
+from perfmodel.calibrate.profile import Parameter
 
-NO_EFFECT = 1e-4
-"""A number whose doubling changes no time by more than about this much cannot be told."""
+COLLINEAR = 1e-3
+"""A parameter is not identifiable if others explain all of its effect but for this share."""
 
-TOO_ALIKE = 1e-3
-"""Share of a number's effect that no combination of others explains; below it, it is theirs."""
-
-WIDEST = 4.0
+MAX_INTERVAL_FACTOR = 4.0
 """Most that the ends of an interval may be apart from their value, as a factor."""
 
-UNTOLD = 100.0
+FLAT_DEVIATION = 100.0
 """Standard deviation of the logarithm of a value that has shrunk until nothing depends on it."""
 
 FIRST_SCALE = 0.1
-"""Scatter that the first pass expects."""
+"""Scatter that the first pass assumes."""
 
-PIECES_APART = 3.0
+PIECE_PRIOR_FACTOR = 3.0
 """Factor, one standard deviation, by which rates of neighbouring sizes of chunk may differ."""
 
-FARTHEST = 20.0
+MAX_LOG_DISTANCE = 20.0
 """Logarithm of how far a value may go from where it starts: anything physical, no overflow."""
 
-MOST_STEPS = 25
-"""Of one pass. Smooth problems take 3 to 10; what takes more hops to and fro across a kink, where
-another way of carrying or another limit takes over, and gains nothing any more."""
+MAX_STEPS = 25
+"""Of one pass. Smooth problems take 3 to 10; more steps alternate across a kink, where another
+lowering or another limit takes over, without any gain."""
 
-QUIETEST = 1e-6
-"""Scatter that is taken for rounding: the loss is quadratic below it."""
+MIN_SCATTER = 1e-6
+"""Smallest scatter, that of rounding: the loss is quadratic below it."""
 
 
 @dataclass(frozen=True)
@@ -80,20 +78,20 @@ def spread_of(
     return dict(zip(values, np.exp(np.minimum(deviations * factor, 50.0)).tolist(), strict=True))
 
 
-def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3) -> Solution:
-    """Find the values under which the cases' times come closest to those measured.
+def solve(forward: ForwardModel, start: Mapping[Parameter, float], *, passes: int = 3) -> Solution:
+    """Find the values whose predicted times come closest to the measured ones.
 
     Loss: soft L1 of the logarithms' differences, quadratic up to 1.5 standard deviations, which are
-    estimated by the pass before. Rates of one link for neighbouring sizes of chunk are held
-    together by a weak prior (a factor of `PIECES_APART`). Covariance of an M-estimator: Huber,
-    Robust Statistics (1981), section 7.6, with n - p degrees of freedom.
+    estimated by the pass before. A weak prior ties rates of one link for neighbouring sizes of
+    chunk (`PIECE_PRIOR_FACTOR`). Covariance of an M-estimator: Huber, Robust Statistics (1981),
+    section 7.6, with n - p degrees of freedom.
 
     Parameters
     ----------
-    forward : Forward
+    forward : ForwardModel
     start : mapping of Parameter to float
     passes : int
-        One is enough to see which of several models is worth more.
+        One is enough to compare models.
     """
     from scipy import optimize, stats
 
@@ -103,32 +101,35 @@ def solve(forward: Forward, start: Mapping[Parameter, float], *, passes: int = 3
     logs, scale = np.log(list(start.values())), FIRST_SCALE
     first = logs
 
-    def off(logs: FloatArray) -> FloatArray:
-        off_by: FloatArray = np.log(forward.times_s(_named(keys, logs))) - measured
-        return off_by
+    def residuals_at(logs: FloatArray) -> FloatArray:
+        difference: FloatArray = np.log(forward.times_s(_values_of(keys, logs))) - measured
+        return difference
 
-    def off_and_apart(logs: FloatArray) -> FloatArray:
-        return np.concatenate([off(logs), scale * (ties @ logs)])
+    def residuals_and_ties(logs: FloatArray) -> FloatArray:
+        return np.concatenate([residuals_at(logs), scale * (ties @ logs)])
 
     for number in range(passes if keys else 0):
         tight = 1e-10 if number == passes - 1 > 0 else 1e-4  # early passes only set the scale
-        found = optimize.least_squares(
-            off_and_apart, logs, loss="soft_l1", f_scale=scale, x_scale="jac", max_nfev=MOST_STEPS,
-            bounds=(first - FARTHEST, first + FARTHEST), xtol=tight, ftol=tight, gtol=tight,
+        fitted = optimize.least_squares(
+            residuals_and_ties, logs, loss="soft_l1", f_scale=scale, x_scale="jac",
+            bounds=(first - MAX_LOG_DISTANCE, first + MAX_LOG_DISTANCE), max_nfev=MAX_STEPS,
+            xtol=tight, ftol=tight, gtol=tight,
         )  # fmt: skip
-        logs = found.x
-        scale = max(1.5 * deviation(off(logs), freedom), QUIETEST)
-    left = off(logs)
+        logs = fitted.x
+        scale = max(1.5 * robust_deviation(residuals_at(logs), freedom), MIN_SCATTER)
+    residuals = residuals_at(logs)
     return Solution(
-        values=_named(keys, logs),
-        covariance=_covariance(slopes(forward, _named(keys, logs)), ties, left, scale, freedom),
-        scatter=deviation(left, freedom),
-        cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (left / scale) ** 2) - 1.0))),
+        values=_values_of(keys, logs),
+        covariance=_covariance(
+            slopes(forward, _values_of(keys, logs)), ties, residuals, scale, freedom
+        ),
+        scatter=robust_deviation(residuals, freedom),
+        cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (residuals / scale) ** 2) - 1.0))),
         factor=float(stats.t.ppf(0.5 + PROBABILITY / 2, freedom)),
     )
 
 
-def _named(keys: Sequence[Parameter], logs: FloatArray) -> dict[Parameter, float]:
+def _values_of(keys: Sequence[Parameter], logs: FloatArray) -> dict[Parameter, float]:
     return dict(zip(keys, np.exp(logs).tolist(), strict=True))
 
 
@@ -139,34 +140,34 @@ def _ties(keys: Sequence[Parameter]) -> FloatArray:
     rows = np.zeros((len(pairs), len(keys)))
     for row, (low, high) in zip(rows, pairs, strict=True):
         row[keys.index(low)], row[keys.index(high)] = 1.0, -1.0
-    rows /= 1.5 * np.log(PIECES_APART)
+    rows /= 1.5 * np.log(PIECE_PRIOR_FACTOR)
     return rows
 
 
 def _covariance(
-    jacobian: FloatArray, ties: FloatArray, left: FloatArray, scale: float, freedom: int
+    jacobian: FloatArray, ties: FloatArray, residuals: FloatArray, scale: float, freedom: int
 ) -> FloatArray:
-    z = left / scale
+    z = residuals / scale
     psi, bend = scale * z / np.sqrt(1.0 + z**2), float(np.mean((1.0 + z**2) ** -1.5))
-    told = np.flatnonzero(np.abs(jacobian).max(axis=0, initial=0.0) >= NO_EFFECT)
-    covariance: FloatArray = np.diag(np.full(jacobian.shape[1], UNTOLD**2))
-    if len(told):
-        matrix = np.concatenate([jacobian, scale * ties])[:, told]
+    identifiable = np.flatnonzero(np.abs(jacobian).max(axis=0, initial=0.0) >= NO_EFFECT)
+    covariance: FloatArray = np.diag(np.full(jacobian.shape[1], FLAT_DEVIATION**2))
+    if len(identifiable):
+        matrix = np.concatenate([jacobian, scale * ties])[:, identifiable]
         inverse = np.linalg.pinv(matrix.T @ matrix)
         variance = float(np.sum(psi**2)) / freedom / bend**2
-        covariance[np.ix_(told, told)] = inverse * variance
+        covariance[np.ix_(identifiable, identifiable)] = inverse * variance
     return covariance
 
 
-def deviation(left: FloatArray, freedom: int) -> float:
+def robust_deviation(residuals: FloatArray, freedom: int) -> float:
     """Standard deviation from the median of absolute values (1.4826 of it for a normal one)."""
-    return 1.4826 * float(np.median(np.abs(left))) * math.sqrt(len(left) / freedom)
+    return 1.4826 * float(np.median(np.abs(residuals))) * math.sqrt(len(residuals) / freedom)
 
 
 def slopes(
-    forward: Forward, values: Mapping[Parameter, float], *, only: Parameter | None = None
+    forward: ForwardModel, values: Mapping[Parameter, float], *, only: Parameter | None = None
 ) -> FloatArray:
-    """Relative change of each time per relative change of each value; shape (cases, values)."""
+    """Elasticity of each time to each value; shape (observations, values)."""
     step = 1e-4
     columns = []
     for key, value in values.items():
@@ -175,36 +176,40 @@ def slopes(
         up = forward.times_s({**values, key: value * np.exp(step)})
         down = forward.times_s({**values, key: value * np.exp(-step)})
         columns.append((np.log(up) - np.log(down)) / (2 * step))
-    return np.stack(columns, axis=1) if columns else np.zeros((len(forward.cases), 0))
+    return np.stack(columns, axis=1) if columns else np.zeros((len(forward.observations), 0))
 
 
-def tell_apart(
-    forward: Forward, start: Mapping[Parameter, float]
+def select_identifiable(
+    forward: ForwardModel, start: Mapping[Parameter, float]
 ) -> tuple[dict[Parameter, float], dict[Parameter, str]]:
-    """Split parameters into those that the cases can tell, and the others with the reason.
+    """Split parameters into identifiable ones and the others, with the reason.
 
-    Earlier parameters come first: where two have the same effect the later one is given up.
+    Where two have the same effect the later one is dropped.
     """
     columns = slopes(forward, start)
-    most = max(len(forward.cases) - 2, 0)
-    kept: dict[Parameter, float] = {}
+    most = max(len(forward.observations) - 2, 0)
+    identifiable: dict[Parameter, float] = {}
     chosen: list[int] = []
-    lost: dict[Parameter, str] = {}
+    dropped: dict[Parameter, str] = {}
     for at, (key, value) in enumerate(start.items()):
         column = columns[:, at]
         if np.abs(column).max() < NO_EFFECT:
-            lost[key] = "no measured time depends on it"
+            dropped[key] = "no measured time depends on it"
             continue
         rest = column - _explained(columns[:, chosen], column)
-        if np.linalg.norm(rest) < TOO_ALIKE * np.linalg.norm(column):
-            names = " and ".join(str(key) for key in _twins(columns, chosen, column, list(start)))
-            lost[key] = f"in these data its effect is that of {names}"
+        if np.linalg.norm(rest) < COLLINEAR * np.linalg.norm(column):
+            names = " and ".join(
+                str(key) for key in _equivalent_parameters(columns, chosen, column, list(start))
+            )
+            dropped[key] = f"in these data its effect is that of {names}"
         elif len(chosen) >= most:
-            lost[key] = f"{len(forward.cases)} times are too few for more than {most} numbers"
+            dropped[key] = (
+                f"{len(forward.observations)} times are too few for more than {most} numbers"
+            )
         else:
-            kept[key] = value
+            identifiable[key] = value
             chosen.append(at)
-    return kept, lost
+    return identifiable, dropped
 
 
 def _explained(columns: FloatArray, column: FloatArray) -> FloatArray:
@@ -215,7 +220,7 @@ def _explained(columns: FloatArray, column: FloatArray) -> FloatArray:
     return explained
 
 
-def _twins(
+def _equivalent_parameters(
     columns: FloatArray, chosen: Sequence[int], column: FloatArray, keys: Sequence[Parameter]
 ) -> list[Parameter]:
     """Parameters that together have a column's effect."""

@@ -1,9 +1,9 @@
 """How much a machine differs from itself between runs whose processes are started afresh.
 
-Where threads land, which pages they get and what else the machine does stay the same through a
-run and change with the next, so the repeats of one run do not show it. Model, a random effect of
+The placement of threads, their pages and other load of the machine stay the same through a run and
+change with the next, so the repeats of one run do not show their effect. Model, a random effect of
 the run: all its times are longer by a factor and all its rates lower by another, both lognormal
-about the long-run values. Sizes that wait for steps follow the first, long ones the second.
+about the long-run values. Latency-bound sizes follow the first, bandwidth-bound ones the second.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ import numpy as np
 from pydantic import Field
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.link_costs.forward_model import Forward
-from perfmodel.calibrate.link_costs.least_squares import Solution, deviation, slopes
-from perfmodel.calibrate.profile import PROBABILITY, RATES, RunSpread
+from perfmodel.calibrate.estimation import NORMAL_QUANTILE, PROBABILITY
+from perfmodel.calibrate.link_costs.forward_model import ForwardModel
+from perfmodel.calibrate.link_costs.least_squares import Solution, robust_deviation, slopes
+from perfmodel.calibrate.profile import RATES, RunSpread
 from perfmodel.files import FileModel, load_document
 
-HELD = 1.2816
-"""Standard deviations about zero that hold `PROBABILITY` of a normal distribution."""
-
-LOST = 1.0
-"""Standard deviation of a run's factor beyond which that run is said to tell nothing about it."""
+UNINFORMATIVE = 1.0
+"""Standard deviation of a run's factor from which on that run does not count for it."""
 
 
-class Usual(FileModel):
-    """What is expected of a machine before several runs of it were seen; see `RunSpread`.
+class RunSpreadPrior(FileModel):
+    """Prior of the spread between runs of a machine; see `RunSpread`.
 
-    `freedom` is the weight that it has against what they show, as degrees of freedom.
+    `freedom` is its weight against the measured spread, as degrees of freedom.
     """
 
     times: float = Field(gt=0)
@@ -40,20 +38,20 @@ class Usual(FileModel):
 
 
 @cache
-def usual_spread() -> Usual:
-    """The spread that stands in for one that was not measured."""
-    return load_document(Usual, Path(__file__).with_suffix(".yaml"))
+def run_spread_prior() -> RunSpreadPrior:
+    """Read the shipped prior."""
+    return load_document(RunSpreadPrior, Path(__file__).with_suffix(".yaml"))
 
 
-def between_runs(forward: Forward, solution: Solution) -> tuple[RunSpread, float]:
-    """Spread between runs, and the scatter that is left within them.
+def estimate_run_spread(forward: ForwardModel, solution: Solution) -> tuple[RunSpread, float]:
+    """Estimate the spread between runs, and the scatter within them.
 
     Variance between runs by the method of moments (DerSimonian and Laird, Controlled Clinical
-    Trials 7, 1986), pooled with the usual one by their degrees of freedom.
+    Trials 7, 1986), pooled with the prior by their degrees of freedom.
 
     Parameters
     ----------
-    forward : Forward
+    forward : ForwardModel
     solution : Solution
         Of all runs together.
 
@@ -63,58 +61,67 @@ def between_runs(forward: Forward, solution: Solution) -> tuple[RunSpread, float
     scatter : float
         Standard deviation of the logarithm of a time about its own run's fit.
     """
-    usual = usual_spread()
-    run = np.array([case.run for case in forward.cases])
+    prior = run_spread_prior()
+    run = np.array([observation.run for observation in forward.observations])
     numbers = np.unique(run)
-    left = np.log(forward.measured_s) - np.log(forward.times_s(solution.values))
+    residuals = np.log(forward.measured_s) - np.log(forward.times_s(solution.values))
     spent = len(solution.values) + 2 * (len(numbers) - 1)
     if len(numbers) < 2:
-        said = f"one run; usual spread: {usual.source}"
+        source = f"one run; usual spread: {prior.source}"
         return RunSpread(
-            times=usual.times, rates=usual.rates, freedom=usual.freedom, source=said
-        ), _holding(left, spent)
-    effects = directions(slopes(forward, solution.values), solution)
-    found = [_of_run(effects[run == one], left[run == one], solution.scatter) for one in numbers]
-    factors, variances = (np.array(part) for part in zip(*found, strict=True))
+            times=prior.times, rates=prior.rates, freedom=prior.freedom, source=source
+        ), _scatter(residuals, spent)
+    effects = run_effects(slopes(forward, solution.values), solution)
+    fits = [
+        _fit_run(effects[run == number], residuals[run == number], solution.scatter)
+        for number in numbers
+    ]
+    factors, variances = (np.array(part) for part in zip(*fits, strict=True))
     within = np.concatenate(
         [
-            left[run == one] - effects[run == one] @ f
-            for one, f in zip(numbers, factors, strict=True)
+            residuals[run == number] - effects[run == number] @ f
+            for number, f in zip(numbers, factors, strict=True)
         ]
     )
     times, rates = (
-        _pooled(factors[:, k], variances[:, k], prior, usual.freedom)
-        for k, prior in enumerate((usual.times, usual.rates))
+        _pool(factors[:, k], variances[:, k], deviation, prior.freedom)
+        for k, deviation in enumerate((prior.times, prior.rates))
     )
-    freedom = usual.freedom + len(numbers) - 1
-    said = f"{len(numbers)} runs, pooled with the usual spread ({usual.freedom:g} of {freedom:g} "
-    told = RunSpread(times=times, rates=rates, freedom=freedom, source=said + "degrees of freedom)")
-    return told, _holding(within, spent)
+    freedom = prior.freedom + len(numbers) - 1
+    source = f"{len(numbers)} runs, pooled with the usual spread ({prior.freedom:g} of {freedom:g} "
+    spread = RunSpread(
+        times=times, rates=rates, freedom=freedom, source=source + "degrees of freedom)"
+    )
+    return spread, _scatter(within, spent)
 
 
-def _holding(left: FloatArray, spent: int) -> float:
-    """Standard deviation of the normal distribution that holds as many about zero as `left` does.
+def _scatter(residuals: FloatArray, parameters: int) -> float:
+    """Standard deviation of the normal distribution with the same 80 % quantile about zero.
 
     Times have longer tails than a normal distribution of their median deviation.
     """
-    held = float(np.quantile(np.abs(left), PROBABILITY))
-    return held / HELD * float(np.sqrt(len(left) / max(len(left) - spent, 1)))
+    held = float(np.quantile(np.abs(residuals), PROBABILITY))
+    return (
+        held
+        / NORMAL_QUANTILE
+        * float(np.sqrt(len(residuals) / max(len(residuals) - parameters, 1)))
+    )
 
 
-def directions(columns: FloatArray, solution: Solution) -> FloatArray:
+def run_effects(columns: FloatArray, solution: Solution) -> FloatArray:
     """Relative change of each time per relative change of all times, and of all rates downwards.
 
     Returns
     -------
-    ndarray of float, shape (cases, 2)
+    ndarray of float, shape (observations, 2)
     """
     rates = np.array([key.name in RATES for key in solution.values], dtype=bool)
     both = [columns[:, ~rates].sum(axis=1), -columns[:, rates].sum(axis=1)]
     return np.stack(both, axis=1)
 
 
-def widened(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
-    """Covariance of the values with what too few runs leave open, shape (values, values)."""
+def widen_covariance(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
+    """Covariance of the values with that of the mean of few runs added, shape (values, values)."""
     rates = np.array([key.name in RATES for key in solution.values], dtype=bool)
     total: FloatArray = solution.covariance.copy()
     for chosen, deviations in ((~rates, spread.times), (rates, spread.rates)):
@@ -122,30 +129,32 @@ def widened(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
     return total
 
 
-def _of_run(effects: FloatArray, left: FloatArray, scatter: float) -> tuple[FloatArray, FloatArray]:
-    """Two factors of a run (logarithms) and their variances; infinite where it tells nothing."""
-    matrix, target = effects, left
-    weights = np.ones(len(left))
+def _fit_run(
+    effects: FloatArray, residuals: FloatArray, scatter: float
+) -> tuple[FloatArray, FloatArray]:
+    """Two factors of a run (logarithms) and their variances; infinite if not identifiable."""
+    matrix, target = effects, residuals
+    weights = np.ones(len(residuals))
     scale = max(1.5 * scatter, 1e-9)
     factors: FloatArray = np.zeros(2)
     for _ in range(10):  # least squares of soft L1, by reweighting
         root = np.sqrt(weights)
-        found, *_ = np.linalg.lstsq(matrix * root[:, None], target * root, rcond=1e-3)
-        factors = np.asarray(found, dtype=float)
+        solved, *_ = np.linalg.lstsq(matrix * root[:, None], target * root, rcond=1e-3)
+        factors = np.asarray(solved, dtype=float)
         weights = (1.0 + ((target - matrix @ factors) / scale) ** 2) ** -0.5
-    spent = max(len(left) - 2, 1)
-    variance = max(deviation(target - matrix @ factors, spent), 1e-9) ** 2
+    spent = max(len(residuals) - 2, 1)
+    variance = max(robust_deviation(target - matrix @ factors, spent), 1e-9) ** 2
     inverse = np.linalg.pinv((matrix * weights[:, None]).T @ matrix, rcond=1e-6)
     variances = np.diag(inverse) * variance
     variances = np.where(np.abs(effects).max(axis=0) < 0.05, np.inf, variances)
     return factors, variances
 
 
-def _pooled(factors: FloatArray, variances: FloatArray, usual: float, freedom: float) -> float:
-    """Standard deviation between runs, pooled with the usual one."""
-    told = variances < LOST**2
-    if told.sum() < 2:
-        return usual
-    seen = max(float(np.var(factors[told], ddof=1) - variances[told].mean()), 0.0)
-    count = int(told.sum()) - 1
-    return float(np.sqrt((freedom * usual**2 + count * seen) / (freedom + count)))
+def _pool(factors: FloatArray, variances: FloatArray, prior: float, freedom: float) -> float:
+    """Standard deviation between runs, pooled with the prior one."""
+    informative = variances < UNINFORMATIVE**2
+    if informative.sum() < 2:
+        return prior
+    variance = max(float(np.var(factors[informative], ddof=1) - variances[informative].mean()), 0.0)
+    count = int(informative.sum()) - 1
+    return float(np.sqrt((freedom * prior**2 + count * variance) / (freedom + count)))

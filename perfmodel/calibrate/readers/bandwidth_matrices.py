@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.readers.nccl_text import number, plain
+from perfmodel.calibrate.readers.log_lines import number, plain
 from perfmodel.calibrate.readers.records import LinkMatrix
 from perfmodel.errors import Fault, InputError
 
@@ -41,8 +41,8 @@ def read_matrices(text: str, file: str) -> list[LinkMatrix]:
     """
     lines = [plain(line).strip() for line in text.splitlines()]
     devices = tuple(match.group(1).strip() for line in lines if (match := _DEVICE.match(line)))
-    barred = any("CANNOT Access Peer" in line for line in lines)
-    found: list[LinkMatrix] = []
+    no_access = any("CANNOT Access Peer" in line for line in lines)
+    matrices: list[LinkMatrix] = []
     faults: list[Fault] = []
     for at, test, unit in _heads(lines):
         try:
@@ -51,12 +51,12 @@ def read_matrices(text: str, file: str) -> list[LinkMatrix]:
             faults += error.faults
             continue
         if values:
-            found.append(_matrix(test, unit, values, devices, file, barred=barred))
-    if not found and not faults:
+            matrices.append(_matrix(test, unit, values, devices, file, barred=no_access))
+    if not matrices and not faults:
         faults.append(Fault("file", "no matrix with numbers", "at least one test that ran"))
     if faults:
         raise InputError(faults).located(file)
-    return found
+    return matrices
 
 
 def read_nvbandwidth_json(document: Mapping[str, Any], file: str) -> list[LinkMatrix]:
@@ -67,20 +67,20 @@ def read_nvbandwidth_json(document: Mapping[str, Any], file: str) -> list[LinkMa
     InputError
         No test that ran, or a matrix that is not one.
     """
-    found = []
+    matrices = []
     try:
         for case in document["nvbandwidth"].get("testcases") or []:
             rows = case.get("bandwidth_matrix")
             if rows:
                 unit = "ns" if "latency" in case["name"] else "GB/s"
                 cells = tuple(tuple(_cell(str(c), UNITS[unit]) for c in row) for row in rows)
-                found.append(_matrix(str(case["name"]), unit, cells, (), file))
+                matrices.append(_matrix(str(case["name"]), unit, cells, (), file))
     except (KeyError, TypeError, AttributeError) as error:
         wrong = f"{type(error).__name__}: {error}"
         raise InputError(Fault("testcases", wrong, "tests with a name", file)) from None
-    if not found:
+    if not matrices:
         raise InputError(Fault("testcases", "no test that ran", "at least one", file))
-    return found
+    return matrices
 
 
 def _heads(lines: list[str]) -> Iterator[tuple[int, str, str]]:
@@ -108,13 +108,13 @@ def _values(lines: list[str], at: int, scale: float) -> tuple[tuple[float | None
         if not cells or cells[0] != str(len(rows)):
             break
         if len(cells) != len(columns) + 1:
-            found, allowed = f"a row of {len(cells) - 1} numbers", f"{len(columns)}: it is cut off"
-            raise InputError(Fault("matrix", found, allowed, line=below))
+            actual, allowed = f"a row of {len(cells) - 1} numbers", f"{len(columns)}: it is cut off"
+            raise InputError(Fault("matrix", actual, allowed, line=below))
         rows.append(tuple(_cell(cell, scale) for cell in cells[1:]))
     square = head[0] in {"D\\D", "GPU"}
     if not rows or (square and len(rows) != len(columns)):
-        found, allowed = f"{len(rows)} rows", f"{len(columns)}: the matrix is cut off"
-        raise InputError(Fault("matrix", found, allowed, line=at + 1))
+        actual, allowed = f"{len(rows)} rows", f"{len(columns)}: the matrix is cut off"
+        raise InputError(Fault("matrix", actual, allowed, line=at + 1))
     return tuple(rows)
 
 

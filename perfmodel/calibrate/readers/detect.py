@@ -1,4 +1,4 @@
-"""Any of the files that people have, told apart by what is in them."""
+"""Read measurement files of any tool, recognised by their content."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from perfmodel.calibrate.readers.bandwidth_matrices import (
     read_matrices,
     read_nvbandwidth_json,
 )
+from perfmodel.calibrate.readers.log_lines import plain
 from perfmodel.calibrate.readers.nccl_json import (
     is_nccl_json,
     is_rccl_json,
     read_nccl_json,
     read_rccl_json,
 )
-from perfmodel.calibrate.readers.nccl_text import is_nccl_text, plain, read_nccl_text
+from perfmodel.calibrate.readers.nccl_text import is_nccl_text, read_nccl_text
 from perfmodel.calibrate.readers.records import LinkMatrix, Sweep
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import read_text, validate_document
@@ -37,8 +38,8 @@ _PATHS = re.compile(r"^\s*GPU\d+\s.*\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b", re.MULT
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a file held; one of the three kinds, or sweeps and matrices of one log."""
+class MeasurementFile:
+    """Content of a file: a measurement of ours, or sweeps and matrices of one log."""
 
     file: str
     measurement: Measurement | None = None
@@ -48,7 +49,7 @@ class Found:
 
 def read_files(
     paths: Sequence[Path], *, op: str | None = None, ranks: int | None = None
-) -> list[Found]:
+) -> list[MeasurementFile]:
     """Read measurement files of any kind.
 
     Parameters
@@ -62,22 +63,24 @@ def read_files(
     Raises
     ------
     InputError
-        Files of another kind, with what they seem to be, and everything that is wrong in the
-        others; every fault of all files at once.
+        Files of another kind, and everything that is wrong in the others; every fault of all
+        files at once.
     """
-    found: list[Found] = []
+    contents: list[MeasurementFile] = []
     faults: list[Fault] = []
     for path in paths:
         try:
-            found.append(read_found(read_text(path), path, op=op, ranks=ranks))
+            contents.append(read_found(read_text(path), path, op=op, ranks=ranks))
         except InputError as error:
             faults += error.located(str(path)).faults
     if faults:
         raise InputError(faults)
-    return found
+    return contents
 
 
-def read_found(text: str, path: Path, *, op: str | None = None, ranks: int | None = None) -> Found:
+def read_found(
+    text: str, path: Path, *, op: str | None = None, ranks: int | None = None
+) -> MeasurementFile:
     """Read one file's text.
 
     Raises
@@ -88,27 +91,31 @@ def read_found(text: str, path: Path, *, op: str | None = None, ranks: int | Non
     file = str(path)
     if (documents := _json(text)) is not None:
         return _found_json(documents, path, op, ranks)
-    if (reason := _stranger(text)) is not None:
+    if (reason := _unsupported_kind(text)) is not None:
         raise InputError(Fault("file", reason, KNOWN, file))
     sweeps = read_nccl_text(text, file, op=op, ranks=ranks) if is_nccl_text(text) else []
     matrices = read_matrices(text, file) if is_matrices(text) else []
     if not sweeps and not matrices:
         raise InputError(Fault("file", "text without a table or a matrix", KNOWN, file))
-    return Found(path.name, None, tuple(sweeps), tuple(matrices))
+    return MeasurementFile(path.name, None, tuple(sweeps), tuple(matrices))
 
 
-def _found_json(documents: list[object], path: Path, op: str | None, ranks: int | None) -> Found:
+def _found_json(
+    documents: list[object], path: Path, op: str | None, ranks: int | None
+) -> MeasurementFile:
     file, first = str(path), documents[0]
     records: Any = first if len(documents) == 1 and isinstance(first, list) else documents
     if is_rccl_json(records):
-        return Found(path.name, sweeps=tuple(read_rccl_json(records, file, op=op, ranks=ranks)))
+        return MeasurementFile(
+            path.name, sweeps=tuple(read_rccl_json(records, file, op=op, ranks=ranks))
+        )
     if len(documents) == 1 and is_nccl_json(first):
         assert isinstance(first, dict)
-        return Found(path.name, sweeps=tuple(read_nccl_json(first, file, op=op)))
+        return MeasurementFile(path.name, sweeps=tuple(read_nccl_json(first, file, op=op)))
     if len(documents) == 1 and is_nvbandwidth_json(first):
         assert isinstance(first, dict)
-        return Found(path.name, matrices=tuple(read_nvbandwidth_json(first, file)))
-    return Found(path.name, validate_document(Measurement, first, file))
+        return MeasurementFile(path.name, matrices=tuple(read_nvbandwidth_json(first, file)))
+    return MeasurementFile(path.name, validate_document(Measurement, first, file))
 
 
 def _json(text: str) -> list[object] | None:
@@ -122,11 +129,11 @@ def _json(text: str) -> list[object] | None:
     start = text.lstrip("\ufeff \t\r\n")
     if not start.startswith(("{", "[{", "[\n", "[ ", "[]")):
         return None
-    decoder, found, at = json.JSONDecoder(), [], 0
+    decoder, documents, at = json.JSONDecoder(), [], 0
     try:
         while at < len(start):
             document, at = decoder.raw_decode(start, at)
-            found.append(document)
+            documents.append(document)
             at += len(start[at:]) - len(start[at:].lstrip(" \t\r\n,"))
     except json.JSONDecodeError as error:
         line = error.lineno
@@ -134,16 +141,16 @@ def _json(text: str) -> list[object] | None:
         raise InputError(fault) from None
     except RecursionError:
         raise InputError(Fault("file", "JSON nested too deeply", KNOWN)) from None
-    return found
+    return documents
 
 
-def _stranger(text: str) -> str | None:
-    """What a text is that is no measurement, as far as that can be told; else None."""
+def _unsupported_kind(text: str) -> str | None:
+    """Kind of a text that is no measurement, as far as it is recognised; else None."""
     start = text.lstrip("\ufeff \t\r\n")[:400].lower()
     lines = "\n".join(plain(line) for line in text.splitlines()[:400])
-    known = is_nccl_text(text) or is_matrices(text)
+    is_measurement = is_nccl_text(text) or is_matrices(text)
     page = "<html" in start or start.startswith("<!doctype html")
-    status, paths = (bool(kind.search(lines)) and not known for kind in (_STATUS, _PATHS))
+    status, paths = (bool(kind.search(lines)) and not is_measurement for kind in (_STATUS, _PATHS))
     allowed = "the matrix of 'nvidia-smi topo -p2p': what GPUs may do, without any number"
     reasons = {
         "an empty file": not start,

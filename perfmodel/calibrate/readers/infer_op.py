@@ -1,4 +1,4 @@
-"""Which collective a table is about, and how many ranks made it, from what a log happens to say."""
+"""Infer the collective and the number of ranks of a table from names and bandwidths in a log."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Points = Sequence[tuple[float, float]]
 
 
 def op_named(text: str) -> str | None:
-    """Return the collective that an executable's name in a text says; the last one counts."""
-    found = [OPS[name] for name in _PERF.findall(text) if name in OPS]
-    return found[-1] if found else None
+    """Return the collective of the last executable that a text names."""
+    ops = [OPS[name] for name in _PERF.findall(text) if name in OPS]
+    return ops[-1] if ops else None
 
 
 def op_of_file(name: str) -> str | None:
-    """Return the collective that a file's name says."""
-    found = _IN_NAME.search(name.lower().replace("-", "_"))
-    return OPS.get(found.group(0)) if found else None
+    """Return the collective that a file's name contains."""
+    match = _IN_NAME.search(name.lower().replace("-", "_"))
+    return OPS.get(match.group(0)) if match else None
 
 
 def factor_of(points: Points) -> tuple[float, float] | None:
@@ -59,21 +59,21 @@ def ops_allowed(points: Points, ranks: int | None, redop: str, root: str | None)
     }  # fmt: skip
     if root is not None and int(root) < 0:
         allowed -= {"reduce"}
-    known = factor_of(points)
-    if known is None or ranks is None or ranks < 2:
+    measured = factor_of(points)
+    if measured is None or ranks is None or ranks < 2:
         return allowed
-    factor, off = known
+    factor, off = measured
     share = (ranks - 1) / ranks
     expected = {"all_reduce": 2 * share, "broadcast": 1.0, "reduce": 1.0, "send_recv": 1.0}
     return {op for op in allowed if abs(factor / expected.get(op, share) - 1.0) < off}
 
 
 def ranks_of_factor(op: str, points: Points) -> int | None:
-    """Number of ranks that a bus factor implies; None where it does not say, or not surely."""
-    known = factor_of(points)
-    if known is None or op in {"broadcast", "reduce", "send_recv"}:
+    """Number of ranks that a bus factor implies; None where it is ambiguous."""
+    measured = factor_of(points)
+    if measured is None or op in {"broadcast", "reduce", "send_recv"}:
         return None
-    share, off = known[0] / (2 if op == "all_reduce" else 1), known[1]
+    share, off = measured[0] / (2 if op == "all_reduce" else 1), measured[1]
     near = round(1.0 / max(1.0 - share, 1e-3))
-    told = off < 0.4 / near**2 + 0.012  # the next number of ranks would be told apart
-    return near if 2 <= near <= 16 and told and abs(share * near / (near - 1) - 1) < off else None
+    unique = off < 0.4 / near**2 + 0.012  # the next number of ranks would differ
+    return near if 2 <= near <= 16 and unique and abs(share * near / (near - 1) - 1) < off else None

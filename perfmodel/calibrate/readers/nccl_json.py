@@ -25,8 +25,8 @@ def is_rccl_json(document: object) -> bool:
     return (
         isinstance(document, list)
         and bool(document)
-        and all(isinstance(one, Mapping) and {"size", "time", "inPlace"} <= set(one)
-                for one in document)
+        and all(isinstance(record, Mapping) and {"size", "time", "inPlace"} <= set(record)
+                for record in document)
     )  # fmt: skip
 
 
@@ -60,8 +60,10 @@ def _checked(read: Callable[[], list[Sweep]], file: str) -> list[Sweep]:
     except InputError as error:
         raise error.located(file) from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        found = f"{type(error).__name__}: {str(error)[:80]}"
-        raise InputError(Fault("results", found, "the fields that the tests write", file)) from None
+        actual = f"{type(error).__name__}: {str(error)[:80]}"
+        raise InputError(
+            Fault("results", actual, "the fields that the tests write", file)
+        ) from None
     if not sweeps:
         raise InputError(Fault("results", "no row with a size and a time", "at least one", file))
     return sweeps
@@ -114,8 +116,8 @@ def _timed(results: Iterable[Document], place: str) -> Iterable[tuple[int, float
 
 
 def _rows(timed: Iterable[tuple[int, float]]) -> tuple[SweepRow, ...]:
-    found = {nbytes: time_us * 1e-6 for nbytes, time_us in timed if nbytes > 0 and time_us > 0}
-    return tuple(SweepRow(nbytes, found[nbytes]) for nbytes in sorted(found))
+    times_s = {nbytes: time_us * 1e-6 for nbytes, time_us in timed if nbytes > 0 and time_us > 0}
+    return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 
 def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | None) -> list[Sweep]:

@@ -3,8 +3,6 @@
 Spellings that occur: prefixes of job launchers and timestamps before each line, no ``root`` column
 (before 2.9), ``error`` for ``#wrong``, ``N/A`` where nothing was checked, lines of ``NCCL INFO``
 between rows and inside of them, rows of size zero, statistics per iteration, several tables.
-
-Lines of a log without what job launchers put before them.
 """
 
 from __future__ import annotations
@@ -15,19 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfmodel.calibrate.readers.infer_op import op_named, op_of_file, ops_allowed, ranks_of_factor
+from perfmodel.calibrate.readers.log_lines import number, plain
 from perfmodel.calibrate.readers.records import PERFORMANCE, Sweep, SweepRow, version_text
 from perfmodel.errors import Fault, InputError, allowed_names
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_BEFORE = re.compile(
-    r"^\s*(?:"
-    r"\[\d+,\d+\](?:<std\w+>)?:?"  # Open MPI's --tag-output
-    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?"  # timestamps
-    r"|\[?\d\d:\d\d:\d\d[\d.,]*\]?:?"
-    r"|\d+:(?=\s)"  # srun --label
-    r"|[\w.-]+\s*\|(?=\s)"  # container names
-    r")[ \t]?"
-)
 
 TYPES = (
     "int8", "uint8", "char", "int32", "uint32", "int", "int64", "uint64", "half", "float", "double",
@@ -36,24 +24,6 @@ TYPES = (
 """Data types as the tests print them."""
 
 ROW = re.compile(rf"(?:^|[\s:|>])(\d+)\s+(\d+)\s+({'|'.join(TYPES)})(?=\s|$)(.*)$")
-NUMBER = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$")
-
-
-def plain(line: str) -> str:
-    """Return a line without colours, launcher prefixes and timestamps; spaces at its end go too."""
-    text = _ANSI.sub("", line).rstrip()
-    for _ in range(3):
-        shorter = _BEFORE.sub("", text, count=1)
-        if shorter == text:
-            break
-        text = shorter
-    return text
-
-
-def number(text: str) -> float | None:
-    """Read a number as C prints it; None for "N/A", "nan" and everything else."""
-    return float(text) if NUMBER.match(text) else None
-
 
 _RANK = re.compile(
     r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+\d+\s+"
@@ -119,32 +89,32 @@ def read_nccl_text(
     log = _Log()
     for at, raw in enumerate(text.splitlines(), start=1):
         _line(log, at, plain(raw))
-    _give_up(log)
+    _drop_cut_row(log)
     if not log.tables:
         allowed = "a table with the columns size, count, type, time, algbw, busbw"
         raise InputError(Fault("file", "no table of nccl-tests", allowed, file))
-    found: list[Sweep] = []
+    sweeps: list[Sweep] = []
     for table in log.tables:
         try:
-            found += _sweeps(table, log, file, op, ranks)
+            sweeps += _sweeps(table, log, file, op, ranks)
         except InputError as error:
             log.faults += error.faults
     if log.faults:
         raise InputError(InputError(log.faults).located(file).faults)
-    return found
+    return sweeps
 
 
 def _columns(line: str) -> list[str] | None:
     """Names of the columns, if a line is the head of a table."""
-    words = line.lstrip("# \t").split()
-    if words[:2] != ["size", "count"] or "time" not in words or "busbw" not in words:
+    columns = line.lstrip("# \t").split()
+    if columns[:2] != ["size", "count"] or "time" not in columns or "busbw" not in columns:
         return None
-    return words
+    return columns
 
 
 def _line(log: _Log, at: int, line: str) -> None:
     if (columns := _columns(line)) is not None:
-        _give_up(log)
+        _drop_cut_row(log)
         log.tables.append(_Table(at, columns, log.ranks, log.op))
         log.ranks = []
     elif (rank := _RANK.search(line)) is not None:
@@ -155,11 +125,11 @@ def _line(log: _Log, at: int, line: str) -> None:
     elif log.begun is not None and (cells := line.split()) and number(cells[0]) is not None:
         _finish(log, at, cells)
     else:
-        _said(log, line)
+        _read_context(log, line)
 
 
-def _said(log: _Log, line: str) -> None:
-    """What a line between tables tells about them."""
+def _read_context(log: _Log, line: str) -> None:
+    """Read collective, version and settings from a line between tables."""
     log.op = op_named(line) or log.op
     if (version := _VERSION.search(line)) is not None:
         log.version = version.group(1) or version_text(int(version.group(2)))
@@ -169,17 +139,17 @@ def _said(log: _Log, line: str) -> None:
 
 
 def _row(log: _Log, at: int, row: re.Match[str]) -> None:
-    _give_up(log)
+    _drop_cut_row(log)
     rest, other, _ = row.group(4).partition("NCCL")
     cells = rest.split()
-    if other:  # a line of NCCL's own came in between; it may touch the last cell
-        log.begun = (row, [kept for cell in cells if (kept := _untouched(cell))])
+    if other:  # a line of NCCL's own came in between; it may run into the last cell
+        log.begun = (row, [restored for cell in cells if (restored := _restore_cell(cell))])
         return
     _add(log, at, row, cells)
 
 
-def _untouched(cell: str) -> str:
-    """What a cell said before the name of a host was written into it."""
+def _restore_cell(cell: str) -> str:
+    """The part of a cell before the name of a host that was written into it."""
     if ":" not in cell and not cell.startswith("["):
         return cell
     begin = re.match(r"-1|N/A", cell)
@@ -196,7 +166,7 @@ def _finish(log: _Log, at: int, cells: list[str]) -> None:
         _add(log, at, row, head + cells)
 
 
-def _give_up(log: _Log) -> None:
+def _drop_cut_row(log: _Log) -> None:
     if log.begun is not None:
         size = log.begun[0].group(1)
         log.tables[-1].notes.append(f"the row of {size} bytes, cut by other output, was left out")
@@ -210,9 +180,9 @@ def _add(log: _Log, at: int, row: re.Match[str], cells: list[str]) -> None:
     if "redop" in names and not redop:
         names = [name for name in names if name != "redop"]  # a column that is empty
     if len(cells) < len(names):
-        found = f"a row of {3 + len(cells)} cells"
+        actual = f"a row of {3 + len(cells)} cells"
         allowed = f"{len(table.columns)}, as its head has: the table is cut off"
-        log.faults.append(Fault("table", found, allowed, line=at))
+        log.faults.append(Fault("table", actual, allowed, line=at))
         return
     root = cells[names.index("root")] if "root" in names else None
     if root is not None and not re.fullmatch(r"-?\d+", root):
@@ -234,11 +204,11 @@ def _sweeps(table: _Table, log: _Log, file: str, op: str | None, ranks: int | No
         if (alg := number(cells[named.index("algbw")])) is not None
         and (bus := number(cells[named.index("busbw")])) is not None
     ]
-    listed = _listed(table)
-    chosen, count = _whose(table, file, op, ranks, points, len(listed) or None)
+    listed = _listed_ranks(table)
+    chosen, count = _identify(table, file, op, ranks, points, len(listed) or None)
     hosts = Counter(host for _, _, host, _ in listed)
     processes = {(host, process) for _, process, host, _ in listed if process}
-    found = [
+    sweeps = [
         Sweep(
             op=chosen, ranks=count, nodes=len(hosts) or None,
             gpus_per_node=max(hosts.values()) if len(set(hosts.values())) == 1 else None,
@@ -252,58 +222,59 @@ def _sweeps(table: _Table, log: _Log, file: str, op: str | None, ranks: int | No
         for place, start in enumerate(starts)
         if (rows := _rows(table, start))
     ]  # fmt: skip
-    if not found:
+    if not sweeps:
         raise InputError(Fault("table", "no row with a size and a time", "one", line=table.line))
-    return found
+    return sweeps
 
 
-def _listed(table: _Table) -> list[tuple[str, str, str, str]]:
+def _listed_ranks(table: _Table) -> list[tuple[str, str, str, str]]:
     groups = {group for group, *_ in table.ranks}
     if len(groups) > 1:
-        found = f"{len(groups)} groups of ranks that run at once (NCCL_TESTS_SPLIT)"
-        raise InputError(Fault("table", found, "one group", line=table.line))
+        actual = f"{len(groups)} groups of ranks that run at once (NCCL_TESTS_SPLIT)"
+        raise InputError(Fault("table", actual, "one group", line=table.line))
     return table.ranks
 
 
 def _rows(table: _Table, start: int) -> tuple[SweepRow, ...]:
     """Sizes and times of one placement; rows of size zero and without a time are left out."""
-    found: dict[int, float] = {}
+    times_s: dict[int, float] = {}
     for nbytes, _, _, _, cells in table.cells:
         time_us = number(cells[start])
         if nbytes > 0 and time_us is not None and time_us > 0:
-            found[nbytes] = time_us * 1e-6
-    return tuple(SweepRow(nbytes, found[nbytes]) for nbytes in sorted(found))
+            times_s[nbytes] = time_us * 1e-6
+    return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 
-def _whose(
+def _identify(
     table: _Table, file: str, op: str | None, ranks: int | None,
     points: list[tuple[float, float]], listed: int | None,
 ) -> tuple[str, int]:  # fmt: skip
-    """Collective and number of ranks of a table, and that nothing contradicts them."""
+    """Collective and number of ranks of a table; faults if anything contradicts them."""
     _, _, redop, root, _ = table.cells[0]
     count = listed or ranks
     allowed = ops_allowed(points, count, redop, root)
     name = op or table.op or op_of_file(Path(file).name)
     if not allowed:
-        found = "busbw over algbw that no collective has" + (
+        actual = "busbw over algbw that no collective has" + (
             f" among {count} ranks" if count else ""
         )
-        raise InputError(Fault("table", found, "a table that is not garbled", line=table.line))
+        raise InputError(Fault("table", actual, "a table that is not garbled", line=table.line))
     if name is None and len(allowed) == 1:
         (name,) = allowed
     if name is None:
-        raise InputError(
-            Fault("collective", "a table that does not say which", allowed_names(allowed) + " (--op)",
-                  line=table.line)
-        )  # fmt: skip
+        choices = allowed_names(allowed) + " (--op)"
+        actual = "a table that does not say which"
+        raise InputError(Fault("collective", actual, choices, line=table.line))
     if name not in allowed:
-        found = f"{name!r}, whose busbw would be another multiple of algbw among {count} ranks"
-        raise InputError(Fault("collective", found, allowed_names(allowed), line=table.line))
+        actual = f"{name!r}, whose busbw would be another multiple of algbw among {count} ranks"
+        raise InputError(Fault("collective", actual, allowed_names(allowed), line=table.line))
     count = count or ranks_of_factor(name, points)
     if count is None:
-        found = "a table without its list of devices"
+        actual = "a table without its list of devices"
         raise InputError(
-            Fault("ranks", found, "how many there were (--nodes, --gpus-per-node)", line=table.line)
+            Fault(
+                "ranks", actual, "how many there were (--nodes, --gpus-per-node)", line=table.line
+            )
         )
     if count < 2:
         allowed_ = "at least 2: was the test built without MPI, so that each process ran alone?"

@@ -1,4 +1,4 @@
-"""What measuring tools wrote, as records: sweeps over size, and matrices of links."""
+"""Records of what measuring tools write: sweeps over size, and matrices of links."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sweep:
     line : int
         Where the table begins, one-based; 0: not text.
     notes : tuple of str
-        What was passed over.
+        What was left out.
     """
 
     op: str

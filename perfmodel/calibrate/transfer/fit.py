@@ -8,22 +8,27 @@ from typing import Protocol
 
 import numpy as np
 
+from perfmodel.calibrate.estimation import NO_EFFECT, NORMAL_QUANTILE, round_digits
 from perfmodel.calibrate.profile import Parameter, Profile, Source
-from perfmodel.calibrate.transfer.apply import TOLD
-from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observed
-from perfmodel.calibrate.transfer.model import Factor, Point, Transfer, model_of
+from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observation
+from perfmodel.calibrate.transfer.model import (
+    SETTLED_SHARE,
+    Factor,
+    FittedObservation,
+    Transfer,
+    model_of,
+)
 from perfmodel.calibrate.transfer.parameters import (
     Priors,
     ResidualPrior,
     TransferParameter,
-    prior,
-    usually,
+    prior_covariance,
+    shipped_priors,
 )
 from perfmodel.calibrate.transfer.posterior import (
-    NO_EFFECT,
     DirectMeasurement,
     Posterior,
-    posterior,
+    fit_posterior,
 )
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine, make_machine
@@ -31,15 +36,12 @@ from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.model import Topology
 
-HELD = 1.2816
-"""Standard deviations about zero that hold 80 % of a normal distribution."""
-
 PER_OCTAVE = 2
-"""Rows of a run that are used for each factor of two in size; more say the same again."""
+"""Rows of a run that are used for each factor of two in size; more carry no information."""
 
 METHOD = (
     "maximum a posteriori of factors on the mechanism's numbers beside a Gaussian process over "
-    "size and scale; rows and runs with Student's t; spreads expected before any data: sweeps.yaml"
+    "size and scale; rows and runs with Student's t; spreads expected before any data: priors.yaml"
 )
 
 
@@ -55,28 +57,27 @@ class Timed(Protocol):
         """Seconds."""
 
 
-Observation = tuple[Topology, LibrarySettings, str, Sequence[Timed]]
+SweepRun = tuple[Topology, LibrarySettings, str, Sequence[Timed]]
 """The machine whose ranks all took part, the library's settings, the collective, the rows."""
 
 
 def fit_profile(
-    observations: Sequence[Observation],
+    runs: Sequence[SweepRun],
     *,
     topology: Topology | None = None,
     library: str = "nccl",
     name: str = "measured",
     files: Sequence[str] = (),
     sources: Sequence[Source] = (),
-    seen: Sequence[DirectMeasurement] = (),
+    direct: Sequence[DirectMeasurement] = (),
     date: str | None = None,
-    expected: Priors | None = None,
+    priors: Priors | None = None,
 ) -> Profile:
     """Fit factors of a machine to sweeps of it, of any scales and collectives.
 
     Parameters
     ----------
-    observations : sequence of (Topology, LibrarySettings, str, rows)
-        Each is a run of its own.
+    runs : sequence of (Topology, LibrarySettings, str, rows)
     topology : Topology, optional
         Machine that the profile is named after; default: the first run's.
     library : str
@@ -86,30 +87,30 @@ def fit_profile(
         Names of the runs; default: their numbers.
     sources : sequence of Source
         Where the runs come from.
-    seen : sequence of DirectMeasurement
+    direct : sequence of DirectMeasurement
         Rates of links that were measured by themselves.
     date : str, optional
         Default: today.
-    expected : Priors, optional
-        Spreads before any data; default: the shipped ones.
+    priors : Priors, optional
+        Default: the shipped ones.
 
     Raises
     ------
     InputError
         No rows, or runs of different GPUs.
     """
-    first = topology or (observations[0][0] if observations else None)
-    faults = _faults(observations, seen)
+    first = topology or (runs[0][0] if runs else None)
+    faults = _faults(runs, direct)
     if faults or first is None:
         raise InputError(faults)
-    expectation = expected or usually()
-    names = list(files) or [f"run {number + 1}" for number in range(len(observations))]
-    observed = _observed(observations, load_library(library), names)
-    forward = ForwardModel(observed)
-    levers = list(dict.fromkeys([*forward.levers(), *(one.lever for one in seen)]))
-    found = posterior(forward, levers, expectation, seen)
-    transfer = _transfer(found, forward, expectation, model_of(first.gpu.name), tuple(names))
-    told = tuple(settings for _, settings, *_ in observations)
+    priors = priors or shipped_priors()
+    names = list(files) or [f"run {number + 1}" for number in range(len(runs))]
+    forward = ForwardModel(_observations(runs, load_library(library), names))
+    measured_directly = (measurement.parameter for measurement in direct)
+    parameters = list(dict.fromkeys([*forward.parameters(), *measured_directly]))
+    posterior = fit_posterior(forward, parameters, priors, direct)
+    transfer = _transfer(posterior, forward, priors, model_of(first.gpu.name), tuple(names))
+    settings = tuple(settings for _, settings, *_ in runs)
     return Profile(
         name=name,
         topology=first.template,
@@ -117,38 +118,38 @@ def fit_profile(
         date=date or dt.datetime.now(tz=dt.UTC).date().isoformat(),
         source=tuple(sources),
         fits=(),
-        transfer=transfer.model_copy(update={"settings": told}),
+        transfer=transfer.model_copy(update={"settings": settings}),
     )
 
 
-def _faults(observations: Sequence[Observation], seen: Sequence[DirectMeasurement]) -> list[Fault]:
-    rows = sum(1 for *_, rows in observations for row in rows if row.nbytes > 0 and row.time_s > 0)
-    if not rows and not seen:
+def _faults(runs: Sequence[SweepRun], direct: Sequence[DirectMeasurement]) -> list[Fault]:
+    rows = sum(1 for *_, rows in runs for row in rows if row.nbytes > 0 and row.time_s > 0)
+    if not rows and not direct:
         return [Fault("observations", f"{rows} rows", "at least one size with a time")]
-    models = sorted({model_of(topology.gpu.name) for topology, *_ in observations})
+    models = sorted({model_of(topology.gpu.name) for topology, *_ in runs})
     if len(models) > 1:
         return [Fault("observations", " and ".join(models), "runs of one model of GPU")]
     return []
 
 
-def _observed(
-    observations: Sequence[Observation], library: CommLibrary, names: Sequence[str]
-) -> list[Observed]:
+def _observations(
+    runs: Sequence[SweepRun], library: CommLibrary, names: Sequence[str]
+) -> list[Observation]:
     machines: dict[tuple[int, str], Machine] = {}
-    found = []
-    for run, (topology, settings, op, rows) in enumerate(observations):
+    observations = []
+    for run, (topology, settings, op, rows) in enumerate(runs):
         key = (id(topology), settings.model_dump_json())
         if key not in machines:
             machines[key] = make_machine(topology, library, settings=settings)
-        found += [
-            Observed(machines[key], op, row.nbytes, row.time_s, run, names[run])
-            for row in thinned(rows)
+        observations += [
+            Observation(machines[key], op, row.nbytes, row.time_s, run, names[run])
+            for row in thin(rows)
         ]
-    return found
+    return observations
 
 
-def thinned(rows: Iterable[Timed], per_octave: int = PER_OCTAVE) -> list[Timed]:
-    """Rows with a time, no more than so many per factor of two in size, by size."""
+def thin(rows: Iterable[Timed], per_octave: int = PER_OCTAVE) -> list[Timed]:
+    """Return rows with a time, no more than so many per factor of two in size, by size."""
     chosen: dict[int, Timed] = {}
     for row in sorted(rows, key=lambda row: row.nbytes):
         if row.nbytes > 0 and row.time_s > 0:
@@ -156,109 +157,109 @@ def thinned(rows: Iterable[Timed], per_octave: int = PER_OCTAVE) -> list[Timed]:
     return list(chosen.values())
 
 
-# ---------------------------------------------------------------- what is written down
+# ---------------------------------------------------------------- the file's entries
 
 
 def _transfer(
-    found: Posterior, forward: ForwardModel, expected: Priors, gpu: str, files: tuple[str, ...]
+    posterior: Posterior, forward: ForwardModel, priors: Priors, gpu: str, files: tuple[str, ...]
 ) -> Transfer:
-    where = found.places
-    points = tuple(
-        Point(
-            run=one.run, op=one.op, ranks=len(one.machine.topology.ranks),
-            hosts=one.machine.topology.hosts, nbytes=one.nbytes, algorithm=str(algorithm),
-            protocol=str(protocol), measured_s=_round(one.measured_s), fitted_s=_round(fitted),
-            own=_round(variance**0.5), slopes=tuple(_round(x) for x in slopes),
-            share=_round(min(max(share, 0.0), 1.0)),
-        )
-        for one, algorithm, protocol, share, fitted, variance, slopes in zip(
-            forward.observed, where.algorithm, where.protocol, where.shares, found.fitted_s,
-            found.weighed.row, found.slopes, strict=True,
-        )
-    )  # fmt: skip
-    made = _made(found, forward, expected, gpu, files, points)
-    if made.residual is None:
-        return made
-    after = [made.residual(p.situation) ** p.share * p.fitted_s / p.measured_s for p in points]
-    off = np.abs(np.array(after) - 1.0)
-    return made.model_copy(
-        update={"median_abs": _round(np.median(off)), "p90_abs": _round(np.quantile(off, 0.9))}
-    )
-
-
-def _made(
-    found: Posterior, forward: ForwardModel, expected: Priors, gpu: str, files: tuple[str, ...],
-    points: tuple[Point, ...],
-) -> Transfer:  # fmt: skip
-    return Transfer(
+    points = _points(posterior, forward)
+    transfer = Transfer(
         gpu=gpu,
-        factors=_factors(found, expected, forward.usual()),
-        covariance=tuple(tuple(_round(x) for x in row) for row in found.covariance.tolist()),
-        left=_rounded(found.weighed.left),
-        runs=expected.runs,
+        factors=_factors(posterior, priors, forward.nominal_values()),
+        covariance=tuple(
+            tuple(round_digits(x) for x in row) for row in posterior.covariance.tolist()
+        ),
+        left=_round_prior(posterior.noise.residual),
+        runs=priors.runs,
         files=files,
         points=points,
         median_abs=0.0,
         p90_abs=0.0,
         method=METHOD,
-        odd=tuple(_round(x) for x in found.weighed.odd),
+        odd=tuple(round_digits(x) for x in posterior.noise.run_factors),
+    )
+    residual = transfer.residual
+    if residual is None:
+        return transfer
+    ratios = [residual(p.situation) ** p.share * p.fitted_s / p.measured_s for p in points]
+    errors = np.abs(np.array(ratios) - 1.0)
+    return transfer.model_copy(
+        update={
+            "median_abs": round_digits(np.median(errors)),
+            "p90_abs": round_digits(np.quantile(errors, 0.9)),
+        }
     )
 
 
+def _points(posterior: Posterior, forward: ForwardModel) -> tuple[FittedObservation, ...]:
+    contexts = posterior.contexts
+    return tuple(
+        FittedObservation(
+            run=o.run, op=o.op, ranks=len(o.machine.topology.ranks), hosts=o.machine.topology.hosts,
+            nbytes=o.nbytes, algorithm=str(algorithm), protocol=str(protocol),
+            measured_s=round_digits(o.measured_s), fitted_s=round_digits(fitted_s),
+            own=round_digits(variance**0.5), slopes=tuple(round_digits(x) for x in slopes),
+            share=round_digits(min(max(share, 0.0), 1.0)),
+        )
+        for o, algorithm, protocol, share, fitted_s, variance, slopes in zip(
+            forward.observations, contexts.algorithm, contexts.protocol, contexts.shares,
+            posterior.fitted_s, posterior.noise.row_variances, posterior.slopes, strict=True,
+        )
+    )  # fmt: skip
+
+
 def _factors(
-    found: Posterior, expected: Priors, usual: Mapping[TransferParameter, float]
+    posterior: Posterior, priors: Priors, nominal: Mapping[TransferParameter, float]
 ) -> tuple[Factor, ...]:
-    before = np.sqrt(np.diag(prior(found.levers, expected)))
-    after = np.sqrt(np.diag(found.covariance))
-    most = np.abs(found.slopes).max(axis=0, initial=0.0)
+    before = np.sqrt(np.diag(prior_covariance(posterior.parameters, priors)))
+    after = np.sqrt(np.diag(posterior.covariance))
+    effects = np.abs(posterior.slopes).max(axis=0, initial=0.0)
     factors = []
-    for at, lever in enumerate(found.levers):
-        told = float(np.clip(1.0 - after[at] / before[at], 0.0, 1.0))
-        log, wide = found.logs[at], HELD * after[at]
+    for at, parameter in enumerate(posterior.parameters):
+        shrinkage = float(np.clip(1.0 - after[at] / before[at], 0.0, 1.0))
+        log, reach = posterior.logs[at], NORMAL_QUANTILE * after[at]
         factors.append(
             Factor(
-                of=lever.name, where=lever.where, factor=_round(np.exp(log)),
-                interval=(_round(np.exp(log - wide)), _round(np.exp(log + wide))),
-                told=_round(told),
-                now=_now(lever, usual.get(lever), float(np.exp(log))),
-                reason=_reason(found, at, told, most[at]),
+                of=parameter.name, where=parameter.where, factor=round_digits(np.exp(log)),
+                interval=(round_digits(np.exp(log - reach)), round_digits(np.exp(log + reach))),
+                told=round_digits(shrinkage),
+                now=_format_value(parameter, nominal.get(parameter), float(np.exp(log))),
+                reason=_explain_shrinkage(posterior, at, shrinkage, effects[at]),
             )
         )  # fmt: skip
     return tuple(factors)
 
 
-def _now(lever: TransferParameter, usual: float | None, factor: float) -> str:
-    """The number that results, where a way has it; with its unit."""
-    if usual is None:
+def _format_value(parameter: TransferParameter, nominal: float | None, factor: float) -> str:
+    """The number that results, with its unit; empty where no lowering has it."""
+    if nominal is None:
         return ""
-    if lever.name == "rate":
-        return f"{100 * usual * factor:.3g} % of the links' rate"
-    parameter = Parameter("bandwidth" if lever.name == "bandwidth" else "launch", lever.where)
-    return parameter.format(float(f"{usual * factor:.4g}"))
+    if parameter.name == "rate":
+        return f"{100 * nominal * factor:.3g} % of the links' rate"
+    unit = Parameter("bandwidth" if parameter.name == "bandwidth" else "launch", parameter.where)
+    return unit.format(float(f"{nominal * factor:.4g}"))
 
 
-def _reason(found: Posterior, at: int, told: float, most: float) -> str:
-    """Why a factor is as it was expected; empty where data tell it."""
-    if told >= TOLD:
+def _explain_shrinkage(posterior: Posterior, at: int, shrinkage: float, effect: float) -> str:
+    """Why a factor is not identifiable; empty where it is."""
+    if shrinkage >= SETTLED_SHARE:
         return ""
-    if most < NO_EFFECT:
+    if effect < NO_EFFECT:
         return "no measured time depends on it"
-    deviation = np.sqrt(np.diag(found.covariance))
-    with_it = found.covariance[at] / (deviation * deviation[at])
-    twins = [
-        str(found.levers[other])
-        for other in np.argsort(-np.abs(with_it)).tolist()
-        if other != at and abs(with_it[other]) > 0.4
+    deviation = np.sqrt(np.diag(posterior.covariance))
+    correlation = posterior.covariance[at] / (deviation * deviation[at])
+    correlated = [
+        str(posterior.parameters[other])
+        for other in np.argsort(-np.abs(correlation)).tolist()
+        if other != at and abs(correlation[other]) > 0.4
     ]
-    if twins:
-        return f"in these data its effect is like that of {' and '.join(twins[:2])}"
+    if correlated:
+        return f"in these data its effect is like that of {' and '.join(correlated[:2])}"
     return "these data leave it nearly as open as it was"
 
 
-def _rounded(left: ResidualPrior) -> ResidualPrior:
-    return ResidualPrior.model_validate({name: _round(x) for name, x in left.model_dump().items()})
-
-
-def _round(number: float) -> float:
-    """Six digits: more would pretend."""
-    return float(f"{number:.6g}")
+def _round_prior(prior: ResidualPrior) -> ResidualPrior:
+    return ResidualPrior.model_validate(
+        {name: round_digits(x) for name, x in prior.model_dump().items()}
+    )

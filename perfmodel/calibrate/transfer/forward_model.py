@@ -14,8 +14,8 @@ from perfmodel.calibrate.transfer.parameters import (
     LAUNCH,
     UNEVEN,
     TransferParameter,
-    bandwidths_of,
-    measured_of,
+    bandwidth_factors,
+    corrections_of,
 )
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.lowering.edges import HOP_KINDS
@@ -25,12 +25,12 @@ from perfmodel.library.machine import Machine, observed_time_s
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Arcs, Topology
 
-TRIED = 0.02
-"""Logarithm by which a factor is moved to see what depends on it."""
+LOG_STEP = 0.02
+"""Step of a factor's logarithm for finite differences."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class Observation:
     """One measured time.
 
     Parameters
@@ -53,18 +53,14 @@ class Observed:
     file: str = ""
 
 
-def stretched_arcs(topology: Topology, factors: Mapping[str, float]) -> Arcs:
-    """Links with the bandwidth of each kind multiplied by its factor."""
-    old = topology.arcs
-    by_kind = np.array([factors.get(kind, 1.0) for kind in old.kinds])
-    return Arcs(old.names, old.kinds, old.bandwidth_Bps * by_kind, old.latency_s)
+def scale_bandwidths(topology: Topology, factors: Mapping[str, float]) -> Topology:
+    """Return the topology with the bandwidth of each kind of link multiplied by its factor.
 
-
-def with_arcs(topology: Topology, arcs: Arcs) -> Topology:
-    """The topology with other `arcs`, for timing alone; its graph is the old one's."""
-    changed = replace(topology)
-    vars(changed)["arcs"] = arcs  # the cached property, without reading the graph back
-    return changed
+    Only `arcs` change: the graph keeps the numbers by which the library chooses.
+    """
+    arcs = topology.arcs
+    by_kind = np.array([factors.get(kind, 1.0) for kind in arcs.kinds])
+    return topology.with_arcs(replace(arcs, bandwidth_Bps=arcs.bandwidth_Bps * by_kind))
 
 
 class ForwardModel:
@@ -72,35 +68,35 @@ class ForwardModel:
 
     Parameters
     ----------
-    observed : sequence of Observed
+    observations : sequence of Observation
     """
 
-    def __init__(self, observed: Sequence[Observed]) -> None:
-        self.observed = tuple(observed)
-        self.measured_s = np.array([one.measured_s for one in observed])
-        keys = [(id(one.machine), one.op, one.nbytes) for one in observed]
-        place = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-        self._of = np.array([place[key] for key in keys], dtype=np.int64)
-        firsts = dict(zip(reversed(keys), reversed(self.observed), strict=True))
-        self._cases = [firsts[key] for key in place]
-        self._ways = [_ways(one) for one in self._cases]
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        self.observations = tuple(observations)
+        self.measured_s = np.array([o.measured_s for o in observations])
+        # Several runs measured the same collective: its time is computed once.
+        keys = [(id(o.machine), o.op, o.nbytes) for o in observations]
+        position = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        self._position = np.array([position[key] for key in keys], dtype=np.int64)
+        firsts = dict(zip(reversed(keys), reversed(self.observations), strict=True))
+        self._distinct = [(firsts[key], _candidates(firsts[key])) for key in position]
 
     def times_s(self, factors: Mapping[TransferParameter, float]) -> FloatArray:
-        """Time of each collective; seconds, shape (observed,)."""
-        return self._timed(factors)[0]
+        """Time of each collective; seconds, shape (observations,)."""
+        return self._predict(factors)[0]
 
-    def situations(self, factors: Mapping[TransferParameter, float]) -> list[CollectiveContext]:
-        """What carries each collective when the factors hold."""
-        chosen = self._timed(factors)[1]
-        return [chosen[at] for at in self._of]
+    def contexts(self, factors: Mapping[TransferParameter, float]) -> list[CollectiveContext]:
+        """Context (algorithm, protocol) of the quickest candidate of each collective."""
+        chosen = self._predict(factors)[1]
+        return [chosen[at] for at in self._position]
 
     def shares(self, factors: Mapping[TransferParameter, float]) -> FloatArray:
-        """Part of each time that is the way's, and not its start's; shape (observed,).
+        """Part of each time that is not the host's start of the collective; shape (observations,).
 
-        What changes the way's time by a percent changes what is seen by this part of a percent: by
-        nothing where a process is still busy to start the collective on other GPUs.
+        The elasticity of the observed time to the collective's own: zero where a process is still
+        busy to start the collective on other GPUs.
         """
-        return self._timed(factors)[2]
+        return self._predict(factors)[2]
 
     def slopes(
         self, factors: Mapping[TransferParameter, float], base_s: FloatArray | None = None
@@ -109,134 +105,134 @@ class ForwardModel:
 
         Returns
         -------
-        ndarray of float, shape (observed, factors)
+        ndarray of float, shape (observations, factors)
         """
         base = np.log(self.times_s(factors) if base_s is None else base_s)
         columns = [
-            (np.log(self.times_s({**factors, lever: f * np.exp(TRIED)})) - base) / TRIED
-            for lever, f in factors.items()
+            (np.log(self.times_s({**factors, parameter: f * np.exp(LOG_STEP)})) - base) / LOG_STEP
+            for parameter, f in factors.items()
         ]
         return np.stack(columns, axis=1) if columns else np.zeros((len(base), 0))
 
-    def levers(self) -> list[TransferParameter]:
-        """Every factor that some way of carrying these collectives has."""
-        found = {lever: None for ways in self._ways for way in ways for lever in way.levers}
+    def parameters(self) -> list[TransferParameter]:
+        """Every factor that the time of some candidate depends on."""
+        candidates = [c for _, candidates in self._distinct for c in candidates]
+        of_candidates = dict.fromkeys(p for c in candidates for p in c.parameters)
         order = ("bandwidth", "rate", "step")
-        machines = [one.machine for one in self._cases]
-        one_process = [m.settings.one_process and m.library.issue > 0 for m in machines]
-        awaited = [m.settings.awaited and m.library.awaited > 0 for m in machines]
-        lost = any(way.uneven_s for ways in self._ways for way in ways)
-        told = {LAUNCH: True, ISSUE: any(one_process), AWAITED: any(awaited), UNEVEN: lost}
-        first = [lever for lever, there in told.items() if there]
-        return [*first, *sorted(found, key=lambda lever: order.index(lever.name))]
+        machines = [observation.machine for observation, _ in self._distinct]
+        applies = {
+            LAUNCH: True,
+            ISSUE: any(m.settings.one_process and m.library.issue > 0 for m in machines),
+            AWAITED: any(m.settings.awaited and m.library.awaited > 0 for m in machines),
+            UNEVEN: any(c.uneven_s for c in candidates),
+        }
+        first = [parameter for parameter, holds in applies.items() if holds]
+        return [*first, *sorted(of_candidates, key=lambda parameter: order.index(parameter.name))]
 
-    def usual(self) -> dict[TransferParameter, float]:
-        """What each factor multiplies, where it is met first; SI."""
-        found: dict[TransferParameter, float] = {}
-        for one, ways in zip(self._cases, self._ways, strict=True):
-            arcs, library = one.machine.topology.arcs, one.machine.library
-            found |= {ISSUE: library.issue, AWAITED: library.awaited}
-            for way in ways:
-                begun_s = way.carried.launch_s - way.uneven_s
-                found.setdefault(LAUNCH, begun_s)
-                for lever in way.levers:
-                    if lever not in found:
-                        found[lever] = _number(way, lever, arcs)
-        return found
+    def nominal_values(self) -> dict[TransferParameter, float]:
+        """What each factor multiplies in the first candidate that has it; SI."""
+        nominal: dict[TransferParameter, float] = {}
+        for observation, candidates in self._distinct:
+            arcs, library = observation.machine.topology.arcs, observation.machine.library
+            nominal |= {ISSUE: library.issue, AWAITED: library.awaited}
+            for candidate in candidates:
+                nominal.setdefault(LAUNCH, candidate.lowered.launch_s - candidate.uneven_s)
+                for parameter in candidate.parameters:
+                    if parameter not in nominal:
+                        nominal[parameter] = _nominal_value(candidate.lowered, parameter, arcs)
+        return nominal
 
-    def _timed(
+    def _predict(
         self, factors: Mapping[TransferParameter, float]
     ) -> tuple[FloatArray, list[CollectiveContext], FloatArray]:
-        known: dict[int, UncontendedTimer] = {}
+        timers: dict[int, UncontendedTimer] = {}
         times, chosen, shares = [], [], []
-        measured = measured_of(factors)
-        for one, ways in zip(self._cases, self._ways, strict=True):
-            timed = [(way.time_s(one.machine, factors, known), way.situation) for way in ways]
-            best_s, situation = min(timed, key=lambda pair: pair[0])
-            seen_s = observed_time_s(one.machine, best_s, measured)
-            longer_s = observed_time_s(one.machine, best_s * (1.0 + TRIED), measured)
-            times.append(seen_s)
-            chosen.append(situation)
-            shares.append((longer_s / seen_s - 1.0) / TRIED)
-        return np.array(times)[self._of], chosen, np.array(shares)[self._of]
+        corrections = corrections_of(factors)
+        for observation, candidates in self._distinct:
+            machine = observation.machine
+            timed = [(c.time_s(machine, factors, timers), c.context) for c in candidates]
+            best_s, context = min(timed, key=lambda pair: pair[0])
+            observed_s = observed_time_s(machine, best_s, corrections)
+            longer_s = observed_time_s(machine, best_s * (1.0 + LOG_STEP), corrections)
+            times.append(observed_s)
+            chosen.append(context)
+            shares.append((longer_s / observed_s - 1.0) / LOG_STEP)
+        return np.array(times)[self._position], chosen, np.array(shares)[self._position]
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """A way of carrying a collective, and its times under the factors that were tried.
+class _Candidate:
+    """A lowering of a collective that the library may choose, with its times under factors.
 
     Parameters
     ----------
-    carried : LoweredCollective
-    situation : CollectiveContext
-    levers : tuple of TransferParameter
+    lowered : LoweredCollective
+    context : CollectiveContext
+    parameters : tuple of TransferParameter
         The factors that its time depends on, but for the launch.
     uneven_s : float
         Part of the launch that is what uneven channels lose.
-    known_s : dict
-        Time but for the launch, by values of `levers`; seconds.
+    cache : dict
+        Time without the launch by factors of `parameters`; seconds.
     """
 
-    carried: LoweredCollective
-    situation: CollectiveContext
-    levers: tuple[TransferParameter, ...]
+    lowered: LoweredCollective
+    context: CollectiveContext
+    parameters: tuple[TransferParameter, ...]
     uneven_s: float
-    known_s: dict[tuple[float, ...], float]
+    cache: dict[tuple[float, ...], float]
 
     def time_s(
         self,
         machine: Machine,
         factors: Mapping[TransferParameter, float],
-        known: dict[int, UncontendedTimer],
+        timers: dict[int, UncontendedTimer],
     ) -> float:
-        """Time under some factors; seconds. `known` are estimators under these, by machine."""
-        key = tuple(factors.get(lever, 1.0) for lever in self.levers)
-        if key not in self.known_s:
-            if id(machine) not in known:
-                arcs = stretched_arcs(machine.topology, bandwidths_of(factors))
-                changed = with_arcs(machine.topology, arcs)
-                known[id(machine)] = UncontendedTimer(replace(machine, topology=changed))
-            way = replace(self.carried, launch_s=0.0)
-            measured = measured_of(factors)
-            self.known_s[key] = known[id(machine)].way_s(as_measured(measured, way, self.situation))
-        launch_s = (self.carried.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
-        return self.known_s[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)
+        """Time under some factors; seconds. `timers` holds those of machines with the factors."""
+        key = tuple(factors.get(parameter, 1.0) for parameter in self.parameters)
+        if key not in self.cache:
+            if id(machine) not in timers:
+                topology = scale_bandwidths(machine.topology, bandwidth_factors(factors))
+                timers[id(machine)] = UncontendedTimer(replace(machine, topology=topology))
+            lowered = replace(self.lowered, launch_s=0.0)
+            corrected = as_measured(corrections_of(factors), lowered, self.context)
+            self.cache[key] = timers[id(machine)].way_s(corrected)
+        launch_s = (self.lowered.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
+        return self.cache[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)
 
 
-def _number(way: _Way, lever: TransferParameter, arcs: Arcs) -> float:
-    """What a factor multiplies in a way; seconds, bytes per second or a share."""
-    if lever.name == "bandwidth":
+def _nominal_value(lowered: LoweredCollective, parameter: TransferParameter, arcs: Arcs) -> float:
+    """What a factor multiplies; seconds, bytes per second or a share."""
+    if parameter.name == "bandwidth":
         rates = zip(arcs.bandwidth_Bps.tolist(), arcs.kinds, strict=True)
-        return min(float(rate_Bps) for rate_Bps, kind in rates if kind == lever.where)
-    if lever.name == "rate":
-        return 1.0 / way.carried.wire_factor
-    hop = HOP_KINDS.index(lever.where.partition("/")[2])
-    steps_s = [stage.latency_s[stage.edges.hop == hop] for stage in way.carried.stages]
+        return min(float(rate_Bps) for rate_Bps, kind in rates if kind == parameter.where)
+    if parameter.name == "rate":
+        return 1.0 / lowered.wire_factor
+    hop = HOP_KINDS.index(parameter.where.partition("/")[2])
+    steps_s = [stage.latency_s[stage.edges.hop == hop] for stage in lowered.stages]
     return float(np.median(np.concatenate(steps_s)))
 
 
-def _ways(one: Observed) -> list[_Way]:
-    topology = one.machine.topology
+def _candidates(observation: Observation) -> list[_Candidate]:
+    machine, op, nbytes = observation.machine, observation.op, observation.nbytes
+    topology = machine.topology
     ranks = len(topology.ranks)
-    found = []
-    for way in lower_collective(one.machine, one.op, one.nbytes, range(ranks)):
-        algorithm = way.schedule.algorithm
-        there = CollectiveContext(
-            one.op, one.nbytes, ranks, topology.hosts, algorithm, way.protocol
-        )
-        lost_s = uneven_s(one.machine.library, way, one.nbytes)
-        found.append(_Way(way, there, tuple(_levers(way, there, topology)), lost_s, {}))
-    return found
+    candidates = []
+    for lowered in lower_collective(machine, op, nbytes, range(ranks)):
+        algorithm, protocol = lowered.schedule.algorithm, lowered.protocol
+        context = CollectiveContext(op, nbytes, ranks, topology.hosts, algorithm, protocol)
+        parameters = tuple(_parameters_of(lowered, topology))
+        lost_s = uneven_s(machine.library, lowered, nbytes)
+        candidates.append(_Candidate(lowered, context, parameters, lost_s, {}))
+    return candidates
 
 
-def _levers(
-    way: LoweredCollective, situation: CollectiveContext, topology: Topology
-) -> Iterator[TransferParameter]:
-    """What a way's time depends on, but for the launch."""
+def _parameters_of(lowered: LoweredCollective, topology: Topology) -> Iterator[TransferParameter]:
+    """Factors that the time depends on, but for the launch."""
     kinds = np.array(topology.arcs.kinds)
-    edges = list({id(stage.edges): stage.edges for stage in way.stages}.values())
+    edges = list({id(stage.edges): stage.edges for stage in lowered.stages}.values())
     for kind in np.unique(np.concatenate([kinds[np.unique(e.arcs)] for e in edges])).tolist():
         yield TransferParameter("bandwidth", kind)
-    yield TransferParameter("rate", f"{situation.algorithm}/{way.protocol}")
+    yield TransferParameter("rate", f"{lowered.schedule.algorithm}/{lowered.protocol}")
     for hop in np.unique(np.concatenate([np.unique(e.hop) for e in edges])).tolist():
-        yield TransferParameter("step", f"{way.protocol}/{HOP_KINDS[hop]}")
+        yield TransferParameter("step", f"{lowered.protocol}/{HOP_KINDS[hop]}")

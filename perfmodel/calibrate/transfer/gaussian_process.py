@@ -1,9 +1,9 @@
-"""What the mechanism leaves of measured times: smooth over size, and fading away from the data.
+"""Residual of the mechanism: a factor on times that is smooth over size and fades from the data.
 
 A Gaussian process (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006) over the
 logarithms of size, ranks and hosts, beside factors of the mechanism: Kennedy and O'Hagan, Bayesian
 calibration of computer models, J. R. Statist. Soc. B 63(3), 2001. Its mean is zero, so that it
-shrinks what rows do not agree on and says nothing about sizes and scales far from the data.
+shrinks deviations on which rows disagree and predicts none at sizes and scales far from the data.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.calibrate.transfer.parameters import ResidualPrior, Runs
+from perfmodel.calibrate.transfer.parameters import NoisePrior, ResidualPrior
 from perfmodel.library.corrections import CollectiveContext
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Situations as arrays.
+class ContextArrays:
+    """Contexts of collectives as arrays.
 
     Parameters
     ----------
-    octaves : ndarray of float, shape (situations, 3)
+    octaves : ndarray of float, shape (contexts, 3)
         Logarithms to base 2 of size, ranks and hosts.
     op, algorithm, protocol : ndarray of str
-    shares : ndarray of float, shape (situations,)
-        Part of the time that is the way's, and so what is left of it counts.
+    shares : ndarray of float, shape (contexts,)
+        Part of the time that is not the host's start, which the residual does not multiply.
     """
 
     octaves: FloatArray
@@ -40,139 +40,152 @@ class Places:
 
     @staticmethod
     def of(
-        situations: Sequence[CollectiveContext], shares: Sequence[float] | None = None
-    ) -> Places:
-        """Arrays of some situations."""
-        return Places(
-            np.log2([[max(s.nbytes, 1), s.ranks, s.hosts] for s in situations]).reshape(-1, 3),
-            np.array([s.op for s in situations]),
-            np.array([s.algorithm for s in situations]),
-            np.array([s.protocol for s in situations]),
-            np.ones(len(situations)) if shares is None else np.array(shares),
+        contexts: Sequence[CollectiveContext], shares: Sequence[float] | None = None
+    ) -> ContextArrays:
+        """Arrays of some contexts; without `shares` all times are free of the host's start."""
+        return ContextArrays(
+            np.log2([[max(s.nbytes, 1), s.ranks, s.hosts] for s in contexts]).reshape(-1, 3),
+            np.array([s.op for s in contexts]),
+            np.array([s.algorithm for s in contexts]),
+            np.array([s.protocol for s in contexts]),
+            np.ones(len(contexts)) if shares is None else np.array(shares),
         )
 
 
-def inverse_of(matrix: FloatArray) -> FloatArray:
+def invert(matrix: FloatArray) -> FloatArray:
     """Inverse of a covariance."""
-    found: FloatArray = np.asarray(np.linalg.inv(matrix), dtype=float)
-    return found
+    inverse: FloatArray = np.asarray(np.linalg.inv(matrix), dtype=float)
+    return inverse
 
 
-def alike(one: Places, other: Places, left: ResidualPrior, runs: Runs) -> FloatArray:
-    """Covariance of what is left in two sets of situations; shape (one, other)."""
-    apart = one.octaves[:, None, :] - other.octaves[None, :, :]
+def residual_covariance(
+    first: ContextArrays, second: ContextArrays, prior: ResidualPrior, noise: NoisePrior
+) -> FloatArray:
+    """Covariance of the residual in two sets of contexts; shape (first, second)."""
+    apart = first.octaves[:, None, :] - second.octaves[None, :, :]
     scale = np.exp(
-        -0.5 * (apart[:, :, 1] / left.ranks_octaves) ** 2
-        - 0.5 * (apart[:, :, 2] / left.hosts_octaves) ** 2
+        -0.5 * (apart[:, :, 1] / prior.ranks_octaves) ** 2
+        - 0.5 * (apart[:, :, 2] / prior.hosts_octaves) ** 2
     )
-    single = (one.octaves[:, 2] == 0)[:, None] != (other.octaves[:, 2] == 0)[None, :]
-    scale *= np.where(single, left.networked, 1.0)
-    scale *= np.where(one.op[:, None] == other.op[None, :], 1.0, left.other_op)
+    one_of_single_host = (first.octaves[:, 2] == 0)[:, None] != (second.octaves[:, 2] == 0)[None, :]
+    scale *= np.where(one_of_single_host, prior.networked, 1.0)
+    scale *= np.where(first.op[:, None] == second.op[None, :], 1.0, prior.other_op)
     for name in ("algorithm", "protocol"):
-        same = getattr(one, name)[:, None] == getattr(other, name)[None, :]
-        scale = scale * np.where(same, 1.0, left.other_way)
-    here, there = (
-        by_size(place.octaves[:, 0], (left.small, left.deviation, left.large), runs)
-        for place in (one, other)
+        same = getattr(first, name)[:, None] == getattr(second, name)[None, :]
+        scale = scale * np.where(same, 1.0, prior.other_way)
+    deviations = (
+        interpolate_by_size(
+            contexts.octaves[:, 0], (prior.small, prior.deviation, prior.large), noise
+        )
+        for contexts in (first, second)
     )
-    smooth = np.outer(here, there) * np.exp(-0.5 * (apart[:, :, 0] / left.octaves) ** 2)
-    found: FloatArray = scale * (left.level**2 + smooth) * np.outer(one.shares, other.shares)
-    return found
+    smooth = np.outer(*deviations) * np.exp(-0.5 * (apart[:, :, 0] / prior.octaves) ** 2)
+    shares = np.outer(first.shares, second.shares)
+    covariance: FloatArray = scale * (prior.level**2 + smooth) * shares
+    return covariance
 
 
-def by_size(octaves: FloatArray, of: tuple[float, float, float], runs: Runs) -> FloatArray:
-    """What is so for small, middling and large sizes, with bends between them."""
+def interpolate_by_size(
+    octaves: FloatArray, of: tuple[float, float, float], noise: NoisePrior
+) -> FloatArray:
+    """Interpolate a quantity given for small, middling and large sizes, by logistic steps."""
     small, middle, large = of
     beyond, bulk = (
         1.0 / (1.0 + np.exp(-(octaves - np.log2(nbytes))))
-        for nbytes in (runs.turn_bytes, runs.bulk_bytes)
+        for nbytes in (noise.turn_bytes, noise.bulk_bytes)
     )
-    found: FloatArray = small + (middle - small) * beyond + (large - middle) * bulk
-    return found
+    interpolated: FloatArray = small + (middle - small) * beyond + (large - middle) * bulk
+    return interpolated
 
 
-def run_deviation(places: Places, runs: Runs) -> FloatArray:
-    """Standard deviation of the logarithm of a run's time from the next run's, by size.
+def run_deviation(contexts: ContextArrays, noise: NoisePrior) -> FloatArray:
+    """Standard deviation between runs of the logarithm of a time, by size.
 
-    Of the host's start of collectives it is another one: its processor differs.
+    The part of a time that is the host's start of collectives has one of its own: `noise.start`.
     """
-    own = by_size(places.octaves[:, 0], (runs.small, runs.middle, runs.large), runs)
-    found: FloatArray = places.shares * own + (1.0 - places.shares) * runs.start
-    return found
+    own = interpolate_by_size(
+        contexts.octaves[:, 0], (noise.small, noise.middle, noise.large), noise
+    )
+    deviation: FloatArray = contexts.shares * own + (1.0 - contexts.shares) * noise.start
+    return deviation
 
 
-def row_variance(places: Places, runs: Runs) -> FloatArray:
+def row_variance(contexts: ContextArrays, noise: NoisePrior) -> FloatArray:
     """Variance of the logarithm of a row's time that is the row's own, by size."""
-    found: FloatArray = (runs.row * run_deviation(places, runs)) ** 2
-    return found
+    variance: FloatArray = (noise.row * run_deviation(contexts, noise)) ** 2
+    return variance
 
 
-def within_runs(
-    places: Places, run: IntArray, runs: Runs, odd: Sequence[float] | None = None
+def run_covariance(
+    contexts: ContextArrays,
+    run: IntArray,
+    noise: NoisePrior,
+    factors: Sequence[float] | None = None,
 ) -> FloatArray:
     """Covariance of what rows of the same run have in common; shape (rows, rows).
 
-    `odd` multiplies the variance of each run.
+    `factors` multiply the variance of each run.
     """
-    octaves = places.octaves[:, 0]
-    deviation = run_deviation(places, runs)
-    apart = (octaves[:, None] - octaves[None, :]) / runs.octaves
+    octaves = contexts.octaves[:, 0]
+    deviation = run_deviation(contexts, noise)
+    apart = (octaves[:, None] - octaves[None, :]) / noise.octaves
     same = run[:, None] == run[None, :]
-    found: FloatArray = same * np.outer(deviation, deviation) * np.exp(-0.5 * apart**2)
-    return found if odd is None else found * np.array(odd)[run][:, None]
+    covariance: FloatArray = same * np.outer(deviation, deviation) * np.exp(-0.5 * apart**2)
+    return covariance if factors is None else covariance * np.array(factors)[run][:, None]
 
 
 @dataclass(frozen=True, eq=False)
-class Residual:
-    """Factor on the time in a situation, from rows that were measured.
+class ResidualProcess:
+    """Factor on the time of a collective in a context, from rows that were measured.
 
     Parameters
     ----------
-    places : Places
+    contexts : ContextArrays
     over : ndarray of float, shape (rows,)
         Logarithm of measured over fitted time.
     noise : ndarray of float, shape (rows, rows)
-        Covariance of what is the rows' and their runs' alone.
-    left : ResidualPrior
-    runs : Runs
+        Covariance of the noise of rows and runs.
+    prior : ResidualPrior
+    noise_prior : NoisePrior
     deviations : float
-        How many standard deviations above the mean; 0: what is expected.
+        How many standard deviations above the mean; 0: the mean.
     new_run : bool
-        Whether these are deviations of the times of a new run, or of what is expected of one.
+        Whether these are deviations of the times of a new run, or of the residual alone.
     """
 
-    places: Places
+    contexts: ContextArrays
     over: FloatArray
     noise: FloatArray
-    left: ResidualPrior
-    runs: Runs
+    prior: ResidualPrior
+    noise_prior: NoisePrior
     deviations: float = 0.0
     new_run: bool = True
 
     @cached_property
     def _inverse(self) -> FloatArray:
-        whole = alike(self.places, self.places, self.left, self.runs) + self.noise
-        return inverse_of(whole + 1e-9 * np.eye(len(whole)))
+        residual = residual_covariance(self.contexts, self.contexts, self.prior, self.noise_prior)
+        whole = residual + self.noise
+        return invert(whole + 1e-9 * np.eye(len(whole)))
 
     @cached_property
     def _weights(self) -> FloatArray:
         weights: FloatArray = np.asarray(self._inverse @ self.over, dtype=float)
         return weights
 
-    def __call__(self, situation: CollectiveContext) -> float:
+    def __call__(self, context: CollectiveContext) -> float:
         """Factor on the time; see `perfmodel.library.corrections.Corrections`."""
-        place = Places.of([situation])
-        common = alike(place, self.places, self.left, self.runs)[0]
+        point = ContextArrays.of([context])
+        common = residual_covariance(point, self.contexts, self.prior, self.noise_prior)[0]
         log = float(common @ self._weights)
         if self.deviations:
-            own = float(alike(place, place, self.left, self.runs)[0, 0])
-            known = float(common @ self._inverse @ common)
-            run = float(run_deviation(place, self.runs)[0]) * self.new_run
-            log += self.deviations * float(np.sqrt(max(own - known, 0.0) + run**2))
+            own = float(residual_covariance(point, point, self.prior, self.noise_prior)[0, 0])
+            explained = float(common @ self._inverse @ common)
+            run = float(run_deviation(point, self.noise_prior)[0]) * self.new_run
+            log += self.deviations * float(np.sqrt(max(own - explained, 0.0) + run**2))
         return float(np.exp(log))
 
-    def moved(self, over: FloatArray, deviations: float) -> Residual:
-        """The same with other rows' residuals, so many deviations above the mean."""
-        found = replace(self, over=over, deviations=deviations)
-        vars(found)["_inverse"] = self._inverse
-        return found
+    def shift(self, over: FloatArray, deviations: float) -> ResidualProcess:
+        """The same with residuals `over` of the rows, so many deviations above the mean."""
+        shifted = replace(self, over=over, deviations=deviations)
+        vars(shifted)["_inverse"] = self._inverse
+        return shifted

@@ -1,148 +1,23 @@
-"""From files that people have to what a fit takes: machines, settings, rows, links.
-
-What matrices between GPUs, and between host and GPU, say about links.
-"""
+"""From measurement files to the input of a fit: machines, settings, rows, rates of links."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
-import numpy as np
-from pydantic import Field
-
-from perfmodel.calibrate.checks import Told, differences
+from perfmodel.calibrate.checks import ConfiguredMachine, differences
 from perfmodel.calibrate.profile import Profile, Source
-from perfmodel.calibrate.readers import Found, LinkMatrix, Sweep, SweepRow
-from perfmodel.calibrate.transfer.fit import Observation, fit_profile
-from perfmodel.calibrate.transfer.parameters import TransferParameter
-from perfmodel.calibrate.transfer.posterior import DirectMeasurement
-from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
-from perfmodel.files import FileModel, load_document
+from perfmodel.calibrate.readers import LinkMatrix, MeasurementFile, Sweep, SweepRow
+from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
+from perfmodel.calibrate.transfer.link_matrices import measure_links
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
-
-USED = frozenset(
-    {
-        "Unidirectional P2P=Enabled Bandwidth",
-        "device_to_device_memcpy_read_ce",
-        "device_to_device_memcpy_write_ce",
-        "host_to_device_memcpy_ce",
-        "device_to_host_memcpy_ce",
-    }
-)
-"""Tests in which one pair at a time is busy, in one direction."""
-
-
-class Usual(FileModel):
-    """What copies reach, as a multiple of what the templates hold."""
-
-    usual: float = Field(gt=0)
-    source: str
-
-
-class Copies(FileModel):
-    """`Usual` by generation of GPU ("other" for those not named), and their spread."""
-
-    nvlink: dict[str, Usual]
-    pcie: dict[str, Usual]
-    deviation: float = Field(gt=0)
-    deviation_source: str
-
-    def usual(self, kind: str, generation: str) -> float | None:
-        """The multiple for a kind of link; None where copies say nothing about such links."""
-        table = {"nvlink": self.nvlink, "pcie": self.pcie}.get(kind, {})
-        found = table.get(generation, table.get("other"))
-        return None if found is None else found.usual
-
-
-@cache
-def copies() -> Copies:
-    """The shipped multiples."""
-    return load_document(Copies, Path(__file__).with_name("copies.yaml"))
-
-
-def seen_links(
-    matrices: Sequence[LinkMatrix], topology: Topology
-) -> tuple[list[DirectMeasurement], tuple[str, ...]]:
-    """Factors of kinds of link from copies, and what was not used and why.
-
-    GPUs are taken to be numbered as in the topology. A copy is held to be as fast as the narrowest
-    link on its way; the median over pairs counts.
-
-    Raises
-    ------
-    InputError
-        More GPUs than a host of the topology has; every fault at once.
-    """
-    size = topology.gpus_per_host
-    faults = [
-        Fault("matrix", f"{len(m.values[0])} GPUs in {m.test!r}", f"up to {size}, as a host of "
-              f"{topology.name} has", m.file)
-        for m in matrices
-        if len(m.values[0]) > size
-    ]  # fmt: skip
-    if faults:
-        raise InputError(faults)
-    ratios: dict[str, list[float]] = {}
-    notes = []
-    for matrix in matrices:
-        if (why := _unused(matrix)) is not None:
-            notes.append(f"{matrix.test}: {why}")
-            continue
-        for kind, ratio in _ratios(matrix, topology):
-            ratios.setdefault(kind, []).append(ratio)
-    found = [_seen(kind, np.log(values)) for kind, values in sorted(ratios.items())]
-    if not found:
-        notes.append("no copy crossed a link whose usual share of a copy's rate is known")
-    return found, tuple(dict.fromkeys(notes))
-
-
-def _seen(kind: str, logs: np.ndarray) -> DirectMeasurement:
-    spread = float(np.quantile(np.abs(logs - np.median(logs)), 0.68)) if len(logs) > 2 else 0.0
-    deviation = float(np.hypot(copies().deviation, spread / np.sqrt(len(logs))))
-    return DirectMeasurement(
-        TransferParameter("bandwidth", kind), float(np.median(logs)), deviation
-    )
-
-
-def _unused(matrix: LinkMatrix) -> str | None:
-    """Why a matrix says nothing about the rate of a link; None where it does."""
-    if matrix.what == "latency":
-        return "the latency of one copy is not that of a step in a collective's kernel"
-    if matrix.ends == "gpu-gpu" and not matrix.p2p:
-        return "without peer access: a copy through host memory, which collectives do otherwise"
-    if matrix.test not in USED:
-        return "several copies at a time, or by kernels: the links' own rate does not show"
-    return None
-
-
-def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float]]:
-    """Kind of the narrowest link of each pair, and the copy's rate over the usual one."""
-    router = Router(topology)
-    rates = topology.arcs.bandwidth_Bps
-    for row, values in enumerate(matrix.values):
-        for column, rate_Bps in enumerate(values):
-            gpu = topology.ranks[column]
-            if rate_Bps is None or (matrix.ends == "gpu-gpu" and row == column):
-                continue
-            try:
-                there = router.nearest_cpu(gpu) if matrix.ends == "host-gpu" else None
-                way = router.route(there or topology.ranks[row], gpu)
-            except TopologyError:
-                continue
-            narrowest = min(way, key=lambda arc: rates[arc])
-            kind = topology.arcs.kinds[narrowest]
-            usual = copies().usual(kind, topology.gpu.generation)
-            if usual is not None:
-                yield kind, rate_Bps / (usual * float(rates[narrowest]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,169 +40,158 @@ class MachineRequest:
 
     @property
     def ranks(self) -> int | None:
-        """How many ranks that makes, if both numbers are given."""
+        """Number of ranks, if both numbers are given."""
         if self.nodes is None or self.gpus_per_node is None:
             return None
         return self.nodes * self.gpus_per_node
 
 
 @dataclass
-class Gathered:
-    """What a fit takes, and what is to be told about it."""
+class _FitInput:
+    """What a fit takes from all files, and notes on them.
 
-    observations: list[Observation] = field(default_factory=list)
+    `topologies` are those built so far, by nodes and GPUs of each.
+    """
+
+    request: MachineRequest
+    runs: list[SweepRun] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     matrices: list[LinkMatrix] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    topologies: dict[tuple[int, int | None], Topology] = field(default_factory=dict)
+
+    def add_file(self, measured: MeasurementFile, sha256: str) -> None:
+        """Add everything that a file holds; raises InputError with all its faults."""
+        faults: list[Fault] = []
+        if measured.measurement is not None:
+            self._add_sweep(_sweep_of(measured.measurement, measured.file), measured.file, sha256)
+        for sweep in _prefer_out_of_place(measured.sweeps):
+            try:
+                topology = self._add_sweep(sweep, measured.file, sha256)
+            except InputError as error:
+                faults += error.faults
+                continue
+            self.notes += _doubts(sweep, measured.file, topology)
+        self.matrices += measured.matrices
+        if faults:
+            raise InputError(faults)
+
+    def _add_sweep(self, sweep: Sweep, file: str, sha256: str) -> Topology:
+        nodes, gpus_per_node = _layout(sweep, self.request)
+        settings = LibrarySettings(
+            version=sweep.version, env=dict(sweep.env), one_process=bool(sweep.one_process)
+        )
+        topology = self.build_topology(nodes, gpus_per_node)
+        self.runs.append((topology, settings, sweep.op, sweep.rows))
+        self.files.append(file)
+        self.sources.append(_source(sweep, file, sha256))
+        return topology
+
+    def build_topology(self, nodes: int, gpus_per_node: int | None) -> Topology:
+        """Build the machine of some nodes, once for all files."""
+        key = (nodes, gpus_per_node)
+        if key not in self.topologies:
+            fabric = self.request.fabric if nodes > 1 else None
+            self.topologies[key] = build_topology(
+                self.request.topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node
+            )
+        return self.topologies[key]
+
+    def compare_runs(self) -> list[str]:
+        """Notes on runs with other settings than the first run of the same collective."""
+        notes, first = [], dict[str, tuple[str, ConfiguredMachine]]()
+        for file, (topology, settings, op, _) in zip(self.files, self.runs, strict=True):
+            other_file, other = first.setdefault(op, (file, (topology, settings)))
+            reasons = "; ".join(differences(op, (topology, settings), other))
+            if reasons:
+                notes.append(f"{file} and {other_file} are hardly of one machine: {reasons}")
+        return notes
 
 
 def profile_of(
-    found: Sequence[Found], asked: MachineRequest, *, name: str, paths: Sequence[Path] = ()
+    files: Sequence[MeasurementFile],
+    request: MachineRequest,
+    *,
+    name: str,
+    paths: Sequence[Path] = (),
 ) -> Profile:
     """Fit a profile to sweeps, matrices and NCCL's own measurements of one kind of machine.
 
     Parameters
     ----------
-    found : sequence of Found
-    asked : MachineRequest
+    files : sequence of MeasurementFile
+    request : MachineRequest
     name : str
         Of the profile.
     paths : sequence of Path
-        Where each of `found` lies, for its check sum; default: none is given.
+        Path of each file, for its check sum; default: no check sums.
 
     Raises
     ------
     InputError
         Files that this machine cannot have made; every fault of all of them at once.
     """
-    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths] or [""] * len(found)
-    gathered = Gathered()
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths] or [""] * len(files)
+    inputs = _FitInput(request)
     faults: list[Fault] = []
-    machines: dict[tuple[int, int | None], Topology] = {}
-    for one, sha256 in zip(found, sums, strict=True):
+    for file, sha256 in zip(files, sums, strict=True):
         try:
-            _gather(one, asked, machines, gathered, sha256)
+            inputs.add_file(file, sha256)
         except InputError as error:
-            faults += error.located(one.file).faults
+            faults += error.located(file.file).faults
     if faults:
         raise InputError(faults)
-    whole = next(iter(machines.values()), None) or _machine(asked, 1, None, machines)
-    seen, unused = seen_links(gathered.matrices, whole) if gathered.matrices else ([], ())
+    topology = next(iter(inputs.topologies.values()), None) or inputs.build_topology(1, None)
+    direct, unused = measure_links(inputs.matrices, topology) if inputs.matrices else ([], ())
     profile = fit_profile(
-        gathered.observations, topology=whole, name=name, files=gathered.files,
-        sources=gathered.sources, seen=seen,
+        inputs.runs, topology=topology, name=name, files=inputs.files, sources=inputs.sources,
+        direct=direct,
     )  # fmt: skip
     assert profile.transfer is not None
-    notes = (*gathered.notes, *_unlike(gathered), *unused)
+    notes = (*inputs.notes, *inputs.compare_runs(), *unused)
     return profile.model_copy(
         update={"transfer": profile.transfer.model_copy(update={"notes": notes})}
     )
 
 
-def _unlike(gathered: Gathered) -> list[str]:
-    """Runs whose library was told otherwise than in the first run of the same collective."""
-    found, first = [], dict[str, tuple[str, Told]]()
-    for file, (topology, settings, op, _) in zip(
-        gathered.files, gathered.observations, strict=True
-    ):
-        other, its = first.setdefault(op, (file, (topology, settings)))
-        why = "; ".join(differences(op, (topology, settings), its))
-        if why:
-            found.append(f"{file} and {other} are hardly of one machine: {why}")
-    return found
-
-
-def _gather(
-    one: Found,
-    asked: MachineRequest,
-    machines: dict[tuple[int, int | None], Topology],
-    gathered: Gathered,
-    sha256: str,
-) -> None:
-    faults: list[Fault] = []
-    if one.measurement is not None:
-        _measurement(one, one.measurement, asked, machines, gathered, sha256)
-    for sweep in _preferred(one.sweeps):
-        try:
-            topology, settings = _placed(sweep, asked, machines)
-        except InputError as error:
-            faults += error.faults
-            continue
-        gathered.observations.append((topology, settings, sweep.op, sweep.rows))
-        gathered.files.append(one.file)
-        gathered.sources.append(_source(sweep, one.file, sha256))
-        gathered.notes += _doubts(sweep, one.file, topology)
-    gathered.matrices += one.matrices
-    if faults:
-        raise InputError(faults)
-
-
-def _preferred(sweeps: Sequence[Sweep]) -> list[Sweep]:
+def _prefer_out_of_place(sweeps: Sequence[Sweep]) -> list[Sweep]:
     """Out of place where a table has both: that is what NCCL's own numbers are quoted for."""
     both = {(s.op, s.line, s.ranks, s.dtype) for s in sweeps if not s.in_place}
     return [s for s in sweeps if not s.in_place or (s.op, s.line, s.ranks, s.dtype) not in both]
 
 
-def _placed(
-    sweep: Sweep, asked: MachineRequest, machines: dict[tuple[int, int | None], Topology]
-) -> tuple[Topology, LibrarySettings]:
-    """The machine that made a sweep, and what its library was told."""
+def _layout(sweep: Sweep, request: MachineRequest) -> tuple[int, int]:
+    """Nodes of the machine that made a sweep, and GPUs of each."""
     if sweep.op not in OWN_ALGORITHM:
         raise InputError(
             Fault("collective", repr(sweep.op), allowed_names(OWN_ALGORITHM, sweep.op))
         )
-    nodes = (
-        asked.nodes or sweep.nodes or max(sweep.ranks // (asked.gpus_per_node or sweep.ranks), 1)
-    )
+    requested = request.gpus_per_node
+    nodes = request.nodes or sweep.nodes or max(sweep.ranks // (requested or sweep.ranks), 1)
     if sweep.ranks % nodes:
-        found = f"{sweep.ranks} ranks on {nodes} nodes"
-        raise InputError(Fault("nodes", found, "as many ranks on each (--nodes)"))
+        actual = f"{sweep.ranks} ranks on {nodes} nodes"
+        raise InputError(Fault("nodes", actual, "as many ranks on each (--nodes)"))
     each = sweep.ranks // nodes
-    if (asked.gpus_per_node or each) != each:
-        found = f"{sweep.ranks} ranks on {nodes} nodes: {each} on each"
-        raise InputError(Fault("--gpus-per-node", str(asked.gpus_per_node), f"{each} ({found})"))
-    settings = LibrarySettings(
-        version=sweep.version, env=dict(sweep.env), one_process=bool(sweep.one_process)
-    )
-    return _machine(asked, nodes, each, machines), settings
+    if (requested or each) != each:
+        allowed = f"{each} ({sweep.ranks} ranks on {nodes} nodes: {each} on each)"
+        raise InputError(Fault("--gpus-per-node", str(requested), allowed))
+    return nodes, each
 
 
-def _machine(
-    asked: MachineRequest,
-    nodes: int,
-    each: int | None,
-    machines: dict[tuple[int, int | None], Topology],
-) -> Topology:
-    if (nodes, each) not in machines:
-        fabric = asked.fabric if nodes > 1 else None
-        machines[nodes, each] = build_topology(
-            asked.topology, hosts=nodes, fabric=fabric, gpus_per_host=each
-        )
-    return machines[nodes, each]
-
-
-def _measurement(
-    one: Found, made: Measurement, asked: MachineRequest,
-    machines: dict[tuple[int, int | None], Topology], gathered: Gathered, sha256: str,
-) -> None:  # fmt: skip
+def _sweep_of(measurement: Measurement, file: str) -> Sweep:
     """NCCL's rows of our own measurement, as a sweep."""
-    rows = tuple(SweepRow(nbytes, time_s) for nbytes, time_s in made.times("library"))
-    if made.backend != "nccl" or not rows:
-        found = f"a measurement of {made.backend!r} beside files of nccl-tests and the like"
+    rows = tuple(SweepRow(nbytes, time_s) for nbytes, time_s in measurement.times("library"))
+    if measurement.backend != "nccl" or not rows:
+        actual = f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like"
         allowed = "one of NCCL's own collective; fit others by themselves"
-        raise InputError(Fault("backend", found, allowed))
-    hosts = made.hosts or 1
-    version = made.versions.get("nccl")
-    sweep = Sweep(
-        op=made.collective, ranks=made.ranks, nodes=hosts, gpus_per_node=made.ranks // hosts,
-        dtype="float", in_place=True, rows=rows, version=version, one_process=False,
-        tool="perfmodel measure", file=one.file, started=made.started,
+        raise InputError(Fault("backend", actual, allowed))
+    hosts, ranks = measurement.hosts or 1, measurement.ranks
+    return Sweep(
+        op=measurement.collective, ranks=ranks, nodes=hosts, gpus_per_node=ranks // hosts,
+        dtype="float", in_place=True, rows=rows, version=measurement.versions.get("nccl"),
+        one_process=False, tool="perfmodel measure", file=file, started=measurement.started,
     )  # fmt: skip
-    topology, settings = _placed(sweep, asked, machines)
-    gathered.observations.append((topology, settings, sweep.op, rows))
-    gathered.files.append(one.file)
-    gathered.sources.append(_source(sweep, one.file, sha256))
 
 
 def _source(sweep: Sweep, file: str, sha256: str) -> Source:
@@ -346,11 +210,13 @@ def _source(sweep: Sweep, file: str, sha256: str) -> Source:
 
 
 def _doubts(sweep: Sweep, file: str, topology: Topology) -> list[str]:
-    found = [f"{file}: {note}" for note in sweep.notes]
+    doubts = [f"{file}: {note}" for note in sweep.notes]
     model = topology.gpu.name.split("-")[0]
     others = [d for d in sweep.devices if model not in d.lower().replace(" ", "").replace("-", "")]
     if others and len(others) == len(sweep.devices):
-        found.append(f"{file} was measured on {', '.join(others)}; {topology.template} has {model}")
+        doubts.append(
+            f"{file} was measured on {', '.join(others)}; {topology.template} has {model}"
+        )
     if sweep.nodes is None:
-        found.append(f"{file} does not list its hosts: taken for {topology.hosts}")
-    return found
+        doubts.append(f"{file} does not list its hosts: taken for {topology.hosts}")
+    return doubts

@@ -1,4 +1,4 @@
-"""What sweeps of a machine say, as a part of a profile: factors, residual, what is not told."""
+"""Result of a fit of sweeps, as a part of a profile: factors, their covariance, the residual."""
 
 from __future__ import annotations
 
@@ -9,28 +9,35 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.checks import told_otherwise
-from perfmodel.calibrate.transfer.gaussian_process import Places, Residual, within_runs
+from perfmodel.calibrate.checks import settings_differences
+from perfmodel.calibrate.transfer.gaussian_process import (
+    ContextArrays,
+    ResidualProcess,
+    run_covariance,
+)
 from perfmodel.calibrate.transfer.parameters import (
-    LeverName,
+    NoisePrior,
     ResidualPrior,
-    Runs,
     TransferParameter,
+    TransferParameterName,
 )
 from perfmodel.files import FileModel
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.settings import LibrarySettings
 
+SETTLED_SHARE = 0.3
+"""Share of a factor's prior spread that data must settle for it to count as measured."""
+
 
 class Factor(FileModel):
     """A factor on one of the mechanism's numbers, with its 80 % interval.
 
-    `told` is the share of what was open before that the data have settled: 0 leaves the factor as
-    it was expected, 1 pins it down. `now` is the number that results, with its unit, where there is
-    one. `reason` says why the data tell little.
+    `told` is by which share the data have narrowed the prior's spread (shrinkage): 0 leaves the
+    factor at its prior, 1 determines it. `now` is the number that results, with its unit, where
+    there is one. `reason` says why a factor is hardly identifiable.
     """
 
-    of: LeverName
+    of: TransferParameterName
     where: str
     factor: float = Field(gt=0)
     interval: tuple[float, float]
@@ -39,18 +46,18 @@ class Factor(FileModel):
     reason: str = ""
 
     @property
-    def lever(self) -> TransferParameter:
-        """What the factor is on."""
+    def parameter(self) -> TransferParameter:
+        """What the factor multiplies."""
         return TransferParameter(self.of, self.where)
 
 
-class Point(FileModel):
-    """One measured time and the stretched mechanism's, before the residual.
+class FittedObservation(FileModel):
+    """One measured time and that of the mechanism with its factors, before the residual.
 
     `run` numbers the file, `own` is the standard deviation of the logarithm that is this row's
     alone (large for an outlier), `slopes` the change of the logarithm of `fitted_s` per logarithm
-    of each factor, `share` the part of the time that is the way's (what is left does not stretch
-    the host's start of a collective).
+    of each factor, `share` the part of the time that the residual multiplies (the rest is
+    the host's start of the collective).
     """
 
     run: int
@@ -68,29 +75,29 @@ class Point(FileModel):
 
     @property
     def situation(self) -> CollectiveContext:
-        """What the residual may depend on."""
+        """The context on which the residual depends."""
         return CollectiveContext(
             self.op, self.nbytes, self.ranks, self.hosts, self.algorithm, self.protocol
         )
 
 
 class Transfer(FileModel):
-    """Factors of a machine and what they leave.
+    """Factors of a machine and the residual beside them.
 
     `gpu` is the model of GPU that the factors belong to, `covariance` that of their logarithms,
     `files` the runs, `median_abs` and `p90_abs` how far the profile is from its own rows (absolute
-    relative errors, after the residual). `left` is what is left on this machine, which may be more
-    than on most; `odd` multiplies the variance of each run: more than one where it is far from the
-    others. `settings` is what the library was told in each run.
+    relative errors, after the residual). `left` is the residual's prior with the deviations fitted
+    to this machine; `odd` multiplies the variance of each run: more than one for an outlier.
+    `settings` are the library's in each run.
     """
 
     gpu: str
     factors: tuple[Factor, ...]
     covariance: tuple[tuple[float, ...], ...]
     left: ResidualPrior
-    runs: Runs
+    runs: NoisePrior
     files: tuple[str, ...]
-    points: tuple[Point, ...]
+    points: tuple[FittedObservation, ...]
     median_abs: float
     p90_abs: float
     method: str
@@ -99,7 +106,7 @@ class Transfer(FileModel):
     settings: tuple[LibrarySettings, ...] = ()
 
     @model_validator(mode="after")
-    def _fits(self) -> Transfer:
+    def _check_lengths(self) -> Transfer:
         count = len(self.factors)
         if {len(self.covariance), *(len(row) for row in self.covariance)} - {count}:
             raise ValueError(f"covariance with {count} rows and columns, as factors")
@@ -107,39 +114,39 @@ class Transfer(FileModel):
             raise ValueError(f"points with {count} slopes, as factors")
         return self
 
-    def otherwise(self, settings: LibrarySettings) -> tuple[str, ...]:
-        """What of these settings speaks against the runs' holding for them."""
+    def settings_differences(self, settings: LibrarySettings) -> tuple[str, ...]:
+        """Differences from the runs' settings under which the profile may not hold."""
         pairs = {(point.op, point.run) for point in self.points if point.run < len(self.settings)}
-        found = {
-            f"{self.files[run]}: {why}"
+        differences = {
+            f"{self.files[run]}: {difference}"
             for op, run in pairs
-            for why in told_otherwise(op, self.settings[run], settings)
+            for difference in settings_differences(op, self.settings[run], settings)
         }
-        return tuple(sorted(found))
+        return tuple(sorted(differences))
 
     @property
-    def by_lever(self) -> dict[TransferParameter, float]:
-        """The factors by what they are on."""
-        return {factor.lever: factor.factor for factor in self.factors}
+    def factors_by_parameter(self) -> dict[TransferParameter, float]:
+        """The factors by the number that each multiplies."""
+        return {factor.parameter: factor.factor for factor in self.factors}
 
     @cached_property
     def over(self) -> FloatArray:
         """Logarithm of measured over fitted time, shape (points,)."""
-        found: FloatArray = np.log([point.measured_s / point.fitted_s for point in self.points])
-        return found
+        over: FloatArray = np.log([point.measured_s / point.fitted_s for point in self.points])
+        return over
 
     @cached_property
-    def residual(self) -> Residual | None:
-        """What the factors leave, as it is expected; None without points."""
+    def residual(self) -> ResidualProcess | None:
+        """The residual beside the factors; None without points."""
         if not self.points:
             return None
-        places = Places.of(
+        contexts = ContextArrays.of(
             [point.situation for point in self.points], [point.share for point in self.points]
         )
         own = np.array([point.own**2 for point in self.points])
         run = np.array([point.run for point in self.points])
-        noise = within_runs(places, run, self.runs, self.odd or None) + np.diag(own)
-        return Residual(places, self.over, noise, self.left, self.runs)
+        noise = run_covariance(contexts, run, self.runs, self.odd or None) + np.diag(own)
+        return ResidualProcess(contexts, self.over, noise, self.left, self.runs)
 
 
 def model_of(gpu: str) -> str:

@@ -1,10 +1,10 @@
-"""How much rows, runs and the mechanism may each be off, told from the rows themselves.
+"""Noise model: variances of rows, runs and residual, fitted to the rows themselves.
 
-Expected spreads say how far rows, runs and the mechanism usually are off. Here a row or a run that
-is far from all others is given a wider spread of its own (Student's t, reweighted), and a machine
-on which the mechanism is off by more than usual a wider spread of what is left: rows of that
-machine then say more about its other runs. MacKay, Bayesian interpolation, Neural Computation 4(3),
-1992 (evidence and the number of well-determined parameters).
+The priors say how large they usually are. Here a row or a run that is an outlier gets a larger
+variance of its own (Student's t, by reweighting), and a machine on which the mechanism is less
+accurate than usual a larger residual: its rows then weigh more for its other runs. MacKay,
+Bayesian interpolation, Neural Computation 4(3), 1992 (evidence, number of well-determined
+parameters).
 """
 
 from __future__ import annotations
@@ -15,131 +15,134 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.calibrate.transfer.gaussian_process import (
-    Places,
-    alike,
-    inverse_of,
+    ContextArrays,
+    invert,
+    residual_covariance,
     row_variance,
-    within_runs,
+    run_covariance,
 )
 from perfmodel.calibrate.transfer.parameters import Priors, ResidualPrior
 
 ROUNDS = 4
-"""Of finding rows, runs and the mechanism's part in turn."""
+"""Of fitting variances of rows, of runs and of the residual in turn."""
 
 FACTORS = np.exp2(np.arange(-0.5, 3.6, 0.5))
-"""Factors that are tried on what is left: from 0.7 to 11."""
+"""Factors on the residual's deviations that are tried: from 0.7 to 11."""
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseModel:
-    """Spreads of some rows, and the inverse of their whole covariance.
+    """Variances of some rows, and the inverse of their whole covariance.
 
     Parameters
     ----------
-    left : ResidualPrior
-        With the deviations that this machine asks for.
-    odd : ndarray of float, shape (runs,)
+    residual : ResidualPrior
+        With the deviations fitted to this machine.
+    run_factors : ndarray of float, shape (runs,)
         Factor on the variance of each run.
-    row : ndarray of float, shape (rows,)
+    row_variances : ndarray of float, shape (rows,)
         Variance that is each row's own.
     inverse : ndarray of float, shape (rows, rows)
     """
 
-    left: ResidualPrior
-    odd: FloatArray
-    row: FloatArray
+    residual: ResidualPrior
+    run_factors: FloatArray
+    row_variances: FloatArray
     inverse: FloatArray
 
-    def noise(self, places: Places, run: IntArray, expected: Priors) -> FloatArray:
-        """Covariance of what runs and rows have of their own."""
-        found: FloatArray = within_runs(places, run, expected.runs, self.odd.tolist())
-        return found + np.diag(self.row)
+    def covariance(self, contexts: ContextArrays, run: IntArray, priors: Priors) -> FloatArray:
+        """Covariance of the noise of runs and rows, without the residual."""
+        by_runs: FloatArray = run_covariance(contexts, run, priors.runs, self.run_factors.tolist())
+        return by_runs + np.diag(self.row_variances)
 
 
-def weighed(
-    by_factors: FloatArray, places: Places, run: IntArray, over: FloatArray, expected: Priors
+def fit_noise(
+    by_factors: FloatArray, contexts: ContextArrays, run: IntArray, over: FloatArray, priors: Priors
 ) -> NoiseModel:
-    """Find the spreads.
+    """Fit the variances.
 
     Parameters
     ----------
     by_factors : ndarray of float, shape (rows, rows)
-        Covariance of the rows by what is open of the factors.
-    places : Places
+        Covariance of the rows by the prior of the factors.
+    contexts : ContextArrays
     run : ndarray of int, shape (rows,)
         From 0 on.
     over : ndarray of float, shape (rows,)
         Logarithm of measured over predicted time.
-    expected : Priors
+    priors : Priors
     """
-    mechanism = alike(places, places, expected.left, expected.runs)
-    usual = within_runs(places, run, expected.runs)
-    usual_row = row_variance(places, expected.runs)
-    row = usual_row
-    odd, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
-    base = by_factors + usual
+    by_residual = residual_covariance(contexts, contexts, priors.left, priors.runs)
+    by_runs = run_covariance(contexts, run, priors.runs)
+    prior_rows = row_variance(contexts, priors.runs)
+    rows = prior_rows
+    run_factors, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
+    base = by_factors + by_runs
     for _ in range(ROUNDS):
-        inverse = inverse_of(base + factor**2 * mechanism + np.diag(row))
+        inverse = invert(base + factor**2 * by_residual + np.diag(rows))
         weights = inverse @ over
-        row = _widened(row * weights, usual_row, expected.runs.freedom)
-        odd = _odd(usual, run, odd, weights, inverse, expected.runs.odd)
-        base = by_factors + usual * odd[run][:, None]
-        factor = _factor(base + np.diag(row), mechanism, over, expected.left.open)
-    whole = base + factor**2 * mechanism + np.diag(row)
-    return NoiseModel(scaled(expected.left, factor), odd, row, inverse_of(whole))
+        rows = _row_variances(rows * weights, prior_rows, priors.runs.freedom)
+        run_factors = _run_factors(by_runs, run, run_factors, weights, inverse, priors.runs.odd)
+        base = by_factors + by_runs * run_factors[run][:, None]
+        factor = _likeliest_factor(base + np.diag(rows), by_residual, over, priors.left.open)
+    whole = base + factor**2 * by_residual + np.diag(rows)
+    return NoiseModel(scale_residual(priors.left, factor), run_factors, rows, invert(whole))
 
 
-def scaled(left: ResidualPrior, factor: float) -> ResidualPrior:
-    """What is left where the mechanism is off by so many times as much."""
-    return left.model_copy(
+def scale_residual(residual: ResidualPrior, factor: float) -> ResidualPrior:
+    """Multiply the residual's deviations by a factor."""
+    return residual.model_copy(
         update={
-            name: factor * getattr(left, name) for name in ("small", "deviation", "large", "level")
+            name: factor * getattr(residual, name)
+            for name in ("small", "deviation", "large", "level")
         }
     )
 
 
-def _factor(base: FloatArray, mechanism: FloatArray, over: FloatArray, open_: float) -> float:
-    """The likeliest factor on the mechanism's part, between those tried by a parabola."""
+def _likeliest_factor(
+    base: FloatArray, by_residual: FloatArray, over: FloatArray, open_: float
+) -> float:
+    """Likeliest factor on the residual's deviations, by a parabola between those tried."""
     if open_ == 0.0 or not len(over):
         return 1.0
     logs = np.log(FACTORS)
-    found = np.array([_evidence(base + f**2 * mechanism, over) for f in FACTORS])
-    found -= 0.5 * (logs / open_) ** 2
-    at = int(np.clip(np.argmax(found), 1, len(found) - 2))
-    left, middle, right = found[at - 1 : at + 2]
-    bend = left - 2 * middle + right
-    shift = 0.5 * (left - right) / bend if bend < 0 else 0.0
+    density = np.array([_log_density(base + f**2 * by_residual, over) for f in FACTORS])
+    density -= 0.5 * (logs / open_) ** 2
+    at = int(np.clip(np.argmax(density), 1, len(density) - 2))
+    before, middle, after = density[at - 1 : at + 2]
+    bend = before - 2 * middle + after
+    shift = 0.5 * (before - after) / bend if bend < 0 else 0.0
     return float(np.exp(logs[at] + float(np.clip(shift, -1, 1)) * (logs[1] - logs[0])))
 
 
-def _evidence(whole: FloatArray, over: FloatArray) -> float:
+def _log_density(covariance: FloatArray, over: FloatArray) -> float:
     """Logarithm of a normal density, but for a constant."""
-    root = np.linalg.cholesky(whole)
-    away = np.linalg.solve(root, over)
-    return -float(np.log(np.diag(root)).sum()) - 0.5 * float(away @ away)
+    root = np.linalg.cholesky(covariance)
+    standardised = np.linalg.solve(root, over)
+    return -float(np.log(np.diag(root)).sum()) - 0.5 * float(standardised @ standardised)
 
 
-def _odd(
-    usual: FloatArray,
+def _run_factors(
+    by_runs: FloatArray,
     run: IntArray,
-    odd: FloatArray,
+    factors: FloatArray,
     weights: FloatArray,
     inverse: FloatArray,
     freedom: float,
 ) -> FloatArray:
-    """Factor on each run's variance, from how far it is off and how well that can be told."""
-    if freedom == 0.0 or len(odd) < 2:  # a single run is not off from others
-        return odd
-    found = odd.copy()
-    for one in range(len(odd)):
-        at = np.flatnonzero(run == one)
-        own = usual[np.ix_(at, at)]
-        off = odd[one] ** 2 * float(weights[at] @ own @ weights[at])
-        told = odd[one] * float(np.einsum("ij,ji->", own, inverse[np.ix_(at, at)]))
-        found[one] = max((freedom + off) / (freedom + told), 1.0)
-    return found
+    """Factor on each run's variance: its squared deviation over the part that is identifiable."""
+    if freedom == 0.0 or len(factors) < 2:  # a single run has no others to differ from
+        return factors
+    updated = factors.copy()
+    for number in range(len(factors)):
+        at = np.flatnonzero(run == number)
+        own = by_runs[np.ix_(at, at)]
+        squared = factors[number] ** 2 * float(weights[at] @ own @ weights[at])
+        trace = float(np.einsum("ij,ji->", own, inverse[np.ix_(at, at)]))
+        updated[number] = max((freedom + squared) / (freedom + factors[number] * trace), 1.0)
+    return updated
 
 
-def _widened(own: FloatArray, usual: FloatArray, freedom: float) -> FloatArray:
-    """Variances of rows: an outlier's is what its distance asks for (Student's t, reweighted)."""
-    return np.maximum((freedom * usual + own**2) / (freedom + 1), 0.5 * usual)
+def _row_variances(own: FloatArray, prior: FloatArray, freedom: float) -> FloatArray:
+    """Variances of rows: an outlier's grows with its distance (Student's t, by reweighting)."""
+    return np.maximum((freedom * prior + own**2) / (freedom + 1), 0.5 * prior)

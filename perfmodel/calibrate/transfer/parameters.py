@@ -1,8 +1,8 @@
-"""What a fit of sweeps may move: factors on the mechanism's numbers, and what is expected of them.
+"""Parameters of a fit of sweeps, factors on the mechanism's numbers, and their priors.
 
-The mechanism says how times follow from a few numbers; a sweep shows only some of them apart. So
-every factor begins with an expectation, one with a spread that says how far machines are usually
-off, and keeps it where the data say nothing: what comes out carries over to other scales.
+The mechanism computes times from a few numbers, of which a sweep identifies only some. So every
+factor has a lognormal prior around one, as wide as machines usually differ from the shipped
+numbers, and stays at it where the data are silent: the result holds at other scales too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.files import FileModel, load_document
 from perfmodel.library.corrections import Corrections
 
-LeverName = Literal["launch", "issue", "awaited", "uneven", "step", "bandwidth", "rate"]
+TransferParameterName = Literal["launch", "issue", "awaited", "uneven", "step", "bandwidth", "rate"]
 
 MEANINGS: Mapping[str, str] = {
     "launch": "time before the first byte moves",
@@ -42,7 +42,7 @@ class TransferParameter(NamedTuple):
         "" (the first four), "protocol/hop", a kind of link, or "algorithm/protocol".
     """
 
-    name: LeverName
+    name: TransferParameterName
     where: str
 
     def __str__(self) -> str:
@@ -55,8 +55,8 @@ AWAITED = TransferParameter("awaited", "")
 UNEVEN = TransferParameter("uneven", "")
 
 
-class Expectation(FileModel):
-    """How far machines are usually off in a number.
+class FactorPrior(FileModel):
+    """Prior of a factor: how far machines usually differ from a shipped number.
 
     `deviation` is that of the logarithm of the factor; `alike` is the correlation between factors
     of the same name.
@@ -67,16 +67,16 @@ class Expectation(FileModel):
 
 
 class ResidualPrior(FileModel):
-    """What the mechanism leaves: a Gaussian process over size, ranks and hosts.
+    """Prior of the residual: a Gaussian process over size, ranks and hosts.
 
-    `small`, `deviation` and `large` are deviations (small sizes, those between, large ones; see
-    `Runs`) and `octaves` the length over size of the part that changes with the size, `level` is
-    the deviation of the part that does not; `ranks_octaves` and `hosts_octaves` are lengths over
+    `small`, `deviation` and `large` are standard deviations at small, middling and large sizes (see
+    `NoisePrior`) and `octaves` the length over size of the part that changes with the size; `level`
+    is the deviation of the part that does not; `ranks_octaves` and `hosts_octaves` are lengths over
     the number of ranks and hosts; `other_op` and `other_way` are correlations with another
     collective, and with another algorithm or protocol; `networked` is that between one host and
-    several. `open` is the deviation of the logarithm of a factor on all of these deviations, found
-    for each machine from its own rows: on some machines the mechanism is off by far more than on
-    most, and their rows then say more.
+    several. `open` is the deviation of the logarithm of a factor on all of these deviations, which
+    is fitted for each machine to its own rows: on some machines the mechanism is far less accurate
+    than on most, and their rows then weigh more.
     """
 
     small: float = Field(gt=0)
@@ -92,17 +92,18 @@ class ResidualPrior(FileModel):
     open: float = Field(0.0, ge=0)
 
 
-class Runs(FileModel):
-    """How a run differs from the next on like hardware, and a row from its neighbours.
+class NoisePrior(FileModel):
+    """Prior of the noise: how runs on the same hardware differ, and a row from its neighbours.
 
-    `small`, `middle` and `large` are deviations of the logarithm of times, far below `turn_bytes`,
-    between that and `bulk_bytes` (where algorithms and protocols change, runs differ most), and far
-    above. `octaves` is the length over which a run's deviation changes, `row` the deviation of one
-    row as a part of that, with `freedom` degrees of freedom (Student's t: first iterations spike).
-    `widened` multiplies the deviations of predictions: the mechanism is off in ways of its own on
-    some machines. `odd` are the degrees of freedom (Student's t) of a whole run: one that is far
-    from all others counts less; 0 for runs that differ as a normal distribution has it. `start` is
-    the deviation of the host's start of a collective: no table of sweeps names the processor.
+    `small`, `middle` and `large` are standard deviations of the logarithm of times, far below
+    `turn_bytes`, between that and `bulk_bytes` (where algorithms and protocols change and runs
+    differ most), and far above. `octaves` is the length over which a run's deviation changes, `row`
+    the deviation of one row as a part of that, with `freedom` degrees of freedom (Student's t:
+    first iterations spike).
+    `widened` multiplies the deviations of predictions, for errors of the mechanism that are
+    peculiar to a machine. `odd` are the degrees of freedom (Student's t) of a whole run: an outlier
+    weighs less; 0: runs are normally distributed. `start` is the deviation of the host's start of a
+    collective, which depends on a processor that no table of sweeps names.
     """
 
     small: float = Field(gt=0)
@@ -119,48 +120,49 @@ class Runs(FileModel):
 
 
 class Priors(FileModel):
-    """Everything that a fit of sweeps assumes before it sees data; `sweeps.yaml`."""
+    """Everything that a fit of sweeps assumes before it sees data; `priors.yaml`.
 
-    levers: dict[LeverName, Expectation]
+    `levers`: of factors, by name; `left`: of the residual; `runs`: of the noise.
+    """
+
+    levers: dict[TransferParameterName, FactorPrior]
     left: ResidualPrior
-    runs: Runs
+    runs: NoisePrior
     source: str
 
 
 @cache
-def usually() -> Priors:
-    """The shipped expectations."""
+def shipped_priors() -> Priors:
+    """Read the shipped priors."""
     return load_document(Priors, Path(__file__).with_name("priors.yaml"))
 
 
-def prior(levers: Sequence[TransferParameter], expected: Priors) -> FloatArray:
-    """Covariance of the logarithms of factors before any data; shape (levers, levers)."""
-    deviation = np.array([expected.levers[lever.name].deviation for lever in levers])
-    alike = np.array(
+def prior_covariance(parameters: Sequence[TransferParameter], priors: Priors) -> FloatArray:
+    """Covariance of the logarithms of factors before any data; shape (parameters, parameters)."""
+    deviation = np.array([priors.levers[parameter.name].deviation for parameter in parameters])
+    correlation = np.array(
         [
-            [
-                1.0 if a == b else expected.levers[a.name].alike if a.name == b.name else 0.0
-                for b in levers
-            ]
-            for a in levers
+            [1.0 if a == b else priors.levers[a.name].alike if a.name == b.name else 0.0
+             for b in parameters]
+            for a in parameters
         ]
-    ).reshape(len(levers), len(levers))
-    covariance: FloatArray = alike * np.outer(deviation, deviation)
+    ).reshape(len(parameters), len(parameters))  # fmt: skip
+    covariance: FloatArray = correlation * np.outer(deviation, deviation)
     return covariance
 
 
-def measured_of(factors: Mapping[TransferParameter, float]) -> Corrections:
-    """The part of the factors that stretches ways of carrying a collective."""
+def corrections_of(factors: Mapping[TransferParameter, float]) -> Corrections:
+    """Return the factors that correct lowered collectives: all but those on bandwidths."""
     return Corrections(
         launch=factors.get(LAUNCH, 1.0),
         issue=factors.get(ISSUE, 1.0),
         awaited=factors.get(AWAITED, 1.0),
         uneven=factors.get(UNEVEN, 1.0),
-        steps={lever.where: f for lever, f in factors.items() if lever.name == "step"},
-        rates={lever.where: f for lever, f in factors.items() if lever.name == "rate"},
+        steps={parameter.where: f for parameter, f in factors.items() if parameter.name == "step"},
+        rates={parameter.where: f for parameter, f in factors.items() if parameter.name == "rate"},
     )
 
 
-def bandwidths_of(factors: Mapping[TransferParameter, float]) -> dict[str, float]:
-    """The part of the factors that changes links: factor by kind of link."""
-    return {lever.where: f for lever, f in factors.items() if lever.name == "bandwidth"}
+def bandwidth_factors(factors: Mapping[TransferParameter, float]) -> dict[str, float]:
+    """Return the factors on bandwidths, by kind of link."""
+    return {parameter.where: f for parameter, f in factors.items() if parameter.name == "bandwidth"}

@@ -1,9 +1,9 @@
-"""Factors and what is left of the times, found together: a robust maximum a posteriori.
+"""Posterior of the factors beside the residual: a robust maximum a posteriori.
 
-Measured times are the mechanism's, stretched by factors, times a residual that is smooth over size,
-times what each run and each row has of its own: all lognormal but for the rows' tails (Student's
-t). Factors and residual share what the data show as their expected spreads say; the covariance of
-the factors counts the residual in, so that no factor is more certain than the mechanism is good.
+A measured time is the mechanism's with its factors, times a residual that is smooth over size,
+times the noise of its run and of its row: all lognormal but for the rows' tails (Student's t).
+The priors decide how much of a deviation is attributed to factors and how much to the residual. The
+covariance of the factors includes that of the residual, so that an inaccurate mechanism widens it.
 """
 
 from __future__ import annotations
@@ -15,149 +15,153 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.calibrate.transfer.forward_model import ForwardModel
-from perfmodel.calibrate.transfer.gaussian_process import Places, alike, inverse_of
-from perfmodel.calibrate.transfer.noise_model import NoiseModel, weighed
-from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior
+from perfmodel.calibrate.transfer.gaussian_process import ContextArrays, invert, residual_covariance
+from perfmodel.calibrate.transfer.noise_model import NoiseModel, fit_noise
+from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior_covariance
 
-STEPS = 6
-"""Of Gauss and Newton; times are nearly linear in the factors but for changes of way."""
+MAX_STEPS = 6
+"""Of Gauss and Newton; times are nearly linear in the factors unless the algorithm changes."""
 
-STRAIGHT = 0.15
-"""Logarithm by which factors may move before the slopes are looked up again."""
+RELINEARISE_BEYOND = 0.15
+"""Change of the logarithm of a factor from which on the slopes are computed again."""
 
-CLOSE = 0.01
+CONVERGED = 0.01
 """Logarithm of the last step: far below any interval."""
 
-FARTHEST = 2.0
+MAX_LOG_STEP = 2.0
 """Logarithm of the largest factor that one step may apply."""
-
-NO_EFFECT = 1e-4
-"""A factor whose doubling changes no time by more than about this much cannot be told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """What the data say of the factors.
+    """Posterior of the factors: mean and covariance of their logarithms.
 
     Parameters
     ----------
-    levers : tuple of TransferParameter
-    logs : ndarray of float, shape (levers,)
+    parameters : tuple of TransferParameter
+    logs : ndarray of float, shape (parameters,)
         Logarithms of the factors.
-    covariance : ndarray of float, shape (levers, levers)
+    covariance : ndarray of float, shape (parameters, parameters)
         Of `logs`.
     fitted_s : ndarray of float, shape (rows,)
-        Times of the stretched mechanism, without the residual.
-    slopes : ndarray of float, shape (rows, levers)
-    weighed : NoiseModel
-        How much rows, runs and the mechanism may be off.
-    places : Places
+        Times of the mechanism with the factors, without the residual.
+    slopes : ndarray of float, shape (rows, parameters)
+    noise : NoiseModel
+        Deviations of rows, runs and the mechanism.
+    contexts : ContextArrays
     """
 
-    levers: tuple[TransferParameter, ...]
+    parameters: tuple[TransferParameter, ...]
     logs: FloatArray
     covariance: FloatArray
     fitted_s: FloatArray
     slopes: FloatArray
-    weighed: NoiseModel
-    places: Places
+    noise: NoiseModel
+    contexts: ContextArrays
 
 
 @dataclass(frozen=True, slots=True)
 class DirectMeasurement:
-    """A rate of a link that was measured by itself: a logarithm of its factor, and how sure."""
+    """Rate of a link that was measured by itself: logarithm of its factor, standard deviation."""
 
-    lever: TransferParameter
+    parameter: TransferParameter
     log: float
     deviation: float
 
 
-def posterior(
+def fit_posterior(
     forward: ForwardModel,
-    levers: Sequence[TransferParameter],
-    expected: Priors,
-    seen: Sequence[DirectMeasurement] = (),
+    parameters: Sequence[TransferParameter],
+    priors: Priors,
+    direct: Sequence[DirectMeasurement] = (),
 ) -> Posterior:
-    """Find factors and the covariance of what they leave.
+    """Maximise the posterior by Gauss-Newton steps, the noise model fitted anew in each.
 
     Parameters
     ----------
     forward : ForwardModel
-        At least one row.
-    levers : sequence of TransferParameter
-    expected : Priors
-    seen : sequence of DirectMeasurement
-        What other measurements say of single factors.
+        Without an observation the result is the prior with the direct measurements.
+    parameters : sequence of TransferParameter
+    priors : Priors
+    direct : sequence of DirectMeasurement
+        Measurements of single factors.
     """
-    held, pull = _held(levers, expected, seen)
-    logs: FloatArray = inverse_of(held) @ pull
-    if not forward.observed:
-        return _without_rows(levers, logs, held, expected)
+    information, pull = _prior_information(parameters, priors, direct)
+    before = invert(information)
+    logs: FloatArray = before @ pull
+    if not forward.observations:
+        return _posterior_without_rows(parameters, logs, before, priors)
     measured = np.log(forward.measured_s)
-    run = np.array([one.run for one in forward.observed])
-    expected_logs, open_ = logs, inverse_of(held)
+    run = np.array([observation.run for observation in forward.observations])
+    prior_logs = logs
     slopes, since = np.zeros((0, 0)), np.inf
-    for _ in range(STEPS):
-        fitted_s, places = _fitted(forward, levers, logs)
-        if since > STRAIGHT:
-            slopes, since = forward.slopes(_factors(levers, logs), fitted_s), 0.0
+    for _ in range(MAX_STEPS):
+        fitted_s, contexts = _fit_times(forward, parameters, logs)
+        if since > RELINEARISE_BEYOND:
+            slopes, since = forward.slopes(_factors(parameters, logs), fitted_s), 0.0
         over = measured - np.log(fitted_s)
-        before = over + slopes @ (logs - expected_logs)
-        found = weighed(slopes @ open_ @ slopes.T, places, run, before, expected)
-        inverse = inverse_of(_left_open(found, places, run, expected))
-        curve = slopes.T @ inverse @ slopes + held
-        step = np.linalg.solve(curve, slopes.T @ inverse @ over + pull - held @ logs)
-        logs = logs + np.clip(step, -FARTHEST, FARTHEST)
+        over_prior = over + slopes @ (logs - prior_logs)
+        by_factors = slopes @ before @ slopes.T
+        noise = fit_noise(by_factors, contexts, run, over_prior, priors)
+        inverse = invert(_row_covariance(noise, contexts, run, priors))
+        curvature = slopes.T @ inverse @ slopes + information
+        gradient = slopes.T @ inverse @ over + pull - information @ logs
+        step = np.linalg.solve(curvature, gradient)
+        logs = logs + np.clip(step, -MAX_LOG_STEP, MAX_LOG_STEP)
         since += float(np.abs(step).max(initial=0.0))
-        if np.abs(step).max(initial=0.0) < CLOSE:
+        if np.abs(step).max(initial=0.0) < CONVERGED:
             break
-    fitted_s, places = _fitted(forward, levers, logs)
-    if since > STRAIGHT:
-        slopes = forward.slopes(_factors(levers, logs), fitted_s)
-    inverse = inverse_of(_left_open(found, places, run, expected))
-    covariance = inverse_of(slopes.T @ inverse @ slopes + held)
-    return Posterior(tuple(levers), logs, covariance, fitted_s, slopes, found, places)
+    fitted_s, contexts = _fit_times(forward, parameters, logs)
+    if since > RELINEARISE_BEYOND:
+        slopes = forward.slopes(_factors(parameters, logs), fitted_s)
+    inverse = invert(_row_covariance(noise, contexts, run, priors))
+    covariance = invert(slopes.T @ inverse @ slopes + information)
+    return Posterior(tuple(parameters), logs, covariance, fitted_s, slopes, noise, contexts)
 
 
-def _left_open(found: NoiseModel, places: Places, run: IntArray, expected: Priors) -> FloatArray:
-    """Covariance of rows but for what is open of the factors."""
-    return alike(places, places, found.left, expected.runs) + found.noise(places, run, expected)
+def _row_covariance(
+    noise: NoiseModel, contexts: ContextArrays, run: IntArray, priors: Priors
+) -> FloatArray:
+    """Covariance of rows by residual and noise, without that by the factors."""
+    residual = residual_covariance(contexts, contexts, noise.residual, priors.runs)
+    return residual + noise.covariance(contexts, run, priors)
 
 
-def _without_rows(
-    levers: Sequence[TransferParameter], logs: FloatArray, held: FloatArray, expected: Priors
-) -> Posterior:
-    """What is expected, and what was seen of single factors."""
-    none = NoiseModel(expected.left, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
+def _posterior_without_rows(
+    parameters: Sequence[TransferParameter], logs: FloatArray, covariance: FloatArray,
+    priors: Priors,
+) -> Posterior:  # fmt: skip
+    """The prior with the direct measurements of single factors."""
+    noise = NoiseModel(priors.left, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
     return Posterior(
-        tuple(levers), logs, inverse_of(held), np.zeros(0), np.zeros((0, len(levers))), none,
-        Places.of(()),
+        tuple(parameters), logs, covariance, np.zeros(0), np.zeros((0, len(parameters))), noise,
+        ContextArrays.of(()),
     )  # fmt: skip
 
 
-def _held(
-    levers: Sequence[TransferParameter], expected: Priors, seen: Sequence[DirectMeasurement]
+def _prior_information(
+    parameters: Sequence[TransferParameter], priors: Priors, direct: Sequence[DirectMeasurement]
 ) -> tuple[FloatArray, FloatArray]:
-    """Inverse covariance of what is known before any sweep, and that times its mean."""
-    held = inverse_of(prior(levers, expected))
-    pull = np.zeros(len(levers))
-    for one in seen:
-        if one.lever in levers:
-            at = list(levers).index(one.lever)
-            held[at, at] += one.deviation**-2
-            pull[at] += one.log * one.deviation**-2
-    return held, pull
+    """Inverse covariance of the factors before any sweep, and that times their mean."""
+    information = invert(prior_covariance(parameters, priors))
+    pull = np.zeros(len(parameters))
+    for measurement in direct:
+        if measurement.parameter in parameters:
+            at = list(parameters).index(measurement.parameter)
+            information[at, at] += measurement.deviation**-2
+            pull[at] += measurement.log * measurement.deviation**-2
+    return information, pull
 
 
 def _factors(
-    levers: Sequence[TransferParameter], logs: FloatArray
+    parameters: Sequence[TransferParameter], logs: FloatArray
 ) -> dict[TransferParameter, float]:
-    return dict(zip(levers, np.exp(logs).tolist(), strict=True))
+    return dict(zip(parameters, np.exp(logs).tolist(), strict=True))
 
 
-def _fitted(
-    forward: ForwardModel, levers: Sequence[TransferParameter], logs: FloatArray
-) -> tuple[FloatArray, Places]:
-    factors = _factors(levers, logs)
-    places = Places.of(forward.situations(factors), forward.shares(factors).tolist())
-    return forward.times_s(factors), places
+def _fit_times(
+    forward: ForwardModel, parameters: Sequence[TransferParameter], logs: FloatArray
+) -> tuple[FloatArray, ContextArrays]:
+    factors = _factors(parameters, logs)
+    contexts = ContextArrays.of(forward.contexts(factors), forward.shares(factors).tolist())
+    return forward.times_s(factors), contexts

@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure
 from perfmodel.report.validation.tables import MODE_NAMES, percent
-from perfmodel.validate.predict.run import Mode, Predicted
+from perfmodel.validate.predict.forecast import Mode, Predicted
 from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
 from perfmodel.validate.score.scores import LARGE, MODES, Score, in_band
 

@@ -22,7 +22,7 @@ from perfmodel.report.validation.text import (
     trainings_csv,
     validation_markdown,
 )
-from perfmodel.validate.predict.run import Predicted
+from perfmodel.validate.predict.forecast import Predicted
 from perfmodel.validate.run import Validation, to_json
 from perfmodel.validate.score import scores
 from perfmodel.validate.score.scores import LARGE

@@ -1,4 +1,4 @@
-"""What anybody would predict without this package: two formulas, stated beside our predictions."""
+"""Two baselines to compare predictions with: alpha-beta, and NCCL's own cost formula."""
 
 from __future__ import annotations
 

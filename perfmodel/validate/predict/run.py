@@ -1,271 +1,38 @@
-"""What is predicted for each recorded sweep, by which means.
-
-Predict all sweeps and trainings in several processes.
-"""
+"""Predict all recorded sweeps and trainings of a folder, in several processes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-
-from perfmodel.calibrate import Profile, apply, draws, measured_at
-from perfmodel.calibrate.checks import differences
-from perfmodel.calibrate.transfer.fit import fit_profile
-from perfmodel.errors import PerfmodelError
-from perfmodel.library.machine import make_machine, observed_time_s
-from perfmodel.library.model import load_library
-from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.collective import collective_rows
+from perfmodel.calibrate import Profile
 from perfmodel.studies.sweep.executor import cores, map_unordered
-from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
-from perfmodel.validate.sweeps.match import Matched, Unmatched, match, short
+from perfmodel.validate.predict.forecast import Forecast, Pair, Task, predict
+from perfmodel.validate.sweeps.match import Matched, Unmatched, match
 from perfmodel.validate.sweeps.read import Sweep
 from perfmodel.validate.trainings.datasets import datasets_in
 from perfmodel.validate.trainings.model import Dataset
-
-Mode = Literal["datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
-"""Nothing fitted on this machine; a profile from other sweeps of the same hardware; a profile that
-the user gave; NCCL's own formula; latency plus bytes over the nominal rate."""
-
-Interval = tuple[float, float] | None
-
-DRAWS = 30
-"""Draws of a profile that an interval rests on."""
-
-INTERVALS = 12
-"""Sizes of a sweep at which intervals are drawn; interpolated between them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Predictions for the sizes of a sweep; seconds."""
-
-    time_s: tuple[float, ...]
-    interval_s: tuple[Interval, ...] = ()
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """Everything that was predicted for one sweep; plain data, which processes can exchange.
-
-    Parameters
-    ----------
-    times : mapping of Mode to Times
-    missing : mapping of Mode to str
-        Why a mode has no prediction.
-    ways : tuple of str
-        Algorithm and protocol by size, datasheet mode.
-    """
-
-    times: Mapping[Mode, Times]
-    missing: Mapping[Mode, str] = field(default_factory=dict)
-    ways: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """A sweep, the machine it was matched to, and what was predicted for it."""
-
-    sweep: Sweep
-    matched: Matched
-    forecast: Forecast
-
-    @property
-    def times(self) -> Mapping[Mode, Times]:
-        """Predictions by mode."""
-        return self.forecast.times
-
-    @property
-    def missing(self) -> Mapping[Mode, str]:
-        """Why a mode has no prediction."""
-        return self.forecast.missing
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        """Algorithm and protocol by size, datasheet mode."""
-        return self.forecast.ways
-
-    @property
-    def counted(self) -> bool:
-        """Whether the sweep counts: trusted, and its hardware is stated."""
-        return self.why_not == ""
-
-    @property
-    def why_not(self) -> str:
-        """Why the sweep is listed and not counted; empty if it counts."""
-        reasons = []
-        if self.sweep.trust < 3:
-            reasons.append(f"trust {self.sweep.trust}")
-        if self.matched.unstated:
-            reasons.append("not stated: " + ", ".join(self.matched.unstated))
-        return "; ".join(reasons)
-
-
-Pair = tuple[Sweep, Matched]
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One matched sweep to predict.
-
-    Parameters
-    ----------
-    sweep : Sweep
-    matched : Matched
-    profile : Profile or None
-        A user's own, for the mode "calibrated".
-    others : tuple of Pair, or None
-        Other sweeps of the same hardware; None: no profile of them is wanted.
-    """
-
-    sweep: Sweep
-    matched: Matched
-    profile: Profile | None = None
-    others: tuple[Pair, ...] | None = None
-
-
-def matched_all(sweeps: Sequence[Sweep], folder: Path) -> tuple[list[Pair], dict[str, str]]:
-    """Match all sweeps of a folder; the second part says why some could not be."""
-    matched: list[Pair] = []
-    unmatched: dict[str, str] = {}
-    for sweep in sweeps:
-        found = match(sweep, folder)
-        if isinstance(found, Unmatched):
-            unmatched[sweep.id] = found.reason
-        else:
-            matched.append((sweep, found))
-    return matched, unmatched
-
-
-def predict(task: Task) -> Forecast | str:
-    """Predict one sweep by every means; the reason why not."""
-    try:
-        return _forecast(task.sweep, task.matched, task.profile, task.others)
-    except PerfmodelError as error:
-        return f"cannot be predicted: {short(error)}"
-
-
-def _forecast(
-    sweep: Sweep, own: Matched, profile: Profile | None, others: Sequence[Pair] | None
-) -> Forecast:
-    sizes = [row.nbytes for row in sweep.rows]
-    rows = collective_rows(own.topology, op=own.op, sizes=sizes, settings=own.settings)
-    times: dict[Mode, Times] = {"datasheet": _times(rows)}
-    missing: dict[Mode, str] = {}
-    times["alpha-beta"] = Times(alpha_beta_s(own.node, own.topology, own.op, sizes))
-    try:
-        times["nccl tuner"] = Times(tuner_s(own.topology, own.settings, own.op, sizes))
-    except PerfmodelError as error:
-        missing["nccl tuner"] = f"the formula does not cover it: {short(error)}"
-    if profile is not None:
-        times["calibrated"] = with_profile(profile, own, sizes)
-    if others is not None:
-        found = _transferred(own, others, sizes)
-        if isinstance(found, Times):
-            times["transferred"] = found
-        else:
-            missing["transferred"] = found
-    ways = tuple(f"{row['algorithm']} {row['protocol']}" for row in rows)
-    return Forecast(times, missing, ways)
-
-
-def _times(rows: Sequence[Mapping[str, Any]], note: str = "") -> Times:
-    return Times(
-        tuple(row["time_s"] for row in rows),
-        tuple(None if row["interval_s"] is None else tuple(row["interval_s"]) for row in rows),
-        note,
-    )
-
-
-def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str = "") -> Times:
-    """Predict with a profile; intervals are drawn at some sizes and interpolated between them."""
-    plain = make_machine(own.topology, load_library("nccl"), settings=own.settings)
-    ranks = range(len(own.topology.ranks))
-
-    def seen_s(known: UncontendedTimer, nbytes: int) -> float:
-        return observed_time_s(known.machine, known.best(own.op, nbytes, ranks, 0, None)[1])
-
-    known = UncontendedTimer(apply(profile, plain))
-    likely = [seen_s(known, nbytes) for nbytes in sizes]
-    if not measured_at(profile, len(ranks), own.op):
-        return Times(tuple(likely), (), note)
-    every = max(1, -(-(len(sizes) - 1) // (INTERVALS - 1)))
-    at = sorted({*range(0, len(sizes), every), len(sizes) - 1})
-    machines = [UncontendedTimer(apply(one, plain)) for one in draws(profile, DRAWS, seed=0)]
-    limits = []
-    for index in at:
-        drawn = [seen_s(m, sizes[index]) for m in machines]
-        limits.append(np.quantile(np.log(drawn) - math.log(likely[index]), [0.1, 0.9]))
-    x = np.log([sizes[index] for index in at])
-    low, high = (np.interp(np.log(sizes), x, side) for side in np.array(limits).T)
-    intervals = [
-        (t * math.exp(min(a, 0.0)), t * math.exp(max(b, 0.0)))
-        for t, a, b in zip(likely, low, high, strict=True)
-    ]
-    return Times(tuple(likely), tuple(intervals), note)
-
-
-# ---------------------------------------------------------------- from other runs
-
-
-def partners(sweep: Sweep, own: Matched, known: Sequence[Pair]) -> list[Pair]:
-    """Other sweeps of the same hardware and collective at any scale.
-
-    Same hardware: same GPU, links of a host, and network.
-
-    A copy of the sweep itself (the same times) is no other sweep.
-    """
-    return [
-        (other, found)
-        for other, found in known
-        if other.id != sweep.id
-        and other.rows != sweep.rows
-        and other.trust >= 3
-        and not found.unstated
-        and found.hardware == own.hardware
-        and found.op == own.op
-    ]
-
-
-def _transferred(own: Matched, others: Sequence[Pair], sizes: Sequence[int]) -> Times | str:
-    """Predict from a profile of the others; the reason where there is none."""
-    if own.unstated:
-        return "the hardware is not stated, so that no other sweep is known to be of the same"
-    if not others:
-        return "no other sweep of this hardware and collective"
-    told = (own.topology, own.settings)
-    unlike = {
-        other.id: "; ".join(differences(own.op, told, (found.topology, found.settings)))
-        for other, found in others
-    }
-    apart = "; ".join(f"not from {name}: {why}" for name, why in unlike.items() if why)
-    alike = [(other, found) for other, found in others if not unlike[other.id]]
-    if not alike:
-        return f"no other sweep with like settings; {apart}"
-    gpu = own.topology.gpu  # the same chip, perhaps with other memory
-    runs = [
-        (replace(found.topology, gpu=gpu), found.settings, found.op, other.rows)
-        for other, found in alike
-    ]
-    names = [other.id for other, _ in alike]
-    note = "from " + ", ".join(names) + (f"; {apart}" if apart else "")
-    try:
-        return with_profile(fit_profile(runs, files=names), own, sizes, note)
-    except PerfmodelError as error:
-        return f"no profile: {short(error)}"
-
 
 WORTH_IT = 8
 """Sweeps from which on starting processes costs less than they save."""
 
 Placed = tuple[Sweep, Path]
 """A sweep, and the folder with the YAML files that it may name."""
+
+
+def match_all(sweeps: Sequence[Sweep], folder: Path) -> tuple[list[Pair], dict[str, str]]:
+    """Match all sweeps of a folder; the second part says why some could not be."""
+    matched: list[Pair] = []
+    unmatched: dict[str, str] = {}
+    for sweep in sweeps:
+        outcome = match(sweep, folder)
+        if isinstance(outcome, Unmatched):
+            unmatched[sweep.id] = outcome.reason
+        else:
+            matched.append((sweep, outcome))
+    return matched, unmatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +44,7 @@ class PredictionTask:
     sweep : tuple of Sweep and Path
     profile : Profile or None
     others : tuple of (Sweep, Path), or None
-        Other sweeps of the same hardware; None: no profile of them is wanted.
+        Other sweeps of the same hardware; None: do not fit a profile of them.
     """
 
     sweep: Placed
@@ -298,13 +65,13 @@ def run(job: PredictionTask) -> Forecast | str:
         return own.reason
     others = None
     if job.others is not None:
-        found = [(one[0], match(*one)) for one in job.others]
-        others = tuple((sweep, m) for sweep, m in found if isinstance(m, Matched))
+        pairs = [(other[0], match(*other)) for other in job.others]
+        others = tuple((sweep, m) for sweep, m in pairs if isinstance(m, Matched))
     return predict(Task(job.sweep[0], own, job.profile, others))
 
 
 def at_once(
-    wanted: Sequence[PredictionTask],
+    tasks: Sequence[PredictionTask],
     folder: Path,
     processes: int,
     progress: Callable[[int, int], None] | None,
@@ -313,7 +80,7 @@ def at_once(
 
     Parameters
     ----------
-    wanted : sequence of PredictionTask
+    tasks : sequence of PredictionTask
     folder : Path
         Where tables of trainings stand.
     processes : int
@@ -324,20 +91,20 @@ def at_once(
     Returns
     -------
     list of Forecast or str
-        In the order of `wanted`; a text says why a sweep could not be predicted.
+        In the order of `tasks`; a text says why a sweep could not be predicted.
     list of Dataset
     """
-    if len(wanted) < WORTH_IT:
+    if len(tasks) < WORTH_IT:
         processes = 1
-    longest_first = sorted(range(len(wanted)), key=lambda at: -wanted[at].work)
+    longest_first = sorted(range(len(tasks)), key=lambda at: -tasks[at].work)
     calls: list[tuple[Any, ...]] = [(TRAININGS, datasets_in, folder)]
-    calls += [(at, run, wanted[at]) for at in longest_first]
+    calls += [(at, run, tasks[at]) for at in longest_first]
     outcomes: dict[int, Any] = {}
     for at, outcome in map_unordered(_call_at, calls, jobs=processes, threads=cores()):
         outcomes[at] = outcome
         if progress is not None and at != TRAININGS:
-            progress(len(outcomes) - (TRAININGS in outcomes), len(wanted))
-    return [outcomes[at] for at in range(len(wanted))], outcomes[TRAININGS]
+            progress(len(outcomes) - (TRAININGS in outcomes), len(tasks))
+    return [outcomes[at] for at in range(len(tasks))], outcomes[TRAININGS]
 
 
 TRAININGS = -1

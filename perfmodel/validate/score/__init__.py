@@ -1,1 +1,1 @@
-"""score."""
+"""Errors and interval coverage of predictions: `scores.score`."""

@@ -1,8 +1,8 @@
-"""Intervals: how wide they must be, and how often the truth lies inside.
+"""Width of intervals for datasheet predictions, and how often they hold the measured time.
 
 Datasheet mode: conformal quantiles of ln(measured / predicted) over recorded sweeps. For coverage,
 each sweep's interval is taken without that sweep (a kind seen in several sweeps), or without all
-sweeps of its kind (a new kind), so that no interval has seen what it is judged on.
+sweeps of its kind (a new kind), so that no interval rests on the data that it is judged by.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfmodel.library.prediction_error import (
     Spread,
     datasheet_interval_s,
 )
-from perfmodel.validate.predict.run import Predicted
+from perfmodel.validate.predict.forecast import Predicted
 from perfmodel.validate.score.points import Point, even_weights, points_of, weighted_quantile
 
 PROBABILITY = 0.8
@@ -77,7 +77,7 @@ def limits(points: Sequence[Point]) -> Limits | None:
 
     Conformal prediction takes of n units the share (n + 1) / n (1 - alpha) instead of 1 - alpha.
     Sizes of one sweep are neither one unit nor independent: half of that correction is made for n
-    sweeps. All of it covers 94 % where 80 % are wanted, none of it 75 %.
+    sweeps. All of it covers 94 % instead of 80 %, none of it 75 %.
     """
     if not points:
         return None
@@ -92,14 +92,14 @@ def limits(points: Sequence[Point]) -> Limits | None:
 
 def _kinds(points: Sequence[Point]) -> dict[str, set[str]]:
     """Sweeps by kind of machine and collective."""
-    found: dict[str, set[str]] = {}
+    kinds: dict[str, set[str]] = {}
     for p in points:
-        found.setdefault(f"{p.machine}, {p.op}", set()).add(p.sweep)
-    return found
+        kinds.setdefault(f"{p.machine}, {p.op}", set()).add(p.sweep)
+    return kinds
 
 
 def _pools(points: Sequence[Point]) -> dict[Familiarity, list[Point]]:
-    """Residuals that stand for each familiarity; the less is known, the more kinds they span."""
+    """Residuals for each familiarity; the less familiar, the more kinds they span."""
     kinds = _kinds(points)
     well = {kind for kind, sweeps in kinds.items() if len(sweeps) >= SEVERAL}
     several = [p for p in points if f"{p.machine}, {p.op}" in well]
@@ -117,9 +117,9 @@ def spread_of(points: Sequence[Point], source: str) -> Spread:
             factors.setdefault(familiarity, {})[band] = (
                 round(math.exp(low), 3), round(math.exp(high), 3)
             )  # fmt: skip
-    seen = {kind: len(sweeps) for kind, sweeps in sorted(_kinds(own).items())}
+    sweep_counts = {kind: len(sweeps) for kind, sweeps in sorted(_kinds(own).items())}
     return Spread.model_validate(
-        {"source": source, "probability": PROBABILITY, "factors": factors, "seen": seen}
+        {"source": source, "probability": PROBABILITY, "factors": factors, "seen": sweep_counts}
     )
 
 
@@ -127,12 +127,12 @@ def _limits(
     pool: Sequence[Point], everything: Sequence[Point], band: str, familiarity: Familiarity
 ) -> Limits:
     """Limits of a band; wider, and to both sides, for a kind of machine never seen."""
-    found = limits([p for p in pool if p.band == band])
-    found = found or limits([p for p in everything if p.band == band])
-    found = found or limits(everything) or (-1.0, 1.0)
+    band_limits = limits([p for p in pool if p.band == band])
+    band_limits = band_limits or limits([p for p in everything if p.band == band])
+    band_limits = band_limits or limits(everything) or (-1.0, 1.0)
     if familiarity != "new":
-        return found
-    low, high = NEW * found[0], NEW * found[1]
+        return band_limits
+    low, high = NEW * band_limits[0], NEW * band_limits[1]
     return min(low, -high / 2), max(high, -low / 2)
 
 
@@ -144,10 +144,10 @@ more than of one that was recorded once or twice, and at least half as far to th
 def judged(points: Sequence[Point]) -> list[Point]:
     """Counted datasheet points, each with an interval that was made without its own sweep.
 
-    A sweep whose kind (without it) was never seen is judged by what a new kind would get.
+    A sweep whose kind has no other sweep gets the interval of a new kind.
     """
     own = [p for p in points if p.mode == "datasheet" and p.counted]
-    found: list[Point] = []
+    judged_points: list[Point] = []
     for sweep in dict.fromkeys(p.sweep for p in own):
         others = [p for p in own if p.sweep != sweep]
         if not others:
@@ -157,13 +157,13 @@ def judged(points: Sequence[Point]) -> list[Point]:
         for p in mine:
             low, high = table[p.band]
             interval = (p.predicted_s * math.exp(low), p.predicted_s * math.exp(high))
-            found.append(replace(p, interval_s=interval))
-    return found
+            judged_points.append(replace(p, interval_s=interval))
+    return judged_points
 
 
 def as_shipped(predicted: Sequence[Predicted]) -> list[Point]:
-    """Counted datasheet points with the intervals that perfmodel ships, for sweeps never seen."""
-    machines = {one.sweep.id: one.matched for one in predicted}
+    """Counted datasheet points with the shipped intervals, for sweeps that do not ship."""
+    machines = {prediction.sweep.id: prediction.matched for prediction in predicted}
     return [
         replace(
             p,
@@ -176,14 +176,14 @@ def as_shipped(predicted: Sequence[Predicted]) -> list[Point]:
     ]
 
 
-def _table(others: Sequence[Point], one: Point) -> Mapping[str, Limits]:
-    familiarity = familiar(_kinds(others), one)
+def _table(others: Sequence[Point], point: Point) -> Mapping[str, Limits]:
+    familiarity = familiar(_kinds(others), point)
     pool = _pools(others)[familiarity]
     return {band: _limits(pool, others, band, familiarity) for band, _ in BANDS}
 
 
-def familiar(kinds: Mapping[str, set[str]], one: Point) -> Familiarity:
-    """How well other sweeps know the machine of a point."""
-    if len(kinds.get(f"{one.machine}, {one.op}", ())) >= SEVERAL:
+def familiar(kinds: Mapping[str, set[str]], point: Point) -> Familiarity:
+    """How many other sweeps are of the machine of a point."""
+    if len(kinds.get(f"{point.machine}, {point.op}", ())) >= SEVERAL:
         return "several"
-    return "few" if any(kind.startswith(f"{one.machine}, ") for kind in kinds) else "new"
+    return "few" if any(kind.startswith(f"{point.machine}, ") for kind in kinds) else "new"

@@ -1,4 +1,4 @@
-"""Predicted beside measured, a row per sweep, size and mode; quantiles that weigh sweeps alike."""
+"""Predicted and measured times by sweep, size and mode; quantiles with equal weight per sweep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.library.prediction_error import Band, band_of, kind_of_machine
-from perfmodel.validate.predict.run import Interval, Mode, Predicted
+from perfmodel.validate.predict.forecast import Interval, Mode, Predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +41,19 @@ def points_of(predicted: Iterable[Predicted]) -> list[Point]:
     """List all points of all sweeps and modes."""
     return [
         Point(
-            sweep=one.sweep.id,
-            machine=kind_of_machine(one.matched.topology),
-            op=one.matched.op,
+            sweep=prediction.sweep.id,
+            machine=kind_of_machine(prediction.matched.topology),
+            op=prediction.matched.op,
             mode=mode,
             nbytes=row.nbytes,
             measured_s=row.time_s,
             predicted_s=times.time_s[at],
             interval_s=times.interval_s[at] if times.interval_s else None,
-            counted=one.counted,
+            counted=prediction.counted,
         )
-        for one in predicted
-        for mode, times in one.times.items()
-        for at, row in enumerate(one.sweep.rows)
+        for prediction in predicted
+        for mode, times in prediction.times.items()
+        for at, row in enumerate(prediction.sweep.rows)
     ]
 
 

@@ -1,4 +1,4 @@
-"""How far predictions are off: by band of size, by machine, by mode."""
+"""Error statistics of predictions: by band of size, by machine, by mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.library.prediction_error import BANDS
-from perfmodel.validate.predict.run import Mode
+from perfmodel.validate.predict.forecast import Mode
 from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
 
 MODES: tuple[Mode, ...] = ("datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta")
@@ -30,7 +30,7 @@ class Score:
     median_abs_error, p90_abs_error : float
         Of predicted over measured less one; every sweep weighs the same.
     median_error : float
-        With its sign: below zero is too quick.
+        With its sign: below zero the prediction is too short.
     median_of_points, p90_of_points : float
         The same with every size of every sweep weighing the same.
     """
@@ -49,15 +49,15 @@ def score(points: Sequence[Point]) -> Score | None:
     if not points:
         return None
     errors = np.array([point.error for point in points])
-    weights, alike = even_weights(points), np.ones(len(points))
+    weights, ones = even_weights(points), np.ones(len(points))
     return Score(
         sweeps=len({point.sweep for point in points}),
         points=len(points),
         median_abs_error=weighted_quantile(np.abs(errors), weights, 0.5),
         p90_abs_error=weighted_quantile(np.abs(errors), weights, 0.9),
         median_error=weighted_quantile(errors, weights, 0.5),
-        median_of_points=weighted_quantile(np.abs(errors), alike, 0.5),
-        p90_of_points=weighted_quantile(np.abs(errors), alike, 0.9),
+        median_of_points=weighted_quantile(np.abs(errors), ones, 0.5),
+        p90_of_points=weighted_quantile(np.abs(errors), ones, 0.9),
     )
 
 
@@ -68,41 +68,43 @@ def in_band(points: Iterable[Point], band: str) -> list[Point]:
 
 def by_band(points: Sequence[Point]) -> dict[Mode, dict[str, Score]]:
     """Score the counted points by mode and band."""
-    found: dict[Mode, dict[str, Score]] = {}
+    table: dict[Mode, dict[str, Score]] = {}
     for mode in MODES:
         own = [p for p in points if p.mode == mode and p.counted]
         bands = {band: score(in_band(own, band)) for band in (*(b for b, _ in BANDS), LARGE)}
-        scored = {band: one for band, one in bands.items() if one is not None}
+        scored = {
+            band: scored_band for band, scored_band in bands.items() if scored_band is not None
+        }
         if scored:
-            found[mode] = scored
-    return found
+            table[mode] = scored
+    return table
 
 
 def by_machine(points: Sequence[Point]) -> dict[str, dict[Mode, dict[str, Score]]]:
     """Score the counted points by kind of machine, mode, and below or from 256 KiB on."""
-    found: dict[str, dict[Mode, dict[str, Score]]] = {}
+    table: dict[str, dict[Mode, dict[str, Score]]] = {}
     for machine in sorted({point.machine for point in points}):
         for mode in MODES:
             own = [p for p in points if p.machine == machine and p.mode == mode and p.counted]
             for band in ("latency", LARGE):
-                one = score(in_band(own, band))
-                if one is not None:
-                    found.setdefault(machine, {}).setdefault(mode, {})[band] = one
-    return found
+                scored = score(in_band(own, band))
+                if scored is not None:
+                    table.setdefault(machine, {}).setdefault(mode, {})[band] = scored
+    return table
 
 
 def by_sweep(points: Sequence[Point]) -> dict[str, dict[Mode, dict[str, Score]]]:
     """Score each sweep by mode and band, counted or not."""
-    found: dict[str, dict[Mode, dict[str, Score]]] = {}
+    table: dict[str, dict[Mode, dict[str, Score]]] = {}
     groups: dict[tuple[str, Mode], list[Point]] = {}
     for point in points:
         groups.setdefault((point.sweep, point.mode), []).append(point)
     for (sweep, mode), own in groups.items():
         for band in (*(b for b, _ in BANDS), LARGE, "all"):
-            one = score(own if band == "all" else in_band(own, band))
-            if one is not None:
-                found.setdefault(sweep, {}).setdefault(mode, {})[band] = one
-    return found
+            scored = score(own if band == "all" else in_band(own, band))
+            if scored is not None:
+                table.setdefault(sweep, {}).setdefault(mode, {})[band] = scored
+    return table
 
 
 def on_common(points: Sequence[Point]) -> dict[Mode, dict[str, Score]]:

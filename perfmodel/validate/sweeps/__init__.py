@@ -1,1 +1,1 @@
-"""sweeps."""
+"""Recorded sweeps of collectives and the machines that made them: `read.read_sweeps`."""

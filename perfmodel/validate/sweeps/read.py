@@ -1,126 +1,22 @@
 """Recorded sweeps of collectives: a table of runs (META.csv) and the times of each.
 
-A folder holds ``META.csv``, one row per run with the hardware in words, and the times: one CSV per
-run named after it, or one ``sweeps.csv`` with a column ``sweep_id``. The folder itself or its
+A folder holds ``META.csv``, one row per run with the hardware as free text, and the times: one CSV
+per run named after it, or one ``sweeps.csv`` with a column ``sweep_id``. The folder itself or its
 subfolder ``nccl_sweeps`` may be given. Columns that are missing are taken as empty.
-
-Sizes and times of one recorded sweep.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
+from perfmodel.calibrate.readers.infer_op import OPS
 from perfmodel.errors import Fault, InputError
+from perfmodel.files import FileModel, load_document
 from perfmodel.files.csv_rows import Reader, Record, read_table
-
-_SIZES = ("size_bytes", "nbytes", "bytes", "size")
-_TIMES = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
-_IN_PLACE = {"time_us_inplace": 1e-6, "time_us_in_place": 1e-6}
-_LEGIBLE_GBPS = 0.1
-"""A bandwidth printed with two decimals tells the time to a few per cent from here on."""
-_UNIT_FACTOR = 2.0
-"""Times further than this from what their bandwidth says are in another unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Time of one size, out of place where both were recorded."""
-
-    nbytes: int
-    time_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Rows by size, the number of ranks that they name, and what was odd about them."""
-
-    rows: tuple[Row, ...]
-    nranks: int | None
-    notes: tuple[str, ...]
-
-
-def times_of(records: Sequence[Record], meta: Reader) -> Times:
-    """Read the rows of one sweep; faults go to those of `meta`."""
-    rows: list[Row] = []
-    notes: dict[str, None] = {}
-    ranks: set[int] = set()
-    doubtful: list[float] = []
-    for record in records:
-        reader = Reader(record, meta.faults)
-        nbytes = _size(reader, notes)
-        time_s = None if nbytes is None else _time(reader, nbytes, notes)
-        if nbytes is None or time_s is None:
-            continue
-        rows.append(Row(nbytes, time_s))
-        if (named := reader.count("nranks")) is not None:
-            ranks.add(named)
-        algbw = _printed(reader, "algbw_GBps")
-        if algbw is not None and algbw >= _LEGIBLE_GBPS:
-            doubtful.append(nbytes / time_s / 1e9 / algbw)
-    _check_unit(doubtful, records, meta)
-    rows.sort(key=lambda row: row.nbytes)
-    return Times(tuple(rows), ranks.pop() if len(ranks) == 1 else None, tuple(notes))
-
-
-def _printed(reader: Reader, field: str) -> float | None:
-    """Return a printed bandwidth; small ones are printed as 0.0."""
-    try:
-        value = float(reader.text(field))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value > 0 else None
-
-
-def _size(reader: Reader, notes: dict[str, None]) -> int | None:
-    field = next((name for name in _SIZES if name in reader.record.cells), None)
-    if field is None:
-        reader.fault("size_bytes", "no such column", "sizes in bytes")
-        return None
-    if reader.text(field) in {"0", "0.0"}:  # nccl-tests lists sizes that round down to nothing
-        notes["rows of zero bytes left out"] = None
-        return None
-    if not reader.text(field):
-        reader.fault(field, "nothing", "a size in bytes")
-        return None
-    return reader.count(field)
-
-
-def _time(reader: Reader, nbytes: int, notes: dict[str, None]) -> float | None:
-    """Time of a row: out of place, in place, or from the bandwidth; None if there is none."""
-    for name, scale in (_TIMES | _IN_PLACE).items():
-        if reader.text(name):
-            value = reader.number(name)
-            if value is None:
-                return None
-            if name in _IN_PLACE:
-                notes["times in place where none out of place was recorded"] = None
-            return value * scale
-    algbw = _printed(reader, "algbw_GBps")
-    if algbw is None:
-        reader.fault("time_us", "nothing", "a time in microseconds, or algbw_GBps")
-        return None
-    notes["times derived from the printed bandwidth"] = None
-    return nbytes / algbw / 1e9
-
-
-def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: Reader) -> None:
-    """Refuse times that contradict the bandwidths beside them."""
-    if not ratios:
-        return
-    typical = statistics.median(ratios)
-    if 1 / _UNIT_FACTOR <= typical <= _UNIT_FACTOR:
-        return
-    nearest = {1e3: "milliseconds", 1e6: "seconds", 1e-3: "nanoseconds"}
-    unit = next((u for f, u in nearest.items() if 0.5 <= typical / f <= 2), "another unit or size")
-    found = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
-    reader = Reader(records[0], meta.faults)
-    reader.fault("time_us", found, "microseconds that give the bandwidth printed beside them")
-
+from perfmodel.validate.sweeps.times import Row, Times, times_of
 
 SUBFOLDER = "nccl_sweeps"
 META = "META.csv"
@@ -130,6 +26,8 @@ UNGRADED = 3
 
 BEST = 5
 """Trust of a complete official log; `Sweep.trust`."""
+
+SPELLINGS = {**OPS, "bcast": "broadcast"}
 
 _NEEDED = ("sweep_id", "collective", "gpu")
 
@@ -145,21 +43,21 @@ class Sweep:
         "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all" or what
         the table says.
     gpu, intra_node, inter_node, proc_model, env_and_algo, note : str
-        Words of whoever recorded it.
+        As the recorder wrote them.
     nodes, gpus_per_node, nranks : int
     nic_count, nic_Gbps : float or None
         NICs of a host and the rate of one; None: not stated.
     nccl_version : str
         Empty: not stated.
     topology : str
-        Name of a template or a YAML file; empty: to be found from the words.
+        Name of a template or a YAML file; empty: to be inferred from the text.
     source : str
     trust : int
         5 complete and official to 2 recalled or hardware unknown.
     rows : tuple of Row
         In the order of their sizes.
     notes : tuple of str
-        What was odd in the files and how it was read.
+        Peculiarities of the files and how they were read.
     """
 
     id: str
@@ -199,9 +97,9 @@ def sweeps_folder(folder: Path) -> Path:
     for candidate in (folder, folder / SUBFOLDER):
         if (candidate / META).is_file():
             return candidate
-    found = "no such folder" if not folder.is_dir() else f"no {META}"
+    actual = "no such folder" if not folder.is_dir() else f"no {META}"
     allowed = f"a folder with {META}, in itself or in {SUBFOLDER}/"
-    raise InputError(Fault("--data", found, allowed, str(folder)))
+    raise InputError(Fault("--data", actual, allowed, str(folder)))
 
 
 def read_sweeps(folder: Path | str) -> list[Sweep]:
@@ -235,11 +133,11 @@ def read_sweeps(folder: Path | str) -> list[Sweep]:
 def _together(root: Path, faults: list[Fault]) -> Mapping[str, list[Record]]:
     """Return the records of ``sweeps.csv`` by sweep; empty without that file."""
     path = root / TOGETHER
-    found: dict[str, list[Record]] = {}
+    records: dict[str, list[Record]] = {}
     if path.is_file():
         for record in read_table(path, faults):
-            found.setdefault(record.cells.get("sweep_id", ""), []).append(record)
-    return found
+            records.setdefault(record.cells.get("sweep_id", ""), []).append(record)
+    return records
 
 
 def _all_of(
@@ -249,14 +147,14 @@ def _all_of(
     faults: list[Fault],
 ) -> list[Sweep]:
     sweeps: list[Sweep] = []
-    seen: set[str] = set()
+    names: set[str] = set()
     for record in table:
         name = record.cells["sweep_id"]
         reader = Reader(record, faults)
-        if not name or name in seen or Path(name).name != name:
+        if not name or name in names or Path(name).name != name:
             reader.fault("sweep_id", repr(name), "a name of its own for each sweep, without '/'")
             continue
-        seen.add(name)
+        names.add(name)
         before = len(faults)
         own = root / f"{name}.csv"
         if own.is_file():
@@ -282,7 +180,7 @@ def _sweep(name: str, reader: Reader, times: Times) -> list[Sweep]:
         reader.fault("trust", f"{grade:g}", f"1 (worst) to {BEST} (best)")
     if grade is None:
         notes.append(f"no trust is stated: counted as {UNGRADED}")
-    counts = {what: reader.number(what) for what in ("nic_count_per_node", "nic_gbps")}
+    counts = {column: reader.number(column) for column in ("nic_count_per_node", "nic_gbps")}
     if ranks is None:
         return []
     nodes, per_node, nranks = ranks
@@ -314,7 +212,9 @@ def _sweep(name: str, reader: Reader, times: Times) -> list[Sweep]:
 
 def _ranks(reader: Reader, times: Times, notes: list[str]) -> tuple[int, int, int] | None:
     """Return nodes, GPUs of each and ranks; whichever one is missing follows from the others."""
-    nodes, per_node, nranks = (reader.count(what) for what in ("nodes", "gpus_per_node", "nranks"))
+    nodes, per_node, nranks = (
+        reader.count(column) for column in ("nodes", "gpus_per_node", "nranks")
+    )
     if nranks is None:
         nranks = nodes * per_node if nodes and per_node else times.nranks
     if nodes is None and nranks:
@@ -333,6 +233,31 @@ def _ranks(reader: Reader, times: Times, notes: list[str]) -> tuple[int, int, in
     return nodes, nranks // nodes, nranks
 
 
+class Fitted(FileModel):
+    """Constants, and the sweeps that they were fitted on."""
+
+    constants: str
+    sweeps: tuple[str, ...]
+
+
+class _FittedFile(FileModel):
+    perfmodel: Literal[1]
+    kind: Literal["fitted"]
+    fitted_on: tuple[Fitted, ...]
+
+
+def fitted_on(path: Path | None = None) -> tuple[Fitted, ...]:
+    """Read which sweeps the shipped constants were fitted on (``fitted.yaml``).
+
+    Raises
+    ------
+    InputError
+        Everything that is wrong in the file, with lines.
+    """
+    shipped = Path(__file__).with_name("fitted.yaml")
+    return load_document(_FittedFile, path or shipped).fitted_on
+
+
 def operation(text: str) -> str:
     """Name of a collective as this package spells it: ``"AllReduce"`` becomes ``"all_reduce"``.
 
@@ -341,18 +266,6 @@ def operation(text: str) -> str:
     >>> [operation(t) for t in ("allreduce", "Reduce-Scatter", "alltoall", "all_gather_perf")]
     ['all_reduce', 'reduce_scatter', 'all_to_all', 'all_gather']
     """
-    known = {
-        "allreduce": "all_reduce",
-        "allgather": "all_gather",
-        "reducescatter": "reduce_scatter",
-        "alltoall": "all_to_all",
-        "broadcast": "broadcast",
-        "bcast": "broadcast",
-        "reduce": "reduce",
-        "sendrecv": "send_recv",
-        "gather": "gather",
-        "scatter": "scatter",
-    }
-    plain = text.lower().removesuffix("_perf")
-    folded = "".join(c for c in plain if c.isalpha())
-    return known.get(folded, plain.strip().replace("-", "_").replace(" ", "_"))
+    folded = text.lower().removesuffix("_perf")
+    letters = "".join(c for c in folded if c.isalpha())
+    return SPELLINGS.get(letters, folded.strip().replace("-", "_").replace(" ", "_"))

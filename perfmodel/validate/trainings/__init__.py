@@ -1,1 +1,1 @@
-"""trainings."""
+"""Recorded trainings beside predicted ones: `datasets.datasets_in`."""

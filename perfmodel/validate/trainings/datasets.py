@@ -32,11 +32,11 @@ def datasets_in(folder: Path) -> list[Dataset]:
     """
     faults: list[Fault] = []
     readers: tuple[tuple[Path, Callable[[Path, list[Fault]], list[Dataset]]], ...] = (
-        (testbed_folder(folder), lambda path, found: _one(gloo_dataset(path, found))),
-        (folder / "single_gpu.csv", lambda path, found: _one(single_dataset(path, found))),
+        (testbed_folder(folder), lambda path, faults: _one(gloo_dataset(path, faults))),
+        (folder / "single_gpu.csv", lambda path, faults: _one(single_dataset(path, faults))),
         (
             folder / "ddp" / "pytorch_ddp_benchmark.csv",
-            lambda path, found: _one(ddp_benchmark_dataset(path, found)),
+            lambda path, faults: _one(ddp_benchmark_dataset(path, faults)),
         ),
         (folder / "training", published_datasets),
     )

@@ -33,7 +33,7 @@ class Dataset:
     ----------
     id : str
     title : str
-        What is compared, for people.
+        What is compared.
     cases : sequence of Case
     left_out : mapping of str to int
         Rows that the model cannot express: reason and how many.

@@ -1,8 +1,6 @@
-"""Published training throughputs beside predictions, where a table's row can be expressed.
+"""Published training throughputs beside predictions: of many GPUs, and of one by the roofline.
 
-All other rows are counted by the reason why not.
-
-Published single-GPU training throughputs beside the roofline's.
+Rows that the model cannot express are counted by the reason.
 """
 
 from __future__ import annotations
@@ -36,23 +34,25 @@ _SINCE_TF32 = ("ampere", "ada", "hopper", "blackwell")
 
 def published_datasets(folder: Path, faults: list[Fault]) -> list[Dataset]:
     """Predict what can be expressed of ``training/*.csv``, a dataset per table."""
-    found = []
-    left_out = _left_out(folder, faults)
+    datasets = []
+    omitted_by_table = _left_out(folder, faults)
     for path in sorted(folder.glob("*.csv")):
         if path.name == LEFT_OUT:
             continue
         rows = [record.cells for record in read_table(path, faults)]
-        left = left_out.pop(path.stem, {})
+        omitted = omitted_by_table.pop(path.stem, {})
         if rows and not {"model", "metric", "value", "gpu"} <= set(rows[0]):
             reason = "a table of another shape: what it holds no scenario can express"
-            found.append(_empty(path.stem, left | {reason: len(rows)}))
+            datasets.append(_empty(path.stem, omitted | {reason: len(rows)}))
         else:
-            found += _dataset(path.stem, rows, left)
-    return found + [_empty(name, left) for name, left in left_out.items() if left]
+            datasets += _dataset(path.stem, rows, omitted)
+    return datasets + [
+        _empty(name, omitted) for name, omitted in omitted_by_table.items() if omitted
+    ]
 
 
-def _empty(name: str, left: dict[str, int]) -> Dataset:
-    return Dataset(f"training-{name}", f"Training throughput, {name}", (), left)
+def _empty(name: str, omitted: dict[str, int]) -> Dataset:
+    return Dataset(f"training-{name}", f"Training throughput, {name}", (), omitted)
 
 
 def ddp_benchmark_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
@@ -61,26 +61,28 @@ def ddp_benchmark_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
     return next(iter(_dataset(path.stem, rows, {})), None)
 
 
-def _dataset(name: str, rows: Sequence[Mapping[str, str]], left: dict[str, int]) -> list[Dataset]:
+def _dataset(
+    name: str, rows: Sequence[Mapping[str, str]], omitted: dict[str, int]
+) -> list[Dataset]:
     """Return a dataset, or nothing for an empty table."""
     cases = []
     for row in rows:
         try:
             cases.append(_case(row))
         except LeftOut as reason:
-            left[str(reason)] = left.get(str(reason), 0) + 1
+            omitted[str(reason)] = omitted.get(str(reason), 0) + 1
     title = f"Training throughput, {name}"
-    return [Dataset(f"training-{name}", title, cases, left)] if cases or left else []
+    return [Dataset(f"training-{name}", title, cases, omitted)] if cases or omitted else []
 
 
 def _left_out(folder: Path, faults: list[Fault]) -> dict[str, dict[str, int]]:
     """Rows of published tables that were not copied: how many, by table and reason."""
     path = folder / LEFT_OUT
-    found: dict[str, dict[str, int]] = {}
+    omitted: dict[str, dict[str, int]] = {}
     for record in read_table(path, faults) if path.is_file() else ():
         cells = record.cells
-        found.setdefault(cells["table"], {})[cells["reason"]] = int(cells["rows"])
-    return found
+        omitted.setdefault(cells["table"], {})[cells["reason"]] = int(cells["rows"])
+    return omitted
 
 
 def of_ddp_benchmark(cells: Mapping[str, str]) -> dict[str, str]:
@@ -100,17 +102,19 @@ def _case(cells: Mapping[str, str]) -> Case:
     LeftOut
         It cannot be expressed.
     """
-    asked = understood(cells)
+    training = understood(cells)
     try:
-        gpus, step = _step_s(asked)
+        gpus, step = _step_s(training)
     except PerfmodelError as error:
         raise LeftOut(f"machine or model is not known: {short(error, 90)}") from None
-    value, samples = float(cells["value"]), asked.batch * gpus
+    value, samples = float(cells["value"]), training.batch * gpus
     if cells["metric"] == "rate":
         value *= samples  # iterations per second
     elif cells["metric"] in {"p50_s", "step_time"}:
         value = samples / value
-    name = f"{asked.model}, {cells['gpu']} x {gpus}, batch {asked.batch}, {asked.precision}"
+    name = (
+        f"{training.model}, {cells['gpu']} x {gpus}, batch {training.batch}, {training.precision}"
+    )
     source = ", ".join(filter(None, (cells.get("source", ""), cells.get("source_path", ""))))
     return Case(name, value, samples / step, "samples/s", source)
 
@@ -122,41 +126,41 @@ def _topology(machine: Wanted, nodes: int) -> Topology:
 
 @lru_cache(maxsize=64)
 def _estimator(machine: Wanted, nodes: int) -> UncontendedTimer:
-    """What is known of a machine's collectives: rows of a table differ in batch, not in buckets."""
+    """Timer of a machine, which keeps times: rows of a table differ in batch, not in buckets."""
     return UncontendedTimer(make_machine(_topology(machine, nodes), load_library("nccl")))
 
 
 @lru_cache(maxsize=512)
-def _step_s(asked: TrainingRow) -> tuple[int, float]:
+def _step_s(training: TrainingRow) -> tuple[int, float]:
     """GPUs, and time of one step; seconds."""
-    topology = _topology(asked.machine, asked.nodes)
+    topology = _topology(training.machine, training.nodes)
     gpu = topology.gpu
-    precision = asked.precision
+    precision = training.precision
     if precision == "fp32" and gpu.generation in _SINCE_TF32 and "tf32" in gpu.peak_flops:
         precision = "tf32"  # NVIDIA's containers, in which these ran, set it
     times = layer_times(
-        zoo.build_model(asked.model, sequence_length=asked.sequence_length),
+        zoo.build_model(training.model, sequence_length=training.sequence_length),
         gpu,
-        batch=asked.batch,
+        batch=training.batch,
         precision=precision,
-        optimizer="adam" if asked.model.startswith("bert") else "sgd-momentum",
-        channels_last=asked.channels_last,
+        optimizer="adam" if training.model.startswith("bert") else "sgd-momentum",
+        channels_last=training.channels_last,
         fused_attention=False,
     )
     ranks = len(topology.ranks)
     if ranks == 1:
         return 1, step_s(times)
-    known = _estimator(asked.machine, asked.nodes)
+    timer = _estimator(training.machine, training.nodes)
     plan = ddp_plan(
-        zoo.build_model(asked.model, sequence_length=asked.sequence_length),
+        zoo.build_model(training.model, sequence_length=training.sequence_length),
         times,
         ranks=ranks,
-        batch_per_gpu=asked.batch,
-        options=DdpOptions(bucket_cap_bytes=asked.cap_bytes),
-        comm_workers=known.machine.library.workers,
+        batch_per_gpu=training.batch,
+        options=DdpOptions(bucket_cap_bytes=training.cap_bytes),
+        comm_workers=timer.machine.library.workers,
         kernel_s=gpu.kernel_overhead_s,
     )
-    return ranks, simulate(plan, known.machine, steps=3, estimator=known).step_time_s
+    return ranks, simulate(plan, timer.machine, steps=3, estimator=timer).step_time_s
 
 
 UNSTATED_BATCH = 256
@@ -168,16 +172,16 @@ def single_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
     if not path.is_file():
         return None
     cases: list[Case] = []
-    left: dict[str, int] = {}
+    omitted: dict[str, int] = {}
     for record in read_table(path, faults):
         try:
             cases.append(_single_gpu_case(record.cells))
         except PerfmodelError as error:
             reason = f"model or GPU is not known: {short(error, 100)}"
-            left[reason] = left.get(reason, 0) + 1
+            omitted[reason] = omitted.get(reason, 0) + 1
     if not cases:
         return None
-    return Dataset("single-gpu", "Single-GPU training throughput", cases, left)
+    return Dataset("single-gpu", "Single-GPU training throughput", cases, omitted)
 
 
 def _single_gpu_case(cells: Mapping[str, str]) -> Case:

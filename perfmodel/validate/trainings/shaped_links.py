@@ -46,8 +46,8 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
-    """Hosts of one process each.
+class ShapedCluster:
+    """Hosts of one process each, on shaped links.
 
     Parameters
     ----------
@@ -84,20 +84,20 @@ def number(text: str) -> str:
 
 def payload_Bps(rate_mbit: float, mtu: str, links: Links) -> float:
     """Payload of a link that carries as many bytes the other way, whose receipt it acknowledges."""
-    known = links.payload_share.get((number(str(rate_mbit)), number(mtu)))
+    measured = links.payload_share.get((number(str(rate_mbit)), number(mtu)))
     frame = float(mtu) + FRAME_BYTES
-    share = (float(mtu) - HEADER_BYTES) / frame if known is None else known
+    share = (float(mtu) - HEADER_BYTES) / frame if measured is None else measured
     return rate_mbit * 1e6 / 8 * share / (1 + ACKNOWLEDGED_BYTES / (2 * frame))
 
 
-def shaped_of(cells: Mapping[str, str], links: Links, cores: int) -> Shaped:
+def shaped_of(cells: Mapping[str, str], links: Links, cores: int) -> ShapedCluster:
     """Read the machine of a row."""
     ranks, mtu, rate = int(cells["n"]), cells["mtu"], float(cells["rate_mbit"])
     placement = [int(part) for part in (cells.get("placement") or "").split("-") if part]
     placement = placement or list(range(ranks))
     trunk = cells.get("trunk_mbit")
     tree = cells.get("topo") == "tree"
-    return Shaped(
+    return ShapedCluster(
         rate_Bps=payload_Bps(rate, mtu, links),
         one_way_s=_one_way_s(cells, links),
         racks=tuple(2 * host // ranks if tree else 0 for host in placement),
@@ -112,10 +112,10 @@ def shaped_of(cells: Mapping[str, str], links: Links, cores: int) -> Shaped:
 
 
 def _core_speed(cells: Mapping[str, str], links: Links) -> float:
-    """As measured beside these links; elsewhere the median of what was measured, or 1."""
-    known = links.core_speed
+    """As measured with these links; otherwise the median of all measurements, or 1."""
+    speeds = links.core_speed
     link = number(cells["rate_mbit"]), number(cells["mtu"])
-    return known.get(link, statistics.median(known.values()) if known else 1.0)
+    return speeds.get(link, statistics.median(speeds.values()) if speeds else 1.0)
 
 
 def _burst_bytes(cells: Mapping[str, str]) -> float:
@@ -131,28 +131,28 @@ def _burst_bytes(cells: Mapping[str, str]) -> float:
 
 def _one_way_s(cells: Mapping[str, str], links: Links) -> float:
     """Half of a round trip of plain TCP; the nearest rate's where this one was not measured."""
-    wanted = tuple(number(cells[name]) for name in ("rate_mbit", "mtu", "delay_us"))
+    key = tuple(number(cells[name]) for name in ("rate_mbit", "mtu", "delay_us"))
     like = [
-        (abs(float(link[0]) - float(wanted[0])), link[1] != wanted[1], us)
+        (abs(float(link[0]) - float(key[0])), link[1] != key[1], us)
         for link, us in links.round_trip_us.items()
-        if link[2] == wanted[2]
+        if link[2] == key[2]
     ]
     if like:
         return min(like)[2] * 1e-6 / 2
-    return ROUND_TRIP_S / 2 + float(wanted[2]) * 1e-6
+    return ROUND_TRIP_S / 2 + float(key[2]) * 1e-6
 
 
 def _slow(
     text: str, placement: Sequence[int], mtu: str, links: Links
 ) -> list[tuple[int, str, float]]:
     """Read "2:up250" (host 2, Mbit/s)."""
-    found = []
+    slow = []
     for part in (part for part in text.split(";") if part):
-        host, what = part.split(":")
-        way = "up" if what.startswith("up") else "down"
-        rate = float(what.removeprefix(way))
-        found.append((placement.index(int(host)), way, payload_Bps(rate, mtu, links)))
-    return found
+        host, setting = part.split(":")
+        direction = "up" if setting.startswith("up") else "down"
+        rate = float(setting.removeprefix(direction))
+        slow.append((placement.index(int(host)), direction, payload_Bps(rate, mtu, links)))
+    return slow
 
 
 def measured_links(records: Sequence[Record]) -> Links:
@@ -189,15 +189,15 @@ def _call_us() -> float:
 # ---------------------------------------------------------------- machines
 
 
-def machine_of(shaped: Shaped) -> Machine:
+def machine_of(shaped: ShapedCluster) -> Machine:
     """Build the machine from the template of such hosts, with Gloo as its library file has it."""
     node = node_of(shaped)
     ranks = len(shaped.racks)
     topology = build_topology(node, hosts=ranks, fabric=_fabric(shaped))
     rates = {}
-    for rank, way, rate_Bps in shaped.slow:
+    for rank, direction, rate_Bps in shaped.slow:
         switch = f"fabric/rack{shaped.racks[rank]}" if shaped.trunk_Bps else "fabric/switch0"
-        ends = [f"n{rank}/nic0", switch][:: 1 if way == "up" else -1]
+        ends = [f"n{rank}/nic0", switch][:: 1 if direction == "up" else -1]
         (arc,) = arcs_named(topology, " -> ".join(ends))
         rates[arc] = rate_Bps
     topology = degraded(topology, rates) if rates else topology
@@ -205,7 +205,7 @@ def machine_of(shaped: Shaped) -> Machine:
     return Machine(topology, library)
 
 
-def node_of(shaped: Shaped) -> NodeSpec:
+def node_of(shaped: ShapedCluster) -> NodeSpec:
     """The shipped template with a row's rate, latency, bucket and cores."""
     node = load_node(TEMPLATE)
     port = {"bandwidth": shaped.rate_Bps, "efficiency": 1.0, "latency": shaped.one_way_s / 2}
@@ -228,7 +228,7 @@ def node_of(shaped: Shaped) -> NodeSpec:
     )
 
 
-def _fabric(shaped: Shaped) -> FabricSpec:
+def _fabric(shaped: ShapedCluster) -> FabricSpec:
     none = {"switch_latency": "0 s", "cable_latency": "0 s"}
     if shaped.trunk_Bps is None:
         return validate_document(FabricSpec, {"kind": "one-switch", **none})

@@ -3,15 +3,7 @@
 Tables ``ddp*_iters.csv`` with a row per run, ``models.csv`` with their models, and optionally
 ``linkcal*.csv``: what plain TCP reached on the same links. What the model takes from them is only
 the latter: payload rates and round trips, less the share of the acknowledgements that travel the
-other way. Everything else stands in Gloo's library file.
-
-In which order gradients that come from one function of autograd are accumulated.
-
-The engine keeps what is to be done in a ``std::priority_queue`` by the index of each function;
-accumulations of gradients all have the same, highest index (torch 2.13,
-``torch/csrc/autograd/engine.cpp`` and ``accumulate_grad.cpp``). Which of equals comes first is what
-the heap of the C++ library makes of them (libstdc++, ``bits/stl_heap.h``): up to three in the order
-of the function's inputs, more in another.
+other way. Everything else comes from Gloo's library file.
 """
 
 from __future__ import annotations
@@ -37,7 +29,7 @@ from perfmodel.training.split_class import ClassPart, split
 from perfmodel.validate.trainings.model import Case, Dataset
 from perfmodel.validate.trainings.shaped_links import (
     Links,
-    Shaped,
+    ShapedCluster,
     machine_of,
     measured_links,
     number,
@@ -50,8 +42,14 @@ from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workloa
 def accumulation_order(tensors: int, *, leaf: bool = False) -> tuple[int, ...]:
     """Return in which order the gradients of a function's tensors are accumulated.
 
-    The function's first input leads on to the function before it, as where layers that emulate
-    others follow one another; or it is a leaf itself, as in the first layer.
+    Autograd keeps its tasks in a ``std::priority_queue`` by the index of each function;
+    accumulations of gradients all have the same, highest index (torch 2.13,
+    ``torch/csrc/autograd/engine.cpp`` and ``accumulate_grad.cpp``). The order of equals is that of
+    the C++ library's heap (libstdc++, ``bits/stl_heap.h``): up to three in the order of the
+    function's inputs, more in another.
+
+    The function's first input leads to the function before it, as in layers that emulate others,
+    or it is a leaf itself, as in the first layer.
 
     Examples
     --------
@@ -65,12 +63,12 @@ def accumulation_order(tensors: int, *, leaf: bool = False) -> tuple[int, ...]:
     heap: list[tuple[int, int]] = []
     for item in ((int(leaf), -1), *((1, index) for index in range(tensors))):
         heap.append(item)
-        _raise(heap, len(heap) - 1, 0)
-    taken = [_taken(heap)[1] for _ in range(tensors + 1)]
-    return tuple(index for index in taken if index >= 0)
+        _sift_up(heap, len(heap) - 1, 0)
+    order = [_pop(heap)[1] for _ in range(tensors + 1)]
+    return tuple(index for index in order if index >= 0)
 
 
-def _raise(heap: list[tuple[int, int]], hole: int, top: int) -> None:
+def _sift_up(heap: list[tuple[int, int]], hole: int, top: int) -> None:
     """Move an item up for as long as what is above it comes later (``__push_heap``)."""
     value = heap[hole]
     while hole > top and heap[(hole - 1) // 2][0] < value[0]:
@@ -79,7 +77,7 @@ def _raise(heap: list[tuple[int, int]], hole: int, top: int) -> None:
     heap[hole] = value
 
 
-def _taken(heap: list[tuple[int, int]]) -> tuple[int, int]:
+def _pop(heap: list[tuple[int, int]]) -> tuple[int, int]:
     """Take the first item out (``pop_heap``: the last one fills the hole from below)."""
     first, last = heap[0], heap.pop()
     if not heap:
@@ -94,7 +92,7 @@ def _taken(heap: list[tuple[int, int]]) -> tuple[int, int]:
         heap[hole] = heap[child - 1]
         hole = child - 1
     heap[hole] = last
-    _raise(heap, hole, 0)
+    _sift_up(heap, hole, 0)
     return first
 
 
@@ -116,21 +114,21 @@ def gloo_dataset(folder: Path, faults: list[Fault]) -> Dataset | None:
     links = measured_links(
         [r for p in sorted(folder.glob("linkcal*.csv")) for r in read_table(p, faults)]
     )
-    known: dict[Shaped, UncontendedTimer] = {}
+    timers: dict[ShapedCluster, UncontendedTimer] = {}
     cases: list[Case] = []
-    left: dict[str, int] = {}
+    omitted: dict[str, int] = {}
     for record in records:
-        reason = _why_not(record.cells, models)
+        reason = _reason_left_out(record.cells, models)
         if reason is None:
-            cases.append(_case(record.cells, models[record.cells["model"]], links, known))
+            cases.append(_case(record.cells, models[record.cells["model"]], links, timers))
         else:
-            left[reason] = left.get(reason, 0) + 1
+            omitted[reason] = omitted.get(reason, 0) + 1
     if not cases:
         return None
-    return Dataset("testbed-ddp", "DDP over Gloo on shaped links: step time", cases, left)
+    return Dataset("testbed-ddp", "DDP over Gloo on shaped links: step time", cases, omitted)
 
 
-def _why_not(cells: Mapping[str, str], models: Mapping[str, Model]) -> str | None:
+def _reason_left_out(cells: Mapping[str, str], models: Mapping[str, Model]) -> str | None:
     """Why a run cannot be expressed; None if it can."""
     if cells["model"] not in models:
         return f"no model {cells['model']!r} in models.csv"
@@ -154,10 +152,13 @@ def _is_number(text: str) -> bool:
 
 
 def _case(
-    cells: Mapping[str, str], model: Model, links: Links, known: dict[Shaped, UncontendedTimer]
+    cells: Mapping[str, str],
+    model: Model,
+    links: Links,
+    timers: dict[ShapedCluster, UncontendedTimer],
 ) -> Case:
     measured_s = float(cells["iter_ms_med"]) * 1e-3
-    return Case(_name(cells), measured_s, predicted_s(cells, model, links, known), "s", SOURCE)
+    return Case(_name(cells), measured_s, predicted_s(cells, model, links, timers), "s", SOURCE)
 
 
 def _name(cells: Mapping[str, str]) -> str:
@@ -181,13 +182,16 @@ _NAMED = tuple(_USUAL)
 
 
 def predicted_s(
-    cells: Mapping[str, str], model: Model, links: Links, known: dict[Shaped, UncontendedTimer]
+    cells: Mapping[str, str],
+    model: Model,
+    links: Links,
+    timers: dict[ShapedCluster, UncontendedTimer],
 ) -> float:
     """Simulate the run of a row; seconds per step."""
     shaped = shaped_of(cells, links, int(cells.get("cores") or CORES))
-    if shaped not in known:
-        known[shaped] = UncontendedTimer(machine_of(shaped))
-    estimator = known[shaped]
+    if shaped not in timers:
+        timers[shaped] = UncontendedTimer(machine_of(shaped))
+    estimator = timers[shaped]
     plan = _plan(cells, model, estimator.machine)
     return simulate(plan, estimator.machine, steps=STEPS, estimator=estimator).step_time_s
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from perfmodel.files.csv_rows import read_table
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.validate.trainings.shaped_links import Shaped, measured_links
+from perfmodel.validate.trainings.shaped_links import ShapedCluster, measured_links
 from perfmodel.validate.trainings.testbed import models_of, predicted_s
 
 FOLDER = Path(__file__).with_name("testbed")
@@ -90,7 +90,7 @@ def trainings(folder: Path = FOLDER) -> list[Trained]:
     """Read and predict everything in a folder."""
     links = measured_links(read_table(folder / "linkcal.csv", []))
     models = models_of(read_table(folder / "models.csv", []))
-    known: dict[Shaped, UncontendedTimer] = {}
+    known: dict[ShapedCluster, UncontendedTimer] = {}
     found = []
     for rows in _grouped(folder):
         row = rows[0]

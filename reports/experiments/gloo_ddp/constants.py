@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from reports.experiments.gloo_ddp.awake import Awake
 from reports.experiments.gloo_ddp.cores import call_us
+from reports.experiments.gloo_ddp.keep_awake import KeepAwake
 from reports.experiments.gloo_ddp.lab import Lab, Net, urgent
 from reports.experiments.gloo_ddp.models import Layer
 from reports.experiments.gloo_ddp.train import sleeping
@@ -37,7 +37,7 @@ CALL_US, HEADERS = 170.0, 52
 
 def main() -> None:
     """Measure and print."""
-    with Awake():
+    with KeepAwake():
         for rate_mbit, mtu in LINKS:
             _say(_packets(rate_mbit, mtu))
         _say(_hooks())

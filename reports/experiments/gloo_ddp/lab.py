@@ -1,8 +1,8 @@
 """Hosts on one machine: network namespaces joined by a switch, their links shaped.
 
 Each host has an interface eth0 with a token bucket filter; its other end lies in a namespace of its
-own for the switch. Without a delay the switch is a bridge. With one it is `panel.py`, which hands
-every frame on after some time. Needs root, iproute2, and the kernel's veth and tbf.
+own for the switch. Without a delay the switch is a bridge. With one it is `delay_switch.py`, which
+hands every frame on after some time. Needs root, iproute2, and the kernel's veth and tbf.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Lab:
 
     net: Net
     names: list[str] = field(default_factory=list)
-    _panel: subprocess.Popen[str] | None = None
+    _delay_switch: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         tag = f"gd{os.getpid()}"
@@ -92,9 +92,9 @@ class Lab:
         self._remove()
 
     def _remove(self) -> None:
-        if self._panel is not None:
-            self._panel.terminate()
-            self._panel.wait()
+        if self._delay_switch is not None:
+            self._delay_switch.terminate()
+            self._delay_switch.wait()
         for name in (*self.names, self._switch):
             _run(f"ip netns del {name}", check=False)
 
@@ -111,13 +111,13 @@ class Lab:
         if net.delay_us:
             ports = [f"p{host}" for host in range(net.hosts)]
             command = ["ip", "netns", "exec", switch, sys.executable]
-            command += [str(Path(__file__).with_name("panel.py")), str(net.delay_us), *ports]
-            self._panel = subprocess.Popen(  # noqa: S603  (our own words)
+            command += [str(Path(__file__).with_name("delay_switch.py")), str(net.delay_us), *ports]
+            self._delay_switch = subprocess.Popen(  # noqa: S603  (our own words)
                 command, stdout=subprocess.PIPE, text=True
             )
-            assert self._panel.stdout is not None
-            if self._panel.stdout.readline().strip() != "ready":
-                raise RuntimeError("the panel did not start")
+            assert self._delay_switch.stdout is not None
+            if self._delay_switch.stdout.readline().strip() != "ready":
+                raise RuntimeError("the delaying switch did not start")
 
     def _join(self, host: int, name: str) -> None:
         net, switch, port = self.net, self._switch, f"p{host}"

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from reports.experiments.gloo_ddp import links, settings
-from reports.experiments.gloo_ddp.asked import recommended, write_scenario
-from reports.experiments.gloo_ddp.awake import Awake
+from reports.experiments.gloo_ddp.keep_awake import KeepAwake
 from reports.experiments.gloo_ddp.lab import Lab, Net
 from reports.experiments.gloo_ddp.models import MODELS
+from reports.experiments.gloo_ddp.scenario import recommended, write_scenario
 from reports.experiments.gloo_ddp.train import Timed, Trial, run_trials, spread
 
 FOLDER = Path(__file__).with_name("testbed")
@@ -46,7 +46,7 @@ def main() -> None:
         sys.exit("run it as root: it makes network namespaces")
     nets = [settings.NETS[int(at)] for at in given.nets.split(",") if at] or list(settings.NETS)
     caps = [cap for cap in given.caps.split(",") if cap]
-    with Awake():
+    with KeepAwake():
         run(nets, given.models.split(","), given.output, caps, given.rounds, add=given.add)
 
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.validate.predict.run import Task, partners, predict
+from perfmodel.validate.predict.forecast import Task, partners, predict
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.sweeps.match import match
-from perfmodel.validate.sweeps.read import Row, read_sweeps
+from perfmodel.validate.sweeps.read import read_sweeps
+from perfmodel.validate.sweeps.times import Row
 
 SWEEPS = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
 

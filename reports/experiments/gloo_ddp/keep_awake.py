@@ -1,4 +1,4 @@
-"""Keep the cores from falling asleep: ``with Awake(): ...``.
+"""Keep the cores from falling asleep: ``with KeepAwake(): ...``.
 
 A virtual core that has nothing to do is given back to its host, and comes again tens of
 microseconds to milliseconds late. One process per core that runs only when nothing else wants to
@@ -18,8 +18,8 @@ from typing import Self
 PARENT_DIED = 1  # PR_SET_PDEATHSIG, linux/prctl.h
 
 
-class Awake:
-    """Cores that are awake while it stands."""
+class KeepAwake:
+    """Cores stay awake inside the context."""
 
     def __enter__(self) -> Self:
         context = mp.get_context("fork")

@@ -1,4 +1,4 @@
-"""Which runs tell of one another, and how a fit treats those that do not agree."""
+"""How a fit treats runs that do not agree, and runs with other settings."""
 
 from dataclasses import dataclass, replace
 
@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws
-from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.transfer.fit import fit_profile
-from perfmodel.calibrate.transfer.gaussian_process import Places, alike, within_runs
-from perfmodel.calibrate.transfer.noise_model import weighed
-from perfmodel.calibrate.transfer.parameters import usually
+from perfmodel.calibrate.transfer.gaussian_process import (
+    ContextArrays,
+    residual_covariance,
+    run_covariance,
+)
+from perfmodel.calibrate.transfer.noise_model import fit_noise
+from perfmodel.calibrate.transfer.parameters import shipped_priors
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
@@ -46,49 +49,6 @@ def run(machine, stretch=1.0, sizes=SIZES):
     found = times(machine, sizes) * np.broadcast_to(stretch, len(sizes))
     rows = [Row(n, float(t)) for n, t in zip(sizes, found, strict=True)]
     return machine.topology, machine.settings, "all_reduce", rows
-
-
-# ---------------------------------------------------------------- what may be put together
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        ({}, {}, ""),
-        ({"version": "2.9.9"}, {}, ""),  # nothing is known against it
-        ({"version": "2.18.3"}, {"version": "2.27.7"}, ""),
-        ({"version": "2.9.9"}, {"version": "2.17.1"}, "2.9.9 against 2.17.1"),
-        ({"version": "2.4"}, {"version": "2.8"}, "2.4 against 2.8"),
-        ({}, {"env": {"NCCL_PROTO": "Simple"}}, "NCCL_PROTO free against simple"),
-        ({"env": {"NCCL_PROTO": "SIMPLE"}}, {"env": {"NCCL_PROTO": "Simple"}}, ""),
-        ({"env": {"NCCL_ALGO": "Ring"}}, {"env": {"NCCL_ALGO": "Tree"}}, "ring against tree"),
-        ({"env": {"NCCL_ALGO": "allgather:Ring"}}, {}, ""),  # not of this collective
-        ({"env": {"NCCL_NVLS_ENABLE": "0"}}, {}, "NCCL_NVLS_ENABLE=0 against 1"),
-        ({"env": {"NCCL_NVLS_ENABLE": "2"}}, {}, ""),
-        ({"env": {"NCCL_MIN_NCHANNELS": "16"}}, {}, ""),  # the mechanism follows these
-        ({"env": {"NCCL_IB_DISABLE": "1"}}, {}, "network tcp against infiniband"),
-        ({"one_process": True}, {}, ""),
-    ],
-)
-def test_settings_that_make_runs_unlike(one, other, said):
-    topology = dgx(2)
-    pair = [(topology, LibrarySettings(**told)) for told in (one, other)]
-    found = "; ".join(differences("all_reduce", *pair))
-    assert said in found
-    assert bool(found) == bool(said)
-    assert bool(differences("all_reduce", *reversed(pair))) == bool(said)
-
-
-def test_networks_do_not_matter_on_one_host_and_peers_do_without_nvlink():
-    plain = LibrarySettings()
-    off = LibrarySettings(env={"NCCL_P2P_DISABLE": "1"})
-    assert not differences("all_reduce", (dgx(), off), (dgx(), plain))
-    cards = build_topology("rtx4090-x8-p2p")
-    assert "host's memory" in differences("all_reduce", (cards, off), (cards, plain))[0]
-    unlike = build_topology("rtx4090-x8")
-    assert differences("all_reduce", (cards, plain), (unlike, plain))
-    tcp = LibrarySettings(env={"NCCL_IB_DISABLE": "1"})
-    assert not differences("all_reduce", (dgx(), tcp), (dgx(), plain))
 
 
 def test_a_profile_says_for_which_settings_it_may_not_hold():
@@ -140,7 +100,7 @@ def test_starts_differ_from_run_to_run_however_many_runs_there_were():
         )
 
     assert spread(scatter=False) < spread(scatter=True)
-    assert spread(scatter=True) > usually().runs.start
+    assert spread(scatter=True) > shipped_priors().runs.start
 
 
 # ---------------------------------------------------------------- runs that do not agree
@@ -173,19 +133,19 @@ def test_rows_say_more_where_the_mechanism_is_far_off():
 
 def test_spreads_are_found_again_in_what_was_drawn_with_them():
     """Rows drawn with the mechanism four times as far off as usual: so they are taken."""
-    expected, rng = usually(), np.random.default_rng(5)
+    expected, rng = shipped_priors(), np.random.default_rng(5)
     situations = [
         CollectiveContext("all_reduce", 2**n, 8, 1, "ring", "simple") for n in range(10, 34)
     ]  # fmt: skip
-    places = Places.of(situations * 2)
+    places = ContextArrays.of(situations * 2)
     number = np.repeat([0, 1], len(situations))
-    noise = within_runs(places, number, expected.runs) + 1e-4 * np.eye(len(number))
-    mechanism = 16 * alike(places, places, expected.left, expected.runs)
+    noise = run_covariance(places, number, expected.runs) + 1e-4 * np.eye(len(number))
+    mechanism = 16 * residual_covariance(places, places, expected.left, expected.runs)
     factors = []
     for _ in range(12):
         over = np.linalg.cholesky(mechanism + noise) @ rng.standard_normal(len(number))
-        found = weighed(np.zeros(noise.shape), places, number, over, expected)
-        factors.append(found.left.deviation / expected.left.deviation)
+        found = fit_noise(np.zeros(noise.shape), places, number, over, expected)
+        factors.append(found.residual.deviation / expected.left.deviation)
     assert 2.0 < np.median(factors) < 5.0  # drawn towards 1, as is expected
-    calm = weighed(np.zeros(noise.shape), places, number, 0 * over, expected)
-    assert calm.left.deviation <= expected.left.deviation
+    calm = fit_noise(np.zeros(noise.shape), places, number, 0 * over, expected)
+    assert calm.residual.deviation <= expected.left.deviation

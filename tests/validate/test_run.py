@@ -8,9 +8,12 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.report.validation.page import write_validation
 from perfmodel.validate.run import to_json, validate
-from perfmodel.validate.sweeps.fitted import fitted_on
+from perfmodel.validate.sweeps.read import fitted_on
 
-HEADER = "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,nic_count_per_node,nic_gbps,proc_model,trust"
+HEADER = (
+    "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,"
+    "nic_count_per_node,nic_gbps,proc_model,trust"
+)
 ROWS = (
     "one,all_reduce,A100-SXM4-80GB,1,8,8,NVLink3 NVSwitch,none,,,single process 8 GPUs,4",
     "two,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand NDR,8,400,1 GPU/process,5",
@@ -109,7 +112,7 @@ def test_other_sweeps_of_the_same_hardware_are_used(folder):
 def test_a_copy_of_a_sweep_is_no_other_sweep():
     from dataclasses import replace
 
-    from perfmodel.validate.predict.run import partners
+    from perfmodel.validate.predict.forecast import partners
     from perfmodel.validate.run import shipped_folder
     from perfmodel.validate.sweeps.match import match
     from perfmodel.validate.sweeps.read import read_sweeps
@@ -218,9 +221,9 @@ def test_what_was_fitted_on_what_names_shipped_sweeps():
 def test_fitted_sweeps_are_scored_apart(found):
     from dataclasses import replace
 
-    from perfmodel.validate.sweeps.fitted import Fitted
+    from perfmodel.validate.sweeps.read import Fitted
 
-    split = replace(found, fitted=(Fitted("NCCL steps", ("one",)),)).split()
+    split = replace(found, fitted=(Fitted(constants="NCCL steps", sweeps=("one",)),)).split()
     assert {name: bands["256 KiB and up"].sweeps for name, bands in split.items()} == {
         "fitted on": 1, "not fitted on": 1,
     }  # fmt: skip

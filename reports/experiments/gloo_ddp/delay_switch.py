@@ -1,6 +1,6 @@
 """A switch that hands every frame on after a delay; runs in a namespace with the hosts' ports.
 
-usage: panel.py DELAY_US PORT [PORT ...]
+usage: delay_switch.py DELAY_US PORT [PORT ...]
 
 Packet sockets with the kernel's virtio header, so that frames whose checksums or segments are left
 to the hardware travel as they are.
@@ -24,7 +24,7 @@ OUTGOING = 4  # PACKET_OUTGOING
 RECEIVE_FORCED = 33  # SO_RCVBUFFORCE
 ROOM = 64 << 20
 SPIN_S = 60e-6
-"""So long before something is due the panel stops sleeping."""
+"""Time before a frame is due from which on the switch stops sleeping."""
 
 
 def open_port(name: str) -> socket.socket:

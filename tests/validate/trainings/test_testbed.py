@@ -16,7 +16,7 @@ from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.trainings import testbed
 from perfmodel.validate.trainings.shaped_links import (
-    Shaped,
+    ShapedCluster,
     machine_of,
     measured_links,
     payload_Bps,
@@ -39,7 +39,7 @@ def errors() -> list[tuple[dict[str, str], float]]:
     """Relative errors of every so many runs."""
     links = measured_links(read_table(FOLDER / "linkcal.csv", []))
     models = models_of(read_table(FOLDER / "models.csv", []))
-    known: dict[Shaped, UncontendedTimer] = {}
+    known: dict[ShapedCluster, UncontendedTimer] = {}
     return [
         (
             row,

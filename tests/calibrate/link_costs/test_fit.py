@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws, fit, read_profile, write_profile
-from perfmodel.calibrate.link_costs.apply import with_values
-from perfmodel.calibrate.link_costs.forward_model import Forward, cases_of
+from perfmodel.calibrate.apply import with_values
+from perfmodel.calibrate.link_costs.forward_model import ForwardModel, observations_of
 from perfmodel.calibrate.link_costs.least_squares import solve
 from perfmodel.calibrate.profile import Parameter
 from perfmodel.errors import InputError
@@ -126,14 +126,14 @@ def test_outliers_do_not_move_the_fit(topology, library):
 
 def test_intervals_hold_the_truth_four_times_out_of_five(machine):
     clean = [exact(4, **BARE), exact(2, **BARE)]
-    cases = cases_of(clean, machine, "library")
+    cases = observations_of(clean, machine, "library")
     truth = {BANDWIDTH: RATE_BPS, STEP: ALPHA_S}
     runs, held = 40, dict.fromkeys(truth, 0)
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         noise = np.exp(0.05 * rng.standard_normal(len(cases)))
         noise[rng.random(len(cases)) < 0.05] *= 2.0
-        forward = Forward(machine, cases)
+        forward = ForwardModel(machine, cases)
         forward.measured_s = forward.measured_s * noise
         solution = solve(forward, truth)
         for key, value in truth.items():
@@ -151,7 +151,7 @@ def test_a_fit_sees_the_times_that_predictions_will_have(template, library_name,
     machine = Machine(build_topology(template), load_library(library_name))
     times = dict.fromkeys((2**10, 2**20 + 4, 2**25), 1.0)
     made = measurement(times, ranks=ranks, op=op, backend=library_name)
-    forward = Forward(machine, cases_of([made], machine, "library"))
+    forward = ForwardModel(machine, observations_of([made], machine, "library"))
     values = {key: value * 1.3 for key, value in forward.parameters().items()}
     wanted = [
         predicted(with_values(machine, values), op, n, ranks) for n, _ in made.times("library")

@@ -13,7 +13,7 @@ from perfmodel.measure.record import read_measurement
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
-MEASURED = Path(__file__).parents[2] / "reports" / "measured"
+MEASURED = Path(__file__).parents[3] / "reports" / "measured"
 RUN, CHECK = MEASURED / "gloo_ring_4_epyc.json", MEASURED / "gloo_ring_4_epyc_check.json"
 
 

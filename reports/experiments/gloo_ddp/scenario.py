@@ -1,4 +1,4 @@
-"""The same trials as scenarios: what a user would write to ask perfmodel."""
+"""The same trials as scenarios, as a user would write them for perfmodel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import perfmodel
 from perfmodel.files.csv_rows import Record
-from perfmodel.scenario import Scenario
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.validate.trainings.shaped_links import measured_links, shaped_of
@@ -109,14 +108,9 @@ def _times(layers: Sequence[Layer]) -> str:
     return "\n".join(["name,forward_ms,backward_ms", *rows, ""])
 
 
-def asked(path: Path) -> Scenario:
-    """Read a scenario."""
-    return perfmodel.load_scenario(path)
-
-
 def recommended(path: Path) -> dict[str, str]:
     """What ``perfmodel tune`` recommends: caps as `train.Trial` takes them."""
-    tuned: TuneResult = tune_scenario(asked(path))
+    tuned: TuneResult = tune_scenario(perfmodel.load_scenario(path))
     return {
         "tune: uniform": f"{tuned.best_uniform.bucket_cap_mb}",
         "tune: list": _joined(tuned.best_list.bucket_cap_mb_list or ()),

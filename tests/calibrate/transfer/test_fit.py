@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import apply, draws, interval_s, read_profile, write_profile
-from perfmodel.calibrate.transfer.fit import fit_profile, thinned
-from perfmodel.calibrate.transfer.gaussian_process import Places, Residual, alike, within_runs
+from perfmodel.calibrate.transfer.fit import fit_profile, thin
+from perfmodel.calibrate.transfer.gaussian_process import (
+    ContextArrays,
+    ResidualProcess,
+    residual_covariance,
+    run_covariance,
+)
 from perfmodel.calibrate.transfer.model import model_of
-from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, usually
+from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, shipped_priors
 from perfmodel.calibrate.transfer.posterior import DirectMeasurement
 from perfmodel.errors import InputError
 from perfmodel.library.corrections import CollectiveContext, Corrections
@@ -53,7 +58,7 @@ class Row:
 
 
 def fit(runs, **more):
-    return fit_profile(runs, **({"expected": EXPECTED} | more))
+    return fit_profile(runs, **({"priors": EXPECTED} | more))
 
 
 def dgx(hosts=1, gpus=8):
@@ -171,12 +176,12 @@ def test_what_the_data_cannot_tell_is_said_and_stays_as_it_was():
 
 def test_a_rate_that_was_measured_by_itself_moves_its_link():
     kind = TransferParameter("bandwidth", "nvlink")
-    profile = fit([], topology=dgx(), seen=[DirectMeasurement(kind, float(np.log(0.8)), 0.01)])
+    profile = fit([], topology=dgx(), direct=[DirectMeasurement(kind, float(np.log(0.8)), 0.01)])
     assert factors(profile)["bandwidth", "nvlink"].factor == pytest.approx(0.8, rel=0.01)
     slow, usual = apply(profile, plain(dgx())), plain(dgx())
     (large,) = times(slow, sizes=[2**32]) / times(usual, sizes=[2**32])
     assert large == pytest.approx(1 / 0.8, rel=0.02)
-    both = fit([sweep(dgx(), 1.25, sizes=SIZES[-3:])], seen=[DirectMeasurement(kind, 0.0, 0.001)])
+    both = fit([sweep(dgx(), 1.25, sizes=SIZES[-3:])], direct=[DirectMeasurement(kind, 0.0, 0.001)])
     assert factors(both)["bandwidth", "nvlink"].factor == pytest.approx(1.0, abs=0.01)
 
 
@@ -259,8 +264,8 @@ def test_profiles_of_other_hardware_are_refused():
 
 def test_rows_are_thinned_evenly_over_the_logarithm_of_size():
     rows = [Row(n << 20, 1.0) for n in range(1, 1025)]
-    assert len(thinned(rows, 2)) == 20  # no whole MiB lies between 1.41 and 2
-    assert [row.nbytes for row in thinned([Row(0, 1.0), Row(8, 0.0), Row(9, 1.0)])] == [9]
+    assert len(thin(rows, 2)) == 20  # no whole MiB lies between 1.41 and 2
+    assert [row.nbytes for row in thin([Row(0, 1.0), Row(8, 0.0), Row(9, 1.0)])] == [9]
 
 
 # ---------------------------------------------------------------- the residual, against theory
@@ -268,11 +273,11 @@ def test_rows_are_thinned_evenly_over_the_logarithm_of_size():
 
 def test_a_single_row_is_shrunk_as_theory_says():
     """Mean k / (k + n) of what was seen; Rasmussen and Williams (2006), equation 2.25."""
-    left, runs = usually().left, usually().runs
+    left, runs = shipped_priors().left, shipped_priors().runs
     here = CollectiveContext("all_reduce", 2**22, 8, 1, "ring", "simple")
-    places = Places.of([here])
-    noise = within_runs(places, np.zeros(1, dtype=int), runs) + 0.01
-    residual = Residual(places, np.array([0.5]), noise, left, runs)
+    places = ContextArrays.of([here])
+    noise = run_covariance(places, np.zeros(1, dtype=int), runs) + 0.01
+    residual = ResidualProcess(places, np.array([0.5]), noise, left, runs)
     k = left.deviation**2 + left.level**2
     run = runs.middle**2 + 0.01
     assert np.log(residual(here)) == pytest.approx(0.5 * k / (k + run), rel=0.01)
@@ -281,12 +286,13 @@ def test_a_single_row_is_shrunk_as_theory_says():
 def test_covariances_are_those_of_something():
     rng = np.random.default_rng(3)
     situations = [
-        CollectiveContext(str(rng.choice(["all_reduce", "all_gather"])), int(2 ** rng.uniform(3, 33)),
+        CollectiveContext(
+                  str(rng.choice(["all_reduce", "all_gather"])), int(2 ** rng.uniform(3, 33)),
                   int(2 ** rng.integers(1, 9)), int(2 ** rng.integers(0, 5)),
                   str(rng.choice(["ring", "tree"])), str(rng.choice(["ll", "simple"])))
         for _ in range(60)
     ]  # fmt: skip
-    places = Places.of(situations)
-    whole = alike(places, places, usually().left, usually().runs)
+    places = ContextArrays.of(situations)
+    whole = residual_covariance(places, places, shipped_priors().left, shipped_priors().runs)
     assert np.allclose(whole, whole.T)
     assert np.linalg.eigvalsh(whole).min() > -1e-9

@@ -10,11 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.calibrate.checks import differences
-from perfmodel.calibrate.transfer.fit import thinned
-from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observed
-from perfmodel.calibrate.transfer.gaussian_process import Places, alike, row_variance, run_deviation
-from perfmodel.calibrate.transfer.noise_model import weighed
-from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior
+from perfmodel.calibrate.transfer.fit import thin
+from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observation
+from perfmodel.calibrate.transfer.gaussian_process import (
+    ContextArrays,
+    residual_covariance,
+    row_variance,
+    run_deviation,
+)
+from perfmodel.calibrate.transfer.noise_model import fit_noise
+from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior_covariance
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine
@@ -32,7 +37,7 @@ LARGE_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sweep and what the model says of it.
+    """A sweep with the mechanism's times, linear in the logarithms of the factors.
 
     Parameters
     ----------
@@ -42,24 +47,24 @@ class Prepared:
     nbytes : ndarray of int, shape (rows,)
     over : ndarray of float, shape (rows,)
         Logarithm of measured over predicted time.
-    levers : tuple of TransferParameter
-    slopes : ndarray of float, shape (rows, levers)
-    situations : tuple of CollectiveContext
+    parameters : tuple of TransferParameter
+    slopes : ndarray of float, shape (rows, parameters)
+    contexts : tuple of CollectiveContext
     shares : ndarray of float, shape (rows,)
-        As `perfmodel.calibrate.transfer.gaussian_process.Places`.
+        As `perfmodel.calibrate.transfer.gaussian_process.ContextArrays`.
     thin : ndarray of int
         Rows that a fit uses.
     unlike : frozenset of str
-        Sweeps whose library was told otherwise.
+        Sweeps whose library had other settings.
     """
 
     hardware: str
     op: str
     nbytes: np.ndarray
     over: np.ndarray
-    levers: tuple[TransferParameter, ...]
+    parameters: tuple[TransferParameter, ...]
     slopes: np.ndarray
-    situations: tuple[CollectiveContext, ...]
+    contexts: tuple[CollectiveContext, ...]
     shares: np.ndarray
     thin: np.ndarray
     unlike: frozenset[str]
@@ -69,15 +74,15 @@ class Prepared:
         at = self.thin
         return replace(
             self, nbytes=self.nbytes[at], over=self.over[at], slopes=self.slopes[at],
-            situations=tuple(self.situations[one] for one in at), shares=self.shares[at],
+            contexts=tuple(self.contexts[row] for row in at), shares=self.shares[at],
             thin=np.arange(len(at)),
         )  # fmt: skip
 
-    def along(self, levers: Sequence[TransferParameter]) -> np.ndarray:
-        """Slopes along other levers; zero where this sweep does not depend on them."""
-        at = {lever: column for column, lever in enumerate(self.levers)}
-        none = np.zeros(len(self.nbytes))
-        columns = [self.slopes[:, at[one]] if one in at else none for one in levers]
+    def slopes_along(self, parameters: Sequence[TransferParameter]) -> np.ndarray:
+        """Slopes along other parameters; zero where this sweep does not depend on them."""
+        column = {parameter: at for at, parameter in enumerate(self.parameters)}
+        zero = np.zeros(len(self.nbytes))
+        columns = [self.slopes[:, column[p]] if p in column else zero for p in parameters]
         return np.stack(columns, axis=1)
 
 
@@ -120,44 +125,48 @@ class Fold:
         )
 
 
-def prepared(folder: Path) -> dict[str, Prepared]:
+def prepare(folder: Path) -> dict[str, Prepared]:
     """Match and time all sweeps of a folder whose hardware is stated."""
     pairs = {sweep.id: (sweep, match(sweep, folder)) for sweep in read_sweeps(folder)}
-    known = {
+    usable = {
         name: (sweep, matched)
         for name, (sweep, matched) in pairs.items()
         if isinstance(matched, Matched) and sweep.trust >= FEWEST_TRUST and not matched.unstated
     }
-    told = {name: (matched.topology, matched.settings) for name, (_, matched) in known.items()}
-    found = {}
-    for name, (sweep, matched) in known.items():
-        unlike = [o for o, its in told.items() if differences(matched.op, told[name], its)]
+    machines = {name: (matched.topology, matched.settings) for name, (_, matched) in usable.items()}
+    runs = {}
+    for name, (sweep, matched) in usable.items():
+        unlike = [
+            other
+            for other, machine in machines.items()
+            if differences(matched.op, machines[name], machine)
+        ]
         try:
-            found[name] = _prepared(sweep, matched, frozenset(unlike))
+            runs[name] = _prepare(sweep, matched, frozenset(unlike))
         except PerfmodelError as error:
             print(f"{sweep.id}: {error}", file=sys.stderr)  # noqa: T201  (a script's output)
-    return found
+    return runs
 
 
-def _prepared(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared:
+def _prepare(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared:
     machine = make_machine(matched.topology, load_library("nccl"), settings=matched.settings)
     rows = [row for row in sweep.rows if row.nbytes > 0 and row.time_s > 0]
-    used = {row.nbytes for row in thinned(rows)}
+    used = {row.nbytes for row in thin(rows)}
     forward = ForwardModel(
-        [Observed(machine, matched.op, row.nbytes, row.time_s, 0, sweep.id) for row in rows]
+        [Observation(machine, matched.op, row.nbytes, row.time_s, 0, sweep.id) for row in rows]
     )
-    levers = forward.levers()
-    plain = dict.fromkeys(levers, 1.0)
-    times_s = forward.times_s(plain)
+    parameters = forward.parameters()
+    ones = dict.fromkeys(parameters, 1.0)
+    times_s = forward.times_s(ones)
     return Prepared(
         hardware=matched.hardware,
         op=matched.op,
         nbytes=np.array([row.nbytes for row in rows]),
         over=np.log(forward.measured_s / times_s),
-        levers=tuple(levers),
-        slopes=forward.slopes(plain, times_s),
-        situations=tuple(forward.situations(plain)),
-        shares=forward.shares(plain),
+        parameters=tuple(parameters),
+        slopes=forward.slopes(ones, times_s),
+        contexts=tuple(forward.contexts(ones)),
+        shares=forward.shares(ones),
         thin=np.flatnonzero([row.nbytes in used for row in rows]),
         unlike=unlike,
     )
@@ -165,49 +174,50 @@ def _prepared(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepare
 
 def folds(runs: Mapping[str, Prepared]) -> list[tuple[str, list[str]]]:
     """Each sweep that has others of its hardware, collective and settings, and these."""
-    found = []
+    groups = []
     for name, run in runs.items():
         others = [
             other
-            for other, its in runs.items()
+            for other, candidate in runs.items()
             if other != name
-            and (its.hardware, its.op) == (run.hardware, run.op)
-            and not np.array_equal(its.over, run.over)
+            and (candidate.hardware, candidate.op) == (run.hardware, run.op)
+            and not np.array_equal(candidate.over, run.over)
             and other not in run.unlike
         ]
         if others:
-            found.append((name, others))
-    return found
+            groups.append((name, others))
+    return groups
 
 
 def fold_of(
     runs: Mapping[str, Prepared],
     name: str,
     others: Sequence[str],
-    expected: Priors,
+    priors: Priors,
     *,
     every: bool = True,
 ) -> Fold:
     """Predict a sweep from others: every row, or as many for each factor of two in size."""
     own = runs[name] if every else runs[name].thinned()
-    its = [runs[other].thinned() for other in others]
-    levers = sorted({lever for one in (own, *its) for lever in one.levers})
-    open_ = prior(levers, expected)
-    slopes = np.concatenate([one.along(levers) for one in its])
-    over = np.concatenate([one.over for one in its])
-    places = Places.of(
-        [situation for one in its for situation in one.situations],
-        np.concatenate([one.shares for one in its]).tolist(),
+    fitted = [runs[other].thinned() for other in others]
+    parameters = sorted({parameter for run in (own, *fitted) for parameter in run.parameters})
+    before = prior_covariance(parameters, priors)
+    slopes = np.concatenate([run.slopes_along(parameters) for run in fitted])
+    over = np.concatenate([run.over for run in fitted])
+    fitted_contexts = ContextArrays.of(
+        [context for run in fitted for context in run.contexts],
+        np.concatenate([run.shares for run in fitted]).tolist(),
     )
-    here = Places.of(own.situations, own.shares.tolist())
-    run = np.repeat(np.arange(len(its)), [len(one.nbytes) for one in its])
-    found = weighed(slopes @ open_ @ slopes.T, places, run, over, expected)
-    ahead = own.along(levers)
-    common = ahead @ open_ @ slopes.T + alike(here, places, found.left, expected.runs)
-    own_variance = np.einsum("ij,jk,ik->i", ahead, open_, ahead)
-    own_variance += np.diag(alike(here, here, found.left, expected.runs))
-    known = np.einsum("ij,jk,ik->i", common, found.inverse, common)
-    run_variance = run_deviation(here, expected.runs) ** 2
-    variance = np.maximum(own_variance - known, 0.0) + run_variance
-    variance += row_variance(here, expected.runs)
-    return Fold(name, own.nbytes, own.over, common @ found.inverse @ over, np.sqrt(variance))
+    contexts = ContextArrays.of(own.contexts, own.shares.tolist())
+    number = np.repeat(np.arange(len(fitted)), [len(run.nbytes) for run in fitted])
+    noise = fit_noise(slopes @ before @ slopes.T, fitted_contexts, number, over, priors)
+    own_slopes = own.slopes_along(parameters)
+    common = own_slopes @ before @ slopes.T
+    common = common + residual_covariance(contexts, fitted_contexts, noise.residual, priors.runs)
+    own_variance = np.einsum("ij,jk,ik->i", own_slopes, before, own_slopes)
+    own_variance += np.diag(residual_covariance(contexts, contexts, noise.residual, priors.runs))
+    explained = np.einsum("ij,jk,ik->i", common, noise.inverse, common)
+    run_variance = run_deviation(contexts, priors.runs) ** 2
+    variance = np.maximum(own_variance - explained, 0.0) + run_variance
+    variance += row_variance(contexts, priors.runs)
+    return Fold(name, own.nbytes, own.over, common @ noise.inverse @ over, np.sqrt(variance))

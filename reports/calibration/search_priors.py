@@ -1,6 +1,6 @@
-"""Find what a fit of sweeps should expect before it sees data: perfmodel/calibrate/sweeps.yaml.
+"""Search the priors of a fit of sweeps: perfmodel/calibrate/transfer/priors.yaml.
 
-    python reports/calibration/expectations.py DATA [--tries N] [--write] [--unseen] [--cache FILE]
+    python reports/calibration/search_priors.py DATA [--tries N] [--write] [--unseen] [--cache FILE]
 
 DATA is a folder laid out as `perfmodel validate --data` wants it. Every sweep is predicted from the
 other sweeps of the same hardware, collective and settings, at any scale (leave one out), with times
@@ -12,7 +12,7 @@ that a sweep that nothing explains counts little), with a pull towards where the
 the model misses by more than a factor of two in the median are in the printed table, but not in
 that search. Searched are the spreads; not searched are the sizes where they change, how far a
 machine's spread may be from others' (open) and the degrees of freedom: leave-one-out does not tell
-them. --write then writes sweeps.yaml, with intervals widened until they hold 80 %. --unseen also
+them. --write then writes priors.yaml, with intervals widened until they hold 80 %. --unseen also
 searches once for every kind of hardware without its sweeps, and prints how these are then
 predicted: what the search has gained by having seen them is not in that table. --cache keeps the
 model's times and slopes for another try.
@@ -33,8 +33,8 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from calibration.left_out import Fold, Prepared, fold_of, folds, prepared  # noqa: E402  (line above)
-from perfmodel.calibrate.transfer.parameters import Priors, usually  # noqa: E402
+from calibration.leave_one_out import Fold, Prepared, fold_of, folds, prepare  # noqa: E402  (line above)
+from perfmodel.calibrate.transfer.parameters import Priors, shipped_priors  # noqa: E402
 from perfmodel.validate.score.points import weighted_quantile  # noqa: E402
 
 WITHIN = 1.2816
@@ -55,41 +55,41 @@ SHARES = {"alike", "other_op", "other_way", "networked"}
 FIXED = {"turn_bytes", "bulk_bytes", "freedom", "widened", "odd", "open", "start"}
 
 
-class Place(NamedTuple):
-    """Where an expectation stands: section, and lever or field, and field of the lever or ""."""
+class Position(NamedTuple):
+    """Position of a number of the priors: section, factor or field, field of the factor or ""."""
 
     section: str
     name: str
     field: str = ""
 
 
-def places(expected: Priors) -> list[Place]:
+def positions_of(expected: Priors) -> list[Position]:
     """Every expectation that may vary."""
     tree = expected.model_dump()
-    found = [Place("levers", name, field) for name, one in tree["levers"].items()
-             for field, value in one.items() if value > 0]  # fmt: skip
-    found += [Place(section, name) for section in ("left", "runs") for name in tree[section]
+    positions = [Position("levers", name, field) for name, prior in tree["levers"].items()
+             for field, value in prior.items() if value > 0]  # fmt: skip
+    positions += [Position(section, name) for section in ("left", "runs") for name in tree[section]
               if name not in FIXED]  # fmt: skip
-    return found
+    return positions
 
 
-def numbers(expected: Priors, where: Sequence[Place]) -> np.ndarray:
+def numbers(expected: Priors, where: Sequence[Position]) -> np.ndarray:
     """Expectations as numbers without bounds."""
     tree = expected.model_dump()
-    found = [
+    values = [
         tree[p.section][p.name][p.field] if p.field else tree[p.section][p.name] for p in where
     ]
     bounded = [(p.field or p.name) in SHARES for p in where]
-    clipped = [min(max(x, 0.01), 0.99) if b else x for x, b in zip(found, bounded, strict=True)]
+    clipped = [min(max(x, 0.01), 0.99) if b else x for x, b in zip(values, bounded, strict=True)]
     return np.array(
         [np.log(x / (1 - x)) if b else np.log(x) for x, b in zip(clipped, bounded, strict=True)]
     )
 
 
-def with_numbers(expected: Priors, where: Sequence[Place], found: np.ndarray) -> Priors:
+def with_numbers(expected: Priors, where: Sequence[Position], values: np.ndarray) -> Priors:
     """Expectations from numbers without bounds."""
     tree = expected.model_dump()
-    for place, number in zip(where, found.tolist(), strict=True):
+    for place, number in zip(where, values.tolist(), strict=True):
         share = (place.field or place.name) in SHARES
         value = float(f"{1 / (1 + np.exp(-number)) if share else np.exp(number):.2g}")
         section = tree[place.section]
@@ -100,61 +100,65 @@ def with_numbers(expected: Priors, where: Sequence[Place], found: np.ndarray) ->
     return Priors.model_validate(tree)
 
 
-def likelihood(found: Sequence[Fold]) -> float:
+def likelihood(predicted: Sequence[Fold]) -> float:
     """Mean logarithm of the likelihood of a row left out; each sweep counts the same."""
-    each = [np.mean(-np.log(fold.deviation) - 2.0 * np.log1p(fold.away**2 / 3.0)) for fold in found]
+    each = [
+        np.mean(-np.log(fold.deviation) - 2.0 * np.log1p(fold.away**2 / 3.0)) for fold in predicted
+    ]
     return float(np.mean(each))
 
 
 def search(runs: Mapping[str, Prepared], start: Priors, tries: int, seed: int = 0) -> Priors:
     """Vary expectations at random; keep what makes sweeps left out more likely."""
     rng = np.random.default_rng(seed)
-    where = places(start)
-    groups = folds({n: one for n, one in runs.items() if np.median(np.abs(one.over)) < MISSED})
+    where = positions_of(start)
+    groups = folds(
+        {name: run for name, run in runs.items() if np.median(np.abs(run.over)) < MISSED}
+    )
     begin = numbers(start, where)
 
     def worth(at: np.ndarray) -> float:
         expected = with_numbers(start, where, at)
-        found = [fold_of(runs, name, others, expected, every=False) for name, others in groups]
-        return likelihood(found) - PULL * float(np.sum((at - begin) ** 2))
+        predicted = [fold_of(runs, name, others, expected, every=False) for name, others in groups]
+        return likelihood(predicted) - PULL * float(np.sum((at - begin) ** 2))
 
     best, most, step, since = begin, worth(begin), 0.4, 0
     for _ in range(tries):
         chosen = rng.choice(len(where), rng.integers(1, 5), replace=False)
-        tried = best.copy()
-        tried[chosen] += rng.normal(0.0, step, len(chosen))
-        now = worth(tried)
-        best, most, since = (tried, now, 0) if now > most else (best, most, since + 1)
+        candidate = best.copy()
+        candidate[chosen] += rng.normal(0.0, step, len(chosen))
+        now = worth(candidate)
+        best, most, since = (candidate, now, 0) if now > most else (best, most, since + 1)
         step, since = (0.7 * step, 0) if since > 40 else (step, since)
         if step < 0.03:
             break
     return with_numbers(start, where, best)
 
 
-def unseen(runs: Mapping[str, Prepared], start: Priors, tries: int) -> list[Fold]:
+def predict_unseen(runs: Mapping[str, Prepared], start: Priors, tries: int) -> list[Fold]:
     """Predict each kind of hardware with expectations that have not seen it."""
-    found = []
+    predicted = []
     for hardware in sorted({runs[name].hardware for name, _ in folds(runs)}):
         others = {name: run for name, run in runs.items() if run.hardware != hardware}
         expected = search(others, start, tries)
-        wide = widened([fold_of(others, *group, expected) for group in folds(others)])
+        wide = widening_of([fold_of(others, *group, expected) for group in folds(others)])
         own = [
             fold_of(runs, *group, expected)
             for group in folds(runs)
             if runs[group[0]].hardware == hardware
         ]
-        found += [replace(fold, deviation=wide * fold.deviation) for fold in own]
-    return found
+        predicted += [replace(fold, deviation=wide * fold.deviation) for fold in own]
+    return predicted
 
 
-def widened(found: Sequence[Fold]) -> float:
+def widening_of(predicted: Sequence[Fold]) -> float:
     """Factor on deviations with which intervals would hold 80 % of the rows of both bands.
 
     Each sweep counts the same, as in `perfmodel validate`. Rounded up: times are linear here.
     """
     factors = [1.0]
     for large in (True, False):
-        parts = [part for fold in found if len((part := fold.only(large=large)).nbytes)]
+        parts = [part for fold in predicted if len((part := fold.only(large=large)).nbytes)]
         if parts:
             away = np.concatenate([np.abs(part.away) for part in parts])
             even = np.concatenate([np.full(len(part.away), 1.0 / len(part.away)) for part in parts])
@@ -162,13 +166,17 @@ def widened(found: Sequence[Fold]) -> float:
     return float(np.ceil(10 * max(factors)) / 10)
 
 
-def show(found: Sequence[Fold], wide: float) -> None:
+def show(predicted: Sequence[Fold], wide: float) -> None:
     """Print errors and coverage, sweep by sweep and in all."""
     print(f"{'sweep left out':34}{'datasheet':>16}{'transferred':>16}{'held':>7}   from 256 KiB on")  # noqa: T201  (a script's output)
     for name, folds_, large in [
-        *((f.name if large else "  below", [f], large) for f in found for large in (True, False)),
-        ("all, every sweep the same", found, True),
-        ("  below", found, False),
+        *(
+            (fold.name if large else "  below", [fold], large)
+            for fold in predicted
+            for large in (True, False)
+        ),
+        ("all, every sweep the same", predicted, True),
+        ("  below", predicted, False),
     ]:
         parts = [part for fold in folds_ if len((part := fold.only(large=large)).nbytes)]
         if parts:
@@ -184,16 +192,16 @@ def _both(parts: Sequence[Fold], *, before: bool) -> str:
     return f"{median:.1f} / {most:.1f} %"
 
 
-def written(expected: Priors, runs: Mapping[str, Prepared], count: int) -> str:
+def format_priors(expected: Priors, runs: Mapping[str, Prepared], count: int) -> str:
     """The file's text."""
     tree = expected.model_dump()
     lines = [
         "# What a fit of sweeps expects before it sees data; made by",
-        "# reports/calibration/expectations.py. Deviations are of logarithms: 0.1 is about 10 %.",
+        "# reports/calibration/search_priors.py. Deviations are of logarithms: 0.1 is about 10 %.",
         "levers:",
     ]
-    for name, one in tree["levers"].items():
-        inner = ", ".join(f"{field}: {value:g}" for field, value in one.items() if value)
+    for name, prior in tree["levers"].items():
+        inner = ", ".join(f"{field}: {value:g}" for field, value in prior.items() if value)
         lines.append(f"  {name}: {{{inner}}}")
     for section in ("left", "runs"):
         lines.append(f"{section}:")
@@ -216,29 +224,29 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--unseen", action="store_true")
     parser.add_argument("--cache", type=Path)
-    asked = parser.parse_args()
-    if asked.cache and asked.cache.exists():
-        runs: dict[str, Prepared] = pickle.loads(asked.cache.read_bytes())  # noqa: S301  (our own)
+    arguments = parser.parse_args()
+    if arguments.cache and arguments.cache.exists():
+        runs: dict[str, Prepared] = pickle.loads(arguments.cache.read_bytes())  # noqa: S301  (our own)
     else:
-        runs = prepared(asked.data)
-        if asked.cache:
-            asked.cache.write_bytes(pickle.dumps(runs))
-    expected = usually()
-    if asked.unseen:
-        show(unseen(runs, expected, asked.tries), 1.0)
-    if asked.tries:
-        expected = search(runs, expected, asked.tries)
+        runs = prepare(arguments.data)
+        if arguments.cache:
+            arguments.cache.write_bytes(pickle.dumps(runs))
+    expected = shipped_priors()
+    if arguments.unseen:
+        show(predict_unseen(runs, expected, arguments.tries), 1.0)
+    if arguments.tries:
+        expected = search(runs, expected, arguments.tries)
     groups = folds(runs)
-    found = [fold_of(runs, name, others, expected) for name, others in groups]
-    wide = widened(found)
+    predicted = [fold_of(runs, name, others, expected) for name, others in groups]
+    wide = widening_of(predicted)
     runs_now = expected.runs.model_copy(update={"widened": wide})
     expected = expected.model_copy(update={"runs": runs_now})
-    show(found, wide)
-    text = written(expected, {name: runs[name] for name, _ in groups}, len(groups))
+    show(predicted, wide)
+    text = format_priors(expected, {name: runs[name] for name, _ in groups}, len(groups))
     print(text)  # noqa: T201  (a script's output)
-    if asked.write:
-        folder = HERE.parents[1] / "perfmodel" / "calibrate"
-        (folder / "sweeps.yaml").write_text(text)
+    if arguments.write:
+        folder = HERE.parents[1] / "perfmodel" / "calibrate" / "transfer"
+        (folder / "priors.yaml").write_text(text)
     return 0
 
 

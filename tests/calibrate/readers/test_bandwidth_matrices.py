@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.calibrate.readers import read_files, read_matrices
-from perfmodel.calibrate.transfer.inputs import seen_links
+from perfmodel.calibrate.transfer.link_matrices import measure_links
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.build import build_topology
 
@@ -100,20 +100,20 @@ def test_a_matrix_that_is_cut_off_is_refused(cut):
 def test_copies_say_what_a_link_carries():
     """273.6 GB/s is 1.14 times what NCCL can use of twelve NVLinks of an A100, as usual."""
     matrices = read_matrices(P2P, "p2p.txt") + read_matrices(NVBANDWIDTH, "n.log")
-    seen, unused = seen_links(matrices, build_topology("dgx-a100"))
-    factors = {one.lever.where: one.log for one in seen}
+    seen, unused = measure_links(matrices, build_topology("dgx-a100"))
+    factors = {one.parameter.where: one.log for one in seen}
     assert factors["nvlink"] == pytest.approx(0.0, abs=1e-6)
     assert factors["pcie"] == pytest.approx(0.0, abs=0.01)
     assert any("without peer access" in text for text in unused)
     assert any("latency" in text for text in unused)
     slow = read_matrices(P2P.replace("273.60", "136.80"), "p2p.txt")
-    (nvlink,), _ = seen_links(slow, build_topology("dgx-a100"))
+    (nvlink,), _ = measure_links(slow, build_topology("dgx-a100"))
     assert nvlink.log == pytest.approx(-0.693, abs=0.001)
 
 
 def test_matrices_of_more_gpus_than_a_host_has_are_refused():
     with pytest.raises(InputError, match="2 GPUs in"):
-        seen_links(read_matrices(P2P, "p"), build_topology("dgx-a100", gpus_per_host=1))
+        measure_links(read_matrices(P2P, "p"), build_topology("dgx-a100", gpus_per_host=1))
 
 
 @pytest.mark.parametrize(

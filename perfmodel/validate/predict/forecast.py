@@ -1,0 +1,241 @@
+"""Times of a recorded sweep by every mode of prediction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from perfmodel.calibrate import Profile, apply, draws, measured_at
+from perfmodel.calibrate.checks import differences
+from perfmodel.calibrate.transfer.fit import fit_profile
+from perfmodel.errors import PerfmodelError
+from perfmodel.library.machine import make_machine, observed_time_s
+from perfmodel.library.model import load_library
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.collective import collective_rows
+from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
+from perfmodel.validate.sweeps.match import Matched, short
+from perfmodel.validate.sweeps.read import Sweep
+
+Mode = Literal["datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
+"""Datasheet numbers; a profile fitted to other sweeps of the same hardware; the user's profile;
+NCCL's own formula; latency plus bytes over the nominal rate."""
+
+Interval = tuple[float, float] | None
+
+DRAWS = 30
+"""Draws of a profile that an interval rests on."""
+
+INTERVALS = 12
+"""Sizes of a sweep at which intervals are drawn; interpolated between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Predictions for the sizes of a sweep; seconds."""
+
+    time_s: tuple[float, ...]
+    interval_s: tuple[Interval, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """All predictions for one sweep; plain data, which processes can exchange.
+
+    Parameters
+    ----------
+    times : mapping of Mode to Times
+    missing : mapping of Mode to str
+        Why a mode has no prediction.
+    ways : tuple of str
+        Algorithm and protocol by size, datasheet mode.
+    """
+
+    times: Mapping[Mode, Times]
+    missing: Mapping[Mode, str] = field(default_factory=dict)
+    ways: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A sweep, the machine that it was matched to, and its predictions."""
+
+    sweep: Sweep
+    matched: Matched
+    forecast: Forecast
+
+    @property
+    def times(self) -> Mapping[Mode, Times]:
+        """Predictions by mode."""
+        return self.forecast.times
+
+    @property
+    def missing(self) -> Mapping[Mode, str]:
+        """Why a mode has no prediction."""
+        return self.forecast.missing
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Algorithm and protocol by size, datasheet mode."""
+        return self.forecast.ways
+
+    @property
+    def counted(self) -> bool:
+        """Whether the sweep counts: trusted, and its hardware is stated."""
+        return self.why_not == ""
+
+    @property
+    def why_not(self) -> str:
+        """Why the sweep is listed and not counted; empty if it counts."""
+        reasons = []
+        if self.sweep.trust < 3:
+            reasons.append(f"trust {self.sweep.trust}")
+        if self.matched.unstated:
+            reasons.append("not stated: " + ", ".join(self.matched.unstated))
+        return "; ".join(reasons)
+
+
+Pair = tuple[Sweep, Matched]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One matched sweep to predict.
+
+    Parameters
+    ----------
+    sweep : Sweep
+    matched : Matched
+    profile : Profile or None
+        A user's own, for the mode "calibrated".
+    others : tuple of Pair, or None
+        Other sweeps of the same hardware; None: do not fit a profile of them.
+    """
+
+    sweep: Sweep
+    matched: Matched
+    profile: Profile | None = None
+    others: tuple[Pair, ...] | None = None
+
+
+def predict(task: Task) -> Forecast | str:
+    """Predict one sweep in every mode; a text says why it could not be predicted."""
+    try:
+        return _forecast(task.sweep, task.matched, task.profile, task.others)
+    except PerfmodelError as error:
+        return f"cannot be predicted: {short(error)}"
+
+
+def _forecast(
+    sweep: Sweep, own: Matched, profile: Profile | None, others: Sequence[Pair] | None
+) -> Forecast:
+    sizes = [row.nbytes for row in sweep.rows]
+    rows = collective_rows(own.topology, op=own.op, sizes=sizes, settings=own.settings)
+    times: dict[Mode, Times] = {"datasheet": _times(rows)}
+    missing: dict[Mode, str] = {}
+    times["alpha-beta"] = Times(alpha_beta_s(own.node, own.topology, own.op, sizes))
+    try:
+        times["nccl tuner"] = Times(tuner_s(own.topology, own.settings, own.op, sizes))
+    except PerfmodelError as error:
+        missing["nccl tuner"] = f"the formula does not cover it: {short(error)}"
+    if profile is not None:
+        times["calibrated"] = with_profile(profile, own, sizes)
+    if others is not None:
+        transferred = _transferred(own, others, sizes)
+        if isinstance(transferred, Times):
+            times["transferred"] = transferred
+        else:
+            missing["transferred"] = transferred
+    lowered = tuple(f"{row['algorithm']} {row['protocol']}" for row in rows)
+    return Forecast(times, missing, lowered)
+
+
+def _times(rows: Sequence[Mapping[str, Any]], note: str = "") -> Times:
+    return Times(
+        tuple(row["time_s"] for row in rows),
+        tuple(None if row["interval_s"] is None else tuple(row["interval_s"]) for row in rows),
+        note,
+    )
+
+
+def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str = "") -> Times:
+    """Predict with a profile; intervals are drawn at some sizes and interpolated between them."""
+    plain = make_machine(own.topology, load_library("nccl"), settings=own.settings)
+    ranks = range(len(own.topology.ranks))
+
+    def observed_s(timer: UncontendedTimer, nbytes: int) -> float:
+        return observed_time_s(timer.machine, timer.best(own.op, nbytes, ranks, 0, None)[1])
+
+    timer = UncontendedTimer(apply(profile, plain))
+    likely = [observed_s(timer, nbytes) for nbytes in sizes]
+    if not measured_at(profile, len(ranks), own.op):
+        return Times(tuple(likely), (), note)
+    every = max(1, -(-(len(sizes) - 1) // (INTERVALS - 1)))
+    at = sorted({*range(0, len(sizes), every), len(sizes) - 1})
+    machines = [UncontendedTimer(apply(draw, plain)) for draw in draws(profile, DRAWS, seed=0)]
+    limits = []
+    for index in at:
+        drawn = [observed_s(m, sizes[index]) for m in machines]
+        limits.append(np.quantile(np.log(drawn) - math.log(likely[index]), [0.1, 0.9]))
+    x = np.log([sizes[index] for index in at])
+    low, high = (np.interp(np.log(sizes), x, side) for side in np.array(limits).T)
+    intervals = [
+        (t * math.exp(min(a, 0.0)), t * math.exp(max(b, 0.0)))
+        for t, a, b in zip(likely, low, high, strict=True)
+    ]
+    return Times(tuple(likely), tuple(intervals), note)
+
+
+# ---------------------------------------------------------------- mode "transferred"
+
+
+def partners(sweep: Sweep, own: Matched, candidates: Sequence[Pair]) -> list[Pair]:
+    """Other sweeps of the same hardware and collective at any scale.
+
+    Same hardware: same GPU, links of a host, and network.
+
+    A copy of the sweep itself (the same times) is no other sweep.
+    """
+    return [
+        (other, matched)
+        for other, matched in candidates
+        if other.id != sweep.id
+        and other.rows != sweep.rows
+        and other.trust >= 3
+        and not matched.unstated
+        and matched.hardware == own.hardware
+        and matched.op == own.op
+    ]
+
+
+def _transferred(own: Matched, others: Sequence[Pair], sizes: Sequence[int]) -> Times | str:
+    """Predict from a profile of the others; the reason where there is none."""
+    if own.unstated:
+        return "the hardware is not stated, so that no other sweep is known to be of the same"
+    if not others:
+        return "no other sweep of this hardware and collective"
+    machine = (own.topology, own.settings)
+    reasons = {
+        other.id: "; ".join(differences(own.op, machine, (matched.topology, matched.settings)))
+        for other, matched in others
+    }
+    excluded = "; ".join(f"not from {name}: {why}" for name, why in reasons.items() if why)
+    comparable = [(other, matched) for other, matched in others if not reasons[other.id]]
+    if not comparable:
+        return f"no other sweep with like settings; {excluded}"
+    gpu = own.topology.gpu  # the same chip, perhaps with other memory
+    runs = [
+        (replace(matched.topology, gpu=gpu), matched.settings, matched.op, other.rows)
+        for other, matched in comparable
+    ]
+    names = [other.id for other, _ in comparable]
+    note = "from " + ", ".join(names) + (f"; {excluded}" if excluded else "")
+    try:
+        return with_profile(fit_profile(runs, files=names), own, sizes, note)
+    except PerfmodelError as error:
+        return f"no profile: {short(error)}"

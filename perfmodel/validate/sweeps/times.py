@@ -1,0 +1,113 @@
+"""Sizes and times of one recorded sweep, from the rows of its CSV."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfmodel.files.csv_rows import Reader, Record
+
+_SIZES = ("size_bytes", "nbytes", "bytes", "size")
+_TIMES = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
+_IN_PLACE = {"time_us_inplace": 1e-6, "time_us_in_place": 1e-6}
+_LEGIBLE_GBPS = 0.1
+"""A bandwidth printed with two decimals tells the time to a few per cent from here on."""
+_UNIT_FACTOR = 2.0
+"""Times further than this from what their bandwidth says are in another unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Time of one size, out of place where both were recorded."""
+
+    nbytes: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Rows by size, the number of ranks that they state, and notes on how they were read."""
+
+    rows: tuple[Row, ...]
+    nranks: int | None
+    notes: tuple[str, ...]
+
+
+def times_of(records: Sequence[Record], meta: Reader) -> Times:
+    """Read the rows of one sweep; faults go to those of `meta`."""
+    rows: list[Row] = []
+    notes: dict[str, None] = {}
+    ranks: set[int] = set()
+    doubtful: list[float] = []
+    for record in records:
+        reader = Reader(record, meta.faults)
+        nbytes = _size(reader, notes)
+        time_s = None if nbytes is None else _time(reader, nbytes, notes)
+        if nbytes is None or time_s is None:
+            continue
+        rows.append(Row(nbytes, time_s))
+        if (named := reader.count("nranks")) is not None:
+            ranks.add(named)
+        algbw = _printed(reader, "algbw_GBps")
+        if algbw is not None and algbw >= _LEGIBLE_GBPS:
+            doubtful.append(nbytes / time_s / 1e9 / algbw)
+    _check_unit(doubtful, records, meta)
+    rows.sort(key=lambda row: row.nbytes)
+    return Times(tuple(rows), ranks.pop() if len(ranks) == 1 else None, tuple(notes))
+
+
+def _printed(reader: Reader, field: str) -> float | None:
+    """Return a printed bandwidth; small ones are printed as 0.0."""
+    try:
+        value = float(reader.text(field))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def _size(reader: Reader, notes: dict[str, None]) -> int | None:
+    field = next((name for name in _SIZES if name in reader.record.cells), None)
+    if field is None:
+        reader.fault("size_bytes", "no such column", "sizes in bytes")
+        return None
+    if reader.text(field) in {"0", "0.0"}:  # nccl-tests lists sizes that round down to nothing
+        notes["rows of zero bytes left out"] = None
+        return None
+    if not reader.text(field):
+        reader.fault(field, "nothing", "a size in bytes")
+        return None
+    return reader.count(field)
+
+
+def _time(reader: Reader, nbytes: int, notes: dict[str, None]) -> float | None:
+    """Time of a row: out of place, in place, or from the bandwidth; None if there is none."""
+    for name, scale in (_TIMES | _IN_PLACE).items():
+        if reader.text(name):
+            value = reader.number(name)
+            if value is None:
+                return None
+            if name in _IN_PLACE:
+                notes["times in place where none out of place was recorded"] = None
+            return value * scale
+    algbw = _printed(reader, "algbw_GBps")
+    if algbw is None:
+        reader.fault("time_us", "nothing", "a time in microseconds, or algbw_GBps")
+        return None
+    notes["times derived from the printed bandwidth"] = None
+    return nbytes / algbw / 1e9
+
+
+def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: Reader) -> None:
+    """Refuse times that contradict the bandwidths beside them."""
+    if not ratios:
+        return
+    typical = statistics.median(ratios)
+    if 1 / _UNIT_FACTOR <= typical <= _UNIT_FACTOR:
+        return
+    nearest = {1e3: "milliseconds", 1e6: "seconds", 1e-3: "nanoseconds"}
+    unit = next((u for f, u in nearest.items() if 0.5 <= typical / f <= 2), "another unit or size")
+    actual = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
+    reader = Reader(records[0], meta.faults)
+    reader.fault("time_us", actual, "microseconds that give the bandwidth printed beside them")
