@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     between_cpus,
@@ -39,9 +39,6 @@ class Network:
         Raw rate of each; bytes per second.
     source : str
         Where that rate comes from.
-    mtu : int or None
-    gpudirect : bool
-        Whether they read GPU memory.
     across : bool
         Under another CPU than the GPUs.
     """
@@ -50,8 +47,6 @@ class Network:
     nics: int
     nic_Bps: float
     source: str
-    mtu: int | None = None
-    gpudirect: bool = True
     across: bool = False
 
 
@@ -139,7 +134,7 @@ def drafted(host: HostParts) -> Draft:
     draft.join(pattern("mem", domains), pattern("cpu", domains), "dram")
     draft.extra = {
         "gpu_p2p": host.p2p,
-        "gpudirect_rdma": network.gpudirect if network is not None else not host.part.geforce,
+        "gpudirect_rdma": reads_gpus(host.part, network.kind) if network else not host.part.geforce,
     }
     return draft
 
@@ -221,9 +216,7 @@ def _plug_nics(
     """Plug NICs evenly beside the GPUs, or under the last CPU where they are across."""
     link = max(host.pcie, hardware_parts().cpus[host.cpu].pcie)
     draft.link(link, stock_link(link))
-    name = draft.link(
-        network.kind, port(network.kind, network.nic_Bps, network.source, network.mtu)
-    )
+    name = draft.link(network.kind, port(network.kind, network.nic_Bps, network.source))
     draft.add(pattern("nic", network.nics), "nic", port=name)
     places = [f"cpu{domains - 1}"] if network.across else groups
     for nic in range(network.nics):

@@ -144,7 +144,7 @@ def dram(name: str, domains_per_socket: int = 1) -> dict[str, Any]:
     )
 
 
-def port(network: str, Bps: float, source: str, mtu: int | None = None) -> dict[str, Any]:
+def port(network: str, Bps: float, source: str) -> dict[str, Any]:
     """Return what leaves a NIC as a document.
 
     Parameters
@@ -155,12 +155,9 @@ def port(network: str, Bps: float, source: str, mtu: int | None = None) -> dict[
         Raw rate; bytes per second.
     source : str
         Where the rate comes from.
-    mtu : int, optional
-        Payload of a packet, if it was said; bytes.
     """
     part = hardware_parts().ports[network]
-    usual = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu
-    payload = mtu or usual
+    payload = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu
     return {
         "kind": part.kind,
         "network": part.network,

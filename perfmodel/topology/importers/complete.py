@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import gpu_in
-from perfmodel.topology.from_text.match_template import said_in, templates_present
-from perfmodel.topology.from_text.parts import GpuConnector, MachinePart, hardware_parts
+from perfmodel.topology.from_text.gpu_text import read_gpu
+from perfmodel.topology.from_text.match_template import TemplateFacts, template_facts
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
@@ -50,8 +49,6 @@ class Known:
     part : GpuConnector
     template : NodeSpec or None
         Machine from which the rest is completed.
-    machine : MachinePart or None
-        The same among the parts.
     notes : tuple of str
         What was assumed.
     """
@@ -59,7 +56,6 @@ class Known:
     gpu: str
     part: GpuConnector
     template: NodeSpec | None
-    machine: MachinePart | None
     notes: tuple[str, ...]
 
     @property
@@ -87,79 +83,70 @@ def known_from(domains: Sequence[Domain], hints: Hints) -> Known:
         Neither the file nor the user says which GPU it is; or the two disagree.
     """
     notes: list[str] = []
-    machine, template = _machine(domains, hints, notes)
+    template = _template(domains, hints, notes)
     gpu = _gpu(domains, hints, template, notes)
     part = part_of(gpu)
     if template is not None and hints.template is None:
         notes.append(f"what the file leaves open is as in the template {template.name}")
-    return Known(gpu, part, template, machine, tuple(notes))
+    return Known(gpu, part, template, tuple(notes))
 
 
 def part_of(gpu: str) -> GpuConnector:
     """How a GPU of the table is plugged in."""
     known = hardware_parts().gpus
-    return known[gpu] if gpu in known else gpu_in(gpu).part
+    return known[gpu] if gpu in known else read_gpu(gpu).part
 
 
 # ---------------------------------------------------------------- machine
 
 
-def _machine(
-    domains: Sequence[Domain], hints: Hints, notes: list[str]
-) -> tuple[MachinePart | None, NodeSpec | None]:
+def _template(domains: Sequence[Domain], hints: Hints, notes: list[str]) -> NodeSpec | None:
+    """Template of the machine: the user's, the one that the file names, or the first alike."""
     if hints.template is not None:
         node = load_node(hints.template)
         notes.append(f"what the file leaves open is as in {hints.template}, as was asked")
-        return _row(hints.template), node
+        return node
     gpus = _kind(domains, "gpu")
     if any(device.gpu is not None for device in gpus):
-        return None, None  # a real dump says all
-    named = next((m for m in templates_present() if said_in(m, hints.words)), None)
+        return None  # NCCL wrote the file: it leaves nothing open
+    named = next((facts for facts in template_facts() if facts.is_named_in(hints.words)), None)
     if named is not None and (not gpus or len(gpus) <= named.gpus):
-        notes.append(f"{named.template}: the file's name or a comment says so")
-        return named, load_node(named.template)
+        notes.append(f"{named.name}: the file's name or a comment says so")
+        return load_node(named.name)
     family = _family(domains, hints)
-    told = [net for device in _kind(domains, "nic") for net in device.nets]
-    if not gpus or (family and told and all(number(net, "speed") for net in told)):
-        return None, None  # nothing that a template would tell
-    fitting = [
-        machine
-        for machine in templates_present()
-        if family in {None, machine.gpu} and _is_like(machine, domains)
+    nets = [net for device in _kind(domains, "nic") for net in device.nets]
+    if not gpus or (family and nets and all(number(net, "speed") for net in nets)):
+        return None  # a template would add nothing
+    similar = [
+        facts.name
+        for facts in template_facts()
+        if family in {None, facts.gpu.spelled} and _is_like(facts, domains)
     ]
-    if not fitting:
-        return None, None
-    others = ", ".join(machine.template for machine in fitting[1:])
-    notes.append(
-        f"the machine is like {fitting[0].template}, by its GPUs, NICs and PCIe"
-        + (f" (so are {others})" if others else "")
-    )
-    return fitting[0], load_node(fitting[0].template)
+    if not similar:
+        return None
+    others = f" (so are {', '.join(similar[1:])})" if similar[1:] else ""
+    notes.append(f"the machine is like {similar[0]}, by its GPUs, NICs and PCIe{others}")
+    return load_node(similar[0])
 
 
 def _family(domains: Sequence[Domain], hints: Hints) -> str | None:
     """Family of the GPUs, as far as the user, the file or its name say."""
     if hints.gpu is not None:
-        return gpu_in(hints.gpu).part.spelled
+        return read_gpu(hints.gpu).part.spelled
     found = [name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name]
     name = found[0] if found else _spelled_in(hints.words)
     return part_of(name).spelled if name else None
 
 
-def _row(template: str) -> MachinePart | None:
-    stem = Path(template).stem
-    return next((m for m in hardware_parts().machines if m.template == stem), None)
-
-
-def _is_like(machine: MachinePart, domains: Sequence[Domain]) -> bool:
-    """Whether GPUs, NICs and generations of PCIe are those of a machine."""
+def _is_like(facts: TemplateFacts, domains: Sequence[Domain]) -> bool:
+    """Whether GPUs, NICs and generations of PCIe are those of a machine with a name."""
     gpus, nics = _kind(domains, "gpu"), _kind(domains, "nic")
-    if machine.gpus != len(gpus) or machine.layout == "pcie" or machine.nics != len(nics):
+    if facts.gpus != len(gpus) or facts.layout == "pcie" or facts.nics != len(nics):
         return False
-    said = {f"pcie{device.generation}" for device in gpus if device.generation}
+    generations = {f"pcie{device.generation}" for device in gpus if device.generation}
     infiniband = any(device.pci_class.startswith("0207") for device in nics)
-    rows = [p for p in hardware_parts().gpus.values() if p.spelled == machine.gpu and p.on_board]
-    return {rows[0].pcie} == said and infiniband == (machine.network == "infiniband")
+    same = {facts.gpu.pcie} == generations and infiniband == (facts.network == "infiniband")
+    return same and facts.name in hardware_parts().machines
 
 
 # ---------------------------------------------------------------- GPU
@@ -172,7 +159,7 @@ def _gpu(
     if len(found) > 1:
         raise hints.refuse("gpu", f"GPUs of several kinds: {', '.join(sorted(found))}", "one kind")
     if hints.gpu is not None:
-        named = gpu_in(hints.gpu)
+        named = read_gpu(hints.gpu)
         if found and part_of(next(iter(found))).spelled != named.part.spelled:
             other = next(iter(found))
             raise hints.refuse("gpu", f"{other} by its PCI device, {hints.gpu!r} asked for", other)
@@ -193,7 +180,7 @@ def _gpu(
 
 def _spelled_in(words: str) -> str | None:
     try:
-        return gpu_in(words, "nvlink").name
+        return read_gpu(words, "nvlink").name
     except InputError:
         return None
 

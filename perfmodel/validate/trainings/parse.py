@@ -11,8 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfmodel.topology.from_text import log_text as words
-from perfmodel.topology.from_text.match_template import Wanted
+from perfmodel.errors import InputError
+from perfmodel.topology.from_text.gpu_text import says_nothing
+from perfmodel.topology.from_text.match_template import HostText, read_host
+from perfmodel.validate.sweeps.match import short
 
 _MODELS = (
     (r"^(?:.*/)?resnet-?_?50(?:[ _-]?v?1\.?5| imagenet)?$", "resnet50", None),
@@ -60,7 +62,7 @@ class TrainingRow:
     sequence_length: int | None
     precision: str
     batch: int
-    machine: Wanted
+    machine: HostText
     nodes: int
     channels_last: bool
     cap_bytes: float | None = None
@@ -147,29 +149,21 @@ def _batch(cells: Mapping[str, str], ranks: int) -> int:
     return batch
 
 
-def _machine(cells: Mapping[str, str], nodes: int, gpus: int) -> Wanted:
+def _machine(cells: Mapping[str, str], nodes: int, gpus: int) -> HostText:
     """One host in words."""
-    text = f"{cells['gpu']}; {cells.get('interconnect', '')}"
-    gpu = words.gpu_words(cells["gpu"])
-    if gpu is None:
+    if says_nothing(cells["gpu"]):
         raise LeftOut("GPU is not named")
-    intra = words.intra_kind(text, gpu, gpus)
-    if gpus > 1 and not intra and not gpu.form and gpu.family in _BOTH_FORMS:
-        raise LeftOut("links between the GPUs are not stated")
     inside, _, between = cells.get("interconnect", "").partition(";")
-    network = nics = rate = None
+    network = None
     if nodes > 1:
-        network = words.network_kind(between or inside, {})[0] or "infiniband"
-        nics, rate = words.nic_words(between or inside)
-    return Wanted(
-        gpu=gpu,
-        gpus=gpus,
-        intra=intra,
-        peer_access=words.peer_access(text),
-        network=network,
-        nics=nics,
-        nic_Gbps=rate,
-        words=text,
-        gpu_text=cells["gpu"],
-        intra_text=inside,
-    )
+        network = (between or inside).strip()
+    try:
+        host = read_host(
+            cells["gpu"], gpus=gpus, intra=f"{cells['gpu']}; {inside}", network=network
+        )
+    except InputError as error:
+        raise LeftOut(f"machine or model is not known: {short(error, 90)}") from None
+    if gpus > 1 and not host.intra.stated and not host.gpu.form_stated:
+        if host.gpu.part.spelled in _BOTH_FORMS:
+            raise LeftOut("links between the GPUs are not stated")
+    return host

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.defaults import usual_layout
-from perfmodel.topology.from_text.gpu_text import NamedGpu, joined_in
+from perfmodel.topology.from_text.gpu_text import NamedGpu, read_intra
 from perfmodel.topology.from_text.layouts import Board, join_gpus
 from perfmodel.topology.from_text.template_builder import Draft, nvlink
 from perfmodel.topology.importers.complete import Known, part_of
@@ -83,7 +83,7 @@ def _has_its_nvlinks(making: Making, template: NodeSpec) -> bool:
 def usual_nvlinks(making: Making, gpus: int, said: list[str]) -> None:
     """Join GPUs as is usual for their model."""
     named = NamedGpu(making.known.gpu, making.known.part)
-    layout, _ = usual_layout(named, gpus, joined_in(" ".join(said)))
+    layout, _ = usual_layout(named, gpus, read_intra(" ".join(said)))
     if layout == "pcie":
         if gpus > 1:
             making.notes.append(f"no NVLinks between {making.known.part.spelled.upper()}")

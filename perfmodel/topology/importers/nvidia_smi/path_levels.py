@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.defaults import reads_gpus
-from perfmodel.topology.from_text.gpu_text import NamedGpu, gpu_in
+from perfmodel.topology.from_text.parts import reads_gpus
+from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, usual_nics
 from perfmodel.topology.from_text.template_builder import (
     Draft,
@@ -94,10 +94,10 @@ def _gpu(
     joined = " ".join(cell for cell in matrix.cells.values() if cell.startswith("NV"))
     said = gpu or matrix.gpu or (node.gpu if node is not None else None)
     if said is not None:
-        named = gpu_in(said, "nvlink" if joined else "pcie")
+        named = read_gpu(said, "nvlink" if joined else "pcie")
         return named, [note.removeprefix("assumption: ") for note in named.assumptions]
     try:
-        named = gpu_in(Path(file).stem, "nvlink" if joined else "pcie")
+        named = read_gpu(Path(file).stem, "nvlink" if joined else "pcie")
     except InputError:
         allowed = "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME"
         raise InputError(
