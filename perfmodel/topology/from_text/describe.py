@@ -98,9 +98,7 @@ def describe(
     if nic_Gbps is not None and not 0 < nic_Gbps < 1e5:
         faults.append(Fault("nic_Gbps", str(nic_Gbps), "more than zero, in gigabits per second"))
     try:
-        host = read_host(
-            gpu, gpus=gpus, intra=intra, network=network, nics=nics, nic_Gbps=nic_Gbps
-        )
+        host = read_host(gpu, gpus=gpus, intra=intra, network=network, nics=nics, nic_Gbps=nic_Gbps)
     except InputError as error:
         raise InputError([*faults, *error.faults]) from None
     if faults:
@@ -119,8 +117,8 @@ def find_host(host: HostText) -> Described:
     facts = match_template(host, as_is=True)
     if facts is None:
         return _with_stated(_described(host), host)
-    note = f"machine: template {facts.name}"
-    return _with_stated(Described(load_node(facts.name), (note,), facts.name), host)
+    notes = (f"machine: template {facts.name}", *host.network.assumptions)
+    return _with_stated(Described(load_node(facts.name), notes, facts.name), host)
 
 
 def _described(host: HostText) -> Described:
@@ -199,12 +197,10 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[Network | None, tupl
 # ---------------------------------------------------------------- machines with a template
 
 
-def _from_template(
-    facts: TemplateFacts, host: HostText, assumptions: tuple[str, ...]
-) -> Described:
+def _from_template(facts: TemplateFacts, host: HostText, assumptions: tuple[str, ...]) -> Described:
     """A template with the GPU that is named."""
     node = load_node(facts.name)
-    notes = list(assumptions)
+    notes = [*assumptions, *host.network.assumptions]
     if node.gpu != host.gpu.name:
         node = node.model_copy(update={"gpu": host.gpu.name})
     net = host.network
@@ -232,9 +228,7 @@ def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> De
 def _rewired(node: NodeSpec, kind: str, net: NetworkText, nic_Bps: float) -> NodeSpec:
     """The same node with other ports on its NICs."""
     names = {device.port for device in node.nodes if device.kind == "nic"}
-    fresh = validate_document(
-        LinkSpec, port(kind, nic_Bps, net.rate_source or _USUAL_RATE)
-    )
+    fresh = validate_document(LinkSpec, port(kind, nic_Bps, net.rate_source or _USUAL_RATE))
     links = {name: fresh if name in names else link for name, link in node.links.items()}
     return node.model_copy(
         update={"links": links, "sources": {**hardware_parts().sources, **node.sources}}

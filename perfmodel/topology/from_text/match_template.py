@@ -65,6 +65,7 @@ def read_host(
     gpus: int,
     intra: str,
     network: str | None,
+    usual_network: NetworkKind | None = None,
     nics: int | None = None,
     nic_Gbps: float | None = None,
     env: Mapping[str, str] | None = None,
@@ -78,6 +79,8 @@ def read_host(
     gpu, intra, network : str
         As `perfmodel.topology.from_text.describe.describe` takes them.
     gpus : int
+    usual_network : NetworkKind, optional
+        Kind where `network` names none that is known.
     nics : int, optional
         NICs of the host, before what `network` says.
     nic_Gbps : float, optional
@@ -101,7 +104,7 @@ def read_host(
     except InputError as error:
         faults += error.faults
     try:
-        net = read_network(network, env)
+        net = read_network(network, env, usual=usual_network)
     except InputError as error:
         faults += error.faults
     if named is None or net is None:
@@ -180,8 +183,11 @@ def _facts(name: str, node: NodeSpec) -> TemplateFacts:
     nics = [s for s in node.nodes if s.kind == "nic" for _ in expand_pattern(s.id)]
     ports = [node.links[nic.port] for nic in nics if nic.port]
     gpus = sum(kind == "gpu" for kind in kinds.values())
-    kind = ports[0].network or ("infiniband" if ports[0].kind == "infiniband" else "roce") \
-        if ports else None
+    kind = (
+        ports[0].network or ("infiniband" if ports[0].kind == "infiniband" else "roce")
+        if ports
+        else None
+    )
     return TemplateFacts(
         name=name,
         gpu=hardware_parts().gpus[node.gpu],
@@ -222,10 +228,23 @@ def match_template(host: HostText, *, as_is: bool) -> TemplateFacts | None:
     candidates = [
         facts
         for facts in template_facts()
-        if _has_gpus(facts, host, layout, as_is=as_is)
+        if _is_candidate(facts, host, as_is=as_is)
+        and _has_gpus(facts, host, layout, as_is=as_is)
         and _has_network(facts, host, as_is=as_is)
     ]
     return min(candidates, key=lambda facts: _rank(facts, host, as_is=as_is), default=None)
+
+
+def _is_candidate(facts: TemplateFacts, host: HostText, *, as_is: bool) -> bool:
+    """Whether a template may stand for a host that the text does not call by the machine's name."""
+    machines, net = hardware_parts(), host.network
+    if facts.is_named_in(host.text):
+        return True
+    if as_is or facts.name not in machines.machines:
+        return as_is and facts.name not in machines.only_if_named
+    rated = net.kind in {"efa", "tcpx", "tcpxo"} or (net.nics and net.nic_Bps)
+    usual = facts.is_reference or facts.layout == "pcie" or bool(rated)
+    return usual and facts.name not in machines.only_if_named
 
 
 def _has_gpus(facts: TemplateFacts, host: HostText, layout: Layout, *, as_is: bool) -> bool:
@@ -244,36 +263,24 @@ def _has_gpus(facts: TemplateFacts, host: HostText, layout: Layout, *, as_is: bo
         same = layout == "pcie" and host.gpus == facts.gpus and p2p == facts.p2p
         plain = intra.switches is None and intra.pcie in {None, part.pcie}
         return same and (plain or facts.is_named_in(host.text))
-    if not intra.stated and (part.on_board or not gpu.form_stated):
-        return host.gpus > 1
-    several = host.gpus > 1 or (intra.layout is not None and not as_is)
-    return layout == facts.layout and several
+    if as_is:
+        unknown_layout = not intra.stated and (part.on_board or not gpu.form_stated)
+        return host.gpus > 1 and (unknown_layout or layout == facts.layout)
+    return layout == facts.layout and (host.gpus > 1 or intra.stated)
 
 
 def _has_network(facts: TemplateFacts, host: HostText, *, as_is: bool) -> bool:
     """Whether NICs are those of a template, or those that are usual for its GPU and network."""
-    net, named = host.network, facts.is_named_in(host.text)
-    machines = hardware_parts()
-    if facts.name in machines.only_if_named and not named:
-        return False
-    if not as_is and not named:
-        rated = net.kind in {"efa", "tcpx", "tcpxo"} or (net.nics and net.nic_Bps)
-        if facts.name not in machines.machines:
-            return False
-        if not (facts.is_reference or facts.layout == "pcie" or rated):
-            return False
-    if net.kind is None:
-        return True
-    if net.kind != facts.network:
-        return False
+    net = host.network
+    if net.kind is None or net.kind != facts.network:
+        return net.kind is None
     if net.nic_Bps is not None:
         nics = facts.nics if net.nics is None else net.nics
         return abs(net.nic_Bps * nics / facts.nic_Bps - 1) <= _SAME_RATE
+    if as_is or net.nics is None:
+        return not as_is or facts.is_named_in(host.text)
     _, usual_Bps = usual_nics(net.kind, host.gpu.part.spelled)
-    usual = net.nics is None or (
-        net.nics == facts.nics and usual_Bps * facts.nics == facts.nic_Bps
-    )
-    return named or (usual and not as_is)
+    return net.nics == facts.nics and usual_Bps * facts.nics == facts.nic_Bps
 
 
 def _rank(

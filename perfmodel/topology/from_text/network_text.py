@@ -55,7 +55,12 @@ class NetworkText:
     assumptions: tuple[str, ...] = ()
 
 
-def read_network(text: str | None, env: Mapping[str, str] | None = None) -> NetworkText:
+def read_network(
+    text: str | None,
+    env: Mapping[str, str] | None = None,
+    *,
+    usual: NetworkKind | None = None,
+) -> NetworkText:
     """Read what joins hosts: "InfiniBand HDR", "AWS EFA (p4d.24xlarge)", "RoCE v2 25 GbE".
 
     Parameters
@@ -64,11 +69,13 @@ def read_network(text: str | None, env: Mapping[str, str] | None = None) -> Netw
         None: no network.
     env : mapping of str to str, optional
         NCCL's variables, of which some choose the kind.
+    usual : NetworkKind, optional
+        Kind where the text names none.
 
     Raises
     ------
     InputError
-        A text that names no network that is known.
+        A text that names no network that is known, and no `usual` one.
 
     Examples
     --------
@@ -80,7 +87,7 @@ def read_network(text: str | None, env: Mapping[str, str] | None = None) -> Netw
     folded = (text or "none").lower()
     stated = next((kind for pattern, kind in _KINDS
                    if re.search(pattern, _CPU_SOCKETS.sub("", folded))), None)  # fmt: skip
-    kind = _kind_in_use(stated, env or {})
+    kind = _kind_in_use(stated, env or {}) or (None if text is None else usual)
     silent = re.fullmatch(r"\W*(none|no network|nan)?\W*", folded)
     if kind is None and read_nvlink_domain(folded) is None and not silent:
         allowed = (
@@ -109,9 +116,7 @@ def _kind_in_use(stated: NetworkKind | None, env: Mapping[str, str]) -> NetworkK
 
 def _rate(text: str) -> tuple[int | None, float | None, str]:
     """NICs of a host, Gbit/s of each, and where that rate is from."""
-    several = re.search(
-        r"(\d+)\s*x\s*(?:nics?\s*)?(?:[ehnx]dr\s*)?(\d+(?:\.\d+)?)\s*g", text
-    )
+    several = re.search(r"(\d+)\s*x\s*(?:nics?\s*)?(?:[ehnx]dr\s*)?(\d+(?:\.\d+)?)\s*g", text)
     if several:
         return int(several[1]), float(several[2]), "as described"
     if single := re.search(r"(?<![\w.])(\d+(?:\.\d+)?)\s*-?g(?:bps|bit/?s?|be|b/s|b)?\b", text):

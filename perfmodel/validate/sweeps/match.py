@@ -99,22 +99,24 @@ def short(error: Exception, most: int = 220) -> str:
 def _matched(sweep: Sweep, folder: Path) -> Matched | Unmatched:
     layout = _layout(sweep)
     text = _text(sweep)
+    unstated: tuple[str, ...] = ()
+    notes: list[str] = []
     if sweep.topology:
-        host, unstated, others = Described(_load(sweep.topology, folder), ()), (), ""
+        host = Described(_load(sweep.topology, folder), ())
     elif says_nothing(sweep.gpu):
         return Unmatched("the GPU is not stated")
     else:
         stated = _read_host(sweep, layout)
-        host, others = find_host(_completed(stated, sweep, layout)), stated.gpu.others
+        host = find_host(_completed(stated, sweep, layout))
         unstated = _unstated(stated, sweep, layout)
+        notes += [f"not stated: {name}" for name in unstated]
+        if stated.gpu.others:
+            notes.append(f"all GPUs taken as the first that is named, none as {stated.gpu.others}")
     topology = built(host.node, layout, text)
     nvlink = any(host.node.links[edge.link].kind == "nvlink" for edge in host.node.edges)
     settings, remarks = settings_of(
         sweep.nccl_version, sweep.proc_model, text, sweep.gpus_per_node, nvlink=nvlink
     )
-    notes = [f"not stated: {name}" for name in unstated]
-    if others:
-        notes.append(f"all GPUs taken as the first that is named, none as {others}")
     notes += [*layout.assumptions, *host.assumptions, *remarks]
     hardware = _hardware(host.node, layout, topology)
     return Matched(
@@ -222,7 +224,7 @@ def _unstated(host: HostText, sweep: Sweep, layout: Layout) -> tuple[str, ...]:
 
 def _hardware(node: NodeSpec, layout: Layout, topology: Topology) -> str:
     """Name what runs of the same hardware share: GPU, links of a host, network; not the scale."""
-    model = re.sub(r"-\d+gb$", "", node.gpu)
+    model = re.sub(r"(?<=sxm)\d|-\d+gb$", "", node.gpu)
     shape = sorted({(e.link, e.lanes) for e in node.edges if node.links[e.link].kind == "nvlink"})
     kinds = ", ".join(f"{lanes} x {link}" for link, lanes in shape) or (
         "PCIe" if layout.gpus > 1 else "one GPU per host"

@@ -150,20 +150,22 @@ def _batch(cells: Mapping[str, str], ranks: int) -> int:
 
 
 def _machine(cells: Mapping[str, str], nodes: int, gpus: int) -> HostText:
-    """One host in words."""
+    """Read one host from the columns of the GPU and of the interconnect."""
     if says_nothing(cells["gpu"]):
         raise LeftOut("GPU is not named")
     inside, _, between = cells.get("interconnect", "").partition(";")
-    network = None
-    if nodes > 1:
-        network = (between or inside).strip()
+    network = between or inside if nodes > 1 else None
     try:
         host = read_host(
-            cells["gpu"], gpus=gpus, intra=f"{cells['gpu']}; {inside}", network=network
+            cells["gpu"],
+            gpus=gpus,
+            intra=f"{cells['gpu']}; {inside}",
+            network=network,
+            usual_network="infiniband",
         )
     except InputError as error:
         raise LeftOut(f"machine or model is not known: {short(error, 90)}") from None
-    if gpus > 1 and not host.intra.stated and not host.gpu.form_stated:
-        if host.gpu.part.spelled in _BOTH_FORMS:
-            raise LeftOut("links between the GPUs are not stated")
+    open_form = not host.gpu.form_stated and host.gpu.part.spelled in _BOTH_FORMS
+    if gpus > 1 and open_form and not host.intra.stated:
+        raise LeftOut("links between the GPUs are not stated")
     return host

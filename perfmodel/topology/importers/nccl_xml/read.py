@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.parts import reads_gpus
-from perfmodel.topology.from_text.parts import hardware_parts
+from perfmodel.topology.from_text.parts import hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     between_cpus,

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.parts import reads_gpus
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, usual_nics
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, reads_gpus, usual_nics
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     between_cpus,
