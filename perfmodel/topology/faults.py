@@ -1,10 +1,8 @@
-"""A machine that changes: links that slow down, links and devices that are lost.
+"""Faults of a machine: links that slow down, links and devices that fail, and links by name.
 
-A changed machine is a `Topology` with the same ranks, graph and arc numbers; only what its arcs
-carry differs. Its ``healthy`` field keeps the machine as it was built, whose preferences among
-routes stay (a library that is running does not choose its rings anew when a link slows down).
-
-Links by name: what a scenario's ``link:`` means on a machine.
+A degraded machine is a `Topology` with the same ranks, graph and arc numbers; only the numbers of
+its arcs differ. Its ``healthy`` field keeps the machine as it was built, because a running library
+keeps the rings that it chose then.
 """
 
 from __future__ import annotations
@@ -19,7 +17,10 @@ from types import MappingProxyType
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Arcs, Topology
 
-_LINK = re.compile(r"(?P<src>\S+)\s*(?P<way>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?P<cable>\d+))?")
+_LINK = re.compile(r"(?P<src>\S+)\s*(?P<arrow>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?P<cable>\d+))?")
+
+
+# ---------------------------------------------------------------- links by name
 
 
 def arcs_named(topology: Topology, text: str) -> tuple[int, ...]:
@@ -41,23 +42,23 @@ def arcs_named(topology: Topology, text: str) -> tuple[int, ...]:
     match = _LINK.fullmatch(text.strip())
     if match is None:
         nodes = _nodes(topology, text.strip())
-        return tuple(sorted({arc for node in nodes for arc in arcs_at(topology, node)}))
-    left, right = _nodes(topology, match["src"]), _nodes(topology, match["dst"])
+        return tuple(sorted({arc for node in nodes for arc in arcs_of_device(topology, node)}))
+    sources, targets = _nodes(topology, match["src"]), _nodes(topology, match["dst"])
     cable = None if match["cable"] is None else int(match["cable"])
-    found = _between(topology, left, right, cable)
-    if match["way"] == "--":
-        found |= _between(topology, right, left, cable)
-    if not found:
-        raise InputError(Fault("link", repr(text), _neighbours(topology, left, cable)))
-    return tuple(sorted(found))
+    arcs = _between(topology, sources, targets, cable)
+    if match["arrow"] == "--":
+        arcs |= _between(topology, targets, sources, cable)
+    if not arcs:
+        raise InputError(Fault("link", repr(text), _neighbours(topology, sources, cable)))
+    return tuple(sorted(arcs))
 
 
-def arcs_at(topology: Topology, node: str) -> set[int]:
+def arcs_of_device(topology: Topology, node: str) -> set[int]:
     """All directed links that leave a device or enter it."""
-    beside = (topology.graph.succ[node], topology.graph.pred[node])
+    adjacencies = (topology.graph.succ[node], topology.graph.pred[node])
     return {
         int(data["index"])
-        for neighbours in beside
+        for neighbours in adjacencies
         for cables in neighbours.values()
         for data in cables.values()
     }
@@ -71,40 +72,42 @@ def no_device(topology: Topology, name: str, field: str) -> Fault:
 def _allowed(topology: Topology, name: str) -> str:
     head = name.partition("/")[0] + "/"
     near = [node for node in topology.graph if node.startswith(head)]
-    known = near or [node for node in topology.graph if node.startswith(("n0/", "fabric/"))]
-    return f"a device: {allowed_names(known, name, limit=12)}"
+    candidates = near or [node for node in topology.graph if node.startswith(("n0/", "fabric/"))]
+    return f"a device: {allowed_names(candidates, name, limit=12)}"
 
 
 def _nodes(topology: Topology, name: str) -> set[str]:
     if name in topology.graph:
         return {name}
     is_pattern = "*" in name or "?" in name
-    found = {node for node in topology.graph if is_pattern and fnmatchcase(node, name)}
-    if not found:
+    matches = {node for node in topology.graph if is_pattern and fnmatchcase(node, name)}
+    if not matches:
         raise InputError(no_device(topology, name, "link"))
-    return found
+    return matches
 
 
 def _between(
-    topology: Topology, left: Iterable[str], right: set[str], cable: int | None
+    topology: Topology, sources: Iterable[str], targets: set[str], cable: int | None
 ) -> set[int]:
     adjacent = topology.graph.adj
     return {
         int(data["index"])
-        for src in left
+        for src in sources
         for dst, cables in adjacent[src].items()
-        if dst in right
+        if dst in targets
         for key, data in enumerate(cables.values())
         if cable is None or key == cable
     }
 
 
-def _neighbours(topology: Topology, left: set[str], cable: int | None) -> str:
-    beside = sorted({dst for src in left for dst in topology.graph.adj[src]})
-    shown = allowed_names(beside, limit=12)
+def _neighbours(topology: Topology, sources: set[str], cable: int | None) -> str:
+    targets = sorted({dst for src in sources for dst in topology.graph.adj[src]})
+    names = allowed_names(targets, limit=12)
     number = "" if cable is None else " (parallel cables are numbered from #0)"
-    return f"a link from {min(left)} to {shown}{number}"
+    return f"a link from {min(sources)} to {names}{number}"
 
+
+# ---------------------------------------------------------------- links that change
 
 _NOTHING: Mapping[int, float] = MappingProxyType({})
 
@@ -159,11 +162,11 @@ def without(
     unknown = [no_device(topology, name, "lose") for name in nodes if name not in topology.graph]
     if unknown:
         raise InputError(unknown)
-    gone = set(arcs)
-    _refuse(topology, {"link": dict.fromkeys(gone, 0.0)})
-    names = (*topology.lost, *nodes, *_cables(topology, gone))
-    gone = gone.union(*(arcs_at(topology, node) for node in nodes))
-    dead = topology.dead | gone
+    lost_arcs = set(arcs)
+    _refuse(topology, {"link": dict.fromkeys(lost_arcs, 0.0)})
+    names = (*topology.lost, *nodes, *_cables(topology, lost_arcs))
+    lost_arcs = lost_arcs.union(*(arcs_of_device(topology, node) for node in nodes))
+    dead = topology.dead | lost_arcs
     old = topology.arcs
     rates = old.bandwidth_Bps.copy()
     rates[list(dead)] = 0.0

@@ -84,7 +84,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelWay:
+class ChannelPath:
     """One channel of NCCL's through a host: GPUs in order, and the NICs at its ends.
 
     Parameters
@@ -108,7 +108,7 @@ class ChannelGraph:
     ----------
     pattern : str
         "ring", "tree", "nvls", "collnet_chain" or "collnet_direct".
-    ways : tuple of ChannelWay
+    ways : tuple of ChannelPath
     intra_Bps, inter_Bps : float
         Speed of one channel inside the host and between hosts; bytes per second.
     type_intra, type_inter : str
@@ -118,7 +118,7 @@ class ChannelGraph:
     """
 
     pattern: str
-    ways: tuple[ChannelWay, ...]
+    ways: tuple[ChannelPath, ...]
     intra_Bps: float
     inter_Bps: float
     type_intra: str
@@ -249,11 +249,11 @@ class Topology:
         gpus : sequence of int
             Numbers of GPUs in their host.
         """
-        wanted = set(gpus)
+        members = set(gpus)
         fitting = (
             graph
             for graph in self.graphs
-            if graph.pattern == pattern and all(set(way.gpus) == wanted for way in graph.ways)
+            if graph.pattern == pattern and all(set(way.gpus) == members for way in graph.ways)
         )
         return next(fitting, None)
 

@@ -1,7 +1,4 @@
-"""The parts of a topology as plain rows, and the graph and arrays made of them in bulk.
-
-Making very many small objects at once.
-"""
+"""Hosts and fabric as rows of devices and arcs, and the graph and the arrays made of them."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ from typing import Any, TypeVar
 import networkx as nx
 import numpy as np
 
-from perfmodel.topology.fabric.cabling import Wiring, listed_wiring, wire
+from perfmodel.topology.fabric.cabling import Wiring, wire, wire_listed
 from perfmodel.topology.fabric.settings import Fabric
-from perfmodel.topology.model import Arcs, ChannelGraph, ChannelWay
+from perfmodel.topology.model import Arcs, ChannelGraph, ChannelPath
 from perfmodel.topology.routing.clos import Tiers, places
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, expand_pattern, pairs
 
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Spare the garbage collector its walks over a growing heap in which nothing is garbage.
+    """Switch the garbage collector off while a topology is built: nothing is garbage then.
 
     A cluster of 16,384 GPUs is a million objects; collecting while they are made doubles the time.
     What was made then counts as old, so that the next collections leave it alone.
@@ -36,51 +33,10 @@ def collector_off() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():  # what was made is old now, without a walk to find so
+            if not gc.get_freeze_count():  # moves all objects to the oldest generation at once
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
-
-
-def add_devices(graph: nx.MultiDiGraph[str], rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Add nodes that are not there yet; see `add_arcs`."""
-    inner: Any = graph
-    nodes, leaving, entering = inner._node, inner._adj, inner._pred
-    for name, data in rows:
-        nodes[name], leaving[name], entering[name] = data, {}, {}
-
-
-def add_arcs(
-    graph: nx.MultiDiGraph[str],
-    ends: Iterable[tuple[str, str]],
-    keys: Iterable[int],
-    attributes: Iterable[Mapping[str, Any]],
-    *,
-    first: int,
-) -> None:
-    """Add arcs between nodes that are there; each gets a copy of its attributes and its number.
-
-    The same as ``add_edges_from``, in a third of the time: networkx documents its dict of dicts of
-    dicts, which successors and predecessors share, and this writes it without asking for each arc
-    whether its ends are known.
-
-    Parameters
-    ----------
-    graph : networkx.MultiDiGraph
-    ends, keys, attributes : iterable
-        Of each arc; arcs of the same ends by rising key, from 0.
-    first : int
-        ``index`` of the first arc.
-    """
-    inner: Any = graph
-    leaving, entering = inner._adj, inner._pred
-    rows = zip(ends, keys, attributes, strict=False)
-    for index, ((src, dst), key, row) in enumerate(rows, first):
-        data = {**row, "index": index}
-        if key:
-            leaving[src][dst][key] = data
-        else:
-            leaving[src][dst] = entering[dst][src] = {0: data}
 
 
 Arc = tuple[str, str, str, float, float, int]
@@ -115,7 +71,7 @@ class Host:
     rails: tuple[int, ...]
 
 
-def host_of(spec: NodeSpec) -> Host:
+def expand_host(spec: NodeSpec) -> Host:
     """Expand a template."""
     devices = tuple((name, d.kind) for d in spec.nodes for name in expand_pattern(d.id))
     nics = [(name, i, d) for d in spec.nodes if d.kind == "nic"
@@ -130,7 +86,7 @@ def host_of(spec: NodeSpec) -> Host:
     )
 
 
-def graphs_of(spec: NodeSpec, host: Host) -> tuple[ChannelGraph, ...]:
+def channel_graphs(spec: NodeSpec, host: Host) -> tuple[ChannelGraph, ...]:
     """Dumped channels by the numbers of GPUs and NICs."""
     gpu = {name: at for at, name in enumerate(host.gpus)}
     nic = {name: at for at, name in enumerate(host.nics)}
@@ -138,7 +94,7 @@ def graphs_of(spec: NodeSpec, host: Host) -> tuple[ChannelGraph, ...]:
         ChannelGraph(
             pattern=graph.pattern,
             ways=tuple(
-                ChannelWay(
+                ChannelPath(
                     tuple(gpu[name] for name in channel.gpus),
                     None if channel.enter is None else nic[channel.enter],
                     None if channel.leave is None else nic[channel.leave],
@@ -216,9 +172,9 @@ class Network:
         )
 
 
-def network_of(host: Host, hosts: int, fabric: Fabric) -> Network:
+def build_network(host: Host, hosts: int, fabric: Fabric) -> Network:
     """Plug all hosts into a fabric."""
-    plug = listed_wiring if fabric.kind == "listed" else wire
+    plug = wire_listed if fabric.kind == "listed" else wire
     wiring = plug(fabric, host.rails, hosts)
     nics = [f"n{h}/{nic}" for h in range(hosts) for nic in host.nics]
     leaves = [wiring.switches[leaf] for leaf in wiring.leaf_of.tolist()]
@@ -266,12 +222,12 @@ def _doubled(items: Sequence[_T]) -> tuple[_T, ...]:
 # ---------------------------------------------------------------- the graph
 
 
-def names_of(host: Host, hosts: int) -> list[list[str]]:
+def name_devices(host: Host, hosts: int) -> list[list[str]]:
     """Names of all devices, host by host; made once, because a cluster has a million of them."""
     return [[f"n{h}/{local}" for local, _ in host.devices] for h in range(hosts)]
 
 
-def arrays_of(host: Host, names: list[list[str]], network: Network | None) -> Arcs:
+def build_arcs(host: Host, names: list[list[str]], network: Network | None) -> Arcs:
     """All arcs as arrays: each host's block in turn, then the fabric's."""
     hosts = len(names)
     ends = _places(host)
@@ -298,7 +254,7 @@ def _places(host: Host) -> list[tuple[int, int]]:
     return [(place[arc[0]], place[arc[1]]) for arc in host.arcs]
 
 
-def graph_of(
+def build_graph(
     host: Host, names: list[list[str]], network: Network | None, arcs: Arcs
 ) -> nx.MultiDiGraph[str]:
     """Make the graph, with the attributes that `Topology` promises."""
@@ -332,9 +288,50 @@ def graph_of(
     return graph
 
 
+def add_devices(graph: nx.MultiDiGraph[str], rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Add nodes that are not there yet; see `add_arcs`."""
+    inner: Any = graph
+    nodes, leaving, entering = inner._node, inner._adj, inner._pred
+    for name, data in rows:
+        nodes[name], leaving[name], entering[name] = data, {}, {}
+
+
+def add_arcs(
+    graph: nx.MultiDiGraph[str],
+    ends: Iterable[tuple[str, str]],
+    keys: Iterable[int],
+    attributes: Iterable[Mapping[str, Any]],
+    *,
+    first: int,
+) -> None:
+    """Add arcs between nodes that are there; each gets a copy of its attributes and its number.
+
+    The same as ``add_edges_from``, in a third of the time: networkx documents its dict of dicts of
+    dicts, which successors and predecessors share, and this writes it without asking for each arc
+    whether its ends are known.
+
+    Parameters
+    ----------
+    graph : networkx.MultiDiGraph
+    ends, keys, attributes : iterable
+        Of each arc; arcs of the same ends by rising key, from 0.
+    first : int
+        ``index`` of the first arc.
+    """
+    inner: Any = graph
+    leaving, entering = inner._adj, inner._pred
+    rows = zip(ends, keys, attributes, strict=False)
+    for index, ((src, dst), key, row) in enumerate(rows, first):
+        data = {**row, "index": index}
+        if key:
+            leaving[src][dst][key] = data
+        else:
+            leaving[src][dst] = entering[dst][src] = {0: data}
+
+
 def _keys(arcs: Iterable[Arc]) -> Iterator[int]:
     """Number of each arc among those of the same two ends."""
-    seen: Counter[tuple[str, str]] = Counter()
+    count: Counter[tuple[str, str]] = Counter()
     for arc in arcs:
-        yield seen[arc[0], arc[1]]
-        seen[arc[0], arc[1]] += 1
+        yield count[arc[0], arc[1]]
+        count[arc[0], arc[1]] += 1

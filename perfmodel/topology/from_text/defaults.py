@@ -32,7 +32,7 @@ def usual_layout(named: NamedGpu, gpus: int, intra: IntraText) -> tuple[Layout, 
     return usual, (f"assumption: {gpus} {part.spelled.upper()} joined by {shapes[usual]}",)
 
 
-def _whole(part: GpuConnector, gpus: int, layout: Layout) -> int:
+def _gpus_of_machine(part: GpuConnector, gpus: int, layout: Layout) -> int:
     """GPUs of the whole machine, of which some may be used."""
     if layout == "nvswitch":
         return max(gpus, 16 if part.form == "sxm3" else 8)
@@ -54,7 +54,7 @@ def usual_host(
 ) -> tuple[HostParts, tuple[str, ...]]:
     """Choose the parts of a host: as stated, else as usual; returns what was assumed too."""
     part = named.part
-    whole = _whole(part, gpus, layout)
+    whole = _gpus_of_machine(part, gpus, layout)
     faults = list(_capacity_faults(part, gpus, layout, intra))
     if faults:
         raise InputError(faults)

@@ -12,7 +12,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
 from perfmodel.topology.from_text.defaults import usual_host, usual_layout
 from perfmodel.topology.from_text.gpu_text import NamedGpu
-from perfmodel.topology.from_text.layouts import Network, drafted
+from perfmodel.topology.from_text.layouts import Network, draft_host
 from perfmodel.topology.from_text.match_template import (
     HostText,
     TemplateFacts,
@@ -103,7 +103,7 @@ def describe(
         raise InputError([*faults, *error.faults]) from None
     if faults:
         raise InputError(faults)
-    return _with_stated(_described(host), host)
+    return _with_stated(_build_host(host), host)
 
 
 def find_host(host: HostText) -> Described:
@@ -116,12 +116,12 @@ def find_host(host: HostText) -> Described:
     """
     facts = match_template(host, as_is=True)
     if facts is None:
-        return _with_stated(_described(host), host)
+        return _with_stated(_build_host(host), host)
     notes = (f"machine: template {facts.name}", *host.network.assumptions)
     return _with_stated(Described(load_node(facts.name), notes, facts.name), host)
 
 
-def _described(host: HostText) -> Described:
+def _build_host(host: HostText) -> Described:
     named, net = host.gpu, host.network
     layout, notes = usual_layout(named, host.gpus, host.intra)
     notes = (*named.assumptions, *notes)
@@ -134,7 +134,7 @@ def _described(host: HostText) -> Described:
     parts, part_notes = usual_host(
         named, host.gpus, layout, host.intra, network, p2p=host.peer_access
     )
-    return Described(drafted(parts).node(), (*notes, *nic_notes, *part_notes))
+    return Described(draft_host(parts).node(), (*notes, *nic_notes, *part_notes))
 
 
 # ---------------------------------------------------------------- what a text states of any host
@@ -221,11 +221,11 @@ def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> De
         nic_Bps = net.nic_Bps or usual_nics(net.kind, named.part.spelled)[1]
         if net.nic_Bps is None:
             notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU")
-        node = _rewired(node, net.kind, net, nic_Bps)
+        node = _with_ports(node, net.kind, net, nic_Bps)
     return Described(node, tuple(notes), "gb200-nvl72", trays=RACK_GPUS // 4)
 
 
-def _rewired(node: NodeSpec, kind: str, net: NetworkText, nic_Bps: float) -> NodeSpec:
+def _with_ports(node: NodeSpec, kind: str, net: NetworkText, nic_Bps: float) -> NodeSpec:
     """The same node with other ports on its NICs."""
     names = {device.port for device in node.nodes if device.kind == "nic"}
     fresh = validate_document(LinkSpec, port(kind, nic_Bps, net.rate_source or _USUAL_RATE))

@@ -110,7 +110,7 @@ class HostParts:
         return self.board.gpus
 
 
-def drafted(host: HostParts) -> Draft:
+def draft_host(host: HostParts) -> Draft:
     """Put a host together as a node template."""
     network = host.network
     name = f"{host.gpus} x {host.gpu}"
@@ -146,10 +146,10 @@ def join_gpus(draft: Draft, board: Board) -> None:
     """Add the NVLinks of a host to its draft, and the switch where there is one."""
     if board.layout == "pcie" or board.nvlink is None:
         return
-    said = "as described, per link and direction"
-    typed = {"bandwidth": rate(board.lane_Bps), "source": said} if board.lane_Bps else {}
+    source = "as described, per link and direction"
+    override = {"bandwidth": rate(board.lane_Bps), "source": source} if board.lane_Bps else {}
     switched = board.layout == "nvswitch"
-    name = draft.link(board.nvlink, nvlink(board.nvlink, switched=switched, **typed))
+    name = draft.link(board.nvlink, nvlink(board.nvlink, switched=switched, **override))
     if switched:
         draft.add("nvs", "nvswitch")
         draft.join(pattern("gpu", board.gpus), "nvs", name, lanes=board.lanes)

@@ -60,7 +60,7 @@ class Draft:
 
     def document(self) -> dict[str, Any]:
         """Return the document, with the sources that its links name."""
-        known = hardware_parts().sources | self.sources
+        sources = hardware_parts().sources | self.sources
         named = {
             text
             for link in self.links.values()
@@ -73,7 +73,7 @@ class Draft:
             "name": self.name,
             "description": self.description,
             "gpu": self.gpu,
-            "sources": {key: text for key, text in known.items() if key in named},
+            "sources": {key: text for key, text in sources.items() if key in named},
             "links": self.links,
             "nodes": self.nodes,
             "edges": self.edges,

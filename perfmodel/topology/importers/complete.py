@@ -1,4 +1,4 @@
-"""What a topology file leaves open: the GPU, the machine, NVLinks, NICs' rates; and who says so."""
+"""What a topology file leaves open: the GPU, the machine, devices without a class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What is known beside the file's own elements.
+    """What else than the file's elements tells about the machine.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Hints:
     words : str
         Its name and comments, in lower case.
     gpu, template : str or None
-        What the user said.
+        As the user named them.
     """
 
     file: str
@@ -33,14 +33,14 @@ class Hints:
     gpu: str | None = None
     template: str | None = None
 
-    def refuse(self, field: str, found: str, allowed: str) -> InputError:
+    def refuse(self, field: str, problem: str, allowed: str) -> InputError:
         """Return the error for something that is missing or wrong in the file."""
-        return InputError(Fault(field, found, allowed, self.file))
+        return InputError(Fault(field, problem, allowed, self.file))
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a file is taken to describe.
+class Completion:
+    """GPU and template by which a file is completed.
 
     Parameters
     ----------
@@ -74,13 +74,13 @@ def devices_of(node: NodeSpec, kind: str) -> tuple[str, ...]:
     return tuple(name for d in node.nodes if d.kind == kind for name in expand_pattern(d.id))
 
 
-def known_from(domains: Sequence[Domain], hints: Hints) -> Known:
-    """Tell GPU and machine by what the user said, the file says, or its structure.
+def complete_machine(domains: Sequence[Domain], hints: Hints) -> Completion:
+    """Find GPU and machine by the user, the file, its name, or its structure.
 
     Raises
     ------
     InputError
-        Neither the file nor the user says which GPU it is; or the two disagree.
+        Neither the file nor the user names the GPU; or the two disagree.
     """
     notes: list[str] = []
     template = _template(domains, hints, notes)
@@ -88,20 +88,20 @@ def known_from(domains: Sequence[Domain], hints: Hints) -> Known:
     part = part_of(gpu)
     if template is not None and hints.template is None:
         notes.append(f"what the file leaves open is as in the template {template.name}")
-    return Known(gpu, part, template, tuple(notes))
+    return Completion(gpu, part, template, tuple(notes))
 
 
 def part_of(gpu: str) -> GpuConnector:
     """How a GPU of the table is plugged in."""
-    known = hardware_parts().gpus
-    return known[gpu] if gpu in known else read_gpu(gpu).part
+    parts = hardware_parts().gpus
+    return parts[gpu] if gpu in parts else read_gpu(gpu).part
 
 
 # ---------------------------------------------------------------- machine
 
 
 def _template(domains: Sequence[Domain], hints: Hints, notes: list[str]) -> NodeSpec | None:
-    """Template of the machine: the user's, the one that the file names, or the first alike."""
+    """Template of the machine: the user's, the one that the file names, or the first like it."""
     if hints.template is not None:
         node = load_node(hints.template)
         notes.append(f"what the file leaves open is as in {hints.template}, as was asked")
@@ -130,11 +130,11 @@ def _template(domains: Sequence[Domain], hints: Hints, notes: list[str]) -> Node
 
 
 def _family(domains: Sequence[Domain], hints: Hints) -> str | None:
-    """Family of the GPUs, as far as the user, the file or its name say."""
+    """Family of the GPUs by the user, the file or its name; None: none of them names it."""
     if hints.gpu is not None:
         return read_gpu(hints.gpu).part.spelled
-    found = [name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name]
-    name = found[0] if found else _spelled_in(hints.words)
+    models = [name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name]
+    name = models[0] if models else _spelled_in(hints.words)
     return part_of(name).spelled if name else None
 
 
@@ -155,18 +155,18 @@ def _is_like(facts: TemplateFacts, domains: Sequence[Domain]) -> bool:
 def _gpu(
     domains: Sequence[Domain], hints: Hints, template: NodeSpec | None, notes: list[str]
 ) -> str:
-    found = {name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name}
-    if len(found) > 1:
-        raise hints.refuse("gpu", f"GPUs of several kinds: {', '.join(sorted(found))}", "one kind")
+    models = {name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name}
+    if len(models) > 1:
+        raise hints.refuse("gpu", f"GPUs of several kinds: {', '.join(sorted(models))}", "one kind")
     if hints.gpu is not None:
         named = read_gpu(hints.gpu)
-        if found and part_of(next(iter(found))).spelled != named.part.spelled:
-            other = next(iter(found))
+        if models and part_of(next(iter(models))).spelled != named.part.spelled:
+            other = next(iter(models))
             raise hints.refuse("gpu", f"{other} by its PCI device, {hints.gpu!r} asked for", other)
         notes.extend(note.removeprefix("assumption: ") for note in named.assumptions)
         return named.name
-    if found:
-        return next(iter(found))
+    if models:
+        return next(iter(models))
     if template is not None:
         notes.append(f"GPUs are {template.gpu}, as in {template.name}")
         return template.gpu
@@ -178,9 +178,9 @@ def _gpu(
                        "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME")  # fmt: skip
 
 
-def _spelled_in(words: str) -> str | None:
+def _spelled_in(text: str) -> str | None:
     try:
-        return read_gpu(words, "nvlink").name
+        return read_gpu(text, "nvlink").name
     except InputError:
         return None
 
@@ -199,8 +199,8 @@ def _kind(domains: Sequence[Domain], kind: str) -> list[Device]:
 # ---------------------------------------------------------------- devices without a class
 
 
-def classify(domains: Sequence[Domain], known: Known, hints: Hints) -> tuple[str, ...]:
-    """Tell what devices without a class are, by how many the template has; returns notes.
+def classify(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
+    """Decide what devices without a class are, by how many the template has; returns notes.
 
     Raises
     ------
@@ -211,19 +211,21 @@ def classify(domains: Sequence[Domain], known: Known, hints: Hints) -> tuple[str
     if not unknown:
         return ()
     count = len(unknown)
-    if known.template is None:
+    if completion.template is None:
         raise hints.refuse("pci.class", f"nothing for {count} devices",
                            "--template NAME of the machine, which tells what they are")  # fmt: skip
-    if not _kind(domains, "gpu") and count == known.gpus + known.nics:
-        _first_are_gpus(domains, known.gpus)
-        return (f"{known.gpus} of {count} devices without a class are GPUs, the last are NICs",)
-    if known.nics and count % known.nics == 0:
+    if not _kind(domains, "gpu") and count == completion.gpus + completion.nics:
+        _first_are_gpus(domains, completion.gpus)
+        return (
+            f"{completion.gpus} of {count} devices without a class are GPUs, the last are NICs",
+        )
+    if completion.nics and count % completion.nics == 0:
         for device in unknown:
             device.kind = "nic"
         return (f"the {count} devices without a class are NICs",)
     raise hints.refuse(
         "pci.class", f"{count} devices without a class",
-        f"{known.gpus} GPUs and {known.nics} NICs, as {known.template.name} has",
+        f"{completion.gpus} GPUs and {completion.nics} NICs, as {completion.template.name} has",
     )  # fmt: skip
 
 
@@ -234,7 +236,7 @@ def _first_are_gpus(domains: Sequence[Domain], gpus: int) -> None:
             device.kind = "gpu" if at < per_domain else "nic"
 
 
-def add_gpus(domains: Sequence[Domain], known: Known, hints: Hints) -> tuple[str, ...]:
+def add_gpus(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
     """Put the template's GPUs under the switches of a file that has none; returns notes.
 
     Raises
@@ -246,22 +248,22 @@ def add_gpus(domains: Sequence[Domain], known: Known, hints: Hints) -> tuple[str
         return ()
     switches = [d for domain in domains for d in domain.walk() if d.kind == "switch"]
     places: list[list[Device]] = [d.children for d in switches] or [d.devices for d in domains]
-    if not known.gpus:
+    if not completion.gpus:
         raise hints.refuse("gpu", "no GPU", "--template NAME of the machine, which has them")
-    if known.gpus % len(places):
-        raise hints.refuse("gpu", f"no GPU, and {len(places)} places for {known.gpus}",
+    if completion.gpus % len(places):
+        raise hints.refuse("gpu", f"no GPU, and {len(places)} places for {completion.gpus}",
                            "a template whose GPUs spread evenly")  # fmt: skip
-    each = known.gpus // len(places)
+    per_place = completion.gpus // len(places)
     for at, place in enumerate(places):
-        for i in range(each):
-            place.append(Device("gpu", f"~{at * each + i:04d}", 0))
-    return (f"{known.gpus} GPUs, {each} per PCIe switch: the file has none",)
+        for i in range(per_place):
+            place.append(Device("gpu", f"~{at * per_place + i:04d}", 0))
+    return (f"{completion.gpus} GPUs, {per_place} per PCIe switch: the file has none",)
 
 
 # ---------------------------------------------------------------- order
 
 
-def in_order(devices: Sequence[Device], attribute: str) -> list[Device]:
+def sort_gpus(devices: Sequence[Device], attribute: str) -> list[Device]:
     """GPUs in the order of their numbers in the file, else of their bus ids, as CUDA counts."""
     numbers = [number(device.gpu, attribute) for device in devices]
     if all(value is not None for value in numbers) and len(set(numbers)) == len(devices):

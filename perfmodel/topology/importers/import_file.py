@@ -50,15 +50,15 @@ def import_file(
         _refuse_beside(gpu, template, graph)
         return read_fabric(text, str(path))
     read = read_nccl if kind == "nccl-topology" else read_matrix
-    found = read(text, str(path), gpu=gpu, template=template)
-    return found if graph is None else with_graph(found, graph)
+    imported = read(text, str(path), gpu=gpu, template=template)
+    return imported if graph is None else with_graph(imported, graph)
 
 
 def _refuse_beside(gpu: str | None, template: str | None, graph: Path | None) -> None:
-    given = {"gpu": gpu, "template": template, "graph": graph}
+    options = {"gpu": gpu, "template": template, "graph": graph}
     faults = [
         Fault(name, repr(str(value)), "nothing: a fabric has no GPUs")
-        for name, value in given.items()
+        for name, value in options.items()
         if value is not None
     ]
     if faults:

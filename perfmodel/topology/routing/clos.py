@@ -1,7 +1,7 @@
 """The structure of a regular fabric: routes by arithmetic instead of search.
 
 Ports are numbered host by host (port p belongs to host ``p // nics``), cables as
-`perfmodel.topology.fabric.assemble` lays them: port p's arcs are ``first + 2 p`` (into the fabric) and the
+`perfmodel.topology.fabric.assemble` numbers them: port p's arcs are ``first + 2 p`` (in) and the
 one after it (out of it); then come the trunks, leaf by leaf, and, in a fat tree, those between
 aggregation and core switches. Every trunk cable is two arcs, up and down.
 """
@@ -84,18 +84,18 @@ class Tiers:
         place = self.place_of[src]
         up, rest = place % self.above, place // self.above
         if kind == 2:
-            beside = self.leaf_of[src] % self.pod  # place of the leaf in its pod
-            return up + self.above * (beside % self.cores)
+            leaf_place = self.leaf_of[src] % self.pod  # place of the leaf in its pod
+            return up + self.above * (leaf_place % self.cores)
         cable = rest % self.cables
         return up + self.above * (cable + self.cables * cable)
 
-    def arcs_of(self, src: Ints, dst: Ints, way: Ints, kind: int) -> Ints:
+    def arcs_of(self, src: Ints, dst: Ints, path: Ints, kind: int) -> Ints:
         """Arcs of ways by number; shape (flows, hops) with 2, 4 or 6 hops."""
         into, out = self.first + 2 * src, self.first + 2 * dst + 1
         if kind == 0:
             return np.stack(np.broadcast_arrays(into, out), axis=-1)
         a, b = self.leaf_of[src], self.leaf_of[dst]
-        switch, rest = way % self.above, way // self.above
+        switch, rest = path % self.above, path // self.above
         if kind == 1:
             up = self._trunk(a, switch, rest % self.cables)
             down = self._trunk(b, switch, rest // self.cables) + 1
@@ -119,9 +119,9 @@ def places(leaf_of: Ints) -> Ints:
     order = np.argsort(leaf_of, kind="stable")
     sizes = np.bincount(leaf_of)
     starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    found = np.empty_like(leaf_of)
-    found[order] = np.arange(len(leaf_of)) - starts
-    return found
+    place_of = np.empty_like(leaf_of)
+    place_of[order] = np.arange(len(leaf_of)) - starts
+    return place_of
 
 
 def hashed(src: Ints, dst: Ints, flow: Ints) -> NDArray[np.uint64]:

@@ -102,13 +102,13 @@ class SearchedRoutes:
     def _extend(self, levels: _Levels, depth: int, neighbours: _Neighbours) -> None:
         if depth < len(levels):
             return
-        seen = set().union(*levels)
+        reached = set().union(*levels)
         levels.append(
             {
                 name: None
-                for here in levels[-1]
-                for name in neighbours.get(here, ())
-                if name in self._switches and name not in seen
+                for switch in levels[-1]
+                for name in neighbours.get(switch, ())
+                if name in self._switches and name not in reached
             }
         )
 
@@ -117,18 +117,18 @@ class SearchedRoutes:
         turn: str, levels: Iterable[dict[str, None]], neighbours: _Neighbours, choice: int
     ) -> tuple[list[int], int]:
         """Arcs from the meeting switch back to an end, one level at a time, nearest arc first."""
-        taken: list[int] = []
-        here = turn
+        arcs: list[int] = []
+        switch = turn
         for level in reversed(list(levels)):
-            beside = neighbours[here]
-            options = [(name, arc) for name in _common(level, beside) for arc in beside[name]]
-            (here, arc), choice = _pick(options, choice)
-            taken.append(arc)
-        return taken, choice
+            cables = neighbours[switch]
+            options = [(name, arc) for name in _common(level, cables) for arc in cables[name]]
+            (switch, arc), choice = _pick(options, choice)
+            arcs.append(arc)
+        return arcs, choice
 
 
-def _common(left: Collection[str], right: Collection[str]) -> list[str]:
-    near, far = (left, right) if len(left) <= len(right) else (right, left)
+def _common(some: Collection[str], others: Collection[str]) -> list[str]:
+    near, far = (some, others) if len(some) <= len(others) else (others, some)
     return [name for name in near if name in far]
 
 

@@ -14,7 +14,7 @@ _RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
 _WHOLE = -1
 
 
-class HostWays:
+class HostRoutes:
     """Best paths between the devices of one host, by their local names.
 
     Preferences are those of the machine as it was built (`Topology.healthy`): a link that got
@@ -45,15 +45,15 @@ class HostWays:
 
     def variants(self, hosts: int) -> Ints:
         """Variant of each host: those of one have the same ways; -1 for whole hosts."""
-        found = np.full(hosts, _WHOLE, dtype=np.int64)
+        variant_of = np.full(hosts, _WHOLE, dtype=np.int64)
         odd = sorted(self._dead.keys() | self._cut.keys())
-        found[odd] = odd
-        return found
+        variant_of[odd] = odd
+        return variant_of
 
     def memory_of(self, cpu: str) -> str | None:
         """Memory beside a CPU, if there is one."""
-        beside = (arc.dst for arc in self._arcs.get(cpu, ()))
-        return next((name for name in beside if self.kinds[name] == "memory"), None)
+        neighbours = (arc.dst for arc in self._arcs.get(cpu, ()))
+        return next((name for name in neighbours if self.kinds[name] == "memory"), None)
 
     def paths(self, local: str, host: int) -> Mapping[str, Path]:
         """Best path to each device that this one reaches."""
@@ -121,27 +121,27 @@ def _living(
 
 def _dead_inside(topology: Topology) -> dict[int, set[int]]:
     """Dead arcs of each host that has any, numbered as in the first host."""
-    found: dict[int, set[int]] = {}
+    by_host: dict[int, set[int]] = {}
     for arc in topology.dead:
         if arc < topology.first_cable:
             host, local = divmod(arc, topology.host_arcs)
-            found.setdefault(host, set()).add(local)
-    return found
+            by_host.setdefault(host, set()).add(local)
+    return by_host
 
 
 def _cut_off(topology: Topology) -> dict[int, set[str]]:
     """NICs of each host that cannot send to the fabric any more, or not receive from it."""
-    found: dict[int, set[str]] = {}
+    by_host: dict[int, set[str]] = {}
     graph, first = topology.graph, topology.first_cable
     ends = {end for arc in topology.dead if arc >= first for end in topology.arcs.names[arc]}
     for name in ends:
         place = graph.nodes[name]
         if place["host"] < 0:
             continue
-        ways = [
-            {int(data["index"]) for cables in beside.values() for data in cables.values()}
-            for beside in (graph.succ[name], graph.pred[name])
+        directions = [
+            {int(data["index"]) for cables in adjacency.values() for data in cables.values()}
+            for adjacency in (graph.succ[name], graph.pred[name])
         ]
-        if any({arc for arc in way if arc >= first} <= topology.dead for way in ways):
-            found.setdefault(place["host"], set()).add(place["local"])
-    return found
+        if any({arc for arc in arcs if arc >= first} <= topology.dead for arcs in directions):
+            by_host.setdefault(place["host"], set()).add(place["local"])
+    return by_host

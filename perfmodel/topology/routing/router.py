@@ -10,7 +10,7 @@ from perfmodel.errors import TopologyError, allowed_names
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.fabric_routes import FabricRoutes
-from perfmodel.topology.routing.host_routes import HostWays
+from perfmodel.topology.routing.host_routes import HostRoutes
 from perfmodel.topology.routing.shortest_paths import Path
 
 
@@ -29,7 +29,7 @@ class Router:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self._ways = HostWays(topology)
+        self._host_routes = HostRoutes(topology)
         self._fabric = FabricRoutes(topology)
         self._routes: dict[tuple[str, str, int], tuple[int, ...]] = {}
 
@@ -57,13 +57,13 @@ class Router:
             Nothing connects them (any more; the message says what was lost), or no such device.
         """
         key = (src, dst, flow)
-        known = self._routes.get(key)
-        if known is None:
-            known = self._routes[key] = self._find(src, dst, flow)
-        return known
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = self._find(src, dst, flow)
+        return route
 
     def path_type(self, src: str, dst: str) -> str:
-        """Kind of way between two devices: one of `perfmodel.topology.routing.shortest_paths.PATH_TYPES`.
+        """Path type between two devices, one of `shortest_paths.PATH_TYPES`.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class Router:
         Empty when the host has none (left) that this device reaches.
         """
         host, local = self._place(gpu)
-        return tuple(f"n{host}/{name}" for name in self._ways.nics(local, host))
+        return tuple(f"n{host}/{name}" for name in self._host_routes.nics(local, host))
 
     def nearest_cpu(self, device: str) -> str:
         """CPU (NUMA domain) of the same host with the best path to a device.
@@ -94,7 +94,7 @@ class Router:
             No CPU is connected to it.
         """
         host, local = self._place(device)
-        cpu = self._ways.nearest_cpu(local, host)
+        cpu = self._host_routes.nearest_cpu(local, host)
         if cpu is None:
             raise TopologyError(f"{device}: no CPU is connected to it")
         return f"n{host}/{cpu}"
@@ -102,7 +102,7 @@ class Router:
     def memory_of(self, cpu: str) -> str | None:
         """Memory beside a CPU, if the template has it."""
         host, local = self._place(cpu)
-        memory = self._ways.memory_of(local)
+        memory = self._host_routes.memory_of(local)
         return None if memory is None else f"n{host}/{memory}"
 
     # ------------------------------------------------------------ many at once
@@ -110,7 +110,7 @@ class Router:
     @cached_property
     def variants(self) -> Ints:
         """Variant of each host: hosts of one have the same ways; -1 for those that lost nothing."""
-        return self._ways.variants(self.topology.hosts)
+        return self._host_routes.variants(self.topology.hosts)
 
     @property
     def by_rails(self) -> bool:
@@ -131,7 +131,7 @@ class Router:
         return self._fabric.ports(host, nic)
 
     def across(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
-        """Routes of many flows between ports; see `perfmodel.topology.routing.fabric_routes.FabricRoutes`."""
+        """Routes of many flows between ports; see `FabricRoutes.routes`."""
         return self._fabric.routes(src, dst, flow)
 
     def unreachable(self, src: str, dst: str, why: str) -> TopologyError:
@@ -139,14 +139,14 @@ class Router:
         name, lost = self.topology.name, _nearest_first(self.topology.lost, src, dst)
         if not lost:
             return TopologyError(f"{name}: {why}")
-        shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
-        gone = f"{shown} {'was' if len(lost) == 1 else 'were'} lost"
-        return TopologyError(f"{name}: {dst} is unreachable from {src} since {gone}: {why}")
+        names = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+        loss = f"{names} {'was' if len(lost) == 1 else 'were'} lost"
+        return TopologyError(f"{name}: {dst} is unreachable from {src} since {loss}: {why}")
 
     # ------------------------------------------------------------ ways
 
     def _local(self, src: str, dst: str, host: int) -> Path:
-        path = self._ways.paths(src, host).get(dst)
+        path = self._host_routes.paths(src, host).get(dst)
         if path is None:
             ends = f"n{host}/{src}", f"n{host}/{dst}"
             raise self.unreachable(*ends, "nothing connects {} to {}".format(*ends))
@@ -184,9 +184,11 @@ class Router:
         try:
             data = self.topology.graph.nodes[name]
         except KeyError:
-            known = (node for node in self.topology.graph if node.startswith(("n0/", "fabric/")))
-            there_is = allowed_names(known, name, limit=12)
-            raise TopologyError(f"{self.topology.name}: no device {name!r}; {there_is}") from None
+            candidates = (
+                node for node in self.topology.graph if node.startswith(("n0/", "fabric/"))
+            )
+            allowed = allowed_names(candidates, name, limit=12)
+            raise TopologyError(f"{self.topology.name}: no device {name!r}; {allowed}") from None
         return data["host"], data["local"]
 
 

@@ -105,12 +105,12 @@ def _ends(topology: Topology) -> tuple[set[str], set[str]]:
     """Devices with any link, and those with a link that leaves their host."""
     hosts = nx.get_node_attributes(topology.graph, "host")
     linked, leaving = set[str](), set[str]()
-    for src, beside in topology.graph.adjacency():
-        if beside:
+    for src, neighbours in topology.graph.adjacency():
+        if neighbours:
             linked.add(src)
-            linked.update(beside)
+            linked.update(neighbours)
             own = hosts.get(src)
-            if any(hosts.get(dst) != own for dst in beside):
+            if any(hosts.get(dst) != own for dst in neighbours):
                 leaving.add(src)
     return linked, leaving
 
@@ -118,8 +118,8 @@ def _ends(topology: Topology) -> tuple[set[str], set[str]]:
 def _arc_faults(topology: Topology) -> Iterator[Fault]:
     rows = [
         data
-        for _, beside in topology.graph.adjacency()
-        for cables in beside.values()
+        for _, neighbours in topology.graph.adjacency()
+        for cables in neighbours.values()
         for data in cables.values()
     ]
     if not _all_sound(rows):
@@ -201,10 +201,10 @@ def _all_reached(topology: Topology, router: Router) -> bool:
         return topology.hosts == 1
     hosts = np.arange(topology.hosts)
     ports = router.ports(hosts, np.full_like(hosts, router.nic_number(nics[0])))
-    here = np.full_like(ports[1:], ports[0])
+    origin = np.full_like(ports[1:], ports[0])
     try:
-        router.across(here, ports[1:], hosts[1:])
-        router.across(ports[1:], here, hosts[1:])
+        router.across(origin, ports[1:], hosts[1:])
+        router.across(ports[1:], origin, hosts[1:])
     except TopologyError:
         return False
     return True
@@ -218,7 +218,7 @@ def _unreached(router: Router, pairs: Iterable[tuple[str, str]]) -> Iterator[Fau
         except TopologyError:
             cut.setdefault(dst, []).append(src)
     for dst, sources in cut.items():
-        shown = ", ".join(sources[:3]) + (
+        names = ", ".join(sources[:3]) + (
             f" and {len(sources) - 3} more" if len(sources) > 3 else ""
         )
-        yield Fault(f"nodes.{dst}", f"no way from {shown}", "a way between every two GPUs")
+        yield Fault(f"nodes.{dst}", f"no way from {names}", "a way between every two GPUs")

@@ -103,20 +103,20 @@ def source_faults(document: Any, file: str | None = None) -> list[Fault]:
     faults = []
     for name, entry in data.get("gpus", {}).items():
         at = ["gpus", name, "sources"]
-        given = entry.get("sources") or {}
-        here = fields - (_OPTIONAL - set(entry))
+        sources = entry.get("sources") or {}
+        required = fields - (_OPTIONAL - set(entry))
         faults += [
             Fault(f"gpus.{name}.sources.{f}", "nothing", "a source for this number", file,
                   line_of(document, at))
-            for f in sorted(here - set(given))
+            for f in sorted(required - set(sources))
         ] + [
-            Fault(f"gpus.{name}.sources.{f}", repr(f), allowed_names(here, f), file,
+            Fault(f"gpus.{name}.sources.{f}", repr(f), allowed_names(required, f), file,
                   line_of(document, [*at, f]))
-            for f in sorted(set(given) - here)
+            for f in sorted(set(sources) - required)
         ] + [
             Fault(f"gpus.{name}.sources.{f}", repr(text), f"a sentence or {allowed_names(keys, text)}",
                   file, line_of(document, [*at, f]))
-            for f, text in given.items() if is_unknown_key(text, keys)
+            for f, text in sources.items() if is_unknown_key(text, keys)
         ] + [
             Fault(f"gpus.{name}.matmul_efficiency", f"nothing for {precision!r}",
                   "an efficiency for every precision of `peak`", file,

@@ -28,11 +28,11 @@ def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
     data = plain(document)
     if not isinstance(data, Mapping):
         return []
-    found = [*_devices(data), *_edges(data), *_ports(data), *_sources(data), *_gpu(data),
+    findings = [*_devices(data), *_edges(data), *_ports(data), *_sources(data), *_gpu(data),
              *_graphs(data)]  # fmt: skip
     return [
-        Fault(".".join(map(str, path)), what, allowed, file, line_of(document, path))
-        for path, what, allowed in found
+        Fault(".".join(map(str, path)), problem, allowed, file, line_of(document, path))
+        for path, problem, allowed in findings
     ]
 
 
@@ -68,7 +68,7 @@ def _links(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _devices(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    seen: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     joined = {
         name
         for _, edge in _entries(data, "edges")
@@ -79,8 +79,8 @@ def _devices(data: Mapping[str, Any]) -> Iterator[_Finding]:
     for position, entry in _entries(data, "nodes"):
         names = _names(entry.get("id"))
         for name in names:
-            seen[name] += 1
-            if seen[name] == 2:
+            uses[name] += 1
+            if uses[name] == 2:
                 yield ["nodes", position, "id"], f"{name!r} again", "a name that is used once"
         loose = [name for name in names if name not in joined]
         if loose and not alone:
@@ -94,16 +94,16 @@ def _devices(data: Mapping[str, Any]) -> Iterator[_Finding]:
 
 
 def _edges(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    known, links = _known(data), _links(data)
+    kinds, links = _known(data), _links(data)
     for position, edge in _entries(data, "edges"):
         sides = [_names(edge.get(side)) for side in ("from", "to")]
         for side, names in zip(("from", "to"), sides, strict=True):
-            missing = [name for name in names if name not in known]
+            missing = [name for name in names if name not in kinds]
             if missing:
                 yield (
                     ["edges", position, side],
                     f"{', '.join(map(repr, missing))}, which is no node",
-                    allowed_names(known, missing[0]),
+                    allowed_names(kinds, missing[0]),
                 )
         if isinstance(edge.get("link"), str) and edge["link"] not in links:
             yield (
@@ -175,12 +175,12 @@ def _gpu(data: Mapping[str, Any]) -> Iterator[_Finding]:
 
 
 def _graphs(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    known = _known(data)
+    kinds = _known(data)
     for position, graph in _entries(data, "graphs"):
         for at, channel in _entries(graph, "channels"):
             named = [("gpu", name) for name in channel.get("gpus") or ()]
             named += [("nic", channel[end]) for end in ("enter", "leave") if channel.get(end)]
             for kind, name in named:
-                if known.get(name) != kind:
-                    allowed = allowed_names([n for n, k in known.items() if k == kind], str(name))
+                if kinds.get(name) != kind:
+                    allowed = allowed_names([n for n, k in kinds.items() if k == kind], str(name))
                     yield ["graphs", position, "channels", at], f"{name!r}, no {kind}", allowed

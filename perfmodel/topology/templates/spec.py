@@ -82,7 +82,7 @@ def _numbers(items: str) -> Iterator[int]:
 
 def _is_pattern(value: Any) -> Any:
     if not isinstance(value, str):
-        raise ValueError("a name or a pattern such as 'gpu[0-7]'")  # noqa: TRY004  (pydantic's contract)
+        raise ValueError("a name or a pattern such as 'gpu[0-7]'")  # noqa: TRY004  (for pydantic)
     expand_pattern(value)
     return value
 
@@ -214,17 +214,21 @@ def pairs(edge: EdgeSpec) -> list[tuple[str, str]]:
     return join(expand_pattern(edge.from_), expand_pattern(edge.to), edge.pattern)
 
 
-def join(left: tuple[str, ...], right: tuple[str, ...], pattern: str) -> list[tuple[str, str]]:
+def join(sources: tuple[str, ...], targets: tuple[str, ...], pattern: str) -> list[tuple[str, str]]:
     """Pair two lists of names; see `EdgeSpec.pattern`."""
     if pattern == "all":
-        found = dict.fromkeys((a, b) for a in left for b in right if a != b)
-        return [(a, b) for a, b in found if (b, a) not in found or a < b]
-    longer = max(len(left), len(right))
-    if longer % len(left) or longer % len(right):
+        unordered = dict.fromkeys((a, b) for a in sources for b in targets if a != b)
+        return [(a, b) for a, b in unordered if (b, a) not in unordered or a < b]
+    longer = max(len(sources), len(targets))
+    if longer % len(sources) or longer % len(targets):
         raise ValueError(
-            f"sides of equal length or a multiple of each other, not {len(left)} and {len(right)}"
+            "sides of equal length or a multiple of each other, not"
+            f" {len(sources)} and {len(targets)}"
         )
-    return [(left[i * len(left) // longer], right[i * len(right) // longer]) for i in range(longer)]
+    return [
+        (sources[i * len(sources) // longer], targets[i * len(targets) // longer])
+        for i in range(longer)
+    ]
 
 
 # ---------------------------------------------------------------- the network between hosts

@@ -1,1 +1,1 @@
-"""sweeps."""
+"""Recorded sweeps of collectives: `read.read_sweeps`, and `match.match` for their machines."""

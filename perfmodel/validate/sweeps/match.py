@@ -18,7 +18,7 @@ from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
 from perfmodel.validate.sweeps.read import Sweep
-from perfmodel.validate.sweeps.settings_text import assignments, settings_of
+from perfmodel.validate.sweeps.settings_text import read_assignments, read_settings
 
 MOST_RANKS = 2**17
 """Clusters of 100,000 GPUs are what perfmodel is made for; a typing error must not fill memory."""
@@ -114,7 +114,7 @@ def _matched(sweep: Sweep, folder: Path) -> Matched | Unmatched:
             notes.append(f"all GPUs taken as the first that is named, none as {stated.gpu.others}")
     topology = built(host.node, layout, text)
     nvlink = any(host.node.links[edge.link].kind == "nvlink" for edge in host.node.edges)
-    settings, remarks = settings_of(
+    settings, remarks = read_settings(
         sweep.nccl_version, sweep.proc_model, text, sweep.gpus_per_node, nvlink=nvlink
     )
     notes += [*layout.assumptions, *host.assumptions, *remarks]
@@ -166,7 +166,7 @@ def _read_host(sweep: Sweep, layout: Layout) -> HostText:
         network=sweep.inter_node if networked and not silent else None,
         nics=None if sweep.nic_count is None else round(sweep.nic_count),
         nic_Gbps=sweep.nic_Gbps,
-        env=assignments(text) if networked else {},
+        env=read_assignments(text) if networked else {},
         settings=text,
         remarks=f"{sweep.inter_node}; {sweep.note}",
     )
@@ -203,7 +203,7 @@ def built(node: NodeSpec, layout: Layout, text: str) -> Topology:
     return dataclasses.replace(topology, ranks=ranks)
 
 
-# ---------------------------------------------------------------- what is not stated; what is shared
+# ---------------------------------------------------------------- hardware, and what is open
 
 
 def _unstated(host: HostText, sweep: Sweep, layout: Layout) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def times_of(records: Sequence[Record], meta: Reader) -> Times:
         rows.append(Row(nbytes, time_s))
         if (named := reader.count("nranks")) is not None:
             ranks.add(named)
-        algbw = _printed(reader, "algbw_GBps")
+        algbw = _printed_bandwidth(reader, "algbw_GBps")
         if algbw is not None and algbw >= _LEGIBLE_GBPS:
             doubtful.append(nbytes / time_s / 1e9 / algbw)
     _check_unit(doubtful, records, meta)
@@ -67,7 +67,7 @@ def times_of(records: Sequence[Record], meta: Reader) -> Times:
     return Times(tuple(rows), ranks.pop() if len(ranks) == 1 else None, tuple(notes))
 
 
-def _printed(reader: Reader, field: str) -> float | None:
+def _printed_bandwidth(reader: Reader, field: str) -> float | None:
     """Return a printed bandwidth; small ones are printed as 0.0."""
     try:
         value = float(reader.text(field))
@@ -100,7 +100,7 @@ def _time(reader: Reader, nbytes: int, notes: dict[str, None]) -> float | None:
             if name in _IN_PLACE:
                 notes["times in place where none out of place was recorded"] = None
             return value * scale
-    algbw = _printed(reader, "algbw_GBps")
+    algbw = _printed_bandwidth(reader, "algbw_GBps")
     if algbw is None:
         reader.fault("time_us", "nothing", "a time in microseconds, or algbw_GBps")
         return None
@@ -117,9 +117,9 @@ def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: Reader
         return
     nearest = {1e3: "milliseconds", 1e6: "seconds", 1e-3: "nanoseconds"}
     unit = next((u for f, u in nearest.items() if 0.5 <= typical / f <= 2), "another unit or size")
-    found = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
+    problem = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
     reader = Reader(records[0], meta.faults)
-    reader.fault("time_us", found, "microseconds that give the bandwidth printed beside them")
+    reader.fault("time_us", problem, "microseconds that give the bandwidth printed beside them")
 
 
 SUBFOLDER = "nccl_sweeps"
@@ -199,9 +199,9 @@ def sweeps_folder(folder: Path) -> Path:
     for candidate in (folder, folder / SUBFOLDER):
         if (candidate / META).is_file():
             return candidate
-    found = "no such folder" if not folder.is_dir() else f"no {META}"
+    problem = "no such folder" if not folder.is_dir() else f"no {META}"
     allowed = f"a folder with {META}, in itself or in {SUBFOLDER}/"
-    raise InputError(Fault("--data", found, allowed, str(folder)))
+    raise InputError(Fault("--data", problem, allowed, str(folder)))
 
 
 def read_sweeps(folder: Path | str) -> list[Sweep]:
@@ -225,38 +225,38 @@ def read_sweeps(folder: Path | str) -> list[Sweep]:
         raise InputError(faults)
     if not table:
         raise InputError(Fault("file", "no rows", "one row per sweep", str(path)))
-    together = _together(root, faults)
-    sweeps = _all_of(table, root, together, faults)
+    together = _shared_table(root, faults)
+    sweeps = _read_all(table, root, together, faults)
     if faults:
         raise InputError(faults)
     return sweeps
 
 
-def _together(root: Path, faults: list[Fault]) -> Mapping[str, list[Record]]:
+def _shared_table(root: Path, faults: list[Fault]) -> Mapping[str, list[Record]]:
     """Return the records of ``sweeps.csv`` by sweep; empty without that file."""
     path = root / TOGETHER
-    found: dict[str, list[Record]] = {}
+    by_sweep: dict[str, list[Record]] = {}
     if path.is_file():
         for record in read_table(path, faults):
-            found.setdefault(record.cells.get("sweep_id", ""), []).append(record)
-    return found
+            by_sweep.setdefault(record.cells.get("sweep_id", ""), []).append(record)
+    return by_sweep
 
 
-def _all_of(
+def _read_all(
     table: Sequence[Record],
     root: Path,
     together: Mapping[str, list[Record]],
     faults: list[Fault],
 ) -> list[Sweep]:
     sweeps: list[Sweep] = []
-    seen: set[str] = set()
+    names: set[str] = set()
     for record in table:
         name = record.cells["sweep_id"]
         reader = Reader(record, faults)
-        if not name or name in seen or Path(name).name != name:
+        if not name or name in names or Path(name).name != name:
             reader.fault("sweep_id", repr(name), "a name of its own for each sweep, without '/'")
             continue
-        seen.add(name)
+        names.add(name)
         before = len(faults)
         own = root / f"{name}.csv"
         if own.is_file():
@@ -282,7 +282,7 @@ def _sweep(name: str, reader: Reader, times: Times) -> list[Sweep]:
         reader.fault("trust", f"{grade:g}", f"1 (worst) to {BEST} (best)")
     if grade is None:
         notes.append(f"no trust is stated: counted as {UNGRADED}")
-    counts = {what: reader.number(what) for what in ("nic_count_per_node", "nic_gbps")}
+    counts = {column: reader.number(column) for column in ("nic_count_per_node", "nic_gbps")}
     if ranks is None:
         return []
     nodes, per_node, nranks = ranks
@@ -314,7 +314,9 @@ def _sweep(name: str, reader: Reader, times: Times) -> list[Sweep]:
 
 def _ranks(reader: Reader, times: Times, notes: list[str]) -> tuple[int, int, int] | None:
     """Return nodes, GPUs of each and ranks; whichever one is missing follows from the others."""
-    nodes, per_node, nranks = (reader.count(what) for what in ("nodes", "gpus_per_node", "nranks"))
+    nodes, per_node, nranks = (
+        reader.count(column) for column in ("nodes", "gpus_per_node", "nranks")
+    )
     if nranks is None:
         nranks = nodes * per_node if nodes and per_node else times.nranks
     if nodes is None and nranks:
@@ -341,7 +343,7 @@ def operation(text: str) -> str:
     >>> [operation(t) for t in ("allreduce", "Reduce-Scatter", "alltoall", "all_gather_perf")]
     ['all_reduce', 'reduce_scatter', 'all_to_all', 'all_gather']
     """
-    known = {
+    spellings = {
         "allreduce": "all_reduce",
         "allgather": "all_gather",
         "reducescatter": "reduce_scatter",
@@ -355,4 +357,4 @@ def operation(text: str) -> str:
     }
     plain = text.lower().removesuffix("_perf")
     folded = "".join(c for c in plain if c.isalpha())
-    return known.get(folded, plain.strip().replace("-", "_").replace(" ", "_"))
+    return spellings.get(folded, plain.strip().replace("-", "_").replace(" ", "_"))

@@ -130,9 +130,9 @@ def _cap_bytes(strategy: str) -> float | None:
 def _model(name: str) -> tuple[str, int | None]:
     """Name in the zoo, and sequence length if the table has one of its own."""
     folded = name.lower().strip()
-    for pattern, known, length in _MODELS:
+    for pattern, name_in_zoo, length in _MODELS:
         if re.match(pattern, folded):
-            return known, length
+            return name_in_zoo, length
     raise LeftOut(f"model is not in the zoo: {name[:40]}")
 
 

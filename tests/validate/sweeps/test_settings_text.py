@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.validate.sweeps.settings_text import one_process, settings_of
+from perfmodel.validate.sweeps.settings_text import one_process, read_settings
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,12 @@ from perfmodel.validate.sweeps.settings_text import one_process, settings_of
     ],
 )  # fmt: skip
 def test_words_about_settings(text, env):
-    found, _ = settings_of("", "1 GPU/process", text, 8, nvlink=True)
+    found, _ = read_settings("", "1 GPU/process", text, 8, nvlink=True)
     assert dict(found.env) == env
 
 
 def test_what_is_not_modelled_is_said_and_not_lost():
-    found, notes = settings_of("2.19 era", "", "NCCL_NO_SUCH_THING=3 FI_X=1", 8, nvlink=True)
+    found, notes = read_settings("2.19 era", "", "NCCL_NO_SUCH_THING=3 FI_X=1", 8, nvlink=True)
     assert found.version == "2.19"
     assert "FI_X=1 is not modelled" in notes
     assert any("2.19" in note for note in notes)

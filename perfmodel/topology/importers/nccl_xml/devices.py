@@ -91,7 +91,7 @@ class Domain:
             yield from device.walk()
 
 
-def tree_of(root: Element, file: str) -> list[Domain]:
+def read_domains(root: Element, file: str) -> list[Domain]:
     """Read the devices.
 
     Raises
@@ -101,18 +101,18 @@ def tree_of(root: Element, file: str) -> list[Domain]:
     """
     faults: list[Fault] = []
     if root.get("version") not in {None, "1"}:
-        found = f"version {root.get('version')!r}"
-        faults.append(Fault("system", found, "version 1", file, root.line))
+        problem = f"version {root.get('version')!r}"
+        faults.append(Fault("system", problem, "version 1", file, root.line))
     domains = [_domain(cpu, at, file, faults) for at, cpu in enumerate(root.all("cpu"))]
     if not domains:
         faults.append(Fault("system", "no cpu element", "one per NUMA domain", file, root.line))
     faults += _number_faults(root, domains, file)
-    seen: dict[str, Device] = {}
+    by_bus: dict[str, Device] = {}
     for device in (d for domain in domains for d in domain.walk()):
-        if device.busid in seen and device.busid:
-            found = f"busid {device.busid!r} again (first on line {seen[device.busid].line})"
-            faults.append(Fault("pci", found, "each device once", file, device.line))
-        seen[device.busid] = device
+        if device.busid in by_bus and device.busid:
+            problem = f"busid {device.busid!r} again (first on line {by_bus[device.busid].line})"
+            faults.append(Fault("pci", problem, "each device once", file, device.line))
+        by_bus[device.busid] = device
     if faults:
         raise InputError(faults)
     for domain in domains:
@@ -130,8 +130,8 @@ def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Faul
         for at, domain in enumerate(domains):
             domain.number = at
         return []
-    found = f"numaid {numbers} with one number twice"
-    return [Fault("cpu", found, "each NUMA domain once", file, root.line)]
+    problem = f"numaid {numbers} with one number twice"
+    return [Fault("cpu", problem, "each NUMA domain once", file, root.line)]
 
 
 def _domain(cpu: Element, at: int, file: str, faults: list[Fault]) -> Domain:
@@ -187,12 +187,12 @@ def _device(pci: Element, file: str, faults: list[Fault]) -> Device:
 
 def _level(pci: Element) -> int:
     """Level of a Broadcom Gen4 or Gen5 switch, as NCCL's getBcmGen tells it; 0: none."""
-    words = [_identifier(pci.get(name)) for name in
+    identifiers = [_identifier(pci.get(name)) for name in
              ("vendor", "device", "subsystem_vendor", "subsystem_device")]  # fmt: skip
-    if words[:3] == ["1000", "c030", "1000"] and len(words[3]) == 4:
-        return {"0": 1, "1": 2}.get(words[3][0], 0)
-    if words[:3] == ["1000", "c010", "1000"] and words[3].startswith("a0"):
-        return 2 if words[3] >= "a001" else 1
+    if identifiers[:3] == ["1000", "c030", "1000"] and len(identifiers[3]) == 4:
+        return {"0": 1, "1": 2}.get(identifiers[3][0], 0)
+    if identifiers[:3] == ["1000", "c010", "1000"] and identifiers[3].startswith("a0"):
+        return 2 if identifiers[3] >= "a001" else 1
     return 0
 
 
