@@ -183,18 +183,13 @@ def _facts(name: str, node: NodeSpec) -> TemplateFacts:
     nics = [s for s in node.nodes if s.kind == "nic" for _ in expand_pattern(s.id)]
     ports = [node.links[nic.port] for nic in nics if nic.port]
     gpus = sum(kind == "gpu" for kind in kinds.values())
-    kind = (
-        ports[0].network or ("infiniband" if ports[0].kind == "infiniband" else "roce")
-        if ports
-        else None
-    )
     return TemplateFacts(
         name=name,
         gpu=hardware_parts().gpus[node.gpu],
         gpus=gpus,
         layout=_layout(node, kinds, gpus),
         p2p=node.gpu_p2p,
-        network=kind,
+        network=ports[0].network_kind if ports else None,
         nics=len(nics),
         nic_Bps=sum(port.bandwidth for port in ports),
     )

@@ -1,4 +1,4 @@
-"""A node template in the making: parts in, a document out, with the source of each number."""
+"""Builder of node templates: from parts to a document, with the source of each number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINK_ORDER = ("kind", "network", "bandwidth", "source", "efficiency", "efficien
 
 @dataclass
 class Draft:
-    """A node template in the making: devices and edges as they are added, links as needed.
+    """Devices, edges and links of a node template, in the order in which they are added.
 
     Parameters
     ----------
@@ -25,6 +25,11 @@ class Draft:
         Name in the table of GPUs.
     description : str
     name : str
+
+    Attributes
+    ----------
+    comments : dict of int to str
+        Comment of each edge that has one, by its position.
     """
 
     gpu: str
@@ -35,12 +40,20 @@ class Draft:
     edges: list[dict[str, Any]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    comments: dict[int, str] = field(default_factory=dict)
 
     def link(self, name: str, document: Mapping[str, Any]) -> str:
         """Add a link unless it is there; return its name."""
         ordered = {key: document[key] for key in _LINK_ORDER if key in document}
         self.links.setdefault(name, ordered)
         return name
+
+    def add_port(self, network: str, Bps: float, source: str) -> str:
+        """Add the link that leaves a NIC; return its name, with a number for a second rate."""
+        document, name, number = port(network, Bps, source), network, 2
+        while name in self.links and self.links[name]["bandwidth"] != document["bandwidth"]:
+            name, number = f"{network}-{number}", number + 1
+        return self.link(name, document)
 
     def add(self, pattern: str, kind: str, **more: Any) -> None:
         """Add devices."""
@@ -54,9 +67,14 @@ class Draft:
             self.add(pattern("nic", count, first), "nic", port=name)
             first += count
 
-    def join(self, src: str, dst: str, link: str, **more: Any) -> None:
-        """Add an edge."""
-        self.edges.append({"from": src, "to": dst, "link": link, **more})
+    def join(
+        self, src: str, dst: str, link: str, comment: str = "", *, lanes: int = 0, **more: Any
+    ) -> None:
+        """Add an edge, with a comment on where it is from."""
+        if comment:
+            self.comments[len(self.edges)] = comment
+        bonded = {"lanes": lanes} if lanes else {}
+        self.edges.append({"from": src, "to": dst, "link": link, **bonded, **more})
 
     def document(self) -> dict[str, Any]:
         """Return the document, with the sources that its links name."""

@@ -19,7 +19,7 @@ from perfmodel.topology.fabric.assemble import (
     name_devices,
 )
 from perfmodel.topology.fabric.settings import settle
-from perfmodel.topology.model import NetworkKind, Sockets, Topology
+from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
 from perfmodel.topology.templates.references import reference_faults
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec, resolve_source
@@ -121,7 +121,7 @@ def build_topology(
         fabric=network.fabric.kind if network else "none",
         tiers=network.tiers(hosts * len(host.arcs)) if network else None,
         assumptions=_assumptions(sources, network),
-        network=_driven_by(host),
+        network=host.ports[0].network_kind if host.ports else "none",
         graphs=channel_graphs(spec, host),
         sockets=_sockets(spec),
     )
@@ -134,14 +134,6 @@ def _sockets(spec: NodeSpec) -> Sockets:
     if sockets is None:
         return Sockets()
     return Sockets(sockets.burst or 0.0, sockets.cores, sockets.core_speed, sockets.frame)
-
-
-def _driven_by(host: Host) -> NetworkKind:
-    """What drives a host's NICs: what the port says, else RDMA over its kind of link."""
-    if not host.ports:
-        return "none"
-    port = host.ports[0]
-    return port.network or ("infiniband" if port.kind == "infiniband" else "roce")
 
 
 def _sound(node: NodeSpec) -> NodeSpec:

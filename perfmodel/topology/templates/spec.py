@@ -10,7 +10,7 @@ node that exists?) is checked in `perfmodel.topology.templates.references`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
@@ -109,6 +109,11 @@ class LinkSpec(FileModel):
     latency_source: Source | None = None
     network: Annotated[NetworkKind, _named(NETWORK_KINDS)] | None = None
     """For a NIC's port: what drives it (default: RDMA over what the kind of link says)."""
+
+    @property
+    def network_kind(self) -> NetworkKind:
+        """For a NIC's port: what drives it."""
+        return self.network or ("infiniband" if self.kind == "infiniband" else "roce")
 
     @property
     def usable_Bps(self) -> float:
@@ -335,6 +340,3 @@ def resolve_source(text: str, sources: Mapping[str, str]) -> str:
 def is_unknown_key(text: str, sources: Mapping[str, str]) -> bool:
     """Whether a source looks like a key (one word) but is none of the file's."""
     return text not in sources and not re.search(r"\s", text)
-
-
-SourceResolver = Callable[[str], str]

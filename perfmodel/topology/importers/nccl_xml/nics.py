@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfmodel.topology.from_text.parts import usual_nics
-from perfmodel.topology.from_text.template_builder import Draft, port
 from perfmodel.topology.importers.complete import Completion
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element
@@ -57,15 +56,6 @@ class Adapter:
     def lanes(self) -> int:
         """PCIe lanes: those of all its functions, or its share of those of one."""
         return max(1, min(16, sum(device.lanes for device in self.devices)) // self.shared)
-
-
-def add_port(draft: Draft, adapter: Adapter) -> str:
-    """Add the link that leaves a NIC; returns its name."""
-    document = port(adapter.network, adapter.Bps, adapter.source)
-    name, at = adapter.network, 2
-    while name in draft.links and draft.links[name]["bandwidth"] != document["bandwidth"]:
-        name, at = f"{adapter.network}-{at}", at + 1
-    return draft.link(name, document)
 
 
 def find_adapters(
@@ -121,7 +111,7 @@ def _adapters(
     first = devices[0]
     network = _network(first, completion)
     if network == "roce" and first.vendor != "15b3" and completion.template is None:
-        _say("Ethernet NICs beside such GPUs speak RoCE v2", notes)
+        notes.append("Ethernet NICs beside such GPUs speak RoCE v2")
     nets = [net for device in devices for net in device.nets]
     if nets and len(devices) == 1:
         for net in nets:
@@ -160,8 +150,7 @@ def _template_port(completion: Completion) -> tuple[str, float] | None:
     ports = [completion.template.links[d.port] for d in completion.template.nodes if d.port]
     if not ports:
         return None
-    kind = ports[0].network or ("infiniband" if ports[0].kind == "infiniband" else "roce")
-    return kind, ports[0].bandwidth
+    return ports[0].network_kind, ports[0].bandwidth
 
 
 def _rate_of(
@@ -180,16 +169,16 @@ def _rate(
     template = _template_port(completion)
     if template is not None and completion.template is not None:
         note = f"NICs of {template[1] * 8e-9:g} Gbit/s, as in {completion.template.name}"
-        _say(note, notes)
+        notes.append(note)
         return template[1], f"assumption: {note}"
     by_device = _RATES_GBPS.get(f"{device.vendor}:{device.device}")
     if by_device is not None:
         note = f"NICs of {by_device * functions:g} Gbit/s, by their PCI device {device.device}"
-        _say(note, notes)
+        notes.append(note)
         return by_device * functions * 1e9 / 8, f"assumption: {note}"
     _, usual_Bps = usual_nics(network, completion.part.spelled)
     note = f"NICs of {usual_Bps * 8e-9:g} Gbit/s, usual for this GPU and kind of network"
-    _say(note, notes)
+    notes.append(note)
     return usual_Bps, f"assumption: {note}"
 
 
@@ -218,8 +207,3 @@ def _from_template(
         for at in range(completion.nics)
         for place in [places[at * len(places) // completion.nics]]
     ]
-
-
-def _say(note: str, notes: list[str]) -> None:
-    if note not in notes:
-        notes.append(note)

@@ -27,8 +27,6 @@ class HostDraft:
     file : str
     names : dict of int to str
         Name of each device, by its identity.
-    comments : dict of int to str
-        Comment of each edge, by its position.
     notes : list of str
     """
 
@@ -36,17 +34,11 @@ class HostDraft:
     completion: Completion
     file: str
     names: dict[int, str] = field(default_factory=dict)
-    comments: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def join(self, src: str, dst: str, link: str, comment: str = "", lanes: int = 0) -> None:
-        """Add an edge and where it is from."""
-        if comment:
-            self.comments[len(self.draft.edges)] = comment
-        self.draft.join(src, dst, link, **({"lanes": lanes} if lanes else {}))
 
-
-_SWITCH, _GPU = "0x068000", "0x03"
+_SWITCH = "0x068000"
+"""PCI class of an NVSwitch."""
 
 
 def add_nvlinks(host: HostDraft, gpus: Sequence[Device]) -> None:
@@ -105,7 +97,7 @@ def _copy_nvlinks(host: HostDraft, template: NodeSpec, gpus: int) -> bool:
         for a, b in pairs(edge):
             if {a, b} <= inside and a in renamed and b in renamed:
                 _same_link(host, template, edge.link)
-                host.join(renamed[a], renamed[b], edge.link, "", edge.lanes)
+                host.draft.join(renamed[a], renamed[b], edge.link, lanes=edge.lanes)
                 copied = True
     if copied:
         for name in (n for n, kind in kinds.items() if kind == "nvswitch"):
@@ -158,7 +150,7 @@ def _add_switched(host: HostDraft, lanes: Mapping[int, int], lines: Mapping[int,
     host.draft.add("nvs", "nvswitch")
     name = _link(host, switched=True)
     for at, count in sorted(lanes.items()):
-        host.join(f"gpu{at}", "nvs", name, f"line {lines[at]}, nvlink", count)
+        host.draft.join(f"gpu{at}", "nvs", name, f"line {lines[at]}, nvlink", lanes=count)
 
 
 def _add_between(
@@ -167,11 +159,13 @@ def _add_between(
     for a, b in sorted({(min(pair), max(pair)) for pair in lanes}):
         forward, back = lanes.get((a, b), 0), lanes.get((b, a), 0)
         if forward != back and forward and back:
-            host.notes.append(f"{max(forward, back)} NVLinks between gpu{a} and gpu{b}, which say"
-                                f" {forward} and {back}")  # fmt: skip
+            host.notes.append(
+                f"{max(forward, back)} NVLinks between gpu{a} and gpu{b}, which say"
+                f" {forward} and {back}"
+            )
         name = _link(host, switched=False)
-        host.join(f"gpu{a}", f"gpu{b}", name, f"line {lines.get(a, lines.get(b, 0))}, nvlink",
-                    max(forward, back))  # fmt: skip
+        comment = f"line {lines.get(a, lines.get(b, 0))}, nvlink"
+        host.draft.join(f"gpu{a}", f"gpu{b}", name, comment, lanes=max(forward, back))
 
 
 def _link(host: HostDraft, *, switched: bool) -> str:

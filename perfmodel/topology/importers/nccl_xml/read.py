@@ -24,7 +24,7 @@ from perfmodel.topology.importers.complete import (
 )
 from perfmodel.topology.importers.imported import ImportedTopology, plain_name
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number, read_domains
-from perfmodel.topology.importers.nccl_xml.nics import Adapter, add_port, find_adapters
+from perfmodel.topology.importers.nccl_xml.nics import Adapter, find_adapters
 from perfmodel.topology.importers.nccl_xml.nvlinks import HostDraft, add_nvlinks
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
 
@@ -65,8 +65,8 @@ def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) ->
         kind="nccl-topology",
         document=host.draft.document(),
         title=f"Imported from {Path(file).name}, an NCCL topology.",
-        notes=tuple(host.notes),
-        comments={"edges": host.comments},
+        notes=tuple(dict.fromkeys(host.notes)),
+        comments={"edges": host.draft.comments},
     )
 
 
@@ -82,11 +82,11 @@ def _add_tree(host: HostDraft, domains: Sequence[Domain], adapters: Sequence[Ada
     for domain in domains:
         for device in domain.devices:
             _hang(host, device, f"cpu{domain.number}", domain)
-    host.draft.add_nics([add_port(host.draft, adapter) for adapter in adapters])
+    host.draft.add_nics([host.draft.add_port(a.network, a.Bps, a.source) for a in adapters])
     for at, adapter in enumerate(adapters):
         above = host.names.get(id(adapter.above), f"cpu{adapter.domain.number}")
         link = _pcie(host, adapter.devices[0], adapter.domain, adapter.lanes)
-        host.join(f"nic{at}", above, link, adapter.comment)
+        host.draft.join(f"nic{at}", above, link, adapter.comment)
 
 
 def _holds(switch: Device) -> bool:
@@ -99,9 +99,9 @@ def _hang(host: HostDraft, device: Device, above: str, domain: Domain) -> None:
     if name is None:  # a NIC, which has its own turn, or what carries nothing
         return
     comment = f"line {device.line}, pci {device.busid}" if device.line else "assumed"
-    host.join(name, above, _pcie(host, device, domain), comment)
+    host.draft.join(name, above, _pcie(host, device, domain), comment)
     for link in device.gpu.all("c2c") if device.gpu is not None else []:
-        host.join(name, f"cpu{domain.number}", _c2c(host, link), f"line {link.line}, c2c")
+        host.draft.join(name, f"cpu{domain.number}", _c2c(host, link), f"line {link.line}, c2c")
     for child in device.children:
         _hang(host, child, name, domain)
 
@@ -121,7 +121,7 @@ def _pcie(host: HostDraft, device: Device, domain: Domain, lanes: int | None = N
     """Add the PCIe link above a device; returns its name."""
     generation, note = _generation(host, device, domain)
     if note:
-        _once(host, note)
+        host.notes.append(note)
     lanes = lanes or device.lanes
     name = f"pcie{generation}" if lanes == 16 else f"pcie{generation}-x{lanes}"
     stock = hardware_parts().links[f"pcie{generation}"]
@@ -155,11 +155,6 @@ def _generation(host: HostDraft, device: Device, domain: Domain) -> tuple[int, s
     )
 
 
-def _once(host: HostDraft, note: str) -> None:
-    if note not in host.notes:
-        host.notes.append(note)
-
-
 # ---------------------------------------------------------------- CPUs, memory, flags
 
 
@@ -168,7 +163,9 @@ def _add_hosts_memory(host: HostDraft, domains: Sequence[Domain]) -> None:
     part = next((domain.part for domain in domains if domain.part), None)
     if part is None:
         part = host.completion.part.cpu
-        _once(host, f"CPUs are of the kind {part}, usual with this GPU; the file does not say")
+        host.notes.append(
+            f"CPUs are of the kind {part}, usual with this GPU; the file does not say"
+        )
     if len(numbers) > 1:
         name, link = between_cpus(part)
         cpus = _several("cpu", numbers)
@@ -192,4 +189,4 @@ def _add_flags(host: HostDraft, adapters: Sequence[Adapter]) -> None:
     reads = True in stated if stated else all(reads_gpus(part, a.network) for a in adapters)
     host.draft.extra = {"gpu_p2p": not part.geforce, "gpudirect_rdma": reads}
     if part.geforce:
-        _once(host, "the driver keeps GeForce GPUs from copying to each other over PCIe")
+        host.notes.append("the driver keeps GeForce GPUs from copying to each other over PCIe")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
@@ -22,7 +22,6 @@ from perfmodel.topology.from_text.template_builder import (
     dram,
     nvlink,
     pattern,
-    port,
     stock_link,
 )
 from perfmodel.topology.importers.imported import ImportedTopology, plain_name
@@ -49,13 +48,12 @@ class _HostDraft:
     matrix: Matrix
     names: dict[str, str]
     notes: list[str]
-    comments: dict[int, str] = field(default_factory=dict)
 
     def join(self, src: str, dst: str, link: str, device: str = "", lanes: int = 0) -> None:
+        """Add an edge, with the line of the device's row."""
         line = self.matrix.lines.get(device)
-        if line is not None:
-            self.comments[len(self.draft.edges)] = f"line {line}, {device}"
-        self.draft.join(src, dst, link, **({"lanes": lanes} if lanes else {}))
+        comment = "" if line is None else f"line {line}, {device}"
+        self.draft.join(src, dst, link, comment, lanes=lanes)
 
 
 def template_from_matrix(
@@ -85,7 +83,7 @@ def template_from_matrix(
         "gpudirect_rdma": all(reads_gpus(named.part, network) for network in networks),
     }
     return ImportedTopology(kind, draft.document(), title, tuple(dict.fromkeys(host.notes)),
-                    {"edges": host.comments})  # fmt: skip
+                    {"edges": draft.comments})  # fmt: skip
 
 
 def _gpu(
@@ -235,13 +233,7 @@ def _add_ports(host: _HostDraft, node: NodeSpec | None) -> list[str]:
         network, Bps, source, note = _network(host, nic, node)
         if note:
             host.notes.append(note)
-        document = port(network, Bps, source)
-        name, at = network, 2
-        while name in host.draft.links and (
-            host.draft.links[name]["bandwidth"] != document["bandwidth"]
-        ):
-            name, at = f"{network}-{at}", at + 1
-        ports.append(host.draft.link(name, document))
+        ports.append(host.draft.add_port(network, Bps, source))
         networks.append(network)
     host.draft.add_nics(ports)
     return networks
@@ -254,9 +246,8 @@ def _network(host: _HostDraft, nic: str, node: NodeSpec | None) -> tuple[str, fl
     for device in node.nodes if node is not None else ():
         if device.port and node is not None:
             link = node.links[device.port]
-            its = link.network or ("infiniband" if link.kind == "infiniband" else "roce")
             note = f"NICs as in {node.name}"
-            return its, link.bandwidth, f"assumption: {note}", note
+            return link.network_kind, link.bandwidth, f"assumption: {note}", note
     driver = host.matrix.legend.get(nic, nic)
     kind: str = next((k for word, k in _DRIVERS if re.search(word, driver)), "infiniband")
     _, usual_Bps = usual_nics(kind, host.part.spelled)
