@@ -24,7 +24,7 @@ _LINK = re.compile(r"(?P<src>\S+)\s*(?P<arrow>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?
 
 
 def arcs_named(topology: Topology, text: str) -> tuple[int, ...]:
-    """Directed links that a name stands for, by rising number.
+    """Directed links by name, by rising number.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def arcs_named(topology: Topology, text: str) -> tuple[int, ...]:
     text : str
         ``"n0/nic0 -> fabric/leaf0"`` (one direction), ``"n0/nic0 -- fabric/leaf0"`` (both),
         ``"n1/nic3"`` (all links of a device). Names may hold ``*`` and ``?``; of parallel cables
-        all are meant unless one is told by its number (``"fabric/leaf0 -- fabric/spine1 #2"``).
+        all are meant unless a number names one (``"fabric/leaf0 -- fabric/spine1 #2"``).
 
     Raises
     ------
@@ -132,13 +132,13 @@ def degraded(
     InputError
         An arc that there is not, or a number that is negative or not finite; every fault.
     """
-    _refuse(topology, {"bandwidth": bandwidth_Bps, "latency": latency_s})
+    _check_numbers(topology, {"bandwidth": bandwidth_Bps, "latency": latency_s})
     arcs = topology.arcs
     rates, delays = arcs.bandwidth_Bps.copy(), arcs.latency_s.copy()
     rates[list(bandwidth_Bps)] = list(bandwidth_Bps.values())
     delays[list(latency_s)] = list(latency_s.values())
     rates[list(topology.dead)] = 0.0
-    return _with(topology, Arcs(arcs.names, arcs.kinds, rates, delays))
+    return _with_arcs(topology, Arcs(arcs.names, arcs.kinds, rates, delays))
 
 
 def without(
@@ -163,22 +163,22 @@ def without(
     if unknown:
         raise InputError(unknown)
     lost_arcs = set(arcs)
-    _refuse(topology, {"link": dict.fromkeys(lost_arcs, 0.0)})
-    names = (*topology.lost, *nodes, *_cables(topology, lost_arcs))
+    _check_numbers(topology, {"link": dict.fromkeys(lost_arcs, 0.0)})
+    names = (*topology.lost, *nodes, *_link_names(topology, lost_arcs))
     lost_arcs = lost_arcs.union(*(arcs_of_device(topology, node) for node in nodes))
     dead = topology.dead | lost_arcs
     old = topology.arcs
     rates = old.bandwidth_Bps.copy()
     rates[list(dead)] = 0.0
-    changed = _with(topology, Arcs(old.names, old.kinds, rates, old.latency_s))
+    changed = _with_arcs(topology, Arcs(old.names, old.kinds, rates, old.latency_s))
     return replace(changed, dead=dead, lost=tuple(dict.fromkeys(names)))
 
 
-def _with(topology: Topology, arcs: Arcs) -> Topology:
+def _with_arcs(topology: Topology, arcs: Arcs) -> Topology:
     return replace(topology, changed=arcs, healthy=topology.healthy or topology)
 
 
-def _cables(topology: Topology, arcs: Collection[int]) -> list[str]:
+def _link_names(topology: Topology, arcs: Collection[int]) -> list[str]:
     """Names of links: "a -- b" where both directions are meant, else "a -> b"."""
     ends = {topology.arcs.names[arc] for arc in sorted(arcs)}
     return sorted(
@@ -188,7 +188,7 @@ def _cables(topology: Topology, arcs: Collection[int]) -> list[str]:
     )
 
 
-def _refuse(topology: Topology, numbers: Mapping[str, Mapping[int, float]]) -> None:
+def _check_numbers(topology: Topology, numbers: Mapping[str, Mapping[int, float]]) -> None:
     count = len(topology.arcs)
     faults = []
     for field, values in numbers.items():

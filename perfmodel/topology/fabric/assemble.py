@@ -136,7 +136,7 @@ class Network:
     nics : int
         Ports of one host.
     arcs : Arcs
-        The cables: each NIC and its leaf, both ways, then the trunks, both ways.
+        The cables: each NIC and its leaf, both directions, then the trunks, both directions.
     lanes : tuple of int
         Cables bonded in each arc.
     keys : tuple of int
@@ -191,8 +191,11 @@ def build_network(host: Host, hosts: int, fabric: Fabric) -> Network:
     out_s = [delay_s + fabric.switch_latency_s for delay_s in into_s]  # a switch delays what leaves
     both = len(trunks) * 2
     arcs = Arcs(
-        names=(*_both_ways(plugs), *_both_ways([(low, high) for low, high, _ in trunks])),
-        kinds=(*_doubled([link.kind for link in host.ports]) * hosts, *(port.kind,) * both),
+        names=(
+            *_both_directions(plugs),
+            *_both_directions([(low, high) for low, high, _ in trunks]),
+        ),
+        kinds=(*_repeat_each([link.kind for link in host.ports]) * hosts, *(port.kind,) * both),
         bandwidth_Bps=np.concatenate([
             np.tile(np.repeat([link.usable_Bps for link in host.ports], 2), hosts),
             np.repeat(np.array(rates_Bps) * np.array(lanes, dtype=float), 2),
@@ -206,16 +209,16 @@ def build_network(host: Host, hosts: int, fabric: Fabric) -> Network:
         wiring=wiring,
         nics=len(host.nics),
         arcs=arcs,
-        lanes=((1,) * (2 * len(plugs)) + _doubled(lanes)),
-        keys=((0,) * (2 * len(plugs)) + _doubled([cable for _, _, cable in trunks])),
+        lanes=((1,) * (2 * len(plugs)) + _repeat_each(lanes)),
+        keys=((0,) * (2 * len(plugs)) + _repeat_each([cable for _, _, cable in trunks])),
     )
 
 
-def _both_ways(ends: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _both_directions(ends: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     return chain.from_iterable((pair, (pair[1], pair[0])) for pair in ends)
 
 
-def _doubled(items: Sequence[_T]) -> tuple[_T, ...]:
+def _repeat_each(items: Sequence[_T]) -> tuple[_T, ...]:
     return tuple(item for item in items for _ in range(2))
 
 
@@ -230,7 +233,7 @@ def name_devices(host: Host, hosts: int) -> list[list[str]]:
 def build_arcs(host: Host, names: list[list[str]], network: Network | None) -> Arcs:
     """All arcs as arrays: each host's block in turn, then the fabric's."""
     hosts = len(names)
-    ends = _places(host)
+    ends = _arc_ends(host)
     inside = [(own[a], own[b]) for own in names for a, b in ends]
     own = Arcs(
         names=tuple(inside),
@@ -248,7 +251,7 @@ def build_arcs(host: Host, names: list[list[str]], network: Network | None) -> A
     )
 
 
-def _places(host: Host) -> list[tuple[int, int]]:
+def _arc_ends(host: Host) -> list[tuple[int, int]]:
     """Ends of a host's arcs as positions among its devices."""
     place = {local: at for at, (local, _) in enumerate(host.devices)}
     return [(place[arc[0]], place[arc[1]]) for arc in host.arcs]

@@ -146,7 +146,7 @@ def _with_spines(fabric: Fabric, leaves: int, leaf_of: Ints, down: int) -> Wirin
         )
     above, cables, lanes = spines, up // spines, 1
     if fabric.routing == "adaptive":
-        notes.append(_one_for_all(f"{spines} spine switches"))
+        notes.append(_adaptive_note(f"{spines} spine switches"))
         above, cables, lanes = 1, 1, up
     upper = tuple(f"fabric/spine{s}" for s in range(above))
     trunks = tuple(Trunk(leaf, spine, cables, lanes) for leaf in names for spine in upper)
@@ -156,7 +156,7 @@ def _with_spines(fabric: Fabric, leaves: int, leaf_of: Ints, down: int) -> Wirin
     )  # fmt: skip
 
 
-def _one_for_all(switches: str) -> str:
+def _adaptive_note(switches: str) -> str:
     return (
         f"assumption: adaptive routing spreads every flow evenly over all ways, so {switches} act "
         "as one, and the cables from a switch to them as one link of their summed rate"
@@ -192,7 +192,7 @@ def _fat_tree(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
               for e in range(edges) for a in range(above)]  # fmt: skip
     trunks += [Trunk(aggs[a], tops[a % above * cores + c], 1, lanes * lanes)
                for a in range(pods * above) for c in range(cores)]  # fmt: skip
-    switched = _one_for_all(f"the {half} aggregation switches of a pod and all core switches")
+    switched = _adaptive_note(f"the {half} aggregation switches of a pod and all core switches")
     return Wiring(
         names + aggs + tops, leaf_of, tuple(trunks),
         leaves=edges, pod=half, above=above, cables=1, cores=cores,

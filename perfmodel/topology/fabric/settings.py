@@ -62,9 +62,9 @@ def settle(fabric: FabricSpec | str) -> Fabric:
         Unknown shape, unreadable or wrong file.
     """
     if isinstance(fabric, str):
-        return _settled(_read(_path(fabric)), None)
+        return _merge(_read(_path(fabric)), None)
     shape = "one-switch" if fabric.kind == "listed" else fabric.kind  # for times alone
-    return _settled(_read(_path(shape)), fabric)
+    return _merge(_read(_path(shape)), fabric)
 
 
 def _path(name: str) -> Path:
@@ -99,7 +99,7 @@ def _read(path: Path) -> FabricFile:
     return file
 
 
-def _settled(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
+def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
     settings = (
         {} if overrides is None else overrides.model_dump(exclude_none=True, exclude={"kind"})
     )

@@ -92,7 +92,7 @@ def _generation(part: GpuConnector, intra: IntraText) -> str | None:
 
 
 def _stated_rate(nvlink: str | None, lane_Bps: float | None) -> float | None:
-    """Rate of a link where it is not that of its generation, one way or both ways together."""
+    """Rate of a link where it is not that of its generation, one direction or both together."""
     if lane_Bps is None or nvlink is None:
         return None
     stock_Bps = hardware_parts().links[nvlink].bandwidth

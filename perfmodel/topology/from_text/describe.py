@@ -1,7 +1,7 @@
-"""A host from words: "A100-SXM4-80GB", 8 of them, "NVLink3 NVSwitch", "InfiniBand HDR".
+"""A host from free text: "A100-SXM4-80GB", 8 of them, "NVLink3 NVSwitch", "InfiniBand HDR".
 
-Machines that have a template get it; others are put together from ``parts.yaml``. Whatever the
-words leave open is filled with what is usual, and said.
+Machines that have a template get it; others are put together from ``parts.yaml``. What the text
+leaves open is filled with what is usual, and listed as an assumption.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ RACK_GPUS = 72
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A host that was put together from words.
+    """A host that was put together from text.
 
     Parameters
     ----------
     node : NodeSpec
         May hold more GPUs than were asked for, where the machine has them: use the first.
     assumptions : tuple of str
-        What the words left open and how it was filled.
+        What the text leaves open and how it was filled.
     template : str or None
         Name of the shipped template it is; None where it was put together.
     trays : int
-        How many of the described hosts the node stands for: 18 where NVLink joins a rack.
+        Described hosts in the node: 18 where NVLink joins a rack.
     """
 
     node: NodeSpec
@@ -52,7 +52,7 @@ class Described:
     trays: int = 1
 
     def spread(self, hosts: int, gpus: int) -> tuple[int, int]:
-        """Return how many nodes, and GPUs of each, stand for so many hosts of so many GPUs."""
+        """Return the number of nodes, and GPUs of each, for so many hosts of so many GPUs."""
         nodes = -(-hosts // self.trays)
         return nodes, -(-hosts * gpus // nodes)
 
@@ -66,7 +66,7 @@ def describe(
     nics: int | None = None,
     nic_Gbps: float | None = None,
 ) -> Described:
-    """Put a host together from words.
+    """Put a host together from text.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ def read_gpu(text: str, intra: str = "") -> NamedGpu:
         "Tesla V100-SXM2-16GB", "H100 PCIe", "RTX 4090", or a name of the table, a user's own
         included.
     intra : str
-        What joins the GPUs; it tells a board from a card where `text` does not.
+        What joins the GPUs; it decides between board and card where `text` does not.
 
     Raises
     ------
@@ -174,7 +174,7 @@ class IntraText:
     nvlink : bool
         Whether NVLink is named at all.
     lanes, lane_Bps : int, float
-        NVLinks of one GPU, and the raw rate of each one way.
+        NVLinks of one GPU, and the raw rate of each, one direction.
     generation : int
         Of NVLink.
     pcie : str

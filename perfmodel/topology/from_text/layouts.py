@@ -1,4 +1,4 @@
-"""Hosts put together from parts: boards with NVLink, cards in slots, CPUs, memory and NICs."""
+"""Node templates from parts: boards with NVLink, cards in slots, CPUs, memory and NICs."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _pairs(board: Board) -> Iterator[tuple[int, int, int]]:
 
 
 def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
-    """Plug GPUs under CPUs; returns what each group of GPUs hangs under: switches or CPUs."""
+    """Plug GPUs under CPUs; returns the switch or CPU above each group of GPUs."""
     used = 1 if host.network and host.network.across else domains
     if host.part.c2c is not None:
         draft.link(host.part.c2c, stock_link(host.part.c2c))

@@ -88,7 +88,7 @@ def read_host(
     env : mapping of str to str, optional
         NCCL's variables.
     settings : str
-        Text that may speak of P2P, GPUDirect and the MTU.
+        Text that may state P2P, GPUDirect and the MTU.
     remarks : str
         Text that may name the machine.
 
@@ -231,7 +231,7 @@ def match_template(host: HostText, *, as_is: bool) -> TemplateFacts | None:
 
 
 def _is_candidate(facts: TemplateFacts, host: HostText, *, as_is: bool) -> bool:
-    """Whether a template may stand for a host that the text does not call by the machine's name."""
+    """Whether a template may be taken: its machine is named, or need not be."""
     machines, net = hardware_parts(), host.network
     if facts.is_named_in(host.text):
         return True

@@ -122,7 +122,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.6g} us" if seconds else "0 s"
 
 
-def _written(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
+def _link_fields(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
     """Return the fields of a link that a file would hold."""
     fields = spec.model_dump(exclude_none=True)
     fields["latency"] = _time(fields["latency"])
@@ -133,19 +133,19 @@ def _written(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
 
 def stock_link(name: str, **more: Any) -> dict[str, Any]:
     """Return a link of the file of parts as a document, some fields replaced."""
-    return _written(hardware_parts().links[name], **more)
+    return _link_fields(hardware_parts().links[name], **more)
 
 
 def nvlink(name: str, *, switched: bool, **more: Any) -> dict[str, Any]:
     """Return an NVLink as a document: one lane, to a peer or to a switch."""
-    switch = _written(hardware_parts().switched_nvlink) if switched else {}
+    switch = _link_fields(hardware_parts().switched_nvlink) if switched else {}
     return stock_link(name, **switch, **more)
 
 
 def between_cpus(name: str) -> tuple[str, dict[str, Any]]:
     """Return name and document of the link between NUMA domains of a kind of CPU."""
     cpu = hardware_parts().cpus[name]
-    link = _written(
+    link = _link_fields(
         hardware_parts().between, kind="upi", bandwidth=rate(cpu.between), source=cpu.between_source
     )
     return "infinity-fabric" if cpu.amd else "upi", link
@@ -154,7 +154,7 @@ def between_cpus(name: str) -> tuple[str, dict[str, Any]]:
 def dram(name: str, domains_per_socket: int = 1) -> dict[str, Any]:
     """Return the memory bus of a NUMA domain as a document."""
     cpu = hardware_parts().cpus[name]
-    return _written(
+    return _link_fields(
         hardware_parts().dram,
         kind="memory",
         bandwidth=rate(cpu.dram / domains_per_socket),

@@ -16,7 +16,7 @@ from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What else than the file's elements tells about the machine.
+    """What is known of the machine besides the elements of its file.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def classify(domains: Sequence[Domain], completion: Completion, hints: Hints) ->
     Raises
     ------
     InputError
-        No template, or its numbers of devices fit in no way.
+        No template, or its numbers of devices do not fit.
     """
     unknown = _kind(domains, "unknown")
     if not unknown:

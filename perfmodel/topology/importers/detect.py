@@ -1,4 +1,4 @@
-"""What kind of file is this? By its content; wrong kinds are refused with a reason."""
+"""Kind of a file, by its content; other kinds are refused with a reason."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TEXTS = (
 
 
 def read_content(path: Path) -> str:
-    """Read a text file that somebody else wrote; terminal colours are dropped.
+    """Read a text file of another tool; terminal colours are dropped.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def read_content(path: Path) -> str:
 
 
 def kind_of(text: str, file: str) -> Kind:
-    """Tell what a text is.
+    """Return the kind of a text.
 
     Raises
     ------

@@ -163,7 +163,7 @@ def _hosts(
     for name, count in dropped.items():
         listing.notes.append(f"{count} x {name!r} is no host")
     hosts: dict[str, list[tuple[str, float | None]]] = {}
-    for host, _, switch, rate in sorted(rows, key=_natural):
+    for host, _, switch, rate in sorted(rows, key=_natural_key):
         hosts.setdefault(host, []).append((switch, rate))
     return hosts
 
@@ -179,7 +179,7 @@ def _host_of(block: _Block, notes: list[str]) -> tuple[str, str]:
     return block.guid.removeprefix("h-"), "0"
 
 
-def _natural(row: tuple[str, str, str, float | None]) -> tuple[Any, ...]:
+def _natural_key(row: tuple[str, str, str, float | None]) -> tuple[Any, ...]:
     return tuple(
         (int(part), "") if part.isdigit() else (-1, part)
         for text in row[:2]

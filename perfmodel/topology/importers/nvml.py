@@ -32,7 +32,7 @@ def discover(
     Parameters
     ----------
     module : module, optional
-        What speaks NVML (default: ``pynvml`` of nvidia-ml-py).
+        Binding of NVML (default: ``pynvml`` of nvidia-ml-py).
     sysfs : Path
         Where NICs and NUMA domains are looked up.
     name : str
@@ -170,8 +170,8 @@ def _nics(
     legend: dict[str, str] = {}
     ports: dict[str, tuple[str, float, str]] = {}
     folder = sysfs / "class" / "infiniband"
-    for device in sorted(folder.iterdir(), key=_natural) if folder.is_dir() else []:
-        for port in sorted((device / "ports").glob("*"), key=_natural):
+    for device in sorted(folder.iterdir(), key=_natural_key) if folder.is_dir() else []:
+        for port in sorted((device / "ports").glob("*"), key=_natural_key):
             speed = re.match(r"\s*([\d.]+)\s*Gb/sec", _read(port / "rate"))
             if speed is None or "ACTIVE" not in _read(port / "state"):
                 continue
@@ -186,7 +186,7 @@ def _nics(
     return places, legend, ports
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def _natural_key(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part)
             for part in re.split(r"(\d+)", path.name)]  # fmt: skip
 

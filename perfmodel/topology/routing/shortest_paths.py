@@ -35,7 +35,7 @@ class HostArc:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way through a host.
+    """One path through a host.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ def build_topology(
     InputError
         Unknown names, more GPUs than there are, several hosts without NICs or fabric; every fault.
     """
-    spec = load_node(node) if isinstance(node, str) else _sound(node)
+    spec = load_node(node) if isinstance(node, str) else _check_references(node)
     host = expand_host(spec)
     ranks = host.gpus[: gpus_per_host or len(host.gpus)]
     faults = list(_faults(spec, host, hosts, fabric, gpus_per_host))
@@ -136,7 +136,7 @@ def _sockets(spec: NodeSpec) -> Sockets:
     return Sockets(sockets.burst or 0.0, sockets.cores, sockets.core_speed, sockets.frame)
 
 
-def _sound(node: NodeSpec) -> NodeSpec:
+def _check_references(node: NodeSpec) -> NodeSpec:
     """Refuse a template made in code whose names point nowhere; files were checked when read."""
     faults = reference_faults(node.model_dump(by_alias=True), node.name)
     if faults:

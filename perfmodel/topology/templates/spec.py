@@ -1,4 +1,4 @@
-"""What a topology file may say: node templates, fabrics and the table of GPUs.
+"""Schema of topology files: node templates, fabrics and the table of GPUs.
 
 Three kinds of file live in ``topologies/``: ``kind: node`` describes one host, ``kind: fabric`` the
 network between hosts, ``kind: gpus`` the accelerators. Every number stands beside its source: a
@@ -47,7 +47,7 @@ def _named(names: tuple[str, ...]) -> BeforeValidator:
 
 
 def expand_pattern(pattern: str) -> tuple[str, ...]:
-    """Names that a pattern stands for.
+    """Names that match a pattern.
 
     Examples
     --------
@@ -175,7 +175,7 @@ class GraphSpec(FileModel):
 
 
 class SocketsSpec(FileModel):
-    """What processes that talk by TCP meet: a traffic shaper's bucket, and cores that all share."""
+    """Limits of TCP: a traffic shaper's bucket, and cores that all processes share."""
 
     burst: Bytes | None = None
     """What passes at once after a pause (`burst` of a token bucket filter)."""
@@ -278,11 +278,11 @@ class FabricSpec(FileModel):
     k: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     """Ports per switch of a fat tree (default: the smallest even number that holds all hosts)."""
     routing: Annotated[Routing, _named(ROUTINGS)] | None = None
-    """Who takes which of equally short ways.
+    """How flows choose among equally short paths.
 
     `ecmp` (default): a hash of each flow, so that flows may collide. `rail`: a port's place at its
     leaf, so that flows that keep to their rail never do. `adaptive`: every flow is spread over all
-    ways, so that the switches above the leaves act as one.
+    paths, so that the switches above the leaves act as one.
     """
     hosts: Annotated[tuple[ListedHost, ...], Field(min_length=1)] | None = None
     """Hosts of a listed fabric; the first are used."""
@@ -333,7 +333,7 @@ class GpuTable(FileModel):
 
 
 def resolve_source(text: str, sources: Mapping[str, str]) -> str:
-    """Return the sentence that a source stands for."""
+    """Return the sentence of a source, which may be a key."""
     return sources.get(text, text)
 
 

@@ -35,7 +35,7 @@ class Matched:
     settings : LibrarySettings
     op : str
     assumptions : tuple of str
-        What the words left open and how it was filled; what could not be carried over.
+        What the text leaves open and how it was filled; what is not modelled.
     unstated : tuple of str
         Hardware that the table does not state and that the time depends on.
     hardware : str

@@ -1,10 +1,8 @@
 """Recorded sweeps of collectives: a table of runs (META.csv) and the times of each.
 
-A folder holds ``META.csv``, one row per run with the hardware in words, and the times: one CSV per
+A folder holds ``META.csv``, one row per run with the hardware as text, and the times: one CSV per
 run named after it, or one ``sweeps.csv`` with a column ``sweep_id``. The folder itself or its
 subfolder ``nccl_sweeps`` may be given. Columns that are missing are taken as empty.
-
-Sizes and times of one recorded sweep.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _SIZES = ("size_bytes", "nbytes", "bytes", "size")
 _TIMES = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
 _IN_PLACE = {"time_us_inplace": 1e-6, "time_us_in_place": 1e-6}
 _LEGIBLE_GBPS = 0.1
-"""A bandwidth printed with two decimals tells the time to a few per cent from here on."""
+"""From here on a bandwidth with two decimals gives the time to a few per cent."""
 _UNIT_FACTOR = 2.0
 """Times further than this from what their bandwidth says are in another unit."""
 
@@ -145,14 +143,14 @@ class Sweep:
         "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all" or what
         the table says.
     gpu, intra_node, inter_node, proc_model, env_and_algo, note : str
-        Words of whoever recorded it.
+        As recorded, free text.
     nodes, gpus_per_node, nranks : int
     nic_count, nic_Gbps : float or None
         NICs of a host and the rate of one; None: not stated.
     nccl_version : str
         Empty: not stated.
     topology : str
-        Name of a template or a YAML file; empty: to be found from the words.
+        Name of a template or a YAML file; empty: found from the text.
     source : str
     trust : int
         5 complete and official to 2 recalled or hardware unknown.

@@ -1,4 +1,4 @@
-"""Settings of the library as a log's words give them: version, variables, process layout."""
+"""Library settings from the text beside a log: version, variables, process layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
     (r"shm[^,;]{0,10}(?:off\b|disab)|no shm\b|without shm", "NCCL_SHM_DISABLE", "1"),
     (r"no[- ]p2p|p2p[^,;]{0,20}(?:unavail|disab|off\b)|without p2p", "NCCL_P2P_DISABLE", "1"),
 )
-"""Words, and the variable whose value has the same effect; for each the first that fits."""
+"""Pattern, and the variable whose value has the same effect; for each the first that fits."""
 
 
 def read_assignments(text: str) -> dict[str, str]:
@@ -34,7 +34,7 @@ def read_assignments(text: str) -> dict[str, str]:
 def read_settings(
     version: str, process_model: str, text: str, per_host: int, *, nvlink: bool
 ) -> tuple[LibrarySettings, tuple[str, ...]]:
-    """Build the library's settings from the words beside a log.
+    """Read the library's settings from the text beside a log.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ def read_settings(
     per_host : int
         GPUs of a host that take part.
     nvlink : bool
-        GPUs of a host are joined by NVLink, so that words about P2P concern PCIe alone.
+        GPUs of a host are joined by NVLink, so that text about P2P concerns PCIe alone.
 
     Returns
     -------
     LibrarySettings
     tuple of str
-        Words that could not be carried over, and what was concluded from others.
+        What is not modelled, and what was concluded from the text.
     """
     variables = read_assignments(text)
     env = {name: value for name, value in variables.items() if name.startswith("NCCL_")}

@@ -46,7 +46,7 @@ _CHANNELS_LAST = "nvidia_dle"
 _OF_THE_JOB = ("gavel", "lambda")
 """Tables whose batch is that of all GPUs together (their companion tables say so)."""
 _BOTH_FORMS = {"v100", "p100", "a100", "h100", "h200"}
-"""GPUs that are sold with NVLink and without, so that the name alone does not tell the links."""
+"""GPUs that are sold with NVLink and without, so that the name alone leaves the links open."""
 _METRICS = {"throughput", "rate", "step_time", "p50_s"}
 
 

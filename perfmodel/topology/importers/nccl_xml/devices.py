@@ -28,7 +28,7 @@ _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 @dataclass
 class Device:
-    """One PCI function, or what stands for a network port.
+    """One PCI function, or a network port without one.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def read_domains(root: Element, file: str) -> list[Domain]:
 
 
 def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Fault]:
-    """One NUMA domain twice; where several hosts stand in the file, they are counted anew."""
+    """One NUMA domain twice; where several hosts stand in the file, they are numbered through."""
     numbers = [domain.number for domain in domains]
     if len(set(numbers)) == len(numbers):
         return []
@@ -135,14 +135,14 @@ def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Faul
 
 
 def _domain(cpu: Element, at: int, file: str, faults: list[Fault]) -> Domain:
-    number = _whole(cpu, "numaid", file, faults, default=at)
+    number = _integer(cpu, "numaid", file, faults, default=at)
     if number < 0:
         faults.append(Fault("cpu.numaid", str(number), "0 or more", file, cpu.line))
     vendor = cpu.get("vendor") or {"arm64": "ARM", "ppc64": "IBM"}.get(cpu.get("arch") or "", "")
     part = None
     if vendor:
-        family = _whole(cpu, "familyid", file, faults, default=0)
-        model = _whole(cpu, "modelid", file, faults, default=0)
+        family = _integer(cpu, "familyid", file, faults, default=0)
+        model = _integer(cpu, "modelid", file, faults, default=0)
         part = cpu_named(vendor, family, model)
     devices = [_device(pci, file, faults) for pci in cpu.all("pci")]
     devices += [
@@ -168,7 +168,7 @@ def _device(pci: Element, file: str, faults: list[Fault]) -> Device:
     elif kind is None:
         kind = "switch" if pci_class else "unknown"
     speed = re.match(r"(\d+(?:\.\d+)?)\s*GT/s", pci.get("link_speed") or "")
-    width = _whole(pci, "link_width", file, faults, default=0)
+    width = _integer(pci, "link_width", file, faults, default=0)
     return Device(
         kind=kind,
         busid=(pci.get("busid") or "").lower(),
@@ -186,7 +186,7 @@ def _device(pci: Element, file: str, faults: list[Fault]) -> Device:
 
 
 def _level(pci: Element) -> int:
-    """Level of a Broadcom Gen4 or Gen5 switch, as NCCL's getBcmGen tells it; 0: none."""
+    """Level of a Broadcom Gen4 or Gen5 switch, as NCCL's getBcmGen finds it; 0: none."""
     identifiers = [_identifier(pci.get(name)) for name in
              ("vendor", "device", "subsystem_vendor", "subsystem_device")]  # fmt: skip
     if identifiers[:3] == ["1000", "c030", "1000"] and len(identifiers[3]) == 4:
@@ -197,7 +197,7 @@ def _level(pci: Element) -> int:
 
 
 def _flatten(device: Device) -> None:
-    """Let the devices of lower Broadcom switches hang under the upper one."""
+    """Move the devices of lower Broadcom switches to the upper one."""
     flat: list[Device] = []
     for child in device.children:
         _flatten(child)
@@ -209,7 +209,7 @@ def _identifier(text: str | None) -> str:
     return (text or "").lower().removeprefix("0x")
 
 
-def _whole(element: Element, name: str, file: str, faults: list[Fault], *, default: int) -> int:
+def _integer(element: Element, name: str, file: str, faults: list[Fault], *, default: int) -> int:
     text = element.get(name)
     if text is None:
         return default

@@ -1,4 +1,4 @@
-"""NCCL's graphs (`NCCL_GRAPH_DUMP_FILE`): the channels of a host, kept beside its topology."""
+"""NCCL's graphs (`NCCL_GRAPH_DUMP_FILE`): the channels of a host."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ class Adapter:
     Parameters
     ----------
     devices : tuple of Device
-        Functions of the file that it stands for.
+        Functions of the file that it represents.
     domain : Domain
     above : Device or None
-        Switch it hangs under; None: the CPU.
+        Switch above it; None: the CPU.
     network : str
     Bps : float
         Raw rate; bytes per second.
@@ -165,7 +165,7 @@ def _rate_of(
 def _rate(
     device: Device, network: str, completion: Completion, functions: int, notes: list[str]
 ) -> tuple[float, str]:
-    """Rate of an adapter that the file does not tell."""
+    """Rate of an adapter where the file does not state it."""
     template = _template_port(completion)
     if template is not None and completion.template is not None:
         note = f"NICs of {template[1] * 8e-9:g} Gbit/s, as in {completion.template.name}"

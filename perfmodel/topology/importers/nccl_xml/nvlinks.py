@@ -48,7 +48,7 @@ def add_nvlinks(host: HostDraft, gpus: Sequence[Device]) -> None:
     names any; then the template's are taken, or those that are usual for the GPU.
     """
     if any(device.gpu is not None and device.gpu.all("nvlink") for device in gpus):
-        _as_dumped(host, gpus)
+        _add_dumped(host, gpus)
     elif any(device.gpu is not None for device in gpus):
         host.notes.append("no NVLinks: the file has GPUs, and none of theirs")
     elif (
@@ -96,7 +96,7 @@ def _copy_nvlinks(host: HostDraft, template: NodeSpec, gpus: int) -> bool:
             continue
         for a, b in pairs(edge):
             if {a, b} <= inside and a in renamed and b in renamed:
-                _same_link(host, template, edge.link)
+                _copy_link(host, template, edge.link)
                 host.draft.join(renamed[a], renamed[b], edge.link, lanes=edge.lanes)
                 copied = True
     if copied:
@@ -105,7 +105,7 @@ def _copy_nvlinks(host: HostDraft, template: NodeSpec, gpus: int) -> bool:
     return copied
 
 
-def _same_link(host: HostDraft, template: NodeSpec, name: str) -> None:
+def _copy_link(host: HostDraft, template: NodeSpec, name: str) -> None:
     spec = template.links[name]
     document = spec.model_dump(exclude_none=True)
     document["bandwidth"] = f"{spec.bandwidth / 1e9:.6g} GB/s"
@@ -117,7 +117,7 @@ def _same_link(host: HostDraft, template: NodeSpec, name: str) -> None:
 # ---------------------------------------------------------------- as the file says
 
 
-def _as_dumped(host: HostDraft, gpus: Sequence[Device]) -> None:
+def _add_dumped(host: HostDraft, gpus: Sequence[Device]) -> None:
     by_bus = {device.busid: at for at, device in enumerate(gpus)}
     switched: Counter[int] = Counter()
     between: Counter[tuple[int, int]] = Counter()

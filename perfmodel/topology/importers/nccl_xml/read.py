@@ -59,7 +59,7 @@ def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) ->
     host.draft.add(pattern("gpu", len(gpus)), "gpu")
     add_nvlinks(host, gpus)
     _add_tree(host, domains, adapters)
-    _add_hosts_memory(host, domains)
+    _add_host_memory(host, domains)
     _add_flags(host, adapters)
     return ImportedTopology(
         kind="nccl-topology",
@@ -74,14 +74,14 @@ def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) ->
 
 
 def _add_tree(host: HostDraft, domains: Sequence[Domain], adapters: Sequence[Adapter]) -> None:
-    switches = [d for dom in domains for d in dom.walk() if d.kind == "switch" and _holds(d)]
+    switches = [d for dom in domains for d in dom.walk() if d.kind == "switch" and _has_endpoint(d)]
     host.names |= {id(device): f"pcie{at}" for at, device in enumerate(switches)}
     if switches:
         host.draft.add(pattern("pcie", len(switches)), "pcie_switch")
-    host.draft.add(_several("cpu", [domain.number for domain in domains]), "cpu")
+    host.draft.add(_number_pattern("cpu", [domain.number for domain in domains]), "cpu")
     for domain in domains:
         for device in domain.devices:
-            _hang(host, device, f"cpu{domain.number}", domain)
+            _add_subtree(host, device, f"cpu{domain.number}", domain)
     host.draft.add_nics([host.draft.add_port(a.network, a.Bps, a.source) for a in adapters])
     for at, adapter in enumerate(adapters):
         above = host.names.get(id(adapter.above), f"cpu{adapter.domain.number}")
@@ -89,12 +89,12 @@ def _add_tree(host: HostDraft, domains: Sequence[Domain], adapters: Sequence[Ada
         host.draft.join(f"nic{at}", above, link, adapter.comment)
 
 
-def _holds(switch: Device) -> bool:
-    """Whether anything that counts hangs below a switch."""
+def _has_endpoint(switch: Device) -> bool:
+    """Whether a GPU or NIC is below a switch."""
     return any(device.kind in {"gpu", "nic"} for device in switch.walk())
 
 
-def _hang(host: HostDraft, device: Device, above: str, domain: Domain) -> None:
+def _add_subtree(host: HostDraft, device: Device, above: str, domain: Domain) -> None:
     name = host.names.get(id(device))
     if name is None:  # a NIC, which has its own turn, or what carries nothing
         return
@@ -103,7 +103,7 @@ def _hang(host: HostDraft, device: Device, above: str, domain: Domain) -> None:
     for link in device.gpu.all("c2c") if device.gpu is not None else []:
         host.draft.join(name, f"cpu{domain.number}", _c2c(host, link), f"line {link.line}, c2c")
     for child in device.children:
-        _hang(host, child, name, domain)
+        _add_subtree(host, child, name, domain)
 
 
 def _c2c(host: HostDraft, link: Element) -> str:
@@ -158,7 +158,7 @@ def _generation(host: HostDraft, device: Device, domain: Domain) -> tuple[int, s
 # ---------------------------------------------------------------- CPUs, memory, flags
 
 
-def _add_hosts_memory(host: HostDraft, domains: Sequence[Domain]) -> None:
+def _add_host_memory(host: HostDraft, domains: Sequence[Domain]) -> None:
     numbers = [domain.number for domain in domains]
     part = next((domain.part for domain in domains if domain.part), None)
     if part is None:
@@ -168,14 +168,14 @@ def _add_hosts_memory(host: HostDraft, domains: Sequence[Domain]) -> None:
         )
     if len(numbers) > 1:
         name, link = between_cpus(part)
-        cpus = _several("cpu", numbers)
+        cpus = _number_pattern("cpu", numbers)
         host.draft.join(cpus, cpus, host.draft.link(name, link), pattern="all")
     host.draft.link("dram", dram(part, max(1, len(numbers) // 2)))
-    host.draft.add(_several("mem", numbers), "memory")
-    host.draft.join(_several("mem", numbers), _several("cpu", numbers), "dram")
+    host.draft.add(_number_pattern("mem", numbers), "memory")
+    host.draft.join(_number_pattern("mem", numbers), _number_pattern("cpu", numbers), "dram")
 
 
-def _several(stem: str, numbers: Sequence[int]) -> str:
+def _number_pattern(stem: str, numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"{stem}{numbers[0]}"
     if list(numbers) == list(range(len(numbers))):

@@ -1,4 +1,4 @@
-"""XML from strangers: no entities, no document types, limits on size and depth; lines are kept."""
+"""XML of unknown origin: no entities, no document types, limits on size and depth."""
 
 from __future__ import annotations
 

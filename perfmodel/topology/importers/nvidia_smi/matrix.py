@@ -1,4 +1,4 @@
-"""The text of `nvidia-smi topo -m`, in all its spellings, as a node template."""
+"""Reader of `nvidia-smi topo -m`, in the spellings of all drivers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS = {"CPU", "NUMA", "GPU"}
 def read_matrix(text: str, file: str, *, gpu: str | None, template: str | None) -> ImportedTopology:
     """Read a topology matrix.
 
-    It names ways, never rates: those come from the model of the GPU (in a line of ``nvidia-smi
+    It names path types, not rates: those come from the model of the GPU (in a line of ``nvidia-smi
     -L``, or `gpu`) and of the NICs (from `template`, or as usual).
 
     Raises
@@ -63,7 +63,7 @@ def matrix_of(text: str, file: str) -> Matrix:
         faults.append(Fault("row", problem, "a row for every GPU (cut off?)", file))
     if faults:
         raise InputError(faults)
-    cells_of, notes = _filled(devices, rows)
+    cells_of, notes = _fill_cells(devices, rows)
     return Matrix(devices, cells_of, numa, _legend(text), places, _model(text), tuple(notes))
 
 
@@ -113,7 +113,7 @@ def _affinity(fields: Sequence[str]) -> str | None:
     return fields[0] if fields and re.fullmatch(r"[\d,-]+", fields[0]) else None
 
 
-def _filled(
+def _fill_cells(
     devices: Sequence[str], rows: dict[str, list[str]]
 ) -> tuple[dict[tuple[str, str], str], list[str]]:
     """Cells of both directions; a row that is missing is that of its column."""

@@ -17,7 +17,7 @@ from perfmodel.topology.from_text.parts import GpuConnector
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Devices of one host and the way between each two.
+    """Devices of one host and the path type between each two.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
     stated = pairs or matrix.numa or "SYS" in matrix.cells.values()
     if stated or len(matrix.devices) == 1:
         domains = _components(matrix.devices, [*pairs, *same])
-        merged = domains if matrix.numa else _merged(domains, matrix)
+        merged = domains if matrix.numa else _merge_domains(domains, matrix)
         if len(merged) < len(domains):
             notes.append("as few NUMA domains as the table allows, where NVLink hides them")
         return merged
@@ -91,7 +91,7 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
     return [domain for domain in domains if domain]
 
 
-def _merged(groups: Sequence[list[str]], matrix: Matrix) -> list[list[str]]:
+def _merge_domains(groups: Sequence[list[str]], matrix: Matrix) -> list[list[str]]:
     """Put groups that NVLink joins on one domain, unless SYS stands between any two devices."""
     domains: list[list[str]] = []
     for group in groups:
