@@ -22,14 +22,14 @@ class Hints:
     ----------
     file : str
         Its name, for messages.
-    words : str
+    text : str
         Its name and comments, in lower case.
     gpu, template : str or None
         As the user named them.
     """
 
     file: str
-    words: str
+    text: str
     gpu: str | None = None
     template: str | None = None
 
@@ -109,7 +109,7 @@ def _template(domains: Sequence[Domain], hints: Hints, notes: list[str]) -> Node
     gpus = _kind(domains, "gpu")
     if any(device.gpu is not None for device in gpus):
         return None  # NCCL wrote the file: it leaves nothing open
-    named = next((facts for facts in template_facts() if facts.is_named_in(hints.words)), None)
+    named = next((facts for facts in template_facts() if facts.is_named_in(hints.text)), None)
     if named is not None and (not gpus or len(gpus) <= named.gpus):
         notes.append(f"{named.name}: the file's name or a comment says so")
         return load_node(named.name)
@@ -134,7 +134,7 @@ def _family(domains: Sequence[Domain], hints: Hints) -> str | None:
     if hints.gpu is not None:
         return read_gpu(hints.gpu).part.spelled
     models = [name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name]
-    name = models[0] if models else _spelled_in(hints.words)
+    name = models[0] if models else _spelled_in(hints.text)
     return part_of(name).spelled if name else None
 
 
@@ -170,7 +170,7 @@ def _gpu(
     if template is not None:
         notes.append(f"GPUs are {template.gpu}, as in {template.name}")
         return template.gpu
-    spelled = _spelled_in(hints.words)
+    spelled = _spelled_in(hints.text)
     if spelled is not None:
         notes.append(f"GPUs are {spelled}: the file's name or a comment says so")
         return spelled

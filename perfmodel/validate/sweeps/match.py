@@ -85,7 +85,7 @@ def match(sweep: Sweep, folder: Path | str = ".") -> Matched | Unmatched:
     if sweep.nranks > MOST_RANKS:
         return Unmatched(f"{sweep.nranks:,} ranks; at most {MOST_RANKS:,} are predicted")
     try:
-        return _matched(sweep, Path(folder))
+        return _match(sweep, Path(folder))
     except PerfmodelError as error:
         return Unmatched(short(error))
 
@@ -96,7 +96,7 @@ def short(error: Exception, most: int = 220) -> str:
     return line if len(line) <= most else line[: most - 4].rsplit(" ", 1)[0] + " ..."
 
 
-def _matched(sweep: Sweep, folder: Path) -> Matched | Unmatched:
+def _match(sweep: Sweep, folder: Path) -> Matched | Unmatched:
     layout = _layout(sweep)
     text = _text(sweep)
     unstated: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ def _matched(sweep: Sweep, folder: Path) -> Matched | Unmatched:
         return Unmatched("the GPU is not stated")
     else:
         stated = _read_host(sweep, layout)
-        host = find_host(_completed(stated, sweep, layout))
+        host = find_host(_complete(stated, sweep, layout))
         unstated = _unstated(stated, sweep, layout)
         notes += [f"not stated: {name}" for name in unstated]
         if stated.gpu.others:
@@ -172,7 +172,7 @@ def _read_host(sweep: Sweep, layout: Layout) -> HostText:
     )
 
 
-def _completed(host: HostText, sweep: Sweep, layout: Layout) -> HostText:
+def _complete(host: HostText, sweep: Sweep, layout: Layout) -> HostText:
     """Take InfiniBand where no network is stated, and the NICs of a whole NVLink domain."""
     network = host.network
     if layout.hosts > 1 and network.kind is None and says_nothing(sweep.inter_node):

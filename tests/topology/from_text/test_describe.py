@@ -1,4 +1,4 @@
-"""Hosts from words: every usual spelling, what is assumed, and what is refused."""
+"""Hosts from free text: what is put together, what is assumed, and what is refused."""
 
 from __future__ import annotations
 

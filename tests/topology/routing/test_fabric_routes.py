@@ -1,4 +1,4 @@
-"""How flows spread over equally short ways: hashed, by rails, adaptively; against theory."""
+"""Flows over equally short paths: hashed, by rails, adaptive; against theory."""
 
 from __future__ import annotations
 
