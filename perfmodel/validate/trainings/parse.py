@@ -151,8 +151,6 @@ def _batch(cells: Mapping[str, str], ranks: int) -> int:
 
 def _machine(cells: Mapping[str, str], nodes: int, gpus: int) -> HostText:
     """Read one host from the columns of the GPU and of the interconnect."""
-    if says_nothing(cells["gpu"]):
-        raise LeftOut("GPU is not named")
     inside, _, between = cells.get("interconnect", "").partition(";")
     network = between or inside if nodes > 1 else None
     try:
@@ -164,6 +162,8 @@ def _machine(cells: Mapping[str, str], nodes: int, gpus: int) -> HostText:
             usual_network="infiniband",
         )
     except InputError as error:
+        if says_nothing(cells["gpu"]) or not re.search(r"\d", cells["gpu"]):  # "a cloud GPU"
+            raise LeftOut("GPU is not named") from None
         raise LeftOut(f"machine or model is not known: {short(error, 90)}") from None
     open_form = not host.gpu.form_stated and host.gpu.part.spelled in _BOTH_FORMS
     if gpus > 1 and open_form and not host.intra.stated:
