@@ -1,1 +1,1 @@
-"""Hardware as a NetworkX graph: templates, fabrics, routes."""
+"""Hardware as a graph of devices and links; `templates.build.build_topology` makes it."""

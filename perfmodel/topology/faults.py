@@ -1,10 +1,8 @@
-"""A machine that changes: links that slow down, links and devices that are lost.
+"""Faults of a machine: links that slow down, links and devices that fail, and links by name.
 
-A changed machine is a `Topology` with the same ranks, graph and arc numbers; only what its arcs
-carry differs. Its ``healthy`` field keeps the machine as it was built, whose preferences among
-routes stay (a library that is running does not choose its rings anew when a link slows down).
-
-Links by name: what a scenario's ``link:`` means on a machine.
+A degraded machine is a `Topology` with the same ranks, graph and arc numbers; only the numbers of
+its arcs differ. Its ``healthy`` field keeps the machine as it was built, because a running library
+keeps the rings that it chose then.
 """
 
 from __future__ import annotations
@@ -19,11 +17,14 @@ from types import MappingProxyType
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Arcs, Topology
 
-_LINK = re.compile(r"(?P<src>\S+)\s*(?P<way>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?P<cable>\d+))?")
+_LINK = re.compile(r"(?P<src>\S+)\s*(?P<arrow>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?P<cable>\d+))?")
+
+
+# ---------------------------------------------------------------- links by name
 
 
 def arcs_named(topology: Topology, text: str) -> tuple[int, ...]:
-    """Directed links that a name stands for, by rising number.
+    """Directed links by name, by rising number.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ def arcs_named(topology: Topology, text: str) -> tuple[int, ...]:
     text : str
         ``"n0/nic0 -> fabric/leaf0"`` (one direction), ``"n0/nic0 -- fabric/leaf0"`` (both),
         ``"n1/nic3"`` (all links of a device). Names may hold ``*`` and ``?``; of parallel cables
-        all are meant unless one is told by its number (``"fabric/leaf0 -- fabric/spine1 #2"``).
+        all are meant unless a number names one (``"fabric/leaf0 -- fabric/spine1 #2"``).
 
     Raises
     ------
@@ -41,23 +42,23 @@ def arcs_named(topology: Topology, text: str) -> tuple[int, ...]:
     match = _LINK.fullmatch(text.strip())
     if match is None:
         nodes = _nodes(topology, text.strip())
-        return tuple(sorted({arc for node in nodes for arc in arcs_at(topology, node)}))
-    left, right = _nodes(topology, match["src"]), _nodes(topology, match["dst"])
+        return tuple(sorted({arc for node in nodes for arc in arcs_of_device(topology, node)}))
+    sources, targets = _nodes(topology, match["src"]), _nodes(topology, match["dst"])
     cable = None if match["cable"] is None else int(match["cable"])
-    found = _between(topology, left, right, cable)
-    if match["way"] == "--":
-        found |= _between(topology, right, left, cable)
-    if not found:
-        raise InputError(Fault("link", repr(text), _neighbours(topology, left, cable)))
-    return tuple(sorted(found))
+    arcs = _between(topology, sources, targets, cable)
+    if match["arrow"] == "--":
+        arcs |= _between(topology, targets, sources, cable)
+    if not arcs:
+        raise InputError(Fault("link", repr(text), _neighbours(topology, sources, cable)))
+    return tuple(sorted(arcs))
 
 
-def arcs_at(topology: Topology, node: str) -> set[int]:
+def arcs_of_device(topology: Topology, node: str) -> set[int]:
     """All directed links that leave a device or enter it."""
-    beside = (topology.graph.succ[node], topology.graph.pred[node])
+    adjacencies = (topology.graph.succ[node], topology.graph.pred[node])
     return {
         int(data["index"])
-        for neighbours in beside
+        for neighbours in adjacencies
         for cables in neighbours.values()
         for data in cables.values()
     }
@@ -71,40 +72,42 @@ def no_device(topology: Topology, name: str, field: str) -> Fault:
 def _allowed(topology: Topology, name: str) -> str:
     head = name.partition("/")[0] + "/"
     near = [node for node in topology.graph if node.startswith(head)]
-    known = near or [node for node in topology.graph if node.startswith(("n0/", "fabric/"))]
-    return f"a device: {allowed_names(known, name, limit=12)}"
+    candidates = near or [node for node in topology.graph if node.startswith(("n0/", "fabric/"))]
+    return f"a device: {allowed_names(candidates, name, limit=12)}"
 
 
 def _nodes(topology: Topology, name: str) -> set[str]:
     if name in topology.graph:
         return {name}
     is_pattern = "*" in name or "?" in name
-    found = {node for node in topology.graph if is_pattern and fnmatchcase(node, name)}
-    if not found:
+    matches = {node for node in topology.graph if is_pattern and fnmatchcase(node, name)}
+    if not matches:
         raise InputError(no_device(topology, name, "link"))
-    return found
+    return matches
 
 
 def _between(
-    topology: Topology, left: Iterable[str], right: set[str], cable: int | None
+    topology: Topology, sources: Iterable[str], targets: set[str], cable: int | None
 ) -> set[int]:
     adjacent = topology.graph.adj
     return {
         int(data["index"])
-        for src in left
+        for src in sources
         for dst, cables in adjacent[src].items()
-        if dst in right
+        if dst in targets
         for key, data in enumerate(cables.values())
         if cable is None or key == cable
     }
 
 
-def _neighbours(topology: Topology, left: set[str], cable: int | None) -> str:
-    beside = sorted({dst for src in left for dst in topology.graph.adj[src]})
-    shown = allowed_names(beside, limit=12)
+def _neighbours(topology: Topology, sources: set[str], cable: int | None) -> str:
+    targets = sorted({dst for src in sources for dst in topology.graph.adj[src]})
+    names = allowed_names(targets, limit=12)
     number = "" if cable is None else " (parallel cables are numbered from #0)"
-    return f"a link from {min(left)} to {shown}{number}"
+    return f"a link from {min(sources)} to {names}{number}"
 
+
+# ---------------------------------------------------------------- links that change
 
 _NOTHING: Mapping[int, float] = MappingProxyType({})
 
@@ -129,13 +132,13 @@ def degraded(
     InputError
         An arc that there is not, or a number that is negative or not finite; every fault.
     """
-    _refuse(topology, {"bandwidth": bandwidth_Bps, "latency": latency_s})
+    _check_numbers(topology, {"bandwidth": bandwidth_Bps, "latency": latency_s})
     arcs = topology.arcs
     rates, delays = arcs.bandwidth_Bps.copy(), arcs.latency_s.copy()
     rates[list(bandwidth_Bps)] = list(bandwidth_Bps.values())
     delays[list(latency_s)] = list(latency_s.values())
     rates[list(topology.dead)] = 0.0
-    return _with(topology, Arcs(arcs.names, arcs.kinds, rates, delays))
+    return _with_arcs(topology, Arcs(arcs.names, arcs.kinds, rates, delays))
 
 
 def without(
@@ -159,23 +162,23 @@ def without(
     unknown = [no_device(topology, name, "lose") for name in nodes if name not in topology.graph]
     if unknown:
         raise InputError(unknown)
-    gone = set(arcs)
-    _refuse(topology, {"link": dict.fromkeys(gone, 0.0)})
-    names = (*topology.lost, *nodes, *_cables(topology, gone))
-    gone = gone.union(*(arcs_at(topology, node) for node in nodes))
-    dead = topology.dead | gone
+    lost_arcs = set(arcs)
+    _check_numbers(topology, {"link": dict.fromkeys(lost_arcs, 0.0)})
+    names = (*topology.lost, *nodes, *_link_names(topology, lost_arcs))
+    lost_arcs = lost_arcs.union(*(arcs_of_device(topology, node) for node in nodes))
+    dead = topology.dead | lost_arcs
     old = topology.arcs
     rates = old.bandwidth_Bps.copy()
     rates[list(dead)] = 0.0
-    changed = _with(topology, Arcs(old.names, old.kinds, rates, old.latency_s))
+    changed = _with_arcs(topology, Arcs(old.names, old.kinds, rates, old.latency_s))
     return replace(changed, dead=dead, lost=tuple(dict.fromkeys(names)))
 
 
-def _with(topology: Topology, arcs: Arcs) -> Topology:
+def _with_arcs(topology: Topology, arcs: Arcs) -> Topology:
     return replace(topology, changed=arcs, healthy=topology.healthy or topology)
 
 
-def _cables(topology: Topology, arcs: Collection[int]) -> list[str]:
+def _link_names(topology: Topology, arcs: Collection[int]) -> list[str]:
     """Names of links: "a -- b" where both directions are meant, else "a -> b"."""
     ends = {topology.arcs.names[arc] for arc in sorted(arcs)}
     return sorted(
@@ -185,7 +188,7 @@ def _cables(topology: Topology, arcs: Collection[int]) -> list[str]:
     )
 
 
-def _refuse(topology: Topology, numbers: Mapping[str, Mapping[int, float]]) -> None:
+def _check_numbers(topology: Topology, numbers: Mapping[str, Mapping[int, float]]) -> None:
     count = len(topology.arcs)
     faults = []
     for field, values in numbers.items():

@@ -16,8 +16,8 @@ from perfmodel.topology.routing.clos import Tiers
 NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic", "switch"]
 LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "memory", "ethernet", "infiniband"]
 NetworkKind = Literal["none", "infiniband", "roce", "efa", "tcp", "tcpx", "tcpxo", "omni-path"]
-"""How hosts talk: RDMA over InfiniBand or Ethernet, AWS's EFA, sockets, Google's GPUDirect-TCPX
-(and TCPXO), Omni-Path; "none" for a machine without NICs."""
+"""Network between hosts: RDMA over InfiniBand or Ethernet, AWS's EFA, sockets, Google's
+GPUDirect-TCPX (and TCPXO), Omni-Path; "none" for a machine without NICs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far the library may go without the host's memory, where a user says so.
+    """Farthest paths that the library may use without the host's memory, where the user sets them.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelWay:
+class ChannelPath:
     """One channel of NCCL's through a host: GPUs in order, and the NICs at its ends.
 
     Parameters
@@ -102,13 +102,13 @@ class ChannelWay:
 
 @dataclass(frozen=True, slots=True)
 class ChannelGraph:
-    """Channels that NCCL said it uses on this host (``NCCL_GRAPH_DUMP_FILE``).
+    """Channels that NCCL uses on this host by its own dump (``NCCL_GRAPH_DUMP_FILE``).
 
     Parameters
     ----------
     pattern : str
         "ring", "tree", "nvls", "collnet_chain" or "collnet_direct".
-    ways : tuple of ChannelWay
+    ways : tuple of ChannelPath
     intra_Bps, inter_Bps : float
         Speed of one channel inside the host and between hosts; bytes per second.
     type_intra, type_inter : str
@@ -118,7 +118,7 @@ class ChannelGraph:
     """
 
     pattern: str
-    ways: tuple[ChannelWay, ...]
+    ways: tuple[ChannelPath, ...]
     intra_Bps: float
     inter_Bps: float
     type_intra: str
@@ -128,12 +128,12 @@ class ChannelGraph:
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """What processes that talk by TCP meet on a machine.
+    """Limits of TCP between the processes of a machine.
 
     Parameters
     ----------
     burst_bytes : float
-        So much passes the slowest link of a route at once after a pause: the token bucket of a
+        Bytes that pass the slowest link of a route at once after a pause: the token bucket of a
         traffic shaper.
     cores : int, optional
         Cores that the processes of all hosts share, where hosts are containers or network
@@ -185,9 +185,9 @@ class Topology:
     fabric : str
         Name of the fabric ("none" for one host).
     dead : frozenset of int
-        Arcs that carry nothing any more (see `perfmodel.topology.faults`).
+        Arcs that have failed (see `perfmodel.topology.faults`).
     lost : tuple of str
-        What was taken away, as names of devices and links, for messages.
+        Names of the devices and links that failed, for messages.
     changed : Arcs or None
         The arcs as they are since a change; None where they are as the graph says.
     healthy : Topology or None
@@ -197,11 +197,11 @@ class Topology:
     tiers : Tiers or None
         Structure of a regular fabric; ignored where it does not fit the number of arcs.
     reach : Reach
-        What a user told the library of paths.
+        Limits that the user sets on paths.
     graphs : tuple of ChannelGraph
         Channels that a dump of NCCL's names; empty where there is none.
     sockets : Sockets
-        What TCP meets.
+        Limits of TCP.
     """
 
     name: str
@@ -255,11 +255,11 @@ class Topology:
         gpus : sequence of int
             Numbers of GPUs in their host.
         """
-        wanted = set(gpus)
+        members = set(gpus)
         fitting = (
             graph
             for graph in self.graphs
-            if graph.pattern == pattern and all(set(way.gpus) == wanted for way in graph.ways)
+            if graph.pattern == pattern and all(set(path.gpus) == members for path in graph.ways)
         )
         return next(fitting, None)
 

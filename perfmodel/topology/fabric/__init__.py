@@ -1,1 +1,1 @@
-"""fabric."""
+"""Fabrics between hosts: settings, cables, arcs; `templates.build` calls `assemble`."""

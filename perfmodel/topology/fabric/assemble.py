@@ -1,7 +1,4 @@
-"""The parts of a topology as plain rows, and the graph and arrays made of them in bulk.
-
-Making very many small objects at once.
-"""
+"""Hosts and fabric as rows of devices and arcs, and the graph and the arrays made of them."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ from typing import Any, TypeVar
 import networkx as nx
 import numpy as np
 
-from perfmodel.topology.fabric.cabling import Wiring, listed_wiring, wire
+from perfmodel.topology.fabric.cabling import Wiring, wire, wire_listed
 from perfmodel.topology.fabric.settings import Fabric
-from perfmodel.topology.model import Arcs, ChannelGraph, ChannelWay
+from perfmodel.topology.model import Arcs, ChannelGraph, ChannelPath
 from perfmodel.topology.routing.clos import Tiers, places
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, expand_pattern, pairs
 
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Spare the garbage collector its walks over a growing heap in which nothing is garbage.
+    """Switch the garbage collector off while a topology is built: nothing is garbage then.
 
     A cluster of 16,384 GPUs is a million objects; collecting while they are made doubles the time.
     What was made then counts as old, so that the next collections leave it alone.
@@ -36,10 +33,262 @@ def collector_off() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():  # what was made is old now, without a walk to find so
+            if not gc.get_freeze_count():  # moves all objects to the oldest generation at once
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+Arc = tuple[str, str, str, float, float, int]
+"""Source, destination, kind, usable bytes per second, seconds, lanes."""
+
+
+# ---------------------------------------------------------------- one host
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host, its patterns expanded.
+
+    Parameters
+    ----------
+    devices : tuple of (str, str)
+        Name and kind.
+    arcs : tuple of Arc
+        Both directions of every edge, in file order.
+    gpus, nics : tuple of str
+    ports : tuple of LinkSpec
+        The link that leaves each NIC.
+    rails : tuple of int
+        Rail of each NIC.
+    """
+
+    devices: tuple[tuple[str, str], ...]
+    arcs: tuple[Arc, ...]
+    gpus: tuple[str, ...]
+    nics: tuple[str, ...]
+    ports: tuple[LinkSpec, ...]
+    rails: tuple[int, ...]
+
+
+def expand_host(spec: NodeSpec) -> Host:
+    """Expand a template."""
+    devices = tuple((name, d.kind) for d in spec.nodes for name in expand_pattern(d.id))
+    nics = [(name, i, d) for d in spec.nodes if d.kind == "nic"
+            for i, name in enumerate(expand_pattern(d.id))]  # fmt: skip
+    return Host(
+        devices=devices,
+        arcs=tuple(_host_arcs(spec)),
+        gpus=tuple(name for name, kind in devices if kind == "gpu"),
+        nics=tuple(name for name, _, _ in nics),
+        ports=tuple(spec.links[d.port or ""] for _, _, d in nics),
+        rails=tuple(i % d.rails if d.rails else at for at, (_, i, d) in enumerate(nics)),
+    )
+
+
+def channel_graphs(spec: NodeSpec, host: Host) -> tuple[ChannelGraph, ...]:
+    """Dumped channels by the numbers of GPUs and NICs."""
+    gpu = {name: at for at, name in enumerate(host.gpus)}
+    nic = {name: at for at, name in enumerate(host.nics)}
+    return tuple(
+        ChannelGraph(
+            pattern=graph.pattern,
+            ways=tuple(
+                ChannelPath(
+                    tuple(gpu[name] for name in channel.gpus),
+                    None if channel.enter is None else nic[channel.enter],
+                    None if channel.leave is None else nic[channel.leave],
+                )
+                for channel in graph.channels
+            ),
+            intra_Bps=graph.intra,
+            inter_Bps=graph.inter,
+            type_intra=graph.type_intra,
+            type_inter=graph.type_inter,
+            same_channels=graph.same_channels,
+        )
+        for graph in spec.graphs
+    )
+
+
+def _host_arcs(spec: NodeSpec) -> Iterator[Arc]:
+    for edge in spec.edges:
+        link = spec.links[edge.link]
+        rate_Bps = link.usable_Bps * edge.lanes
+        for a, b in pairs(edge):
+            yield a, b, link.kind, rate_Bps, link.latency, edge.lanes
+            yield b, a, link.kind, rate_Bps, link.latency, edge.lanes
+
+
+# ---------------------------------------------------------------- the network
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The fabric of a cluster.
+
+    Parameters
+    ----------
+    fabric : Fabric
+    wiring : Wiring
+    nics : int
+        Ports of one host.
+    arcs : Arcs
+        The cables: each NIC and its leaf, both directions, then the trunks, both directions.
+    lanes : tuple of int
+        Cables bonded in each arc.
+    keys : tuple of int
+        Number of each arc among those of the same two ends.
+    """
+
+    fabric: Fabric
+    wiring: Wiring
+    nics: int
+    arcs: Arcs
+    lanes: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    def tiers(self, first: int) -> Tiers | None:
+        """The structure by which routes are found; `first` is the number of the first arc.
+
+        None where there is none: then they are searched.
+        """
+        wiring = self.wiring
+        if self.fabric.kind == "listed":
+            return None
+        return Tiers(
+            leaf_of=wiring.leaf_of,
+            place_of=places(wiring.leaf_of),
+            nics=self.nics,
+            first=first,
+            leaves=wiring.leaves,
+            pod=wiring.pod,
+            above=wiring.above,
+            cables=wiring.cables,
+            cores=wiring.cores,
+            by_place=self.fabric.routing == "rail",
+        )
+
+
+def build_network(host: Host, hosts: int, fabric: Fabric) -> Network:
+    """Plug all hosts into a fabric."""
+    plug = wire_listed if fabric.kind == "listed" else wire
+    wiring = plug(fabric, host.rails, hosts)
+    nics = [f"n{h}/{nic}" for h in range(hosts) for nic in host.nics]
+    leaves = [wiring.switches[leaf] for leaf in wiring.leaf_of.tolist()]
+    plugs = list(zip(nics, leaves, strict=True))
+    trunks = [(t.lower, t.upper, t.first + cable) for t in wiring.trunks
+              for cable in range(t.cables)]  # fmt: skip
+    lanes = [t.lanes for t in wiring.trunks for _ in range(t.cables)]
+    port = max(host.ports, key=lambda link: link.usable_Bps)
+    usual_Bps = fabric.uplink_Bps or port.bandwidth
+    rates_Bps = [(t.raw_Bps or usual_Bps) * port.efficiency for t in wiring.trunks
+                 for _ in range(t.cables)]  # fmt: skip
+    hop_s = fabric.switch_latency_s + fabric.cable_latency_s
+    into_s = [link.latency + fabric.cable_latency_s for link in host.ports]
+    out_s = [delay_s + fabric.switch_latency_s for delay_s in into_s]  # a switch delays what leaves
+    both = len(trunks) * 2
+    arcs = Arcs(
+        names=(
+            *_both_directions(plugs),
+            *_both_directions([(low, high) for low, high, _ in trunks]),
+        ),
+        kinds=(*_repeat_each([link.kind for link in host.ports]) * hosts, *(port.kind,) * both),
+        bandwidth_Bps=np.concatenate([
+            np.tile(np.repeat([link.usable_Bps for link in host.ports], 2), hosts),
+            np.repeat(np.array(rates_Bps) * np.array(lanes, dtype=float), 2),
+        ]),
+        latency_s=np.concatenate([
+            np.tile(np.stack([into_s, out_s], axis=1).ravel(), hosts), np.full(both, hop_s)
+        ]),
+    )  # fmt: skip
+    return Network(
+        fabric=fabric,
+        wiring=wiring,
+        nics=len(host.nics),
+        arcs=arcs,
+        lanes=((1,) * (2 * len(plugs)) + _repeat_each(lanes)),
+        keys=((0,) * (2 * len(plugs)) + _repeat_each([cable for _, _, cable in trunks])),
+    )
+
+
+def _both_directions(ends: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    return chain.from_iterable((pair, (pair[1], pair[0])) for pair in ends)
+
+
+def _repeat_each(items: Sequence[_T]) -> tuple[_T, ...]:
+    return tuple(item for item in items for _ in range(2))
+
+
+# ---------------------------------------------------------------- the graph
+
+
+def name_devices(host: Host, hosts: int) -> list[list[str]]:
+    """Names of all devices, host by host; made once, because a cluster has a million of them."""
+    return [[f"n{h}/{local}" for local, _ in host.devices] for h in range(hosts)]
+
+
+def build_arcs(host: Host, names: list[list[str]], network: Network | None) -> Arcs:
+    """All arcs as arrays: each host's block in turn, then the fabric's."""
+    hosts = len(names)
+    ends = _arc_ends(host)
+    inside = [(own[a], own[b]) for own in names for a, b in ends]
+    own = Arcs(
+        names=tuple(inside),
+        kinds=tuple(arc[2] for arc in host.arcs) * hosts,
+        bandwidth_Bps=np.tile(np.array([arc[3] for arc in host.arcs], dtype=float), hosts),
+        latency_s=np.tile(np.array([arc[4] for arc in host.arcs], dtype=float), hosts),
+    )
+    if network is None:
+        return own
+    return Arcs(
+        names=own.names + network.arcs.names,
+        kinds=own.kinds + network.arcs.kinds,
+        bandwidth_Bps=np.concatenate([own.bandwidth_Bps, network.arcs.bandwidth_Bps]),
+        latency_s=np.concatenate([own.latency_s, network.arcs.latency_s]),
+    )
+
+
+def _arc_ends(host: Host) -> list[tuple[int, int]]:
+    """Ends of a host's arcs as positions among its devices."""
+    place = {local: at for at, (local, _) in enumerate(host.devices)}
+    return [(place[arc[0]], place[arc[1]]) for arc in host.arcs]
+
+
+def build_graph(
+    host: Host, names: list[list[str]], network: Network | None, arcs: Arcs
+) -> nx.MultiDiGraph[str]:
+    """Make the graph, with the attributes that `Topology` promises."""
+    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+    keys = list(_keys(host.arcs))
+    template = [
+        {"kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s, "lanes": lanes}
+        for _, _, kind, rate_Bps, latency_s, lanes in host.arcs
+    ]
+    hosts = (
+        (name, {"kind": kind, "host": h, "local": local})
+        for h, own in enumerate(names)
+        for name, (local, kind) in zip(own, host.devices, strict=True)
+    )
+    add_devices(graph, hosts)
+    add_arcs(graph, arcs.names, keys * len(names), template * len(names), first=0)
+    if network is not None:
+        names_above = network.wiring.switches
+        switches = ((n, {"kind": "switch", "host": -1, "local": n}) for n in names_above)
+        add_devices(graph, switches)
+        own = network.arcs
+        rows = zip(
+            own.kinds, own.bandwidth_Bps.tolist(), own.latency_s.tolist(), network.lanes,
+            strict=True,
+        )  # fmt: skip
+        cables = (
+            {"kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s, "lanes": lanes}
+            for kind, rate_Bps, latency_s, lanes in rows
+        )
+        add_arcs(graph, own.names, network.keys, cables, first=len(keys) * len(names))
+    return graph
 
 
 def add_devices(graph: nx.MultiDiGraph[str], rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
@@ -83,258 +332,9 @@ def add_arcs(
             leaving[src][dst] = entering[dst][src] = {0: data}
 
 
-Arc = tuple[str, str, str, float, float, int]
-"""Source, destination, kind, usable bytes per second, seconds, lanes."""
-
-
-# ---------------------------------------------------------------- one host
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """One host, its patterns expanded.
-
-    Parameters
-    ----------
-    devices : tuple of (str, str)
-        Name and kind.
-    arcs : tuple of Arc
-        Both directions of every edge, in file order.
-    gpus, nics : tuple of str
-    ports : tuple of LinkSpec
-        The link that leaves each NIC.
-    rails : tuple of int
-        Rail of each NIC.
-    """
-
-    devices: tuple[tuple[str, str], ...]
-    arcs: tuple[Arc, ...]
-    gpus: tuple[str, ...]
-    nics: tuple[str, ...]
-    ports: tuple[LinkSpec, ...]
-    rails: tuple[int, ...]
-
-
-def host_of(spec: NodeSpec) -> Host:
-    """Expand a template."""
-    devices = tuple((name, d.kind) for d in spec.nodes for name in expand_pattern(d.id))
-    nics = [(name, i, d) for d in spec.nodes if d.kind == "nic"
-            for i, name in enumerate(expand_pattern(d.id))]  # fmt: skip
-    return Host(
-        devices=devices,
-        arcs=tuple(_host_arcs(spec)),
-        gpus=tuple(name for name, kind in devices if kind == "gpu"),
-        nics=tuple(name for name, _, _ in nics),
-        ports=tuple(spec.links[d.port or ""] for _, _, d in nics),
-        rails=tuple(i % d.rails if d.rails else at for at, (_, i, d) in enumerate(nics)),
-    )
-
-
-def graphs_of(spec: NodeSpec, host: Host) -> tuple[ChannelGraph, ...]:
-    """Dumped channels by the numbers of GPUs and NICs."""
-    gpu = {name: at for at, name in enumerate(host.gpus)}
-    nic = {name: at for at, name in enumerate(host.nics)}
-    return tuple(
-        ChannelGraph(
-            pattern=graph.pattern,
-            ways=tuple(
-                ChannelWay(
-                    tuple(gpu[name] for name in channel.gpus),
-                    None if channel.enter is None else nic[channel.enter],
-                    None if channel.leave is None else nic[channel.leave],
-                )
-                for channel in graph.channels
-            ),
-            intra_Bps=graph.intra,
-            inter_Bps=graph.inter,
-            type_intra=graph.type_intra,
-            type_inter=graph.type_inter,
-            same_channels=graph.same_channels,
-        )
-        for graph in spec.graphs
-    )
-
-
-def _host_arcs(spec: NodeSpec) -> Iterator[Arc]:
-    for edge in spec.edges:
-        link = spec.links[edge.link]
-        rate_Bps = link.usable_Bps * edge.lanes
-        for a, b in pairs(edge):
-            yield a, b, link.kind, rate_Bps, link.latency, edge.lanes
-            yield b, a, link.kind, rate_Bps, link.latency, edge.lanes
-
-
-# ---------------------------------------------------------------- the network
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """The fabric of a cluster.
-
-    Parameters
-    ----------
-    fabric : Fabric
-    wiring : Wiring
-    nics : int
-        Ports of one host.
-    arcs : Arcs
-        The cables: each NIC and its leaf, both ways, then the trunks, both ways.
-    lanes : tuple of int
-        Cables bonded in each arc.
-    keys : tuple of int
-        Number of each arc among those of the same two ends.
-    """
-
-    fabric: Fabric
-    wiring: Wiring
-    nics: int
-    arcs: Arcs
-    lanes: tuple[int, ...]
-    keys: tuple[int, ...]
-
-    def tiers(self, first: int) -> Tiers | None:
-        """The structure by which routes are found; `first` is the number of the first arc.
-
-        None where there is none: then they are searched.
-        """
-        wiring = self.wiring
-        if self.fabric.kind == "listed":
-            return None
-        return Tiers(
-            leaf_of=wiring.leaf_of,
-            place_of=places(wiring.leaf_of),
-            nics=self.nics,
-            first=first,
-            leaves=wiring.leaves,
-            pod=wiring.pod,
-            above=wiring.above,
-            cables=wiring.cables,
-            cores=wiring.cores,
-            by_place=self.fabric.routing == "rail",
-        )
-
-
-def network_of(host: Host, hosts: int, fabric: Fabric) -> Network:
-    """Plug all hosts into a fabric."""
-    plug = listed_wiring if fabric.kind == "listed" else wire
-    wiring = plug(fabric, host.rails, hosts)
-    nics = [f"n{h}/{nic}" for h in range(hosts) for nic in host.nics]
-    leaves = [wiring.switches[leaf] for leaf in wiring.leaf_of.tolist()]
-    plugs = list(zip(nics, leaves, strict=True))
-    trunks = [(t.lower, t.upper, t.first + cable) for t in wiring.trunks
-              for cable in range(t.cables)]  # fmt: skip
-    lanes = [t.lanes for t in wiring.trunks for _ in range(t.cables)]
-    port = max(host.ports, key=lambda link: link.usable_Bps)
-    usual_Bps = fabric.uplink_Bps or port.bandwidth
-    rates_Bps = [(t.raw_Bps or usual_Bps) * port.efficiency for t in wiring.trunks
-                 for _ in range(t.cables)]  # fmt: skip
-    hop_s = fabric.switch_latency_s + fabric.cable_latency_s
-    into_s = [link.latency + fabric.cable_latency_s for link in host.ports]
-    out_s = [delay_s + fabric.switch_latency_s for delay_s in into_s]  # a switch delays what leaves
-    both = len(trunks) * 2
-    arcs = Arcs(
-        names=(*_both_ways(plugs), *_both_ways([(low, high) for low, high, _ in trunks])),
-        kinds=(*_doubled([link.kind for link in host.ports]) * hosts, *(port.kind,) * both),
-        bandwidth_Bps=np.concatenate([
-            np.tile(np.repeat([link.usable_Bps for link in host.ports], 2), hosts),
-            np.repeat(np.array(rates_Bps) * np.array(lanes, dtype=float), 2),
-        ]),
-        latency_s=np.concatenate([
-            np.tile(np.stack([into_s, out_s], axis=1).ravel(), hosts), np.full(both, hop_s)
-        ]),
-    )  # fmt: skip
-    return Network(
-        fabric=fabric,
-        wiring=wiring,
-        nics=len(host.nics),
-        arcs=arcs,
-        lanes=((1,) * (2 * len(plugs)) + _doubled(lanes)),
-        keys=((0,) * (2 * len(plugs)) + _doubled([cable for _, _, cable in trunks])),
-    )
-
-
-def _both_ways(ends: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    return chain.from_iterable((pair, (pair[1], pair[0])) for pair in ends)
-
-
-def _doubled(items: Sequence[_T]) -> tuple[_T, ...]:
-    return tuple(item for item in items for _ in range(2))
-
-
-# ---------------------------------------------------------------- the graph
-
-
-def names_of(host: Host, hosts: int) -> list[list[str]]:
-    """Names of all devices, host by host; made once, because a cluster has a million of them."""
-    return [[f"n{h}/{local}" for local, _ in host.devices] for h in range(hosts)]
-
-
-def arrays_of(host: Host, names: list[list[str]], network: Network | None) -> Arcs:
-    """All arcs as arrays: each host's block in turn, then the fabric's."""
-    hosts = len(names)
-    ends = _places(host)
-    inside = [(own[a], own[b]) for own in names for a, b in ends]
-    own = Arcs(
-        names=tuple(inside),
-        kinds=tuple(arc[2] for arc in host.arcs) * hosts,
-        bandwidth_Bps=np.tile(np.array([arc[3] for arc in host.arcs], dtype=float), hosts),
-        latency_s=np.tile(np.array([arc[4] for arc in host.arcs], dtype=float), hosts),
-    )
-    if network is None:
-        return own
-    return Arcs(
-        names=own.names + network.arcs.names,
-        kinds=own.kinds + network.arcs.kinds,
-        bandwidth_Bps=np.concatenate([own.bandwidth_Bps, network.arcs.bandwidth_Bps]),
-        latency_s=np.concatenate([own.latency_s, network.arcs.latency_s]),
-    )
-
-
-def _places(host: Host) -> list[tuple[int, int]]:
-    """Ends of a host's arcs as positions among its devices."""
-    place = {local: at for at, (local, _) in enumerate(host.devices)}
-    return [(place[arc[0]], place[arc[1]]) for arc in host.arcs]
-
-
-def graph_of(
-    host: Host, names: list[list[str]], network: Network | None, arcs: Arcs
-) -> nx.MultiDiGraph[str]:
-    """Make the graph, with the attributes that `Topology` promises."""
-    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-    keys = list(_keys(host.arcs))
-    template = [
-        {"kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s, "lanes": lanes}
-        for _, _, kind, rate_Bps, latency_s, lanes in host.arcs
-    ]
-    hosts = (
-        (name, {"kind": kind, "host": h, "local": local})
-        for h, own in enumerate(names)
-        for name, (local, kind) in zip(own, host.devices, strict=True)
-    )
-    add_devices(graph, hosts)
-    add_arcs(graph, arcs.names, keys * len(names), template * len(names), first=0)
-    if network is not None:
-        names_above = network.wiring.switches
-        switches = ((n, {"kind": "switch", "host": -1, "local": n}) for n in names_above)
-        add_devices(graph, switches)
-        own = network.arcs
-        rows = zip(
-            own.kinds, own.bandwidth_Bps.tolist(), own.latency_s.tolist(), network.lanes,
-            strict=True,
-        )  # fmt: skip
-        cables = (
-            {"kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s, "lanes": lanes}
-            for kind, rate_Bps, latency_s, lanes in rows
-        )
-        add_arcs(graph, own.names, network.keys, cables, first=len(keys) * len(names))
-    return graph
-
-
 def _keys(arcs: Iterable[Arc]) -> Iterator[int]:
     """Number of each arc among those of the same two ends."""
-    seen: Counter[tuple[str, str]] = Counter()
+    count: Counter[tuple[str, str]] = Counter()
     for arc in arcs:
-        yield seen[arc[0], arc[1]]
-        seen[arc[0], arc[1]] += 1
+        yield count[arc[0], arc[1]]
+        count[arc[0], arc[1]] += 1

@@ -1,9 +1,7 @@
-"""The shapes of fabrics: which NIC is plugged into which switch, which switches are joined.
+"""Cables of a fabric, by its shape or as listed: the switch of each NIC, and the trunks.
 
-Pure arithmetic; `perfmodel.topology.fabric.assemble` turns a `Wiring` into arcs. Ports are counted host by
-host, so port p belongs to host ``p // ports_per_host``.
-
-A fabric whose switches, cables and hosts are listed one by one.
+Only numbers; `perfmodel.topology.fabric.assemble` makes arcs of a `Wiring`. Ports are counted host
+by host, so port p belongs to host ``p // ports_per_host``.
 """
 
 from __future__ import annotations
@@ -71,6 +69,9 @@ class Wiring:
     cables: int = 0
     cores: int = 0
     assumptions: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------- regular shapes
 
 
 def wire(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
@@ -145,7 +146,7 @@ def _with_spines(fabric: Fabric, leaves: int, leaf_of: Ints, down: int) -> Wirin
         )
     above, cables, lanes = spines, up // spines, 1
     if fabric.routing == "adaptive":
-        notes.append(_one_for_all(f"{spines} spine switches"))
+        notes.append(_adaptive_note(f"{spines} spine switches"))
         above, cables, lanes = 1, 1, up
     upper = tuple(f"fabric/spine{s}" for s in range(above))
     trunks = tuple(Trunk(leaf, spine, cables, lanes) for leaf in names for spine in upper)
@@ -155,7 +156,7 @@ def _with_spines(fabric: Fabric, leaves: int, leaf_of: Ints, down: int) -> Wirin
     )  # fmt: skip
 
 
-def _one_for_all(switches: str) -> str:
+def _adaptive_note(switches: str) -> str:
     return (
         f"assumption: adaptive routing spreads every flow evenly over all ways, so {switches} act "
         "as one, and the cables from a switch to them as one link of their summed rate"
@@ -191,7 +192,7 @@ def _fat_tree(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
               for e in range(edges) for a in range(above)]  # fmt: skip
     trunks += [Trunk(aggs[a], tops[a % above * cores + c], 1, lanes * lanes)
                for a in range(pods * above) for c in range(cores)]  # fmt: skip
-    switched = _one_for_all(f"the {half} aggregation switches of a pod and all core switches")
+    switched = _adaptive_note(f"the {half} aggregation switches of a pod and all core switches")
     return Wiring(
         names + aggs + tops, leaf_of, tuple(trunks),
         leaves=edges, pod=half, above=above, cables=1, cores=cores,
@@ -206,7 +207,10 @@ def _smallest_k(ports: int) -> int:
     return k
 
 
-def listed_wiring(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
+# ---------------------------------------------------------------- listed fabrics
+
+
+def wire_listed(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
     """Plug the NICs of the first hosts into the switches that the list says.
 
     Raises
@@ -218,17 +222,18 @@ def listed_wiring(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
     faults = []
     if hosts > len(fabric.hosts):
         faults.append(Fault("hosts", str(hosts), f"at most {len(fabric.hosts)} in this fabric"))
-    wrong = next((row for row in rows if len(row.leaves) != len(rails)), None)
-    if wrong is not None:
-        found = f"{len(rails)} NICs per host, and {len(wrong.leaves)} of {wrong.name} in the fabric"
-        faults.append(Fault("fabric", found, "as many as the host template has"))
+    odd_host = next((row for row in rows if len(row.leaves) != len(rails)), None)
+    if odd_host is not None:
+        listed = f"{len(odd_host.leaves)} of {odd_host.name} in the fabric"
+        mismatch = f"{len(rails)} NICs per host, and {listed}"
+        faults.append(Fault("fabric", mismatch, "as many as the host template has"))
     if faults:
         raise InputError(faults)
     leaves = list(dict.fromkeys(leaf for row in rows for leaf in row.leaves))
     reached = _reached(leaves[:1], [(trunk.from_, trunk.to) for trunk in fabric.trunks])
-    apart = [leaf for leaf in leaves if leaf not in reached]
-    if apart:
-        raise InputError(Fault("fabric.trunks", f"no cables from {leaves[0]} to {apart[0]}",
+    unreachable = [leaf for leaf in leaves if leaf not in reached]
+    if unreachable:
+        raise InputError(Fault("fabric.trunks", f"no cables from {leaves[0]} to {unreachable[0]}",
                                "switches that are joined"))  # fmt: skip
     names = [*leaves, *(name for name in reached if name not in set(leaves))]
     place = {name: at for at, name in enumerate(names)}
@@ -260,14 +265,14 @@ def _trunks(fabric: Fabric, place: Mapping[str, int]) -> Iterator[Trunk]:
 
 def _reached(start: Iterable[str], pairs: list[tuple[str, str]]) -> dict[str, None]:
     """Switches that cables lead to, in the order in which they are met."""
-    beside: dict[str, list[str]] = {}
+    neighbours: dict[str, list[str]] = {}
     for a, b in pairs:
-        beside.setdefault(a, []).append(b)
-        beside.setdefault(b, []).append(a)
+        neighbours.setdefault(a, []).append(b)
+        neighbours.setdefault(b, []).append(a)
     reached = dict.fromkeys(start)
     queue = list(reached)
     for name in queue:
-        for other in beside.get(name, ()):
+        for other in neighbours.get(name, ()):
             if other not in reached:
                 reached[other] = None
                 queue.append(other)

@@ -62,9 +62,9 @@ def settle(fabric: FabricSpec | str) -> Fabric:
         Unknown shape, unreadable or wrong file.
     """
     if isinstance(fabric, str):
-        return _settled(_read(_path(fabric)), None)
+        return _merge(_read(_path(fabric)), None)
     shape = "one-switch" if fabric.kind == "listed" else fabric.kind  # for times alone
-    return _settled(_read(_path(shape)), fabric)
+    return _merge(_read(_path(shape)), fabric)
 
 
 def _path(name: str) -> Path:
@@ -81,7 +81,7 @@ def _path(name: str) -> Path:
 def _read(path: Path) -> FabricFile:
     document = read_yaml(path)
     file = validate_document(FabricFile, document, str(path))
-    given = file.fabric.model_fields_set - {"kind", "routing"}
+    fields = file.fabric.model_fields_set - {"kind", "routing"}
     line = line_of(document, ["sources"])
     if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
         needed = "hosts of a listed fabric, and of no other"
@@ -89,24 +89,26 @@ def _read(path: Path) -> FabricFile:
                                str(path), line_of(document, ["fabric"])))  # fmt: skip
     faults = [
         Fault(f"sources.{name}", "nothing", "a source for this number", str(path), line)
-        for name in sorted(given - set(file.sources))
+        for name in sorted(fields - set(file.sources))
     ] + [
-        Fault(f"sources.{name}", repr(name), allowed_names(given, name), str(path), line)
-        for name in sorted(set(file.sources) - given)
+        Fault(f"sources.{name}", repr(name), allowed_names(fields, name), str(path), line)
+        for name in sorted(set(file.sources) - fields)
     ]
     if faults:
         raise InputError(faults)
     return file
 
 
-def _settled(file: FabricFile, wanted: FabricSpec | None) -> Fabric:
-    asked = {} if wanted is None else wanted.model_dump(exclude_none=True, exclude={"kind"})
-    listed = wanted or file.fabric
+def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
+    settings = (
+        {} if overrides is None else overrides.model_dump(exclude_none=True, exclude={"kind"})
+    )
+    listed = overrides or file.fabric
     lists = {"hosts", "trunks"}
     values = file.fabric.model_dump(exclude_none=True, exclude=lists) | {
-        name: value for name, value in asked.items() if name not in lists
+        name: value for name, value in settings.items() if name not in lists
     }
-    asked.pop("routing", None)  # a choice, not a number that needs a source
+    settings.pop("routing", None)  # a choice, not a number that needs a source
     return Fabric(
         kind=listed.kind,
         switch_latency_s=values.get("switch_latency", 0.0),
@@ -118,7 +120,7 @@ def _settled(file: FabricFile, wanted: FabricSpec | None) -> Fabric:
         uplink_Bps=values.get("uplink_bandwidth"),
         k=values.get("k"),
         routing=values.get("routing", "ecmp"),
-        sources={**file.sources, **dict.fromkeys(asked, "given in the scenario")},
+        sources={**file.sources, **dict.fromkeys(settings, "given in the scenario")},
         hosts=listed.hosts or (),
         trunks=listed.trunks or (),
     )

@@ -1,1 +1,1 @@
-"""from_text."""
+"""Hosts from free text about hardware; `describe.describe` puts one together."""

@@ -1,7 +1,7 @@
-"""A host from words: "A100-SXM4-80GB", 8 of them, "NVLink3 NVSwitch", "InfiniBand HDR".
+"""A host from free text: "A100-SXM4-80GB", 8 of them, "NVLink3 NVSwitch", "InfiniBand HDR".
 
-Machines that have a template get it; others are put together from ``parts.yaml``. Whatever the
-words leave open is filled with what is usual, and said.
+Machines that have a template get it; others are put together from ``parts.yaml``. What the text
+leaves open is filled with what is usual, and listed as an assumption.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
-from perfmodel.topology.from_text.defaults import reads_gpus, usual_host, usual_layout
-from perfmodel.topology.from_text.gpu_text import Joined, NamedGpu, gpu_in, joined_in
-from perfmodel.topology.from_text.layouts import Network, drafted
-from perfmodel.topology.from_text.match_template import machine_that_fits
-from perfmodel.topology.from_text.network_text import Networked, network_in
-from perfmodel.topology.from_text.parts import GpuConnector, MachinePart, hardware_parts, usual_nics
+from perfmodel.topology.from_text.defaults import usual_host, usual_layout
+from perfmodel.topology.from_text.gpu_text import NamedGpu
+from perfmodel.topology.from_text.layouts import Network, draft_host
+from perfmodel.topology.from_text.match_template import (
+    HostText,
+    TemplateFacts,
+    match_template,
+    read_host,
+)
+from perfmodel.topology.from_text.network_text import NetworkText
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, usual_nics
 from perfmodel.topology.from_text.template_builder import port
 from perfmodel.topology.templates.build import load_node
-from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec
 
 _USUAL_RATE = "assumption: the usual rate for this GPU and kind of network"
@@ -28,18 +32,18 @@ RACK_GPUS = 72
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A host that was put together from words.
+    """A host that was put together from text.
 
     Parameters
     ----------
     node : NodeSpec
         May hold more GPUs than were asked for, where the machine has them: use the first.
     assumptions : tuple of str
-        What the words left open and how it was filled.
+        What the text leaves open and how it was filled.
     template : str or None
         Name of the shipped template it is; None where it was put together.
     trays : int
-        How many of the described hosts the node stands for: 18 where NVLink joins a rack.
+        Described hosts in the node: 18 where NVLink joins a rack.
     """
 
     node: NodeSpec
@@ -48,7 +52,7 @@ class Described:
     trays: int = 1
 
     def spread(self, hosts: int, gpus: int) -> tuple[int, int]:
-        """Return how many nodes, and GPUs of each, stand for so many hosts of so many GPUs."""
+        """Return the number of nodes, and GPUs of each, for so many hosts of so many GPUs."""
         nodes = -(-hosts // self.trays)
         return nodes, -(-hosts * gpus // nodes)
 
@@ -62,7 +66,7 @@ def describe(
     nics: int | None = None,
     nic_Gbps: float | None = None,
 ) -> Described:
-    """Put a host together from words.
+    """Put a host together from text.
 
     Parameters
     ----------
@@ -93,54 +97,78 @@ def describe(
         faults.append(Fault("nics", str(nics), "one or more"))
     if nic_Gbps is not None and not 0 < nic_Gbps < 1e5:
         faults.append(Fault("nic_Gbps", str(nic_Gbps), "more than zero, in gigabits per second"))
-    named, net = None, None
     try:
-        named = _gpu(gpu, intra)
+        host = read_host(gpu, gpus=gpus, intra=intra, network=network, nics=nics, nic_Gbps=nic_Gbps)
     except InputError as error:
-        faults += error.faults
-    try:
-        net = network_in(network)
-    except InputError as error:
-        faults += error.faults
-    if faults or named is None or net is None:
+        raise InputError([*faults, *error.faults]) from None
+    if faults:
         raise InputError(faults)
-    words = " ".join((gpu, intra, network or "")).lower()
-    given = replace(
-        net,
-        nics=nics or net.nics,
-        nic_Bps=nic_Gbps * 1e9 / 8 if nic_Gbps else net.nic_Bps,
-        rate_source="as described" if nic_Gbps else net.rate_source,
-    )
-    return _settled(named, gpus, joined_in(intra), given, words)
+    return _with_stated(_build_host(host), host)
 
 
-def _gpu(gpu: str, intra: str) -> NamedGpu:
-    """A GPU that is known, or one of the user's own table, plugged in like its generation."""
-    if gpu not in hardware_parts().gpus and gpu in gpu_names():
-        generation = load_gpu(gpu).generation
-        alike = {name: part for name, part in hardware_parts().gpus.items() if part.form != "pcie"}
-        for name, part in alike.items():
-            if load_gpu(name).generation == generation:
-                return NamedGpu(gpu, part, (f"assumption: {gpu} is plugged in like {name}",))
-    return gpu_in(gpu, intra)
+def find_host(host: HostText) -> Described:
+    """Take the template that fits as it is, or put a host of the same parts together.
+
+    Raises
+    ------
+    InputError
+        No host can have these parts.
+    """
+    facts = match_template(host, as_is=True)
+    if facts is None:
+        return _with_stated(_build_host(host), host)
+    notes = (f"machine: template {facts.name}", *host.network.assumptions)
+    return _with_stated(Described(load_node(facts.name), notes, facts.name), host)
 
 
-def _settled(named: NamedGpu, gpus: int, joined: Joined, net: Networked, words: str) -> Described:
-    layout, notes = usual_layout(named, gpus, joined)
+def _build_host(host: HostText) -> Described:
+    named, net = host.gpu, host.network
+    layout, notes = usual_layout(named, host.gpus, host.intra)
+    notes = (*named.assumptions, *notes)
     if named.part.form == "superchip" and layout == "nvswitch":
-        return _rack(named, net, (*named.assumptions, *notes))
-    machine = machine_that_fits(named, gpus, layout, joined, net, words)
-    if machine is not None:
-        return _from_template(machine, named, gpus, net, (*named.assumptions, *notes))
-    network, more = _network(named.part, net)
-    host, filled = usual_host(named, gpus, layout, joined, network)
-    return Described(drafted(host).node(), (*named.assumptions, *notes, *more, *filled))
+        return _rack(named, net, notes)
+    facts = match_template(host, as_is=False)
+    if facts is not None:
+        return _from_template(facts, host, notes)
+    network, nic_notes = _network(named.part, net)
+    parts, part_notes = usual_host(
+        named, host.gpus, layout, host.intra, network, p2p=host.peer_access
+    )
+    return Described(draft_host(parts).node(), (*notes, *nic_notes, *part_notes))
+
+
+# ---------------------------------------------------------------- what a text states of any host
+
+
+def _with_stated(described: Described, host: HostText) -> Described:
+    """Turn P2P and GPUDirect on or off, and set the payload share of the MTU, where stated."""
+    node, notes = described.node, list(described.assumptions)
+    if host.gpudirect is not None and host.gpudirect != node.gpudirect_rdma:
+        node = node.model_copy(update={"gpudirect_rdma": host.gpudirect})
+        notes.append(f"GPUDirect RDMA is {'on' if host.gpudirect else 'off'}, as stated")
+    if host.peer_access is not None and host.peer_access != node.gpu_p2p:
+        node = node.model_copy(update={"gpu_p2p": host.peer_access})
+        notes.append(f"P2P over PCIe is {'on' if host.peer_access else 'off'}, as stated")
+    if host.mtu is not None and host.network.kind is not None:
+        share = host.mtu / (host.mtu + hardware_parts().ports[host.network.kind].header)
+        node = _with_payload_share(node, share)
+        notes.append(f"MTU {host.mtu}: {100 * share:.0f} % of the wire is payload")
+    return replace(described, node=node, assumptions=tuple(notes))
+
+
+def _with_payload_share(node: NodeSpec, share: float) -> NodeSpec:
+    ports = {device.port for device in node.nodes if device.kind == "nic"}
+    links = {
+        name: link.model_copy(update={"efficiency": share}) if name in ports else link
+        for name, link in node.links.items()
+    }
+    return node.model_copy(update={"links": links})
 
 
 # ---------------------------------------------------------------- the network
 
 
-def _network(part: GpuConnector, net: Networked) -> tuple[Network | None, tuple[str, ...]]:
+def _network(part: GpuConnector, net: NetworkText) -> tuple[Network | None, tuple[str, ...]]:
     """NICs of a host, and what was assumed."""
     if net.kind is None:
         return None, ()
@@ -162,8 +190,6 @@ def _network(part: GpuConnector, net: Networked) -> tuple[Network | None, tuple[
         nics=nics,
         nic_Bps=nic_Bps,
         source=net.rate_source or _USUAL_RATE,
-        mtu=net.mtu,
-        gpudirect=reads_gpus(part, net.kind) if net.gpudirect is None else net.gpudirect,
         across=net.across,
     ), tuple(notes)
 
@@ -171,40 +197,38 @@ def _network(part: GpuConnector, net: Networked) -> tuple[Network | None, tuple[
 # ---------------------------------------------------------------- machines with a template
 
 
-def _from_template(
-    machine: MachinePart, named: NamedGpu, gpus: int, net: Networked, notes: tuple[str, ...]
-) -> Described:
-    node = load_node(machine.template)
-    said = list(notes)
-    if node.gpu != named.name:
-        node = node.model_copy(update={"gpu": named.name})
+def _from_template(facts: TemplateFacts, host: HostText, assumptions: tuple[str, ...]) -> Described:
+    """A template with the GPU that is named."""
+    node = load_node(facts.name)
+    notes = [*assumptions, *host.network.assumptions]
+    if node.gpu != host.gpu.name:
+        node = node.model_copy(update={"gpu": host.gpu.name})
+    net = host.network
     if net.kind is not None and (net.nics is None or net.nic_Bps is None):
-        nic = f"{machine.nics} x {machine.nic * 8e-9:g} Gbit/s"
-        said.append(f"assumption: NICs of {machine.template}: {nic}")
-    said.append(f"assumption: the rest as in the template {machine.template}")
-    if gpus < machine.gpus:
-        said.append(f"assumption: the first {gpus} of {machine.gpus} GPUs")
-    return Described(node, tuple(said), machine.template)
+        nic_Gbps = facts.nic_Bps / facts.nics * 8e-9
+        notes.append(f"assumption: NICs of {facts.name}: {facts.nics} x {nic_Gbps:g} Gbit/s")
+    notes.append(f"assumption: the rest as in the template {facts.name}")
+    if host.gpus < facts.gpus:
+        notes.append(f"assumption: the first {host.gpus} of {facts.gpus} GPUs")
+    return Described(node, tuple(notes), facts.name)
 
 
-def _rack(named: NamedGpu, net: Networked, notes: tuple[str, ...]) -> Described:
+def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> Described:
     """An NVLink rack: one node of 72 GPUs, whose trays are the hosts that were described."""
     node = load_node("gb200-nvl72").model_copy(update={"gpu": named.name})
-    said = [*notes, "assumption: a rack of 18 trays of 4 GPUs, all joined by NVLink"]
+    notes = [*assumptions, "assumption: a rack of 18 trays of 4 GPUs, all joined by NVLink"]
     if net.kind is not None:
         nic_Bps = net.nic_Bps or usual_nics(net.kind, named.part.spelled)[1]
         if net.nic_Bps is None:
-            said.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU")
-        node = _rewired(node, net.kind, net, nic_Bps)
-    return Described(node, tuple(said), "gb200-nvl72", trays=RACK_GPUS // 4)
+            notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU")
+        node = _with_ports(node, net.kind, net, nic_Bps)
+    return Described(node, tuple(notes), "gb200-nvl72", trays=RACK_GPUS // 4)
 
 
-def _rewired(node: NodeSpec, kind: str, net: Networked, nic_Bps: float) -> NodeSpec:
+def _with_ports(node: NodeSpec, kind: str, net: NetworkText, nic_Bps: float) -> NodeSpec:
     """The same node with other ports on its NICs."""
     names = {device.port for device in node.nodes if device.kind == "nic"}
-    fresh = validate_document(
-        LinkSpec, port(kind, nic_Bps, net.rate_source or _USUAL_RATE, net.mtu)
-    )
+    fresh = validate_document(LinkSpec, port(kind, nic_Bps, net.rate_source or _USUAL_RATE))
     links = {name: fresh if name in names else link for name, link in node.links.items()}
     return node.model_copy(
         update={"links": links, "sources": {**hardware_parts().sources, **node.sources}}

@@ -1,23 +1,31 @@
-"""GPUs, and what joins them, as people write them. Words in, parts out."""
+"""GPUs, and what joins them inside a host, as people write them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError, allowed_names, nearest
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
-from perfmodel.topology.templates.gpus import gpu_names
+from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 
 _BEFORE = r"(?:(?<![a-z0-9])|(?<=rtx)|(?<=gtx)|(?<=geforce)|(?<=tesla)|(?<=nvidia)|(?<=quadro))"
+
+
+def says_nothing(text: str) -> bool:
+    """Whether a cell says that nothing is known: empty, "not stated", "unknown hardware"."""
+    return not text.strip() or bool(
+        re.search(r"not (?:stated|named|known)|unknown|^none$", text.lower())
+    )
+
 
 # ---------------------------------------------------------------- GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class NamedGpu:
-    """A GPU that was found in words.
+    """The GPU that a text names.
 
     Parameters
     ----------
@@ -25,23 +33,33 @@ class NamedGpu:
         In the table of GPUs.
     part : GpuConnector
     assumptions : tuple of str
-        What the words left open.
+        What the text left open.
+    form_stated : bool
+        Whether the text says board or card.
+    memory_GB : int or None
+        As stated; None: not stated.
+    others : str
+        Text from the first GPU of another family on.
     """
 
     name: str
     part: GpuConnector
     assumptions: tuple[str, ...] = ()
+    form_stated: bool = True
+    memory_GB: int | None = None
+    others: str = ""
 
 
-def gpu_in(words: str, beside: str = "") -> NamedGpu:
-    """Find the GPU that words name, in any usual spelling.
+def read_gpu(text: str, intra: str = "") -> NamedGpu:
+    """Find the first GPU that a text names, in any usual spelling.
 
     Parameters
     ----------
-    words : str
-        "Tesla V100-SXM2-16GB", "H100 PCIe", "RTX 4090", or a name of the table.
-    beside : str
-        What joins the GPUs, which tells a board from a card where `words` do not.
+    text : str
+        "Tesla V100-SXM2-16GB", "H100 PCIe", "RTX 4090", or a name of the table, a user's own
+        included.
+    intra : str
+        What joins the GPUs; it decides between board and card where `text` does not.
 
     Raises
     ------
@@ -50,67 +68,75 @@ def gpu_in(words: str, beside: str = "") -> NamedGpu:
 
     Examples
     --------
-    >>> gpu_in("NVIDIA A100-SXM4-80GB").name, gpu_in("H100 PCIe").name
+    >>> read_gpu("NVIDIA A100-SXM4-80GB").name, read_gpu("H100 PCIe").name
     ('a100-sxm4-80gb', 'h100-pcie-80gb')
     """
-    known = hardware_parts().gpus
-    if words in known:
-        return NamedGpu(words, known[words])
-    text = words.lower()
-    found = sorted(_mentions(text))
-    if not found:
-        raise InputError(Fault("gpu", repr(words), _known_gpus(words)))
-    start, _, spelled = found[0]
-    later = [at for at, _, _ in found if at > start]
-    segment = text[start : later[0]] if later else text[start:]
-    notes = []
-    others = sorted({other for _, _, other in found[1:] if other != spelled})
-    if others:
-        notes.append(f"assumption: all GPUs are {spelled.upper()}, the first of those in {words!r}")
-    named = _variant(spelled, segment, text, beside.lower())
-    return NamedGpu(named.name, named.part, (*notes, *named.assumptions))
+    parts = hardware_parts().gpus
+    if text in parts:
+        return NamedGpu(text, parts[text], memory_GB=parts[text].memory)
+    if text in gpu_names() and (similar := _same_generation(text)):
+        note = f"assumption: {text} is plugged in like {similar}"
+        return NamedGpu(text, parts[similar], (note,))
+    folded = text.lower()
+    mentions = sorted(_mentions(folded))
+    if not mentions:
+        raise InputError(Fault("gpu", repr(text), _known_gpus(text)))
+    start, _, family = mentions[0]
+    segment = folded[start : mentions[1][0]] if len(mentions) > 1 else folded[start:]
+    other = next((at for at, _, spelled in mentions if spelled != family), None)
+    named = _variant(family, segment, folded, intra.lower())
+    if other is None:
+        return named
+    note = f"assumption: all GPUs are {family.upper()}, the first of those in {text!r}"
+    return replace(named, assumptions=(note, *named.assumptions), others=text[other:].strip())
 
 
-def _known_gpus(words: str) -> str:
+def _same_generation(gpu: str) -> str | None:
+    """Name of a GPU on a board, of the generation of one in the user's own table."""
+    generation = load_gpu(gpu).generation
+    boards = (name for name, part in hardware_parts().gpus.items() if part.form != "pcie")
+    return next((name for name in boards if load_gpu(name).generation == generation), None)
+
+
+def _known_gpus(text: str) -> str:
     spelled = {part.spelled.upper() for part in hardware_parts().gpus.values()}
-    close = nearest(spelled, words)
+    close = nearest(spelled, text)
     hint = f" (did you mean {close!r}?)" if close else ""
     return f"a GPU among {', '.join(sorted(spelled))}{hint}, or {allowed_names(gpu_names())}"
 
 
 def _mentions(text: str) -> Iterator[tuple[int, int, str]]:
-    """Where families are named: place, minus length (longer first), family; no overlaps."""
-    taken: list[range] = []
-    for spelled in sorted(
-        {p.spelled for p in hardware_parts().gpus.values()}, key=len, reverse=True
-    ):
+    """Where families are named: position, minus length (longer first), family; no overlaps."""
+    covered: list[range] = []
+    families = {part.spelled for part in hardware_parts().gpus.values()}
+    for spelled in sorted(families, key=len, reverse=True):
         loose = r"[\s_-]*".join(map(re.escape, spelled.split()))
         for match in re.finditer(_BEFORE + loose + r"(?!\d)", text):
-            here = range(*match.span())
-            if not any(here.start < other.stop and other.start < here.stop for other in taken):
-                taken.append(here)
-                yield here.start, -len(spelled), spelled
+            span = range(*match.span())
+            if not any(span.start < other.stop and other.start < span.stop for other in covered):
+                covered.append(span)
+                yield span.start, -len(spelled), spelled
 
 
-def _variant(spelled: str, segment: str, text: str, beside: str) -> NamedGpu:
+def _variant(spelled: str, segment: str, text: str, intra: str) -> NamedGpu:
     """Choose among the variants of a family by form and memory."""
     family = {name: p for name, p in hardware_parts().gpus.items() if p.spelled == spelled}
     forms: set[str] = {p.form for p in family.values()}
     notes = []
-    form = next((f for words in (segment, text) for f in [_form(words, forms)] if f), None)
+    form = stated = _form(segment, forms) or _form(text, forms)
     if form is None and len(forms) > 1:
-        form, why = _form_beside(beside, family)
-        notes.append(f"assumption: {spelled.upper()} of form {form.upper()}, {why}")
+        form, reason = _usual_form(intra, family)
+        notes.append(f"assumption: {spelled.upper()} of form {form.upper()}, {reason}")
     if form is not None:
         family = {name: p for name, p in family.items() if p.form == form}
     memory = re.search(r"(\d+)\s*gi?b?\b", segment)
-    if memory is not None:
-        size = int(memory[1])
-        family = dict(sorted(family.items(), key=lambda item: abs(item[1].memory - size)))
+    memory_GB = int(memory[1]) if memory else None
+    if memory_GB is not None:
+        family = dict(sorted(family.items(), key=lambda row: abs(row[1].memory - memory_GB)))
     elif len({p.memory for p in family.values()}) > 1:
         notes.append(f"assumption: {next(iter(family.values())).memory} GB of memory per GPU")
     name, part = next(iter(family.items()))
-    return NamedGpu(name, part, tuple(notes))
+    return NamedGpu(name, part, tuple(notes), stated is not None, memory_GB)
 
 
 def _form(text: str, forms: set[str]) -> str | None:
@@ -118,18 +144,19 @@ def _form(text: str, forms: set[str]) -> str | None:
     if match is None:
         return None
     boards = {"hgx": "sxm", "dgx": "sxm", "dgx-2": "sxm3", "dgx2": "sxm3", "dgx 2": "sxm3"}
-    said = boards.get(match[0], match[0].replace("pci-e", "pcie"))
-    if said in forms:
-        return said
-    return next((form for form in sorted(forms) if said[:3] == form[:3] == "sxm"), None)
+    form = boards.get(match[0], match[0].replace("pci-e", "pcie"))
+    if form in forms:
+        return form
+    return next((other for other in sorted(forms) if form[:3] == other[:3] == "sxm"), None)
 
 
-def _form_beside(beside: str, family: dict[str, GpuConnector]) -> tuple[str, str]:
+def _usual_form(intra: str, family: dict[str, GpuConnector]) -> tuple[str, str]:
+    """Form by what joins the GPUs, and the reason."""
     forms = [part.form for part in family.values()]
-    if "bridge" in beside or ("pcie" in beside and "nvlink" not in beside):
+    if "bridge" in intra or ("pcie" in intra and "nvlink" not in intra):
         card = next((form for form in forms if form == "pcie"), forms[0])
         return card, "because its GPUs are joined by PCIe or bridges"
-    if "sxm3" in forms and ("dgx-2" in beside or "dgx2" in beside or "nvswitch" in beside):
+    if "sxm3" in forms and ("dgx-2" in intra or "dgx2" in intra or "nvswitch" in intra):
         return "sxm3", "because a switch joins them"
     return forms[0], "the usual one"
 
@@ -138,8 +165,8 @@ def _form_beside(beside: str, family: dict[str, GpuConnector]) -> tuple[str, str
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """What words say about the inside of a host; None where they say nothing.
+class IntraText:
+    """What a text states about the links inside a host; None: not stated.
 
     Parameters
     ----------
@@ -147,7 +174,7 @@ class Joined:
     nvlink : bool
         Whether NVLink is named at all.
     lanes, lane_Bps : int, float
-        NVLinks of one GPU, and the raw rate of each one way.
+        NVLinks of one GPU, and the raw rate of each, one direction.
     generation : int
         Of NVLink.
     pcie : str
@@ -158,8 +185,6 @@ class Joined:
         CPUs (NUMA domains).
     own_domains : bool
         Whether each GPU has a NUMA domain of its own.
-    p2p : bool
-        Whether GPUs copy to each other over PCIe.
     cpu : str
     """
 
@@ -172,8 +197,12 @@ class Joined:
     switches: bool | None
     domains: int | None
     own_domains: bool
-    p2p: bool | None
     cpu: str | None
+
+    @property
+    def stated(self) -> bool:
+        """Whether the kind of link between GPUs is stated."""
+        return self.layout is not None or self.nvlink
 
 
 _LAYOUTS: tuple[tuple[str, Layout], ...] = (
@@ -184,12 +213,12 @@ _LAYOUTS: tuple[tuple[str, Layout], ...] = (
 )
 
 
-def joined_in(words: str) -> Joined:
+def read_intra(text: str) -> IntraText:
     """Read what joins the GPUs of a host: "NVLink3 NVSwitch", "PCIe4 x16, two sockets"."""
-    text = words.lower()
+    text = text.lower()
     nvlink = bool(re.search(r"nv\s?link|nvswitch|\bnv\d+\b", text))
-    layout = next((name for word, name in _LAYOUTS if re.search(word, text)), None)
-    if layout is None and not nvlink and re.search(r"pci|phb|\bsys\b|numa|root", text):
+    layout = next((name for pattern, name in _LAYOUTS if re.search(pattern, text)), None)
+    if layout is None and not nvlink and re.search(r"pci|pix|pxb|phb|\bsys\b|numa|root", text):
         layout = "pcie"
     each = re.search(r"(\d+)\s*(?:x|links? of|links? at)\s*(\d+(?:\.\d+)?)\s*gb", text)
     links = re.search(r"(\d+)\s*(?:nv)?links?\b|\bnv(\d+)\b", text)
@@ -198,7 +227,7 @@ def joined_in(words: str) -> Joined:
     lanes = int(each[1]) if each else None
     if links and lanes is None and layout not in {"cube", "mesh"}:  # there: what one pair has
         lanes = int(links[1] or links[2])
-    return Joined(
+    return IntraText(
         layout=layout,
         nvlink=nvlink,
         lanes=lanes,
@@ -208,7 +237,6 @@ def joined_in(words: str) -> Joined:
         switches=_switches(text),
         domains=_domains(text),
         own_domains=bool(re.search(r"\bsys\b|gpu per numa|numa (node|domain) each", text)),
-        p2p=_p2p(text),
         cpu=_cpu(text),
     )
 
@@ -221,14 +249,8 @@ def _switches(text: str) -> bool | None:
 
 def _domains(text: str) -> int | None:
     match = re.search(r"(one|two|single|dual|four|[1248])[\s-]*(?:socket|numa|cpu)", text)
-    words = {"one": 1, "single": 1, "two": 2, "dual": 2, "four": 4}
-    return None if match is None else words.get(match[1]) or int(match[1])
-
-
-def _p2p(text: str) -> bool | None:
-    if re.search(r"p2p[\s\w]*(unavailable|disabled|off|not)|(no|without)[\s-]p2p|\bshm\b", text):
-        return False
-    return True if "p2p" in text else None
+    numerals = {"one": 1, "single": 1, "two": 2, "dual": 2, "four": 4}
+    return None if match is None else numerals.get(match[1]) or int(match[1])
 
 
 def _cpu(text: str) -> str | None:
@@ -238,3 +260,24 @@ def _cpu(text: str) -> str | None:
         if name in text:
             return name
     return None
+
+
+# ---------------------------------------------------------------- GPUs in use
+
+
+def read_gpu_numbers(text: str) -> tuple[int, ...]:
+    """GPUs of each host that ranks ran on, where a text lists them: ``"GPUs 0,2,4,6"``."""
+    match = re.search(
+        r"(?:gpus?|cuda_visible_devices)\s*[ =:]\s*(\d+(?:\s*,\s*\d+)+)", text.lower()
+    )
+    return tuple(int(number) for number in match[1].split(",")) if match else ()
+
+
+def read_peer_access(text: str) -> bool | None:
+    """Whether GPUs copy to each other over PCIe; None: not stated."""
+    text = text.lower()
+    denied = r"no[- ]?p2p|without p2p|p2p_disable\s*=\s*1|p2p[^,;]{0,20}(?:unavail|disab|off|not)"
+    if re.search(denied, text):
+        return False
+    allowed = r"p2p[^,;]{0,20}(?:enab|patch|unlock|on\b)|patched driver"
+    return True if re.search(allowed, text) else None

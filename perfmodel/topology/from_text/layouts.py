@@ -1,4 +1,4 @@
-"""Hosts put together from parts: boards with NVLink, cards in slots, CPUs, memory and NICs."""
+"""Node templates from parts: boards with NVLink, cards in slots, CPUs, memory and NICs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     between_cpus,
@@ -39,9 +39,6 @@ class Network:
         Raw rate of each; bytes per second.
     source : str
         Where that rate comes from.
-    mtu : int or None
-    gpudirect : bool
-        Whether they read GPU memory.
     across : bool
         Under another CPU than the GPUs.
     """
@@ -50,8 +47,6 @@ class Network:
     nics: int
     nic_Bps: float
     source: str
-    mtu: int | None = None
-    gpudirect: bool = True
     across: bool = False
 
 
@@ -115,7 +110,7 @@ class HostParts:
         return self.board.gpus
 
 
-def drafted(host: HostParts) -> Draft:
+def draft_host(host: HostParts) -> Draft:
     """Put a host together as a node template."""
     network = host.network
     name = f"{host.gpus} x {host.gpu}"
@@ -139,7 +134,7 @@ def drafted(host: HostParts) -> Draft:
     draft.join(pattern("mem", domains), pattern("cpu", domains), "dram")
     draft.extra = {
         "gpu_p2p": host.p2p,
-        "gpudirect_rdma": network.gpudirect if network is not None else not host.part.geforce,
+        "gpudirect_rdma": reads_gpus(host.part, network.kind) if network else not host.part.geforce,
     }
     return draft
 
@@ -151,10 +146,10 @@ def join_gpus(draft: Draft, board: Board) -> None:
     """Add the NVLinks of a host to its draft, and the switch where there is one."""
     if board.layout == "pcie" or board.nvlink is None:
         return
-    said = "as described, per link and direction"
-    typed = {"bandwidth": rate(board.lane_Bps), "source": said} if board.lane_Bps else {}
+    source = "as described, per link and direction"
+    override = {"bandwidth": rate(board.lane_Bps), "source": source} if board.lane_Bps else {}
     switched = board.layout == "nvswitch"
-    name = draft.link(board.nvlink, nvlink(board.nvlink, switched=switched, **typed))
+    name = draft.link(board.nvlink, nvlink(board.nvlink, switched=switched, **override))
     if switched:
         draft.add("nvs", "nvswitch")
         draft.join(pattern("gpu", board.gpus), "nvs", name, lanes=board.lanes)
@@ -179,7 +174,7 @@ def _pairs(board: Board) -> Iterator[tuple[int, int, int]]:
 
 
 def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
-    """Plug GPUs under CPUs; returns what each group of GPUs hangs under: switches or CPUs."""
+    """Plug GPUs under CPUs; returns the switch or CPU above each group of GPUs."""
     used = 1 if host.network and host.network.across else domains
     if host.part.c2c is not None:
         draft.link(host.part.c2c, stock_link(host.part.c2c))
@@ -221,9 +216,7 @@ def _plug_nics(
     """Plug NICs evenly beside the GPUs, or under the last CPU where they are across."""
     link = max(host.pcie, hardware_parts().cpus[host.cpu].pcie)
     draft.link(link, stock_link(link))
-    name = draft.link(
-        network.kind, port(network.kind, network.nic_Bps, network.source, network.mtu)
-    )
+    name = draft.link(network.kind, port(network.kind, network.nic_Bps, network.source))
     draft.add(pattern("nic", network.nics), "nic", port=name)
     places = [f"cpu{domains - 1}"] if network.across else groups
     for nic in range(network.nics):

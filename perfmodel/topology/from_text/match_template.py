@@ -1,245 +1,293 @@
-"""Which shipped template a machine in words is, found by what the templates themselves say.
-
-Which shipped template is the machine that words describe.
-"""
+"""A host as a text describes it, and the shipped template that it is."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from perfmodel.topology.from_text.gpu_text import Joined, NamedGpu
-from perfmodel.topology.from_text.log_text import GpuWords, Intra, gpu_words
-from perfmodel.topology.from_text.network_text import Networked
-from perfmodel.topology.from_text.parts import (
-    GpuConnector,
-    Layout,
-    MachinePart,
-    hardware_parts,
-    usual_nics,
+from perfmodel.errors import Fault, InputError
+from perfmodel.topology.from_text.defaults import usual_layout
+from perfmodel.topology.from_text.gpu_text import (
+    IntraText,
+    NamedGpu,
+    read_gpu,
+    read_intra,
+    read_peer_access,
 )
+from perfmodel.topology.from_text.network_text import (
+    NetworkText,
+    read_gpudirect,
+    read_mtu,
+    read_network,
+)
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, usual_nics
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.build import load_node, template_names
-from perfmodel.topology.templates.spec import EdgeSpec, NodeSpec, expand_pattern, pairs
+from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs
 
 _SAME_RATE = 0.02
 """Rates of all NICs together that differ by less are the same."""
 
-_PROVIDERS = ("dgx", "hgx", "p3dn", "p4d", "p5", "ndv4", "ndv5", "a3-mega", "nvl72")
-"""Names of machines that tell one template from another with the same parts."""
+
+@dataclass(frozen=True, slots=True)
+class HostText:
+    """One host as a text describes it.
+
+    Parameters
+    ----------
+    gpu : NamedGpu
+    gpus : int
+    intra : IntraText
+    network : NetworkText
+    peer_access, gpudirect : bool or None
+        Copies between GPUs over PCIe, and between NICs and GPUs; None: not stated.
+    mtu : int or None
+        Bytes.
+    text : str
+        All of the text in lower case; it may name the machine as its provider does.
+    """
+
+    gpu: NamedGpu
+    gpus: int
+    intra: IntraText
+    network: NetworkText
+    peer_access: bool | None
+    gpudirect: bool | None
+    mtu: int | None
+    text: str
+
+
+def read_host(
+    gpu: str,
+    *,
+    gpus: int,
+    intra: str,
+    network: str | None,
+    usual_network: NetworkKind | None = None,
+    nics: int | None = None,
+    nic_Gbps: float | None = None,
+    env: Mapping[str, str] | None = None,
+    settings: str = "",
+    remarks: str = "",
+) -> HostText:
+    """Read the description of a host.
+
+    Parameters
+    ----------
+    gpu, intra, network : str
+        As `perfmodel.topology.from_text.describe.describe` takes them.
+    gpus : int
+    usual_network : NetworkKind, optional
+        Kind where `network` names none that is known.
+    nics : int, optional
+        NICs of the host, before what `network` says.
+    nic_Gbps : float, optional
+        Rate of each, before what `network` says.
+    env : mapping of str to str, optional
+        NCCL's variables.
+    settings : str
+        Text that may state P2P, GPUDirect and the MTU.
+    remarks : str
+        Text that may name the machine.
+
+    Raises
+    ------
+    InputError
+        A GPU or a network that is not known.
+    """
+    faults: list[Fault] = []
+    named, net = None, None
+    try:
+        named = read_gpu(gpu, intra)
+    except InputError as error:
+        faults += error.faults
+    try:
+        net = read_network(network, env, usual=usual_network)
+    except InputError as error:
+        faults += error.faults
+    if named is None or net is None:
+        raise InputError(faults)
+    stated = "; ".join((intra, network or "", settings))
+    return HostText(
+        gpu=named,
+        gpus=gpus,
+        intra=read_intra(intra),
+        network=replace(
+            net,
+            nics=nics or net.nics,
+            nic_Bps=nic_Gbps * 1e9 / 8 if nic_Gbps else net.nic_Bps,
+            rate_source="as described" if nic_Gbps else net.rate_source,
+        ),
+        peer_access=read_peer_access(stated),
+        gpudirect=read_gpudirect(stated),
+        mtu=read_mtu(stated),
+        text=f"{gpu}; {stated}; {remarks}".lower().replace("_", "-"),
+    )
+
+
+# ---------------------------------------------------------------- templates
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a template has: GPUs, how they are joined, NICs and their rate together."""
+class TemplateFacts:
+    """What a template holds.
+
+    Parameters
+    ----------
+    name : str
+    gpu : GpuConnector
+    gpus : int
+    layout : Layout
+    p2p : bool
+    network : NetworkKind or None
+    nics : int
+    nic_Bps : float
+        Raw rate of all NICs together.
+    """
 
     name: str
-    gpu: GpuWords
+    gpu: GpuConnector
     gpus: int
-    intra: Intra
-    peer_access: bool
-    gpudirect: bool
+    layout: Layout
+    p2p: bool
+    network: NetworkKind | None
     nics: int
-    nic_Gbps: float
-    network: NetworkKind
+    nic_Bps: float
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is NVIDIA's own machine, which others are built after."""
+        return self.name.startswith(("dgx", "hgx", "gb"))
+
+    def is_named_in(self, text: str) -> bool:
+        """Whether a text in lower case names the machine as its provider does."""
+        names = hardware_parts().machines.get(self.name, ())
+        return any(re.search(rf"(?<![a-z0-9]){re.escape(n)}(?![a-z0-9])", text) for n in names)
 
 
 @lru_cache(maxsize=1)
-def template_facts() -> tuple[Facts, ...]:
-    """Facts of all shipped templates whose GPU is one."""
-    found = (facts_of(load_node(name), name) for name in template_names())
-    return tuple(facts for facts in found if facts is not None)
-
-
-def facts_of(node: NodeSpec, name: str) -> Facts | None:
-    """Read the facts out of a node template; None if its "GPUs" are processes."""
-    gpu = gpu_words(node.gpu)
-    if gpu is None:
-        return None
-    kinds = {device: spec.kind for spec in node.nodes for device in expand_pattern(spec.id)}
-    ports = [
-        spec.port for spec in node.nodes if spec.kind == "nic" for _ in expand_pattern(spec.id)
-    ]
-    rate_Bps = sum(node.links[port].bandwidth for port in ports if port)
-    gpus = [device for device, kind in kinds.items() if kind == "gpu"]
-    return Facts(
-        name=name,
-        gpu=gpu,
-        gpus=len(gpus),
-        intra=_intra(node, kinds, len(gpus)),
-        peer_access=node.gpu_p2p,
-        gpudirect=node.gpudirect_rdma,
-        nics=len(ports),
-        nic_Gbps=rate_Bps * 8e-9,
-        network=_network(node, ports[0] if ports else None),
+def template_facts() -> tuple[TemplateFacts, ...]:
+    """All shipped templates whose GPU is one; those of named machines first, in their order."""
+    shipped = template_names()
+    machines = [name for name in hardware_parts().machines if name in shipped]
+    nodes = {name: load_node(name) for name in dict.fromkeys((*machines, *shipped))}
+    return tuple(
+        _facts(name, node) for name, node in nodes.items() if node.gpu in hardware_parts().gpus
     )
 
 
-def _network(node: NodeSpec, port: str | None) -> NetworkKind:
-    if port is None:
-        return "none"
-    link = node.links[port]
-    return link.network or ("infiniband" if link.kind == "infiniband" else "roce")
+def _facts(name: str, node: NodeSpec) -> TemplateFacts:
+    kinds = {device: spec.kind for spec in node.nodes for device in expand_pattern(spec.id)}
+    nics = [s for s in node.nodes if s.kind == "nic" for _ in expand_pattern(s.id)]
+    ports = [node.links[nic.port] for nic in nics if nic.port]
+    gpus = sum(kind == "gpu" for kind in kinds.values())
+    return TemplateFacts(
+        name=name,
+        gpu=hardware_parts().gpus[node.gpu],
+        gpus=gpus,
+        layout=_layout(node, kinds, gpus),
+        p2p=node.gpu_p2p,
+        network=ports[0].network_kind if ports else None,
+        nics=len(nics),
+        nic_Bps=sum(port.bandwidth for port in ports),
+    )
 
 
-def _intra(node: NodeSpec, kinds: Mapping[str, str], gpus: int) -> Intra:
-    joined = {(kinds.get(a), kinds.get(b)) for edge in _nvlinks(node) for a, b in pairs(edge)}
-    if any("nvswitch" in pair for pair in joined):
+def _layout(node: NodeSpec, kinds: Mapping[str, str], gpus: int) -> Layout:
+    nvlinks = (edge for edge in node.edges if node.links[edge.link].kind == "nvlink")
+    ends = {kinds.get(end) for edge in nvlinks for pair in pairs(edge) for end in pair}
+    if not ends:
+        return "pcie"
+    if "nvswitch" in ends:
         return "nvswitch"
-    if joined:
-        return "mesh" if gpus == 8 else "nvlink" if gpus > 2 else "bridge"
-    return "pcie" if gpus > 1 else "none"
+    return "cube" if gpus == 8 else "mesh" if gpus > 2 else "bridge"
 
 
-def _nvlinks(node: NodeSpec) -> Iterator[EdgeSpec]:
-    return (edge for edge in node.edges if node.links[edge.link].kind == "nvlink")
+# ---------------------------------------------------------------- the one that fits
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A host as a log's words describe it; None or empty: not stated."""
+def match_template(host: HostText, *, as_is: bool) -> TemplateFacts | None:
+    """Return the shipped template that best fits a description, or None.
 
-    gpu: GpuWords
-    gpus: int
-    intra: Intra
-    peer_access: bool | None
-    network: NetworkKind | None
-    nics: float | None
-    nic_Gbps: float | None
-    words: str
-    gpu_text: str = ""
-    intra_text: str = ""
-    network_text: str = ""
-    gpudirect: bool | None = None
-    mtu_bytes: int | None = None
-
-
-def fitting(wanted: Wanted, candidates: tuple[Facts, ...] | None = None) -> Facts | None:
-    """Return the template that best fits, or None.
-
-    GPU model and form, links between GPUs and, if there is a network, its kind and the rate of all
-    NICs of a host together must be the same; a stated name of a machine, the same memory and the
-    fewest unused GPUs decide between several.
+    Parameters
+    ----------
+    host : HostText
+    as_is : bool
+        The template is taken without a change: a network needs the stated rate of all NICs (or
+        the machine its name), and the same memory of GPUs is preferred. Else GPUs may be replaced
+        by those of another memory, and NICs that are not stated are the usual ones.
     """
-    found = [
+    layout, _ = usual_layout(host.gpu, host.gpus, host.intra)
+    candidates = [
         facts
-        for facts in (template_facts() if candidates is None else candidates)
-        if _same_gpus(wanted, facts) and _same_network(wanted, facts)
+        for facts in template_facts()
+        if _is_candidate(facts, host, as_is=as_is)
+        and _has_gpus(facts, host, layout, as_is=as_is)
+        and _has_network(facts, host, as_is=as_is)
     ]
-    return min(found, key=lambda facts: _rank(wanted, facts)) if found else None
+    return min(candidates, key=lambda facts: _rank(facts, host, as_is=as_is), default=None)
 
 
-def _same_gpus(wanted: Wanted, facts: Facts) -> bool:
-    gpu = wanted.gpu
-    if gpu.family != facts.gpu.family or (gpu.form and gpu.form != (facts.gpu.form or gpu.form)):
+def _is_candidate(facts: TemplateFacts, host: HostText, *, as_is: bool) -> bool:
+    """Whether a template may be taken: its machine is named, or need not be."""
+    machines, net = hardware_parts(), host.network
+    if facts.is_named_in(host.text):
+        return True
+    if as_is or facts.name not in machines.machines:
+        return as_is and facts.name not in machines.only_if_named
+    rated = net.kind in {"efa", "tcpx", "tcpxo"} or (net.nics and net.nic_Bps)
+    usual = facts.is_reference or facts.layout == "pcie" or bool(rated)
+    return usual and facts.name not in machines.only_if_named
+
+
+def _has_gpus(facts: TemplateFacts, host: HostText, layout: Layout, *, as_is: bool) -> bool:
+    """Whether GPUs, and what joins them, are those of a template."""
+    gpu, part, intra = host.gpu, host.gpu.part, host.intra
+    other_form = gpu.form_stated and part.form != facts.gpu.form
+    if part.spelled != facts.gpu.spelled or other_form or host.gpus > facts.gpus:
         return False
-    if wanted.gpus > facts.gpus or wanted.intra not in {facts.intra, "", "none"}:
+    usual = intra.lanes in {None, part.lanes} and intra.lane_Bps in {None, 25e9, 50e9}
+    if not usual or intra.cpu or host.network.across:
         return False
-    if facts.intra == "pcie" and wanted.gpus > 1:
-        return wanted.peer_access in {None, facts.peer_access} and wanted.gpus == facts.gpus
-    return wanted.gpus > 1 or facts.gpus == 1  # one GPU of many: how the host is laid out is open
+    if facts.gpus == 1:
+        return not intra.stated
+    if facts.layout == "pcie":
+        p2p = not part.geforce if host.peer_access is None else host.peer_access
+        same = layout == "pcie" and host.gpus == facts.gpus and p2p == facts.p2p
+        plain = intra.switches is None and intra.pcie in {None, part.pcie}
+        return same and (plain or facts.is_named_in(host.text))
+    if as_is:
+        unknown_layout = not intra.stated and (part.on_board or not gpu.form_stated)
+        return host.gpus > 1 and (unknown_layout or layout == facts.layout)
+    return layout == facts.layout and (host.gpus > 1 or intra.stated)
 
 
-def _same_network(wanted: Wanted, facts: Facts) -> bool:
-    if wanted.network is None:
-        return not wanted.network_text  # words that name no known network fit nothing
-    if wanted.network != facts.network:
-        return False
-    if wanted.nic_Gbps is None:
-        return bool(_named(wanted, facts))
-    total = wanted.nic_Gbps * (facts.nics if wanted.nics is None else wanted.nics)
-    return abs(total / facts.nic_Gbps - 1) <= _SAME_RATE
+def _has_network(facts: TemplateFacts, host: HostText, *, as_is: bool) -> bool:
+    """Whether NICs are those of a template, or those that are usual for its GPU and network."""
+    net = host.network
+    if net.kind is None or net.kind != facts.network:
+        return net.kind is None
+    if net.nic_Bps is not None:
+        nics = facts.nics if net.nics is None else net.nics
+        return abs(net.nic_Bps * nics / facts.nic_Bps - 1) <= _SAME_RATE
+    if as_is or net.nics is None:
+        return not as_is or facts.is_named_in(host.text)
+    _, usual_Bps = usual_nics(net.kind, host.gpu.part.spelled)
+    return net.nics == facts.nics and usual_Bps * facts.nics == facts.nic_Bps
 
 
-def _named(wanted: Wanted, facts: Facts) -> int:
-    """How many names of machines a template shares with the words."""
-    words = wanted.words.lower().replace("_", "-")
-    return sum(name in words and name in facts.name for name in _PROVIDERS)
-
-
-def _rank(wanted: Wanted, facts: Facts) -> tuple[int, int, int, int, str]:
-    gpu = wanted.gpu
-    other_memory = gpu.memory_GB is not None and gpu.memory_GB != facts.gpu.memory_GB
-    reference = facts.name.startswith(("dgx", "hgx", "gb"))
+def _rank(
+    facts: TemplateFacts, host: HostText, *, as_is: bool
+) -> tuple[bool, bool, int, bool, bool, str]:
+    other_memory = host.gpu.memory_GB not in {None, facts.gpu.memory}
+    built_after = not facts.is_reference
     return (
-        -_named(wanted, facts),
-        facts.gpus - wanted.gpus,
+        not facts.is_named_in(host.text),
+        built_after and not as_is,
+        facts.gpus - host.gpus,
         other_memory,
-        not reference,
+        built_after,
         facts.name,
     )
-
-
-def machine_that_fits(
-    named: NamedGpu, gpus: int, layout: Layout, joined: Joined, net: Networked, words: str
-) -> MachinePart | None:
-    """The template that fits; one whose name was said before one that merely agrees."""
-    if net.gpudirect is False or net.mtu or net.across or joined.lanes or joined.cpu:
-        return _named_only(named, gpus, layout, net, words, joined)
-    fitting = [
-        machine
-        for machine in templates_present()
-        if _fits(machine, named.part, gpus, layout, joined) and _carries(machine, named, net)
-    ]
-    said = [machine for machine in fitting if said_in(machine, words)]
-    if said:
-        return said[0]
-    fitting = [machine for machine in fitting if not machine.only_if_named]
-    plain = [m for m in fitting if m.template.startswith(("dgx", "hgx")) or m.layout == "pcie"]
-    alike = net.kind in {"efa", "tcpx", "tcpxo"} or (net.nics and net.nic_Bps)  # then any will do
-    return next(iter([*plain, *(fitting if alike else [])]), None)
-
-
-def _named_only(
-    named: NamedGpu, gpus: int, layout: Layout, net: Networked, words: str, joined: Joined
-) -> MachinePart | None:
-    """A machine that was called by its name, though the words say more than a template holds."""
-    usual = joined.lanes in {None, named.part.lanes} and joined.lane_Bps in {None, 25e9, 50e9}
-    if net.gpudirect is False or net.mtu or net.across or joined.cpu or not usual:
-        return None
-    return machine_that_fits(named, gpus, layout, replace(joined, lanes=None), net, words)
-
-
-def _fits(
-    machine: MachinePart, part: GpuConnector, gpus: int, layout: Layout, joined: Joined
-) -> bool:
-    if machine.gpu != part.spelled or machine.layout != layout:
-        return False
-    if layout == "pcie":
-        p2p = joined.p2p if joined.p2p is not None else not part.geforce
-        plain = joined.switches is None and joined.pcie in {None, part.pcie}
-        return plain and gpus == machine.gpus and p2p == machine.p2p
-    board = machine.gpus == 16 if part.form == "sxm3" else machine.gpus <= 8
-    return part.on_board and board and gpus <= machine.gpus
-
-
-def _carries(machine: MachinePart, named: NamedGpu, net: Networked) -> bool:
-    """Whether a template's NICs are those that were described, or are usual."""
-    if net.kind is None:
-        return True
-    if machine.network is None or machine.network != net.kind:
-        return False
-    usual, usual_Bps = usual_nics(machine.network, named.part.spelled)
-    if net.nics is None and net.nic_Bps is None:
-        return True
-    nics, nic_Bps = net.nics or usual, net.nic_Bps or usual_Bps
-    if net.nics is None or net.nic_Bps is None:
-        return nics == machine.nics and nic_Bps == machine.nic
-    grouped = machine.network == "efa"  # devices beside one GPU are one adapter of its template
-    same = nics == machine.nics or (grouped and nics % machine.nics == 0)
-    return same and abs(nics * nic_Bps / (machine.nics * machine.nic) - 1) < 0.01
-
-
-def said_in(machine: MachinePart, words: str) -> bool:
-    """Whether words (in lower case) name a machine as its provider does."""
-    return any(
-        re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", words) for word in machine.words
-    )
-
-
-def templates_present() -> list[MachinePart]:
-    """Machines whose templates ship."""
-    present = set(template_names())
-    return [machine for machine in hardware_parts().machines if machine.template in present]

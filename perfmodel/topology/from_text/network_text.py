@@ -1,104 +1,156 @@
-"""Networks as people write them: "InfiniBand HDR", "RoCE v2 25 GbE", "AWS EFA (p4d.24xlarge)"."""
+"""Networks between hosts as people write them: "RoCE v2 25 GbE", "AWS EFA (p4d.24xlarge)"."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.topology.model import NetworkKind
 
-_NETWORKS = (
-    (r"\befa\b|\bsrd\b", "efa"),
+_KINDS: tuple[tuple[str, NetworkKind], ...] = (
     (r"tcpxo|fastrak", "tcpxo"),
-    (r"tcpx|gpudirect-tcp", "tcpx"),
-    (r"omni[\s-]?path|\bopa\b", "omni-path"),
-    (r"\btcp\b|(?<!across )(?<!between )(?<!two )\bsockets\b|ipoib", "tcp"),
-    (r"roce", "roce"),
-    (r"infini[\s-]?band|\bib\b|\b(?:edr|hdr|ndr|xdr|fdr|qdr)\b|connectx", "infiniband"),
-    (r"rdma|slingshot", "roce"),
-    (r"ethernet|\d\s*gbe\b|sr-iov|\bena\b|gvnic|virtio|eth\d", "tcp"),
+    (r"tcpx|gpudirect.?tcp", "tcpx"),
+    (r"\befa|\bsrd\b", "efa"),
+    (r"omni.?path|\bopa\b|\bhfi\b", "omni-path"),
+    (r"\broce|rdma over (?:converged )?ethernet", "roce"),
+    (r"\bsockets?\b|\btcp\b|\bena\b|ipoib|ec2 network", "tcp"),
+    (r"infini.?band|\bib\b|\b[efhnqx]dr\d*\b|quantum", "infiniband"),
+    (r"a3.?mega", "tcpxo"),
+    (r"a3.?high", "tcpx"),
+    (r"slingshot", "roce"),
+    (r"ethernet|gbe\b|gigabit|sr-iov|gvnic|virtio|\beth\d", "tcp"),
+    (r"rdma|connect.?x|\bcx-?\d", "infiniband"),
 )
+"""The first pattern that fits decides. RDMA alone: InfiniBand; Ethernet alone: sockets."""
+_CPU_SOCKETS = re.compile(r"(?:across|between|cross|same|other|two|dual|2|in)[- ](?:cpu )?sockets?")
 _GENERATIONS = {"qdr": 32.0, "fdr": 54.5, "edr": 100.0, "hdr100": 100.0, "hdr": 200.0,
                 "ndr200": 200.0, "ndr": 400.0, "xdr": 800.0}  # fmt: skip
 """InfiniBand of four lanes (two for those with a number), Gbit/s of data."""
+_NUMERALS = {"one": 1, "two": 2, "three": 3, "four": 4, "six": 6, "eight": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Networked:
-    """What words say about the network; None where they say nothing.
+class NetworkText:
+    """What a text states about the network; None: not stated.
 
     Parameters
     ----------
-    kind : str or None
+    kind : NetworkKind or None
         None: no network.
     nic_Bps : float or None
     nics : int or None
     rate_source : str
-    mtu : int or None
-    gpudirect : bool or None
     across : bool
         Whether the NIC is under another CPU than the GPUs.
-    racks : bool
-        Whether NVLink joins hosts.
     assumptions : tuple of str
     """
 
-    kind: str | None
-    nic_Bps: float | None
-    nics: int | None
-    rate_source: str
-    mtu: int | None
-    gpudirect: bool | None
-    across: bool
-    racks: bool
+    kind: NetworkKind | None
+    nic_Bps: float | None = None
+    nics: int | None = None
+    rate_source: str = ""
+    across: bool = False
     assumptions: tuple[str, ...] = ()
 
 
-def network_in(words: str | None) -> Networked:
+def read_network(
+    text: str | None,
+    env: Mapping[str, str] | None = None,
+    *,
+    usual: NetworkKind | None = None,
+) -> NetworkText:
     """Read what joins hosts: "InfiniBand HDR", "AWS EFA (p4d.24xlarge)", "RoCE v2 25 GbE".
+
+    Parameters
+    ----------
+    text : str or None
+        None: no network.
+    env : mapping of str to str, optional
+        NCCL's variables, of which some choose the kind.
+    usual : NetworkKind, optional
+        Kind where the text names none.
 
     Raises
     ------
     InputError
-        Words that name no network that is known.
+        A text that names no network that is known, and no `usual` one.
+
+    Examples
+    --------
+    >>> read_network("RoCE v2 25 GbE").kind
+    'roce'
+    >>> read_network("InfiniBand HDR", {"NCCL_IB_DISABLE": "1"}).kind
+    'tcp'
     """
-    text = (words or "none").lower()
-    kind = next((name for word, name in _NETWORKS if re.search(word, text)), None)
-    racks = bool(re.search(r"mnnvl|multi-?node nvlink|nvl72", text))
-    if kind is None and not racks and not re.fullmatch(r"\W*(none|no network|nan)?\W*", text):
+    folded = (text or "none").lower()
+    stated = next((kind for pattern, kind in _KINDS
+                   if re.search(pattern, _CPU_SOCKETS.sub("", folded))), None)  # fmt: skip
+    kind = _kind_in_use(stated, env or {}) or (None if text is None else usual)
+    silent = re.fullmatch(r"\W*(none|no network|nan)?\W*", folded)
+    if kind is None and read_nvlink_domain(folded) is None and not silent:
         allowed = (
             "none, infiniband, roce, efa, tcp, tcpx, tcpxo or omni-path, in any usual spelling"
         )
-        raise InputError(Fault("network", repr(words), allowed))
-    several = re.search(r"(\d+)\s*x\s*(\d+(?:\.\d+)?)\s*g", text)
-    single = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)\s*g(?:b|bps|be|bit/s|bps|b/s)?\b", text)
-    name = re.search(r"\b(qdr|fdr|edr|hdr100|hdr|ndr200|ndr|xdr)\b", text)
-    rate, source = None, ""
-    if several or single:
-        rate = float(several[2] if several else single[1])  # type: ignore[index]
-        source = "as described"
-    elif name:
-        rate, source = _GENERATIONS[name[1]], f"InfiniBand {name[1].upper()}, 4 lanes"
-    mtu = re.search(r"mtu\s*(?:of\s*)?(\d+)", text)
-    return Networked(
+        raise InputError(Fault("network", repr(text), allowed))
+    nics, nic_Gbps, source = _rate(folded)
+    slingshot = kind == "roce" and "roce" not in folded and "slingshot" in folded
+    return NetworkText(
         kind=kind,
-        nic_Bps=None if rate is None else rate * 1e9 / 8,
-        nics=int(several[1]) if several else None,
+        nic_Bps=None if nic_Gbps is None else nic_Gbps * 1e9 / 8,
+        nics=nics,
         rate_source=source,
-        mtu=int(mtu[1]) if mtu else None,
-        gpudirect=_gpudirect(text),
-        across=bool(re.search(r"across|other socket|\bsys\b", text)),
-        racks=racks,
-        assumptions=_taken(text, kind),
+        across=bool(re.search(r"across|(?:other|remote) (?:cpu )?socket|\bsys\b", folded)),
+        assumptions=("assumption: slingshot taken as RoCE v2",) if slingshot else (),
     )
 
 
-def _taken(text: str, kind: str | None) -> tuple[str, ...]:
-    vague = re.search(r"slingshot|rdma", text) if kind == "roce" and "roce" not in text else None
-    return (f"assumption: {vague[0]} taken as RoCE v2",) if vague else ()
+def _kind_in_use(stated: NetworkKind | None, env: Mapping[str, str]) -> NetworkKind | None:
+    """Kind of network that NCCL's variables leave in use."""
+    no_verbs = env.get("NCCL_IB_DISABLE") == "1" and stated in {"infiniband", "roce", None}
+    if no_verbs or env.get("NCCL_NET", "").lower() == "socket":
+        return "tcp"
+    return "infiniband" if stated is None and env.get("NCCL_NET") == "IB" else stated
 
 
-def _gpudirect(text: str) -> bool | None:
-    if re.search(r"(gpudirect|gdr)( rdma)? (disabled|off)|(no|without) (gpudirect|gdr)", text):
+def _rate(text: str) -> tuple[int | None, float | None, str]:
+    """NICs of a host, Gbit/s of each, and where that rate is from."""
+    several = re.search(r"(\d+)\s*x\s*(?:nics?\s*)?(?:[ehnx]dr\s*)?(\d+(?:\.\d+)?)\s*g", text)
+    if several:
+        return int(several[1]), float(several[2]), "as described"
+    if single := re.search(r"(?<![\w.])(\d+(?:\.\d+)?)\s*-?g(?:bps|bit/?s?|be|b/s|b)?\b", text):
+        return None, float(single[1]), "as described"
+    if name := re.search(r"\b(qdr|fdr|edr|hdr100|hdr|ndr200|ndr|xdr)\d*\b", text):
+        return None, _GENERATIONS[name[1]], f"InfiniBand {name[1].upper()}, 4 lanes"
+    return None, None, ""
+
+
+def read_mtu(text: str) -> int | None:
+    """MTU of the network in bytes, if stated: ``"RDMA MTU 256"``."""
+    match = re.search(r"\bmtu\s*(?:of|=|:)?\s*(\d{3,5})\b", text.lower())
+    return int(match[1]) if match else None
+
+
+def read_gpudirect(text: str) -> bool | None:
+    """Whether NICs read and write GPU memory; None: not stated."""
+    text = text.lower()
+    name = r"(?:gpu ?direct(?: rdma)?|gdr(?:dma)?)"
+    denied = rf"(?:no|without) {name}\b|{name}[^,;]{{0,12}}(?:disab|off\b|unavail|not )"
+    if re.search(denied, text):
         return False
-    return True if re.search(r"gdr|gpudirect(?!-tcp)", text) else None
+    return True if re.search(rf"{name}[^,;]{{0,12}}(?:enab|on\b|forced)", text) else None
+
+
+def read_nvlink_domain(text: str) -> int | None:
+    """GPUs of one NVLink domain that spans hosts (MNNVL); None if none is named."""
+    text = text.lower()
+    if match := re.search(r"nvl(36|72|144|576)\b", text):
+        return int(match[1])
+    return 72 if re.search(r"mnnvl|multi-?node nvlink", text) else None
+
+
+def read_racks(text: str) -> int | None:
+    """Racks that are named: ``"MNNVL two racks + RoCE"``."""
+    match = re.search(r"\b(\d+|" + "|".join(_NUMERALS) + r")[ -]*racks?\b", text.lower())
+    return None if match is None else _NUMERALS.get(match[1]) or int(match[1])

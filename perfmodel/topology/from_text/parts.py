@@ -75,22 +75,6 @@ class GpuConnector(FileModel):
         return self.form.startswith("sxm") or self.form == "superchip"
 
 
-class MachinePart(FileModel):
-    """A machine that has a template."""
-
-    template: str
-    words: tuple[str, ...]
-    gpu: str
-    layout: Layout
-    gpus: int
-    network: NetworkKind | None = None
-    nics: int = 0
-    nic: Bandwidth = 1.0
-    p2p: bool = True
-    only_if_named: bool = False
-    """Whether a machine is this one only where its name was said."""
-
-
 class SharedPart(FileModel):
     """Fields of a link that all links of a kind share."""
 
@@ -113,7 +97,10 @@ class Parts(FileModel):
     dram: SharedPart
     between: SharedPart
     gpus: dict[str, GpuConnector]
-    machines: tuple[MachinePart, ...]
+    machines: dict[str, tuple[str, ...]]
+    """Names that providers give to the machine of a template."""
+    only_if_named: tuple[str, ...]
+    """Templates that are taken only where the text names their machine."""
     usual_nics: dict[str, dict[str, str]]
 
 
@@ -139,3 +126,14 @@ def usual_nics(network: str, spelled: str) -> tuple[int, float]:
     of_kind = hardware_parts().usual_nics[network]
     count, _, rate = of_kind.get(spelled, of_kind["other"]).partition(" x ")
     return int(count), parse_bandwidth(rate)
+
+
+def reads_gpus(part: GpuConnector, network: str) -> bool:
+    """Whether NICs read GPU memory, if the path allows it.
+
+    Source of the rules: sockets copy (NCCL's net_socket); NVIDIA's GPUDirect RDMA documentation
+    excludes GeForce; AWS offers GPUDirect over EFA from P4d on.
+    """
+    if part.geforce or network == "tcp":
+        return False
+    return part.sm >= 80 and part.on_board if network == "efa" else True

@@ -1,4 +1,4 @@
-"""A node template in the making: parts in, a document out, with the source of each number."""
+"""Builder of node templates: from parts to a document, with the source of each number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINK_ORDER = ("kind", "network", "bandwidth", "source", "efficiency", "efficien
 
 @dataclass
 class Draft:
-    """A node template in the making: devices and edges as they are added, links as needed.
+    """Devices, edges and links of a node template, in the order in which they are added.
 
     Parameters
     ----------
@@ -25,6 +25,11 @@ class Draft:
         Name in the table of GPUs.
     description : str
     name : str
+
+    Attributes
+    ----------
+    comments : dict of int to str
+        Comment of each edge that has one, by its position.
     """
 
     gpu: str
@@ -35,12 +40,20 @@ class Draft:
     edges: list[dict[str, Any]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    comments: dict[int, str] = field(default_factory=dict)
 
     def link(self, name: str, document: Mapping[str, Any]) -> str:
         """Add a link unless it is there; return its name."""
         ordered = {key: document[key] for key in _LINK_ORDER if key in document}
         self.links.setdefault(name, ordered)
         return name
+
+    def add_port(self, network: str, Bps: float, source: str) -> str:
+        """Add the link that leaves a NIC; return its name, with a number for a second rate."""
+        document, name, number = port(network, Bps, source), network, 2
+        while name in self.links and self.links[name]["bandwidth"] != document["bandwidth"]:
+            name, number = f"{network}-{number}", number + 1
+        return self.link(name, document)
 
     def add(self, pattern: str, kind: str, **more: Any) -> None:
         """Add devices."""
@@ -54,13 +67,18 @@ class Draft:
             self.add(pattern("nic", count, first), "nic", port=name)
             first += count
 
-    def join(self, src: str, dst: str, link: str, **more: Any) -> None:
-        """Add an edge."""
-        self.edges.append({"from": src, "to": dst, "link": link, **more})
+    def join(
+        self, src: str, dst: str, link: str, comment: str = "", *, lanes: int = 0, **more: Any
+    ) -> None:
+        """Add an edge, with a comment on where it is from."""
+        if comment:
+            self.comments[len(self.edges)] = comment
+        bonded = {"lanes": lanes} if lanes else {}
+        self.edges.append({"from": src, "to": dst, "link": link, **bonded, **more})
 
     def document(self) -> dict[str, Any]:
         """Return the document, with the sources that its links name."""
-        known = hardware_parts().sources | self.sources
+        sources = hardware_parts().sources | self.sources
         named = {
             text
             for link in self.links.values()
@@ -73,7 +91,7 @@ class Draft:
             "name": self.name,
             "description": self.description,
             "gpu": self.gpu,
-            "sources": {key: text for key, text in known.items() if key in named},
+            "sources": {key: text for key, text in sources.items() if key in named},
             "links": self.links,
             "nodes": self.nodes,
             "edges": self.edges,
@@ -104,7 +122,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.6g} us" if seconds else "0 s"
 
 
-def _written(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
+def _link_fields(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
     """Return the fields of a link that a file would hold."""
     fields = spec.model_dump(exclude_none=True)
     fields["latency"] = _time(fields["latency"])
@@ -115,19 +133,19 @@ def _written(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
 
 def stock_link(name: str, **more: Any) -> dict[str, Any]:
     """Return a link of the file of parts as a document, some fields replaced."""
-    return _written(hardware_parts().links[name], **more)
+    return _link_fields(hardware_parts().links[name], **more)
 
 
 def nvlink(name: str, *, switched: bool, **more: Any) -> dict[str, Any]:
     """Return an NVLink as a document: one lane, to a peer or to a switch."""
-    switch = _written(hardware_parts().switched_nvlink) if switched else {}
+    switch = _link_fields(hardware_parts().switched_nvlink) if switched else {}
     return stock_link(name, **switch, **more)
 
 
 def between_cpus(name: str) -> tuple[str, dict[str, Any]]:
     """Return name and document of the link between NUMA domains of a kind of CPU."""
     cpu = hardware_parts().cpus[name]
-    link = _written(
+    link = _link_fields(
         hardware_parts().between, kind="upi", bandwidth=rate(cpu.between), source=cpu.between_source
     )
     return "infinity-fabric" if cpu.amd else "upi", link
@@ -136,7 +154,7 @@ def between_cpus(name: str) -> tuple[str, dict[str, Any]]:
 def dram(name: str, domains_per_socket: int = 1) -> dict[str, Any]:
     """Return the memory bus of a NUMA domain as a document."""
     cpu = hardware_parts().cpus[name]
-    return _written(
+    return _link_fields(
         hardware_parts().dram,
         kind="memory",
         bandwidth=rate(cpu.dram / domains_per_socket),
@@ -144,7 +162,7 @@ def dram(name: str, domains_per_socket: int = 1) -> dict[str, Any]:
     )
 
 
-def port(network: str, Bps: float, source: str, mtu: int | None = None) -> dict[str, Any]:
+def port(network: str, Bps: float, source: str) -> dict[str, Any]:
     """Return what leaves a NIC as a document.
 
     Parameters
@@ -155,12 +173,9 @@ def port(network: str, Bps: float, source: str, mtu: int | None = None) -> dict[
         Raw rate; bytes per second.
     source : str
         Where the rate comes from.
-    mtu : int, optional
-        Payload of a packet, if it was said; bytes.
     """
     part = hardware_parts().ports[network]
-    usual = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu
-    payload = mtu or usual
+    payload = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu
     return {
         "kind": part.kind,
         "network": part.network,

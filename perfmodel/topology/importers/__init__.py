@@ -1,4 +1,4 @@
-"""What people have, read into our own YAML: NCCL's XML, `nvidia-smi topo -m`, `ibnetdiscover`."""
+"""Files of NCCL, nvidia-smi and ibnetdiscover, and NVML; `import_file` makes templates of them."""
 
 from perfmodel.topology.importers.import_file import import_file
 from perfmodel.topology.importers.imported import ImportedTopology

@@ -1,15 +1,14 @@
-"""What a topology file leaves open: the GPU, the machine, NVLinks, NICs' rates; and who says so."""
+"""What a topology file leaves open: the GPU, the machine, devices without a class."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import gpu_in
-from perfmodel.topology.from_text.match_template import said_in, templates_present
-from perfmodel.topology.from_text.parts import GpuConnector, MachinePart, hardware_parts
+from perfmodel.topology.from_text.gpu_text import read_gpu
+from perfmodel.topology.from_text.match_template import TemplateFacts, template_facts
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
@@ -17,31 +16,31 @@ from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What is known beside the file's own elements.
+    """What is known of the machine besides the elements of its file.
 
     Parameters
     ----------
     file : str
         Its name, for messages.
-    words : str
+    text : str
         Its name and comments, in lower case.
     gpu, template : str or None
-        What the user said.
+        As the user named them.
     """
 
     file: str
-    words: str
+    text: str
     gpu: str | None = None
     template: str | None = None
 
-    def refuse(self, field: str, found: str, allowed: str) -> InputError:
+    def refuse(self, field: str, problem: str, allowed: str) -> InputError:
         """Return the error for something that is missing or wrong in the file."""
-        return InputError(Fault(field, found, allowed, self.file))
+        return InputError(Fault(field, problem, allowed, self.file))
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a file is taken to describe.
+class Completion:
+    """GPU and template by which a file is completed.
 
     Parameters
     ----------
@@ -50,8 +49,6 @@ class Known:
     part : GpuConnector
     template : NodeSpec or None
         Machine from which the rest is completed.
-    machine : MachinePart or None
-        The same among the parts.
     notes : tuple of str
         What was assumed.
     """
@@ -59,7 +56,6 @@ class Known:
     gpu: str
     part: GpuConnector
     template: NodeSpec | None
-    machine: MachinePart | None
     notes: tuple[str, ...]
 
     @property
@@ -78,88 +74,79 @@ def devices_of(node: NodeSpec, kind: str) -> tuple[str, ...]:
     return tuple(name for d in node.nodes if d.kind == kind for name in expand_pattern(d.id))
 
 
-def known_from(domains: Sequence[Domain], hints: Hints) -> Known:
-    """Tell GPU and machine by what the user said, the file says, or its structure.
+def complete_machine(domains: Sequence[Domain], hints: Hints) -> Completion:
+    """Find GPU and machine by the user, the file, its name, or its structure.
 
     Raises
     ------
     InputError
-        Neither the file nor the user says which GPU it is; or the two disagree.
+        Neither the file nor the user names the GPU; or the two disagree.
     """
     notes: list[str] = []
-    machine, template = _machine(domains, hints, notes)
+    template = _template(domains, hints, notes)
     gpu = _gpu(domains, hints, template, notes)
     part = part_of(gpu)
     if template is not None and hints.template is None:
         notes.append(f"what the file leaves open is as in the template {template.name}")
-    return Known(gpu, part, template, machine, tuple(notes))
+    return Completion(gpu, part, template, tuple(notes))
 
 
 def part_of(gpu: str) -> GpuConnector:
     """How a GPU of the table is plugged in."""
-    known = hardware_parts().gpus
-    return known[gpu] if gpu in known else gpu_in(gpu).part
+    parts = hardware_parts().gpus
+    return parts[gpu] if gpu in parts else read_gpu(gpu).part
 
 
 # ---------------------------------------------------------------- machine
 
 
-def _machine(
-    domains: Sequence[Domain], hints: Hints, notes: list[str]
-) -> tuple[MachinePart | None, NodeSpec | None]:
+def _template(domains: Sequence[Domain], hints: Hints, notes: list[str]) -> NodeSpec | None:
+    """Template of the machine: the user's, the one that the file names, or the first like it."""
     if hints.template is not None:
         node = load_node(hints.template)
         notes.append(f"what the file leaves open is as in {hints.template}, as was asked")
-        return _row(hints.template), node
+        return node
     gpus = _kind(domains, "gpu")
     if any(device.gpu is not None for device in gpus):
-        return None, None  # a real dump says all
-    named = next((m for m in templates_present() if said_in(m, hints.words)), None)
+        return None  # NCCL wrote the file: it leaves nothing open
+    named = next((facts for facts in template_facts() if facts.is_named_in(hints.text)), None)
     if named is not None and (not gpus or len(gpus) <= named.gpus):
-        notes.append(f"{named.template}: the file's name or a comment says so")
-        return named, load_node(named.template)
+        notes.append(f"{named.name}: the file's name or a comment says so")
+        return load_node(named.name)
     family = _family(domains, hints)
-    told = [net for device in _kind(domains, "nic") for net in device.nets]
-    if not gpus or (family and told and all(number(net, "speed") for net in told)):
-        return None, None  # nothing that a template would tell
-    fitting = [
-        machine
-        for machine in templates_present()
-        if family in {None, machine.gpu} and _is_like(machine, domains)
+    nets = [net for device in _kind(domains, "nic") for net in device.nets]
+    if not gpus or (family and nets and all(number(net, "speed") for net in nets)):
+        return None  # a template would add nothing
+    similar = [
+        facts.name
+        for facts in template_facts()
+        if family in {None, facts.gpu.spelled} and _is_like(facts, domains)
     ]
-    if not fitting:
-        return None, None
-    others = ", ".join(machine.template for machine in fitting[1:])
-    notes.append(
-        f"the machine is like {fitting[0].template}, by its GPUs, NICs and PCIe"
-        + (f" (so are {others})" if others else "")
-    )
-    return fitting[0], load_node(fitting[0].template)
+    if not similar:
+        return None
+    others = f" (so are {', '.join(similar[1:])})" if similar[1:] else ""
+    notes.append(f"the machine is like {similar[0]}, by its GPUs, NICs and PCIe{others}")
+    return load_node(similar[0])
 
 
 def _family(domains: Sequence[Domain], hints: Hints) -> str | None:
-    """Family of the GPUs, as far as the user, the file or its name say."""
+    """Family of the GPUs by the user, the file or its name; None: none of them names it."""
     if hints.gpu is not None:
-        return gpu_in(hints.gpu).part.spelled
-    found = [name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name]
-    name = found[0] if found else _spelled_in(hints.words)
+        return read_gpu(hints.gpu).part.spelled
+    models = [name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name]
+    name = models[0] if models else _spelled_in(hints.text)
     return part_of(name).spelled if name else None
 
 
-def _row(template: str) -> MachinePart | None:
-    stem = Path(template).stem
-    return next((m for m in hardware_parts().machines if m.template == stem), None)
-
-
-def _is_like(machine: MachinePart, domains: Sequence[Domain]) -> bool:
-    """Whether GPUs, NICs and generations of PCIe are those of a machine."""
+def _is_like(facts: TemplateFacts, domains: Sequence[Domain]) -> bool:
+    """Whether GPUs, NICs and generations of PCIe are those of a machine with a name."""
     gpus, nics = _kind(domains, "gpu"), _kind(domains, "nic")
-    if machine.gpus != len(gpus) or machine.layout == "pcie" or machine.nics != len(nics):
+    if facts.gpus != len(gpus) or facts.layout == "pcie" or facts.nics != len(nics):
         return False
-    said = {f"pcie{device.generation}" for device in gpus if device.generation}
+    generations = {f"pcie{device.generation}" for device in gpus if device.generation}
     infiniband = any(device.pci_class.startswith("0207") for device in nics)
-    rows = [p for p in hardware_parts().gpus.values() if p.spelled == machine.gpu and p.on_board]
-    return {rows[0].pcie} == said and infiniband == (machine.network == "infiniband")
+    same = {facts.gpu.pcie} == generations and infiniband == (facts.network == "infiniband")
+    return same and facts.name in hardware_parts().machines
 
 
 # ---------------------------------------------------------------- GPU
@@ -168,22 +155,22 @@ def _is_like(machine: MachinePart, domains: Sequence[Domain]) -> bool:
 def _gpu(
     domains: Sequence[Domain], hints: Hints, template: NodeSpec | None, notes: list[str]
 ) -> str:
-    found = {name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name}
-    if len(found) > 1:
-        raise hints.refuse("gpu", f"GPUs of several kinds: {', '.join(sorted(found))}", "one kind")
+    models = {name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name}
+    if len(models) > 1:
+        raise hints.refuse("gpu", f"GPUs of several kinds: {', '.join(sorted(models))}", "one kind")
     if hints.gpu is not None:
-        named = gpu_in(hints.gpu)
-        if found and part_of(next(iter(found))).spelled != named.part.spelled:
-            other = next(iter(found))
+        named = read_gpu(hints.gpu)
+        if models and part_of(next(iter(models))).spelled != named.part.spelled:
+            other = next(iter(models))
             raise hints.refuse("gpu", f"{other} by its PCI device, {hints.gpu!r} asked for", other)
         notes.extend(note.removeprefix("assumption: ") for note in named.assumptions)
         return named.name
-    if found:
-        return next(iter(found))
+    if models:
+        return next(iter(models))
     if template is not None:
         notes.append(f"GPUs are {template.gpu}, as in {template.name}")
         return template.gpu
-    spelled = _spelled_in(hints.words)
+    spelled = _spelled_in(hints.text)
     if spelled is not None:
         notes.append(f"GPUs are {spelled}: the file's name or a comment says so")
         return spelled
@@ -191,9 +178,9 @@ def _gpu(
                        "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME")  # fmt: skip
 
 
-def _spelled_in(words: str) -> str | None:
+def _spelled_in(text: str) -> str | None:
     try:
-        return gpu_in(words, "nvlink").name
+        return read_gpu(text, "nvlink").name
     except InputError:
         return None
 
@@ -212,31 +199,33 @@ def _kind(domains: Sequence[Domain], kind: str) -> list[Device]:
 # ---------------------------------------------------------------- devices without a class
 
 
-def classify(domains: Sequence[Domain], known: Known, hints: Hints) -> tuple[str, ...]:
-    """Tell what devices without a class are, by how many the template has; returns notes.
+def classify(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
+    """Decide what devices without a class are, by how many the template has; returns notes.
 
     Raises
     ------
     InputError
-        No template, or its numbers of devices fit in no way.
+        No template, or its numbers of devices do not fit.
     """
     unknown = _kind(domains, "unknown")
     if not unknown:
         return ()
     count = len(unknown)
-    if known.template is None:
+    if completion.template is None:
         raise hints.refuse("pci.class", f"nothing for {count} devices",
                            "--template NAME of the machine, which tells what they are")  # fmt: skip
-    if not _kind(domains, "gpu") and count == known.gpus + known.nics:
-        _first_are_gpus(domains, known.gpus)
-        return (f"{known.gpus} of {count} devices without a class are GPUs, the last are NICs",)
-    if known.nics and count % known.nics == 0:
+    if not _kind(domains, "gpu") and count == completion.gpus + completion.nics:
+        _first_are_gpus(domains, completion.gpus)
+        return (
+            f"{completion.gpus} of {count} devices without a class are GPUs, the last are NICs",
+        )
+    if completion.nics and count % completion.nics == 0:
         for device in unknown:
             device.kind = "nic"
         return (f"the {count} devices without a class are NICs",)
     raise hints.refuse(
         "pci.class", f"{count} devices without a class",
-        f"{known.gpus} GPUs and {known.nics} NICs, as {known.template.name} has",
+        f"{completion.gpus} GPUs and {completion.nics} NICs, as {completion.template.name} has",
     )  # fmt: skip
 
 
@@ -247,7 +236,7 @@ def _first_are_gpus(domains: Sequence[Domain], gpus: int) -> None:
             device.kind = "gpu" if at < per_domain else "nic"
 
 
-def add_gpus(domains: Sequence[Domain], known: Known, hints: Hints) -> tuple[str, ...]:
+def add_gpus(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
     """Put the template's GPUs under the switches of a file that has none; returns notes.
 
     Raises
@@ -259,22 +248,22 @@ def add_gpus(domains: Sequence[Domain], known: Known, hints: Hints) -> tuple[str
         return ()
     switches = [d for domain in domains for d in domain.walk() if d.kind == "switch"]
     places: list[list[Device]] = [d.children for d in switches] or [d.devices for d in domains]
-    if not known.gpus:
+    if not completion.gpus:
         raise hints.refuse("gpu", "no GPU", "--template NAME of the machine, which has them")
-    if known.gpus % len(places):
-        raise hints.refuse("gpu", f"no GPU, and {len(places)} places for {known.gpus}",
+    if completion.gpus % len(places):
+        raise hints.refuse("gpu", f"no GPU, and {len(places)} places for {completion.gpus}",
                            "a template whose GPUs spread evenly")  # fmt: skip
-    each = known.gpus // len(places)
+    per_place = completion.gpus // len(places)
     for at, place in enumerate(places):
-        for i in range(each):
-            place.append(Device("gpu", f"~{at * each + i:04d}", 0))
-    return (f"{known.gpus} GPUs, {each} per PCIe switch: the file has none",)
+        for i in range(per_place):
+            place.append(Device("gpu", f"~{at * per_place + i:04d}", 0))
+    return (f"{completion.gpus} GPUs, {per_place} per PCIe switch: the file has none",)
 
 
 # ---------------------------------------------------------------- order
 
 
-def in_order(devices: Sequence[Device], attribute: str) -> list[Device]:
+def sort_gpus(devices: Sequence[Device], attribute: str) -> list[Device]:
     """GPUs in the order of their numbers in the file, else of their bus ids, as CUDA counts."""
     numbers = [number(device.gpu, attribute) for device in devices]
     if all(value is not None for value in numbers) and len(set(numbers)) == len(devices):

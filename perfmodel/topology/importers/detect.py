@@ -1,4 +1,4 @@
-"""What kind of file is this? By its content; wrong kinds are refused with a reason."""
+"""Kind of a file, by its content; other kinds are refused with a reason."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TEXTS = (
 
 
 def read_content(path: Path) -> str:
-    """Read a text file that somebody else wrote; terminal colours are dropped.
+    """Read a text file of another tool; terminal colours are dropped.
 
     Raises
     ------
@@ -57,8 +57,8 @@ def read_content(path: Path) -> str:
         Unreadable, empty, too large, binary, or not UTF-8.
     """
 
-    def refuse(found: str) -> InputError:
-        return InputError(Fault("file", found, WANTED, str(path)))
+    def refuse(problem: str) -> InputError:
+        return InputError(Fault("file", problem, WANTED, str(path)))
 
     try:
         with path.open("rb") as stream:
@@ -67,10 +67,10 @@ def read_content(path: Path) -> str:
         raise refuse(error.strerror or str(error)) from None
     if len(data) > LARGEST_BYTES:
         raise refuse(f"more than {LARGEST_BYTES // 2**20} MiB")
-    packed = next((what for magic, what in _MAGIC if data.startswith(magic)), None)
+    packing = next((contents for magic, contents in _MAGIC if data.startswith(magic)), None)
     wide = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
-    if packed or (b"\0" in data and not wide):
-        raise refuse(packed or "binary data")
+    if packing or (b"\0" in data and not wide):
+        raise refuse(packing or "binary data")
     try:
         text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -81,7 +81,7 @@ def read_content(path: Path) -> str:
 
 
 def kind_of(text: str, file: str) -> Kind:
-    """Tell what a text is.
+    """Return the kind of a text.
 
     Raises
     ------
@@ -89,8 +89,8 @@ def kind_of(text: str, file: str) -> Kind:
         Something else; the message says what it seems to be and what to do with it.
     """
 
-    def refuse(found: str) -> InputError:
-        return InputError(Fault("file", found, WANTED, file))
+    def refuse(problem: str) -> InputError:
+        return InputError(Fault("file", problem, WANTED, file))
 
     root = _root(text)
     if root == "system":
@@ -106,9 +106,9 @@ def kind_of(text: str, file: str) -> Kind:
         return "topo-matrix"
     if re.search(r'^(Switch|Ca|Rt)\s+\d+\s+"[SHR]-', text, re.MULTILINE):
         return "ibnetdiscover"
-    for pattern, what in _TEXTS:
+    for pattern, contents in _TEXTS:
         if re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
-            raise refuse(what)
+            raise refuse(contents)
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     raise refuse(f"text that begins with {first[:60]!r}")
 
@@ -139,8 +139,10 @@ def _is_matrix(text: str) -> bool:
 def _is_status_matrix(text: str) -> bool:
     rows = re.findall(r"^[ \t]*GPU\d+((?:[ \t]+\S+)+)", text, re.MULTILINE)
     cells = {cell for row in rows for cell in row.split()} - {"X"}
-    ways = {"PIX", "PXB", "PHB", "NODE", "SYS", "SOC"}
+    path_types = {"PIX", "PXB", "PHB", "NODE", "SYS", "SOC"}
     bonded = any(re.fullmatch(r"NV\d+", cell) for cell in cells)
     return (
-        not (cells & ways) and not bonded and bool(cells & {"OK", "NS", "CNS", "GNS", "TNS", "DR"})
+        not (cells & path_types)
+        and not bonded
+        and bool(cells & {"OK", "NS", "CNS", "GNS", "TNS", "DR"})
     )

@@ -43,7 +43,7 @@ class _Block:
 
 
 @dataclass
-class _Found:
+class _Listing:
     """Everything of a file: blocks by identifier."""
 
     blocks: dict[str, _Block]
@@ -65,9 +65,9 @@ def read_fabric(text: str, file: str) -> ImportedTopology:
     InputError
         No switch, no host, or a block that says nothing; every fault.
     """
-    found = _blocks(text, file)
-    names = _switch_names(found)
-    hosts = _hosts(found, names)
+    listing = _blocks(text, file)
+    names = _switch_names(listing)
+    hosts = _hosts(listing, names)
     if not names or not hosts:
         lacking = "no switch" if not names else "no host beside a switch"
         raise InputError(Fault("file", lacking, "switches and hosts, as ibnetdiscover lists them",
@@ -78,45 +78,48 @@ def read_fabric(text: str, file: str) -> ImportedTopology:
     for host in odd:
         del hosts[host]
     if odd:
-        found.notes.append(f"{len(odd)} hosts with another number of NICs than {usual} are left out"
-                           f" ({', '.join(odd[:5])}{', ...' if len(odd) > 5 else ''})")  # fmt: skip
-    trunks = list(_trunks(found, names))
+        names_shown = f"{', '.join(odd[:5])}{', ...' if len(odd) > 5 else ''}"
+        listing.notes.append(
+            f"{len(odd)} hosts with another number of NICs than {usual} are left out"
+            f" ({names_shown})"
+        )
+    trunks = list(_trunks(listing, names))
     description = f"{len(names)} switches, {len(hosts)} hosts of {usual} NICs"
     return ImportedTopology(
         kind="ibnetdiscover",
-        document=_document(file, description, hosts, trunks, found),
+        document=_document(file, description, hosts, trunks, listing),
         title=f"Imported from {Path(file).name}, ibnetdiscover.",
-        notes=tuple(found.notes),
+        notes=tuple(listing.notes),
     )
 
 
 # ---------------------------------------------------------------- parsing
 
 
-def _blocks(text: str, file: str) -> _Found:
+def _blocks(text: str, file: str) -> _Listing:
     blocks: dict[str, _Block] = {}
     faults: list[Fault] = []
-    here: _Block | None = None
+    block: _Block | None = None
     for number, line in enumerate(text.splitlines(), 1):
         begins = _BLOCK.match(line)
         if begins:
             kind, _, guid, name = begins.groups()
-            here = _Block(kind, guid.lower(), (name or "").strip(), number)
-            if here.guid in blocks:
+            block = _Block(kind, guid.lower(), (name or "").strip(), number)
+            if block.guid in blocks:
                 faults.append(Fault("block", f"{guid} again (first on line"
-                                    f" {blocks[here.guid].line})", "each device once", file,
+                                    f" {blocks[block.guid].line})", "each device once", file,
                                     number))  # fmt: skip
-            blocks[here.guid] = here
+            blocks[block.guid] = block
         elif line.startswith("["):
             port = _PORT.match(line)
-            if port is None or here is None:
+            if port is None or block is None:
                 faults.append(Fault("port", repr(line[:50]), '[port] "S-GUID"[port] # ... 4xHDR',
                                     file, number))  # fmt: skip
                 continue
-            here.ports[int(port[1])] = (port[2].lower(), int(port[3]), _rate(port[4]))
+            block.ports[int(port[1])] = (port[2].lower(), int(port[3]), _rate(port[4]))
     if faults:
         raise InputError(faults[:20])
-    return _Found(blocks, [])
+    return _Listing(blocks, [])
 
 
 def _rate(rest: str) -> float | None:
@@ -127,25 +130,27 @@ def _rate(rest: str) -> float | None:
 # ---------------------------------------------------------------- names
 
 
-def _switch_names(found: _Found) -> dict[str, str]:
+def _switch_names(listing: _Listing) -> dict[str, str]:
     """Short, unique names of the switches, by identifier."""
     named: dict[str, str] = {}
-    taken: Counter[str] = Counter()
-    for guid, block in found.blocks.items():
+    uses: Counter[str] = Counter()
+    for guid, block in listing.blocks.items():
         if block.kind != "Switch":
             continue
         text = block.name.split(";")[-1] or guid
         name = re.sub(r"[^A-Za-z0-9_.:-]+", "-", text).strip("-") or guid
-        taken[name] += 1
-        named[guid] = name if taken[name] == 1 else f"{name}.{taken[name]}"
+        uses[name] += 1
+        named[guid] = name if uses[name] == 1 else f"{name}.{uses[name]}"
     return named
 
 
-def _hosts(found: _Found, switches: Mapping[str, str]) -> dict[str, list[tuple[str, float | None]]]:
+def _hosts(
+    listing: _Listing, switches: Mapping[str, str]
+) -> dict[str, list[tuple[str, float | None]]]:
     """Leaf switch and rate of each NIC, host by host, in the order of their names."""
     rows: list[tuple[str, str, str, float | None]] = []
     dropped: Counter[str] = Counter()
-    for guid, block in found.blocks.items():
+    for guid, block in listing.blocks.items():
         if block.kind != "Ca":
             continue
         if _NO_HOST.search(block.name):
@@ -153,28 +158,28 @@ def _hosts(found: _Found, switches: Mapping[str, str]) -> dict[str, list[tuple[s
             continue
         for port, (far, _, _) in sorted(block.ports.items()):
             if far in switches:
-                host, nic = _host_of(block, found.notes)
-                rows.append((host, f"{nic}:{port:03d}", switches[far], found.rate(guid, port)))
+                host, nic = _host_of(block, listing.notes)
+                rows.append((host, f"{nic}:{port:03d}", switches[far], listing.rate(guid, port)))
     for name, count in dropped.items():
-        found.notes.append(f"{count} x {name!r} is no host")
+        listing.notes.append(f"{count} x {name!r} is no host")
     hosts: dict[str, list[tuple[str, float | None]]] = {}
-    for host, _, switch, rate in sorted(rows, key=_natural):
+    for host, _, switch, rate in sorted(rows, key=_natural_key):
         hosts.setdefault(host, []).append((switch, rate))
     return hosts
 
 
 def _host_of(block: _Block, notes: list[str]) -> tuple[str, str]:
     """Host and adapter by the words of a Ca: "node1 mlx5_0", "node1 HCA-1", or a model's name."""
-    words = block.name.split()
-    if len(words) >= 2 and not re.match(r"MT\d+|Mellanox|ConnectX", words[0]):
-        return words[0], " ".join(words[1:])
+    parts = block.name.split()
+    if len(parts) >= 2 and not re.match(r"MT\d+|Mellanox|ConnectX", parts[0]):
+        return parts[0], " ".join(parts[1:])
     note = "adapters whose names are those of their models are hosts of their own"
     if note not in notes:
         notes.append(note)
     return block.guid.removeprefix("h-"), "0"
 
 
-def _natural(row: tuple[str, str, str, float | None]) -> tuple[Any, ...]:
+def _natural_key(row: tuple[str, str, str, float | None]) -> tuple[Any, ...]:
     return tuple(
         (int(part), "") if part.isdigit() else (-1, part)
         for text in row[:2]
@@ -186,12 +191,12 @@ def _natural(row: tuple[str, str, str, float | None]) -> tuple[Any, ...]:
 
 
 def _trunks(
-    found: _Found, names: Mapping[str, str]
+    listing: _Listing, names: Mapping[str, str]
 ) -> Iterator[tuple[str, str, int, float | None]]:
     """Cables between switches: how many of a rate between each two."""
-    seen: set[tuple[tuple[str, int], tuple[str, int]]] = set()
+    counted: set[tuple[tuple[str, int], tuple[str, int]]] = set()
     cables: Counter[tuple[str, str, float | None]] = Counter()
-    for guid, block in found.blocks.items():
+    for guid, block in listing.blocks.items():
         if guid not in names:
             continue
         for number, (far, far_port, _) in block.ports.items():
@@ -199,10 +204,10 @@ def _trunks(
                 continue
             ends = sorted([(guid, number), (far, far_port)])
             cable = (ends[0], ends[1])
-            if cable in seen:
+            if cable in counted:
                 continue
-            seen.add(cable)
-            cables[ends[0][0], ends[1][0], found.rate(guid, number)] += 1
+            counted.add(cable)
+            cables[ends[0][0], ends[1][0], listing.rate(guid, number)] += 1
     order = {guid: at for at, guid in enumerate(names)}
     for (a, b, rate), count in sorted(
         cables.items(), key=lambda c: (order[c[0][0]], order[c[0][1]])
@@ -212,20 +217,20 @@ def _trunks(
 
 def _document(
     file: str, description: str, hosts: Mapping[str, list[tuple[str, float | None]]],
-    trunks: list[_Trunk], found: _Found,
+    trunks: list[_Trunk], listing: _Listing,
 ) -> dict[str, Any]:  # fmt: skip
     shape = plain(read_yaml(data_folder("topologies") / "fabrics" / "one-switch.yaml"))
-    found.notes.append("times through switches and cables as in one-switch")
+    listing.notes.append("times through switches and cables as in one-switch")
     rates = {rate for nics in hosts.values() for _, rate in nics if rate}
     if rates:
-        shown = ", ".join(f"{rate:g}" for rate in sorted(rates))
-        found.notes.append(f"the host template's NICs; the file has NICs of {shown} Gbit/s")
+        rate_list = ", ".join(f"{rate:g}" for rate in sorted(rates))
+        listing.notes.append(f"the host template's NICs; the file has NICs of {rate_list} Gbit/s")
     rows = []
     for a, b, cables, rate in trunks:
         row: dict[str, Any] = {"from": a, "to": b, "cables": cables}
         rows.append(row | ({"bandwidth": f"{rate:g} Gbit/s"} if rate else {}))
     if any(rate is None for *_, rate in trunks):
-        found.notes.append("cables whose rate the file does not say are as fast as the NICs")
+        listing.notes.append("cables whose rate the file does not say are as fast as the NICs")
     name = Path(file).name
     return {
         "perfmodel": 1,

@@ -1,4 +1,4 @@
-"""Import a file: tell its kind by its content, and read it."""
+"""Import a file of any kind that is known by its content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def import_file(
     ----------
     path : Path
         An NCCL topology XML, the text of ``nvidia-smi topo -m`` or of ``ibnetdiscover``; its
-        content tells which.
+        kind is found from the content.
     gpu : str, optional
         Model of the GPUs, where the file does not say; any usual spelling.
     template : str, optional
@@ -47,18 +47,18 @@ def import_file(
                   "a topology (NCCL_TOPO_DUMP_FILE), with this beside it as --graph", str(path))
         )  # fmt: skip
     if kind == "ibnetdiscover":
-        _refuse_beside(gpu, template, graph)
+        _refuse_options(gpu, template, graph)
         return read_fabric(text, str(path))
     read = read_nccl if kind == "nccl-topology" else read_matrix
-    found = read(text, str(path), gpu=gpu, template=template)
-    return found if graph is None else with_graph(found, graph)
+    imported = read(text, str(path), gpu=gpu, template=template)
+    return imported if graph is None else with_graph(imported, graph)
 
 
-def _refuse_beside(gpu: str | None, template: str | None, graph: Path | None) -> None:
-    given = {"gpu": gpu, "template": template, "graph": graph}
+def _refuse_options(gpu: str | None, template: str | None, graph: Path | None) -> None:
+    options = {"gpu": gpu, "template": template, "graph": graph}
     faults = [
         Fault(name, repr(str(value)), "nothing: a fabric has no GPUs")
-        for name, value in given.items()
+        for name, value in options.items()
         if value is not None
     ]
     if faults:

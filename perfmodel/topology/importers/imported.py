@@ -1,7 +1,4 @@
-"""What was read from somebody else's file: a document, and what was assumed.
-
-A node template as the text of a YAML file, in the style of the shipped ones.
-"""
+"""An imported host or fabric: its document, what was assumed, and its text as YAML."""
 
 from __future__ import annotations
 
@@ -20,10 +17,61 @@ _PLAIN = re.compile(r"[A-Za-z_][\w./+-]*( [\w./+-]+)*")
 _NOT_STRINGS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
+@dataclass(frozen=True, slots=True)
+class ImportedTopology:
+    """A description that was read from a file of another tool.
+
+    Parameters
+    ----------
+    kind : Kind or {"nvml"}
+        What was read.
+    document : mapping
+        A template of a node, or a fabric; see `perfmodel.topology.templates.spec`.
+    title : str
+        One line: what it is and where it is from.
+    notes : tuple of str
+        What was assumed.
+    comments : mapping
+        Comments by section and position: where in the file an entry is from.
+    """
+
+    kind: Kind | str
+    document: Mapping[str, Any]
+    title: str
+    notes: tuple[str, ...]
+    comments: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    @property
+    def is_fabric(self) -> bool:
+        """Whether it is a network and not a host."""
+        return bool(self.document["kind"] == "fabric")
+
+    def node(self) -> NodeSpec:
+        """Return the host's template."""
+        return validate_document(NodeSpec, self.document)
+
+    def fabric(self) -> FabricFile:
+        """Return the network."""
+        return validate_document(FabricFile, self.document)
+
+    def text(self) -> str:
+        """Return the YAML, with comments that say what was assumed."""
+        comments = [self.title, *(f"Assumed: {note}." for note in self.notes)]
+        return template_text(self.document, comments, self.comments)
+
+
+def plain_name(path: str) -> str:
+    """Return a file's name as a name of a machine."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.") or "imported"
+
+
+# ---------------------------------------------------------------- YAML
+
+
 def template_text(
     document: Mapping[str, Any],
     comments: Sequence[str] = (),
-    beside: Mapping[str, Mapping[int, str]] | None = None,
+    entry_comments: Mapping[str, Mapping[int, str]] | None = None,
 ) -> str:
     """Write a document out.
 
@@ -33,23 +81,23 @@ def template_text(
         A template of a node or a fabric, made of mappings, lists and scalars.
     comments : sequence of str
         Lines for the head of the file.
-    beside : mapping, optional
+    entry_comments : mapping, optional
         Comments on entries of lists: section, position, text.
     """
     split = (line for comment in comments for line in comment.splitlines())
     lines = [f"# {_one_line(line)}".rstrip() for line in split]
     for key, value in document.items():
-        lines += _field(key, value, "", (beside or {}).get(key, {}))
+        lines += _field(key, value, "", (entry_comments or {}).get(key, {}))
     return "\n".join(lines) + "\n"
 
 
 def _one_line(comment: str) -> str:
-    """Words of strangers as a comment: no line break that would end it, nothing YAML refuses."""
+    """Return text of the file as one comment: no line break, no character that YAML refuses."""
     return "".join(char if char.isprintable() else " " for char in comment)
 
 
 def _field(
-    key: str, value: Any, indent: str, beside: Mapping[int, str] | None = None
+    key: str, value: Any, indent: str, comments: Mapping[int, str] | None = None
 ) -> Iterator[str]:
     if isinstance(value, Mapping) and value:
         yield f"{indent}{_scalar(key)}:"
@@ -58,7 +106,7 @@ def _field(
     elif isinstance(value, list | tuple) and value:
         yield f"{indent}{_scalar(key)}:"
         for at, item in enumerate(value):
-            comment = (beside or {}).get(at)
+            comment = (comments or {}).get(at)
             yield f"{indent}  - {_flow(item)}" + (f"  # {_one_line(comment)}" if comment else "")
     else:
         yield f"{indent}{_scalar(key)}: {_flow(value)}"
@@ -93,51 +141,3 @@ def _escaped(char: str) -> str:
         return char
     code = ord(char)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedTopology:
-    """A description that was read from somebody else's file.
-
-    Parameters
-    ----------
-    kind : Kind or {"nvml"}
-        What was read.
-    document : mapping
-        A template of a node, or a fabric; see `perfmodel.topology.templates.spec`.
-    title : str
-        One line: what it is and where it is from.
-    notes : tuple of str
-        What was assumed.
-    beside : mapping
-        Comments by section and position: where in the file an entry is from.
-    """
-
-    kind: Kind | str
-    document: Mapping[str, Any]
-    title: str
-    notes: tuple[str, ...]
-    beside: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-
-    @property
-    def is_fabric(self) -> bool:
-        """Whether it is a network and not a host."""
-        return bool(self.document["kind"] == "fabric")
-
-    def node(self) -> NodeSpec:
-        """Return the host's template."""
-        return validate_document(NodeSpec, self.document)
-
-    def fabric(self) -> FabricFile:
-        """Return the network."""
-        return validate_document(FabricFile, self.document)
-
-    def text(self) -> str:
-        """Return the YAML, with comments that say what was assumed."""
-        comments = [self.title, *(f"Assumed: {note}." for note in self.notes)]
-        return template_text(self.document, comments, self.beside)
-
-
-def plain_name(path: str) -> str:
-    """Return a file's name as a name of a machine."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.") or "imported"

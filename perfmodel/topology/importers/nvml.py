@@ -11,7 +11,7 @@ from typing import Any
 
 from perfmodel.errors import ExecutorUnavailable
 from perfmodel.topology.importers.imported import ImportedTopology
-from perfmodel.topology.importers.nvidia_smi.path_levels import drafted_from
+from perfmodel.topology.importers.nvidia_smi.path_levels import template_from_matrix
 from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
 
 _LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -32,7 +32,7 @@ def discover(
     Parameters
     ----------
     module : module, optional
-        What speaks NVML (default: ``pynvml`` of nvidia-ml-py).
+        Binding of NVML (default: ``pynvml`` of nvidia-ml-py).
     sysfs : Path
         Where NICs and NUMA domains are looked up.
     name : str
@@ -58,7 +58,7 @@ def discover(
     finally:
         nvml.nvmlShutdown()
     title = "Discovered on a machine by NVML and sysfs."
-    return drafted_from(matrix, name, kind="nvml", title=title, gpu=None, template=None)
+    return template_from_matrix(matrix, name, kind="nvml", title=title, gpu=None, template=None)
 
 
 def _module() -> Any:
@@ -83,8 +83,8 @@ def _matrix(nvml: Any, sysfs: Path) -> Matrix:
         first = _text(nvml.nvmlDeviceGetName(handles[0]))
         notes.append(f"all GPUs are {first}, the first of {', '.join(sorted(models))}")
     cells: dict[tuple[str, str], str] = {}
-    for (a, one), (b, other) in permutations(enumerate(handles), 2):
-        level = nvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
+    for (a, near), (b, far) in permutations(enumerate(handles), 2):
+        level = nvml.nvmlDeviceGetTopologyCommonAncestor(near, far)
         cells[f"GPU{a}", f"GPU{b}"] = _LEVELS.get(int(level), "SYS")
     _add_nvlinks(nvml, handles, buses, cells)
     nics, legend, ports = _nics(sysfs)
@@ -92,7 +92,7 @@ def _matrix(nvml: Any, sysfs: Path) -> Matrix:
     for nic, place in nics.items():
         for name in places:
             if name != nic:
-                cells[name, nic] = cells[nic, name] = _way(places[name], place)
+                cells[name, nic] = cells[nic, name] = _path_type(places[name], place)
     numa = {f"GPU{at}": _numa(sysfs, bus) for at, bus in enumerate(buses)}
     return Matrix(
         devices=(*(f"GPU{at}" for at in range(count)), *nics),
@@ -107,13 +107,13 @@ def _matrix(nvml: Any, sysfs: Path) -> Matrix:
 
 
 def _pcie(nvml: Any, handles: list[Any]) -> dict[str, tuple[int, int]]:
-    found = {}
+    links = {}
     for at, handle in enumerate(handles):
         generation = _answer(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle)
         width = _answer(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle)
         if generation and width:
-            found[f"GPU{at}"] = (int(generation), int(width))
-    return found
+            links[f"GPU{at}"] = (int(generation), int(width))
+    return links
 
 
 def _add_nvlinks(
@@ -133,12 +133,12 @@ def _add_nvlinks(
                 direct[at, buses.index(bus)] += 1
             elif kind == _REMOTE_SWITCH:
                 switched[at] += 1
-    for here, lanes in switched.items():
-        for there in switched:
-            if here != there:
-                cells[f"GPU{here}", f"GPU{there}"] = f"NV{lanes}"
-    for (here, there), lanes in direct.items():
-        cells[f"GPU{here}", f"GPU{there}"] = f"NV{lanes}"
+    for src, lanes in switched.items():
+        for dst in switched:
+            if src != dst:
+                cells[f"GPU{src}", f"GPU{dst}"] = f"NV{lanes}"
+    for (src, dst), lanes in direct.items():
+        cells[f"GPU{src}", f"GPU{dst}"] = f"NV{lanes}"
 
 
 def _answer(nvml: Any, question: str, *about: Any) -> Any:
@@ -170,8 +170,8 @@ def _nics(
     legend: dict[str, str] = {}
     ports: dict[str, tuple[str, float, str]] = {}
     folder = sysfs / "class" / "infiniband"
-    for device in sorted(folder.iterdir(), key=_natural) if folder.is_dir() else []:
-        for port in sorted((device / "ports").glob("*"), key=_natural):
+    for device in sorted(folder.iterdir(), key=_natural_key) if folder.is_dir() else []:
+        for port in sorted((device / "ports").glob("*"), key=_natural_key):
             speed = re.match(r"\s*([\d.]+)\s*Gb/sec", _read(port / "rate"))
             if speed is None or "ACTIVE" not in _read(port / "state"):
                 continue
@@ -186,7 +186,7 @@ def _nics(
     return places, legend, ports
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def _natural_key(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part)
             for part in re.split(r"(\d+)", path.name)]  # fmt: skip
 
@@ -200,19 +200,19 @@ def _numa(sysfs: Path, bus: str) -> str | None:
     return text if text.isdigit() else None
 
 
-def _way(a: str, b: str) -> str:
+def _path_type(a: str, b: str) -> str:
     """Path type of two PCI functions, by the bridges above both."""
-    left, right = (Path(place).parts for place in (a, b))
+    parts, other_parts = (Path(place).parts for place in (a, b))
     common = 0
-    for x, y in zip(left, right, strict=False):
+    for x, y in zip(parts, other_parts, strict=False):
         if x != y:
             break
         common += 1
-    shared = [part for part in left[:common] if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:.*", part)]
+    shared = [part for part in parts[:common] if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:.*", part)]
     if shared:
-        bridges = max(len(left), len(right)) - common
+        bridges = max(len(parts), len(other_parts)) - common
         return "PIX" if bridges <= 2 else "PXB"
-    if any(re.fullmatch(r"pci[0-9a-f]{4}:[0-9a-f]{2}", part) for part in left[:common]):
+    if any(re.fullmatch(r"pci[0-9a-f]{4}:[0-9a-f]{2}", part) for part in parts[:common]):
         return "PHB"
     domains = [_read(Path(place) / "numa_node").strip() for place in (a, b)]
     return "NODE" if domains[0] == domains[1] and domains[0].isdigit() else "SYS"

@@ -1,1 +1,1 @@
-"""routing."""
+"""Routes inside hosts and between them; `router.Router` finds them."""

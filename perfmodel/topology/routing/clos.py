@@ -1,7 +1,7 @@
-"""The structure of a regular fabric: routes by arithmetic instead of search.
+"""Structure of a regular fabric (Clos, fat tree), by which routes are computed without search.
 
 Ports are numbered host by host (port p belongs to host ``p // nics``), cables as
-`perfmodel.topology.fabric.assemble` lays them: port p's arcs are ``first + 2 p`` (into the fabric) and the
+`perfmodel.topology.fabric.assemble` numbers them: port p's arcs are ``first + 2 p`` (in) and the
 one after it (out of it); then come the trunks, leaf by leaf, and, in a fat tree, those between
 aggregation and core switches. Every trunk cable is two arcs, up and down.
 """
@@ -41,7 +41,7 @@ class Tiers:
         Core switches above each of those; 0 in a fabric of one pod. Core switch c joins the
         same-numbered switch of every pod.
     by_place : bool
-        Whether a port's place in its leaf chooses the way (no two ports of a leaf that has as many
+        Whether a port's place in its leaf chooses the path (no two ports of a leaf that has as many
         uplinks as ports share one), instead of a hash.
     """
 
@@ -63,7 +63,7 @@ class Tiers:
         trunks = self.leaves * self.above * self.cables + pods * self.above * self.cores
         return 2 * (len(self.leaf_of) + trunks)
 
-    # ------------------------------------------------------------ ways between two ports
+    # ------------------------------------------------------------ paths between two ports
 
     def kinds(self, src: Ints, dst: Ints) -> Ints:
         """How far pairs of ports are apart: 0 one leaf, 1 one pod, 2 two pods."""
@@ -71,31 +71,31 @@ class Tiers:
         far = np.where(a // self.pod == b // self.pod, 1, 2)
         return np.where(a == b, 0, far)
 
-    def ways(self, kind: int) -> int:
-        """Number of equally short ways between ports of this kind of distance."""
+    def paths(self, kind: int) -> int:
+        """Number of equally short paths between ports that are so far apart."""
         return (1, self.above * self.cables**2, self.above * max(1, self.cores))[kind]
 
     def choose(self, src: Ints, dst: Ints, flow: Ints, kind: int) -> Ints:
-        """Number of the way that each flow takes, 0 ... ways - 1."""
+        """Number of the path that each flow takes, 0 ... paths - 1."""
         if kind == 0:
             return np.zeros_like(src)
         if not self.by_place:
-            return (hashed(src, dst, flow) % np.uint64(self.ways(kind))).astype(np.int64)
+            return (hashed(src, dst, flow) % np.uint64(self.paths(kind))).astype(np.int64)
         place = self.place_of[src]
         up, rest = place % self.above, place // self.above
         if kind == 2:
-            beside = self.leaf_of[src] % self.pod  # place of the leaf in its pod
-            return up + self.above * (beside % self.cores)
+            leaf_place = self.leaf_of[src] % self.pod  # place of the leaf in its pod
+            return up + self.above * (leaf_place % self.cores)
         cable = rest % self.cables
         return up + self.above * (cable + self.cables * cable)
 
-    def arcs_of(self, src: Ints, dst: Ints, way: Ints, kind: int) -> Ints:
-        """Arcs of ways by number; shape (flows, hops) with 2, 4 or 6 hops."""
+    def arcs_of(self, src: Ints, dst: Ints, path: Ints, kind: int) -> Ints:
+        """Arcs of paths by number; shape (flows, hops) with 2, 4 or 6 hops."""
         into, out = self.first + 2 * src, self.first + 2 * dst + 1
         if kind == 0:
             return np.stack(np.broadcast_arrays(into, out), axis=-1)
         a, b = self.leaf_of[src], self.leaf_of[dst]
-        switch, rest = way % self.above, way // self.above
+        switch, rest = path % self.above, path // self.above
         if kind == 1:
             up = self._trunk(a, switch, rest % self.cables)
             down = self._trunk(b, switch, rest // self.cables) + 1
@@ -119,20 +119,20 @@ def places(leaf_of: Ints) -> Ints:
     order = np.argsort(leaf_of, kind="stable")
     sizes = np.bincount(leaf_of)
     starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    found = np.empty_like(leaf_of)
-    found[order] = np.arange(len(leaf_of)) - starts
-    return found
+    place_of = np.empty_like(leaf_of)
+    place_of[order] = np.arange(len(leaf_of)) - starts
+    return place_of
 
 
 def hashed(src: Ints, dst: Ints, flow: Ints) -> NDArray[np.uint64]:
     """64 well-mixed bits per flow (SplitMix64, Steele, Lea and Flood, OOPSLA 2014, figure 17)."""
     state = np.zeros(np.broadcast_shapes(src.shape, dst.shape, flow.shape), dtype=np.uint64)
     for part in (src, dst, flow):
-        state = _mixed(state + part.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+        state = _mix(state + part.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
     return state
 
 
-def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Ways between hosts: shortest paths through the switches, spread by a stable hash."""
+"""Equal-cost multi-path routing (RFC 2992) over any fabric, by search and a stable hash."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _Levels = list[dict[str, None]]
 class SearchedRoutes:
     """Routes from NIC to NIC (or switch) over the fabric of a topology.
 
-    Both ends are searched towards each other, level by level, until they meet: in a leaf-spine
-    network this looks at the two leaves' spines only, however many leaves there are. What was
-    searched is kept per leaf. Of all switches where the searches meet, and of all cables on the
-    way, a hash of source, destination and flow picks one (equal-cost multi-path routing).
+    A breadth-first search from both ends, level by level, until they meet: in a leaf-spine network
+    it visits the spines of two leaves only, however many leaves there are. Levels are cached per
+    leaf. Of all switches where the searches meet, and of all cables to them, a hash of source,
+    destination and flow picks one.
 
     Parameters
     ----------
@@ -71,9 +71,9 @@ class SearchedRoutes:
         meeting, ahead, behind = self._meet(forward, backward, src, dst)
         turn, choice = _pick(meeting, _hash(src, dst, flow))
         nodes = [dict.fromkeys([src])] if src not in self._switches else []
-        up, choice = self._climb(turn, [*nodes, *forward[:ahead]], self._entering, choice)
+        up, choice = self._arcs_to_end(turn, [*nodes, *forward[:ahead]], self._entering, choice)
         nodes = [dict.fromkeys([dst])] if dst not in self._switches else []
-        down, _ = self._climb(turn, [*nodes, *backward[:behind]], self._leaving, choice)
+        down, _ = self._arcs_to_end(turn, [*nodes, *backward[:behind]], self._leaving, choice)
         return (*reversed(up), *down)
 
     def _switches_at(self, name: str, neighbours: _Neighbours) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class SearchedRoutes:
     def _meet(
         self, forward: _Levels, backward: _Levels, src: str, dst: str
     ) -> tuple[list[str], int, int]:
-        """Switches halfway on the shortest ways, and their distances from the two ends."""
+        """Switches halfway on the shortest paths, and their distances from the two ends."""
         ahead = behind = 0
         while True:
             meeting = _common(forward[ahead], backward[behind])
@@ -102,38 +102,38 @@ class SearchedRoutes:
     def _extend(self, levels: _Levels, depth: int, neighbours: _Neighbours) -> None:
         if depth < len(levels):
             return
-        seen = set().union(*levels)
+        reached = set().union(*levels)
         levels.append(
             {
                 name: None
-                for here in levels[-1]
-                for name in neighbours.get(here, ())
-                if name in self._switches and name not in seen
+                for switch in levels[-1]
+                for name in neighbours.get(switch, ())
+                if name in self._switches and name not in reached
             }
         )
 
     @staticmethod
-    def _climb(
+    def _arcs_to_end(
         turn: str, levels: Iterable[dict[str, None]], neighbours: _Neighbours, choice: int
     ) -> tuple[list[int], int]:
         """Arcs from the meeting switch back to an end, one level at a time, nearest arc first."""
-        taken: list[int] = []
-        here = turn
+        arcs: list[int] = []
+        switch = turn
         for level in reversed(list(levels)):
-            beside = neighbours[here]
-            options = [(name, arc) for name in _common(level, beside) for arc in beside[name]]
-            (here, arc), choice = _pick(options, choice)
-            taken.append(arc)
-        return taken, choice
+            cables = neighbours[switch]
+            options = [(name, arc) for name in _common(level, cables) for arc in cables[name]]
+            (switch, arc), choice = _pick(options, choice)
+            arcs.append(arc)
+        return arcs, choice
 
 
-def _common(left: Collection[str], right: Collection[str]) -> list[str]:
-    near, far = (left, right) if len(left) <= len(right) else (right, left)
+def _common(some: Collection[str], others: Collection[str]) -> list[str]:
+    near, far = (some, others) if len(some) <= len(others) else (others, some)
     return [name for name in near if name in far]
 
 
 def _hash(src: str, dst: str, flow: int) -> int:
-    """128 bits of which every choice on the way uses up some: no two levels decide alike."""
+    """128 bits; each choice along the route uses up some, so that levels choose independently."""
     return int.from_bytes(blake2b(f"{src}>{dst}#{flow}".encode(), digest_size=16).digest(), "big")
 
 

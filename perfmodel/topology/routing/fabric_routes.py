@@ -25,9 +25,9 @@ class NoWay(TopologyError):
 class FabricRoutes:
     """Routes from NIC to NIC (or switch) over the fabric of a topology.
 
-    Of all shortest ways that are left a hash of source, destination and flow picks one (equal-cost
-    multi-path routing), or the source's port where the fabric is routed by rails. A flow whose way
-    is dead is hashed anew over those that are left; all others stay where they are.
+    A hash of source, destination and flow picks one of all shortest paths (equal-cost multi-path
+    routing), or the source's port does where the fabric is routed by rails. A flow whose path has
+    failed is hashed over the paths that remain; all others keep theirs.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class FabricRoutes:
     def __contains__(self, name: str) -> bool:
         """Whether a cable of the fabric ends at this device."""
         if self._tiers is None:
-            return name in self._searched
+            return name in self._search
         place = self._topology.graph.nodes[name]
         return place["host"] < 0 or place["local"] in self._port
 
@@ -62,7 +62,7 @@ class FabricRoutes:
         """
         ports = [self._port_of(name) for name in (src, dst)]
         if self._tiers is None or None in ports:
-            return self._searched.route(src, dst, flow)
+            return self._search.route(src, dst, flow)
         a, b = (np.array([port]) for port in ports)
         _, arcs = self.routes(a, b, np.array([flow % (1 << 62)]))
         return tuple(arcs.tolist())
@@ -96,34 +96,34 @@ class FabricRoutes:
         pointers = np.cumsum(lengths) - lengths
         arcs = np.empty(int(lengths.sum()), dtype=np.int64)
         for kind in _KINDS:
-            which = np.flatnonzero(kinds == kind)
-            if not len(which):
+            members = np.flatnonzero(kinds == kind)
+            if not len(members):
                 continue
-            a, b, f = src[which], dst[which], flow[which]
-            found = tiers.arcs_of(a, b, tiers.choose(a, b, f, kind), kind)
-            for at in np.flatnonzero(self._dead[found].any(axis=1)).tolist():
-                one = slice(at, at + 1)
-                way = self._around(tiers, a[one], b[one], f[one], kind)
-                if way is None:
+            a, b, f = src[members], dst[members], flow[members]
+            rows = tiers.arcs_of(a, b, tiers.choose(a, b, f, kind), kind)
+            for at in np.flatnonzero(self._dead[rows].any(axis=1)).tolist():
+                row = slice(at, at + 1)
+                detour = self._detour(tiers, a[row], b[row], f[row], kind)
+                if detour is None:
                     ends = self.name_of(int(a[at])), self.name_of(int(b[at]))
-                    raise NoWay("no way is left from {} to {}".format(*ends), int(which[at]))
-                found[at] = way
-            arcs[pointers[which][:, None] + np.arange(found.shape[1])] = found
+                    raise NoWay("no way is left from {} to {}".format(*ends), int(members[at]))
+                rows[at] = detour
+            arcs[pointers[members][:, None] + np.arange(rows.shape[1])] = rows
         return lengths, arcs
 
-    def _around(self, tiers: Tiers, src: Ints, dst: Ints, flow: Ints, kind: int) -> Ints | None:
-        """A shortest way that is left, among all of them."""
-        every = tiers.arcs_of(src, dst, np.arange(tiers.ways(kind)), kind)
-        left = every[~self._dead[every].any(axis=1)]
-        if not len(left):
+    def _detour(self, tiers: Tiers, src: Ints, dst: Ints, flow: Ints, kind: int) -> Ints | None:
+        """One of the shortest paths that remain; None if all have failed."""
+        every = tiers.arcs_of(src, dst, np.arange(tiers.paths(kind)), kind)
+        living = every[~self._dead[every].any(axis=1)]
+        if not len(living):
             return None
-        chosen: Ints = left[int(tiers.choose(src, dst, flow, kind)[0]) % len(left)]
+        chosen: Ints = living[int(tiers.choose(src, dst, flow, kind)[0]) % len(living)]
         return chosen
 
     # ------------------------------------------------------------ names and search
 
     @cached_property
-    def _searched(self) -> SearchedRoutes:
+    def _search(self) -> SearchedRoutes:
         return SearchedRoutes(self._topology)
 
     @cached_property
@@ -151,12 +151,12 @@ class FabricRoutes:
         return int(place["host"]) * len(self._port) + self._port[place["local"]]
 
     def _by_search(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
-        ways = []
+        routes = []
         for at, (a, b) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
             try:
-                way = self._searched.route(self.name_of(a), self.name_of(b), int(flow[at]))
+                route = self._search.route(self.name_of(a), self.name_of(b), int(flow[at]))
             except TopologyError as error:
                 raise NoWay(str(error), at) from None
-            ways.append(way)
-        lengths = np.array([len(way) for way in ways], dtype=np.int64)
-        return lengths, np.array([arc for way in ways for arc in way], dtype=np.int64)
+            routes.append(route)
+        lengths = np.array([len(route) for route in routes], dtype=np.int64)
+        return lengths, np.array([arc for route in routes for arc in route], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Ways inside a host: found once for all hosts that are whole, and for each that is not."""
+"""Best paths inside a host: searched once for all healthy hosts, and for each faulty one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ _RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
 _WHOLE = -1
 
 
-class HostWays:
+class HostRoutes:
     """Best paths between the devices of one host, by their local names.
 
     Preferences are those of the machine as it was built (`Topology.healthy`): a link that got
-    slower keeps its traffic. Links that are dead carry no path, and a NIC without a cable serves
-    nobody.
+    slower keeps its traffic. No path uses a dead link, and no route a NIC without a cable.
 
     Parameters
     ----------
@@ -38,38 +37,38 @@ class HostWays:
             src, dst = (nodes[name]["local"] for name in arcs.names[index])
             arc = HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
             self._arcs.setdefault(src, []).append(arc)
-        self._dead = _dead_inside(topology)
-        self._cut = _cut_off(topology)
+        self._dead = _dead_arcs_by_host(topology)
+        self._cut = _cut_nics_by_host(topology)
         self._paths: dict[tuple[int, str], dict[str, Path]] = {}
         self._nics: dict[int, dict[str, tuple[str, ...]]] = {}
 
     def variants(self, hosts: int) -> Ints:
-        """Variant of each host: those of one have the same ways; -1 for whole hosts."""
-        found = np.full(hosts, _WHOLE, dtype=np.int64)
+        """Variant of each host: those of one have the same paths; -1 for healthy hosts."""
+        variant_of = np.full(hosts, _WHOLE, dtype=np.int64)
         odd = sorted(self._dead.keys() | self._cut.keys())
-        found[odd] = odd
-        return found
+        variant_of[odd] = odd
+        return variant_of
 
     def memory_of(self, cpu: str) -> str | None:
         """Memory beside a CPU, if there is one."""
-        beside = (arc.dst for arc in self._arcs.get(cpu, ()))
-        return next((name for name in beside if self.kinds[name] == "memory"), None)
+        neighbours = (arc.dst for arc in self._arcs.get(cpu, ()))
+        return next((name for name in neighbours if self.kinds[name] == "memory"), None)
 
     def paths(self, local: str, host: int) -> Mapping[str, Path]:
         """Best path to each device that this one reaches."""
         key = (host if host in self._dead else _WHOLE, local)
         if key not in self._paths:
             dead = self._dead.get(key[0], ())
-            self._paths[key] = best_paths(local, self.kinds, _living(self._arcs, dead))
+            self._paths[key] = best_paths(local, self.kinds, _living_arcs(self._arcs, dead))
         return self._paths[key]
 
     def nics(self, local: str, host: int) -> tuple[str, ...]:
         """NICs with a cable that a device reaches, best first; GPUs that share them use all."""
-        spread = self._nics.get(host if host in self._dead else _WHOLE)
-        if spread is None:
-            spread = self._spread(host)
-            self._nics[host if host in self._dead else _WHOLE] = spread
-        ranked = spread.get(local)
+        ranking = self._nics.get(host if host in self._dead else _WHOLE)
+        if ranking is None:
+            ranking = self._rank_nics(host)
+            self._nics[host if host in self._dead else _WHOLE] = ranking
+        ranked = ranking.get(local)
         if ranked is None:
             ranked = tuple(name for group in self._nic_groups(local, host) for name in group)
         cut = self._cut.get(host, ())
@@ -79,7 +78,7 @@ class HostWays:
         """CPU (NUMA domain) with the best path to a device, if any."""
         reached = self.paths(local, host)
         cpus = [name for name, kind in self.kinds.items() if kind == "cpu" and name in reached]
-        return min(cpus, key=lambda name: _badness(reached[name])) if cpus else None
+        return min(cpus, key=lambda name: _cost(reached[name])) if cpus else None
 
     def _nic_groups(self, local: str, host: int) -> list[list[str]]:
         """NICs that a device reaches, best first, equally good ones together."""
@@ -91,7 +90,7 @@ class HostWays:
                 groups.setdefault((_RANK[path.type], -path.bandwidth_Bps), []).append(name)
         return [groups[key] for key in sorted(groups)]
 
-    def _spread(self, host: int) -> dict[str, tuple[str, ...]]:
+    def _rank_nics(self, host: int) -> dict[str, tuple[str, ...]]:
         gpus = [name for name, kind in self.kinds.items() if kind == "gpu"]
         grouped = {gpu: self._nic_groups(gpu, host) for gpu in gpus}
         sharers: dict[tuple[str, ...], list[str]] = {}
@@ -107,11 +106,11 @@ class HostWays:
         return ranked
 
 
-def _badness(path: Path) -> tuple[int, float, int]:
+def _cost(path: Path) -> tuple[int, float, int]:
     return _RANK[path.type], -path.bandwidth_Bps, len(path.arcs)
 
 
-def _living(
+def _living_arcs(
     arcs: Mapping[str, list[HostArc]], dead: Collection[int]
 ) -> Mapping[str, list[HostArc]]:
     if not dead:
@@ -119,29 +118,29 @@ def _living(
     return {src: [arc for arc in out if arc.index not in dead] for src, out in arcs.items()}
 
 
-def _dead_inside(topology: Topology) -> dict[int, set[int]]:
+def _dead_arcs_by_host(topology: Topology) -> dict[int, set[int]]:
     """Dead arcs of each host that has any, numbered as in the first host."""
-    found: dict[int, set[int]] = {}
+    by_host: dict[int, set[int]] = {}
     for arc in topology.dead:
         if arc < topology.first_cable:
             host, local = divmod(arc, topology.host_arcs)
-            found.setdefault(host, set()).add(local)
-    return found
+            by_host.setdefault(host, set()).add(local)
+    return by_host
 
 
-def _cut_off(topology: Topology) -> dict[int, set[str]]:
+def _cut_nics_by_host(topology: Topology) -> dict[int, set[str]]:
     """NICs of each host that cannot send to the fabric any more, or not receive from it."""
-    found: dict[int, set[str]] = {}
+    by_host: dict[int, set[str]] = {}
     graph, first = topology.graph, topology.first_cable
     ends = {end for arc in topology.dead if arc >= first for end in topology.arcs.names[arc]}
     for name in ends:
         place = graph.nodes[name]
         if place["host"] < 0:
             continue
-        ways = [
-            {int(data["index"]) for cables in beside.values() for data in cables.values()}
-            for beside in (graph.succ[name], graph.pred[name])
+        directions = [
+            {int(data["index"]) for cables in adjacency.values() for data in cables.values()}
+            for adjacency in (graph.succ[name], graph.pred[name])
         ]
-        if any({arc for arc in way if arc >= first} <= topology.dead for way in ways):
-            found.setdefault(place["host"], set()).add(place["local"])
-    return found
+        if any({arc for arc in arcs if arc >= first} <= topology.dead for arcs in directions):
+            by_host.setdefault(place["host"], set()).add(place["local"])
+    return by_host

@@ -10,16 +10,16 @@ from perfmodel.errors import TopologyError, allowed_names
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.fabric_routes import FabricRoutes
-from perfmodel.topology.routing.host_routes import HostWays
+from perfmodel.topology.routing.host_routes import HostRoutes
 from perfmodel.topology.routing.shortest_paths import Path
 
 
 class Router:
-    """Finds routes and remembers them.
+    """Finds routes and caches them.
 
     A route inside one host is the same in all of them, shifted by ``host_arcs``; it is searched
-    once. Between hosts, equal-cost ways and parallel cables are chosen by a stable hash of source,
-    destination and flow number, so that a flow always takes the same way and flows spread. Nothing
+    once. Between hosts, equal-cost paths and parallel cables are chosen by a stable hash of source,
+    destination and flow number, so that a flow always takes the same path and flows spread. Nothing
     is routed over what the topology has lost.
 
     Parameters
@@ -29,7 +29,7 @@ class Router:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self._ways = HostWays(topology)
+        self._host_routes = HostRoutes(topology)
         self._fabric = FabricRoutes(topology)
         self._routes: dict[tuple[str, str, int], tuple[int, ...]] = {}
 
@@ -39,7 +39,7 @@ class Router:
         before = self.topology.healthy
         return self if before is None else Router(before)
 
-    # ------------------------------------------------------------ questions
+    # ------------------------------------------------------------ one flow
 
     def route(self, src: str, dst: str, flow: int = 0) -> tuple[int, ...]:
         """Return the indices of the arcs from one device to another, in order.
@@ -49,7 +49,7 @@ class Router:
         src, dst : str
             Node names; between hosts, devices other than NICs go by their nearest NICs.
         flow : int
-            Number of the flow between the two; different flows may take different ways.
+            Number of the flow between the two; different flows may take different paths.
 
         Raises
         ------
@@ -57,24 +57,24 @@ class Router:
             Nothing connects them (any more; the message says what was lost), or no such device.
         """
         key = (src, dst, flow)
-        known = self._routes.get(key)
-        if known is None:
-            known = self._routes[key] = self._find(src, dst, flow)
-        return known
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = self._find(src, dst, flow)
+        return route
 
     def path_type(self, src: str, dst: str) -> str:
-        """Kind of way between two devices: one of `perfmodel.topology.routing.shortest_paths.PATH_TYPES`.
+        """Path type between two devices, one of `shortest_paths.PATH_TYPES`.
 
         Raises
         ------
         TopologyError
             Both stand in one host and nothing connects them, or no such device.
         """
-        host, local = self._place(src)
-        other_host, other = self._place(dst)
+        host, local = self._locate(src)
+        other_host, other = self._locate(dst)
         if host != other_host or host < 0:
             return "LOC" if src == dst else "NET"
-        return self._local(local, other, host).type
+        return self._host_path(local, other, host).type
 
     def nearest_nics(self, gpu: str) -> tuple[str, ...]:
         """NICs of the GPU's host, the best path first.
@@ -82,8 +82,8 @@ class Router:
         Among equally good ones the first is chosen so that GPUs that share them use all of them.
         Empty when the host has none (left) that this device reaches.
         """
-        host, local = self._place(gpu)
-        return tuple(f"n{host}/{name}" for name in self._ways.nics(local, host))
+        host, local = self._locate(gpu)
+        return tuple(f"n{host}/{name}" for name in self._host_routes.nics(local, host))
 
     def nearest_cpu(self, device: str) -> str:
         """CPU (NUMA domain) of the same host with the best path to a device.
@@ -93,24 +93,24 @@ class Router:
         TopologyError
             No CPU is connected to it.
         """
-        host, local = self._place(device)
-        cpu = self._ways.nearest_cpu(local, host)
+        host, local = self._locate(device)
+        cpu = self._host_routes.nearest_cpu(local, host)
         if cpu is None:
             raise TopologyError(f"{device}: no CPU is connected to it")
         return f"n{host}/{cpu}"
 
     def memory_of(self, cpu: str) -> str | None:
         """Memory beside a CPU, if the template has it."""
-        host, local = self._place(cpu)
-        memory = self._ways.memory_of(local)
+        host, local = self._locate(cpu)
+        memory = self._host_routes.memory_of(local)
         return None if memory is None else f"n{host}/{memory}"
 
     # ------------------------------------------------------------ many at once
 
     @cached_property
     def variants(self) -> Ints:
-        """Variant of each host: hosts of one have the same ways; -1 for those that lost nothing."""
-        return self._ways.variants(self.topology.hosts)
+        """Variant of each host: hosts of one have the same paths; -1 for those without faults."""
+        return self._host_routes.variants(self.topology.hosts)
 
     @property
     def by_rails(self) -> bool:
@@ -131,7 +131,7 @@ class Router:
         return self._fabric.ports(host, nic)
 
     def across(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
-        """Routes of many flows between ports; see `perfmodel.topology.routing.fabric_routes.FabricRoutes`."""
+        """Routes of many flows between ports; see `FabricRoutes.routes`."""
         return self._fabric.routes(src, dst, flow)
 
     def unreachable(self, src: str, dst: str, why: str) -> TopologyError:
@@ -139,28 +139,28 @@ class Router:
         name, lost = self.topology.name, _nearest_first(self.topology.lost, src, dst)
         if not lost:
             return TopologyError(f"{name}: {why}")
-        shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
-        gone = f"{shown} {'was' if len(lost) == 1 else 'were'} lost"
-        return TopologyError(f"{name}: {dst} is unreachable from {src} since {gone}: {why}")
+        names = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+        loss = f"{names} {'was' if len(lost) == 1 else 'were'} lost"
+        return TopologyError(f"{name}: {dst} is unreachable from {src} since {loss}: {why}")
 
-    # ------------------------------------------------------------ ways
+    # ------------------------------------------------------------ search
 
-    def _local(self, src: str, dst: str, host: int) -> Path:
-        path = self._ways.paths(src, host).get(dst)
+    def _host_path(self, src: str, dst: str, host: int) -> Path:
+        path = self._host_routes.paths(src, host).get(dst)
         if path is None:
             ends = f"n{host}/{src}", f"n{host}/{dst}"
             raise self.unreachable(*ends, "nothing connects {} to {}".format(*ends))
         return path
 
     def _find(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
-        host, local = self._place(src)
-        other_host, other = self._place(dst)
+        host, local = self._locate(src)
+        other_host, other = self._locate(dst)
         if src == dst:
             return ()
         if host == other_host and host >= 0:
             offset = host * self.topology.host_arcs
-            return tuple(offset + arc for arc in self._local(local, other, host).arcs)
-        out, into = self._gate(src, src, dst), self._gate(dst, src, dst)
+            return tuple(offset + arc for arc in self._host_path(local, other, host).arcs)
+        out, into = self._fabric_end(src, src, dst), self._fabric_end(dst, src, dst)
         head = self.route(src, out) if out != src else ()
         tail = self.route(into, dst) if into != dst else ()
         try:
@@ -169,8 +169,8 @@ class Router:
             raise self.unreachable(src, dst, str(error)) from None
         return head + across + tail
 
-    def _gate(self, name: str, src: str, dst: str) -> str:
-        """Where a device meets the fabric: itself, or its nearest NIC."""
+    def _fabric_end(self, name: str, src: str, dst: str) -> str:
+        """Device by which another reaches the fabric: itself, or its nearest NIC."""
         if name in self._fabric:
             return name
         nics = self.nearest_nics(name)
@@ -180,13 +180,15 @@ class Router:
 
     # ------------------------------------------------------------ names
 
-    def _place(self, name: str) -> tuple[int, str]:
+    def _locate(self, name: str) -> tuple[int, str]:
         try:
             data = self.topology.graph.nodes[name]
         except KeyError:
-            known = (node for node in self.topology.graph if node.startswith(("n0/", "fabric/")))
-            there_is = allowed_names(known, name, limit=12)
-            raise TopologyError(f"{self.topology.name}: no device {name!r}; {there_is}") from None
+            candidates = (
+                node for node in self.topology.graph if node.startswith(("n0/", "fabric/"))
+            )
+            allowed = allowed_names(candidates, name, limit=12)
+            raise TopologyError(f"{self.topology.name}: no device {name!r}; {allowed}") from None
         return data["host"], data["local"]
 
 

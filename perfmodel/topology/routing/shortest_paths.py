@@ -35,7 +35,7 @@ class HostArc:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way through a host.
+    """One path through a host.
 
     Parameters
     ----------
@@ -110,17 +110,17 @@ def best_paths(
     start = (_RANK["LOC"], -float("inf"), 0, (), src, _Trail())
     queue: list[tuple[int, float, int, tuple[int, ...], str, _Trail]] = [start]
     while queue:
-        rank, negative_Bps, hops, taken, here, trail = heapq.heappop(queue)
-        if here in done:
+        rank, negative_Bps, hops, arcs_so_far, device, trail = heapq.heappop(queue)
+        if device in done:
             continue
-        done[here] = Path(PATH_TYPES[rank], -negative_Bps, taken)
-        for arc in arcs.get(here, ()):
-            if arc.dst in done or not _may_pass(here == src, kinds[here], arc, kinds, trail):
+        done[device] = Path(PATH_TYPES[rank], -negative_Bps, arcs_so_far)
+        for arc in arcs.get(device, ()):
+            if arc.dst in done or not _may_pass(device == src, kinds[device], arc, kinds, trail):
                 continue
-            longer = trail.crossing(arc.kind, kinds[here], kinds[arc.dst])
+            longer = trail.crossing(arc.kind, kinds[device], kinds[arc.dst])
             narrowest = max(negative_Bps, -arc.bandwidth_Bps)
-            heapq.heappush(queue, (_RANK[longer.type], narrowest, hops + 1, (*taken, arc.index),
-                                   arc.dst, longer))  # fmt: skip
+            path = (*arcs_so_far, arc.index)
+            heapq.heappush(queue, (_RANK[longer.type], narrowest, hops + 1, path, arc.dst, longer))
     return done
 
 

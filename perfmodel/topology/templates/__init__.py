@@ -1,1 +1,1 @@
-"""templates."""
+"""Files of hosts, fabrics and GPUs; `build.build_topology` makes a `Topology` of them."""

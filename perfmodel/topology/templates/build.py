@@ -10,16 +10,16 @@ from perfmodel.files import find_file, read_yaml, shipped, validate_document
 from perfmodel.topology.fabric.assemble import (
     Host,
     Network,
-    arrays_of,
+    build_arcs,
+    build_graph,
+    build_network,
+    channel_graphs,
     collector_off,
-    graph_of,
-    graphs_of,
-    host_of,
-    names_of,
-    network_of,
+    expand_host,
+    name_devices,
 )
 from perfmodel.topology.fabric.settings import settle
-from perfmodel.topology.model import NetworkKind, Sockets, Topology
+from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
 from perfmodel.topology.templates.references import reference_faults
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec, resolve_source
@@ -59,8 +59,10 @@ def load_node(name_or_path: str) -> NodeSpec:
         node = validate_document(NodeSpec, document, str(path))
     except InputError as error:
         faults += error.faults
-    known = {(fault.field, fault.line) for fault in faults}
-    faults += [f for f in reference_faults(document, str(path)) if (f.field, f.line) not in known]
+    reported = {(fault.field, fault.line) for fault in faults}
+    faults += [
+        f for f in reference_faults(document, str(path)) if (f.field, f.line) not in reported
+    ]
     if faults:
         raise InputError(faults)
     return node if node.name else node.model_copy(update={"name": path.stem})
@@ -90,8 +92,8 @@ def build_topology(
     InputError
         Unknown names, more GPUs than there are, several hosts without NICs or fabric; every fault.
     """
-    spec = load_node(node) if isinstance(node, str) else _sound(node)
-    host = host_of(spec)
+    spec = load_node(node) if isinstance(node, str) else _check_references(node)
+    host = expand_host(spec)
     ranks = host.gpus[: gpus_per_host or len(host.gpus)]
     faults = list(_faults(spec, host, hosts, fabric, gpus_per_host))
     if faults:
@@ -99,10 +101,10 @@ def build_topology(
     gpu = load_gpu(spec.gpu)
     with collector_off():
         plan = settle(fabric) if hosts > 1 and fabric is not None else None
-        network = network_of(host, hosts, plan) if plan is not None else None
-        names = names_of(host, hosts)
-        arcs = arrays_of(host, names, network)
-        graph = graph_of(host, names, network, arcs)
+        network = build_network(host, hosts, plan) if plan is not None else None
+        names = name_devices(host, hosts)
+        arcs = build_arcs(host, names, network)
+        graph = build_graph(host, names, network, arcs)
     sources = _sources(spec, network)
     topology = Topology(
         name=f"{spec.name} x {hosts}" if hosts > 1 else f"{spec.name}",
@@ -119,8 +121,8 @@ def build_topology(
         fabric=network.fabric.kind if network else "none",
         tiers=network.tiers(hosts * len(host.arcs)) if network else None,
         assumptions=_assumptions(sources, network),
-        network=_driven_by(host),
-        graphs=graphs_of(spec, host),
+        network=host.ports[0].network_kind if host.ports else "none",
+        graphs=channel_graphs(spec, host),
         sockets=_sockets(spec),
     )
     vars(topology)["arcs"] = arcs  # the cached property, without reading the graph back
@@ -128,21 +130,13 @@ def build_topology(
 
 
 def _sockets(spec: NodeSpec) -> Sockets:
-    given = spec.sockets
-    if given is None:
+    sockets = spec.sockets
+    if sockets is None:
         return Sockets()
-    return Sockets(given.burst or 0.0, given.cores, given.core_speed, given.frame)
+    return Sockets(sockets.burst or 0.0, sockets.cores, sockets.core_speed, sockets.frame)
 
 
-def _driven_by(host: Host) -> NetworkKind:
-    """What drives a host's NICs: what the port says, else RDMA over its kind of link."""
-    if not host.ports:
-        return "none"
-    port = host.ports[0]
-    return port.network or ("infiniband" if port.kind == "infiniband" else "roce")
-
-
-def _sound(node: NodeSpec) -> NodeSpec:
+def _check_references(node: NodeSpec) -> NodeSpec:
     """Refuse a template made in code whose names point nowhere; files were checked when read."""
     faults = reference_faults(node.model_dump(by_alias=True), node.name)
     if faults:
@@ -177,23 +171,25 @@ def _faults(
 
 
 def _sources(spec: NodeSpec, network: Network | None) -> Mapping[str, str]:
-    found = {f"gpu {field}": text for field, text in gpu_sources(spec.gpu).items()}
+    sources = {f"gpu {field}": text for field, text in gpu_sources(spec.gpu).items()}
     for name, link in spec.links.items():
-        for what, text in (
+        for number, text in (
             ("bandwidth", link.source),
             ("efficiency", link.efficiency_source or link.source),
             ("latency", link.latency_source or link.source),
         ):
-            found[f"{name} {what}"] = resolve_source(text, spec.sources)
+            sources[f"{name} {number}"] = resolve_source(text, spec.sources)
     if spec.staging is not None:
-        found["staging bandwidth"] = resolve_source(spec.staging.source, spec.sources)
+        sources["staging bandwidth"] = resolve_source(spec.staging.source, spec.sources)
     if spec.sockets is not None:
-        found["sockets"] = resolve_source(spec.sockets.source, spec.sources)
+        sources["sockets"] = resolve_source(spec.sockets.source, spec.sources)
     if network is not None:
-        found |= {f"fabric {field}": text for field, text in network.fabric.sources.items()}
-    return found
+        sources |= {f"fabric {field}": text for field, text in network.fabric.sources.items()}
+    return sources
 
 
 def _assumptions(sources: Mapping[str, str], network: Network | None) -> tuple[str, ...]:
-    assumed = [f"{what}: {text}" for what, text in sources.items() if text.startswith("assumption")]
+    assumed = [
+        f"{number}: {text}" for number, text in sources.items() if text.startswith("assumption")
+    ]
     return (*assumed, *(network.wiring.assumptions if network else ()))

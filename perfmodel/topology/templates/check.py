@@ -1,4 +1,4 @@
-"""Is a machine sound? Everything that is wrong with it, at once."""
+"""Check of a node template, a built topology or a file: every fault at once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _graph_faults(topology: Topology, file: str | None = None) -> Iterator[Fault
 
 def _device_faults(topology: Topology) -> Iterator[Fault]:
     graph = topology.graph
-    linked, leaving = _ends(topology)
+    linked, leaving = _linked_devices(topology)
     for name, data in graph.nodes(data=True):
         lacking = [key for key in ("kind", "host", "local") if key not in data]
         if lacking:
@@ -101,16 +101,16 @@ def _device_faults(topology: Topology) -> Iterator[Fault]:
         yield Fault("gpu", repr(topology.gpu.name), allowed_names(gpu_names(), topology.gpu.name))
 
 
-def _ends(topology: Topology) -> tuple[set[str], set[str]]:
+def _linked_devices(topology: Topology) -> tuple[set[str], set[str]]:
     """Devices with any link, and those with a link that leaves their host."""
     hosts = nx.get_node_attributes(topology.graph, "host")
     linked, leaving = set[str](), set[str]()
-    for src, beside in topology.graph.adjacency():
-        if beside:
+    for src, neighbours in topology.graph.adjacency():
+        if neighbours:
             linked.add(src)
-            linked.update(beside)
+            linked.update(neighbours)
             own = hosts.get(src)
-            if any(hosts.get(dst) != own for dst in beside):
+            if any(hosts.get(dst) != own for dst in neighbours):
                 leaving.add(src)
     return linked, leaving
 
@@ -118,15 +118,15 @@ def _ends(topology: Topology) -> tuple[set[str], set[str]]:
 def _arc_faults(topology: Topology) -> Iterator[Fault]:
     rows = [
         data
-        for _, beside in topology.graph.adjacency()
-        for cables in beside.values()
+        for _, neighbours in topology.graph.adjacency()
+        for cables in neighbours.values()
         for data in cables.values()
     ]
-    if not _all_sound(rows):
-        yield from _each_arc(topology)
+    if not _all_arcs_sound(rows):
+        yield from _faults_of_each_arc(topology)
 
 
-def _all_sound(rows: Sequence[Mapping[str, Any]]) -> bool:
+def _all_arcs_sound(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether no arc has a fault; a million arcs are looked at in columns."""
     kinds, types = {row.get("kind") for row in rows}, set[type]()
     for field in ("bandwidth_Bps", "latency_s", "index"):
@@ -146,7 +146,7 @@ def _all_sound(rows: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def _each_arc(topology: Topology) -> Iterator[Fault]:
+def _faults_of_each_arc(topology: Topology) -> Iterator[Fault]:
     indices = []
     for src, dst, data in topology.graph.edges(data=True):
         field = f"links.{src} -> {dst}"
@@ -187,30 +187,30 @@ def _route_faults(topology: Topology) -> Iterator[Fault]:
     first = topology.ranks[0]
     inside = topology.ranks[: topology.gpus_per_host]
     others = topology.ranks[topology.gpus_per_host :: topology.gpus_per_host]
-    yield from _unreached(router, [(a, b) for a in inside for b in inside if a != b])
+    yield from _unreached_faults(router, [(a, b) for a in inside for b in inside if a != b])
     if not _all_reached(topology, router):
-        yield from _unreached(
+        yield from _unreached_faults(
             router, [pair for name in others for pair in ((first, name), (name, first))]
         )
 
 
 def _all_reached(topology: Topology, router: Router) -> bool:
-    """Whether the first GPUs of all hosts reach each other's first, both ways, at once."""
+    """Whether the first GPUs of all hosts reach each other's first, in both directions, at once."""
     nics = router.nearest_nics(topology.ranks[0])
     if topology.hosts == 1 or not nics or (router.variants >= 0).any():
         return topology.hosts == 1
     hosts = np.arange(topology.hosts)
     ports = router.ports(hosts, np.full_like(hosts, router.nic_number(nics[0])))
-    here = np.full_like(ports[1:], ports[0])
+    origin = np.full_like(ports[1:], ports[0])
     try:
-        router.across(here, ports[1:], hosts[1:])
-        router.across(ports[1:], here, hosts[1:])
+        router.across(origin, ports[1:], hosts[1:])
+        router.across(ports[1:], origin, hosts[1:])
     except TopologyError:
         return False
     return True
 
 
-def _unreached(router: Router, pairs: Iterable[tuple[str, str]]) -> Iterator[Fault]:
+def _unreached_faults(router: Router, pairs: Iterable[tuple[str, str]]) -> Iterator[Fault]:
     cut: dict[str, list[str]] = {}
     for src, dst in pairs:
         try:
@@ -218,7 +218,7 @@ def _unreached(router: Router, pairs: Iterable[tuple[str, str]]) -> Iterator[Fau
         except TopologyError:
             cut.setdefault(dst, []).append(src)
     for dst, sources in cut.items():
-        shown = ", ".join(sources[:3]) + (
+        names = ", ".join(sources[:3]) + (
             f" and {len(sources) - 3} more" if len(sources) > 3 else ""
         )
-        yield Fault(f"nodes.{dst}", f"no way from {shown}", "a way between every two GPUs")
+        yield Fault(f"nodes.{dst}", f"no way from {names}", "a way between every two GPUs")

@@ -35,17 +35,17 @@ def gpu_sources(name: str) -> Mapping[str, str]:
 
 def gpu_names() -> tuple[str, ...]:
     """Names in the table."""
-    return tuple(_table_now())
+    return tuple(_current_table())
 
 
 def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
-    table = _table_now()
+    table = _current_table()
     if name not in table:
         raise InputError(Fault("gpu", repr(name), allowed_names(table, name)))
     return table[name]
 
 
-def _table_now() -> Mapping[str, tuple[Gpu, Mapping[str, str]]]:
+def _current_table() -> Mapping[str, tuple[Gpu, Mapping[str, str]]]:
     """Read the shipped table, then the user's own, whose entries win."""
     folders = (
         data_folder("topologies"),
@@ -68,7 +68,7 @@ def _table(path: Path, _modified_ns: int) -> Mapping[str, tuple[Gpu, Mapping[str
     if faults:
         raise InputError(faults)
     return MappingProxyType(
-        {name: (_gpu(name, spec), _sentences(spec, table)) for name, spec in table.gpus.items()}
+        {name: (_gpu(name, spec), _source_texts(spec, table)) for name, spec in table.gpus.items()}
     )
 
 
@@ -89,7 +89,7 @@ def _gpu(name: str, spec: GpuSpec) -> Gpu:
     )
 
 
-def _sentences(spec: GpuSpec, table: GpuTable) -> Mapping[str, str]:
+def _source_texts(spec: GpuSpec, table: GpuTable) -> Mapping[str, str]:
     return MappingProxyType(
         {field: resolve_source(text, table.sources) for field, text in spec.sources.items()}
     )
@@ -103,20 +103,20 @@ def source_faults(document: Any, file: str | None = None) -> list[Fault]:
     faults = []
     for name, entry in data.get("gpus", {}).items():
         at = ["gpus", name, "sources"]
-        given = entry.get("sources") or {}
-        here = fields - (_OPTIONAL - set(entry))
+        sources = entry.get("sources") or {}
+        required = fields - (_OPTIONAL - set(entry))
         faults += [
             Fault(f"gpus.{name}.sources.{f}", "nothing", "a source for this number", file,
                   line_of(document, at))
-            for f in sorted(here - set(given))
+            for f in sorted(required - set(sources))
         ] + [
-            Fault(f"gpus.{name}.sources.{f}", repr(f), allowed_names(here, f), file,
+            Fault(f"gpus.{name}.sources.{f}", repr(f), allowed_names(required, f), file,
                   line_of(document, [*at, f]))
-            for f in sorted(set(given) - here)
+            for f in sorted(set(sources) - required)
         ] + [
-            Fault(f"gpus.{name}.sources.{f}", repr(text), f"a sentence or {allowed_names(keys, text)}",
-                  file, line_of(document, [*at, f]))
-            for f, text in given.items() if is_unknown_key(text, keys)
+            Fault(f"gpus.{name}.sources.{f}", repr(text),
+                  f"a sentence or {allowed_names(keys, text)}", file, line_of(document, [*at, f]))
+            for f, text in sources.items() if is_unknown_key(text, keys)
         ] + [
             Fault(f"gpus.{name}.matmul_efficiency", f"nothing for {precision!r}",
                   "an efficiency for every precision of `peak`", file,

@@ -1,6 +1,6 @@
-"""Does a node file mean something? Names that point nowhere, twice the same name, loose ends.
+"""Faults of names in a node file: undefined, defined twice, or devices without a link.
 
-Works on the raw document, so that these faults are found beside the faults of shape.
+Works on the raw document, so that these faults are reported together with those of its schema.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perfmodel.topology.templates.spec import PORT_KINDS, expand_pattern, is_unk
 
 
 def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
-    """Every name in a node file that points nowhere, and every device that hangs loose.
+    """Every undefined name in a node file, and every device without a link.
 
     Parameters
     ----------
@@ -28,11 +28,17 @@ def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
     data = plain(document)
     if not isinstance(data, Mapping):
         return []
-    found = [*_devices(data), *_edges(data), *_ports(data), *_sources(data), *_gpu(data),
-             *_graphs(data)]  # fmt: skip
+    findings = [
+        *_device_findings(data),
+        *_edge_findings(data),
+        *_port_findings(data),
+        *_source_findings(data),
+        *_gpu_findings(data),
+        *_graph_findings(data),
+    ]
     return [
-        Fault(".".join(map(str, path)), what, allowed, file, line_of(document, path))
-        for path, what, allowed in found
+        Fault(".".join(map(str, path)), problem, allowed, file, line_of(document, path))
+        for path, problem, allowed in findings
     ]
 
 
@@ -54,7 +60,7 @@ def _names(pattern: Any) -> tuple[str, ...]:
         return ()
 
 
-def _known(data: Mapping[str, Any]) -> dict[str, Any]:
+def _device_kinds(data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: entry.get("kind")
         for _, entry in _entries(data, "nodes")
@@ -67,20 +73,20 @@ def _links(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return links if isinstance(links, Mapping) else {}
 
 
-def _devices(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    seen: Counter[str] = Counter()
+def _device_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    uses: Counter[str] = Counter()
     joined = {
         name
         for _, edge in _entries(data, "edges")
         for side in ("from", "to")
         for name in _names(edge.get(side))
     }
-    alone = len(_known(data)) == 1
+    alone = len(_device_kinds(data)) == 1
     for position, entry in _entries(data, "nodes"):
         names = _names(entry.get("id"))
         for name in names:
-            seen[name] += 1
-            if seen[name] == 2:
+            uses[name] += 1
+            if uses[name] == 2:
                 yield ["nodes", position, "id"], f"{name!r} again", "a name that is used once"
         loose = [name for name in names if name not in joined]
         if loose and not alone:
@@ -89,21 +95,21 @@ def _devices(data: Mapping[str, Any]) -> Iterator[_Finding]:
                 f"{', '.join(loose)}, which no edge reaches",
                 "an edge to every device",
             )
-    if "gpu" not in _known(data).values():
+    if "gpu" not in _device_kinds(data).values():
         yield ["nodes"], "no GPU", "at least one node of kind 'gpu'"
 
 
-def _edges(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    known, links = _known(data), _links(data)
+def _edge_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    kinds, links = _device_kinds(data), _links(data)
     for position, edge in _entries(data, "edges"):
         sides = [_names(edge.get(side)) for side in ("from", "to")]
         for side, names in zip(("from", "to"), sides, strict=True):
-            missing = [name for name in names if name not in known]
+            missing = [name for name in names if name not in kinds]
             if missing:
                 yield (
                     ["edges", position, side],
                     f"{', '.join(map(repr, missing))}, which is no node",
-                    allowed_names(known, missing[0]),
+                    allowed_names(kinds, missing[0]),
                 )
         if isinstance(edge.get("link"), str) and edge["link"] not in links:
             yield (
@@ -111,10 +117,10 @@ def _edges(data: Mapping[str, Any]) -> Iterator[_Finding]:
                 repr(edge["link"]),
                 allowed_names(links, edge["link"]),
             )
-        yield from _pattern(position, edge, sides)
+        yield from _pattern_findings(position, edge, sides)
 
 
-def _pattern(
+def _pattern_findings(
     position: int, edge: Mapping[str, Any], sides: list[tuple[str, ...]]
 ) -> Iterator[_Finding]:
     if not all(sides):
@@ -129,7 +135,7 @@ def _pattern(
         yield ["edges", position], f"{loops[0]!r} joined to itself", "two different devices"
 
 
-def _ports(data: Mapping[str, Any]) -> Iterator[_Finding]:
+def _port_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
     links = _links(data)
     for position, entry in _entries(data, "nodes"):
         port = entry.get("port")
@@ -152,7 +158,7 @@ def _ports(data: Mapping[str, Any]) -> Iterator[_Finding]:
             yield path, repr(port), "no port: only a NIC has one"
 
 
-def _sources(data: Mapping[str, Any]) -> Iterator[_Finding]:
+def _source_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
     keys = data.get("sources")
     keys = keys if isinstance(keys, Mapping) else {}
     sections = [(["links", name], link) for name, link in _links(data).items()]
@@ -168,19 +174,19 @@ def _sources(data: Mapping[str, Any]) -> Iterator[_Finding]:
                 )
 
 
-def _gpu(data: Mapping[str, Any]) -> Iterator[_Finding]:
+def _gpu_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
     name = data.get("gpu")
     if isinstance(name, str) and name not in gpu_names():
         yield ["gpu"], repr(name), f"a GPU of the table, {allowed_names(gpu_names(), name)}"
 
 
-def _graphs(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    known = _known(data)
+def _graph_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    kinds = _device_kinds(data)
     for position, graph in _entries(data, "graphs"):
         for at, channel in _entries(graph, "channels"):
             named = [("gpu", name) for name in channel.get("gpus") or ()]
             named += [("nic", channel[end]) for end in ("enter", "leave") if channel.get(end)]
             for kind, name in named:
-                if known.get(name) != kind:
-                    allowed = allowed_names([n for n, k in known.items() if k == kind], str(name))
+                if kinds.get(name) != kind:
+                    allowed = allowed_names([n for n, k in kinds.items() if k == kind], str(name))
                     yield ["graphs", position, "channels", at], f"{name!r}, no {kind}", allowed

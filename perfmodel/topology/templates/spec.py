@@ -1,4 +1,4 @@
-"""What a topology file may say: node templates, fabrics and the table of GPUs.
+"""Schema of topology files: node templates, fabrics and the table of GPUs.
 
 Three kinds of file live in ``topologies/``: ``kind: node`` describes one host, ``kind: fabric`` the
 network between hosts, ``kind: gpus`` the accelerators. Every number stands beside its source: a
@@ -10,7 +10,7 @@ node that exists?) is checked in `perfmodel.topology.templates.references`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
@@ -47,7 +47,7 @@ def _named(names: tuple[str, ...]) -> BeforeValidator:
 
 
 def expand_pattern(pattern: str) -> tuple[str, ...]:
-    """Names that a pattern stands for.
+    """Names that match a pattern.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def _numbers(items: str) -> Iterator[int]:
 
 def _is_pattern(value: Any) -> Any:
     if not isinstance(value, str):
-        raise ValueError("a name or a pattern such as 'gpu[0-7]'")  # noqa: TRY004  (pydantic's contract)
+        raise ValueError("a name or a pattern such as 'gpu[0-7]'")  # noqa: TRY004  (for pydantic)
     expand_pattern(value)
     return value
 
@@ -109,6 +109,11 @@ class LinkSpec(FileModel):
     latency_source: Source | None = None
     network: Annotated[NetworkKind, _named(NETWORK_KINDS)] | None = None
     """For a NIC's port: what drives it (default: RDMA over what the kind of link says)."""
+
+    @property
+    def network_kind(self) -> NetworkKind:
+        """For a NIC's port: what drives it."""
+        return self.network or ("infiniband" if self.kind == "infiniband" else "roce")
 
     @property
     def usable_Bps(self) -> float:
@@ -170,7 +175,7 @@ class GraphSpec(FileModel):
 
 
 class SocketsSpec(FileModel):
-    """What processes that talk by TCP meet: a traffic shaper's bucket, and cores that all share."""
+    """Limits of TCP: a traffic shaper's bucket, and cores that all processes share."""
 
     burst: Bytes | None = None
     """What passes at once after a pause (`burst` of a token bucket filter)."""
@@ -214,17 +219,21 @@ def pairs(edge: EdgeSpec) -> list[tuple[str, str]]:
     return join(expand_pattern(edge.from_), expand_pattern(edge.to), edge.pattern)
 
 
-def join(left: tuple[str, ...], right: tuple[str, ...], pattern: str) -> list[tuple[str, str]]:
+def join(sources: tuple[str, ...], targets: tuple[str, ...], pattern: str) -> list[tuple[str, str]]:
     """Pair two lists of names; see `EdgeSpec.pattern`."""
     if pattern == "all":
-        found = dict.fromkeys((a, b) for a in left for b in right if a != b)
-        return [(a, b) for a, b in found if (b, a) not in found or a < b]
-    longer = max(len(left), len(right))
-    if longer % len(left) or longer % len(right):
+        unordered = dict.fromkeys((a, b) for a in sources for b in targets if a != b)
+        return [(a, b) for a, b in unordered if (b, a) not in unordered or a < b]
+    longer = max(len(sources), len(targets))
+    if longer % len(sources) or longer % len(targets):
         raise ValueError(
-            f"sides of equal length or a multiple of each other, not {len(left)} and {len(right)}"
+            "sides of equal length or a multiple of each other, not"
+            f" {len(sources)} and {len(targets)}"
         )
-    return [(left[i * len(left) // longer], right[i * len(right) // longer]) for i in range(longer)]
+    return [
+        (sources[i * len(sources) // longer], targets[i * len(targets) // longer])
+        for i in range(longer)
+    ]
 
 
 # ---------------------------------------------------------------- the network between hosts
@@ -269,11 +278,11 @@ class FabricSpec(FileModel):
     k: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     """Ports per switch of a fat tree (default: the smallest even number that holds all hosts)."""
     routing: Annotated[Routing, _named(ROUTINGS)] | None = None
-    """Who takes which of equally short ways.
+    """How flows choose among equally short paths.
 
     `ecmp` (default): a hash of each flow, so that flows may collide. `rail`: a port's place at its
     leaf, so that flows that keep to their rail never do. `adaptive`: every flow is spread over all
-    ways, so that the switches above the leaves act as one.
+    paths, so that the switches above the leaves act as one.
     """
     hosts: Annotated[tuple[ListedHost, ...], Field(min_length=1)] | None = None
     """Hosts of a listed fabric; the first are used."""
@@ -324,13 +333,10 @@ class GpuTable(FileModel):
 
 
 def resolve_source(text: str, sources: Mapping[str, str]) -> str:
-    """Return the sentence that a source stands for."""
+    """Return the sentence of a source, which may be a key."""
     return sources.get(text, text)
 
 
 def is_unknown_key(text: str, sources: Mapping[str, str]) -> bool:
     """Whether a source looks like a key (one word) but is none of the file's."""
     return text not in sources and not re.search(r"\s", text)
-
-
-SourceResolver = Callable[[str], str]

@@ -1,1 +1,1 @@
-"""Recorded sweeps of collectives and the machines that made them: `read.read_sweeps`."""
+"""Recorded sweeps of collectives: `read.read_sweeps`, and `match.match` for their machines."""

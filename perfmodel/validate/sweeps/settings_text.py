@@ -1,4 +1,4 @@
-"""Settings of the library as a log's words give them: version, variables, process layout."""
+"""Library settings from the text beside a log: version, variables, process layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfmodel.library.settings import LibrarySettings
 _ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)\s*=\s*([^\s,;]+)")
 _VERSION = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
 _ALGORITHMS = r"(ring|tree|nvls_?tree|nvls|collnet_?direct|collnet_?chain|pat)"
-_SAID: tuple[tuple[str, str, str], ...] = (
+_PHRASES: tuple[tuple[str, str, str], ...] = (
     (r"nvls[^,;]{0,10}(?:off\b|disab)|no nvls|without nvls", "NCCL_NVLS_ENABLE", "0"),
     (
         r"(?:sharp|collnet)[^,;]{0,12}(?:off\b|disab)|no sharp|without sharp",
@@ -23,18 +23,18 @@ _SAID: tuple[tuple[str, str, str], ...] = (
     (r"shm[^,;]{0,10}(?:off\b|disab)|no shm\b|without shm", "NCCL_SHM_DISABLE", "1"),
     (r"no[- ]p2p|p2p[^,;]{0,20}(?:unavail|disab|off\b)|without p2p", "NCCL_P2P_DISABLE", "1"),
 )
-"""Words, and the variable whose value has the same effect; for each the first that fits."""
+"""Pattern, and the variable whose value has the same effect; for each the first that fits."""
 
 
-def assignments(text: str) -> dict[str, str]:
+def read_assignments(text: str) -> dict[str, str]:
     """Return the variables that a text assigns: ``NAME=value``, in their order."""
     return {name: value.strip("'\"") for name, value in _ASSIGNED.findall(text)}
 
 
-def settings_of(
-    version: str, process_model: str, words: str, per_host: int, *, nvlink: bool
+def read_settings(
+    version: str, process_model: str, text: str, per_host: int, *, nvlink: bool
 ) -> tuple[LibrarySettings, tuple[str, ...]]:
-    """Build the library's settings from the words beside a log.
+    """Read the library's settings from the text beside a log.
 
     Parameters
     ----------
@@ -42,49 +42,51 @@ def settings_of(
         "2.26.2", "2.4 era" or empty.
     process_model : str
         "single process 8 GPUs", "1 GPU/process MPI" ...
-    words : str
+    text : str
         Variables and remarks of all columns.
     per_host : int
         GPUs of a host that take part.
     nvlink : bool
-        GPUs of a host are joined by NVLink, so that words about P2P concern PCIe alone.
+        GPUs of a host are joined by NVLink, so that text about P2P concerns PCIe alone.
 
     Returns
     -------
     LibrarySettings
     tuple of str
-        Words that could not be carried over, and what was concluded from others.
+        What is not modelled, and what was concluded from the text.
     """
-    given = assignments(words)
-    env = {name: value for name, value in given.items() if name.startswith("NCCL_")}
-    notes = [f"{name}={value} is not modelled" for name, value in given.items() if name not in env]
-    for name, value, why in _said(words):
+    variables = read_assignments(text)
+    env = {name: value for name, value in variables.items() if name.startswith("NCCL_")}
+    notes = [
+        f"{name}={value} is not modelled" for name, value in variables.items() if name not in env
+    ]
+    for name, value, why in _stated_settings(text):
         if name not in env and not (nvlink and name == "NCCL_P2P_DISABLE"):
             env[name] = value
             notes.append(f"{name}={value}: {why!r}")
-    for name, value in _counted_channels(words):
+    for name, value in _counted_channels(text):
         if name not in env:
             env[name] = value
             notes.append(f"{name}={value}: so many channels ran")
-    found = _VERSION.search(version)
-    if version and (found is None or found[0] != version):
-        notes.append(f"version taken as {found[0] if found else 'the newest'}: {version!r}")
-    asked = LibrarySettings(
+    number = _VERSION.search(version)
+    if version and (number is None or number[0] != version):
+        notes.append(f"version taken as {number[0] if number else 'the newest'}: {version!r}")
+    defaults = LibrarySettings(
         version=None,
         one_process=one_process(process_model, per_host),
-        awaited=awaited(process_model, words),
+        awaited=awaited(process_model, text),
     )
-    settings, refused = _accepted(found[0] if found else None, env, asked)
+    settings, refused = _validated(number[0] if number else None, env, defaults)
     return settings, (*notes, *refused)
 
 
-def _said(words: str) -> Iterator[tuple[str, str, str]]:
-    plain = _ASSIGNED.sub("", words).lower()
-    seen: set[str] = set()
-    for pattern, name, value in _SAID:
+def _stated_settings(text: str) -> Iterator[tuple[str, str, str]]:
+    plain = _ASSIGNED.sub("", text).lower()
+    stated: set[str] = set()
+    for pattern, name, value in _PHRASES:
         match = re.search(pattern, plain)
-        if match and name not in seen:
-            seen.add(name)
+        if match and name not in stated:
+            stated.add(name)
             yield name, value, match[0]
     forced = re.search(
         rf"(?:algo(?:rithm)?\s*[:=]?\s*{_ALGORITHMS}|{_ALGORITHMS} (?:forced|only))\b", plain
@@ -98,8 +100,8 @@ def _said(words: str) -> Iterator[tuple[str, str, str]]:
         yield "NCCL_PROTO", (protocol[1] or protocol[2]), protocol[0]
 
 
-def _counted_channels(words: str) -> Iterator[tuple[str, str]]:
-    match = re.search(r"\b(\d+) channels\b", words.lower())
+def _counted_channels(text: str) -> Iterator[tuple[str, str]]:
+    match = re.search(r"\b(\d+) channels\b", text.lower())
     if match:
         yield "NCCL_MIN_NCHANNELS", match[1]
         yield "NCCL_MAX_NCHANNELS", match[1]
@@ -115,16 +117,16 @@ def one_process(process_model: str, per_host: int) -> bool:
     >>> one_process("2 GPUs/process MPI", 2)
     True
     """
-    words = process_model.lower()
+    text = process_model.lower()
     if per_host < 2:
         return False
-    if re.search(r"(?:single|one|1)[ -]process\b|\b-g\s*[2-9]", words):
+    if re.search(r"(?:single|one|1)[ -]process\b|\b-g\s*[2-9]", text):
         return True
-    each = re.search(r"(\d+) gpus?\s*(?:/|per|a|each)\s*process", words)
+    each = re.search(r"(\d+) gpus?\s*(?:/|per|a|each)\s*process", text)
     return bool(each) and int(each[1]) > 1 if each else False
 
 
-def awaited(process_model: str, words: str) -> bool:
+def awaited(process_model: str, text: str) -> bool:
     """Whether a script of PyTorch timed each collective by itself.
 
     Examples
@@ -132,18 +134,18 @@ def awaited(process_model: str, words: str) -> bool:
     >>> [awaited(*said) for said in (("1 GPU/process torchrun", ""), ("1 GPU/process MPI", ""))]
     [True, False]
     """
-    return bool(re.search(r"torchrun|process torch\b|all_reduce_bench", f"{process_model} {words}"))
+    return bool(re.search(r"torchrun|process torch\b|all_reduce_bench", f"{process_model} {text}"))
 
 
-def _accepted(
-    version: str | None, env: dict[str, str], asked: LibrarySettings
+def _validated(
+    version: str | None, env: dict[str, str], settings: LibrarySettings
 ) -> tuple[LibrarySettings, tuple[str, ...]]:
     """Drop what the settings refuse, one after another, and say so."""
     refused: list[str] = []
     while True:
         try:
             return LibrarySettings.model_validate(
-                asked.model_dump() | {"version": version, "env": env}
+                settings.model_dump() | {"version": version, "env": env}
             ), tuple(refused)
         except ValueError as error:
             text = str(error)

@@ -11,8 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfmodel.topology.from_text import log_text as words
-from perfmodel.topology.from_text.match_template import Wanted
+from perfmodel.errors import InputError
+from perfmodel.topology.from_text.gpu_text import says_nothing
+from perfmodel.topology.from_text.match_template import HostText, read_host
+from perfmodel.validate.sweeps.match import short
 
 _MODELS = (
     (r"^(?:.*/)?resnet-?_?50(?:[ _-]?v?1\.?5| imagenet)?$", "resnet50", None),
@@ -44,7 +46,7 @@ _CHANNELS_LAST = "nvidia_dle"
 _OF_THE_JOB = ("gavel", "lambda")
 """Tables whose batch is that of all GPUs together (their companion tables say so)."""
 _BOTH_FORMS = {"v100", "p100", "a100", "h100", "h200"}
-"""GPUs that are sold with NVLink and without, so that the name alone does not tell the links."""
+"""GPUs that are sold with NVLink and without, so that the name alone leaves the links open."""
 _METRICS = {"throughput", "rate", "step_time", "p50_s"}
 
 
@@ -60,7 +62,7 @@ class TrainingRow:
     sequence_length: int | None
     precision: str
     batch: int
-    machine: Wanted
+    machine: HostText
     nodes: int
     channels_last: bool
     cap_bytes: float | None = None
@@ -147,29 +149,23 @@ def _batch(cells: Mapping[str, str], ranks: int) -> int:
     return batch
 
 
-def _machine(cells: Mapping[str, str], nodes: int, gpus: int) -> Wanted:
-    """One host in words."""
-    text = f"{cells['gpu']}; {cells.get('interconnect', '')}"
-    gpu = words.gpu_words(cells["gpu"])
-    if gpu is None:
-        raise LeftOut("GPU is not named")
-    intra = words.intra_kind(text, gpu, gpus)
-    if gpus > 1 and not intra and not gpu.form and gpu.family in _BOTH_FORMS:
-        raise LeftOut("links between the GPUs are not stated")
+def _machine(cells: Mapping[str, str], nodes: int, gpus: int) -> HostText:
+    """Read one host from the columns of the GPU and of the interconnect."""
     inside, _, between = cells.get("interconnect", "").partition(";")
-    network = nics = rate = None
-    if nodes > 1:
-        network = words.network_kind(between or inside, {})[0] or "infiniband"
-        nics, rate = words.nic_words(between or inside)
-    return Wanted(
-        gpu=gpu,
-        gpus=gpus,
-        intra=intra,
-        peer_access=words.peer_access(text),
-        network=network,
-        nics=nics,
-        nic_Gbps=rate,
-        words=text,
-        gpu_text=cells["gpu"],
-        intra_text=inside,
-    )
+    network = between or inside if nodes > 1 else None
+    try:
+        host = read_host(
+            cells["gpu"],
+            gpus=gpus,
+            intra=f"{cells['gpu']}; {inside}",
+            network=network,
+            usual_network="infiniband",
+        )
+    except InputError as error:
+        if says_nothing(cells["gpu"]) or not re.search(r"\d", cells["gpu"]):  # "a cloud GPU"
+            raise LeftOut("GPU is not named") from None
+        raise LeftOut(f"machine or model is not known: {short(error, 90)}") from None
+    open_form = not host.gpu.form_stated and host.gpu.part.spelled in _BOTH_FORMS
+    if gpus > 1 and open_form and not host.intra.stated:
+        raise LeftOut("links between the GPUs are not stated")
+    return host

@@ -15,12 +15,13 @@ from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.from_text.match_template import Wanted
+from perfmodel.topology.from_text.describe import find_host
+from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.plan import ddp_plan
-from perfmodel.validate.sweeps.match import Layout, built, host_for, short
+from perfmodel.validate.sweeps.match import Layout, built, short
 from perfmodel.validate.trainings.model import Case, Dataset
 from perfmodel.validate.trainings.parse import LeftOut, TrainingRow, understood
 from perfmodel.workload import zoo
@@ -120,12 +121,12 @@ def _case(cells: Mapping[str, str]) -> Case:
 
 
 @lru_cache(maxsize=256)
-def _topology(machine: Wanted, nodes: int) -> Topology:
-    return built(host_for(machine).node, Layout(nodes, machine.gpus), "")
+def _topology(machine: HostText, nodes: int) -> Topology:
+    return built(find_host(machine).node, Layout(nodes, machine.gpus), "")
 
 
 @lru_cache(maxsize=64)
-def _estimator(machine: Wanted, nodes: int) -> UncontendedTimer:
+def _estimator(machine: HostText, nodes: int) -> UncontendedTimer:
     """Timer of a machine, which keeps times: rows of a table differ in batch, not in buckets."""
     return UncontendedTimer(make_machine(_topology(machine, nodes), load_library("nccl")))
 

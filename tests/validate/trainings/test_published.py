@@ -20,8 +20,8 @@ def test_a_row_that_can_be_expressed():
     asked = understood(ROW)
     assert (asked.model, asked.precision, asked.batch, asked.nodes) == ("resnet50", "fp16", 128, 4)
     machine = asked.machine
-    assert (machine.gpus, machine.intra, machine.network) == (8, "mesh", "infiniband")
-    assert (machine.nics, machine.nic_Gbps) == (1, 100)
+    assert (machine.gpus, machine.intra.layout, machine.network.kind) == (8, "cube", "infiniband")
+    assert (machine.network.nics, machine.network.nic_Bps) == (1, 12.5e9)
 
 
 @pytest.mark.parametrize(

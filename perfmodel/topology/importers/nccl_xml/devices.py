@@ -28,7 +28,7 @@ _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 @dataclass
 class Device:
-    """One PCI function, or what stands for a network port.
+    """One PCI function, or a network port without one.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class Domain:
             yield from device.walk()
 
 
-def tree_of(root: Element, file: str) -> list[Domain]:
+def read_domains(root: Element, file: str) -> list[Domain]:
     """Read the devices.
 
     Raises
@@ -101,18 +101,18 @@ def tree_of(root: Element, file: str) -> list[Domain]:
     """
     faults: list[Fault] = []
     if root.get("version") not in {None, "1"}:
-        found = f"version {root.get('version')!r}"
-        faults.append(Fault("system", found, "version 1", file, root.line))
+        problem = f"version {root.get('version')!r}"
+        faults.append(Fault("system", problem, "version 1", file, root.line))
     domains = [_domain(cpu, at, file, faults) for at, cpu in enumerate(root.all("cpu"))]
     if not domains:
         faults.append(Fault("system", "no cpu element", "one per NUMA domain", file, root.line))
     faults += _number_faults(root, domains, file)
-    seen: dict[str, Device] = {}
+    by_bus: dict[str, Device] = {}
     for device in (d for domain in domains for d in domain.walk()):
-        if device.busid in seen and device.busid:
-            found = f"busid {device.busid!r} again (first on line {seen[device.busid].line})"
-            faults.append(Fault("pci", found, "each device once", file, device.line))
-        seen[device.busid] = device
+        if device.busid in by_bus and device.busid:
+            problem = f"busid {device.busid!r} again (first on line {by_bus[device.busid].line})"
+            faults.append(Fault("pci", problem, "each device once", file, device.line))
+        by_bus[device.busid] = device
     if faults:
         raise InputError(faults)
     for domain in domains:
@@ -122,7 +122,7 @@ def tree_of(root: Element, file: str) -> list[Domain]:
 
 
 def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Fault]:
-    """One NUMA domain twice; where several hosts stand in the file, they are counted anew."""
+    """One NUMA domain twice; where several hosts stand in the file, they are numbered through."""
     numbers = [domain.number for domain in domains]
     if len(set(numbers)) == len(numbers):
         return []
@@ -130,19 +130,19 @@ def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Faul
         for at, domain in enumerate(domains):
             domain.number = at
         return []
-    found = f"numaid {numbers} with one number twice"
-    return [Fault("cpu", found, "each NUMA domain once", file, root.line)]
+    problem = f"numaid {numbers} with one number twice"
+    return [Fault("cpu", problem, "each NUMA domain once", file, root.line)]
 
 
 def _domain(cpu: Element, at: int, file: str, faults: list[Fault]) -> Domain:
-    number = _whole(cpu, "numaid", file, faults, default=at)
+    number = _integer(cpu, "numaid", file, faults, default=at)
     if number < 0:
         faults.append(Fault("cpu.numaid", str(number), "0 or more", file, cpu.line))
     vendor = cpu.get("vendor") or {"arm64": "ARM", "ppc64": "IBM"}.get(cpu.get("arch") or "", "")
     part = None
     if vendor:
-        family = _whole(cpu, "familyid", file, faults, default=0)
-        model = _whole(cpu, "modelid", file, faults, default=0)
+        family = _integer(cpu, "familyid", file, faults, default=0)
+        model = _integer(cpu, "modelid", file, faults, default=0)
         part = cpu_named(vendor, family, model)
     devices = [_device(pci, file, faults) for pci in cpu.all("pci")]
     devices += [
@@ -168,7 +168,7 @@ def _device(pci: Element, file: str, faults: list[Fault]) -> Device:
     elif kind is None:
         kind = "switch" if pci_class else "unknown"
     speed = re.match(r"(\d+(?:\.\d+)?)\s*GT/s", pci.get("link_speed") or "")
-    width = _whole(pci, "link_width", file, faults, default=0)
+    width = _integer(pci, "link_width", file, faults, default=0)
     return Device(
         kind=kind,
         busid=(pci.get("busid") or "").lower(),
@@ -186,18 +186,18 @@ def _device(pci: Element, file: str, faults: list[Fault]) -> Device:
 
 
 def _level(pci: Element) -> int:
-    """Level of a Broadcom Gen4 or Gen5 switch, as NCCL's getBcmGen tells it; 0: none."""
-    words = [_identifier(pci.get(name)) for name in
+    """Level of a Broadcom Gen4 or Gen5 switch, as NCCL's getBcmGen finds it; 0: none."""
+    identifiers = [_identifier(pci.get(name)) for name in
              ("vendor", "device", "subsystem_vendor", "subsystem_device")]  # fmt: skip
-    if words[:3] == ["1000", "c030", "1000"] and len(words[3]) == 4:
-        return {"0": 1, "1": 2}.get(words[3][0], 0)
-    if words[:3] == ["1000", "c010", "1000"] and words[3].startswith("a0"):
-        return 2 if words[3] >= "a001" else 1
+    if identifiers[:3] == ["1000", "c030", "1000"] and len(identifiers[3]) == 4:
+        return {"0": 1, "1": 2}.get(identifiers[3][0], 0)
+    if identifiers[:3] == ["1000", "c010", "1000"] and identifiers[3].startswith("a0"):
+        return 2 if identifiers[3] >= "a001" else 1
     return 0
 
 
 def _flatten(device: Device) -> None:
-    """Let the devices of lower Broadcom switches hang under the upper one."""
+    """Move the devices of lower Broadcom switches to the upper one."""
     flat: list[Device] = []
     for child in device.children:
         _flatten(child)
@@ -209,7 +209,7 @@ def _identifier(text: str | None) -> str:
     return (text or "").lower().removeprefix("0x")
 
 
-def _whole(element: Element, name: str, file: str, faults: list[Fault], *, default: int) -> int:
+def _integer(element: Element, name: str, file: str, faults: list[Fault], *, default: int) -> int:
     text = element.get(name)
     if text is None:
         return default

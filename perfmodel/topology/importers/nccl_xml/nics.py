@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfmodel.topology.from_text.parts import usual_nics
-from perfmodel.topology.from_text.template_builder import Draft, port
-from perfmodel.topology.importers.complete import Known
+from perfmodel.topology.importers.complete import Completion
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element
 
@@ -27,10 +26,10 @@ class Adapter:
     Parameters
     ----------
     devices : tuple of Device
-        Functions of the file that it stands for.
+        Functions of the file that it represents.
     domain : Domain
     above : Device or None
-        Switch it hangs under; None: the CPU.
+        Switch above it; None: the CPU.
     network : str
     Bps : float
         Raw rate; bytes per second.
@@ -59,27 +58,20 @@ class Adapter:
         return max(1, min(16, sum(device.lanes for device in self.devices)) // self.shared)
 
 
-def port_of(draft: Draft, adapter: Adapter) -> str:
-    """Add the link that leaves a NIC; returns its name."""
-    wanted = port(adapter.network, adapter.Bps, adapter.source)
-    name, at = adapter.network, 2
-    while name in draft.links and draft.links[name]["bandwidth"] != wanted["bandwidth"]:
-        name, at = f"{adapter.network}-{at}", at + 1
-    return draft.link(name, wanted)
-
-
-def adapters_of(domains: Sequence[Domain], known: Known, notes: list[str]) -> list[Adapter]:
+def find_adapters(
+    domains: Sequence[Domain], completion: Completion, notes: list[str]
+) -> list[Adapter]:
     """NICs in the order of their numbers in the file, or as they stand there."""
     rows = [row for domain in domains for row in _functions(domain)]
     if not rows:
-        return _from_template(domains, known, notes)
-    each = _functions_per_adapter(rows, known, notes)
-    found = []
-    for first in range(0, len(rows), each):
-        devices = tuple(device for device, _, _ in rows[first : first + each])
+        return _from_template(domains, completion, notes)
+    functions = _functions_per_adapter(rows, completion, notes)
+    adapters = []
+    for first in range(0, len(rows), functions):
+        devices = tuple(device for device, _, _ in rows[first : first + functions])
         _, above, domain = rows[first]
-        found += list(_adapters(devices, above, domain, known, notes))
-    return found
+        adapters += list(_adapters(devices, above, domain, completion, notes))
+    return adapters
 
 
 def _functions(domain: Domain) -> Iterator[tuple[Device, Device | None, Domain]]:
@@ -96,45 +88,45 @@ def _functions(domain: Domain) -> Iterator[tuple[Device, Device | None, Domain]]
 
 
 def _functions_per_adapter(
-    rows: Sequence[tuple[Device, Device | None, Domain]], known: Known, notes: list[str]
+    rows: Sequence[tuple[Device, Device | None, Domain]], completion: Completion, notes: list[str]
 ) -> int:
     """EFA devices beside one GPU act as one adapter of several rails (aws-ofi-nccl)."""
     devices = [device for device, _, _ in rows]
-    is_efa = _network(devices[0], known) == "efa"
-    wanted = known.nics or 8
-    if not is_efa or len(devices) <= wanted or len(devices) % wanted:
+    is_efa = _network(devices[0], completion) == "efa"
+    adapters = completion.nics or 8
+    if not is_efa or len(devices) <= adapters or len(devices) % adapters:
         return 1
-    each = len(devices) // wanted
+    functions = len(devices) // adapters
     places = [id(above) for _, above, _ in rows]
-    if any(len(set(places[at : at + each])) > 1 for at in range(0, len(rows), each)):
+    if any(len(set(places[at : at + functions])) > 1 for at in range(0, len(rows), functions)):
         return 1
-    notes.append(f"{each} EFA devices act as one adapter (aws-ofi-nccl)")
-    return each
+    notes.append(f"{functions} EFA devices act as one adapter (aws-ofi-nccl)")
+    return functions
 
 
 def _adapters(
-    devices: tuple[Device, ...], above: Device | None, domain: Domain, known: Known,
+    devices: tuple[Device, ...], above: Device | None, domain: Domain, completion: Completion,
     notes: list[str],
 ) -> Iterator[Adapter]:  # fmt: skip
     first = devices[0]
-    network = _network(first, known)
-    if network == "roce" and first.vendor != "15b3" and known.template is None:
-        _say("Ethernet NICs beside such GPUs speak RoCE v2", notes)
+    network = _network(first, completion)
+    if network == "roce" and first.vendor != "15b3" and completion.template is None:
+        notes.append("Ethernet NICs beside such GPUs speak RoCE v2")
     nets = [net for device in devices for net in device.nets]
     if nets and len(devices) == 1:
         for net in nets:
-            Bps, source = _rate_of(net, first, network, known, notes)
+            Bps, source = _rate_of(net, first, network, completion, notes)
             gdr = number(net, "gdr")
             yield Adapter(devices, domain, above, network, Bps, source,
                           None if gdr is None else gdr > 0, len(nets),
                           f"line {net.line}, net {net.get('name') or ''}".rstrip())  # fmt: skip
         return
-    Bps, source = _rate(first, network, known, len(devices), notes)
+    Bps, source = _rate(first, network, completion, len(devices), notes)
     yield Adapter(devices, domain, above, network, Bps, source, None, 1,
                   f"line {first.line}, pci {first.busid}")  # fmt: skip
 
 
-def _network(device: Device, known: Known) -> str:
+def _network(device: Device, completion: Completion) -> str:
     """Kind of network, by class and vendor, by the names NCCL gives, or by the template."""
     names = " ".join(net.get("name") or "" for net in device.nets)
     if device.pci_class.startswith("0207"):
@@ -143,58 +135,59 @@ def _network(device: Device, known: Known) -> str:
         return "efa"
     if device.pci_class.startswith("0208") or "hfi1" in names:
         return "omni-path"
-    template = _template_port(known)
+    template = _template_port(completion)
     if template is not None:
         return template[0]
     rdma = device.vendor == "15b3" or any(word in names for word in ("mlx", "bnxt", "irdma"))
     plain = any(name.startswith(("eth", "en")) for name in names.split())
-    return "roce" if rdma or (known.part.on_board and not plain) else "tcp"
+    return "roce" if rdma or (completion.part.on_board and not plain) else "tcp"
 
 
-def _template_port(known: Known) -> tuple[str, float] | None:
+def _template_port(completion: Completion) -> tuple[str, float] | None:
     """Kind of network and rate of the template's NICs."""
-    if known.template is None:
+    if completion.template is None:
         return None
-    ports = [known.template.links[d.port] for d in known.template.nodes if d.port]
+    ports = [completion.template.links[d.port] for d in completion.template.nodes if d.port]
     if not ports:
         return None
-    kind = ports[0].network or ("infiniband" if ports[0].kind == "infiniband" else "roce")
-    return kind, ports[0].bandwidth
+    return ports[0].network_kind, ports[0].bandwidth
 
 
 def _rate_of(
-    net: Element, device: Device, network: str, known: Known, notes: list[str]
+    net: Element, device: Device, network: str, completion: Completion, notes: list[str]
 ) -> tuple[float, str]:
     speed = number(net, "speed")
     if speed is not None and speed > 0:
         return speed * 1e6 / 8, "NCCL's topology file, speed of its net elements"
-    return _rate(device, network, known, 1, notes)
+    return _rate(device, network, completion, 1, notes)
 
 
 def _rate(
-    device: Device, network: str, known: Known, functions: int, notes: list[str]
+    device: Device, network: str, completion: Completion, functions: int, notes: list[str]
 ) -> tuple[float, str]:
-    """Rate of an adapter that the file does not tell."""
-    template = _template_port(known)
-    if template is not None and known.template is not None:
-        note = f"NICs of {template[1] * 8e-9:g} Gbit/s, as in {known.template.name}"
-        _say(note, notes)
+    """Rate of an adapter where the file does not state it."""
+    template = _template_port(completion)
+    if template is not None and completion.template is not None:
+        note = f"NICs of {template[1] * 8e-9:g} Gbit/s, as in {completion.template.name}"
+        notes.append(note)
         return template[1], f"assumption: {note}"
     by_device = _RATES_GBPS.get(f"{device.vendor}:{device.device}")
     if by_device is not None:
         note = f"NICs of {by_device * functions:g} Gbit/s, by their PCI device {device.device}"
-        _say(note, notes)
+        notes.append(note)
         return by_device * functions * 1e9 / 8, f"assumption: {note}"
-    _, usual_Bps = usual_nics(network, known.part.spelled)
+    _, usual_Bps = usual_nics(network, completion.part.spelled)
     note = f"NICs of {usual_Bps * 8e-9:g} Gbit/s, usual for this GPU and kind of network"
-    _say(note, notes)
+    notes.append(note)
     return usual_Bps, f"assumption: {note}"
 
 
-def _from_template(domains: Sequence[Domain], known: Known, notes: list[str]) -> list[Adapter]:
+def _from_template(
+    domains: Sequence[Domain], completion: Completion, notes: list[str]
+) -> list[Adapter]:
     """NICs of the template, spread evenly, for a file that has none."""
-    template = _template_port(known)
-    if template is None or not known.nics:
+    template = _template_port(completion)
+    if template is None or not completion.nics:
         notes.append("no NICs: the file has none")
         return []
     network, Bps = template
@@ -204,18 +197,13 @@ def _from_template(domains: Sequence[Domain], known: Known, notes: list[str]) ->
         for device in domain.walk()
         if device.kind == "switch"
     ] or [(None, domain) for domain in domains]
-    name = known.template.name if known.template else ""
-    notes.append(f"{known.nics} NICs of {name}, spread evenly: the file has none")
+    name = completion.template.name if completion.template else ""
+    notes.append(f"{completion.nics} NICs of {name}, spread evenly: the file has none")
     source = f"assumption: as in {name}"
     return [
         Adapter(
             (Device("nic", "", 0),), place[1], place[0], network, Bps, source, None, 1, "assumed"
         )
-        for at in range(known.nics)
-        for place in [places[at * len(places) // known.nics]]
+        for at in range(completion.nics)
+        for place in [places[at * len(places) // completion.nics]]
     ]
-
-
-def _say(note: str, notes: list[str]) -> None:
-    if note not in notes:
-        notes.append(note)

@@ -1,4 +1,4 @@
-"""XML from strangers: no entities, no document types, limits on size and depth; lines are kept."""
+"""XML of unknown origin: no entities, no document types, limits on size and depth."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
                   parser.CurrentLineNumber)
         ) from None  # fmt: skip
     except expat.ExpatError as error:
-        what = expat.ErrorString(error.code)
+        reason = expat.ErrorString(error.code)
         cut = " (cut off?)" if reader.open else ""
         raise InputError(
-            Fault("file", f"XML that is not well formed: {what}{cut}", "a whole document", file,
+            Fault("file", f"XML that is not well formed: {reason}{cut}", "a whole document", file,
                   error.lineno)
         ) from None  # fmt: skip
     assert reader.root is not None

@@ -1,1 +1,1 @@
-"""nvidia_smi."""
+"""The matrix of `nvidia-smi topo -m`; `matrix.read_matrix` imports one."""

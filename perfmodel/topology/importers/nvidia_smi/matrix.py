@@ -1,4 +1,4 @@
-"""The text of `nvidia-smi topo -m`, in all its spellings, as a node template."""
+"""Reader of `nvidia-smi topo -m`, in the spellings of all drivers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.importers.imported import ImportedTopology
-from perfmodel.topology.importers.nvidia_smi.path_levels import drafted_from
+from perfmodel.topology.importers.nvidia_smi.path_levels import template_from_matrix
 from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
 
 _CELL = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|PSB|N/A|DIS", re.IGNORECASE)
@@ -21,7 +21,7 @@ _COLUMNS = {"CPU", "NUMA", "GPU"}
 def read_matrix(text: str, file: str, *, gpu: str | None, template: str | None) -> ImportedTopology:
     """Read a topology matrix.
 
-    It names ways, never rates: those come from the model of the GPU (in a line of ``nvidia-smi
+    It names path types, not rates: those come from the model of the GPU (in a line of ``nvidia-smi
     -L``, or `gpu`) and of the NICs (from `template`, or as usual).
 
     Raises
@@ -29,7 +29,7 @@ def read_matrix(text: str, file: str, *, gpu: str | None, template: str | None) 
     InputError
         Rows that are cut off, cells that mean nothing, no model of GPU; every fault.
     """
-    return drafted_from(
+    return template_from_matrix(
         matrix_of(text, file),
         file,
         kind="topo-matrix",
@@ -48,31 +48,31 @@ def matrix_of(text: str, file: str) -> Matrix:
     places: dict[str, int] = {}
     numa: dict[str, str] = {}
     for number, line in enumerate(lines[at + 1 :], at + 2):
-        words = line.split()
-        if not words or words[0] not in devices or words[0] in rows:
+        fields = line.split()
+        if not fields or fields[0] not in devices or fields[0] in rows:
             continue
-        cells = words[1 : 1 + len(devices)]
-        rows[words[0]], places[words[0]] = cells, number
-        faults += _row_faults(words[0], cells, devices, number, file)
-        own = _affinity(words[1 + len(devices) :])
+        cells = fields[1 : 1 + len(devices)]
+        rows[fields[0]], places[fields[0]] = cells, number
+        faults += _row_faults(fields[0], cells, devices, number, file)
+        own = _affinity(fields[1 + len(devices) :])
         if own is not None:
-            numa[words[0]] = own
+            numa[fields[0]] = own
     missing = [name for name in devices if name.startswith("GPU") and name not in rows]
     if missing:
-        found = f"no row of {', '.join(missing)}"
-        faults.append(Fault("row", found, "a row for every GPU (cut off?)", file))
+        problem = f"no row of {', '.join(missing)}"
+        faults.append(Fault("row", problem, "a row for every GPU (cut off?)", file))
     if faults:
         raise InputError(faults)
-    cells_of, notes = _filled(devices, rows)
+    cells_of, notes = _fill_cells(devices, rows)
     return Matrix(devices, cells_of, numa, _legend(text), places, _model(text), tuple(notes))
 
 
 def _header(lines: Sequence[str], file: str) -> tuple[int, tuple[str, ...]]:
     for at, line in enumerate(lines):
-        words = line.split()
-        if words[:1] == ["GPU0"] and words[1:2] not in (["X"], ["x"]):
-            end = next((i for i, word in enumerate(words) if word in _COLUMNS), len(words))
-            devices = tuple(words[:end])
+        fields = line.split()
+        if fields[:1] == ["GPU0"] and fields[1:2] not in (["X"], ["x"]):
+            end = next((i for i, field in enumerate(fields) if field in _COLUMNS), len(fields))
+            devices = tuple(fields[:end])
             if len(set(devices)) == len(devices):
                 return at, devices
     raise InputError(Fault("header", "no line of device names that begins with GPU0",
@@ -94,8 +94,8 @@ def _row_faults(
     ]
     bonded = [other for other in linked if not (_is_gpu(name) and _is_gpu(other))]
     if bonded:
-        found = f"NVLinks to {bonded[0]}" if _is_gpu(name) else f"NVLinks of {name}"
-        return [Fault(f"row of {name}", found, "NV# between GPUs alone", file, line)]
+        problem = f"NVLinks to {bonded[0]}" if _is_gpu(name) else f"NVLinks of {name}"
+        return [Fault(f"row of {name}", problem, "NV# between GPUs alone", file, line)]
     if cells[list(devices).index(name)].upper() != "X":
         return [Fault(f"row of {name}", repr(cells[list(devices).index(name)]),
                       "X in its own column", file, line)]  # fmt: skip
@@ -106,14 +106,14 @@ def _is_gpu(name: str) -> bool:
     return re.fullmatch(r"GPU\d+", name) is not None
 
 
-def _affinity(words: Sequence[str]) -> str | None:
+def _affinity(fields: Sequence[str]) -> str | None:
     """NUMA domain of a GPU: its own column, or the CPUs near it."""
-    if len(words) >= 2 and re.fullmatch(r"[\d,-]+", words[1]):
-        return words[1]
-    return words[0] if words and re.fullmatch(r"[\d,-]+", words[0]) else None
+    if len(fields) >= 2 and re.fullmatch(r"[\d,-]+", fields[1]):
+        return fields[1]
+    return fields[0] if fields and re.fullmatch(r"[\d,-]+", fields[0]) else None
 
 
-def _filled(
+def _fill_cells(
     devices: Sequence[str], rows: dict[str, list[str]]
 ) -> tuple[dict[tuple[str, str], str], list[str]]:
     """Cells of both directions; a row that is missing is that of its column."""

@@ -1,6 +1,6 @@
-"""Which devices of a matrix share a NUMA domain, a switch, or a cluster of switches.
+"""A matrix of path types between the devices of a host, and the groups that it implies.
 
-A table of the ways between the devices of a host.
+Groups are devices that share a NUMA domain, a switch, or a cluster of switches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perfmodel.topology.from_text.parts import GpuConnector
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Devices of one host and the way between each two.
+    """Devices of one host and the path type between each two.
 
     Parameters
     ----------
@@ -75,23 +75,23 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
         for b, other in matrix.numa.items()
         if a < b and own == other and matrix.cells.get((a, b)) not in {"SYS", "DIS", "N/A"}
     ]
-    told = pairs or matrix.numa or "SYS" in matrix.cells.values()
-    if told or len(matrix.devices) == 1:
-        found = _components(matrix.devices, [*pairs, *same])
-        merged = found if matrix.numa else _merged(found, matrix)
-        if len(merged) < len(found):
+    stated = pairs or matrix.numa or "SYS" in matrix.cells.values()
+    if stated or len(matrix.devices) == 1:
+        domains = _components(matrix.devices, [*pairs, *same])
+        merged = domains if matrix.numa else _merge_domains(domains, matrix)
+        if len(merged) < len(domains):
             notes.append("as few NUMA domains as the table allows, where NVLink hides them")
         return merged
     gpus = list(matrix.gpus)
     count = len(gpus) if part.c2c else usual_domains(part, len(gpus), part.cpu)
     notes.append(f"{count} NUMA domains, usual for this GPU: NVLink hides the rest")
     edges = [round(i * len(gpus) / count) for i in range(count + 1)]
-    found = [gpus[a:b] for a, b in pairwise(edges)]
-    found[0] += matrix.nics
-    return [domain for domain in found if domain]
+    domains = [gpus[a:b] for a, b in pairwise(edges)]
+    domains[0] += matrix.nics
+    return [domain for domain in domains if domain]
 
 
-def _merged(groups: Sequence[list[str]], matrix: Matrix) -> list[list[str]]:
+def _merge_domains(groups: Sequence[list[str]], matrix: Matrix) -> list[list[str]]:
     """Put groups that NVLink joins on one domain, unless SYS stands between any two devices."""
     domains: list[list[str]] = []
     for group in groups:

@@ -1,4 +1,4 @@
-"""How flows spread over equally short ways: hashed, by rails, adaptively; against theory."""
+"""Flows over equally short paths: hashed, by rails, adaptive; against theory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,12 @@ def ways_between(topology: Topology, src: str, dst: str) -> set[tuple[int, ...]]
     [
         (two_leaves("ecmp"), 9), (two_leaves("ecmp"), 3), (tree("ecmp"), 2), (tree("ecmp"), 7),
         (tree("ecmp"), 40),
-        (build_topology("ethernet-10g", hosts=8, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4)), 6),
+        (
+            build_topology(
+                "ethernet-10g", hosts=8, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4)
+            ),
+            6,
+        ),
     ],
 )  # fmt: skip
 def test_every_shortest_way_is_taken_by_some_flow_and_no_other(

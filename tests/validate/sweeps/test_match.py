@@ -1,13 +1,12 @@
-"""Words beside a log become a machine: every shipped sweep, and words nobody has seen yet."""
+"""The machine of a recorded sweep: every shipped sweep, and descriptions that no sweep has."""
 
 import pytest
 
-from perfmodel.topology.from_text import log_text as words
+from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.routing.router import Router
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match
 from perfmodel.validate.sweeps.read import Row, Sweep, read_sweeps, sweeps_folder
-from perfmodel.validate.sweeps.settings_text import one_process, settings_of
 
 SHIPPED = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
 
@@ -28,9 +27,9 @@ EXPECTED = {
     "gcp_a3mega_2n_allgather_gke": ("h100", 2, 8, "tcpxo", 1600, "rail-optimised", True),
     "aws_g4dn_2n_efa_allreduce_a": ("t4", 2, 1, "efa", 50, "one-switch", True),
     "aws_p4d_2n_allreduce_nccl29": ("a100", 2, 8, "efa", 400, "one-switch", True),
-    "rtx2080ti_x2_nop2p_all_reduce": ("rtx2080ti", 1, 2, None, 0, "none", True),
-    "rtx2080ti_x2_nop2p_broadcast": ("rtx2080ti", 1, 2, None, 0, "none", True),
-    "rtx2080ti_x2_nop2p_alltoall": ("rtx2080ti", 1, 2, None, 0, "none", True),
+    "rtx2080ti_x2_nop2p_all_reduce": ("2080 ti", 1, 2, None, 0, "none", True),
+    "rtx2080ti_x2_nop2p_broadcast": ("2080 ti", 1, 2, None, 0, "none", True),
+    "rtx2080ti_x2_nop2p_alltoall": ("2080 ti", 1, 2, None, 0, "none", True),
     "sb_a100_1n_all_reduce": ("a100", 1, 8, None, 0, "none", True),
     "sb_a100_1n_reduce_scatter": ("a100", 1, 8, None, 0, "none", True),
     "sb_a100_1n_reduce": ("a100", 1, 8, None, 0, "none", True),
@@ -40,10 +39,10 @@ EXPECTED = {
     "h100_2n_xe9680_allreduce": ("h100", 2, 8, "infiniband", 3200, "rail-optimised", True),
     "h100_4n_b_allreduce": ("h100", 4, 8, "infiniband", 3200, "rail-optimised", True),
     "h100_8n_b_tuned_allreduce": ("h100", 8, 8, "infiniband", 3200, "rail-optimised", True),
-    "rtx4090_x4_p2p_allreduce": ("rtx4090", 1, 4, None, 0, "none", True),
-    "rtx4090_x8_p2p_allreduce": ("rtx4090", 1, 8, None, 0, "none", True),
+    "rtx4090_x4_p2p_allreduce": ("4090", 1, 4, None, 0, "none", True),
+    "rtx4090_x8_p2p_allreduce": ("4090", 1, 8, None, 0, "none", True),
     "l40s_2n_1g_allreduce": ("l40s", 2, 1, "tcp", None, "one-switch", False),
-    "rtx3090_2n_roce_mtu256_allreduce": ("rtx3090", 2, 1, "roce", 100, "one-switch", True),
+    "rtx3090_2n_roce_mtu256_allreduce": ("3090", 2, 1, "roce", 100, "one-switch", True),
     "hetero_2n_tcp10g_allreduce": ("h100", 2, 1, "tcp", 10, "one-switch", True),
     "a100pcie_2n_hdr_allreduce": ("a100", 2, 1, "infiniband", 200, "one-switch", True),
     "dgx2_12gpu_all_reduce": ("v100", 1, 12, None, 0, "none", True),
@@ -84,7 +83,7 @@ def test_every_shipped_sweep(name):
     assert isinstance(found, Matched), found
     gpu, hosts, each, network, rate, fabric, stated = EXPECTED[name]
     topology = found.topology
-    assert words.gpu_words(topology.gpu.name).family == gpu
+    assert read_gpu(topology.gpu.name).part.spelled == gpu
     assert (topology.hosts, len(topology.ranks)) == (hosts, hosts * each)
     assert len(topology.ranks) == SHIPPED[name].nranks
     if network is not None:
@@ -229,68 +228,6 @@ def test_runs_of_the_same_hardware_at_any_scale():
     two, eight = match(sweep()), match(sweep(nodes=8, nranks=64))
     other = match(sweep(inter_node="RoCE v2"))
     assert two.hardware == eight.hardware != other.hardware
-
-
-@pytest.mark.parametrize(
-    ("text", "env"),
-    [
-        ("NCCL_ALGO=Ring NCCL_PROTO=LL128", {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL128"}),
-        ("NVLS disabled", {"NCCL_NVLS_ENABLE": "0"}),
-        ("NVLS active (busbw over 450)", {}),
-        ("SHARP off", {"NCCL_COLLNET_ENABLE": "0"}),
-        ("PXN disabled, 16 channels",
-         {"NCCL_PXN_DISABLE": "1", "NCCL_MIN_NCHANNELS": "16", "NCCL_MAX_NCHANNELS": "16"}),
-        ("FI_PROVIDER=efa", {}),
-        ("NVLSTree by default", {}),
-    ],
-)  # fmt: skip
-def test_words_about_settings(text, env):
-    found, _ = settings_of("", "1 GPU/process", text, 8, nvlink=True)
-    assert dict(found.env) == env
-
-
-def test_what_is_not_modelled_is_said_and_not_lost():
-    found, notes = settings_of("2.19 era", "", "NCCL_NO_SUCH_THING=3 FI_X=1", 8, nvlink=True)
-    assert found.version == "2.19"
-    assert "FI_X=1 is not modelled" in notes
-    assert any("2.19" in note for note in notes)
-    assert dict(found.env) == {} or "NCCL_NO_SUCH_THING" in found.env
-
-
-@pytest.mark.parametrize(
-    ("text", "per_host", "together"),
-    [
-        ("single process 8 GPUs", 8, True), ("1 GPU/process MPI", 8, False),
-        ("4 GPUs/process MPI", 8, True), ("1 GPU/process torchrun", 8, False),
-        ("single process 1 GPU", 1, False), ("", 8, False),
-    ],
-)  # fmt: skip
-def test_process_layout(text, per_host, together):
-    assert one_process(text, per_host) is together
-
-
-@pytest.mark.parametrize(
-    ("text", "family", "form", "memory"),
-    [
-        ("Tesla V100-SXM2-16GB", "v100", "sxm", 16), ("H100 PCIe", "h100", "pcie", None),
-        ("NVIDIA A100 80GB PCIe", "a100", "pcie", 80), ("GeForce RTX 4090", "rtx4090", "", None),
-        ("GB200 NVL72", "gb200", "", None),
-        ("H100 PCIe + A100-PCIE-40GB", "h100", "pcie", None),
-        ("LambdaCloud 2x V100 16GB", "v100", "", 16), ("RTX A6000", "rtxa6000", "", None),
-    ],
-)  # fmt: skip
-def test_gpus_in_words(text, family, form, memory):
-    found = words.gpu_words(text)
-    assert found.family == family
-    assert found.memory_GB == memory
-    if family != "gb200":
-        assert found.form == form
-
-
-def test_sockets_of_cpus_are_no_network():
-    assert words.network_kind("InfiniBand HDR CX-6 across socket (SYS)", {})[0] == "infiniband"
-    assert words.network_kind("Ethernet, sockets", {})[0] == "tcp"
-    assert words.network_kind("not stated", {})[0] is None
 
 
 def test_a_number_of_ranks_that_no_machine_has_is_listed_at_once():

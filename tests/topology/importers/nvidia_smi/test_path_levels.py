@@ -39,7 +39,7 @@ mlx5_1  PHB     PHB     PIX     PIX     SYS     SYS     SYS     SYS     SYS     
 Legend:
 
   X    = Self
-"""
+"""  # noqa: E501
 
 PAIRS = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tGPU5\tGPU6\tGPU7\tCPU Affinity\tNUMA Affinity

@@ -1,4 +1,4 @@
-"""Hosts from words: every usual spelling, what is assumed, and what is refused."""
+"""Hosts from free text: what is put together, what is assumed, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,76 +8,19 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.from_text.describe import Described, describe
-from perfmodel.topology.from_text.gpu_text import gpu_in, joined_in
-from perfmodel.topology.from_text.network_text import network_in
-from perfmodel.topology.from_text.parts import cpu_named, hardware_parts
+from perfmodel.topology.from_text.gpu_text import read_intra
+from perfmodel.topology.from_text.network_text import read_network
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.check import check
-from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 
 
 def built(found: Described, hosts: int, gpus: int) -> Topology:
     nodes, each = found.spread(hosts, gpus)
     fabric = "one-switch" if nodes > 1 else None
     return build_topology(found.node, hosts=nodes, gpus_per_host=each, fabric=fabric)
-
-
-# ---------------------------------------------------------------- GPUs
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        ("A100-SXM4-80GB", "a100-sxm4-80gb"),
-        ("NVIDIA A100-SXM4-40GB", "a100-sxm4-40gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
-        ("A100-PCIE-40GB", "a100-pcie-40gb"),
-        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
-        ("Tesla V100-SXM3-32GB", "v100-sxm3-32gb"),
-        ("V100S-PCIE-32GB", "v100s-pcie-32gb"),
-        ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
-        ("H100 PCIe", "h100-pcie-80gb"),
-        ("H100 NVL", "h100-nvl-94gb"),
-        ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"),
-        ("RTX4090", "rtx-4090"),
-        ("rtx 3090", "rtx-3090"),
-        ("RTX 3090 Ti", "rtx-3090-ti"),
-        ("Tesla T4", "t4"),
-        ("NVIDIA L40S", "l40s"),
-        ("L40", "l40"),
-        ("L4", "l4"),
-        ("A10G", "a10g"),
-        ("NVIDIA A10", "a10"),
-        ("H20", "h20-sxm5-96gb"),
-        ("H200", "h200-sxm5-141gb"),
-        ("GB200", "gb200-186gb"),
-        ("B200", "b200-sxm-180gb"),
-        ("Tesla P100-SXM2-16GB", "p100-sxm2-16gb"),
-        ("RTX 6000 Ada", "rtx-6000-ada"),
-        ("Quadro RTX 6000", "quadro-rtx-6000"),
-        ("rtx-5090", "rtx-5090"),
-    ],
-)
-def test_gpu_in_any_spelling(words: str, name: str) -> None:
-    assert gpu_in(words).name == name
-
-
-def test_what_a_name_leaves_open_is_said() -> None:
-    assert gpu_in("A100", "NVLink bridge").part.form == "pcie"
-    assert "form SXM4" in " ".join(gpu_in("A100").assumptions)
-    assert "80 GB" in " ".join(gpu_in("A100").assumptions)
-    assert gpu_in("A100-SXM4-80GB").assumptions == ()
-    assert "first of those" in gpu_in("H100 PCIe + A100-PCIE-40GB").assumptions[0]
-
-
-def test_every_part_is_a_gpu_of_the_table_with_its_memory() -> None:
-    for name, part in hardware_parts().gpus.items():
-        assert name in gpu_names()
-        assert load_gpu(name).memory_bytes == pytest.approx(part.memory * 2**30)
-        assert gpu_in(name).name == name
-        assert part.nvlink is None or part.lanes
 
 
 @pytest.mark.parametrize("words", ["gtx 970", "not stated (8-GPU nodes)", "", "A1000"])
@@ -217,28 +160,6 @@ def test_what_does_not_go_together_is_refused_all_at_once() -> None:
 # ---------------------------------------------------------------- networks
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "Gbps"),
-    [
-        (None, None, None),
-        ("none", None, None),
-        ("InfiniBand HDR + SHARP", "infiniband", 200),
-        ("IB EDR", "infiniband", 100),
-        ("RoCE v2 25 GbE, GPUDirect disabled", "roce", 25),
-        ("AWS EFA v2 (p5.48xlarge)", "efa", None),
-        ("Ethernet GPUDirect-TCPXO (a3-mega)", "tcpxo", None),
-        ("TCP 10GbE", "tcp", 10),
-        ("Ethernet SR-IOV net1, sockets (NCCL_IB_DISABLE=1)", "tcp", None),
-        ("InfiniBand HDR CX-6 across sockets (SYS)", "infiniband", 200),
-        ("Omni-Path 4x100G", "omni-path", 100),
-    ],
-)
-def test_network_in_any_spelling(words: str | None, kind: str | None, Gbps: float | None) -> None:
-    found = network_in(words)
-    assert found.kind == kind
-    assert found.nic_Bps == (None if Gbps is None else pytest.approx(Gbps * 1e9 / 8))
-
-
 def test_payload_share_follows_the_mtu() -> None:
     """RoCE v2 carries 82 bytes beside the payload of each packet; IEEE 802.3 and InfiniBand."""
 
@@ -261,16 +182,6 @@ def test_payload_share_follows_the_mtu() -> None:
 )  # fmt: skip
 def test_who_reads_gpu_memory(gpu: str, network: str, reads: bool) -> None:
     assert describe(gpu, gpus=1, intra="none", network=network).node.gpudirect_rdma == reads
-
-
-def test_cpu_by_its_model() -> None:
-    """Models as in /proc/cpuinfo: Skylake 85, Ice Lake 106, Sapphire Rapids 143; EPYC 23, 25."""
-    assert [cpu_named("GenuineIntel", 6, model) for model in (79, 85, 106, 143, 207)] == [
-        "broadwell", "skylake", "icelake", "sapphire", "emerald"]  # fmt: skip
-    assert cpu_named("AuthenticAMD", 23, 49) == "epyc"
-    assert cpu_named("AuthenticAMD", 175, 1) == "epyc"
-    assert cpu_named("AuthenticAMD", 25, 17) == "genoa"
-    assert cpu_named("Unheard", 1, 1) is None
 
 
 # ---------------------------------------------------------------- all of them
@@ -301,13 +212,13 @@ def test_whatever_is_described_is_sound_or_refused(
         found = describe(gpu, gpus=gpus, intra=intra, network=network, nics=nics)
     except InputError:
         event("refused")
-        assume(joined_in(intra).layout in {None, "pcie"})  # these are never refused
+        assume(read_intra(intra).layout in {None, "pcie"})  # these are never refused
         raise
     assert check(found.node) == ()
     assert found.assumptions
     topology = built(found, 2 if network else 1, gpus)
     assert len(topology.ranks) == (2 if network else 1) * gpus
     if network and found.template is None:
-        assert topology.network == network_in(network).kind
+        assert topology.network == read_network(network).kind
         per_host = [n for n in topology.graph if n.startswith("n0/nic")]
         assert nics is None or len(per_host) == nics

@@ -421,12 +421,13 @@ def test_rings_of_an_import_take_as_long_as_those_of_our_template(
     node = import_file(samples / name).node()
     for hosts in (1, 2):
         fabric = "one-switch" if hosts > 1 else None
-        times = [
-            [row["time_s"] for row in collective_rows(build_topology(which, hosts=hosts, fabric=fabric),
-                                                      op="all_reduce", sizes=[2**20, 2**28],
-                                                      algorithm="ring")]
-            for which in (node, template)
-        ]  # fmt: skip
+        times = []
+        for spec in (node, template):
+            topology = build_topology(spec, hosts=hosts, fabric=fabric)
+            rows = collective_rows(
+                topology, op="all_reduce", sizes=[2**20, 2**28], algorithm="ring"
+            )
+            times.append([row["time_s"] for row in rows])
         assert times[0] == pytest.approx(times[1], rel=apart)
 
 

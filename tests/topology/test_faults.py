@@ -1,4 +1,4 @@
-"""A machine that changes: same ranks and arcs, no route over what is lost, names for what is."""
+"""Faults: same ranks and arcs, no route over failed links, links by name."""
 
 from __future__ import annotations
 
