@@ -22,12 +22,12 @@ from perfmodel.cli import (
     run,
     scenarios,
     sweep,
+    topology,
     topology_import,
     tune,
     validate,
     verify,
 )
-from perfmodel.cli import topology as machines
 from perfmodel.errors import PerfmodelError
 from perfmodel.version import __version__
 
@@ -54,8 +54,8 @@ class Commands(TyperGroup):
             return answer
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"perfmodel {__version__}")
         raise typer.Exit
 
@@ -69,10 +69,6 @@ def _root(
 
     Exit codes: 0 done, 1 the answer is a failure, 2 the input is wrong.
     """
-
-
-def _group(text: str) -> typer.Typer:
-    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
 
 
 def example(*lines: str) -> str:
@@ -107,17 +103,20 @@ def _build() -> typer.Typer:
         ("schema", scenarios.schema, scenarios.SCHEMA_EXAMPLES),
     ):
         root.command(name, epilog=example(*lines))(command)
-    topology = _group("List, show, check and import hardware descriptions.")
-    topology.command("list", epilog=example("perfmodel topology list"))(machines.topologies)
-    topology.command("show", epilog=example(*machines.SHOW_EXAMPLES))(machines.show)
-    topology.command("import", epilog=example(*topology_import.IMPORT_EXAMPLES))(
-        topology_import.import_
+    hardware = typer.Typer(
+        help="List, show, check and import hardware descriptions.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
     )
-    topology.command("discover", epilog=example(*topology_import.DISCOVER_EXAMPLES))(
-        topology_import.discover
-    )
-    topology.command("check", epilog=example(*machines.CHECK_EXAMPLES))(machines.check)
-    root.add_typer(topology, name="topology")
+    for name, subcommand, lines in (
+        ("list", topology.topologies, topology.LIST_EXAMPLES),
+        ("show", topology.show, topology.SHOW_EXAMPLES),
+        ("import", topology_import.import_, topology_import.IMPORT_EXAMPLES),
+        ("discover", topology_import.discover, topology_import.DISCOVER_EXAMPLES),
+        ("check", topology.check, topology.CHECK_EXAMPLES),
+    ):
+        hardware.command(name, epilog=example(*lines))(subcommand)
+    root.add_typer(hardware, name="topology")
     return root
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import FabricOption, GpusPerNodeOption, JsonOption, rename_fields
+from perfmodel.cli.options import FabricOption, GpusPerNodeOption, JsonOption, flags_as_fields
 from perfmodel.cli.output import print_json, print_note, print_table
 from perfmodel.errors import Fault, InputError, allowed_names
 
@@ -121,10 +121,8 @@ def _of_any(
     if library not in {None, "nccl"}:
         allowed = "'nccl', which these files were measured with"
         raise InputError(Fault("--library", repr(library), allowed))
-    try:
+    with flags_as_fields(_FLAGS):
         profile = profile_of(found, asked, name=name, paths=files)
-    except InputError as error:
-        raise rename_fields(error, _FLAGS) from None
     for text in profile.transfer.notes if profile.transfer else ():
         print_note(f"Mind: {text}.")
     return profile
@@ -143,15 +141,13 @@ def _of_own(
     from perfmodel.topology.templates.build import build_topology
 
     names = [str(path) for path in files]
-    try:
+    with flags_as_fields(_FLAGS):
         machine = build_topology(
             asked.topology,
             hosts=asked.nodes or 1,
             fabric=asked.fabric,
             gpus_per_host=asked.gpus_per_node,
         )
-    except InputError as error:
-        raise rename_fields(error, _FLAGS) from None
     profile = fit(
         measurements,
         machine,
@@ -171,14 +167,14 @@ def _of_own(
 
 def _check_places(places: dict[str, Path | None], files: list[Path]) -> None:
     """Every place can be written, and is not that of a measurement or of the other place."""
-    from perfmodel.cli.output import check_writable
+    from perfmodel.cli.output import find_output_fault
 
     taken = {path.resolve() for path in files}
     faults = []
     for flag, path in places.items():
         if path is None:
             continue
-        if (fault := check_writable(flag, path)) is not None:
+        if (fault := find_output_fault(flag, path)) is not None:
             faults.append(fault)
         elif path.resolve() in taken:
             faults.append(Fault(flag, f"{str(path)!r}, named before", "a file of its own"))

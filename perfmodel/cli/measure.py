@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import JsonOption, quantities, rename_fields
+from perfmodel.cli.options import JsonOption, flags_as_fields, parse_quantities
 from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.errors import Fault, InputError
 
@@ -72,7 +72,7 @@ def measure(
     from perfmodel.measure.job import MeasurementJob
     from perfmodel.units import parse_time
 
-    times = quantities(parse_time, {"--budget": budget, "--timeout": timeout})
+    times = parse_quantities(parse_time, {"--budget": budget, "--timeout": timeout})
     name = None if topology is None else _template(topology)
     outputs = _outputs(output, runs)
     job = MeasurementJob(
@@ -96,9 +96,9 @@ def measure(
     ]  # fmt: skip
     job = replace(job, command=shlex.join(words))
     documents = [
-        found.model_dump()
+        measurement.model_dump()
         for number in range(1, runs + 1)
-        if (found := _run(job, number, runs, outputs, quiet=json)) is not None
+        if (measurement := _run(job, number, runs, outputs, quiet=json)) is not None
     ]
     if json and documents:
         print_json(documents[0] if runs == 1 else {"runs": documents})
@@ -120,22 +120,20 @@ def _run(
     from perfmodel.measure.run import measure as execute
 
     label = f"measuring {job.algorithm} on {job.backend}"
-    with progress_bar(label if runs == 1 else f"{label}, run {number} of {runs}") as progress:
-        try:
-            found = execute(job, progress)
-        except InputError as error:
-            flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
-            raise rename_fields(error, flags) from None
-    if found is None:
+    label += "" if runs == 1 else f", run {number} of {runs}"
+    flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
+    with progress_bar(label) as progress, flags_as_fields(flags):
+        measurement = execute(job, progress)
+    if measurement is None:
         return None
     if not quiet:
-        _print_rows(found)
+        _print_rows(measurement)
     if outputs:
         from perfmodel.measure.record import write_measurement
 
-        write_measurement(found, outputs[number - 1])
+        write_measurement(measurement, outputs[number - 1])
         print_note(f"wrote {outputs[number - 1]}")
-    return found
+    return measurement
 
 
 def _outputs(output: Path | None, runs: int) -> list[Path]:
@@ -161,9 +159,9 @@ def _outputs(output: Path | None, runs: int) -> list[Path]:
 
 
 def _writable(path: Path) -> None:
-    from perfmodel.cli.output import check_writable
+    from perfmodel.cli.output import find_output_fault
 
-    fault = check_writable("-o", path)
+    fault = find_output_fault("-o", path)
     if fault is None and not path.parent.is_dir():
         fault = Fault("-o", f"{str(path)!r}", "a file in a folder that exists")
     if fault is not None:
@@ -174,16 +172,14 @@ def _template(topology: str) -> str | None:
     """Name of the template, whatever file it was asked for by."""
     from perfmodel.topology.templates.build import load_node
 
-    try:
+    with flags_as_fields({"topology": "--topology"}):
         return load_node(topology).name
-    except InputError as error:
-        raise rename_fields(error, {"topology": "--topology"}) from None
 
 
-def _print_rows(found: Measurement) -> None:
+def _print_rows(measurement: Measurement) -> None:
     from perfmodel.units import format_bandwidth, format_time
 
-    named = any(row.setting for row in found.rows)
+    named = any(row.setting for row in measurement.rows)
     rows = [
         (
             row.what,
@@ -196,12 +192,12 @@ def _print_rows(found: Measurement) -> None:
             if row.nbytes and row.what != "overlap"
             else "",
         )
-        for row in found.rows
+        for row in measurement.rows
     ]
     names = ["setting"] if named else []
     print_table(("what", *names, ">bytes", ">repeats", ">median", ">middle half", ">algbw"), rows)
-    said = found.machine.get("other_work", "0 %")
-    if int(said.split()[0]) >= 5:
-        print_note(f"Other work kept {said} busy meanwhile; on a quiet machine times are shorter.")
-    if found.note:
-        print_note(found.note)
+    load = measurement.machine.get("other_work", "0 %")
+    if int(load.split()[0]) >= 5:
+        print_note(f"Other work kept {load} busy meanwhile; on a quiet machine times are shorter.")
+    if measurement.note:
+        print_note(measurement.note)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import FidelityOption, JsonOption, ProfileOption
-from perfmodel.cli.output import print_json, print_note, print_rich, progress_bar
+from perfmodel.cli.options import FidelityOption, JsonOption, ProfileOption, SetOption, load_profile
+from perfmodel.cli.output import print_blocks, print_json, print_note, progress_bar
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ def run(
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Write report and timeline here."),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
-    ] = None,
+    set_: SetOption = None,
     fidelity: FidelityOption = None,
     profile: ProfileOption = None,
     explore: Annotated[
@@ -71,11 +68,10 @@ def run(
 
     question = load_scenario(scenario, set_ or ())
 
-    from perfmodel.calibrate import read_profile
     from perfmodel.report.run.export import to_json
     from perfmodel.studies.run import run_scenario
 
-    measured = None if profile is None else read_profile(profile)
+    measured = load_profile(profile)
     began_s = time.monotonic()
     with progress_bar("simulating") as progress:
         result = run_scenario(question, fidelity=fidelity, profile=measured, progress=progress)
@@ -83,9 +79,9 @@ def run(
     if json:
         print_json(to_json(result))
     else:
-        from perfmodel.report.run.terminal import print_result
+        from perfmodel.report.run.text import result_lines
 
-        print_rich(print_result(result))
+        print_blocks(result_lines(result))
     if output is not None:
         from perfmodel.report.run.page import write_report
 
@@ -97,9 +93,8 @@ def run(
 
 def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> None:
     """Refuse what cannot be written before anything is simulated."""
-    wanted = {"--explore": explore, "--images": images is not None}
-    if output is None and any(wanted.values()):
-        flags = [flag for flag, given in wanted.items() if given]
+    flags = [*["--explore"] * explore, *["--images"] * (images is not None)]
+    if output is None and flags:
         raise InputError(Fault(flag, "no -o DIR", "a folder to write to: -o DIR") for flag in flags)
     if images is not None:
         from perfmodel.report.common.images import check_images

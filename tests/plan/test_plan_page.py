@@ -13,7 +13,7 @@ import pytest
 
 from perfmodel.report.planning import tables
 from perfmodel.report.planning import text as said
-from perfmodel.report.planning.figures import time_against_cost
+from perfmodel.report.planning.figures import draw_time_against_cost
 from perfmodel.report.planning.page import plan_html, plan_markdown, write_plan
 from perfmodel.studies.plan.decisions import choose
 from perfmodel.studies.plan.model import PlanResult, UpgradeOutcome
@@ -91,7 +91,7 @@ def test_names_are_text_and_never_markup(planned):
 
 def test_hovering_shows_names_as_text(planned):
     _, plan = planned
-    figure = time_against_cost(hostile(plan))
+    figure = draw_time_against_cost(hostile(plan))
     texts = [text for trace in figure.data for text in trace.hovertext or ()]
     assert texts
     assert all("<img" not in text and "&lt;img" in text for text in texts)
@@ -140,7 +140,7 @@ def test_a_free_cluster_has_no_logarithm(planned, option):
     _, plan = planned
     options = (option(9 * 86400.0, 0.0), option(8 * 86400.0, 9.0, 16))
     free = replace(plan, options=options, outcomes=(), answers=choose(options, None, None))
-    figure = time_against_cost(free)
+    figure = draw_time_against_cost(free)
     assert figure.layout.yaxis.type != "log"
     assert {note.y for note in figure.layout.annotations} == {1, 100}, "at the budget of 100 USD"
 
@@ -155,8 +155,8 @@ def test_times_in_a_column_share_a_unit_that_shows_them_all():
 
 def test_rare_failures_have_no_error_of_their_mean(planned):
     _, plan = planned
-    headers, rows = tables.failure_table(plan)
-    by = [dict(zip((h.removeprefix(">") for h in headers), row, strict=True)) for row in rows]
+    table = tables.failure_table(plan)
+    by = [dict(zip(table.titles, row, strict=True)) for row in table.rows]
     one = next(o for o in plan.usable if (o.candidate, o.nodes) == ("bought", 2))
     row = next(r for r in by if (r["candidate"], r["nodes"]) == ("bought", "2"))
     lost_s = one.training.wall_s - one.training.work_s

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from perfmodel.report.common.html import render_block
 from perfmodel.report.explorer.axes import Axis, Stop, axes_of
 from perfmodel.report.explorer.grid import Grid, corners, explore, value_at
-from perfmodel.report.explorer.section import section, to_data
+from perfmodel.report.explorer.section import explorer_section, to_data
 from perfmodel.scenario import Scenario, changed, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import Result
@@ -153,11 +154,11 @@ def test_sizes_without_what_events_name_are_no_points() -> None:
 def test_words_about_the_network_stand_only_where_it_can_be_moved(
     explored: Grid, answer: Result
 ) -> None:
-    assert "Network bandwidth and latency are" in section(answer, explored)
+    assert "Network bandwidth and latency are" in render_block(explorer_section(answer, explored))
     one_node = changed(load_scenario("resnet50-dgx-a100"), {"scale": {"gpus": [1, 8]}})
     alone = run_scenario(one_node)
     axes = axes_of(one_node, alone, 54)
-    text = section(alone, explore(one_node, alone, axes, jobs=1))
+    text = render_block(explorer_section(alone, explore(one_node, alone, axes, jobs=1)))
     assert "Network bandwidth and latency are" not in text
 
 

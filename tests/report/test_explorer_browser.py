@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.page import document
-from perfmodel.report.explorer import section
+from perfmodel.report.common.html import render_html
 from perfmodel.report.explorer.axes import Axis, Stop
 from perfmodel.report.explorer.grid import Grid, value_at
+from perfmodel.report.explorer.section import explorer_section
 from perfmodel.studies.run.result import Result
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def desk(opened: Opened) -> Opened:
 
 def page_of(result: Result, grid: Grid) -> str:
     """The explorer without the other figures, which take long to draw."""
-    return document("Explorer", f"<main>{section.section(result, grid)}</main>")
+    return render_html("Explorer", [explorer_section(result, grid)])
 
 
 def plain(text: str) -> str:

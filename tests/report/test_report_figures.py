@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.report.common import figures
 from perfmodel.report.common.palette import WORK, band_of, work_of
-from perfmodel.report.run.timeline_figure import timeline
+from perfmodel.report.run.timeline_figure import draw_timeline
 from perfmodel.studies.run.result import Result
 
 
@@ -18,7 +18,7 @@ def by_name(figure: object) -> dict[str, object]:
 
 
 def test_breakdown_adds_up_to_the_step(result: Result) -> None:
-    figure = figures.breakdown(result)
+    figure = figures.draw_breakdown(result)
     total = sum(trace.y[-1] for trace in figure.data)
     assert total == pytest.approx(1000 * result.main.step_time_s)
     assert "(ms)" in figure.layout.yaxis.title.text
@@ -31,13 +31,13 @@ def test_breakdown_turns_to_shares_where_steps_differ_much(result: Result) -> No
         step_time_s=10 * first.step_time_s,
         breakdown_s={part: 10 * time for part, time in first.breakdown_s.items()},
     )
-    figure = figures.breakdown(replace(result, points=(slow, *result.points[1:])))
+    figure = figures.draw_breakdown(replace(result, points=(slow, *result.points[1:])))
     for point in range(len(result.points)):
         assert sum(trace.y[point] for trace in figure.data) == pytest.approx(100.0)
 
 
 def test_memory_bar_adds_up_and_shows_the_capacity(result: Result) -> None:
-    figure = figures.memory(result.main.memory)
+    figure = figures.draw_memory(result.main.memory)
     total = sum(trace.x[0] for trace in figure.data)
     assert total == pytest.approx(result.main.memory.total_bytes / 2**30)
     assert figure.layout.shapes[0].x0 == pytest.approx(80e9 / 2**30)
@@ -46,7 +46,7 @@ def test_memory_bar_adds_up_and_shows_the_capacity(result: Result) -> None:
 def test_timeline_shades_and_labels_the_exposed_tail(
     result: Result, with_main: Callable[..., Result]
 ) -> None:
-    figure = timeline(result.main)
+    figure = draw_timeline(result.main)
     labels = [note.text.replace("\N{NO-BREAK SPACE}", " ") for note in figure.layout.annotations]
     exposed = result.main.exposed_comm_s
     assert f"<b>{1e3 * exposed:.2f} ms exposed</b>" in labels

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from perfmodel.report.common import quantities
-from perfmodel.report.run.terminal import print_result
+from perfmodel.report.common.terminal import render_terminal
+from perfmodel.report.run.text import result_lines
 from perfmodel.studies.run.result import Result
 
 NO_INTERVAL = "no interval yet: the spread of this machine has not been measured"
@@ -102,7 +103,7 @@ def test_terminal_view_holds_answer_and_every_size(result: Result) -> None:
     )
     console = Console(width=100, record=True, file=None, force_terminal=False)
     with console.capture() as capture:
-        console.print(print_result(marked))
+        render_terminal(result_lines(marked), console)
     text = plain(capture.get())
     assert "256 GPUs train" in text
     assert NO_INTERVAL in " ".join(text.split())

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from perfmodel.files import finite
 from perfmodel.report.common import quantities
-from perfmodel.report.common.page import figure_section
+from perfmodel.report.common.document import Markup, Section, section
 from perfmodel.report.explorer.axes import Axis, Stop
-from perfmodel.report.explorer.grid import Grid, Tried
+from perfmodel.report.explorer.grid import Grid
 from perfmodel.studies.run.result import Result
 
 _AXES = {"cap": "bucket cap", "bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}
@@ -45,7 +45,7 @@ _FILE = re.compile(r"^.*?(?=\S+: found )")
 COLUMNS = ("step_time_s", "low_s", "high_s", "exposed_comm_s")
 
 
-def section(result: Result, grid: Grid) -> str:
+def explorer_section(result: Result, grid: Grid) -> Section:
     """Build the section: sliders as asked, what they show, the grid and the script."""
     first = grid.axes[-1].points[0]
     lead = (
@@ -57,45 +57,40 @@ def section(result: Result, grid: Grid) -> str:
     network = any(axis.key in {"bandwidth", "latency"} for axis in grid.axes)
     hint = _HINT + (_NETWORK_HINT if network else "")
     tiles = "".join(_tile(result, *tile) for tile in _TILES)
-    return figure_section(
-        "What if",
-        lead,
+    data = _embedded(to_data(grid))
+    markup = [
         f"<style>\n{_read('explorer.css')}</style>",
-        f'<div class="explorer" id="explorer"><div>{sliders}'
-        '<button type="button" id="explorer-reset">Back to what was asked</button>'
-        f'<p class="hint">{hint}</p></div>'
-        '<div><p id="explorer-mark" role="status">The explorer needs JavaScript.</p>'
-        f'<div class="answers">{tiles}</div></div></div>'
-        '<h3 id="explorer-chart-title"></h3>'
-        '<div><svg id="explorer-chart" role="img"></svg></div>'
-        f'<p class="hint">{_BETWEEN_DOTS if grid.tried else _DOTS}; shaded: '
-        "80\N{NO-BREAK SPACE}% interval.</p>",
-        f'<script type="application/json" id="explorer-data">{_embedded(to_data(grid))}</script>',
+        (
+            f'<div class="explorer" id="explorer"><div>{sliders}'
+            '<button type="button" id="explorer-reset">Back to what was asked</button>'
+            f'<p class="hint">{hint}</p></div>'
+            '<div><p id="explorer-mark" role="status">The explorer needs JavaScript.</p>'
+            f'<div class="answers">{tiles}</div></div></div>'
+            '<h3 id="explorer-chart-title"></h3>'
+            '<div><svg id="explorer-chart" role="img"></svg></div>'
+            f'<p class="hint">{_BETWEEN_DOTS if grid.tried else _DOTS}; shaded: '
+            "80\N{NO-BREAK SPACE}% interval.</p>"
+        ),
+        f'<script type="application/json" id="explorer-data">{data}</script>',
         f"<script>\n{_read('explorer.js')}</script>",
-    )
+    ]
+    return section("What if", lead, Markup("\n".join(markup)))
 
 
 def checked(grid: Grid) -> str:
     """Say how far interpolation was off where it was tried."""
     if not grid.tried:
         return "Nothing lies between them."
-    worst = max(grid.tried, key=lambda one: one.error)
+    worst = max(grid.tried, key=lambda check: check.error)
     between = _AXES.get(worst.axis, "several settings at once")
     coarse = " Simulate a setting itself before you rely on it: perfmodel run --set."
     return (
         f"Between them numbers are interpolated and say so: at {len(grid.tried)} places in the "
         f"middle between points, simulated only to check this, the step time was off by "
-        f"{quantities.percent(grid.median_error)} in the median and {quantities.percent(worst.error)} at "
-        f"worst (between values of {between}).{coarse if worst.error > COARSE else ''}"
+        f"{quantities.percent(grid.median_error)} in the median and "
+        f"{quantities.percent(worst.error)} at worst (between values of {between})."
+        f"{coarse if worst.error > COARSE else ''}"
     )
-
-
-def errors_by_axis(tried: Sequence[Tried]) -> Mapping[str, float]:
-    """Largest error along each axis, and amid several."""
-    found: dict[str, float] = {}
-    for one in tried:
-        found[one.axis] = max(found.get(one.axis, 0.0), one.error)
-    return found
 
 
 def to_data(grid: Grid) -> dict[str, Any]:

@@ -184,13 +184,14 @@ def best_of(plan: PlanResult) -> PlanOption | None:
     return answers.cheapest or answers.fastest
 
 
-def answers(plan: PlanResult) -> list[tuple[str, str]]:
+def answers(plan: PlanResult) -> dict[str, str]:
     """Each question and its answer; questions with the same answer stand together."""
-    found: dict[str, str] = {}
+    questions: dict[str, str] = {}
     for question, answer in _choices(plan):
-        before = found.get(answer)
-        found[answer] = question if before is None else f"{before}, {_lower(question)}"
-    return [(question, answer) for answer, question in found.items()] + list(_upgrade_answers(plan))
+        before = questions.get(answer)
+        questions[answer] = question if before is None else f"{before}, {_lower(question)}"
+    by_question = {question: answer for answer, question in questions.items()}
+    return by_question | dict(_upgrade_answers(plan))
 
 
 def _lower(question: str) -> str:

@@ -25,7 +25,7 @@ _SHADED, _LABELLED = 0.001, 0.005
 _LABEL_ROOM = 0.4
 
 
-def timeline(point: SizeResult) -> go.Figure:
+def draw_timeline(point: SizeResult) -> go.Figure:
     """Draw one step; the horizontal axis zooms, rows stand below each other."""
     picture = step_picture(point)
     unit, scale = time_unit(picture.length_s)
@@ -141,7 +141,8 @@ def _hover(row: Row, bar: Bar) -> str:
     if bar.bucket is not None:
         wait = max(0.0, bar.start_s - bar.ready_s)
         lines.append(
-            f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, waited {quantities.duration(wait)}"
+            f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, "
+            f"waited {quantities.duration(wait)}"
         )
     lines.append(
         f"{quantities.duration(bar.start_s)} to {quantities.duration(bar.end_s)}, busy "

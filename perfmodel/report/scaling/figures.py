@@ -43,7 +43,7 @@ def bottleneck_colours(result: Result) -> dict[str, str]:
     return colours
 
 
-def throughput(result: Result) -> go.Figure:
+def draw_throughput(result: Result) -> go.Figure:
     """Draw throughput against GPUs, with its interval and the line of perfect scaling."""
     rows, sizes = grown(result), [point.gpus for point in result.points]
     speed = [point.samples_per_s for point in result.points]
@@ -64,7 +64,7 @@ def throughput(result: Result) -> go.Figure:
     return figure
 
 
-def step_time(result: Result) -> go.Figure:
+def draw_step_time(result: Result) -> go.Figure:
     """Draw the step time against GPUs with its interval."""
     rows, steps = grown(result), [point.step_time_s for point in result.points]
     longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
@@ -82,7 +82,7 @@ def step_time(result: Result) -> go.Figure:
     return figure
 
 
-def efficiency(result: Result) -> go.Figure:
+def draw_efficiency(result: Result) -> go.Figure:
     """Draw efficiency against GPUs with its interval, above a strip of bottlenecks."""
     rows = grown(result)
     values = [100 * point.scaling_efficiency for point in result.points]

@@ -1,7 +1,4 @@
-"""What a scaling curve says, in sentences.
-
-The scaling curve as a section of the page.
-"""
+"""What a scaling curve says, in sentences and as a section of the page."""
 
 from __future__ import annotations
 
@@ -9,9 +6,19 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.page import figure_html, figure_section, html_table
+from perfmodel.report.common.document import (
+    Block,
+    Box,
+    Bullets,
+    Figure,
+    Heading,
+    Markup,
+    Section,
+    pair,
+    paragraphs,
+    section,
+)
 from perfmodel.report.run import tables
-from perfmodel.report.scaling import figures
 from perfmodel.report.scaling.analysis import (
     GOOD,
     WORTH,
@@ -23,6 +30,12 @@ from perfmodel.report.scaling.analysis import (
     knee,
     runs,
 )
+from perfmodel.report.scaling.figures import (
+    bottleneck_colours,
+    draw_efficiency,
+    draw_step_time,
+    draw_throughput,
+)
 from perfmodel.studies.run.result import Result
 
 
@@ -30,8 +43,8 @@ def basis(result: Result) -> str:
     """What is held fixed over the sizes, and what efficiency is relative to."""
     if len(result.points) < 2:
         return (
-            f"Only one size was asked for, {quantities.gpus(result.main.gpus)}, so how it scales is not "
-            "known; scale in the scenario asks for more."
+            f"Only one size was asked for, {quantities.gpus(result.main.gpus)}, so how it scales "
+            "is not known; scale in the scenario asks for more."
         )
     return f"{quantities.scaling(result)}. Efficiency is {quantities.efficiency_base(result)}."
 
@@ -54,8 +67,8 @@ def knee_sentence(result: Result) -> str:
     if result.efficiency_base == 1:
         one = "the throughput of a single GPU"
     grown_to = (
-        f"growing to it from any smaller size brings at least {quantities.percent(WORTH)} of {one} per "
-        f"added GPU{_but(found)}"
+        f"growing to it from any smaller size brings at least {quantities.percent(WORTH)} of "
+        f"{one} per added GPU{_but(found)}"
     )
     if found.beyond is None:
         text = f"No knee up to {quantities.gpus(found.gpus)}: {grown_to}"
@@ -149,46 +162,48 @@ def _not_fitting(result: Result) -> list[str]:
     return [f"Does not fit in GPU memory on {', '.join(sizes)} GPUs: those rows are hypothetical."]
 
 
-def section(result: Result) -> str:
+def scaling_section(result: Result) -> Section:
     """Build the section: findings, figures with intervals, what limits each size, all sizes."""
-    titles, rows, words_at = tables.listed(result)
-    moved = [at for at, row in enumerate(grown(result)) if row.moved]
-    listed = html_table(titles, rows, words_at=words_at, marked=moved)
+    moved = [number for number, size in enumerate(grown(result)) if size.moved]
     hints = tables.hints(result)
     if moved:
         hints.append("A line marks where the bottleneck changes.")
-    listed += f'<p class="hint">{escape(" ".join(hints))}</p>' if hints else ""
-    lead = basis(result)
+    sizes = [tables.sizes_table(result, moved), *paragraphs([" ".join(hints)], "hint")]
     if len(result.points) < 2:
-        return figure_section("Scaling", lead, listed)
-    said = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(result))
-    return figure_section(
-        "Scaling", lead, f'<ul class="findings">{said}</ul>', _figures(result),
-        f"<h3>All sizes</h3>{listed}",
-    )  # fmt: skip
-
-
-def _figures(result: Result) -> str:
-    speed = figure_html(figures.throughput(result), "scaling", "Throughput against number of GPUs")
-    share = figure_html(
-        figures.efficiency(result), "efficiency", "Efficiency against number of GPUs"
-    )
-    steps = figure_html(figures.step_time(result), "steptime", "Step time against number of GPUs")
-    samples = escape(quantities.samples(result))
-    return (
-        f'<div class="pair"><div><h3>Throughput, {samples} per second</h3>{speed}</div>'
-        f"<div><h3>Efficiency, share of linear scaling</h3>{share}</div></div>"
-        f'<div class="pair"><div><h3>Step time</h3>{steps}</div>'
-        f"<div><h3>What limits which size</h3>{_limit_table(result)}</div></div>"
+        return section("Scaling", basis(result), *sizes)
+    sentences = Bullets(findings(result), "findings")
+    return section(
+        "Scaling", basis(result), sentences, *_figures(result), Heading("All sizes"), *sizes
     )
 
 
-def _limit_table(result: Result) -> str:
-    colours = figures.bottleneck_colours(result)
+def _figures(result: Result) -> list[Box]:
+    speed, share = draw_throughput(result), draw_efficiency(result)
+    steps = draw_step_time(result)
+    return [
+        pair(
+            [
+                Heading(f"Throughput, {quantities.samples(result)} per second"),
+                Figure(speed, "scaling", "Throughput against number of GPUs"),
+            ],
+            [
+                Heading("Efficiency, share of linear scaling"),
+                Figure(share, "efficiency", "Efficiency against number of GPUs"),
+            ],
+        ),
+        pair(
+            [Heading("Step time"), Figure(steps, "steptime", "Step time against number of GPUs")],
+            [Heading("What limits which size"), *_limit_list(result)],
+        ),
+    ]
+
+
+def _limit_list(result: Result) -> list[Block]:
+    colours = bottleneck_colours(result)
     items = "".join(
         f'<li><i class="swatch" style="--c:{colours[run.kind]}"></i>'
         f"<span><b>{sizes_of(run)}</b> {escape(run.bottleneck)}</span></li>"
         for run in runs(result)
     )
     foot = "The strip at the foot of the efficiency figure has the same colours."
-    return f'<ul class="limits">{items}</ul><p class="hint">{foot}</p>'
+    return [Markup(f'<ul class="limits">{items}</ul>'), *paragraphs([foot], "hint")]

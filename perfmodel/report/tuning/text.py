@@ -1,25 +1,16 @@
-"""Sentences and rows about tuned buckets; the page and the terminal say the same.
-
-Tuned buckets in the terminal.
-"""
+"""Sentences and tables about tuned buckets; the page and the terminal say the same."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.tuning.export import snippet
+from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.report.tuning.export import shared_snippet, snippet
 from perfmodel.studies.tune.caps import number, text_mb
-from perfmodel.studies.tune.choice.minimax_regret import Compromise, Shared
+from perfmodel.studies.tune.choice.minimax_regret import Compromise
 from perfmodel.studies.tune.model import Choice, Horovod, Spans, TuneResult
 from perfmodel.training.ddp.options import MIB
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
 
 SLIVER = 0.02
 """Gaps between equally good caps that are narrower than this share of the cap go unsaid."""
@@ -30,8 +21,6 @@ ROUNDING = 5e-5
 """Change that is called none."""
 INTERVAL = "80\N{NO-BREAK SPACE}% interval"
 _UNITS = (("ns", 1e-9), ("\N{MICRO SIGN}s", 1e-6), ("ms", 1e-3), ("s", 1.0))
-
-COLUMNS = ("setting", "step", "exposed", "to default", "buckets", "first step")
 
 
 def headline(tuned: TuneResult) -> str:
@@ -60,23 +49,24 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2g}\N{NO-BREAK SPACE}%"
 
 
-def rows(tuned: TuneResult) -> list[tuple[str, ...]]:
-    """Each setting with its figures, as `COLUMNS`."""
-    found = [_row(tuned, "PyTorch's default: 1, then 25", tuned.default)]
-    if tuned.asked is not None:
-        found.append(_row(tuned, "the scenario's own", tuned.asked))
-    found += [
-        _row(tuned, f"best cap for all: {caps(tuned.best_uniform)}", tuned.best_uniform),
-        _row(tuned, f"best list: {caps(tuned.best_list)}", tuned.best_list),
+def settings_table(tuned: TuneResult) -> Table:
+    """Each setting with its figures."""
+    whole = tuned.best_integer_list
+    settings = [
+        ("PyTorch's default: 1, then 25", tuned.default),
+        ("the scenario's own", tuned.asked),
+        (f"best cap for all: {caps(tuned.best_uniform)}", tuned.best_uniform),
+        (f"best list: {caps(tuned.best_list)}", tuned.best_list),
     ]
-    if tuned.best_integer_list.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
-        whole = tuned.best_integer_list
-        found.append(_row(tuned, f"best list of whole MiB: {caps(whole)}", whole))
+    if whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
+        settings.append((f"best list of whole MiB: {caps(whole)}", whole))
+    rows = [_row(tuned, name, choice) for name, choice in settings if choice is not None]
     if tuned.lower_bound_s is not None:
         bound_s = tuned.lower_bound_s
         below = change(bound_s / tuned.default.step_time_s - 1.0)
-        found.append(("lower bound: no buckets beat it", fine(bound_s), "", below, "", ""))
-    return found
+        rows.append(("lower bound: no buckets beat it", fine(bound_s), "", below, "", ""))
+    header = ("setting", ">step", ">exposed", ">to default", ">buckets", ">first step")
+    return Table(header, rows, ruled=False)
 
 
 def _row(tuned: TuneResult, name: str, choice: Choice) -> tuple[str, ...]:
@@ -252,65 +242,46 @@ def shared_headline(found: Compromise) -> str:
     )
 
 
-SHARED_COLUMNS = ("scenario", "GPUs", "own best cap", "step", "shared cap", "default")
-
-
-def shared_rows(found: Compromise) -> Iterator[tuple[str, ...]]:
+def scenarios_table(compromise: Compromise) -> Table:
     """Scenario by scenario: its own best cap, and what it loses by the shared one."""
-    for at, tuned in enumerate(found.each):
-        yield (
+    rows = [
+        (
             tuned.scenario.name,
             f"{tuned.gpus:,}",
             f"{number(tuned.best_uniform.bucket_cap_mb or 0)} MiB",
             fine(tuned.best_uniform.step_time_s),
-            _lost(found.best, at),
-            _lost(found.default, at),
+            change(shared),
+            change(default),
         )
+        for tuned, shared, default in zip(
+            compromise.each, compromise.best.regrets, compromise.default.regrets, strict=True
+        )
+    ]
+    header = ("scenario", ">GPUs", ">own best cap", ">step", ">shared cap", ">default")
+    return Table(header, rows, ruled=False)
 
 
-def _lost(shared: Shared, at: int) -> str:
-    return change(shared.regrets[at])
+# ---------------------------------------------------------------- terminal
 
 
-def print_tuned(tuned: TuneResult) -> Group:
-    """Arrange a tuning for ``rich.print``: the answer, settings, what to paste."""
-    from rich.console import Group
-    from rich.text import Text
-
-    paste = [f"  {code}  # {note}" for code, note in to_paste(tuned)]
-    notes = [first_step(tuned), *tuned.assumptions]
-    fusion = [] if tuned.horovod is None else [Text(horovod_line(tuned.horovod))]
-    notes += [] if tuned.horovod is None else tuned.horovod.assumptions
-    return Group(
-        Text(headline(tuned), style="bold"),
-        _table(COLUMNS, rows(tuned)),
-        Text("\n".join(advice(tuned))),
-        Text("\n".join(paste)),
-        *fusion,
-        Text("\n".join(notes), style="dim"),
-    )
+def tuned_lines(tuned: TuneResult) -> list[Block]:
+    """Arrange a tuning for the terminal: the answer, settings, what to paste."""
+    fusion = tuned.horovod
+    notes = [first_step(tuned), *tuned.assumptions, *(fusion.assumptions if fusion else ())]
+    return [
+        Paragraph(headline(tuned), "headline"),
+        settings_table(tuned),
+        *paragraphs(advice(tuned)),
+        *paragraphs(f"  {code}  # {note}" for code, note in to_paste(tuned)),
+        *paragraphs([horovod_line(fusion)] if fusion else []),
+        *paragraphs(notes, "note"),
+    ]
 
 
-def print_compromise(found: Compromise) -> Group:
-    """Arrange one setting for several scenarios for ``rich.print``."""
-    from rich.console import Group
-    from rich.text import Text
-
-    cap = number(found.best.bucket_cap_mb or 0)
-    return Group(
-        Text(shared_headline(found), style="bold"),
-        _table(SHARED_COLUMNS, shared_rows(found)),
-        Text(f"  DistributedDataParallel(model, bucket_cap_mb={cap})"),
-    )
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for at, column in enumerate(columns):
-        table.add_column(column, justify="left" if at == 0 else "right", no_wrap=at > 0)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    return table
+def compromise_lines(compromise: Compromise) -> list[Block]:
+    """Arrange one setting for several scenarios for the terminal."""
+    return [
+        Paragraph(shared_headline(compromise), "headline"),
+        scenarios_table(compromise),
+        Paragraph(f"  {shared_snippet(compromise)}"),
+    ]

@@ -57,7 +57,7 @@ def _sizes_axis(smallest: int, largest: int, most: int = 6, **more: Any) -> dict
     return axis_layout(type="log", tickvals=ticks, ticktext=labels, range=span, **more)
 
 
-def distribution(points: Sequence[Point]) -> go.Figure:
+def draw_distribution(points: Sequence[Point]) -> go.Figure:
     """Draw the share of points below an error, from 256 KiB on; a line per mode."""
     figure = new_figure(360)
     for mode in MODES:
@@ -83,7 +83,7 @@ def distribution(points: Sequence[Point]) -> go.Figure:
     return figure
 
 
-def over_size(points: Sequence[Point]) -> go.Figure:
+def draw_over_size(points: Sequence[Point]) -> go.Figure:
     """Draw predicted over measured by size: medians, and where 80 % of datasheet lie."""
     figure = new_figure(380)
     counted = [p for p in points if p.counted]
@@ -132,7 +132,7 @@ def _ratio_axis(title: str, low: float, high: float, **more: Any) -> dict[str, o
     )  # fmt: skip
 
 
-def machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Figure:
+def draw_machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Figure:
     """Draw the median error from 256 KiB on, a row per kind of machine and a mark per mode."""
     names = [n for n, modes in scored.items() if any(LARGE in own for own in modes.values())]
     names.sort(key=lambda n: _large(scored[n], "datasheet"), reverse=True)
@@ -153,8 +153,9 @@ def machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Fig
         )  # fmt: skip
     ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
     figure.update_xaxes(
-        **axis_layout("median absolute error", type="log", range=[math.log10(0.0025), math.log10(6)],
-               tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
+        **axis_layout(
+            "median absolute error", type="log", range=[math.log10(0.0025), math.log10(6)],
+            tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
     )  # fmt: skip
     figure.update_yaxes(
         **axis_layout(
@@ -182,7 +183,7 @@ def _large(modes: Mapping[Mode, Mapping[str, Score]], mode: Mode) -> float:
     return 0.0 if one is None else one.median_abs_error
 
 
-def sweep(one: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go.Figure:
+def draw_sweep(one: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go.Figure:
     """Draw one sweep: times over size above, predicted over measured below."""
     figure = new_figure(300)
     sizes = [row.nbytes for row in one.sweep.rows]
@@ -246,8 +247,11 @@ def _mode_lines(
 ) -> None:
     lone = len(sizes) == 1
     drawn = "markers" if lone else "lines"
-    text = [f"{quantities.size(s)}: {MODE_NAMES[mode]} {quantities.duration(t)} ({percent(t / m - 1)} off)"
-            for s, t, m in zip(sizes, times, measured, strict=True)]  # fmt: skip
+    text = [
+        f"{quantities.size(s)}: {MODE_NAMES[mode]} {quantities.duration(t)} "
+        f"({percent(t / m - 1)} off)"
+        for s, t, m in zip(sizes, times, measured, strict=True)
+    ]
     for y, more in (
         (list(times), {}),
         ([t / m for t, m in zip(times, measured, strict=True)],
@@ -259,7 +263,7 @@ def _mode_lines(
         )  # fmt: skip
 
 
-def trainings(datasets: Sequence[Dataset]) -> go.Figure:
+def draw_trainings(datasets: Sequence[Dataset]) -> go.Figure:
     """Draw predicted over published, a column of marks per dataset."""
     datasets = [one for one in datasets if one.cases]
     figure = new_figure(90 + 64 * max(1, len(datasets)))

@@ -8,11 +8,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perfmodel.files import finite
+from perfmodel.files import as_json, attributes
 from perfmodel.studies.plan.failures import daly_s, young_s
 from perfmodel.studies.plan.model import PlanOption, PlanResult, Training, UpgradeOutcome
 
@@ -31,34 +30,22 @@ CSV_COLUMNS = (
 def to_json(plan: PlanResult) -> dict[str, Any]:
     """Write a plan as plain data; times in seconds, energy in kWh, every number finite."""
     answers = plan.answers
+    chosen = "smallest_in_time cheapest_in_time fastest_in_budget fastest cheapest"
     document = {
-        "scenario": plan.scenario,
-        "question": plan.question,
-        "workload": plan.workload,
-        "target": plan.target,
-        "samples": plan.samples,
-        "currency": plan.currency,
-        "deadline_s": plan.deadline_s,
-        "budget": plan.budget,
-        "efficiency_base": plan.efficiency_base,
+        **attributes(
+            plan,
+            "scenario question workload target samples currency deadline_s budget efficiency_base",
+        ),
         "options": [option_to_json(option, plan) for option in plan.options],
         "answers": {
-            "smallest_in_time": _key(answers.smallest_in_time),
-            "cheapest_in_time": _key(answers.cheapest_in_time),
-            "fastest_in_budget": _key(answers.fastest_in_budget),
-            "fastest": _key(answers.fastest),
-            "cheapest": _key(answers.cheapest),
+            **{name: _key(option) for name, option in attributes(answers, chosen).items()},
             "pareto": [_key(option) for option in answers.pareto],
             "smallest_by_deadline": [_key(option) for option in answers.ladder],
         },
-        "upgrades": [_outcome(one) for one in plan.outcomes],
-        "cautions": list(plan.cautions),
-        "assumptions": list(plan.assumptions),
-        "sources": dict(plan.sources),
-        "provenance": dict(plan.provenance),
+        "upgrades": [_outcome(outcome) for outcome in plan.outcomes],
+        **attributes(plan, "cautions assumptions sources provenance"),
     }
-    _check(document, "plan")
-    return document
+    return dict(as_json(document, "plan"))
 
 
 def in_time(option: PlanOption, deadline_s: float | None) -> str | None:
@@ -79,23 +66,15 @@ def in_time(option: PlanOption, deadline_s: float | None) -> str | None:
 
 def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
     """Write one candidate at one size; null where it has no such number."""
-    step, sums = option.step, option.bill
+    sums = option.bill
     return {
-        "candidate": option.candidate,
-        "node": option.node,
-        "fabric": option.fabric,
-        "nodes": option.nodes,
-        "gpus": option.gpus,
-        "status": option.status,
-        "reason": option.reason,
+        **attributes(option, "candidate node fabric nodes gpus status reason"),
         "pareto": option in plan.answers.pareto,
         "in_time": in_time(option, plan.deadline_s),
         "in_budget": _in_budget(option, plan.budget),
-        "step": None if step is None else asdict(step) | {"interval_s": _listed(step.interval_s)},
+        "step": None if option.step is None else asdict(option.step),
         "training": None if option.training is None else _training(option.training),
-        "cost": None
-        if sums is None
-        else asdict(sums) | {"interval": _listed(sums.interval), "total": sums.total},
+        "cost": None if sums is None else asdict(sums) | {"total": sums.total},
     }
 
 
@@ -103,63 +82,36 @@ def _in_budget(option: PlanOption, budget: float | None) -> bool | None:
     return None if budget is None or option.cost is None else option.cost <= budget
 
 
-def _training(one: Training) -> dict[str, Any]:
-    upkeep = one.upkeep
+def _training(training: Training) -> dict[str, Any]:
+    upkeep = training.upkeep
     return {
-        "samples": one.samples,
-        "steps": one.steps,
-        "work_s": one.work_s,
-        "wall_s": one.wall_s,
-        "wall_interval_s": _listed(one.wall_interval_s),
-        "goodput": one.goodput,
+        **attributes(training, "samples steps work_s wall_s wall_interval_s goodput"),
         "mtbf_s": None if upkeep is None else upkeep.mtbf_s,
         "checkpoint_every_s": None if upkeep is None else upkeep.interval_s,
-        "checkpoint_steps": one.checkpoint_steps,
+        "checkpoint_steps": training.checkpoint_steps,
         "checkpoint_write_s": None if upkeep is None else upkeep.write_s,
         "young_s": None if upkeep is None else young_s(upkeep.write_s, upkeep.mtbf_s),
         "daly_s": None if upkeep is None else daly_s(upkeep.write_s, upkeep.mtbf_s),
         "restart_s": None if upkeep is None else upkeep.restart_s,
-        "simulated": None if one.simulated is None else asdict(one.simulated),
+        "simulated": None if training.simulated is None else asdict(training.simulated),
     }
 
 
-def _outcome(one: UpgradeOutcome) -> dict[str, Any]:
-    after = one.after
+def _outcome(outcome: UpgradeOutcome) -> dict[str, Any]:
+    after = outcome.after
     return {
-        "upgrade": one.upgrade,
-        **(_key(one.before) or {}),
-        "pays": one.pays,
-        "saved_s": one.saved_s,
-        "saved": one.saved,
-        "price": one.price,
-        "payback_s": one.payback_s,
+        "upgrade": outcome.upgrade,
+        **(_key(outcome.before) or {}),
+        **attributes(outcome, "pays saved_s saved price payback_s"),
         "step_time_s": None if after.step is None else after.step.step_time_s,
         "wall_s": None if after.training is None else after.training.wall_s,
-        "cost": after.cost,
-        "reason": after.reason,
+        **attributes(after, "cost reason"),
     }
 
 
 def _key(option: PlanOption | None) -> dict[str, Any] | None:
     """Which option, by candidate and size."""
-    if option is None:
-        return None
-    return {"candidate": option.candidate, "nodes": option.nodes, "gpus": option.gpus}
-
-
-def _listed(interval: Sequence[float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
-
-
-def _check(value: object, field: str) -> None:
-    if isinstance(value, float):
-        finite(value, field)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            _check(inner, f"{field}.{key}")
-    elif isinstance(value, list):
-        for position, inner in enumerate(value):
-            _check(inner, f"{field}[{position}]")
+    return None if option is None else attributes(option, "candidate nodes gpus")
 
 
 def csv_rows(plan: PlanResult) -> list[dict[str, Any]]:
@@ -170,19 +122,19 @@ def csv_rows(plan: PlanResult) -> list[dict[str, Any]]:
 def _row(option: dict[str, Any], currency: str | None) -> dict[str, Any]:
     step, training, cost = (option[part] or {} for part in ("step", "training", "cost"))
     simulated = training.get("simulated") or {}
-    found = {**option, **step, **training, "currency": currency}
+    row = {**option, **step, **training, "currency": currency}
     for name, ends in (
         ("step", step.get("interval_s")),
         ("wall", training.get("wall_interval_s")),
     ):
-        found[f"{name}_low_s"], found[f"{name}_high_s"] = ends or (None, None)
-    found |= {f"simulated_{end}_s": simulated.get(f"{end}_s") for end in ("mean", "low", "high")}
-    found["cost"] = cost.get("total")
-    found["cost_low"], found["cost_high"] = cost.get("interval") or (None, None)
-    found |= {"cost_machines": cost.get("machines"), "cost_energy": cost.get("energy")}
-    found |= {"cost_per_step": cost.get("per_step"), "outlay": cost.get("outlay")}
-    found |= {"energy_kWh": cost.get("energy_kWh"), "power_W": cost.get("power_W")}
-    return {name: found.get(name) for name in CSV_COLUMNS}
+        row[f"{name}_low_s"], row[f"{name}_high_s"] = ends or (None, None)
+    row |= {f"simulated_{end}_s": simulated.get(f"{end}_s") for end in ("mean", "low", "high")}
+    row["cost"] = cost.get("total")
+    row["cost_low"], row["cost_high"] = cost.get("interval") or (None, None)
+    row |= {"cost_machines": cost.get("machines"), "cost_energy": cost.get("energy")}
+    row |= {"cost_per_step": cost.get("per_step"), "outlay": cost.get("outlay")}
+    row |= {"energy_kWh": cost.get("energy_kWh"), "power_W": cost.get("power_W")}
+    return {name: row.get(name) for name in CSV_COLUMNS}
 
 
 def plan_csv(plan: PlanResult) -> str:
