@@ -73,7 +73,7 @@ def measure(
     from perfmodel.units import parse_time
 
     times = parse_quantities(parse_time, {"--budget": budget, "--timeout": timeout})
-    name = None if topology is None else _template(topology)
+    name = None if topology is None else _template_name(topology)
     outputs = _outputs(output, runs)
     job = MeasurementJob(
         backend,
@@ -88,17 +88,17 @@ def measure(
         topology=name,
     )
     spent = ["--budget", budget] if repeats is None else ["--repeats", str(repeats)]
-    place = [] if topology is None else ["--topology", _portable(topology)]
-    words = [
+    place = [] if topology is None else ["--topology", _without_folders(topology)]
+    command = [
         "perfmodel", "measure", job.algorithm, "--backend", backend, "--ranks", str(ranks),
         "--collective", job.collective, "--dtype", dtype, "-b", smallest, "-e", largest,
         "-f", _shortest(factor), *spent, "--timeout", timeout, *place,
     ]  # fmt: skip
-    job = replace(job, command=shlex.join(words))
+    job = replace(job, command=shlex.join(command))
     documents = [
         measurement.model_dump()
         for number in range(1, runs + 1)
-        if (measurement := _run(job, number, runs, outputs, quiet=json)) is not None
+        if (measurement := _measure_once(job, number, runs, outputs, quiet=json)) is not None
     ]
     if json and documents:
         print_json(documents[0] if runs == 1 else {"runs": documents})
@@ -108,12 +108,12 @@ def _shortest(factor: float) -> str:
     return f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor)
 
 
-def _portable(topology: str) -> str:
+def _without_folders(topology: str) -> str:
     """A name or path without folders that exist on this machine only."""
     return Path(topology).name if Path(topology).is_absolute() else topology
 
 
-def _run(
+def _measure_once(
     job: MeasurementJob, number: int, runs: int, outputs: Sequence[Path], *, quiet: bool
 ) -> Measurement | None:
     """One start; its file is written before the next one. None: another rank of torchrun's."""
@@ -168,7 +168,7 @@ def _writable(path: Path) -> None:
         raise InputError(fault)
 
 
-def _template(topology: str) -> str | None:
+def _template_name(topology: str) -> str | None:
     """Name of the template, whatever file it was asked for by."""
     from perfmodel.topology.templates.build import load_node
 

@@ -87,7 +87,7 @@ def run(
 
         if fidelity is not None:
             question = changed(question, {"fidelity": fidelity})
-        grid = _explored(question, result, measured, points, each_s) if explore else None
+        grid = _simulate_grid(question, result, measured, points, each_s) if explore else None
         print_note(f"wrote {write_report(result, output, grid=grid, images=images)}")
 
 
@@ -102,7 +102,7 @@ def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> N
         check_images()
 
 
-def _warn(points: int, each_s: float) -> None:
+def _warn_if_long(points: int, each_s: float) -> None:
     """Say how long the explorer will take if that is long, from how long one size took."""
     from perfmodel.studies.sweep.executor import cores
 
@@ -114,7 +114,7 @@ def _warn(points: int, each_s: float) -> None:
         )
 
 
-def _explored(
+def _simulate_grid(
     question: Scenario, result: Result, measured: Profile | None, points: int, each_s: float
 ) -> Grid:
     """Simulate what the explorer's sliders reach: `points` settings at most."""
@@ -122,6 +122,6 @@ def _explored(
     from perfmodel.report.explorer.grid import explore
 
     axes = axes_of(question, result, points)
-    _warn(math.prod(len(axis) for axis in axes), each_s)
+    _warn_if_long(math.prod(len(axis) for axis in axes), each_s)
     with progress_bar("simulating settings") as progress:
         return explore(question, result, axes, profile=measured, progress=progress)

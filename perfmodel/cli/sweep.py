@@ -79,7 +79,7 @@ def sweep(
         check_parquet()
     measured = load_profile(profile)
     all_ = variants(question)
-    with _stoppable(store), progress_bar("sweeping") as progress:
+    with _exit_on_interrupt(store), progress_bar("sweeping") as progress:
         swept = run_sweep(
             all_, jobs=jobs, backend=backend, scheduler=scheduler, store=store, profile=measured,
             progress=progress,
@@ -97,7 +97,7 @@ def sweep(
 
 
 @contextmanager
-def _stoppable(store: Path | None) -> Iterator[None]:
+def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
     """End quietly when the user has had enough."""
     try:
         yield

@@ -61,7 +61,7 @@ def import_(
     NCCL topology XML (NCCL_TOPO_DUMP_FILE or a provider's), nvidia-smi topo -m, or ibnetdiscover
     (a fabric). What the file leaves open is completed, and said.
     """
-    _check_place(output, force=force)
+    _check_output(output, force=force)
 
     from perfmodel.topology.importers import import_file
 
@@ -69,7 +69,7 @@ def import_(
         imported = import_file(
             Path(file), gpu=gpu, template=template, graph=None if graph is None else Path(graph)
         )
-    _deliver(imported, output)
+    _write(imported, output)
 
 
 def discover(output: Output = None, force: Force = False) -> None:
@@ -77,14 +77,14 @@ def discover(output: Output = None, force: Force = False) -> None:
 
     Needs an NVIDIA driver and nvidia-ml-py (extra nvml).
     """
-    _check_place(output, force=force)
+    _check_output(output, force=force)
 
     from perfmodel.topology.importers.nvml import discover as read_devices
 
-    _deliver(read_devices(), output)
+    _write(read_devices(), output)
 
 
-def _check_place(output: Path | None, *, force: bool) -> None:
+def _check_output(output: Path | None, *, force: bool) -> None:
     if output is None:
         return
     fault = find_output_fault("-o", output)
@@ -94,7 +94,7 @@ def _check_place(output: Path | None, *, force: bool) -> None:
         raise InputError(fault)
 
 
-def _deliver(imported: ImportedTopology, output: Path | None) -> None:
+def _write(imported: ImportedTopology, output: Path | None) -> None:
     """Check what was read, say what was assumed, and write it."""
     from perfmodel.files import write_atomically
     from perfmodel.topology.templates.check import check

@@ -60,9 +60,9 @@ def tune(
     questions = [load_scenario(name, set_ or ()) for name in scenarios]
     tunings = _tune_each(questions, load_profile(profile), all_sizes=all_sizes, horovod=horovod)
     if len(tunings) == 1:
-        _answer_one(tunings[0], output, json=json)
+        _report_one(tunings[0], output, json=json)
     else:
-        _answer_all(tunings, output, json=json)
+        _report_all(tunings, output, json=json)
 
 
 def _tune_each(
@@ -83,7 +83,7 @@ def _tune_each(
     return tunings
 
 
-def _answer_one(tuned: TuneResult, output: Path | None, *, json: bool) -> None:
+def _report_one(tuned: TuneResult, output: Path | None, *, json: bool) -> None:
     if json:
         from perfmodel.report.tuning.export import tuned_json
 
@@ -98,7 +98,7 @@ def _answer_one(tuned: TuneResult, output: Path | None, *, json: bool) -> None:
         print_note(f"wrote {write_tuned(tuned, output)}")
 
 
-def _answer_all(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
+def _report_all(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
     from perfmodel.studies.tune.choice.minimax_regret import tune_all
 
     compromise = tune_all(tunings)

@@ -134,7 +134,7 @@ def test_opens_as_asked_and_asks_for_nothing(desk: Opened, file: Path, grid: Gri
     seen = desk
     assert seen.complaints == []
     assert seen.requests == [file.as_uri()]
-    step = value_at(grid, grid.asked, "step_time_s")
+    step = value_at(grid, grid.baseline, "step_time_s")
     assert step is not None
     assert seen.text("step") == plain(quantities.duration(step))
     assert seen.text("step-change") == "as asked"
@@ -145,7 +145,7 @@ def test_opens_as_asked_and_asks_for_nothing(desk: Opened, file: Path, grid: Gri
 
 def test_every_point_shows_the_grids_numbers(desk: Opened, grid: Grid) -> None:
     seen = desk
-    asked = value_at(grid, grid.asked, "step_time_s")
+    asked = value_at(grid, grid.baseline, "step_time_s")
     assert asked is not None
     for cap, rate, size in itertools.product(range(3), range(2), range(3)):
         seen.move("cap", 2 * cap)

@@ -13,7 +13,14 @@ from perfmodel.report.run.events import draw_steps, events_section, lines
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines
-from perfmodel.studies.run.result import DisturbanceCost, EventCost, Neighbour, Result, Wait
+from perfmodel.studies.run.result import (
+    DisturbanceCost,
+    EventCost,
+    Neighbour,
+    Result,
+    SizeResult,
+    Wait,
+)
 
 Changed = Callable[..., Result]
 WHAT = DisturbanceCost(

@@ -87,7 +87,7 @@ def test_a_bad_size_on_the_way_is_no_knee(curve: Callable[..., Result]) -> None:
     found = curve([(1, 100.0), (2, 150.0), (4, 380.0), (8, 400.0)])
     knee = analysis.knee(found)
     assert knee is not None
-    assert (knee.gpus, knee.beyond, knee.but) == (4, 8, (2,))
+    assert (knee.gpus, knee.beyond, knee.exceptions) == (4, 8, (2,))
     assert knee.value == pytest.approx(0.05)
     assert "(growing to 2 does not)" in plain(knee_sentence(found))
     assert "90 % or more up to 4 GPUs, but not on 2" in plain(good_sentence(found))

@@ -72,13 +72,13 @@ def gpu_ticks(points: Sequence[SizeResult], apart: float = 0.09) -> list[int]:
     """
     sizes = [point.gpus for point in points]
     span = math.log(sizes[-1] / sizes[0]) or 1.0
-    kept = [sizes[-1]]
+    labelled = [sizes[-1]]
     for size in reversed(sizes[:-1]):
-        if math.log(kept[-1] / size) >= apart * span:
-            kept.append(size)
-    if kept[-1] != sizes[0]:
-        kept[-1:] = [sizes[0]] if len(kept) > 1 else [kept[-1], sizes[0]]
-    return kept[::-1]
+        if math.log(labelled[-1] / size) >= apart * span:
+            labelled.append(size)
+    if labelled[-1] != sizes[0]:
+        labelled[-1:] = [sizes[0]] if len(labelled) > 1 else [labelled[-1], sizes[0]]
+    return labelled[::-1]
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> list[float]:

@@ -21,7 +21,7 @@ def sentences(comparison: Comparison) -> Iterator[str]:
     """Say of each side how it stands to the first."""
     first = comparison.sides[0]
     for side, versus in zip(comparison.sides[1:], comparison.versus, strict=True):
-        parts = (_headline(first, side, versus), _limit(versus), _room(first, side))
+        parts = (_headline(first, side, versus), _limit(versus), _lacking_memory(first, side))
         yield f"{side.label}: {' '.join(part for part in parts if part)}"
     if not comparison.versus:
         yield f"{first.label}: a step takes {quantities.duration(first.point.step_time_s)}."
@@ -33,33 +33,37 @@ def _headline(first: Side, side: Side, versus: Versus) -> str:
         now, then = quantities.duration(after.step_time_s), quantities.duration(before.step_time_s)
         by = change(versus.step, "longer", "shorter")
         unlike = "" if versus.same_samples else " The samples are different things."
-        return f"a step takes {now} instead of {then}, {by}.{unlike}{_mostly(versus)}"
+        return f"a step takes {now} instead of {then}, {by}.{unlike}{_largest_part(versus)}"
     now, then = quantities.count(after.samples_per_s), quantities.count(before.samples_per_s)
     unit, by = quantities.samples_short(side.result), change(versus.throughput, "more", "fewer")
     return f"{now} instead of {then} {unit}/s, {by}; steps differ in size."
 
 
-def change(one: Change, more: str, less: str) -> str:
+def change(difference: Change, more: str, less: str) -> str:
     """Say a change with its interval: ``"18 % shorter (15 % to 20 %)"``."""
-    if abs(one.ratio - 1) < NOTHING and one.interval is None:
+    if abs(difference.ratio - 1) < NOTHING and difference.interval is None:
         return "no change"
-    said = "no change" if abs(one.ratio - 1) < NOTHING else f"{_by(one.ratio, more, less)}"
-    if one.interval is None:
-        return f"{said} (no interval is known)"
-    low, high = sorted(one.interval, key=lambda ratio: abs(ratio - 1))
+    sentence = (
+        "no change"
+        if abs(difference.ratio - 1) < NOTHING
+        else f"{_direction(difference.ratio, more, less)}"
+    )
+    if difference.interval is None:
+        return f"{sentence} (no interval is known)"
+    low, high = sorted(difference.interval, key=lambda ratio: abs(ratio - 1))
     if max(abs(low - 1), abs(high - 1)) < NOTHING:
-        return said
-    ends = f"{_by(one.interval[0], more, less)} to {_by(one.interval[1], more, less)}"
-    if one.within:
-        return f"{said}, which is within the interval ({ends})"
+        return sentence
+    ends = " to ".join(_direction(ratio, more, less) for ratio in difference.interval)
+    if difference.within:
+        return f"{sentence}, which is within the interval ({ends})"
     if (low < 1) == (high < 1):
         ends = f"{_percent(low)} to {_percent(high)}"
         if _percent(low) == _percent(high):
             ends = f"{_percent(low)} at both ends of the interval"
-    return f"{said} ({ends})"
+    return f"{sentence} ({ends})"
 
 
-def _by(ratio: float, more: str, less: str) -> str:
+def _direction(ratio: float, more: str, less: str) -> str:
     if abs(ratio - 1) < NOTHING:
         return "no change"
     return f"{_percent(ratio)} {more if ratio > 1 else less}"
@@ -71,7 +75,7 @@ def _percent(ratio: float) -> str:
     return f"{value:,.{digits}f}\N{NO-BREAK SPACE}%"
 
 
-def _mostly(versus: Versus) -> str:
+def _largest_part(versus: Versus) -> str:
     """Name the part of a step that changed most, where it changed at all."""
     part = max(versus.parts_s, key=lambda name: abs(versus.parts_s[name]))
     apart_s = versus.parts_s[part]
@@ -88,7 +92,7 @@ def _limit(versus: Versus) -> str:
     return f"Both are limited by {after}."
 
 
-def _room(first: Side, side: Side) -> str:
+def _lacking_memory(first: Side, side: Side) -> str:
     """Say which of two sides has no room in memory."""
     lacking = [each.label for each in (first, side) if not each.point.memory.fits]
     if not lacking:
@@ -131,7 +135,11 @@ def parts_table(comparison: Comparison) -> Table:
         (name, *(quantities.duration(s.point.breakdown_s.get(name, 0.0)) for s in comparison.sides))
         for name in parts(comparison)
     ]
-    own = {name: _more(time_s) for one in comparison.versus for name, time_s in one.parts_s.items()}
+    own = {
+        name: _signed_time(time_s)
+        for versus in comparison.versus
+        for name, time_s in versus.parts_s.items()
+    }
     return _with_change(comparison, rows, own)
 
 
@@ -148,18 +156,18 @@ def _changes(comparison: Comparison) -> Mapping[str, str]:
     """What the column of changes says of two sides."""
     if len(comparison.sides) != 2:
         return {}
-    (one,), (first, other) = comparison.versus, [side.point for side in comparison.sides]
+    (versus,), (first, other) = comparison.versus, [side.point for side in comparison.sides]
     own = {
-        "step": _signed(one.step.ratio),
-        "compute": _more(other.compute_s - first.compute_s),
-        "communication": _more(other.comm_s - first.comm_s),
-        "exposed communication": _more(one.exposed_s),
+        "step": _signed_ratio(versus.step.ratio),
+        "compute": _signed_time(other.compute_s - first.compute_s),
+        "communication": _signed_time(other.comm_s - first.comm_s),
+        "exposed communication": _signed_time(versus.exposed_s),
     }
-    if one.same_samples:
-        own["throughput"] = _signed(one.throughput.ratio)
-    if one.step.interval is not None:
-        low, high = one.step.interval
-        own["80 % interval"] = f"{_signed(low)} to {_signed(high)}"
+    if versus.same_samples:
+        own["throughput"] = _signed_ratio(versus.throughput.ratio)
+    if versus.step.interval is not None:
+        low, high = versus.step.interval
+        own["80 % interval"] = f"{_signed_ratio(low)} to {_signed_ratio(high)}"
     return own
 
 
@@ -192,13 +200,13 @@ def _interval(side: Side) -> str:
     return f"{quantities.duration(ends[0])} to {quantities.duration(ends[1])}"
 
 
-def _signed(ratio: float) -> str:
+def _signed_ratio(ratio: float) -> str:
     if abs(ratio - 1) < NOTHING:
         return "0 %"
     return f"{'+' if ratio > 1 else '-'}{_percent(ratio)}"
 
 
-def _more(time_s: float) -> str:
+def _signed_time(time_s: float) -> str:
     if time_s == 0:
         return "0 s"
     return f"{'+' if time_s > 0 else '-'}{quantities.duration(abs(time_s))}"

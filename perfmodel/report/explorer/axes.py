@@ -67,12 +67,12 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One slider. `asked` is the point that the scenario asks about."""
+    """One slider. `baseline` is the point that the scenario asks about."""
 
     key: str
     name: str
     stops: tuple[Stop, ...]
-    asked: int
+    baseline: int
 
     @property
     def points(self) -> tuple[Stop, ...]:
@@ -92,51 +92,58 @@ def axes_of(scenario: Scenario, result: Result, most: int = MOST_POINTS) -> tupl
     only where there is more than one size. The last axis is always that of GPUs.
     """
     caps = _caps(scenario, result)
-    rates, delays = _network(scenario, result)
-    sizes = [(p.gpus, p.nodes) for p in _spread(_sizes(scenario, result))]
-    found = [_cap_axis(scenario, caps)] if caps else []
+    rates, delays = _network_factors(scenario, result)
+    sizes = [(p.gpus, p.nodes) for p in _spread_sizes(_cluster_sizes(scenario, result))]
+    axes = [_cap_axis(scenario, caps)] if caps else []
     if rates:
-        found.append(_factor_axis(scenario, "bandwidth", rates))
+        axes.append(_factor_axis(scenario, "bandwidth", rates))
     if delays:
-        found.append(_factor_axis(scenario, "latency", delays))
-    found.append(_gpu_axis(scenario, result, sizes))
-    return _bounded(found, most)
+        axes.append(_factor_axis(scenario, "latency", delays))
+    axes.append(_gpu_axis(scenario, result, sizes))
+    return _limit_points(axes, most)
 
 
-def _bounded(axes: Sequence[Axis], most: int) -> tuple[Axis, ...]:
+def _limit_points(axes: Sequence[Axis], most: int) -> tuple[Axis, ...]:
     """Leave inner points out of the longest axis until there are few enough in all."""
-    found = list(axes)
-    while math.prod(map(len, found)) > most:
-        longest = max(range(len(found)), key=lambda at: (len(_inner(found[at])), len(found[at])))
-        if not _inner(found[longest]):
+    shortened = list(axes)
+    while math.prod(map(len, shortened)) > most:
+        longest = max(
+            range(len(shortened)),
+            key=lambda at: (len(_inner_points(shortened[at])), len(shortened[at])),
+        )
+        if not _inner_points(shortened[longest]):
             break
-        found[longest] = _shorter(found[longest])
-    return tuple(found)
+        shortened[longest] = _drop_point(shortened[longest])
+    return tuple(shortened)
 
 
-def _inner(axis: Axis) -> list[int]:
+def _inner_points(axis: Axis) -> list[int]:
     """Points that may be left out: neither an end nor the one that is asked about."""
-    return [at for at in range(1, len(axis) - 1) if at != axis.asked]
+    return [at for at in range(1, len(axis) - 1) if at != axis.baseline]
 
 
-def _shorter(axis: Axis) -> Axis:
+def _drop_point(axis: Axis) -> Axis:
     """Leave out the inner point whose neighbours are nearest to each other."""
     values = [math.log(point.value) for point in axis.points]
-    gone = min(_inner(axis), key=lambda at: values[at + 1] - values[at - 1])
-    kept = [point for at, point in enumerate(axis.points) if at != gone]
+    dropped = min(_inner_points(axis), key=lambda at: values[at + 1] - values[at - 1])
+    remaining = [point for at, point in enumerate(axis.points) if at != dropped]
     between = [stop for stop in axis.stops if not stop.at.is_integer()]
-    return replace(axis, stops=_placed(kept, between), asked=axis.asked - (gone < axis.asked))
+    return replace(
+        axis,
+        stops=_place_stops(remaining, between),
+        baseline=axis.baseline - (dropped < axis.baseline),
+    )
 
 
-def _placed(points: Sequence[Stop], between: Iterable[Stop]) -> tuple[Stop, ...]:
+def _place_stops(points: Sequence[Stop], between: Iterable[Stop]) -> tuple[Stop, ...]:
     """Number the points, and place the stops between them by the logarithm of their value."""
-    found = [replace(point, at=float(number)) for number, point in enumerate(points)]
+    stops = [replace(point, at=float(number)) for number, point in enumerate(points)]
     for stop in between:
-        for low, high in pairwise(found[: len(points)]):
+        for low, high in pairwise(stops[: len(points)]):
             if low.value < stop.value < high.value:
                 share = math.log(stop.value / low.value) / math.log(high.value / low.value)
-                found.append(replace(stop, at=low.at + share))
-    return tuple(sorted(found, key=lambda stop: stop.at))
+                stops.append(replace(stop, at=low.at + share))
+    return tuple(sorted(stops, key=lambda stop: stop.at))
 
 
 # ---------------------------------------------------------------- buckets
@@ -168,14 +175,14 @@ def _cap_axis(scenario: Scenario, caps: Sequence[float]) -> Axis:
         settings = {"strategy.bucket_cap": f"{nbytes:.0f} B"}
         if first is not None:
             settings["strategy.first_bucket"] = f"{first:.0f} B"
-        return Stop(at, _short(quantities.size(nbytes)), nbytes, settings)
+        return Stop(at, _trim_decimals(quantities.size(nbytes)), nbytes, settings)
 
     # Nothing between: a parameter goes into one bucket or the other, so that the time jumps.
     stops = tuple(stop(float(at), nbytes) for at, nbytes in enumerate(caps))
     return Axis("cap", "Bucket cap", stops, caps.index(_cap_asked(strategy)))
 
 
-def _short(text: str) -> str:
+def _trim_decimals(text: str) -> str:
     """Drop the decimals of a round number: ``"25.0 MiB"`` becomes ``"25 MiB"``."""
     number, space, unit = text.partition("\N{NO-BREAK SPACE}")
     return f"{float(number.replace(',', '')):,g}{space}{unit}"
@@ -184,27 +191,27 @@ def _short(text: str) -> str:
 # ---------------------------------------------------------------- network
 
 
-def _network(scenario: Scenario, result: Result) -> tuple[list[float], list[float]]:
+def _network_factors(scenario: Scenario, result: Result) -> tuple[list[float], list[float]]:
     """Factors on what is asked; none without a network, or where it is infinite or zero."""
     if result.main.nodes < 2:
         return [], []
-    rate, delay = _imagined(scenario)
+    rate, delay = _factors(scenario)
     return list(RATES) if rate < INFINITE / max(RATES) else [], list(DELAYS) if delay > 0 else []
 
 
-def _imagined(scenario: Scenario) -> tuple[float, float]:
+def _factors(scenario: Scenario) -> tuple[float, float]:
     """Factors on bandwidth and latency that the scenario itself has."""
     what_if = scenario.what_if
     return (1.0, 1.0) if what_if is None else (what_if.network_bandwidth, what_if.network_latency)
 
 
 def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axis:
-    rate, delay = _imagined(scenario)
-    asked = rate if kind == "bandwidth" else delay
-    rate_Bps, delay_s = _adapter(scenario)
+    rate, delay = _factors(scenario)
+    baseline = rate if kind == "bandwidth" else delay
+    rate_Bps, delay_s = _adapter_rates(scenario)
 
     def stop(at: float, factor: float) -> Stop:
-        value = asked * factor
+        value = baseline * factor
         if kind == "bandwidth":
             text = (
                 ""
@@ -212,7 +219,7 @@ def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axi
                 else f"{float(f'{rate_Bps * value * 8 / 1e9:.3g}'):,g} Gbit/s"
             )
         else:
-            text = "" if not delay_s else _short(quantities.duration(delay_s * value))
+            text = "" if not delay_s else _trim_decimals(quantities.duration(delay_s * value))
         label = (
             f"{text} (\N{MULTIPLICATION SIGN}{factor:.3g})"
             if text
@@ -224,10 +231,10 @@ def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axi
         "bandwidth": "Network bandwidth per adapter",
         "latency": "Network latency per adapter",
     }[kind]
-    return Axis(kind, name, _with_between(factors, stop), list(factors).index(1.0))
+    return Axis(kind, name, _stops_with_between(factors, stop), list(factors).index(1.0))
 
 
-def _adapter(scenario: Scenario) -> tuple[float | None, float | None]:
+def _adapter_rates(scenario: Scenario) -> tuple[float | None, float | None]:
     """Nominal bandwidth and latency of the links between nodes, if they are all alike."""
     node = resolved(scenario)[0]
     links = [link for link in node.links.values() if link.kind in BETWEEN_NODES]
@@ -245,7 +252,7 @@ class _Cluster:
     nodes: int
 
 
-def _sizes(scenario: Scenario, result: Result) -> list[_Cluster]:
+def _cluster_sizes(scenario: Scenario, result: Result) -> list[_Cluster]:
     """Sizes of the curve; powers of two of nodes where only one size was asked for."""
     if scenario.scale is not None:
         return [_Cluster(point.gpus, point.nodes) for point in result.points]
@@ -273,7 +280,7 @@ def _has_what_events_name(scenario: Scenario, nodes: int) -> bool:
     return True
 
 
-def _spread(sizes: Sequence[_Cluster]) -> list[_Cluster]:
+def _spread_sizes(sizes: Sequence[_Cluster]) -> list[_Cluster]:
     """At most `MOST_SIZES`: both ends, and others evenly between them."""
     if len(sizes) <= MOST_SIZES:
         return list(sizes)
@@ -305,10 +312,10 @@ def _gpu_axis(scenario: Scenario, result: Result, sizes: Sequence[tuple[int, int
             for count in sorted(counts)
             if low < count * each < high and _divides(scenario, count * each)
         ]
-    return Axis("gpus", "GPUs", _placed(points, between), len(points) - 1)
+    return Axis("gpus", "GPUs", _place_stops(points, between), len(points) - 1)
 
 
-def _with_between(
+def _stops_with_between(
     values: Sequence[float], stop: Callable[[float, float], Stop]
 ) -> tuple[Stop, ...]:
     points = [stop(float(at), value) for at, value in enumerate(values)]
@@ -317,4 +324,4 @@ def _with_between(
         for low, high in pairwise(values)
         for share in _BETWEEN
     ]
-    return _placed(points, between)
+    return _place_stops(points, between)

@@ -75,14 +75,14 @@ def lines(point: SizeResult) -> list[str]:
     cost = point.disturbance
     if cost is None:
         return []
-    found = [lead(point, cost)]
-    found += [f"  {event.what}: {_cost(event.costs_s, cost)}" for event in cost.events]
-    found += [
+    sentences = [lead(point, cost)]
+    sentences += [f"  {event.what}: {_cost(event.costs_s, cost)}" for event in cost.events]
+    sentences += [
         f"  {job.name}, {quantities.gpus(job.gpus)}: a step takes "
         f"{quantities.duration(job.step_time_s)}, alone {quantities.duration(job.alone_s)}"
         for job in cost.jobs
     ]
-    return [*found, *([sentence] if (sentence := waiting(point, cost)) else [])]
+    return [*sentences, *([sentence] if (sentence := waiting(point, cost)) else [])]
 
 
 def _without_rounding(costs_s: float, cost: DisturbanceCost) -> float:

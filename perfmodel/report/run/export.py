@@ -22,9 +22,9 @@ def to_json(result: Result) -> dict[str, Any]:
     InputError
         A number is infinite or not a number; names the field.
     """
-    asked = "scenario question workload strategy machine scaling efficiency_base"
+    names = "scenario question workload strategy machine scaling efficiency_base"
     document = {
-        **attributes(result, asked),
+        **attributes(result, names),
         **size_to_json(result.main),
         "buckets": result.main.buckets,
         **_disturbance(result.main.disturbance),

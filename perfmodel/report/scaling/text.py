@@ -53,66 +53,74 @@ def findings(result: Result) -> list[str]:
     """What the curve says, in sentences; empty for one size."""
     if len(result.points) < 2:
         return []
-    said = [knee_sentence(result), good_sentence(result), *_limits(result), _most(result)]
-    said += [*_without_interval(result), *_not_fitting(result)]
-    return [sentence for sentence in said if sentence]
+    sentences = [
+        knee_sentence(result),
+        good_sentence(result),
+        *_limits(result),
+        _quickest_size(result),
+    ]
+    sentences += [*_without_interval(result), *_not_fitting(result)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def knee_sentence(result: Result) -> str:
     """Say where the knee is, how far it moves within the intervals, and what comes after it."""
-    found = knee(result)
-    if found is None:
+    reach = knee(result)
+    if reach is None:
         return ""
-    one = f"the throughput of one at {quantities.gpus(result.efficiency_base)}"
+    base = f"the throughput of one at {quantities.gpus(result.efficiency_base)}"
     if result.efficiency_base == 1:
-        one = "the throughput of a single GPU"
+        base = "the throughput of a single GPU"
     grown_to = (
         f"growing to it from any smaller size brings at least {quantities.percent(WORTH)} of "
-        f"{one} per added GPU{_but(found)}"
+        f"{base} per added GPU{_exceptions(reach)}"
     )
-    if found.beyond is None:
-        text = f"No knee up to {quantities.gpus(found.gpus)}: {grown_to}"
+    if reach.beyond is None:
+        text = f"No knee up to {quantities.gpus(reach.gpus)}: {grown_to}"
     else:
-        smallest = found.gpus == result.points[0].gpus
-        text = f"The knee is at {quantities.gpus(found.gpus)}"
+        smallest = reach.gpus == result.points[0].gpus
+        text = f"The knee is at {quantities.gpus(reach.gpus)}"
         text += ", the smallest size: " if smallest else f": {grown_to}; "
-        text += f"from {found.gpus:,} to {quantities.gpus(found.beyond)} an added GPU "
-        brings = f"brings {quantities.percent(found.value)}{f' of {one}' if smallest else ''}"
-        text += brings if found.value >= 0 else "lowers the total throughput"
-    return f"{text}{_within(result, found, knee)}."
+        text += f"from {reach.gpus:,} to {quantities.gpus(reach.beyond)} an added GPU "
+        brings = f"brings {quantities.percent(reach.value)}{f' of {base}' if smallest else ''}"
+        text += brings if reach.value >= 0 else "lowers the total throughput"
+    return f"{text}{_within_intervals(result, reach, knee)}."
 
 
-def _but(found: Reach) -> str:
+def _exceptions(reach: Reach) -> str:
     """Name smaller sizes that are an exception."""
-    return f" (growing to {', '.join(f'{n:,}' for n in found.but)} does not)" if found.but else ""
+    sizes = ", ".join(f"{size:,}" for size in reach.exceptions)
+    return f" (growing to {sizes} does not)" if sizes else ""
 
 
-def _within(
-    result: Result, found: Reach, of: Callable[[Result, Sequence[float]], Reach | None]
+def _within_intervals(
+    result: Result, reach: Reach, of: Callable[[Result, Sequence[float]], Reach | None]
 ) -> str:
     """Say how far a reach moves between the ends of the intervals."""
     reaches = [of(result, speeds) for speeds in ends(result) or ()]
-    sizes = [reach.gpus for reach in reaches if reach is not None]
+    sizes = [each.gpus for each in reaches if each is not None]
     if not sizes:
         return ""
     low, high = min(sizes), max(sizes)
     both = "both ends of the 80\N{NO-BREAK SPACE}% intervals"
     if low == high:
         return (
-            f"; the same at {both}" if low == found.gpus else f"; {quantities.gpus(low)} at {both}"
+            f"; the same at {both}" if low == reach.gpus else f"; {quantities.gpus(low)} at {both}"
         )
     return f"; from {low:,} to {quantities.gpus(high)} between {both}"
 
 
 def good_sentence(result: Result) -> str:
     """Say how far efficiency is good, and what it is at the size asked about."""
-    found = good_until(result)
-    if found is None:
+    reach = good_until(result)
+    if reach is None:
         return ""
     last, least = grown(result)[-1], quantities.percent(GOOD)
-    but = f", but not on {', '.join(f'{n:,}' for n in found.but)}" if found.but else ""
-    text = f"Efficiency is {least} or more up to {quantities.gpus(found.gpus)}{but}"
-    text += f"{_within(result, found, good_until)}. At {quantities.gpus(last.point.gpus)} it is "
+    sizes = ", ".join(f"{size:,}" for size in reach.exceptions)
+    text = f"Efficiency is {least} or more up to {quantities.gpus(reach.gpus)}"
+    text += f", but not on {sizes}" if sizes else ""
+    text += f"{_within_intervals(result, reach, good_until)}. "
+    text += f"At {quantities.gpus(last.point.gpus)} it is "
     text += quantities.percent(last.point.scaling_efficiency)
     if last.efficiency is not None:
         low, high = map(quantities.percent, last.efficiency)
@@ -121,10 +129,10 @@ def good_sentence(result: Result) -> str:
 
 
 def _limits(result: Result) -> list[str]:
-    found = runs(result)
-    if len(found) == 1:
-        return [f"The bottleneck is the same at every size: {found[0].bottleneck}."]
-    return [f"Bottleneck: {'; '.join(f'{r.bottleneck} on {sizes_of(r)}' for r in found)}."]
+    joined = runs(result)
+    if len(joined) == 1:
+        return [f"The bottleneck is the same at every size: {joined[0].bottleneck}."]
+    return [f"Bottleneck: {'; '.join(f'{r.bottleneck} on {sizes_of(r)}' for r in joined)}."]
 
 
 def sizes_of(run: Run) -> str:
@@ -133,7 +141,7 @@ def sizes_of(run: Run) -> str:
     return f"{first}{quantities.gpus(run.last)}"
 
 
-def _most(result: Result) -> str:
+def _quickest_size(result: Result) -> str:
     best = max(result.points, key=lambda point: point.samples_per_s)
     if best is result.main:
         return ""

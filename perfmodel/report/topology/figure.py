@@ -56,18 +56,18 @@ def cables_between(
     topology: Topology, links: Iterable[LinkUse] | None, nodes: Iterable[str]
 ) -> list[Cable]:
     """Join parallel and opposite arcs between each two of `nodes`."""
-    drawn = set(nodes)
+    drawn = dict.fromkeys(nodes)  # in their order, so that a page is the same every time
     use: dict[tuple[str, str, str], LinkUse] = {}
     for link in links or ():
         key = (link.src, link.dst, link.kind)
         if key not in use or link.utilisation > use[key].utilisation:
             use[key] = link
-    found: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
+    by_ends: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
     for src, dst, data in topology.graph.edges(drawn, data=True):
         if dst in drawn:
             low, high = sorted((src, dst))
-            found[low, high, data["kind"]].append((src, data["bandwidth_Bps"]))
-    return [_cable(ends, arcs, use) for ends, arcs in found.items()]
+            by_ends[low, high, data["kind"]].append((src, data["bandwidth_Bps"]))
+    return [_cable(ends, arcs, use) for ends, arcs in by_ends.items()]
 
 
 def _cable(
@@ -117,9 +117,9 @@ def shrink(places: Mapping[str, Place], nodes: Iterable[str], diameter: float = 
     xs = [x for x, _ in places.values()]
     span = max(xs, default=0.0) - min(xs, default=0.0)
     gaps = [
-        right - left
+        farther - nearer
         for height in heights
-        for left, right in pairwise(sorted(x for x, y in places.values() if y == height))
+        for nearer, farther in pairwise(sorted(x for x, y in places.values() if y == height))
     ]
     if span == 0 or not gaps:
         return 1.0
@@ -255,8 +255,8 @@ def _add_devices(drawn: go.Figure, topology: Topology, places: Mapping[str, Plac
 def _number(topology: Topology, node: str) -> str:
     """Digits at the end of a device's name: the legend says what kind it is."""
     local = str(topology.graph.nodes[node].get("local") or node)
-    found = re.search(r"\d{1,3}$", local)
-    return found.group() if found else ""
+    digits = re.search(r"\d{1,3}$", local)
+    return digits.group() if digits else ""
 
 
 def _name_hosts(drawn: go.Figure, topology: Topology, places: Mapping[str, Place]) -> None:

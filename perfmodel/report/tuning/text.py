@@ -118,19 +118,18 @@ def change(fraction: float) -> str:
 def caps(choice: Choice) -> str:
     """Caps in MiB, as one would type them; long lists are cut."""
     if choice.bucket_cap_mb_list is not None:
-        shown = choice.bucket_cap_mb_list
-        if len(shown) <= 8:
-            return text_mb(shown)
-        return f"{text_mb(shown[:6])[:-1]}, ... {len(shown) - 6} more]"
+        values = choice.bucket_cap_mb_list
+        if len(values) <= 8:
+            return text_mb(values)
+        return f"{text_mb(values[:6])[:-1]}, ... {len(values) - 6} more]"
     return "default" if choice.bucket_cap_mb is None else number(choice.bucket_cap_mb)
 
 
 def advice(tuned: TuneResult) -> tuple[str, ...]:
     """Say which caps for all are as good as the best, which is safe, what the default loses."""
-    found, robust = tuned.plateau, tuned.robust
-    lines = [
-        f"Caps within {quantities.percent(found.within)} of the best cap: {spans(found.spans_mb)}."
-    ]
+    plateau, robust = tuned.plateau, tuned.robust
+    within = quantities.percent(plateau.within)
+    lines = [f"Caps within {within} of the best cap: {spans(plateau.spans_mb)}."]
     if robust is not None:
         worst = robust.worst_regret
         loses = "nothing" if worst < ROUNDING else f"at most {_percent(worst)}"
@@ -138,12 +137,12 @@ def advice(tuned: TuneResult) -> tuple[str, ...]:
             f"If the network is as quick or as slow as its {INTERVAL} allows: "
             f"{number(robust.bucket_cap_mb)} MiB; it loses {loses} to the cap that is best then."
         )
-    return (*lines, _of_default(tuned))
+    return (*lines, _default_sentence(tuned))
 
 
-def _of_default(tuned: TuneResult) -> str:
+def _default_sentence(tuned: TuneResult) -> str:
     likely, *others = tuned.default_regrets
-    text = f"PyTorch's default (1, then 25 MiB) {_loses(likely)}"
+    text = f"PyTorch's default (1, then 25 MiB) {_default_loss(likely)}"
     if not others:
         return f"{text}."
     most = max(tuned.default_regrets)
@@ -152,7 +151,7 @@ def _of_default(tuned: TuneResult) -> str:
     return f"{text}; it may lose up to {_percent(most)} within that interval of the network."
 
 
-def _loses(regret: float) -> str:
+def _default_loss(regret: float) -> str:
     if regret < -ROUNDING:
         return f"is {_percent(-regret)} quicker than the best cap"
     if regret < ROUNDING:
@@ -160,22 +159,22 @@ def _loses(regret: float) -> str:
     return f"loses {_percent(regret)} to the best cap"
 
 
-def spans(found: Spans) -> str:
+def spans(equal: Spans) -> str:
     """Write spans of caps in MiB by growing cap; of many only the widest."""
-    wide = wide_spans(found)
+    wide = wide_spans(equal)
     if wide[0][0] * MIB <= 1.0 and math.isinf(wide[0][1]):
         return "any"
-    shown = "; ".join(mb_span(*span) for span in sorted(wide[:MOST_SPANS]))
+    text = "; ".join(mb_span(*span) for span in sorted(wide[:MOST_SPANS]))
     more = len(wide) - MOST_SPANS
     if more < 1:
-        return f"{shown} MiB"
-    return f"{shown} MiB, and {more} narrower range{'' if more == 1 else 's'}"
+        return f"{text} MiB"
+    return f"{text} MiB, and {more} narrower range{'' if more == 1 else 's'}"
 
 
-def wide_spans(found: Spans) -> list[tuple[float, float]]:
+def wide_spans(equal: Spans) -> list[tuple[float, float]]:
     """Spans of equally good caps, those with slivers between them joined, widest first."""
     joined: list[tuple[float, float]] = []
-    for low, high in found:
+    for low, high in equal:
         if joined and low - joined[-1][1] <= SLIVER * low:
             joined[-1] = (joined[-1][0], high)
         else:
@@ -217,9 +216,9 @@ def first_step(tuned: TuneResult) -> str:
     )
 
 
-def horovod_line(found: Horovod) -> str:
+def horovod_line(horovod: Horovod) -> str:
     """Which fusion threshold, and what it is worth."""
-    best, default = found.best, found.default
+    best, default = horovod.best, horovod.default
     gain = 1.0 - best.step_time_s / default.step_time_s
     worth = f"{quantities.percent(gain)} less than" if gain > 5e-5 else "as with"
     return (
@@ -233,12 +232,13 @@ def horovod_line(found: Horovod) -> str:
 # ---------------------------------------------------------------- several scenarios
 
 
-def shared_headline(found: Compromise) -> str:
+def shared_headline(compromise: Compromise) -> str:
     """Say in one sentence which cap serves all."""
     return (
-        f"One cap for all {len(found.each)}: {number(found.best.bucket_cap_mb or 0)} MiB, at most "
-        f"{_percent(found.best.worst_regret)} slower than the best cap of each; PyTorch's "
-        f"default is at most {_percent(max(0.0, found.default.worst_regret))} slower."
+        f"One cap for all {len(compromise.each)}: "
+        f"{number(compromise.best.bucket_cap_mb or 0)} MiB, at most "
+        f"{_percent(compromise.best.worst_regret)} slower than the best cap of each; PyTorch's "
+        f"default is at most {_percent(max(0.0, compromise.default.worst_regret))} slower."
     )
 
 
