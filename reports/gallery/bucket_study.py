@@ -121,12 +121,12 @@ def _text(cases: Sequence[Case]) -> str:
     for case in cases:
         tuned = case.tuned
         bound, uniform, best = tuned.lower_bound_s, tuned.best_uniform, tuned.best_list
+        caps = len(best.bucket_cap_mb_list or ())
         rows.append(
             (
                 case.model, case.network, quantities.duration(tuned.default.step_time_s),
                 f"{quantities.duration(uniform.step_time_s)} at {uniform.bucket_cap_mb:g} MiB",
-                f"{quantities.duration(best.step_time_s)}, "
-                f"{len(best.bucket_cap_mb_list or ())} caps",
+                f"{quantities.duration(best.step_time_s)}, {caps} caps",
                 quantities.percent_column(tuned.regret(tuned.default)),
                 "unknown" if bound is None else quantities.duration(bound),
             )

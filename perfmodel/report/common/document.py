@@ -159,9 +159,33 @@ def paragraphs(lines: Iterable[str], role: Role = "") -> list[Paragraph]:
     return [Paragraph(line, role) for line in lines if line]
 
 
+def header(
+    setting: str,
+    headline: str,
+    notes: Iterable[str],
+    questions: Iterable[str] = (),
+    sentences: Iterable[str] = (),
+) -> Header:
+    """Make the head of a document; empty texts are dropped."""
+    return Header(
+        [
+            *paragraphs([setting], "setting"),
+            *paragraphs([headline], "headline"),
+            *paragraphs(questions, "question"),
+            *paragraphs(sentences),
+            *paragraphs(notes, "note"),
+        ]
+    )
+
+
 def section(title: str, lead: str, *blocks: Block | None) -> Section:
     """Make a section that begins with a sentence, if there is one; None among blocks is dropped."""
     return Section(title, [*paragraphs([lead], "lead"), *(b for b in blocks if b is not None)])
+
+
+def table_section(title: str, lead: str, table: Table) -> Section | None:
+    """Make a section of one table; None if the table is empty."""
+    return section(title, lead, table) if table.rows else None
 
 
 def pair(*columns: Sequence[Block]) -> Box:

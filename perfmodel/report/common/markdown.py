@@ -35,9 +35,9 @@ def escape_markdown(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", line)
 
 
-def render_markdown(blocks: Iterable[Block]) -> str:
+def render_markdown(blocks: Iterable[Block | None]) -> str:
     """Write headings, sentences, lists and tables; other blocks are left out."""
-    return "\n\n".join(text for block in blocks if (text := _render(block))) + "\n"
+    return "\n\n".join(text for block in blocks if block and (text := _render(block))) + "\n"
 
 
 def _render(block: Block) -> str:

@@ -11,8 +11,7 @@ from perfmodel.report.common.document import (
     Bullets,
     Figure,
     Header,
-    Paragraph,
-    paragraphs,
+    header,
     section,
 )
 from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
@@ -29,15 +28,7 @@ if TYPE_CHECKING:
 def write_comparison(comparison: Comparison, folder: Path) -> Path:
     """Write ``compare.html``, ``compare.csv`` and ``compare.json``.
 
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be written to.
+    Returns and raises as `write_report_files`.
     """
     files = {
         "compare.html": comparison_html(comparison),
@@ -72,15 +63,9 @@ def comparison_html(comparison: Comparison) -> str:
 
 def _header(comparison: Comparison) -> Header:
     questions = dict.fromkeys(side.result.question for side in comparison.sides)
-    return Header(
-        [
-            Paragraph("What if", "setting"),
-            Paragraph(text.title(comparison), "headline"),
-            *paragraphs(questions, "question"),
-            *paragraphs(text.sentences(comparison)),
-            Paragraph("Predictions by simulation, not measurements.", "note"),
-        ]
-    )
+    note = "Predictions by simulation, not measurements."
+    sentences = text.sentences(comparison)
+    return header("What if", text.title(comparison), [note], questions, sentences)
 
 
 def draw_steps(comparison: Comparison) -> go.Figure:

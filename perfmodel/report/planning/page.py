@@ -15,11 +15,12 @@ from perfmodel.report.common.document import (
     Heading,
     Paragraph,
     Section,
-    Table,
     Tile,
     Tiles,
+    header,
     paragraphs,
     section,
+    table_section,
 )
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.markdown import render_markdown
@@ -46,15 +47,7 @@ PURCHASE = "What the cost is made of. FLOPs used: model FLOPs over the dense pea
 def write_plan(plan: PlanResult, folder: Path) -> Path:
     """Write ``plan.html``, ``plan.md``, ``plan.csv`` and ``plan.json``.
 
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be written to, or a number is not finite.
+    Returns and raises as `write_report_files`, and `InputError` where a number is not finite.
     """
     files = {
         "plan.html": plan_html(plan),
@@ -88,13 +81,11 @@ def plan_html(plan: PlanResult) -> str:
 def plan_markdown(plan: PlanResult) -> str:
     """Write the same answers and tables as Markdown."""
     facts = {"scenario": plan.scenario, **plan.provenance, **plan.sources}
-    options = tables.option_table(plan)
-    listed = [section("Time against cost", _hint(plan), options)] if options.rows else []
     return render_markdown(
         [
             _header(plan),
             section("Answers", "", Definitions(text.answers(plan))),
-            *listed,
+            table_section("Time against cost", _hint(plan), tables.option_table(plan)),
             *_tables(plan),
             *_left_out(plan),
             section("What this rests on", "", Bullets(plan.assumptions), Definitions(facts)),
@@ -103,14 +94,8 @@ def plan_markdown(plan: PlanResult) -> str:
 
 
 def _header(plan: PlanResult) -> Header:
-    return Header(
-        [
-            Paragraph(text.setting(plan), "setting"),
-            Paragraph(text.headline(plan), "headline"),
-            *paragraphs([plan.question], "question"),
-            *paragraphs([NOT_MEASURED, *plan.cautions], "note"),
-        ]
-    )
+    notes = [NOT_MEASURED, *plan.cautions]
+    return header(text.setting(plan), text.headline(plan), notes, [plan.question])
 
 
 def _tiles(plan: PlanResult) -> Tiles | None:
@@ -163,22 +148,20 @@ def _hint(plan: PlanResult) -> str:
     return f"In brackets: 80 % intervals. Efficiency is {plan.efficiency_base}.{text.odds(plan)}"
 
 
-def _tables(plan: PlanResult) -> list[Section]:
-    """Sections of one table; those without rows are left out."""
-    several = len(plan.answers.ladder) > 1
-    candidates: list[tuple[str, str, Table | None]] = [
-        ("Smallest cluster by deadline", LADDER, tables.ladder_table(plan) if several else None),
-        ("Which upgrade pays", UPGRADES, tables.upgrade_table(plan)),
-        ("Failures and checkpoints", text.LOST, tables.failure_table(plan)),
-        (
-            "For a purchase paper",
-            PURCHASE,
-            None if plan.currency is None else tables.purchase_table(plan),
-        ),
+def _tables(plan: PlanResult) -> list[Section | None]:
+    """Sections of one table."""
+    failures, upgrades = tables.failure_table(plan), tables.upgrade_table(plan)
+    sections = [
+        table_section("Which upgrade pays", UPGRADES, upgrades),
+        table_section("Failures and checkpoints", text.LOST, failures),
     ]
-    return [
-        section(title, lead, table) for title, lead, table in candidates if table and table.rows
-    ]
+    if len(plan.answers.ladder) > 1:
+        ladder = tables.ladder_table(plan)
+        sections.insert(0, table_section("Smallest cluster by deadline", LADDER, ladder))
+    if plan.currency is not None:
+        purchase = tables.purchase_table(plan)
+        sections.append(table_section("For a purchase paper", PURCHASE, purchase))
+    return sections
 
 
 def _left_out(plan: PlanResult) -> list[Section]:

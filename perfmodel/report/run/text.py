@@ -9,6 +9,7 @@ from perfmodel.report.common.document import (
     Header,
     Paragraph,
     Table,
+    header,
     paragraphs,
     section,
 )
@@ -20,17 +21,10 @@ from perfmodel.studies.run.result import Result
 
 def result_header(result: Result) -> Header:
     """Say what was asked, and the answer."""
-    certainty = quantities.interval(result.main)
-    return Header(
-        [
-            Paragraph(f"{result.workload} with {result.strategy} on {result.machine}", "setting"),
-            Paragraph(quantities.headline(result), "headline"),
-            *paragraphs([result.question], "question"),
-            Paragraph(
-                f"A prediction by simulation, not a measurement. Step time: {certainty}.", "note"
-            ),
-        ]
-    )
+    setting = f"{result.workload} with {result.strategy} on {result.machine}"
+    certainty = f"Step time: {quantities.interval(result.main)}."
+    note = f"A prediction by simulation, not a measurement. {certainty}"
+    return header(setting, quantities.headline(result), [note], [result.question])
 
 
 # ---------------------------------------------------------------- terminal
@@ -54,7 +48,7 @@ def result_lines(result: Result) -> list[Block]:
 def _short_sizes(result: Result) -> Table:
     """One row per cluster size; no efficiency where there is one size only."""
     efficiency = slice(3, 4 if len(result.points) > 1 else 3)
-    header = [">GPUs", ">step", f">{quantities.samples_short(result)}/s", ">efficiency"]
+    titles = [">GPUs", ">step", f">{quantities.samples_short(result)}/s", ">efficiency"]
     rows = [
         [
             f"{point.gpus:,}",
@@ -67,7 +61,7 @@ def _short_sizes(result: Result) -> Table:
         for point in result.points
     ]
     return Table(
-        [*header[:3], *header[efficiency], ">exposed", "bottleneck"],
+        [*titles[:3], *titles[efficiency], ">exposed", "bottleneck"],
         [[*row[:3], *row[efficiency], *row[4:]] for row in rows],
         ruled=False,
     )

@@ -11,13 +11,12 @@ from perfmodel.report.common.document import (
     Definitions,
     Figure,
     Folded,
-    Header,
     Paragraph,
     Section,
     Table,
     Tile,
     Tiles,
-    paragraphs,
+    header,
     section,
 )
 from perfmodel.report.common.html import render_html, write_report_files
@@ -34,15 +33,7 @@ PREDICTED = "A prediction by simulation, not a measurement."
 def write_tuned(tuned: TuneResult, folder: Path) -> Path:
     """Write ``tune.html``, ``tune.json`` (as ``--json`` prints it) and ``curve.csv``.
 
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be written to.
+    Returns and raises as `write_report_files`.
     """
     files = {
         "tune.html": tuned_html(tuned),
@@ -55,7 +46,7 @@ def write_tuned(tuned: TuneResult, folder: Path) -> Path:
 def write_compromise(compromise: Compromise, folder: Path) -> Path:
     """Write ``tune.html`` with all scenarios, ``tune.json``, and a curve for each scenario.
 
-    Returns the page, raises `InputError` as `write_tuned` does.
+    Returns and raises as `write_report_files`.
     """
     curves = {f"curve-{at}.csv": curve_csv(tuned) for at, tuned in enumerate(compromise.each)}
     pages = {"tune.html": compromise_html(compromise), "tune.json": compromise_json(compromise)}
@@ -68,7 +59,7 @@ def tuned_html(tuned: TuneResult) -> str:
     return render_html(
         f"Buckets of {setting}",
         [
-            _header(setting, text.headline(tuned), tuned.scenario.question),
+            header(setting, text.headline(tuned), [PREDICTED], [tuned.scenario.question]),
             _tiles(tuned),
             _paste(tuned),
             _curve(tuned),
@@ -89,19 +80,9 @@ def compromise_html(compromise: Compromise) -> str:
         description = f"Step time against the cap: {title}"
         figure = Figure(draw_curve(tuned), f"curve-{at}", description)
         sections.append(section(title, text.headline(tuned), figure))
-    header = _header(f"{len(compromise.each)} scenarios", text.shared_headline(compromise))
-    return render_html("One bucket cap for several scenarios", [header, *sections])
-
-
-def _header(setting: str, headline: str, question: str = "") -> Header:
-    return Header(
-        [
-            Paragraph(setting, "setting"),
-            Paragraph(headline, "headline"),
-            *paragraphs([question], "question"),
-            Paragraph(PREDICTED, "note"),
-        ]
-    )
+    setting, headline = f"{len(compromise.each)} scenarios", text.shared_headline(compromise)
+    blocks = [header(setting, headline, [PREDICTED]), *sections]
+    return render_html("One bucket cap for several scenarios", blocks)
 
 
 def _tiles(tuned: TuneResult) -> Tiles:
@@ -181,8 +162,8 @@ def _horovod(tuned: TuneResult) -> Section | None:
         )
         for fusion in horovod.curve
     ]
-    header = (">fusion threshold", ">step", ">exposed", ">all-reduces")
-    table, assumptions = Table(header, rows), Bullets(horovod.assumptions)
+    titles = (">fusion threshold", ">step", ">exposed", ">all-reduces")
+    table, assumptions = Table(titles, rows), Bullets(horovod.assumptions)
     return section("Horovod", text.horovod_line(horovod), table, assumptions)
 
 

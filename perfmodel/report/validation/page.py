@@ -18,8 +18,10 @@ from perfmodel.report.common.document import (
     Table,
     Tile,
     Tiles,
+    header,
     pair,
     section,
+    table_section,
 )
 from perfmodel.report.common.html import legend, render_html, write_report_files
 from perfmodel.report.validation import figures, tables
@@ -47,15 +49,7 @@ def write_validation(validation: Validation, folder: Path) -> Path:
     ``validation.html``, ``validation.md``, ``validation.json`` (as ``--json`` prints it),
     ``points.csv`` (every size of every sweep in every mode) and ``trainings.csv``.
 
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be written to.
+    Returns and raises as `write_report_files`.
     """
     files = {
         "validation.html": validation_html(validation),
@@ -92,13 +86,7 @@ def _header(validation: Validation) -> Header:
         "Collectives of 256 KiB and more, sweeps of trust 3 and up whose hardware is stated. "
         f"{WEIGHING}"
     )
-    return Header(
-        [
-            Paragraph(setting(validation), "setting"),
-            Paragraph(headline(validation), "headline"),
-            Paragraph(note, "note"),
-        ]
-    )
+    return header(setting(validation), headline(validation), [note])
 
 
 def _tiles(validation: Validation) -> Tiles:
@@ -151,15 +139,12 @@ def _machines(validation: Validation) -> Section:
 
 
 def _coverage(validation: Validation) -> Section | None:
-    table = tables.coverage_table(validation)
-    if not table.rows:
-        return None
     lead = (
         "How often a measured time lies inside the 80 % interval of its prediction. Datasheet "
         "intervals come from residuals of other sweeps; the sweep itself is left out. The last "
         "column comes from drawing whole sweeps with replacement."
     )
-    return section("Intervals", lead, table)
+    return table_section("Intervals", lead, tables.coverage_table(validation))
 
 
 def _trainings(validation: Validation) -> Section | None:
@@ -221,14 +206,13 @@ def _left_out(validation: Validation) -> Section | None:
         for dataset in validation.trainings
         for reason, count in dataset.left_out.items()
     ]
-    if not rows:
-        return None
     lead = "Nothing is skipped silently: this is everything without a number above."
-    return section("What is not counted, and why", lead, Table(("What", "How", "Why"), rows))
+    table = Table(("What", "How", "Why"), rows)
+    return table_section("What is not counted, and why", lead, table)
 
 
 def _grounds(validation: Validation) -> Section:
-    header = ("Sweep", "Source", "Machine that was predicted, and what was assumed")
+    titles = ("Sweep", "Source", "Machine that was predicted, and what was assumed")
     sources = [
         (p.sweep.id, p.sweep.source, "; ".join((*p.matched.assumptions, *p.sweep.notes)))
         for p in validation.predicted
@@ -242,5 +226,5 @@ def _grounds(validation: Validation) -> Section:
         Bullets(fitted_lines(validation)),
         tables.split_table(validation) if validation.fitted else None,
         Heading("Sources and assumptions"),
-        Box("tall", [Table(header, sources)]),
+        Box("tall", [Table(titles, sources)]),
     )

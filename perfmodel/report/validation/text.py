@@ -12,6 +12,7 @@ from perfmodel.report.common.document import (
     Paragraph,
     paragraphs,
     section,
+    table_section,
 )
 from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.validation import tables
@@ -80,12 +81,10 @@ def fitted_lines(validation: Validation) -> list[str]:
 
 def validation_lines(validation: Validation) -> list[Block]:
     """Arrange a validation for the terminal: errors, coverage, trainings, what is not counted."""
+    errors = "Error of predicted times, counted sweeps (median / 90th percentile)"
     blocks: list[Block] = []
     for title, table in (
-        (
-            "Error of predicted times, counted sweeps (median / 90th percentile)",
-            tables.band_table(validation),
-        ),
+        (errors, tables.band_table(validation)),
         ("Measured times inside the 80 % interval", tables.coverage_table(validation)),
         ("Published trainings and steps", tables.training_table(validation)),
     ):
@@ -99,42 +98,27 @@ def validation_lines(validation: Validation) -> list[Block]:
 
 def validation_markdown(validation: Validation) -> str:
     """Write the same tables as Markdown."""
-    sections = [
-        section(title, lead, table)
-        for title, lead, table in (
-            (
-                "Errors by size and mode",
-                f"Median / 90th percentile. {TARGETS} {WEIGHING}",
-                tables.band_table(validation),
-            ),
-            (
-                "On the sweeps that every mode predicts",
-                "",
-                tables.band_table(validation, common=True),
-            ),
-            ("By kind of machine", "From 256 KiB on.", tables.machine_table(validation)),
-            (
-                "Intervals",
-                "Measured times inside 80 % intervals, which come from other sweeps.",
-                tables.coverage_table(validation),
-            ),
-            ("Trainings", "", tables.training_table(validation)),
-            ("Sweep by sweep", "", tables.sweep_table(validation)),
-        )
-        if table.rows
-    ]
-    fitted = [tables.split_table(validation)] if validation.fitted else []
+    errors = f"Median / 90th percentile. {TARGETS} {WEIGHING}"
+    common = tables.band_table(validation, common=True)
+    inside = "Measured times inside 80 % intervals, which come from other sweeps."
+    fitted = tables.split_table(validation) if validation.fitted else None
+    omissions = Bullets(list(tables.omissions(validation)))
     return render_markdown(
         [
             Paragraph("Predicted versus measured", "headline"),
             Paragraph(f"{headline(validation)}."),
             Paragraph(f"{setting(validation)}."),
             Paragraph("Remade by perfmodel validate."),
-            *sections,
-            section("What was fitted on what", "", Bullets(fitted_lines(validation)), *fitted),
-            section(
-                "What is not counted, and why", "", Bullets(list(tables.omissions(validation)))
+            table_section("Errors by size and mode", errors, tables.band_table(validation)),
+            table_section("On the sweeps that every mode predicts", "", common),
+            table_section(
+                "By kind of machine", "From 256 KiB on.", tables.machine_table(validation)
             ),
+            table_section("Intervals", inside, tables.coverage_table(validation)),
+            table_section("Trainings", "", tables.training_table(validation)),
+            table_section("Sweep by sweep", "", tables.sweep_table(validation)),
+            section("What was fitted on what", "", Bullets(fitted_lines(validation)), fitted),
+            section("What is not counted, and why", "", omissions),
             section("Modes", "", Definitions(MODE_MEANINGS)),
         ]
     )

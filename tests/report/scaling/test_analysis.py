@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.common.document import Table
-from perfmodel.report.common.markdown import escape_markdown, render_markdown
 from perfmodel.report.run import tables
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import run_markdown
@@ -153,24 +151,6 @@ def test_csv_holds_the_numbers_and_leaves_unknown_ones_empty(curve: Callable[...
     assert (float(rows[1]["step_low_s"]), float(rows[1]["step_high_s"])) == (0.08, 0.2)
     assert float(rows[1]["samples_low_per_s"]) == pytest.approx(800.0)
     assert float(rows[1]["backward_s"]) == found.main.breakdown_s["backward"]
-
-
-def test_markdown_can_be_read_alone(result: Result) -> None:
-    text = plain(run_markdown(result))
-    assert text.startswith("# 256 GPUs train")
-    assert "Question: How does ResNet-50 scale" in text
-    assert "Data loading keeps up" in text
-    assert text.count("\n| 128 |") == 2  # sizes, and parts of the step
-    widths = {line.count("|") for line in text.splitlines() if line.startswith("| 1")}
-    assert len(widths) == 2
-
-
-def test_markdown_shows_hostile_text_as_text() -> None:
-    assert escape_markdown("<img src=x onerror=alert(1)>") == "&lt;img src=x onerror=alert(1)>"
-    assert escape_markdown("a|b\nc") == "a\\|b c"
-    assert escape_markdown("[x](javascript:alert(1))") == "\\[x\\](javascript:alert(1))"
-    assert escape_markdown("gpu_memory _x_") == "gpu_memory \\_x\\_"
-    assert render_markdown([Table((">a|",), [("<b>",)])]) == "| a\\| |\n| ---: |\n| &lt;b> |\n"
 
 
 def test_one_size_claims_nothing_about_scaling(result: Result) -> None:

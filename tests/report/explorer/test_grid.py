@@ -201,9 +201,8 @@ def test_where_the_scenario_asks_the_grid_is_its_answer(explored: Grid, answer: 
     main = answer.main
     assert value_at(explored, explored.baseline, "step_time_s") == main.step_time_s
     assert value_at(explored, explored.baseline, "exposed_comm_s") == main.exposed_comm_s
-    assert main.interval_s == (
-        value_at(explored, explored.baseline, "low_s"), value_at(explored, explored.baseline, "high_s"),
-    )  # fmt: skip
+    ends_s = (value_at(explored, explored.baseline, end) for end in ("low_s", "high_s"))
+    assert main.interval_s == tuple(ends_s)
     assert explored.failed == ""
 
 
