@@ -1,7 +1,4 @@
-"""The command tree: names, groups, and what happens to errors.
-
-What a command may end with: an answer, plain lines about wrong input, never a traceback.
-"""
+"""The command tree; errors in the input become messages and exit codes, never a traceback."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.version import __version__
 
 SIGPIPE_EXIT = 141
-"""128 + SIGPIPE: what a shell reports for a program whose reader went away."""
+"""128 + SIGPIPE: what a shell reports for a program whose output is no longer read."""
 
 
 class Commands(TyperGroup):
@@ -47,7 +44,7 @@ class Commands(TyperGroup):
             typer.echo(str(error), err=True)
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
-            # The reader has left. Later flushes, the interpreter's own included, must not fail.
+            # Nobody reads stdout any more. Later flushes, the interpreter's own too, must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(SIGPIPE_EXIT) from None
         else:
@@ -72,7 +69,7 @@ def _root(
 
 
 def example(*lines: str) -> str:
-    """Epilog of a command; the mark keeps its lines apart."""
+    """Epilog of a command; ``\\b`` makes click keep its line breaks."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 

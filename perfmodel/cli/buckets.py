@@ -1,4 +1,4 @@
-"""``perfmodel models`` and ``perfmodel buckets``: what is trained, and how DDP cuts it up."""
+"""``perfmodel models`` and ``perfmodel buckets``: the zoo, and the gradient buckets of DDP."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _profile_from_sweeps(
     with flags_as_fields(_FLAGS):
         profile = profile_of(contents, request, name=name, paths=files)
     for text in profile.transfer.notes if profile.transfer else ():
-        print_note(f"Mind: {text}.")
+        print_note(f"Note: {text}.")
     return profile
 
 
@@ -165,7 +165,7 @@ def _profile_from_measurements(
         allowed = "measurements at more sizes: these determine no number at all"
         raise InputError(Fault("FILE", f"{sizes} sizes in all", allowed))
     for doubt in doubts(measurements, machine, names):
-        print_note(f"Mind: {doubt}.")
+        print_note(f"Note: {doubt}.")
     return profile
 
 

@@ -137,7 +137,7 @@ def _measure_once(
 
 
 def _outputs(output: Path | None, runs: int) -> list[Path]:
-    """The file of each run: the one asked for, or one for each, numbered before the suffix.
+    """The file of each run: `output`, or with several runs one each, numbered before the suffix.
 
     Finds out before the run, not after it, that a place cannot be written.
     """
@@ -169,7 +169,7 @@ def _writable(path: Path) -> None:
 
 
 def _template_name(topology: str) -> str | None:
-    """Name of the template, whatever file it was asked for by."""
+    """Name of the template, by name or by file."""
     from perfmodel.topology.templates.build import load_node
 
     with flags_as_fields({"topology": "--topology"}):

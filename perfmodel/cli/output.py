@@ -31,7 +31,7 @@ def print_json(document: object) -> None:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; columns whose header starts with ``>`` stand to the right."""
+    """Print a table; columns whose header starts with ``>`` are set to the right."""
     from perfmodel.report.common.document import Table
 
     print_blocks([Table(header, rows)])
@@ -54,7 +54,7 @@ def print_blocks(blocks: Iterable[Block]) -> None:
 
 
 def print_note(text: str) -> None:
-    """Say something beside the answer."""
+    """Print a remark to stderr."""
     typer.echo(text, err=True)
 
 

@@ -79,7 +79,7 @@ def _print(answer: PlanResult) -> None:
 
     print_blocks(plan_lines(answer))
     for line in answer.cautions:
-        print_note(f"mind: {line}")
+        print_note(f"note: {line}")
     front = " Front: nothing else is both as quick and as cheap." if answer.currency else ""
     print_note(f"Efficiency is {answer.efficiency_base}.{front}{odds(answer)}")
     more = "every upgrade of every cluster and " if answer.outcomes else ""

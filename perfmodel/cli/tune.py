@@ -1,4 +1,4 @@
-"""``perfmodel tune``: which buckets."""
+"""``perfmodel tune``: the best gradient buckets."""
 
 from __future__ import annotations
 

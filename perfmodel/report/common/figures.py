@@ -1,4 +1,4 @@
-"""The house style of figures; where the time goes, and memory."""
+"""Common style of figures; the figures of a step's parts and of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _UNEVEN = 4.0
-"""Steps that differ by more than this factor are drawn as shares: else the short ones vanish."""
+"""Steps that differ by more than this factor are drawn as shares, or short ones would vanish."""
 
 _TIME_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 

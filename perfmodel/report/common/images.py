@@ -46,7 +46,7 @@ class Picture:
 
 
 def check_images() -> None:
-    """Refuse before any work where images cannot be drawn for want of kaleido.
+    """Refuse before any work if kaleido, which draws images, is missing.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def _on_paper(picture: Picture) -> go.Figure:
 
 
 def _name_lines(figure: go.Figure) -> None:
-    """Let lines stand in the legend instead of the unseen marks that answer to the pointer."""
+    """Show lines in the legend, not the invisible marks that carry the hover text."""
     for mark in figure.data:
         if mark.type != "scatter" or mark.marker.opacity != 0:
             continue

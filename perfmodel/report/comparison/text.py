@@ -18,7 +18,7 @@ def title(comparison: Comparison) -> str:
 
 
 def sentences(comparison: Comparison) -> Iterator[str]:
-    """Say of each side how it stands to the first."""
+    """Compare each side with the first in one sentence."""
     first = comparison.sides[0]
     for side, versus in zip(comparison.sides[1:], comparison.versus, strict=True):
         parts = (_headline(first, side, versus), _limit(versus), _lacking_memory(first, side))

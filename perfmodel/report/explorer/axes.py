@@ -1,4 +1,4 @@
-"""The axes of the what-if explorer: which settings are simulated, and where sliders may stand."""
+"""The axes of the what-if explorer: which settings are simulated, and the stops of each slider."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from perfmodel.studies.run.run import resolved, run_scenario
 
 MOST_POINTS, LEAST_POINTS = 360, 54
 """Settings that are simulated at most, each in a fraction of a second; and how few suffice for
-both ends of each slider and what is asked."""
+both ends of each slider and the baseline."""
 
 CAPS = tuple(mib * 2.0**20 for mib in (1, 5, 25, 50, 100, 400))
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 DELAYS = (0.25, 1.0, 4.0)
-"""Bucket caps, and factors on bandwidth and latency, that the sliders offer beside what is asked:
+"""Bucket caps, and factors on bandwidth and latency, that the sliders offer beside the
+scenario's own:
 a generation of hardware is about a factor of two, and latency matters least."""
 
 MOST_SIZES = 4
@@ -41,7 +42,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where a slider may stand.
+    """One position of a slider.
 
     Parameters
     ----------
@@ -61,13 +62,13 @@ class Stop:
 
     @property
     def short(self) -> str:
-        """Label of an axis: without what stands in brackets."""
+        """Label of an axis: without the part in brackets."""
         return self.label.partition(" (")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One slider. `baseline` is the point that the scenario asks about."""
+    """One slider. `baseline` is the number of the point that the scenario itself sets."""
 
     key: str
     name: str
@@ -118,7 +119,7 @@ def _limit_points(axes: Sequence[Axis], most: int) -> tuple[Axis, ...]:
 
 
 def _inner_points(axis: Axis) -> list[int]:
-    """Points that may be left out: neither an end nor the one that is asked about."""
+    """Points that may be left out: neither an end nor the baseline."""
     return [at for at in range(1, len(axis) - 1) if at != axis.baseline]
 
 
@@ -192,7 +193,7 @@ def _trim_decimals(text: str) -> str:
 
 
 def _network_factors(scenario: Scenario, result: Result) -> tuple[list[float], list[float]]:
-    """Factors on what is asked; none without a network, or where it is infinite or zero."""
+    """Factors on the scenario's values; none without a network, or if it is infinite or zero."""
     if result.main.nodes < 2:
         return [], []
     rate, delay = _factors(scenario)
@@ -235,7 +236,7 @@ def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axi
 
 
 def _adapter_rates(scenario: Scenario) -> tuple[float | None, float | None]:
-    """Nominal bandwidth and latency of the links between nodes, if they are all alike."""
+    """Nominal bandwidth and latency of the links between nodes, if all have the same."""
     node = resolved(scenario)[0]
     links = [link for link in node.links.values() if link.kind in BETWEEN_NODES]
     if len({(link.bandwidth, link.latency) for link in links}) != 1:
@@ -253,7 +254,7 @@ class _Cluster:
 
 
 def _cluster_sizes(scenario: Scenario, result: Result) -> list[_Cluster]:
-    """Sizes of the curve; powers of two of nodes where only one size was asked for."""
+    """Sizes of the curve; powers of two of nodes where the scenario has only one size."""
     if scenario.scale is not None:
         return [_Cluster(point.gpus, point.nodes) for point in result.points]
     nodes, each = result.main.nodes, result.main.gpus // result.main.nodes

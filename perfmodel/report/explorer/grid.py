@@ -24,7 +24,7 @@ _RANDOM_CHECKS = 12
 
 @dataclass(frozen=True, slots=True)
 class InterpolationCheck:
-    """A place between points, simulated only to see how far off interpolation is there.
+    """A place between points, simulated only to measure the error of interpolation there.
 
     Parameters
     ----------
@@ -73,12 +73,12 @@ class Grid:
 
     @property
     def baseline(self) -> Place:
-        """Where the scenario as asked lies."""
+        """The scenario's own setting."""
         return tuple(float(axis.baseline) for axis in self.axes)
 
     @property
     def worst_error(self) -> float:
-        """Largest error of interpolation where it was tried; 0 if it was not."""
+        """Largest error of interpolation over all checks; 0 without any."""
         return max((check.error for check in self.checks), default=0.0)
 
     @property
@@ -198,7 +198,7 @@ def _stop_at(axis: Axis, at: float) -> Stop:
 
 
 def _without_network(axes: Sequence[Axis], place: Place) -> Place:
-    """The same place with the network as asked, where one node has none."""
+    """The same place with the scenario's own network where one node uses none."""
     size = _stop_at(axes[-1], place[-1])
     alone = size.settings["scale"].get("nodes") == [1] or "gpus" in size.settings["scale"]
     if not alone:

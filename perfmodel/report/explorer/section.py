@@ -38,7 +38,7 @@ _BETWEEN_DOTS = (
 )
 
 COARSE = 0.05
-"""From such an error of interpolation on, readers are told to simulate what they decide by."""
+"""Error of interpolation from which on the page advises to simulate a setting itself."""
 
 _FILE = re.compile(r"^.*?(?=\S+: found )")
 
@@ -46,7 +46,7 @@ COLUMNS = ("step_time_s", "low_s", "high_s", "exposed_comm_s")
 
 
 def explorer_section(result: Result, grid: Grid) -> Section:
-    """Build the section: sliders as asked, what they show, the grid and the script."""
+    """Build the section: sliders, the figures that they show, the data and the script."""
     first = grid.axes[-1].points[0]
     lead = (
         f"Move a slider: all {len(grid.rows):,} combinations of the ticked settings were simulated "
@@ -78,7 +78,7 @@ def explorer_section(result: Result, grid: Grid) -> Section:
 
 
 def interpolation_sentence(grid: Grid) -> str:
-    """Say how far interpolation was off where it was tried."""
+    """State the error of interpolation at the places where it was checked."""
     if not grid.checks:
         return "Nothing lies between them."
     worst = max(grid.checks, key=lambda check: check.error)
@@ -113,7 +113,7 @@ def to_data(grid: Grid) -> dict[str, Any]:
 
 
 def _without_file(message: str) -> str:
-    """Drop the path of the scenario's file before the field, which is nobody else's business."""
+    """Drop the path of the scenario's file, so that a shared page does not name it."""
     return _FILE.sub("", message, count=1)
 
 
@@ -142,7 +142,7 @@ def _stop_data(grid: Grid, axis: Axis, stop: Stop) -> dict[str, Any]:
 
 
 def _baseline_stop(axis: Axis) -> int:
-    """Number of the stop that the scenario asks about."""
+    """Number of the stop at which the slider starts."""
     return next(number for number, stop in enumerate(axis.stops) if stop.at == axis.baseline)
 
 

@@ -88,7 +88,7 @@ def _or_nothing(write: Callable[[T], str], value: T | None) -> str:
 
 
 def refused(plan: PlanResult) -> dict[str, str]:
-    """Options that are none, and why; sizes of one candidate that fail alike stand together."""
+    """Options that cannot run, and why; sizes of a candidate with one reason are joined."""
     sizes: dict[tuple[str, str], list[int]] = {}
     for option in plan.options:
         if option.status != "ok":
@@ -180,7 +180,7 @@ def ladder_table(plan: PlanResult) -> Table:
 
 
 def purchase_table(plan: PlanResult) -> Table:
-    """What a purchase paper asks: outlay, power, shares of the cost."""
+    """Figures for a purchase: outlay, power, shares of the cost."""
     currency = plan.currency or ""
     headers = [
         "candidate", ">nodes", f">to buy, {currency}", ">power", f">machines, {currency}",

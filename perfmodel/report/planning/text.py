@@ -121,7 +121,7 @@ def cluster(option: PlanOption) -> str:
 
 
 def time_and_cost(option: PlanOption, currency: str | None, *, intervals: bool = True) -> str:
-    """Say how long and how dear, with intervals where they are known and wanted."""
+    """State time and cost, with their intervals if `intervals` is set and they are known."""
     training, sums = option.training, option.bill
     assert training is not None
     phrase = f"in {span(training.wall_s)}"
@@ -177,7 +177,7 @@ def headline(plan: PlanResult) -> str:
 
 
 def best_of(plan: PlanResult) -> PlanOption | None:
-    """The option that the headline speaks of."""
+    """The option that the headline names."""
     answers = plan.answers
     if plan.deadline_s is not None:
         return answers.cheapest_in_time or answers.smallest_in_time or answers.fastest
@@ -185,7 +185,7 @@ def best_of(plan: PlanResult) -> PlanOption | None:
 
 
 def answers(plan: PlanResult) -> dict[str, str]:
-    """Each question and its answer; questions with the same answer stand together."""
+    """Each question and its answer; questions with the same answer are joined."""
     questions: dict[str, str] = {}
     for question, answer in _choices(plan):
         before = questions.get(answer)

@@ -26,10 +26,10 @@ LISTED = 60
 """Collectives that the page lists; result.json holds all."""
 
 MOSTLY = 0.5
-"""Share of the steps from which on one rank or class is said to be the one that is waited for."""
+"""Share of the steps from which on one rank or class is named as the one that others wait for."""
 
 WORTH_SAYING = 1e-3
-"""Share of the step that waiting must last to be told in a sentence."""
+"""Share of the step from which on waiting is mentioned in a sentence."""
 
 NOTHING = 1e-9
 """Share of the step below which a cost is the rounding of sums."""
@@ -86,7 +86,7 @@ def lines(point: SizeResult) -> list[str]:
 
 
 def _without_rounding(costs_s: float, cost: DisturbanceCost) -> float:
-    """A cost, or 0 where it is but rounding."""
+    """A cost, or 0 where it is only rounding."""
     return 0.0 if abs(costs_s) < NOTHING * cost.undisturbed_s else costs_s
 
 

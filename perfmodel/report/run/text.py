@@ -20,7 +20,7 @@ from perfmodel.studies.run.result import Result
 
 
 def result_header(result: Result) -> Header:
-    """Say what was asked, and the answer."""
+    """The setting, the question, and the answer."""
     setting = f"{result.workload} with {result.strategy} on {result.machine}"
     certainty = f"Step time: {quantities.interval(result.main)}."
     note = f"A prediction by simulation, not a measurement. {certainty}"

@@ -1,4 +1,4 @@
-"""A timeline prepared for the eye: rows, bars merged until they can be seen, exposed parts."""
+"""A timeline prepared for drawing: rows, bars merged until they are visible, exposed parts."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _bars(lane: Sequence[Span], origin: float, gap_s: float) -> tuple[Bar, ...]:
 
 
 def _find_absorbing_bar(drawn: Sequence[Bar], bar: Bar, gap_s: float) -> int | None:
-    """Index of the longer bar that a bar is interleaved with, or is a crumb beside.
+    """Index of the longer bar that a bar is interleaved with, or is too short beside.
 
     Spans of one lane never overlap, so a bar overlaps another one only where short spans of both
     kinds alternate: there the kind that is busier is drawn.

@@ -111,7 +111,7 @@ def _within_intervals(
 
 
 def good_sentence(result: Result) -> str:
-    """Say how far efficiency is good, and what it is at the size asked about."""
+    """Say up to which size efficiency is good, and what it is at the largest."""
     reach = good_until(result)
     if reach is None:
         return ""

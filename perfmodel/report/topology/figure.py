@@ -213,7 +213,7 @@ def _add_cables(
 
 
 def _spots(line: Sequence[Place]) -> list[Place]:
-    """Points on a cable where the pointer finds it; lines themselves do not answer to it."""
+    """Points on a cable that carry its hover text, which plotly lines do not."""
     if len(line) > 2:
         return [line[len(line) // 4], line[len(line) // 2], line[-len(line) // 4]]
     (x0, y0), (x1, y1) = line

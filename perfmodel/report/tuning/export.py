@@ -56,7 +56,7 @@ def shared_snippet(compromise: Compromise) -> str:
 
 
 def snippet(tuned: TuneResult, choice: Choice) -> str:
-    """Return what to paste: the constructor with a setting, and with what else the scenario asks.
+    """Return what to paste: the constructor with the caps and the other options of the scenario.
 
     Examples of what it returns: ``DistributedDataParallel(model, bucket_cap_mb=49)``.
     """

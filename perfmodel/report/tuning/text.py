@@ -13,18 +13,18 @@ from perfmodel.studies.tune.model import Choice, Horovod, Spans, TuneResult
 from perfmodel.training.ddp.options import MIB
 
 SLIVER = 0.02
-"""Gaps between equally good caps that are narrower than this share of the cap go unsaid."""
+"""Gaps between equally good caps that are narrower than this share of the cap are ignored."""
 MOST_SPANS = 3
 WORTH = 5e-3
-"""Gain below which PyTorch's default is called as good."""
+"""Gain below which PyTorch's default counts as good."""
 ROUNDING = 5e-5
-"""Change that is called none."""
+"""Relative change below which there is none."""
 INTERVAL = "80\N{NO-BREAK SPACE}% interval"
 _UNITS = (("ns", 1e-9), ("\N{MICRO SIGN}s", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
 def headline(tuned: TuneResult) -> str:
-    """Say in one sentence what good buckets are worth."""
+    """State in one sentence what the best buckets save."""
     default, best = tuned.default.step_time_s, tuned.best_list.step_time_s
     where = f"{tuned.workload} on {quantities.gpus(tuned.gpus)} ({tuned.machine})"
     gain = 1.0 - best / default
@@ -217,7 +217,7 @@ def first_step(tuned: TuneResult) -> str:
 
 
 def horovod_line(horovod: Horovod) -> str:
-    """Which fusion threshold, and what it is worth."""
+    """The best fusion threshold, and what it saves."""
     best, default = horovod.best, horovod.default
     gain = 1.0 - best.step_time_s / default.step_time_s
     worth = f"{quantities.percent(gain)} less than" if gain > 5e-5 else "as with"

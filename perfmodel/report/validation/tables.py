@@ -149,7 +149,7 @@ def sweep_table(validation: Validation) -> Table:
 
 
 def omissions(validation: Validation, *, trainings: bool = True) -> Iterator[str]:
-    """Lines about what is listed and not counted; also rows of training tables, if wanted."""
+    """Sentences about what is not counted; with `trainings` also about rows of training tables."""
     for prediction in validation.predicted:
         if not prediction.counted:
             yield f"listed, not counted: {prediction.sweep.id} ({prediction.why_not})"
