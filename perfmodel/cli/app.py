@@ -69,7 +69,7 @@ def _root(
 
 
 def example(*lines: str) -> str:
-    """Epilog of a command; ``\\b`` makes click keep its line breaks."""
+    """Write the epilog of a command, whose first character keeps click from joining lines."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 

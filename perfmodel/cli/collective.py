@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from perfmodel.cli.options import (
+    BeginOption,
+    EndOption,
     Environment,
     FabricOption,
+    FactorOption,
     FidelityOption,
     GpusPerNodeOption,
     JsonOption,
@@ -17,6 +20,7 @@ from perfmodel.cli.options import (
     OneProcess,
     ProfileOption,
     ProtocolName,
+    TopologyArgument,
     check_algorithm,
     flags_as_fields,
     library_settings,
@@ -36,10 +40,7 @@ _MOST_SIZES = 10_000
 
 
 def collective(
-    topology: Annotated[
-        str,
-        typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file."),
-    ],
+    topology: TopologyArgument,
     op: Annotated[
         Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"],
         typer.Option(help="Which collective."),
@@ -65,13 +66,9 @@ def collective(
             help="Whose measured numbers: the library's own collective or perfmodel's schedule.",
         ),
     ] = None,
-    smallest: Annotated[
-        str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")
-    ] = "8 B",
-    largest: Annotated[
-        str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")
-    ] = "8 GiB",
-    factor: Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")] = 2,
+    smallest: BeginOption = "8 B",
+    largest: EndOption = "8 GiB",
+    factor: FactorOption = 2,
     fidelity: FidelityOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JobsOption, JsonOption, ProfileOption, load_profile
+from perfmodel.cli.options import JobsOption, JsonOption, ProfileOption, load_profile, output_option
 from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
 from perfmodel.errors import Fault, InputError
 
@@ -52,9 +52,7 @@ def compare(
         ),
     ] = False,
     jobs: JobsOption = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write compare.html here.")
-    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write compare.html here.")] = None,
     profile: ProfileOption = None,
     json: JsonOption = False,
 ) -> None:

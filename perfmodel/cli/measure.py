@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import JsonOption, flags_as_fields, parse_quantities
+from perfmodel.cli.options import (
+    BeginOption,
+    EndOption,
+    FactorOption,
+    JsonOption,
+    flags_as_fields,
+    output_option,
+    parse_quantities,
+)
 from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.errors import Fault, InputError
 
@@ -34,13 +42,9 @@ def measure(
     ] = "gloo",
     ranks: Annotated[int, typer.Option(min=2, max=512, metavar="N", help="How many ranks.")] = 4,
     collective: Annotated[str, typer.Option(metavar="OP", help="Which collective.")] = "all_reduce",
-    smallest: Annotated[
-        str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")
-    ] = "1 KiB",
-    largest: Annotated[
-        str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")
-    ] = "64 MiB",
-    factor: Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")] = 4,
+    smallest: BeginOption = "1 KiB",
+    largest: EndOption = "64 MiB",
+    factor: FactorOption = 4,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="Data type.")] = "float32",
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="Time for repeats, all sizes together.")
@@ -57,9 +61,7 @@ def measure(
     runs: Annotated[
         int, typer.Option(min=1, max=1000, metavar="K", help="Start anew so often; a file each.")
     ] = 1,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it here (JSON).")
-    ] = None,
+    output: Annotated[Path | None, output_option("FILE", "Write it here (JSON).")] = None,
     json: JsonOption = False,
 ) -> None:
     """Run an algorithm's rounds for real, beside the library's own collective.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -106,6 +106,24 @@ JobsOption = Annotated[
     int | None,
     typer.Option("-j", "--jobs", metavar="N", help="Processes; default: all physical cores."),
 ]
+
+
+BeginOption = Annotated[str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")]
+EndOption = Annotated[str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")]
+FactorOption = Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")]
+TopologyArgument = Annotated[
+    str, typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file.")
+]
+
+
+def scenario_argument(text: str) -> Any:
+    """Describe the scenario that a command takes."""
+    return typer.Argument(metavar="SCENARIO", help=text)
+
+
+def output_option(metavar: str, text: str) -> Any:
+    """Describe what a command writes with ``-o``."""
+    return typer.Option("-o", "--output", metavar=metavar, help=text)
 
 
 def load_profile(name: str | None) -> Profile | None:

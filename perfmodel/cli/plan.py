@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JobsOption, JsonOption, ProfileOption, SetOption, load_profile
+from perfmodel.cli.options import (
+    JobsOption,
+    JsonOption,
+    ProfileOption,
+    SetOption,
+    load_profile,
+    output_option,
+    scenario_argument,
+)
 from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
 
 if TYPE_CHECKING:
@@ -23,15 +31,9 @@ PLAN_EXAMPLES = (
 
 def plan(
     scenario: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCENARIO", help="A scenario with a 'plan' section, by name or file."
-        ),
+        str, scenario_argument("A scenario with a 'plan' section, by name or file.")
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Write plan.html and tables here."),
-    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write plan.html and tables here.")] = None,
     set_: SetOption = None,
     jobs: JobsOption = None,
     store: Annotated[

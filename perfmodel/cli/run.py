@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import FidelityOption, JsonOption, ProfileOption, SetOption, load_profile
+from perfmodel.cli.options import (
+    FidelityOption,
+    JsonOption,
+    ProfileOption,
+    SetOption,
+    load_profile,
+    output_option,
+    scenario_argument,
+)
 from perfmodel.cli.output import print_blocks, print_json, print_note, progress_bar
 from perfmodel.errors import Fault, InputError
 
@@ -31,15 +39,9 @@ RUN_EXAMPLES = (
 
 def run(
     scenario: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCENARIO", help="A scenario by name (see 'perfmodel scenarios') or file."
-        ),
+        str, scenario_argument("A scenario by name (see 'perfmodel scenarios') or file.")
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Write report and timeline here."),
-    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write report and timeline here.")] = None,
     set_: SetOption = None,
     fidelity: FidelityOption = None,
     profile: ProfileOption = None,

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.options import JobsOption, JsonOption, ProfileOption, SetOption, load_profile
+from perfmodel.cli.options import (
+    JobsOption,
+    JsonOption,
+    ProfileOption,
+    SetOption,
+    load_profile,
+    scenario_argument,
+)
 from perfmodel.cli.output import check_outputs, print_json, print_note, print_table, progress_bar
 
 if TYPE_CHECKING:
@@ -32,10 +39,7 @@ INTERRUPTED_EXIT = 130
 
 def sweep(
     scenario: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCENARIO", help="A scenario with a 'sweep' section, by name or file."
-        ),
+        str, scenario_argument("A scenario with a 'sweep' section, by name or file.")
     ],
     set_: SetOption = None,
     jobs: JobsOption = None,

@@ -12,7 +12,9 @@ from perfmodel.cli.options import (
     GpusPerNodeOption,
     JsonOption,
     NodesOption,
+    TopologyArgument,
     flags_as_fields,
+    output_option,
 )
 from perfmodel.cli.output import print_json, print_note, print_table
 from perfmodel.errors import InputError
@@ -55,16 +57,11 @@ def build_cluster(
 
 
 def show(
-    topology: Annotated[
-        str,
-        typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file."),
-    ],
+    topology: TopologyArgument,
     nodes: NodesOption = 1,
     gpus_per_node: GpusPerNodeOption = None,
     fabric: FabricOption = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Draw it here.")
-    ] = None,
+    output: Annotated[Path | None, output_option("FILE.html", "Draw it here.")] = None,
 ) -> None:
     """Summarise a machine or a cluster.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonOption, ProfileOption, SetOption, load_profile
+from perfmodel.cli.options import JsonOption, ProfileOption, SetOption, load_profile, output_option
 from perfmodel.cli.output import print_blocks, print_json, print_note
 from perfmodel.errors import Fault, InputError
 
@@ -34,10 +34,7 @@ def tune(
             help="Scenarios by name or file; several: one cap for all of them.",
         ),
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Write page, JSON and curve here."),
-    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write page, JSON and curve here.")] = None,
     set_: SetOption = None,
     profile: ProfileOption = None,
     all_sizes: Annotated[

@@ -23,8 +23,7 @@ both ends of each slider and the baseline."""
 CAPS = tuple(mib * 2.0**20 for mib in (1, 5, 25, 50, 100, 400))
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 DELAYS = (0.25, 1.0, 4.0)
-"""Bucket caps, and factors on bandwidth and latency, that the sliders offer beside the
-scenario's own:
+"""Bucket caps, and factors on bandwidth and latency, that sliders offer beside the scenario's own:
 a generation of hardware is about a factor of two, and latency matters least."""
 
 MOST_SIZES = 4
