@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, document: object) -> None:
     """Write a document of plain data, every number of it finite, as `write_atomically` does."""
     write_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def csv_text(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Write a table as CSV; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(titles)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def as_json(value: Any, field: str = "document", *, infinite_as_null: bool = False) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from perfmodel.report.common.document import Block, Bullets, Paragraph, Table
+from perfmodel.report.common.document import Block, Paragraph, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -15,23 +15,18 @@ _STYLES = {"headline": "bold", "note": "dim"}
 
 
 def render_terminal(blocks: Iterable[Block], console: Console) -> None:
-    """Print paragraphs, bullets and tables on a console; other blocks are left out.
+    """Print paragraphs and tables on a console; other blocks are left out.
 
     Lines are broken for people only: what a program or a file gets has whole sentences.
     """
+    from rich.text import Text
+
     for block in blocks:
         if isinstance(block, Table):
             console.print(_table(block))
-        elif isinstance(block, Paragraph | Bullets):
-            console.print(_text(block), soft_wrap=not console.is_terminal)
-
-
-def _text(block: Paragraph | Bullets) -> RenderableType:
-    from rich.text import Text
-
-    if isinstance(block, Bullets):
-        return Text("\n".join(block.lines))
-    return Text(block.text, style=_STYLES.get(block.role, ""))
+        elif isinstance(block, Paragraph):
+            text = Text(block.text, style=_STYLES.get(block.role, ""))
+            console.print(text, soft_wrap=not console.is_terminal)
 
 
 def _table(block: Table) -> RenderableType:

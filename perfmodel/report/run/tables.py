@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from perfmodel.files import csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Table
 from perfmodel.report.scaling.analysis import WORTH, Grown, Range, grown
@@ -82,7 +81,7 @@ def sizes_csv(result: Result) -> str:
         "compute_s", "comm_s", "exposed_comm_s", "bottleneck", "memory_bytes",
         "memory_capacity_bytes", "fits", *(f"{part.replace(' ', '_')}_s" for part in parts),
     )  # fmt: skip
-    return _csv(titles, (_numbers(size, parts) for size in grown(result)))
+    return csv_text(titles, (_numbers(size, parts) for size in grown(result)))
 
 
 def _numbers(size: Grown, parts: Sequence[str]) -> list[object]:
@@ -105,18 +104,8 @@ def _ends(interval: Range | None) -> tuple[float | None, float | None]:
 def buckets_csv(result: Result) -> str:
     """Gradient buckets of the size that is asked about; seconds from the start of the step."""
     titles = ("index", "nbytes", "ready_s", "start_s", "end_s", "parameters")
-    return _csv(
-        titles,
-        (
-            (b.index, b.nbytes, b.ready_s, b.start_s, b.end_s, " ".join(b.parameters))
-            for b in result.main.buckets
-        ),
+    rows = (
+        (b.index, b.nbytes, b.ready_s, b.start_s, b.end_s, " ".join(b.parameters))
+        for b in result.main.buckets
     )
-
-
-def _csv(titles: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(titles)
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(titles, rows)

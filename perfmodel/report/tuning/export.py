@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import asdict
 from typing import Any
 
-from perfmodel.files import as_json, attributes
+from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario import DdpStrategy
 from perfmodel.studies.tune.caps import number, text_mb
 from perfmodel.studies.tune.choice.minimax_regret import Compromise, Shared
@@ -80,21 +78,19 @@ def _caps(choice: Choice) -> list[str]:
 
 def curve_csv(tuned: TuneResult) -> str:
     """Return the curve as CSV, one line per partition that one cap can make."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     regrets = ("regret", "regret_quick", "regret_slow")[: len(tuned.curve[0].regrets)]
-    writer.writerow(
-        ("bucket_cap_mb", "low_mb", "high_mb", "buckets", "step_time_s", "exposed_comm_s",
-         "simulated", *regrets)
+    titles = (
+        "bucket_cap_mb", "low_mb", "high_mb", "buckets", "step_time_s", "exposed_comm_s",
+        "simulated", *regrets,
     )  # fmt: skip
-    for point in tuned.curve:
-        high = "" if math.isinf(point.high_mb) else repr(point.high_mb)
-        writer.writerow(
-            (number(point.bucket_cap_mb), repr(point.low_mb), high, point.buckets,
-             repr(point.step_time_s), repr(point.exposed_comm_s), int(point.simulated),
-             *(f"{regret:.6g}" for regret in point.regrets))
-        )  # fmt: skip
-    return text.getvalue()
+    rows = (
+        (number(point.bucket_cap_mb), repr(point.low_mb),
+         "" if math.isinf(point.high_mb) else repr(point.high_mb), point.buckets,
+         repr(point.step_time_s), repr(point.exposed_comm_s), int(point.simulated),
+         *(f"{regret:.6g}" for regret in point.regrets))
+        for point in tuned.curve
+    )  # fmt: skip
+    return csv_text(titles, rows)
 
 
 def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:

@@ -25,13 +25,13 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.html import legend, render_html, write_report_files
 from perfmodel.report.validation import figures, tables
+from perfmodel.report.validation.tables import percent
 from perfmodel.report.validation.text import (
     MODE_MEANINGS,
     TARGETS,
     WEIGHING,
     fitted_lines,
     headline,
-    percent,
     points_csv,
     setting,
     trainings_csv,

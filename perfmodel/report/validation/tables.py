@@ -25,14 +25,15 @@ _BANDS = (*(band for band, _ in BANDS), LARGE)
 
 
 def percent(fraction: float) -> str:
-    """Write an error in per cent; one digit below 10 %.
+    """Write an error in per cent; one digit below 10 %; the space does not break.
 
     Examples
     --------
-    >>> percent(0.123), percent(0.0123), percent(12.3)
-    ('12 %', '1.2 %', '1230 %')
+    >>> [percent(f).replace(chr(160), " ") for f in (0.123, 0.0123, 12.3)]
+    ['12 %', '1.2 %', '1230 %']
     """
-    return f"{100 * fraction:.1f} %" if abs(fraction) < 0.0995 else f"{100 * fraction:.0f} %"
+    digits = 1 if abs(fraction) < 0.0995 else 0
+    return f"{100 * fraction:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def pair(score: Score | None) -> str:

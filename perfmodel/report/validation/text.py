@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
+from perfmodel.files import csv_text
 from perfmodel.report.common.document import (
     Block,
     Bullets,
@@ -16,6 +14,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.validation import tables
+from perfmodel.report.validation.tables import percent
 from perfmodel.validate.run import Validation
 from perfmodel.validate.score import scores
 from perfmodel.validate.score.scores import LARGE
@@ -26,11 +25,6 @@ TARGETS = (
     "one machine differ by 1 to 12 % in the median and 5 to 40 % in the 90th percentile."
 )
 WEIGHING = "Every sweep weighs the same, however many sizes it has."
-
-
-def percent(fraction: float) -> str:
-    """Write an error in per cent; the space does not break."""
-    return tables.percent(fraction).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def headline(validation: Validation) -> str:
@@ -129,38 +123,29 @@ def validation_markdown(validation: Validation) -> str:
 
 def points_csv(validation: Validation) -> str:
     """One row per sweep and size; times in microseconds, a column per mode."""
-    modes = [
-        mode
-        for mode in scores.MODES
-        if any(mode in prediction.times for prediction in validation.predicted)
-    ]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ("sweep_id", "counted", "nbytes", "way", "measured_us", *(f"{m}_us" for m in modes))
-    )
+    modes = [mode for mode in scores.MODES if any(mode in p.times for p in validation.predicted)]
+    titles = ("sweep_id", "counted", "nbytes", "way", "measured_us", *(f"{m}_us" for m in modes))
+    rows: list[tuple[object, ...]] = []
     for prediction in validation.predicted:
-        for at, row in enumerate(prediction.sweep.rows):
+        sweep, predicted = prediction.sweep, prediction.times
+        for at, row in enumerate(sweep.rows):
             times = [
-                prediction.times[m].time_s[at] if m in prediction.times else None for m in modes
+                f"{predicted[mode].time_s[at] * 1e6:.5g}" if mode in predicted else ""
+                for mode in modes
             ]
-            writer.writerow(
-                (prediction.sweep.id, int(prediction.counted), row.nbytes, prediction.ways[at],
-                 f"{row.time_s * 1e6:.6g}",
-                 *("" if t is None else f"{t * 1e6:.5g}" for t in times))
-            )  # fmt: skip
-    return text.getvalue()
+            measured = f"{row.time_s * 1e6:.6g}"
+            counted, path = int(prediction.counted), prediction.ways[at]
+            rows.append((sweep.id, counted, row.nbytes, path, measured, *times))
+    return csv_text(titles, rows)
 
 
 def trainings_csv(validation: Validation) -> str:
     """One row per published number of a training."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("dataset", "case", "published", "predicted", "unit", "error", "source"))
-    for data in validation.trainings:
-        for case in data.cases:
-            writer.writerow(
-                (data.id, case.name, f"{case.published:.6g}", f"{case.predicted:.6g}", case.unit,
-                 f"{case.error:.4f}", case.source)
-            )  # fmt: skip
-    return text.getvalue()
+    rows = (
+        (data.id, case.name, f"{case.published:.6g}", f"{case.predicted:.6g}", case.unit,
+         f"{case.error:.4f}", case.source)
+        for data in validation.trainings
+        for case in data.cases
+    )  # fmt: skip
+    titles = ("dataset", "case", "published", "predicted", "unit", "error", "source")
+    return csv_text(titles, rows)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any
 
-from perfmodel.files import as_json, attributes
+from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario import scenario_digest
 from perfmodel.studies.compare.model import Change, Comparison, Imagined, Side, Versus
 
@@ -91,9 +89,5 @@ def to_csv(comparison: Comparison) -> str:
             for imagined in comparison.imagined
         }
         rows.append(row)
-    text = io.StringIO()
     columns = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(columns, ([row.get(name, "") for name in columns] for row in rows))

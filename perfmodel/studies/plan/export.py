@@ -5,13 +5,11 @@ Keys are a contract that other programs rely on: they are added to, never rename
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import asdict
 from typing import Any
 
-from perfmodel.files import as_json, attributes
+from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.studies.plan.failures import daly_s, young_s
 from perfmodel.studies.plan.model import PlanOption, PlanResult, Training, UpgradeOutcome
 
@@ -139,8 +137,4 @@ def _row(option: dict[str, Any], currency: str | None) -> dict[str, Any]:
 
 def plan_csv(plan: PlanResult) -> str:
     """Write the table of options as CSV; empty where an option has no such number."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(csv_rows(plan))
-    return text.getvalue()
+    return csv_text(CSV_COLUMNS, (row.values() for row in csv_rows(plan)))
