@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import pytest
 from hypothesis import settings
 
 from perfmodel.topology.model import Gpu, Topology
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind
     signal.signal(signal.SIGINT, signal.default_int_handler)  # children would ignore Ctrl-C, too
@@ -89,3 +94,16 @@ def theory() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Return headless Chromium; skip where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()

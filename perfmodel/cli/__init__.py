@@ -1,4 +1,4 @@
-"""Commands of the ``perfmodel`` script; no logic in them, and nothing heavy at import."""
+"""One module per command of ``perfmodel``, no logic, nothing heavy at import; `main` runs them."""
 
 from perfmodel.cli.app import app, main
 

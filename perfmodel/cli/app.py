@@ -1,7 +1,4 @@
-"""The command tree: names, groups, and what happens to errors.
-
-What a command may end with: an answer, plain lines about wrong input, never a traceback.
-"""
+"""The command tree; errors in the input become messages and exit codes, never a traceback."""
 
 from __future__ import annotations
 
@@ -22,17 +19,17 @@ from perfmodel.cli import (
     run,
     scenarios,
     sweep,
+    topology,
     topology_import,
     tune,
     validate,
     verify,
 )
-from perfmodel.cli import topology as machines
 from perfmodel.errors import PerfmodelError
 from perfmodel.version import __version__
 
 SIGPIPE_EXIT = 141
-"""128 + SIGPIPE: what a shell reports for a program whose reader went away."""
+"""128 + SIGPIPE: what a shell reports for a program whose output is no longer read."""
 
 
 class Commands(TyperGroup):
@@ -47,15 +44,15 @@ class Commands(TyperGroup):
             typer.echo(str(error), err=True)
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
-            # The reader has left. Later flushes, the interpreter's own included, must not fail.
+            # Nobody reads stdout any more. Later flushes, the interpreter's own too, must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(SIGPIPE_EXIT) from None
         else:
             return answer
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"perfmodel {__version__}")
         raise typer.Exit
 
@@ -71,12 +68,8 @@ def _root(
     """
 
 
-def _group(text: str) -> typer.Typer:
-    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
-
-
 def example(*lines: str) -> str:
-    """Epilog of a command; the mark keeps its lines apart."""
+    """Write the epilog of a command, whose first character keeps click from joining lines."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -107,17 +100,20 @@ def _build() -> typer.Typer:
         ("schema", scenarios.schema, scenarios.SCHEMA_EXAMPLES),
     ):
         root.command(name, epilog=example(*lines))(command)
-    topology = _group("List, show, check and import hardware descriptions.")
-    topology.command("list", epilog=example("perfmodel topology list"))(machines.topologies)
-    topology.command("show", epilog=example(*machines.SHOW_EXAMPLES))(machines.show)
-    topology.command("import", epilog=example(*topology_import.IMPORT_EXAMPLES))(
-        topology_import.import_
+    hardware = typer.Typer(
+        help="List, show, check and import hardware descriptions.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
     )
-    topology.command("discover", epilog=example(*topology_import.DISCOVER_EXAMPLES))(
-        topology_import.discover
-    )
-    topology.command("check", epilog=example(*machines.CHECK_EXAMPLES))(machines.check)
-    root.add_typer(topology, name="topology")
+    for name, subcommand, lines in (
+        ("list", topology.topologies, topology.LIST_EXAMPLES),
+        ("show", topology.show, topology.SHOW_EXAMPLES),
+        ("import", topology_import.import_, topology_import.IMPORT_EXAMPLES),
+        ("discover", topology_import.discover, topology_import.DISCOVER_EXAMPLES),
+        ("check", topology.check, topology.CHECK_EXAMPLES),
+    ):
+        hardware.command(name, epilog=example(*lines))(subcommand)
+    root.add_typer(hardware, name="topology")
     return root
 
 

@@ -1,14 +1,14 @@
-"""``perfmodel models`` and ``perfmodel buckets``: what is trained, and how DDP cuts it up."""
+"""``perfmodel models`` and ``perfmodel buckets``: the zoo, and the gradient buckets of DDP."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from perfmodel.cli.options import JsonOption, quantities, rename_fields
+from perfmodel.cli.options import JsonOption, flags_as_fields, parse_quantities
 from perfmodel.cli.output import print_json, print_note, print_table
 from perfmodel.errors import Fault, InputError, allowed_names
 
@@ -95,7 +95,8 @@ def buckets(
     from perfmodel.training.ddp.buckets import ddp_buckets
     from perfmodel.workload import load_workload
 
-    workload = _named(load_workload, model)
+    with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
+        workload = load_workload(model)
     names = [tensor.name for tensor in workload.tensors]
     order = None if ready_order is None else read_order(ready_order, names)
     if order is not None and (first_iteration or find_unused):
@@ -103,28 +104,13 @@ def buckets(
             "--ready-order has no effect: these buckets are made before any gradient is ready"
         )
         order = None
-    try:
-        made = ddp_buckets(
-            workload,
-            options,
-            iteration="first" if first_iteration else "steady",
-            ready_order=order,
-        )
-    except InputError as error:
-        flags = {"ready_order": "--ready-order", "tensors": "MODEL"}
-        raise rename_fields(error, flags) from None
+    iteration: Literal["first", "steady"] = "first" if first_iteration else "steady"
+    with flags_as_fields({"ready_order": "--ready-order", "tensors": "MODEL"}):
+        partition = ddp_buckets(workload, options, iteration=iteration, ready_order=order)
     if json:
-        print_json({"buckets": [_bucket_json(bucket, names) for bucket in made]})
+        print_json({"buckets": [_bucket_json(bucket, names) for bucket in partition]})
     else:
-        _print_buckets(made, names)
-
-
-def _named(load_workload: Any, model: str) -> Workload:
-    try:
-        workload: Workload = load_workload(model)
-    except InputError as error:
-        raise rename_fields(error, {"model": "MODEL", "name": "MODEL"}) from None
-    return workload
+        _print_buckets(partition, names)
 
 
 def _options(
@@ -136,7 +122,7 @@ def _options(
     caps = None if caps_list is None else [part.strip() for part in caps_list.split(",")]
     named: dict[str, str | None] = {"--bucket-cap": bucket_cap, "--first-bucket": first_bucket}
     listed = {f"--caps-list {i + 1}": text for i, text in enumerate(caps or ())}
-    sizes = quantities(parse_bytes, named | listed)
+    sizes = parse_quantities(parse_bytes, named | listed)
     if caps is not None and (bucket_cap is not None or first_bucket is not None):
         allowed = "no --bucket-cap and no --first-bucket beside it"
         raise InputError(Fault("--caps-list", repr(caps_list), allowed))
@@ -179,11 +165,11 @@ def _bucket_json(bucket: Bucket, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _print_buckets(made: Sequence[Bucket], names: Sequence[str]) -> None:
+def _print_buckets(partition: Sequence[Bucket], names: Sequence[str]) -> None:
     from perfmodel.units import format_bytes
 
     rows = []
-    for bucket in made:
+    for bucket in partition:
         held = [names[tensor] for tensor in bucket.tensors]
         span = held[0] if len(held) == 1 else f"{held[0]} ... {held[-1]}"
         size = format_bytes(bucket.nbytes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import FabricOption, GpusPerNodeOption, JsonOption, rename_fields
+from perfmodel.cli.options import FabricOption, GpusPerNodeOption, JsonOption, flags_as_fields
 from perfmodel.cli.output import print_json, print_note, print_table
 from perfmodel.errors import Fault, InputError, allowed_names
 
@@ -84,15 +84,15 @@ def calibrate(
     """
     from perfmodel.calibrate.transfer.inputs import MachineRequest
 
-    _check_places({"-o": output, "--plot": plot}, files)
-    asked = MachineRequest(topology, nodes, gpus_per_node, fabric)
-    named = name or output.stem
-    found = _read(files, op, asked.ranks)
-    own = [one.measurement for one in found if one.measurement is not None]
-    if len(own) == len(found):
-        profile = _of_own(own, files, asked, library, named)
+    _check_files({"-o": output, "--plot": plot}, files)
+    request = MachineRequest(topology, nodes, gpus_per_node, fabric)
+    profile_name = name or output.stem
+    contents = _read(files, op, request.ranks)
+    measurements = [content.measurement for content in contents if content.measurement is not None]
+    if len(measurements) == len(contents):
+        profile = _profile_from_measurements(measurements, files, request, library, profile_name)
     else:
-        profile = _of_any(found, files, asked, library, named)
+        profile = _profile_from_sweeps(contents, files, request, library, profile_name)
     write_and_show(profile, output, plot, json=json)
 
 
@@ -112,8 +112,12 @@ def write_and_show(profile: Profile, output: Path, plot: Path | None, *, json: b
         print_note(f"wrote {write_residuals(profile, plot)}")
 
 
-def _of_any(
-    found: list[Found], files: list[Path], asked: MachineRequest, library: str | None, name: str
+def _profile_from_sweeps(
+    contents: list[Found],
+    files: list[Path],
+    request: MachineRequest,
+    library: str | None,
+    name: str,
 ) -> Profile:
     """Factors from sweeps and matrices of any tool."""
     from perfmodel.calibrate.transfer.inputs import profile_of
@@ -121,19 +125,17 @@ def _of_any(
     if library not in {None, "nccl"}:
         allowed = "'nccl', which these files were measured with"
         raise InputError(Fault("--library", repr(library), allowed))
-    try:
-        profile = profile_of(found, asked, name=name, paths=files)
-    except InputError as error:
-        raise rename_fields(error, _FLAGS) from None
+    with flags_as_fields(_FLAGS):
+        profile = profile_of(contents, request, name=name, paths=files)
     for text in profile.transfer.notes if profile.transfer else ():
-        print_note(f"Mind: {text}.")
+        print_note(f"Note: {text}.")
     return profile
 
 
-def _of_own(
+def _profile_from_measurements(
     measurements: list[Measurement],
     files: list[Path],
-    asked: MachineRequest,
+    request: MachineRequest,
     library: str | None,
     name: str,
 ) -> Profile:
@@ -143,15 +145,13 @@ def _of_own(
     from perfmodel.topology.templates.build import build_topology
 
     names = [str(path) for path in files]
-    try:
+    with flags_as_fields(_FLAGS):
         machine = build_topology(
-            asked.topology,
-            hosts=asked.nodes or 1,
-            fabric=asked.fabric,
-            gpus_per_host=asked.gpus_per_node,
+            request.topology,
+            hosts=request.nodes or 1,
+            fabric=request.fabric,
+            gpus_per_host=request.gpus_per_node,
         )
-    except InputError as error:
-        raise rename_fields(error, _FLAGS) from None
     profile = fit(
         measurements,
         machine,
@@ -160,29 +160,29 @@ def _of_own(
         sources=[source_of(m, path) for m, path in zip(measurements, files, strict=True)],
         files=names,
     )
-    if not any(found.values for found in profile.fits):
-        sizes = len({row.nbytes for made in measurements for row in made.rows})
+    if not any(block.values for block in profile.fits):
+        sizes = len({row.nbytes for measurement in measurements for row in measurement.rows})
         allowed = "measurements at more sizes: these determine no number at all"
         raise InputError(Fault("FILE", f"{sizes} sizes in all", allowed))
     for doubt in doubts(measurements, machine, names):
-        print_note(f"Mind: {doubt}.")
+        print_note(f"Note: {doubt}.")
     return profile
 
 
-def _check_places(places: dict[str, Path | None], files: list[Path]) -> None:
+def _check_files(places: dict[str, Path | None], files: list[Path]) -> None:
     """Every place can be written, and is not that of a measurement or of the other place."""
-    from perfmodel.cli.output import check_writable
+    from perfmodel.cli.output import find_output_fault
 
-    taken = {path.resolve() for path in files}
+    claimed = {path.resolve() for path in files}
     faults = []
     for flag, path in places.items():
         if path is None:
             continue
-        if (fault := check_writable(flag, path)) is not None:
+        if (fault := find_output_fault(flag, path)) is not None:
             faults.append(fault)
-        elif path.resolve() in taken:
+        elif path.resolve() in claimed:
             faults.append(Fault(flag, f"{str(path)!r}, named before", "a file of its own"))
-        taken.add(path.resolve())
+        claimed.add(path.resolve())
     if faults:
         raise InputError(faults)
 
@@ -195,22 +195,22 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
     faults: list[Fault] = []
     if op is not None and op not in ALGORITHMS:
         faults.append(Fault("--op", repr(op), allowed_names(ALGORITHMS, op)))
-    found: list[Found] = []
+    contents: list[Found] = []
     try:
-        found = read_files(files, op=op, ranks=ranks)
+        contents = read_files(files, op=op, ranks=ranks)
     except InputError as error:
         faults += error.faults
-    for path, one in zip(files, found, strict=False):
-        if one.measurement is not None and one.measurement.backend == "device":
+    for path, content in zip(files, contents, strict=False):
+        if content.measurement is not None and content.measurement.backend == "device":
             allowed = "backend 'gloo' or 'nccl': collectives between ranks"
             faults.append(Fault("backend", "'device'", allowed, str(path)))
     if not faults:
-        contents = [replace(one, file="") for one in found]
-        again = [path for i, path in enumerate(files) if contents[i] in contents[:i]]
+        anonymous = [replace(content, file="") for content in contents]
+        again = [path for i, path in enumerate(files) if anonymous[i] in anonymous[:i]]
         faults += [Fault("FILE", "a measurement given before", "each once", str(p)) for p in again]
     if faults:
         raise InputError(faults)
-    return found
+    return contents
 
 
 # ---------------------------------------------------------------- on the terminal
@@ -221,9 +221,9 @@ def _print(profile: Profile) -> None:
         _print_transfer(profile.transfer)
     for fit in profile.fits:
         ranks = ", ".join(str(count) for count in fit.ranks)
-        whose = {"library": f"{profile.library}'s own collective", "schedule": "our schedule"}
+        subjects = {"library": f"{profile.library}'s own collective", "schedule": "our schedule"}
         runs = "1 run" if fit.runs == 1 else f"{fit.runs} runs"
-        typer.echo(f"{whose[fit.rows]}, measured on {ranks} ranks, {runs}")
+        typer.echo(f"{subjects[fit.rows]}, measured on {ranks} ranks, {runs}")
         print_table(
             ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
             [(v.parameter, v.where, v.beyond, v.value, *v.interval) for v in fit.values],

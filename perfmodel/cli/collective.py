@@ -1,4 +1,4 @@
-"""collective."""
+"""``perfmodel collective``: times of a collective by size, as nccl-tests would print them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from perfmodel.cli.options import (
+    BeginOption,
+    EndOption,
     Environment,
     FabricOption,
+    FactorOption,
     FidelityOption,
     GpusPerNodeOption,
     JsonOption,
@@ -17,13 +20,15 @@ from perfmodel.cli.options import (
     OneProcess,
     ProfileOption,
     ProtocolName,
+    TopologyArgument,
     check_algorithm,
+    flags_as_fields,
     library_settings,
-    quantities,
-    rename_fields,
+    load_profile,
+    parse_quantities,
 )
 from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
-from perfmodel.cli.topology import _FLAGS, _built
+from perfmodel.cli.topology import FLAGS, build_cluster
 from perfmodel.errors import Fault, InputError
 
 COLLECTIVE_EXAMPLES = (
@@ -35,10 +40,7 @@ _MOST_SIZES = 10_000
 
 
 def collective(
-    topology: Annotated[
-        str,
-        typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file."),
-    ],
+    topology: TopologyArgument,
     op: Annotated[
         Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"],
         typer.Option(help="Which collective."),
@@ -64,13 +66,9 @@ def collective(
             help="Whose measured numbers: the library's own collective or perfmodel's schedule.",
         ),
     ] = None,
-    smallest: Annotated[
-        str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")
-    ] = "8 B",
-    largest: Annotated[
-        str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")
-    ] = "8 GiB",
-    factor: Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")] = 2,
+    smallest: BeginOption = "8 B",
+    largest: EndOption = "8 GiB",
+    factor: FactorOption = 2,
     fidelity: FidelityOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -84,30 +82,25 @@ def collective(
     settings = library_settings(library, protocol, env or [], nccl_version, one_process=one_process)
     for text in settings.notes():
         print_note(text)
-    machine = _built(topology, nodes, gpus_per_node, fabric)
+    machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
-    from perfmodel.calibrate import read_profile
     from perfmodel.studies.run import collective_rows
 
     if profile is None and rows is not None:
         raise InputError(Fault("--profile-rows", repr(rows), "nothing without --profile"))
-    with progress_bar("simulating") as progress:
-        try:
-            measured = None if profile is None else read_profile(profile)
-            times = collective_rows(
-                machine,
-                op=op,
-                sizes=sizes,
-                algorithm=algorithm,
-                library=library,
-                settings=settings,
-                profile=measured,
-                profile_rows=rows,
-                fidelity=fidelity or "flow",
-                progress=progress,
-            )
-        except InputError as error:
-            raise rename_fields(error, _FLAGS) from None
+    with progress_bar("simulating") as progress, flags_as_fields(FLAGS):
+        times = collective_rows(
+            machine,
+            op=op,
+            sizes=sizes,
+            algorithm=algorithm,
+            library=library,
+            settings=settings,
+            profile=load_profile(profile),
+            profile_rows=rows,
+            fidelity=fidelity or "flow",
+            progress=progress,
+        )
     if json:
         print_json({"rows": times})
         return
@@ -152,14 +145,14 @@ def sizes_between(smallest: str, largest: str, factor: float) -> list[int]:
     """
     from perfmodel.units import parse_bytes
 
-    sizes = quantities(parse_bytes, {"-b": smallest, "-e": largest})
+    sizes = parse_quantities(parse_bytes, {"-b": smallest, "-e": largest})
     first, last = sizes["-b"], sizes["-e"]
     if last < first:
         raise InputError(Fault("-e", repr(largest), f"at least {smallest!r}, as -b says"))
     if not 1.01 <= factor <= 1e6:
         raise InputError(Fault("-f", repr(factor), "a factor from 1.01 to 1000000"))
-    found: list[int] = []
-    while first <= last * (1 + 1e-12) and len(found) < _MOST_SIZES:
-        found.append(max(1, round(first)))
+    ladder: list[int] = []
+    while first <= last * (1 + 1e-12) and len(ladder) < _MOST_SIZES:
+        ladder.append(max(1, round(first)))
         first *= factor
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(ladder))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonOption, ProfileOption
-from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
+from perfmodel.cli.options import JobsOption, JsonOption, ProfileOption, load_profile, output_option
+from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -51,13 +51,8 @@ def compare(
             "fast ...",
         ),
     ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option("-j", "--jobs", metavar="N", help="Processes; default: all physical cores."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write compare.html here.")
-    ] = None,
+    jobs: JobsOption = None,
+    output: Annotated[Path | None, output_option("DIR", "Write compare.html here.")] = None,
     profile: ProfileOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -71,27 +66,24 @@ def compare(
         allowed = "two or more, a variation (--set, --with), or --attribute"
         raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
 
-    from perfmodel.calibrate import read_profile
-    from perfmodel.cli.output import check_writable
-    from perfmodel.studies.compare import compare as compared
+    check_outputs({"-o": output and output / "compare.html"})
+
+    from perfmodel.studies.compare import compare as compare_columns
     from perfmodel.studies.compare.export import to_json
 
-    fault = None if output is None else check_writable("-o", output / "compare.html")
-    if fault is not None:
-        raise InputError(fault)
-    measured = None if profile is None else read_profile(profile)
+    measured = load_profile(profile)
     with progress_bar("simulating") as progress:
-        found = compared(
+        comparison = compare_columns(
             columns, profile=measured, attribute=attribute, jobs=jobs, progress=progress
         )
     if json:
-        print_json(to_json(found))
+        print_json(to_json(comparison))
     else:
-        _print(found)
+        _print(comparison)
     if output is not None:
         from perfmodel.report.comparison.page import write_comparison
 
-        print_note(f"wrote {write_comparison(found, output)}")
+        print_note(f"wrote {write_comparison(comparison, output)}")
 
 
 def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, Scenario]:
@@ -100,17 +92,16 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
 
     if len(names) > 1 and withs:
         raise InputError(Fault("--with", "several scenarios", "variations of one"))
-    asked: list[tuple[str, str, list[str]]] = []
     if len(names) > 1:
         twice = {name for name in names if [Path(n).stem for n in names].count(Path(name).stem) > 1}
-        asked = [(name if name in twice else Path(name).stem, name, sets) for name in names]
+        variations = [(name if name in twice else Path(name).stem, name, sets) for name in names]
     else:
-        asked = [(Path(names[0]).stem, names[0], [])]
-        asked += [(text, names[0], [text]) for text in sets]
-        asked += [(text, names[0], _split(text)) for text in withs]
+        variations = [(Path(names[0]).stem, names[0], [])]
+        variations += [(text, names[0], [text]) for text in sets]
+        variations += [(text, names[0], _split(text)) for text in withs]
     columns: dict[str, Scenario] = {}
     faults: list[Fault] = []
-    for at, (label, name, overrides) in enumerate(asked, 1):
+    for at, (label, name, overrides) in enumerate(variations, 1):
         try:
             loaded = load_scenario(name, overrides)
         except InputError as error:
@@ -126,29 +117,14 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
-def _print(found: Comparison) -> None:
-    """Print what differs, the figures, the what-ifs, and sentences that sum them up."""
-    from perfmodel.report.comparison import text as said
+def _print(comparison: Comparison) -> None:
+    """Print the sentences and tables; to stderr what failed and what the numbers rest on."""
+    from perfmodel.report.comparison.text import comparison_lines
 
-    for line in said.sentences(found):
-        typer.echo(line.replace("\N{NO-BREAK SPACE}", " "))
-    typer.echo()
-    if len(found.sides) > 1:
-        if found.fields:
-            print_table(*said.fields(found))
-        else:
-            typer.echo("No field differs.")
-        typer.echo()
-    print_table(*said.figures(found))
-    typer.echo()
-    print_table(*said.step_parts(found))
-    if found.imagined:
-        typer.echo()
-        print_table(*said.imagined(found))
-        for one in found.imagined:
-            for side, message in zip(found.sides, one.messages, strict=True):
-                if message:
-                    print_note(f"{one.what}, {side.label}: {message}")
-    typer.echo()
-    for line in found.assumptions[:2] if found.imagined else found.assumptions[:1]:
+    print_blocks(comparison_lines(comparison))
+    for imagined in comparison.imagined:
+        for side, message in zip(comparison.sides, imagined.messages, strict=True):
+            if message:
+                print_note(f"{imagined.what}, {side.label}: {message}")
+    for line in comparison.assumptions[: 2 if comparison.imagined else 1]:
         print_note(line)

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import JsonOption, quantities, rename_fields
+from perfmodel.cli.options import (
+    BeginOption,
+    EndOption,
+    FactorOption,
+    JsonOption,
+    flags_as_fields,
+    output_option,
+    parse_quantities,
+)
 from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.errors import Fault, InputError
 
@@ -34,13 +42,9 @@ def measure(
     ] = "gloo",
     ranks: Annotated[int, typer.Option(min=2, max=512, metavar="N", help="How many ranks.")] = 4,
     collective: Annotated[str, typer.Option(metavar="OP", help="Which collective.")] = "all_reduce",
-    smallest: Annotated[
-        str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")
-    ] = "1 KiB",
-    largest: Annotated[
-        str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")
-    ] = "64 MiB",
-    factor: Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")] = 4,
+    smallest: BeginOption = "1 KiB",
+    largest: EndOption = "64 MiB",
+    factor: FactorOption = 4,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="Data type.")] = "float32",
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="Time for repeats, all sizes together.")
@@ -57,9 +61,7 @@ def measure(
     runs: Annotated[
         int, typer.Option(min=1, max=1000, metavar="K", help="Start anew so often; a file each.")
     ] = 1,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it here (JSON).")
-    ] = None,
+    output: Annotated[Path | None, output_option("FILE", "Write it here (JSON).")] = None,
     json: JsonOption = False,
 ) -> None:
     """Run an algorithm's rounds for real, beside the library's own collective.
@@ -72,8 +74,8 @@ def measure(
     from perfmodel.measure.job import MeasurementJob
     from perfmodel.units import parse_time
 
-    times = quantities(parse_time, {"--budget": budget, "--timeout": timeout})
-    name = None if topology is None else _template(topology)
+    times = parse_quantities(parse_time, {"--budget": budget, "--timeout": timeout})
+    name = None if topology is None else _template_name(topology)
     outputs = _outputs(output, runs)
     job = MeasurementJob(
         backend,
@@ -88,17 +90,17 @@ def measure(
         topology=name,
     )
     spent = ["--budget", budget] if repeats is None else ["--repeats", str(repeats)]
-    place = [] if topology is None else ["--topology", _portable(topology)]
-    words = [
+    place = [] if topology is None else ["--topology", _without_folders(topology)]
+    command = [
         "perfmodel", "measure", job.algorithm, "--backend", backend, "--ranks", str(ranks),
         "--collective", job.collective, "--dtype", dtype, "-b", smallest, "-e", largest,
         "-f", _shortest(factor), *spent, "--timeout", timeout, *place,
     ]  # fmt: skip
-    job = replace(job, command=shlex.join(words))
+    job = replace(job, command=shlex.join(command))
     documents = [
-        found.model_dump()
+        measurement.model_dump()
         for number in range(1, runs + 1)
-        if (found := _run(job, number, runs, outputs, quiet=json)) is not None
+        if (measurement := _measure_once(job, number, runs, outputs, quiet=json)) is not None
     ]
     if json and documents:
         print_json(documents[0] if runs == 1 else {"runs": documents})
@@ -108,38 +110,36 @@ def _shortest(factor: float) -> str:
     return f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor)
 
 
-def _portable(topology: str) -> str:
+def _without_folders(topology: str) -> str:
     """A name or path without folders that exist on this machine only."""
     return Path(topology).name if Path(topology).is_absolute() else topology
 
 
-def _run(
+def _measure_once(
     job: MeasurementJob, number: int, runs: int, outputs: Sequence[Path], *, quiet: bool
 ) -> Measurement | None:
     """One start; its file is written before the next one. None: another rank of torchrun's."""
     from perfmodel.measure.run import measure as execute
 
     label = f"measuring {job.algorithm} on {job.backend}"
-    with progress_bar(label if runs == 1 else f"{label}, run {number} of {runs}") as progress:
-        try:
-            found = execute(job, progress)
-        except InputError as error:
-            flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
-            raise rename_fields(error, flags) from None
-    if found is None:
+    label += "" if runs == 1 else f", run {number} of {runs}"
+    flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
+    with progress_bar(label) as progress, flags_as_fields(flags):
+        measurement = execute(job, progress)
+    if measurement is None:
         return None
     if not quiet:
-        _print_rows(found)
+        _print_rows(measurement)
     if outputs:
         from perfmodel.measure.record import write_measurement
 
-        write_measurement(found, outputs[number - 1])
+        write_measurement(measurement, outputs[number - 1])
         print_note(f"wrote {outputs[number - 1]}")
-    return found
+    return measurement
 
 
 def _outputs(output: Path | None, runs: int) -> list[Path]:
-    """The file of each run: the one asked for, or one for each, numbered before the suffix.
+    """The file of each run: `output`, or with several runs one each, numbered before the suffix.
 
     Finds out before the run, not after it, that a place cannot be written.
     """
@@ -161,29 +161,27 @@ def _outputs(output: Path | None, runs: int) -> list[Path]:
 
 
 def _writable(path: Path) -> None:
-    from perfmodel.cli.output import check_writable
+    from perfmodel.cli.output import find_output_fault
 
-    fault = check_writable("-o", path)
+    fault = find_output_fault("-o", path)
     if fault is None and not path.parent.is_dir():
         fault = Fault("-o", f"{str(path)!r}", "a file in a folder that exists")
     if fault is not None:
         raise InputError(fault)
 
 
-def _template(topology: str) -> str | None:
-    """Name of the template, whatever file it was asked for by."""
+def _template_name(topology: str) -> str | None:
+    """Name of the template, by name or by file."""
     from perfmodel.topology.templates.build import load_node
 
-    try:
+    with flags_as_fields({"topology": "--topology"}):
         return load_node(topology).name
-    except InputError as error:
-        raise rename_fields(error, {"topology": "--topology"}) from None
 
 
-def _print_rows(found: Measurement) -> None:
+def _print_rows(measurement: Measurement) -> None:
     from perfmodel.units import format_bandwidth, format_time
 
-    named = any(row.setting for row in found.rows)
+    named = any(row.setting for row in measurement.rows)
     rows = [
         (
             row.what,
@@ -196,12 +194,12 @@ def _print_rows(found: Measurement) -> None:
             if row.nbytes and row.what != "overlap"
             else "",
         )
-        for row in found.rows
+        for row in measurement.rows
     ]
     names = ["setting"] if named else []
     print_table(("what", *names, ">bytes", ">repeats", ">median", ">middle half", ">algbw"), rows)
-    said = found.machine.get("other_work", "0 %")
-    if int(said.split()[0]) >= 5:
-        print_note(f"Other work kept {said} busy meanwhile; on a quiet machine times are shorter.")
-    if found.note:
-        print_note(found.note)
+    load = measurement.machine.get("other_work", "0 %")
+    if int(load.split()[0]) >= 5:
+        print_note(f"Other work kept {load} busy meanwhile; on a quiet machine times are shorter.")
+    if measurement.note:
+        print_note(measurement.note)

@@ -1,20 +1,19 @@
-"""Flags that tell the communication library something, and what they mean to it.
-
-Options that several commands share, and flags that carry units.
-"""
+"""Options that several commands share, and what their values mean."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
     from perfmodel.library.settings import LibrarySettings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 ProtocolName = Annotated[
     Literal["auto", "ll", "ll128", "simple"], typer.Option(help="Of NCCL, as NCCL_PROTO.")
@@ -58,21 +57,21 @@ def library_settings(
     """
     from perfmodel.library.settings import environment_of, settings_of
 
-    given = {"--protocol": protocol if protocol != "auto" else None,
+    flags = {"--protocol": protocol if protocol != "auto" else None,
              "--env": env[0] if env else None, "--nccl-version": version,
              "--one-process": "given" if one_process else None}  # fmt: skip
-    others = {flag: value for flag, value in given.items() if value is not None}
+    others = {flag: value for flag, value in flags.items() if value is not None}
     if library != "nccl" and others:
         allowed = f"nothing with --library {library}, only with nccl"
         raise InputError(Fault(flag, repr(value), allowed) for flag, value in others.items())
-    told = environment_of(env)
+    variables = environment_of(env)
     if protocol != "auto":
-        if told.get("NCCL_PROTO", protocol).lower() != protocol:
-            clash = f"--env NCCL_PROTO={told['NCCL_PROTO']}"
+        if variables.get("NCCL_PROTO", protocol).lower() != protocol:
+            clash = f"--env NCCL_PROTO={variables['NCCL_PROTO']}"
             raise InputError(Fault("--protocol", repr(protocol), f"the same as in {clash}"))
-        told["NCCL_PROTO"] = protocol
+        variables["NCCL_PROTO"] = protocol
     return settings_of(
-        version=version, env=told, one_process=one_process, fields=("--nccl-version", "--env")
+        version=version, env=variables, one_process=one_process, fields=("--nccl-version", "--env")
     )
 
 
@@ -97,9 +96,45 @@ ProfileOption = Annotated[
         "--profile", metavar="P", help="Measured numbers, by name or file (perfmodel calibrate)."
     ),
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("-j", "--jobs", metavar="N", help="Processes; default: all physical cores."),
+]
 
 
-def quantities(
+BeginOption = Annotated[str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")]
+EndOption = Annotated[str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")]
+FactorOption = Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")]
+TopologyArgument = Annotated[
+    str, typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file.")
+]
+
+
+def scenario_argument(text: str) -> Any:
+    """Describe the scenario that a command takes."""
+    return typer.Argument(metavar="SCENARIO", help=text)
+
+
+def output_option(metavar: str, text: str) -> Any:
+    """Describe what a command writes with ``-o``."""
+    return typer.Option("-o", "--output", metavar=metavar, help=text)
+
+
+def load_profile(name: str | None) -> Profile | None:
+    """Read the profile that ``--profile`` names; None where there is none."""
+    if name is None:
+        return None
+
+    from perfmodel.calibrate import read_profile
+
+    return read_profile(name)
+
+
+def parse_quantities(
     parse: Callable[[object, str], float], flags: Mapping[str, str | None]
 ) -> dict[str, float]:
     """Read flags with units, all faults at once; flags that are None are left out.
@@ -126,6 +161,11 @@ def quantities(
     return values
 
 
-def rename_fields(error: InputError, flags: Mapping[str, str]) -> InputError:
-    """Say faults of a function's parameters in terms of the flags that set them."""
-    return InputError(replace(f, field=flags.get(f.field, f.field)) for f in error.faults)
+@contextmanager
+def flags_as_fields(flags: Mapping[str, str]) -> Iterator[None]:
+    """Report faults of a function's parameters under the flags that set them."""
+    try:
+        yield
+    except InputError as error:
+        faults = [replace(f, field=flags.get(f.field, f.field)) for f in error.faults]
+        raise InputError(faults) from None

@@ -1,7 +1,4 @@
-"""Answers go to stdout, everything else to stderr.
-
-Places that a command will write to, tried before the work and not after it.
-"""
+"""What commands print: answers to stdout, everything else to stderr; and checks of output files."""
 
 from __future__ import annotations
 
@@ -10,14 +7,17 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from perfmodel.errors import Fault
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    from perfmodel.report.common.document import Block
 
 Progress = Callable[[int, int], None]
 """Called with how many of how many pieces are done."""
@@ -30,37 +30,31 @@ def print_json(document: object) -> None:
     typer.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; columns whose header starts with ``>`` stand to the right."""
-    from rich import box
-    from rich.table import Table
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; columns whose header starts with ``>`` are set to the right."""
+    from perfmodel.report.common.document import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for header in headers:
-        right = header.startswith(">")
-        shown = header.removeprefix(">").replace("[", r"\[")
-        table.add_column(shown, justify="right" if right else "left")
-    for row in rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
-    print_rich(table)
+    print_blocks([Table(header, rows)])
 
 
-def print_rich(answer: object) -> None:
-    """Print what rich can draw."""
+def print_blocks(blocks: Iterable[Block]) -> None:
+    """Print paragraphs and tables of a report."""
     from rich.console import Console
+
+    from perfmodel.report.common.terminal import render_terminal
 
     # Without a terminal rich would assume 80 columns and cut.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 240
     console = Console(width=width, highlight=False, file=sys.stdout)
     with console.capture() as captured:
-        console.print(answer)
-    # Spaces that may not break have kept numbers and units together; now they would defeat grep.
+        render_terminal(blocks, console)
+    # No-break spaces keep numbers and units together on a page; here they would defeat grep.
     lines = captured.get().replace("\N{NO-BREAK SPACE}", " ").splitlines()
     typer.echo("\n".join(line.rstrip() for line in lines))
 
 
 def print_note(text: str) -> None:
-    """Say something beside the answer."""
+    """Print a remark to stderr."""
     typer.echo(text, err=True)
 
 
@@ -101,14 +95,14 @@ class _Bar:
             self.bar.stop()
 
 
-def check_writable(flag: str, path: Path) -> Fault | None:
-    """Say why a file cannot be written there; None if it can. Folders that lack may be made."""
-    shown = repr(str(path))
+def find_output_fault(flag: str, path: Path) -> Fault | None:
+    """Say why a file cannot be written; None if it can. Missing folders may be made."""
+    name = repr(str(path))
     try:
         if path.is_dir():
-            return Fault(flag, f"{shown} (a folder)", "a file")
+            return Fault(flag, f"{name} (a folder)", "a file")
         if path.exists() and not path.is_file():
-            return Fault(flag, f"{shown} (a device or pipe)", "a file")
+            return Fault(flag, f"{name} (a device or pipe)", "a file")
         folder = path.parent
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
@@ -116,5 +110,23 @@ def check_writable(flag: str, path: Path) -> Fault | None:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}."):
             return None
     except OSError as error:
-        why = error.strerror or str(error)
-        return Fault(flag, f"{shown} ({why})", "a place that can be written")
+        reason = error.strerror or str(error)
+        return Fault(flag, f"{name} ({reason})", "a place that can be written")
+
+
+def check_outputs(files: Mapping[str, Path | None]) -> None:
+    """Refuse before any work what could not be written afterwards.
+
+    Parameters
+    ----------
+    files : mapping of str to Path or None
+        By flag.
+
+    Raises
+    ------
+    InputError
+        Names each flag whose file cannot be written.
+    """
+    candidates = [find_output_fault(flag, path) for flag, path in files.items() if path is not None]
+    if faults := [fault for fault in candidates if fault is not None]:
+        raise InputError(faults)

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import FidelityOption, JsonOption, ProfileOption
-from perfmodel.cli.output import print_json, print_note, print_rich, progress_bar
+from perfmodel.cli.options import (
+    FidelityOption,
+    JsonOption,
+    ProfileOption,
+    SetOption,
+    load_profile,
+    output_option,
+    scenario_argument,
+)
+from perfmodel.cli.output import print_blocks, print_json, print_note, progress_bar
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -31,19 +39,10 @@ RUN_EXAMPLES = (
 
 def run(
     scenario: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCENARIO", help="A scenario by name (see 'perfmodel scenarios') or file."
-        ),
+        str, scenario_argument("A scenario by name (see 'perfmodel scenarios') or file.")
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Write report and timeline here."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
-    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write report and timeline here.")] = None,
+    set_: SetOption = None,
     fidelity: FidelityOption = None,
     profile: ProfileOption = None,
     explore: Annotated[
@@ -71,11 +70,10 @@ def run(
 
     question = load_scenario(scenario, set_ or ())
 
-    from perfmodel.calibrate import read_profile
     from perfmodel.report.run.export import to_json
     from perfmodel.studies.run import run_scenario
 
-    measured = None if profile is None else read_profile(profile)
+    measured = load_profile(profile)
     began_s = time.monotonic()
     with progress_bar("simulating") as progress:
         result = run_scenario(question, fidelity=fidelity, profile=measured, progress=progress)
@@ -83,23 +81,22 @@ def run(
     if json:
         print_json(to_json(result))
     else:
-        from perfmodel.report.run.terminal import print_result
+        from perfmodel.report.run.text import result_lines
 
-        print_rich(print_result(result))
+        print_blocks(result_lines(result))
     if output is not None:
         from perfmodel.report.run.page import write_report
 
         if fidelity is not None:
             question = changed(question, {"fidelity": fidelity})
-        grid = _explored(question, result, measured, points, each_s) if explore else None
+        grid = _simulate_grid(question, result, measured, points, each_s) if explore else None
         print_note(f"wrote {write_report(result, output, grid=grid, images=images)}")
 
 
 def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> None:
     """Refuse what cannot be written before anything is simulated."""
-    wanted = {"--explore": explore, "--images": images is not None}
-    if output is None and any(wanted.values()):
-        flags = [flag for flag, given in wanted.items() if given]
+    flags = [*["--explore"] * explore, *["--images"] * (images is not None)]
+    if output is None and flags:
         raise InputError(Fault(flag, "no -o DIR", "a folder to write to: -o DIR") for flag in flags)
     if images is not None:
         from perfmodel.report.common.images import check_images
@@ -107,7 +104,7 @@ def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> N
         check_images()
 
 
-def _warn(points: int, each_s: float) -> None:
+def _warn_if_long(points: int, each_s: float) -> None:
     """Say how long the explorer will take if that is long, from how long one size took."""
     from perfmodel.studies.sweep.executor import cores
 
@@ -119,7 +116,7 @@ def _warn(points: int, each_s: float) -> None:
         )
 
 
-def _explored(
+def _simulate_grid(
     question: Scenario, result: Result, measured: Profile | None, points: int, each_s: float
 ) -> Grid:
     """Simulate what the explorer's sliders reach: `points` settings at most."""
@@ -127,6 +124,6 @@ def _explored(
     from perfmodel.report.explorer.grid import explore
 
     axes = axes_of(question, result, points)
-    _warn(math.prod(len(axis) for axis in axes), each_s)
+    _warn_if_long(math.prod(len(axis) for axis in axes), each_s)
     with progress_bar("simulating settings") as progress:
         return explore(question, result, axes, profile=measured, progress=progress)

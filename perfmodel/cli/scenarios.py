@@ -1,4 +1,4 @@
-"""What there is: scenarios, topologies, and the schemas of both."""
+"""``perfmodel scenarios`` and ``perfmodel schema``: shipped scenarios, and the file formats."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def scenarios(json: JsonOption = False) -> None:
     from perfmodel.files import read_text, shipped
     from perfmodel.scenario import question_of
 
-    found = {name: question_of(read_text(path)) for name, path in shipped("scenarios").items()}
+    questions = {name: question_of(read_text(path)) for name, path in shipped("scenarios").items()}
     if json:
-        print_json({"scenarios": [{"name": n, "question": q} for n, q in found.items()]})
+        print_json({"scenarios": [{"name": n, "question": q} for n, q in questions.items()]})
     else:
-        print_table(("scenario", "question"), list(found.items()))
+        print_table(("scenario", "question"), list(questions.items()))
 
 
 def schema(

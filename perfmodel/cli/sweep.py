@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.options import JsonOption, ProfileOption
-from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
-from perfmodel.errors import InputError
+from perfmodel.cli.options import (
+    JobsOption,
+    JsonOption,
+    ProfileOption,
+    SetOption,
+    load_profile,
+    scenario_argument,
+)
+from perfmodel.cli.output import check_outputs, print_json, print_note, print_table, progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from perfmodel.studies.sweep import Swept
 
@@ -33,19 +39,10 @@ INTERRUPTED_EXIT = 130
 
 def sweep(
     scenario: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCENARIO", help="A scenario with a 'sweep' section, by name or file."
-        ),
+        str, scenario_argument("A scenario with a 'sweep' section, by name or file.")
     ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option("-j", "--jobs", metavar="N", help="Processes; default: all physical cores."),
-    ] = None,
+    set_: SetOption = None,
+    jobs: JobsOption = None,
     backend: Annotated[
         str, typer.Option(metavar="loky|dask|ray", help="Processes of this machine, or a cluster.")
     ] = "loky",
@@ -76,18 +73,17 @@ def sweep(
 
     question = load_scenario(scenario, set_ or ())
 
-    from perfmodel.calibrate import read_profile
     from perfmodel.studies.sweep import run_sweep, variants
     from perfmodel.studies.sweep.executor import check_backend
     from perfmodel.studies.sweep.export import check_parquet, write_csv, write_parquet
 
     check_backend(backend, scheduler, jobs)
-    _check_places({"--csv": csv, "--parquet": parquet})
+    check_outputs({"--csv": csv, "--parquet": parquet})
     if parquet is not None:
         check_parquet()
-    measured = None if profile is None else read_profile(profile)
+    measured = load_profile(profile)
     all_ = variants(question)
-    with _stoppable(store), progress_bar("sweeping") as progress:
+    with _exit_on_interrupt(store), progress_bar("sweeping") as progress:
         swept = run_sweep(
             all_, jobs=jobs, backend=backend, scheduler=scheduler, store=store, profile=measured,
             progress=progress,
@@ -104,39 +100,30 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _check_places(files: Mapping[str, Path | None]) -> None:
-    """Refuse before the work is done what could not be written afterwards."""
-    from perfmodel.cli.output import check_writable
-
-    tried = [check_writable(flag, path) for flag, path in files.items() if path is not None]
-    if faults := [fault for fault in tried if fault is not None]:
-        raise InputError(faults)
-
-
 @contextmanager
-def _stoppable(store: Path | None) -> Iterator[None]:
+def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
     """End quietly when the user has had enough."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = f"what was done is in {store}: run again to go on" if store else "nothing is kept"
-        print_note(f"stopped; {kept}")
+        rest = f"what was done is in {store}: run again to go on" if store else "nothing is kept"
+        print_note(f"stopped; {rest}")
         raise typer.Exit(INTERRUPTED_EXIT) from None
 
 
 def to_json(name: str, question: str, swept: Swept) -> dict[str, Any]:
     """Write a sweep as plain data: what was set, and figures in SI units, variant by variant."""
+    from perfmodel.files import attributes
+
     return {
         "scenario": name,
         "question": question,
         "fields": list(swept.fields),
         "count": len(swept.variants),
-        "failed": swept.failed,
-        "reused": swept.reused,
+        **attributes(swept, "failed reused"),
         "variants": [
-            {"index": variant.index, "set": dict(variant.set), "digest": variant.digest}
-            | found.as_row
-            for variant, found in zip(swept.variants, swept.answers, strict=True)
+            attributes(variant, "index set digest") | answer.as_row
+            for variant, answer in zip(swept.variants, swept.answers, strict=True)
         ],
     }
 
@@ -147,7 +134,7 @@ def _print(swept: Swept) -> None:
     from perfmodel.studies.sweep.run import as_text, set_as_text
 
     pairs = list(zip(swept.variants, swept.answers, strict=True))
-    done = [(variant, found) for variant, found in pairs if found.status == "ok"]
+    done = [(variant, answer) for variant, answer in pairs if answer.status == "ok"]
     done.sort(key=lambda pair: (not pair[1].fits, -(pair[1].samples_per_s or 0.0)))
     headers = (*swept.fields, ">GPUs", ">step", ">exposed", ">samples/s", "bottleneck")
     print_table(
@@ -155,19 +142,19 @@ def _print(swept: Swept) -> None:
         [
             (
                 *(as_text(variant.set.get(name)) for name in swept.fields),
-                f"{found.gpus:,}",
-                quantities.duration(found.step_time_s or 0.0),
-                quantities.duration(found.exposed_comm_s or 0.0),
-                quantities.count(found.samples_per_s or 0.0),
-                (found.bottleneck or "") + ("" if found.fits else " (does not fit in memory)"),
+                f"{answer.gpus:,}",
+                quantities.duration(answer.step_time_s or 0.0),
+                quantities.duration(answer.exposed_comm_s or 0.0),
+                quantities.count(answer.samples_per_s or 0.0),
+                (answer.bottleneck or "") + ("" if answer.fits else " (does not fit in memory)"),
             )
-            for variant, found in done[:SHOWN_ROWS]
+            for variant, answer in done[:SHOWN_ROWS]
         ],
     )
     more = f", the {SHOWN_ROWS} fastest are shown" if len(done) > SHOWN_ROWS else ", fastest first"
     reused = f", {swept.reused:,} of them from the store" if swept.reused else ""
     print_note(f"{len(done):,} of {len(pairs):,} variants answered{reused}{more if done else ''}")
-    for variant, found in [pair for pair in pairs if pair[1].status == "failed"][:SHOWN_ROWS]:
-        print_note(f"failed: {set_as_text(variant.set)}: {found.message}")
+    for variant, answer in [pair for pair in pairs if pair[1].status == "failed"][:SHOWN_ROWS]:
+        print_note(f"failed: {set_as_text(variant.set)}: {answer.message}")
     if swept.failed > SHOWN_ROWS:
         print_note(f"... and {swept.failed - SHOWN_ROWS:,} more that failed")

@@ -1,4 +1,4 @@
-"""``perfmodel collective``, ``topology show|check`` and ``verify``: hardware and schedules."""
+"""``perfmodel topology list|show|check``: hardware descriptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from perfmodel.cli.options import (
     GpusPerNodeOption,
     JsonOption,
     NodesOption,
-    rename_fields,
+    TopologyArgument,
+    flags_as_fields,
+    output_option,
 )
 from perfmodel.cli.output import print_json, print_note, print_table
 from perfmodel.errors import InputError
@@ -21,13 +23,14 @@ if TYPE_CHECKING:
     from perfmodel.topology.model import Topology
 
 
+LIST_EXAMPLES = ("perfmodel topology list",)
 SHOW_EXAMPLES = (
     "perfmodel topology show dgx-a100",
     "perfmodel topology show dgx-a100 --nodes 4 --fabric rail-optimised -o cluster.html",
 )
 CHECK_EXAMPLES = ("perfmodel topology check my-node.yaml",)
 
-_FLAGS = {
+FLAGS = {
     "topology": "TOPOLOGY",
     "hosts": "--nodes",
     "gpus_per_host": "--gpus-per-node",
@@ -43,32 +46,28 @@ _FLAGS = {
 }
 
 
-def _built(topology: str, nodes: int, gpus_per_node: int | None, fabric: str | None) -> Topology:
+def build_cluster(
+    topology: str, nodes: int, gpus_per_node: int | None, fabric: str | None
+) -> Topology:
+    """Build the cluster that the flags describe."""
     from perfmodel.topology.templates.build import build_topology
 
-    try:
+    with flags_as_fields(FLAGS):
         return build_topology(topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
-    except InputError as error:
-        raise rename_fields(error, _FLAGS) from None
 
 
 def show(
-    topology: Annotated[
-        str,
-        typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file."),
-    ],
+    topology: TopologyArgument,
     nodes: NodesOption = 1,
     gpus_per_node: GpusPerNodeOption = None,
     fabric: FabricOption = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Draw it here.")
-    ] = None,
+    output: Annotated[Path | None, output_option("FILE.html", "Draw it here.")] = None,
 ) -> None:
     """Summarise a machine or a cluster.
 
     Devices, links, path types as nvidia-smi topo -m names them, and the source of each number.
     """
-    machine = _built(topology, nodes, gpus_per_node, fabric)
+    machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
     from perfmodel.report.topology.summary import summary
 
@@ -102,7 +101,7 @@ def check(
 
     faults = find_faults(find_file(topology, "topologies", field="TOPOLOGY"))
     if not faults and (nodes > 1 or fabric is not None):
-        faults = find_faults(_built(topology, nodes, None, fabric))
+        faults = find_faults(build_cluster(topology, nodes, None, fabric))
     if faults:
         raise InputError(faults)
     typer.echo(f"{topology}: no faults")
@@ -112,12 +111,14 @@ def topologies(json: JsonOption = False) -> None:
     """List the shipped hardware descriptions."""
     from perfmodel.files import read_yaml, shipped
 
-    found = [
+    descriptions = [
         {"name": name, "kind": str(file["kind"]), "description": str(file.get("description", ""))}
         for name, path in shipped("topologies").items()
         for file in [read_yaml(path)]
     ]
     if json:
-        print_json({"topologies": found})
+        print_json({"topologies": descriptions})
     else:
-        print_table(("topology", "kind", "what it is"), [tuple(row.values()) for row in found])
+        print_table(
+            ("topology", "kind", "what it is"), [tuple(row.values()) for row in descriptions]
+        )

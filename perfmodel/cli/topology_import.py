@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import rename_fields
-from perfmodel.cli.output import check_writable, print_note
+from perfmodel.cli.options import flags_as_fields
+from perfmodel.cli.output import find_output_fault, print_note
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -61,17 +61,15 @@ def import_(
     NCCL topology XML (NCCL_TOPO_DUMP_FILE or a provider's), nvidia-smi topo -m, or ibnetdiscover
     (a fabric). What the file leaves open is completed, and said.
     """
-    _check_place(output, force=force)
+    _check_output(output, force=force)
 
     from perfmodel.topology.importers import import_file
 
-    try:
-        found = import_file(
+    with flags_as_fields(_FLAGS):
+        imported = import_file(
             Path(file), gpu=gpu, template=template, graph=None if graph is None else Path(graph)
         )
-    except InputError as error:
-        raise rename_fields(error, _FLAGS) from None
-    _deliver(found, output)
+    _write(imported, output)
 
 
 def discover(output: Output = None, force: Force = False) -> None:
@@ -79,39 +77,39 @@ def discover(output: Output = None, force: Force = False) -> None:
 
     Needs an NVIDIA driver and nvidia-ml-py (extra nvml).
     """
-    _check_place(output, force=force)
+    _check_output(output, force=force)
 
-    from perfmodel.topology.importers.nvml import discover as look
+    from perfmodel.topology.importers.nvml import discover as read_devices
 
-    _deliver(look(), output)
+    _write(read_devices(), output)
 
 
-def _check_place(output: Path | None, *, force: bool) -> None:
+def _check_output(output: Path | None, *, force: bool) -> None:
     if output is None:
         return
-    fault = check_writable("-o", output)
+    fault = find_output_fault("-o", output)
     if fault is None and output.exists() and not force:
         fault = Fault("-o", f"{str(output)!r}, which exists", "a new file, or --force beside it")
     if fault is not None:
         raise InputError(fault)
 
 
-def _deliver(found: ImportedTopology, output: Path | None) -> None:
+def _write(imported: ImportedTopology, output: Path | None) -> None:
     """Check what was read, say what was assumed, and write it."""
     from perfmodel.files import write_atomically
     from perfmodel.topology.templates.check import check
 
-    if found.is_fabric:
-        found.fabric()
+    if imported.is_fabric:
+        imported.fabric()
     else:
-        faults = check(found.node())
+        faults = check(imported.node())
         if faults:
             raise InputError(faults)
-    print_note(f"{_KINDS[found.kind]}: {found.document['description']}")
-    for text in found.notes:
+    print_note(f"{_KINDS[imported.kind]}: {imported.document['description']}")
+    for text in imported.notes:
         print_note(f"assumed: {text}")
     if output is None:
-        typer.echo(found.text(), nl=False)
+        typer.echo(imported.text(), nl=False)
         return
-    write_atomically(output, found.text())
+    write_atomically(output, imported.text())
     print_note(f"wrote {output}")

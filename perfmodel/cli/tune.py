@@ -1,4 +1,4 @@
-"""``perfmodel tune``: which buckets."""
+"""``perfmodel tune``: the best gradient buckets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonOption, ProfileOption
-from perfmodel.cli.output import print_json, print_note, print_rich
+from perfmodel.cli.options import JsonOption, ProfileOption, SetOption, load_profile, output_option
+from perfmodel.cli.output import print_blocks, print_json, print_note
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -34,14 +34,8 @@ def tune(
             help="Scenarios by name or file; several: one cap for all of them.",
         ),
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Write page, JSON and curve here."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
-    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write page, JSON and curve here.")] = None,
+    set_: SetOption = None,
     profile: ProfileOption = None,
     all_sizes: Annotated[
         bool,
@@ -58,64 +52,62 @@ def tune(
     (bucket_cap_mb_list, torch 2.13) is searched for. With -o it writes tune.html (one file, works
     offline), tune.json and curve.csv.
     """
-    from perfmodel.calibrate import read_profile
     from perfmodel.scenario import load_scenario
 
     questions = [load_scenario(name, set_ or ()) for name in scenarios]
-    measured = None if profile is None else read_profile(profile)
-    found = _tuned(questions, measured, all_sizes=all_sizes, horovod=horovod)
-    if len(found) == 1:
-        _answer_one(found[0], output, json=json)
+    tunings = _tune_each(questions, load_profile(profile), all_sizes=all_sizes, horovod=horovod)
+    if len(tunings) == 1:
+        _report_one(tunings[0], output, json=json)
     else:
-        _answer_all(found, output, json=json)
+        _report_all(tunings, output, json=json)
 
 
-def _tuned(
+def _tune_each(
     questions: list[Scenario], profile: Profile | None, *, all_sizes: bool, horovod: bool
 ) -> list[TuneResult]:
     from perfmodel.studies.tune.run import sizes_of, tune_scenario
 
     say = print_note if sys.stderr.isatty() else None
-    found = []
+    tunings = []
     for question in questions:
         sizes = sizes_of(question) if all_sizes else (None,)
         if not sizes:
             raise InputError(Fault("--all-sizes", "one GPU only", "a size of 2 GPUs or more"))
-        found += [
+        tunings += [
             tune_scenario(question, profile=profile, size=size, horovod=horovod, progress=say)
             for size in sizes
         ]
-    return found
+    return tunings
 
 
-def _answer_one(found: TuneResult, output: Path | None, *, json: bool) -> None:
+def _report_one(tuned: TuneResult, output: Path | None, *, json: bool) -> None:
     if json:
         from perfmodel.report.tuning.export import tuned_json
 
-        print_json(tuned_json(found))
+        print_json(tuned_json(tuned))
     else:
-        from perfmodel.report.tuning.text import print_tuned
+        from perfmodel.report.tuning.text import tuned_lines
 
-        print_rich(print_tuned(found))
+        print_blocks(tuned_lines(tuned))
     if output is not None:
         from perfmodel.report.tuning.page import write_tuned
 
-        print_note(f"wrote {write_tuned(found, output)}")
+        print_note(f"wrote {write_tuned(tuned, output)}")
 
 
-def _answer_all(found: list[TuneResult], output: Path | None, *, json: bool) -> None:
+def _report_all(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
     from perfmodel.studies.tune.choice.minimax_regret import tune_all
 
-    shared = tune_all(found)
+    compromise = tune_all(tunings)
     if json:
         from perfmodel.report.tuning.export import compromise_json
 
-        print_json(compromise_json(shared))
+        print_json(compromise_json(compromise))
     else:
-        from perfmodel.report.tuning.text import print_compromise
+        from perfmodel.report.tuning.text import compromise_lines
 
-        print_rich(print_compromise(shared))
+        print_blocks(compromise_lines(compromise))
     if output is not None:
         from perfmodel.report.tuning.page import write_compromise
 
-        print_note(f"wrote {write_compromise(shared, output)}")
+        print_note(f"wrote {write_compromise(compromise, output)}")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonOption, ProfileOption, rename_fields
-from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
-from perfmodel.errors import InputError
-
-if TYPE_CHECKING:
-    from perfmodel.validate.run import Validation
-
+from perfmodel.cli.options import JsonOption, ProfileOption, flags_as_fields, load_profile
+from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
 
 VALIDATE_EXAMPLES = (
     "perfmodel validate",
@@ -67,62 +62,28 @@ def validate(
     own tuner formula, and alpha-beta. What cannot be matched is listed with the reason.
     """
     folder = output or (None if json or data is not None else REPORT)
-    _check_places(folder, spread)
+    check_outputs({"-o": folder and folder / "validation.html", "--spread": spread})
 
-    from perfmodel.calibrate import read_profile
     from perfmodel.studies.sweep.executor import cores
     from perfmodel.validate.run import to_json
     from perfmodel.validate.run import validate as compare
 
-    try:
-        own = None if profile is None else read_profile(profile)
-    except InputError as error:
-        raise rename_fields(error, {"profile": "--profile"}) from None
+    with flags_as_fields({"profile": "--profile"}):
+        own = load_profile(profile)
     with progress_bar("predicting sweeps") as progress:
-        found = compare(data, profile=own, transfer=transfer, processes=cores(), progress=progress)
+        answer = compare(data, profile=own, transfer=transfer, processes=cores(), progress=progress)
     if json:
-        print_json(to_json(found))
+        print_json(to_json(answer))
     else:
-        _print(found)
+        from perfmodel.report.validation.text import validation_lines
+
+        print_blocks(validation_lines(answer))
     if folder is not None:
         from perfmodel.report.validation.page import write_validation
 
-        print_note(f"wrote {write_validation(found, folder)}")
+        print_note(f"wrote {write_validation(answer, folder)}")
     if spread is not None:
         from perfmodel.library.prediction_error import write_spread
 
-        write_spread(found.spread(), spread)
+        write_spread(answer.spread(), spread)
         print_note(f"wrote {spread}")
-
-
-def _check_places(folder: Path | None, spread: Path | None) -> None:
-    """Both places can be written, before the work is done."""
-    from perfmodel.cli.output import check_writable
-
-    wanted = []
-    if folder is not None:
-        wanted.append(check_writable("-o", folder / "validation.html"))
-    if spread is not None:
-        wanted.append(check_writable("--spread", spread))
-    faults = [fault for fault in wanted if fault is not None]
-    if faults:
-        raise InputError(faults)
-
-
-def _print(found: Validation) -> None:
-    from perfmodel.report.validation.tables import band_table, coverage_table, lists, training_table
-
-    for title, table in (
-        ("Error of predicted times, counted sweeps (median / 90th percentile)", band_table(found)),
-        ("Measured times inside the 80 % interval", coverage_table(found)),
-        ("Published trainings and steps", training_table(found)),
-    ):
-        if table.rows:
-            typer.echo(title)
-            print_table(table.header, table.rows)
-            typer.echo("")
-    for line in lists(found, trainings=False):
-        typer.echo(line)
-    rows = sum(sum(one.left_out.values()) for one in found.trainings)
-    if rows:
-        typer.echo(f"{rows} rows of training tables left out: the report and --json say why")

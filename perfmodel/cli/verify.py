@@ -1,4 +1,4 @@
-"""verify."""
+"""``perfmodel verify``: whether an algorithm leaves the right data on every rank."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import (
-    JsonOption,
-    rename_fields,
-)
+from perfmodel.cli.options import JsonOption, flags_as_fields
 from perfmodel.cli.output import print_json, print_table, progress_bar
 from perfmodel.errors import Fault, InputError
 
@@ -41,11 +38,9 @@ def verify(
 
     from perfmodel.collectives.verify_table import verify_table
 
-    with progress_bar(f"verifying {algorithm}") as progress:
-        try:
-            rows = verify_table(algorithm, counts, orders=orders, seed=seed, progress=progress)
-        except InputError as error:
-            raise rename_fields(error, {"algorithm": "ALGORITHM", "ranks": "--ranks"}) from None
+    flags = {"algorithm": "ALGORITHM", "ranks": "--ranks"}
+    with progress_bar(f"verifying {algorithm}") as progress, flags_as_fields(flags):
+        rows = verify_table(algorithm, counts, orders=orders, seed=seed, progress=progress)
     if json:
         print_json({"verified": [asdict(row) for row in rows]})
         return
@@ -80,7 +75,7 @@ def ranks_between(text: str) -> range:
     if (text.isascii() and first.isdecimal() and (last.isdecimal() or ".." not in text)) and len(
         text
     ) <= 12:
-        found = range(int(first), int(last or first) + 1)
-        if found and found[0] >= 2 and found[-1] <= 512:
-            return found
+        counts = range(int(first), int(last or first) + 1)
+        if counts and counts[0] >= 2 and counts[-1] <= 512:
+            return counts
     raise InputError(Fault("--ranks", repr(text), "a number or a range such as 2..17, 2 to 512"))

@@ -9,7 +9,13 @@ from perfmodel.files.find import USER_FOLDER, data_folder, find_file, shipped
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
 from perfmodel.files.spec import Bandwidth, Bytes, Count, FileModel, FlopRate, Power, Seconds
 from perfmodel.files.validate import finite, load_document, validate_document
-from perfmodel.files.write import write_atomically, write_json
+from perfmodel.files.write import (
+    as_json,
+    attributes,
+    csv_text,
+    write_atomically,
+    write_json,
+)
 
 __all__ = [
     "USER_FOLDER",
@@ -20,6 +26,9 @@ __all__ = [
     "FlopRate",
     "Power",
     "Seconds",
+    "as_json",
+    "attributes",
+    "csv_text",
     "data_folder",
     "find_file",
     "finite",

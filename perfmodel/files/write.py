@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.files.validate import finite
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -39,6 +46,55 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, document: object) -> None:
     """Write plain data as JSON with `write_atomically`; all numbers must be finite."""
     write_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def csv_text(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Write a table as CSV; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(titles)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_json(value: Any, field: str = "document", *, infinite_as_null: bool = False) -> Any:
+    """Turn dataclasses, mappings and sequences into the dicts and lists that ``json`` writes.
+
+    Parameters
+    ----------
+    value : object
+    field : str
+        Name of the value in messages.
+    infinite_as_null : bool
+        Write infinity as null, which means "without limit".
+
+    Raises
+    ------
+    InputError
+        A number is infinite or not a number; names the field.
+    """
+    if isinstance(value, float):
+        if infinite_as_null and math.isinf(value):
+            return None
+        return finite(value, field)
+    if is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {
+            key: as_json(inner, f"{field}.{key}", infinite_as_null=infinite_as_null)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [
+            as_json(inner, f"{field}[{position}]", infinite_as_null=infinite_as_null)
+            for position, inner in enumerate(value)
+        ]
+    return value
+
+
+def attributes(source: object, names: str) -> dict[str, Any]:
+    """Return attributes of an object by name, in the order of `names`, which spaces separate."""
+    return {name: getattr(source, name) for name in names.split()}
 
 
 def _umask() -> int:  # the only way to read it is to set it

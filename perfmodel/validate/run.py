@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate import Profile
+from perfmodel.files import as_json, attributes
 from perfmodel.library.prediction_error import BANDS, Spread
 from perfmodel.validate.predict.forecast import Mode, Pair, Predicted, partners
 from perfmodel.validate.predict.run import Placed, PredictionTask, at_once, match_all
@@ -198,65 +199,47 @@ def _describe(data: Path | None, sweeps: Sequence[Sweep]) -> str:
 # ---------------------------------------------------------------- as JSON
 
 
-def to_json(found: Validation) -> dict[str, Any]:
+def to_json(validation: Validation) -> dict[str, Any]:
     """Return the answer of ``perfmodel validate --json``.
 
     ``median_abs_error`` and ``p90_abs_error`` are those of datasheet mode from 256 KiB on over the
     sweeps that count, every sweep weighing the same; without sweeps, those of all trainings.
     """
-    main: Score | Dataset | None = found.bands.get("datasheet", {}).get(LARGE)
-    if not found.predicted and not found.unmatched:
-        main = Dataset("all", "", [case for one in found.trainings for case in one.cases])
-    by_sweep = scores.by_sweep(found.points)
-    return {
-        "data": found.data,
+    predicted, trainings = validation.predicted, validation.trainings
+    main: Score | Dataset | None = validation.bands.get("datasheet", {}).get(LARGE)
+    if not predicted and not validation.unmatched:
+        main = Dataset("all", "", [case for dataset in trainings for case in dataset.cases])
+    document = {
+        "data": validation.data,
         "median_abs_error": main.median_abs_error if main else None,
         "p90_abs_error": main.p90_abs_error if main else None,
-        "datasets": [*_sweep_entries(found, by_sweep), *(one.to_json() for one in found.trainings)],
-        "by_band": _plain(found.bands),
-        "on_common_sweeps": _plain(scores.on_common(found.points)),
-        "by_machine": {
-            name: _plain(modes) for name, modes in scores.by_machine(found.points).items()
-        },
-        "split": _plain(found.split()),
-        "coverage": {
-            mode: {band: asdict(one) for band, one in bands.items()}
-            for mode, bands in found.coverages.items()
-        },
+        "datasets": [*_sweep_entries(validation), *(dataset.to_json() for dataset in trainings)],
+        "by_band": validation.bands,
+        "on_common_sweeps": scores.on_common(validation.points),
+        "by_machine": scores.by_machine(validation.points),
+        "split": validation.split(),
+        "coverage": validation.coverages,
         "interval_probability": coverage.PROBABILITY,
-        "unmatched": dict(found.unmatched),
-        "not_counted": {one.sweep.id: one.why_not for one in found.predicted if not one.counted},
-        "fitted_on": [
-            {"constants": one.constants, "sweeps": list(one.sweeps)} for one in found.fitted
-        ],
+        "unmatched": validation.unmatched,
+        "not_counted": {p.sweep.id: p.why_not for p in predicted if not p.counted},
+        "fitted_on": [attributes(fitted, "constants sweeps") for fitted in validation.fitted],
     }
+    return dict(as_json(document, "validation"))
 
 
-def _plain(table: Mapping[Any, Mapping[str, Score]]) -> dict[str, dict[str, Any]]:
-    return {
-        str(mode): {band: asdict(one) for band, one in bands.items()}
-        for mode, bands in table.items()
-    }
-
-
-def _sweep_entries(
-    found: Validation, by_sweep: Mapping[str, Mapping[Mode, Mapping[str, Score]]]
-) -> list[dict[str, Any]]:
-    entries = []
-    for one in found.predicted:
-        for mode, bands in by_sweep.get(one.sweep.id, {}).items():
-            entries.append(
-                {
-                    "id": one.sweep.id,
-                    "mode": mode,
-                    "points": bands["all"].points,
-                    "median_abs_error": bands["all"].median_abs_error,
-                    "p90_abs_error": bands["all"].p90_abs_error,
-                    "bands": {band: asdict(s) for band, s in bands.items() if band != "all"},
-                    "machine": one.matched.topology.name,
-                    "counted": one.counted,
-                    "assumptions": [*one.matched.assumptions, *one.sweep.notes],
-                    "note": one.times[mode].note,
-                }
-            )  # fmt: skip
-    return entries
+def _sweep_entries(validation: Validation) -> list[dict[str, Any]]:
+    by_sweep = scores.by_sweep(validation.points)
+    return [
+        {
+            "id": prediction.sweep.id,
+            "mode": mode,
+            **attributes(bands["all"], "points median_abs_error p90_abs_error"),
+            "bands": {band: score for band, score in bands.items() if band != "all"},
+            "machine": prediction.matched.topology.name,
+            "counted": prediction.counted,
+            "assumptions": [*prediction.matched.assumptions, *prediction.sweep.notes],
+            "note": prediction.times[mode].note,
+        }
+        for prediction in validation.predicted
+        for mode, bands in by_sweep.get(prediction.sweep.id, {}).items()
+    ]

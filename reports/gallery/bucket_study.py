@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from gallery.study import HERE, Study, as_csv
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Table
 from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
-from perfmodel.report.common.markdown import table
+from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.common.palette import INK, QUIET_INK
 from perfmodel.scenario import Scenario, changed, load_scenario
 from perfmodel.studies.tune.model import Choice, TuneResult
@@ -120,20 +121,21 @@ def _text(cases: Sequence[Case]) -> str:
     for case in cases:
         tuned = case.tuned
         bound, uniform, best = tuned.lower_bound_s, tuned.best_uniform, tuned.best_list
+        caps = len(best.bucket_cap_mb_list or ())
         rows.append(
             (
                 case.model, case.network, quantities.duration(tuned.default.step_time_s),
                 f"{quantities.duration(uniform.step_time_s)} at {uniform.bucket_cap_mb:g} MiB",
-                f"{quantities.duration(best.step_time_s)}, {len(best.bucket_cap_mb_list or ())} caps",
+                f"{quantities.duration(best.step_time_s)}, {caps} caps",
                 quantities.percent_column(tuned.regret(tuned.default)),
                 "unknown" if bound is None else quantities.duration(bound),
             )
         )  # fmt: skip
-    listed = table(
-        ("Model", "Network", "Default (1, then 25 MiB)", "Best uniform cap", "Best list",
-         "Default is longer by", "Lower bound"),
-        rows, words_at=(0, 1),
+    header = (
+        "Model", "Network", ">Default (1, then 25 MiB)", ">Best uniform cap", ">Best list",
+        ">Default is longer by", ">Lower bound",
     )  # fmt: skip
+    listed = render_markdown([Table(header, rows)])
     return (
         "Eight servers with one V100 each; step time under DistributedDataParallel for every "
         "`bucket_cap_mb`, beside PyTorch's default (1 MiB, then 25 MiB) and the best "

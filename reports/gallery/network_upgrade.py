@@ -7,9 +7,10 @@ from pathlib import Path
 
 from gallery.study import Study, as_csv
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Table
 from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
-from perfmodel.report.common.markdown import table
+from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.report.explorer.axes import axes_of
 from perfmodel.report.explorer.grid import explore
@@ -72,20 +73,23 @@ def upgrades_csv(points: Mapping[str, SizeResult]) -> str:
 
 def _text(points: Mapping[str, SizeResult]) -> str:
     first = next(iter(points.values()))
-    listed = table(
-        ("Network between nodes", "Step", "80 % interval", "Sequences/s", "Quicker by",
-         "Waiting for network", "Bottleneck"),
-        [
-            (
-                name, quantities.duration(p.step_time_s),
-                "none" if p.interval_s is None else quantities.span(*p.interval_s, quantities.duration),
-                quantities.count(p.samples_per_s), f"{first.step_time_s / p.step_time_s:.2f} x",
-                quantities.duration(p.exposed_comm_s), p.bottleneck,
-            )
-            for name, p in points.items()
-        ],
-        words_at=(0, 6),
+    header = (
+        "Network between nodes", ">Step", ">80 % interval", ">Sequences/s", ">Quicker by",
+        ">Waiting for network", "Bottleneck",
     )  # fmt: skip
+    rows = [
+        (
+            name,
+            quantities.duration(p.step_time_s),
+            "none" if p.interval_s is None else quantities.span(*p.interval_s, quantities.duration),
+            quantities.count(p.samples_per_s),
+            f"{first.step_time_s / p.step_time_s:.2f} x",
+            quantities.duration(p.exposed_comm_s),
+            p.bottleneck,
+        )
+        for name, p in points.items()
+    ]
+    listed = render_markdown([Table(header, rows)])
     return (
         "Sixteen servers of 8 V100 with one 25 Gbit/s adapter each, DistributedDataParallel with "
         "PyTorch's default buckets; all links between nodes made faster, everything else kept "

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from gallery.study import HERE, Study, as_csv
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Table
 from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
-from perfmodel.report.common.markdown import table
+from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.common.palette import channels
 from perfmodel.report.run.page import write_report
 from perfmodel.report.scaling.analysis import grown
@@ -66,14 +67,12 @@ def curves_csv(results: Mapping[str, Result]) -> str:
 
 def _text(results: Mapping[str, Result]) -> str:
     shown = (1, 8, 64, 256, 1024)
-    listed = table(
-        ("Curve", *(f"{gpus:,}" for gpus in shown), "80 % interval of the step at 1,024"),
-        [
-            (name, *_efficiencies(result, shown), _interval(result))
-            for name, result in results.items()
-        ],
-        words_at=(0,),
-    )
+    sizes = (f">{gpus:,}" for gpus in shown)
+    header = ("Curve", *sizes, ">80 % interval of the step at 1,024")
+    rows = [
+        (name, *_efficiencies(result, shown), _interval(result)) for name, result in results.items()
+    ]
+    listed = render_markdown([Table(header, rows)])
     knees = "\n".join(f"- {name}: {knee_sentence(result)}" for name, result in results.items())
     return (
         "Throughput as a share of linear scaling, batch per GPU fixed, from one GPU on; the band "

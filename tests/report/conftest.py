@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import networkx as nx
 import pytest
@@ -14,9 +12,6 @@ import pytest
 from perfmodel.studies.run.result import BucketTime, LinkUse, Memory, Result, SizeResult
 from perfmodel.timeline import Span, Timeline, exposed_s
 from perfmodel.topology.model import Gpu, Topology
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 LAYERS = 53
 BATCH = 64
@@ -182,16 +177,3 @@ def with_main(result: Result) -> Callable[..., Result]:
         return replace(result, points=(*result.points[:-1], replace(result.main, **fields)))  # type: ignore[arg-type]
 
     return change
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Return headless Chromium; skip where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()

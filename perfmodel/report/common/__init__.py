@@ -1,1 +1,1 @@
-"""common."""
+"""Blocks of a report, renderers for HTML, Markdown and terminal; common figures and numbers."""

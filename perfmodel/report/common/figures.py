@@ -1,4 +1,4 @@
-"""The house style of figures; where the time goes, and memory."""
+"""Common style of figures; the figures of a step's parts and of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _UNEVEN = 4.0
-"""Steps that differ by more than this factor are drawn as shares: else the short ones vanish."""
+"""Steps that differ by more than this factor are drawn as shares, or short ones would vanish."""
 
 _TIME_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
@@ -59,9 +59,9 @@ def axis_layout(title: str = "", **more: Any) -> dict[str, Any]:
     } | more
 
 
-def time_unit(longest_s: float) -> tuple[str, float]:
-    """Return the unit for an axis that reaches `longest_s`, and its seconds."""
-    fitting = [unit for unit in _TIME_UNITS if longest_s >= 2 * unit[1]]
+def time_unit(longest_s: float, least: float = 2.0) -> tuple[str, float]:
+    """Return the unit for an axis that reaches `longest_s`, `least` units or more; its seconds."""
+    fitting = [unit for unit in _TIME_UNITS if longest_s >= least * unit[1]]
     return fitting[-1] if fitting else _TIME_UNITS[0]
 
 
@@ -72,13 +72,13 @@ def gpu_ticks(points: Sequence[SizeResult], apart: float = 0.09) -> list[int]:
     """
     sizes = [point.gpus for point in points]
     span = math.log(sizes[-1] / sizes[0]) or 1.0
-    kept = [sizes[-1]]
+    labelled = [sizes[-1]]
     for size in reversed(sizes[:-1]):
-        if math.log(kept[-1] / size) >= apart * span:
-            kept.append(size)
-    if kept[-1] != sizes[0]:
-        kept[-1:] = [sizes[0]] if len(kept) > 1 else [kept[-1], sizes[0]]
-    return kept[::-1]
+        if math.log(labelled[-1] / size) >= apart * span:
+            labelled.append(size)
+    if labelled[-1] != sizes[0]:
+        labelled[-1:] = [sizes[0]] if len(labelled) > 1 else [labelled[-1], sizes[0]]
+    return labelled[::-1]
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -93,7 +93,7 @@ def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return inside
 
 
-def breakdown(result: Result) -> go.Figure:
+def draw_breakdown(result: Result) -> go.Figure:
     """Draw where the step's time goes at each size, as times or (if uneven) as shares."""
     steps = [point.step_time_s for point in result.points]
     shares = max(steps) > _UNEVEN * min(steps)
@@ -106,8 +106,9 @@ def breakdown(result: Result) -> go.Figure:
             y=[t / (s if shares else 1) / scale for t, s in zip(times, steps, strict=True)],
             name=part, marker={"color": WORK.get(part, WORK["host"])}, hoverinfo="text",
             hovertext=[
-                f"<b>{quantities.gpus(point.gpus)}</b><br>{escape(part)} {quantities.duration(time)}"
-                f"<br>{quantities.percent(time / point.step_time_s)} of the step"
+                f"<b>{quantities.gpus(point.gpus)}</b><br>{escape(part)} "
+                f"{quantities.duration(time)}<br>"
+                f"{quantities.percent(time / point.step_time_s)} of the step"
                 for point, time in zip(result.points, times, strict=True)
             ],
         )  # fmt: skip
@@ -128,7 +129,7 @@ def _parts(points: Sequence[SizeResult]) -> list[str]:
     return [part for part in WORK if part in present] + sorted(present - WORK.keys())
 
 
-def memory(part: Memory) -> go.Figure:
+def draw_memory(part: Memory) -> go.Figure:
     """Draw memory per GPU as one bar against the device's capacity."""
     gib = 2.0**30
     parts = {

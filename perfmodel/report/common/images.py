@@ -12,11 +12,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from perfmodel.errors import ExecutorUnavailable
-from perfmodel.report.common import figures, quantities
-from perfmodel.report.common.page import legend
-from perfmodel.report.run.timeline_figure import timeline
-from perfmodel.report.scaling import figures as scaling_figures
-from perfmodel.report.topology import figure as topology_figure
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import draw_breakdown, draw_memory
+from perfmodel.report.common.html import legend
+from perfmodel.report.run.timeline_figure import draw_timeline
+from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, draw_throughput
+from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.studies.run.result import Result
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Picture:
 
 
 def check_images() -> None:
-    """Refuse before any work where images cannot be drawn for want of kaleido.
+    """Refuse before any work if kaleido, which draws images, is missing.
 
     Raises
     ------
@@ -62,22 +63,22 @@ def pictures(result: Result) -> dict[str, Picture]:
     setting = f"{result.workload} with {result.strategy} on {result.machine}"
     scaled = f"{setting}, {result.scaling} scaling"
     of_main = f"{setting}, {quantities.gpus(main.gpus)}"
-    found: dict[str, Picture] = {}
+    machine = draw_topology(result.topology, main.links)
+    drawn = {}
     if len(result.points) > 1:
         speed = f"Throughput, {quantities.samples(result)} per second"
-        found["throughput"] = Picture(scaling_figures.throughput(result), speed, scaled)
         share = "Efficiency, share of linear scaling"
-        found["efficiency"] = Picture(scaling_figures.efficiency(result), share, scaled)
-        found["step-time"] = Picture(scaling_figures.step_time(result), "Step time", scaled)
-    parts = "Where the time of a step goes"
-    found["breakdown"] = Picture(figures.breakdown(result), parts, scaled)
-    found["timeline"] = Picture(timeline(main), "One step", of_main)
-    drawn = topology_figure.figure(result.topology, main.links)
-    found["topology"] = Picture(
-        drawn, "Machine and links", topology_figure.caption(result.topology)
-    )
-    found["memory"] = Picture(figures.memory(main.memory), "Memory per GPU", of_main)
-    return found
+        drawn = {
+            "throughput": Picture(draw_throughput(result), speed, scaled),
+            "efficiency": Picture(draw_efficiency(result), share, scaled),
+            "step-time": Picture(draw_step_time(result), "Step time", scaled),
+        }
+    return drawn | {
+        "breakdown": Picture(draw_breakdown(result), "Where the time of a step goes", scaled),
+        "timeline": Picture(draw_timeline(main), "One step", of_main),
+        "topology": Picture(machine, "Machine and links", topology_caption(result.topology)),
+        "memory": Picture(draw_memory(main.memory), "Memory per GPU", of_main),
+    }
 
 
 def render(drawn: Mapping[str, Picture], kind: ImageFormat) -> dict[str, bytes]:
@@ -101,26 +102,26 @@ def render(drawn: Mapping[str, Picture], kind: ImageFormat) -> dict[str, bytes]:
     """
     check_images()
     on_paper = {name: _on_paper(picture) for name, picture in drawn.items()}
-    with ThreadPoolExecutor(1) as elsewhere:  # a notebook's own event loop may be running here
-        return elsewhere.submit(asyncio.run, _render(on_paper, kind)).result()
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own event loop may be running here
+        return thread.submit(asyncio.run, _render(on_paper, kind)).result()
 
 
 async def _render(drawn: Mapping[str, go.Figure], kind: ImageFormat) -> dict[str, bytes]:
     kaleido, errors = import_module("kaleido"), import_module("kaleido.errors")  # an optional extra
-    found: dict[str, bytes] = {}
+    images: dict[str, bytes] = {}
     try:
         async with kaleido.Kaleido(n=1, timeout=_TIMEOUT_S, mathjax=False) as browser:
             for name, figure in drawn.items():
                 size = {"format": kind, "width": WIDTH, "height": figure.layout.height}
                 image = await browser.calc_fig(figure, {**size, "scale": _SHARPNESS[kind]})
-                found[f"{name}.{kind}"] = image
+                images[f"{name}.{kind}"] = image
     except (
         errors.ChromeNotFoundError, errors.BrowserFailedError, errors.BrowserClosedError,
         errors.KaleidoError, OSError, RuntimeError,
     ) as error:  # fmt: skip
         first = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise ExecutorUnavailable(f"no image could be drawn ({first}); {HOW_TO}") from None
-    return found
+    return images
 
 
 def _on_paper(picture: Picture) -> go.Figure:
@@ -149,11 +150,11 @@ def _on_paper(picture: Picture) -> go.Figure:
 
 
 def _name_lines(figure: go.Figure) -> None:
-    """Let lines stand in the legend instead of the unseen marks that answer to the pointer."""
+    """Show lines in the legend, not the invisible marks that carry the hover text."""
     for mark in figure.data:
         if mark.type != "scatter" or mark.marker.opacity != 0:
             continue
-        lines = [one for one in figure.data if one.name == mark.name and one is not mark]
+        lines = [trace for trace in figure.data if trace.name == mark.name and trace is not mark]
         for number, line in enumerate(lines):
             line.showlegend = number == 0
         mark.showlegend = not lines

@@ -144,7 +144,7 @@ def no_interval_because(point: SizeResult) -> str:
 
 
 def span(low: float, high: float, write: Callable[[float], str]) -> str:
-    """Write an interval; a unit that both ends share stands once.
+    """Write an interval; a unit that both ends share is written once.
 
     Examples
     --------

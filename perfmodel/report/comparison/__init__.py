@@ -1,1 +1,1 @@
-"""comparison."""
+"""The report of ``perfmodel compare``; `page.write_comparison` writes it."""

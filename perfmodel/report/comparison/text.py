@@ -5,63 +5,65 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from perfmodel.report.common import quantities
-from perfmodel.studies.compare.model import Change, Comparison, Imagined, Side, Versus
-
-Table = tuple[list[str], list[tuple[str, ...]]]
-"""Headers (``>`` before those of numbers) and rows."""
+from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.studies.compare.model import Change, Comparison, Side, Versus
 
 NOTHING = 0.0005
 """Changes below this are none."""
 
 
-def title(found: Comparison) -> str:
+def title(comparison: Comparison) -> str:
     """Name what is compared."""
-    return " against ".join(side.label for side in found.sides)
+    return " against ".join(side.label for side in comparison.sides)
 
 
-def sentences(found: Comparison) -> Iterator[str]:
-    """Say of each side how it stands to the first."""
-    first = found.sides[0]
-    for side, versus in zip(found.sides[1:], found.versus, strict=True):
-        said = (_headline(first, side, versus), _limit(versus), _room(first, side))
-        yield f"{side.label}: {' '.join(part for part in said if part)}"
-    if not found.versus:
+def sentences(comparison: Comparison) -> Iterator[str]:
+    """Compare each side with the first in one sentence."""
+    first = comparison.sides[0]
+    for side, versus in zip(comparison.sides[1:], comparison.versus, strict=True):
+        parts = (_headline(first, side, versus), _limit(versus), _lacking_memory(first, side))
+        yield f"{side.label}: {' '.join(part for part in parts if part)}"
+    if not comparison.versus:
         yield f"{first.label}: a step takes {quantities.duration(first.point.step_time_s)}."
 
 
 def _headline(first: Side, side: Side, versus: Versus) -> str:
     before, after = first.point, side.point
     if versus.same_batch or not versus.same_samples:
-        both = f"{quantities.duration(after.step_time_s)} instead of {quantities.duration(before.step_time_s)}"
-        said = f"a step takes {both}, {change(versus.step, 'longer', 'shorter')}"
+        now, then = quantities.duration(after.step_time_s), quantities.duration(before.step_time_s)
+        by = change(versus.step, "longer", "shorter")
         unlike = "" if versus.same_samples else " The samples are different things."
-        return f"{said}.{unlike}{_mostly(versus)}"
-    unit = quantities.samples_short(side.result)
-    both = f"{quantities.count(after.samples_per_s)} instead of {quantities.count(before.samples_per_s)}"
-    return f"{both} {unit}/s, {change(versus.throughput, 'more', 'fewer')}; steps differ in size."
+        return f"a step takes {now} instead of {then}, {by}.{unlike}{_largest_part(versus)}"
+    now, then = quantities.count(after.samples_per_s), quantities.count(before.samples_per_s)
+    unit, by = quantities.samples_short(side.result), change(versus.throughput, "more", "fewer")
+    return f"{now} instead of {then} {unit}/s, {by}; steps differ in size."
 
 
-def change(one: Change, more: str, less: str) -> str:
+def change(difference: Change, more: str, less: str) -> str:
     """Say a change with its interval: ``"18 % shorter (15 % to 20 %)"``."""
-    if abs(one.ratio - 1) < NOTHING and one.interval is None:
+    if abs(difference.ratio - 1) < NOTHING and difference.interval is None:
         return "no change"
-    said = "no change" if abs(one.ratio - 1) < NOTHING else f"{_by(one.ratio, more, less)}"
-    if one.interval is None:
-        return f"{said} (no interval is known)"
-    low, high = sorted(one.interval, key=lambda ratio: abs(ratio - 1))
+    sentence = (
+        "no change"
+        if abs(difference.ratio - 1) < NOTHING
+        else f"{_direction(difference.ratio, more, less)}"
+    )
+    if difference.interval is None:
+        return f"{sentence} (no interval is known)"
+    low, high = sorted(difference.interval, key=lambda ratio: abs(ratio - 1))
     if max(abs(low - 1), abs(high - 1)) < NOTHING:
-        return said
-    ends = f"{_by(one.interval[0], more, less)} to {_by(one.interval[1], more, less)}"
-    if one.within:
-        return f"{said}, which is within the interval ({ends})"
+        return sentence
+    ends = " to ".join(_direction(ratio, more, less) for ratio in difference.interval)
+    if difference.within:
+        return f"{sentence}, which is within the interval ({ends})"
     if (low < 1) == (high < 1):
         ends = f"{_percent(low)} to {_percent(high)}"
         if _percent(low) == _percent(high):
             ends = f"{_percent(low)} at both ends of the interval"
-    return f"{said} ({ends})"
+    return f"{sentence} ({ends})"
 
 
-def _by(ratio: float, more: str, less: str) -> str:
+def _direction(ratio: float, more: str, less: str) -> str:
     if abs(ratio - 1) < NOTHING:
         return "no change"
     return f"{_percent(ratio)} {more if ratio > 1 else less}"
@@ -73,7 +75,7 @@ def _percent(ratio: float) -> str:
     return f"{value:,.{digits}f}\N{NO-BREAK SPACE}%"
 
 
-def _mostly(versus: Versus) -> str:
+def _largest_part(versus: Versus) -> str:
     """Name the part of a step that changed most, where it changed at all."""
     part = max(versus.parts_s, key=lambda name: abs(versus.parts_s[name]))
     apart_s = versus.parts_s[part]
@@ -90,7 +92,7 @@ def _limit(versus: Versus) -> str:
     return f"Both are limited by {after}."
 
 
-def _room(first: Side, side: Side) -> str:
+def _lacking_memory(first: Side, side: Side) -> str:
     """Say which of two sides has no room in memory."""
     lacking = [each.label for each in (first, side) if not each.point.memory.fits]
     if not lacking:
@@ -102,16 +104,15 @@ def _room(first: Side, side: Side) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def fields(found: Comparison) -> Table:
+def fields_table(comparison: Comparison) -> Table:
     """Which fields differ."""
-    return ["field", *(side.label for side in found.sides)], [
-        (field.name, *field.values) for field in found.fields
-    ]
+    rows = [(field.name, *field.values) for field in comparison.fields]
+    return Table(["field", *(side.label for side in comparison.sides)], rows)
 
 
-def figures(found: Comparison) -> Table:
+def figures_table(comparison: Comparison) -> Table:
     """The figures of each side; with two of them the change too."""
-    sides = found.sides
+    sides = comparison.sides
     points = [side.point for side in sides]
     rows: list[tuple[str, ...]] = [
         ("GPUs", *(f"{point.gpus:,}" for point in points)),
@@ -125,42 +126,48 @@ def figures(found: Comparison) -> Table:
         ("memory per GPU", *map(_memory, sides)),
         ("limited by", *(point.bottleneck for point in points)),
     ]
-    return _with_change(found, rows, _changes(found))
+    return _with_change(comparison, rows, _changes(comparison))
 
 
-def step_parts(found: Comparison) -> Table:
+def parts_table(comparison: Comparison) -> Table:
     """Where the step of each side goes; with two sides the change too."""
     rows: list[tuple[str, ...]] = [
-        (name, *(quantities.duration(s.point.breakdown_s.get(name, 0.0)) for s in found.sides))
-        for name in parts(found)
+        (name, *(quantities.duration(s.point.breakdown_s.get(name, 0.0)) for s in comparison.sides))
+        for name in parts(comparison)
     ]
-    own = {name: _more(time_s) for one in found.versus for name, time_s in one.parts_s.items()}
-    return _with_change(found, rows, own)
-
-
-def _with_change(found: Comparison, rows: list[tuple[str, ...]], own: Mapping[str, str]) -> Table:
-    headers = ["", *(f">{side.label}" for side in found.sides)]
-    if len(found.sides) != 2:
-        return headers, rows
-    return [*headers, ">change"], [(*row, own.get(row[0], "")) for row in rows]
-
-
-def _changes(found: Comparison) -> Mapping[str, str]:
-    """What the column of changes says of two sides."""
-    if len(found.sides) != 2:
-        return {}
-    (one,), (first, other) = found.versus, [side.point for side in found.sides]
     own = {
-        "step": _signed(one.step.ratio),
-        "compute": _more(other.compute_s - first.compute_s),
-        "communication": _more(other.comm_s - first.comm_s),
-        "exposed communication": _more(one.exposed_s),
+        name: _signed_time(time_s)
+        for versus in comparison.versus
+        for name, time_s in versus.parts_s.items()
     }
-    if one.same_samples:
-        own["throughput"] = _signed(one.throughput.ratio)
-    if one.step.interval is not None:
-        low, high = one.step.interval
-        own["80 % interval"] = f"{_signed(low)} to {_signed(high)}"
+    return _with_change(comparison, rows, own)
+
+
+def _with_change(
+    comparison: Comparison, rows: list[tuple[str, ...]], changes: Mapping[str, str]
+) -> Table:
+    header = ["", *(f">{side.label}" for side in comparison.sides)]
+    if len(comparison.sides) != 2:
+        return Table(header, rows)
+    return Table([*header, ">change"], [(*row, changes.get(row[0], "")) for row in rows])
+
+
+def _changes(comparison: Comparison) -> Mapping[str, str]:
+    """What the column of changes says of two sides."""
+    if len(comparison.sides) != 2:
+        return {}
+    (versus,), (first, other) = comparison.versus, [side.point for side in comparison.sides]
+    own = {
+        "step": _signed_ratio(versus.step.ratio),
+        "compute": _signed_time(other.compute_s - first.compute_s),
+        "communication": _signed_time(other.comm_s - first.comm_s),
+        "exposed communication": _signed_time(versus.exposed_s),
+    }
+    if versus.same_samples:
+        own["throughput"] = _signed_ratio(versus.throughput.ratio)
+    if versus.step.interval is not None:
+        low, high = versus.step.interval
+        own["80 % interval"] = f"{_signed_ratio(low)} to {_signed_ratio(high)}"
     return own
 
 
@@ -173,15 +180,15 @@ def _memory(side: Side) -> str:
     return quantities.size(memory.total_bytes) + ("" if memory.fits else " (does not fit)")
 
 
-def parts(found: Comparison) -> list[str]:
+def parts(comparison: Comparison) -> list[str]:
     """Parts of a step that matter on some side, in their usual order."""
-    names = dict.fromkeys(name for side in found.sides for name in side.point.breakdown_s)
+    names = dict.fromkeys(name for side in comparison.sides for name in side.point.breakdown_s)
     return [
         name
         for name in names
         if any(
             side.point.breakdown_s.get(name, 0.0) > 1e-4 * side.point.step_time_s
-            for side in found.sides
+            for side in comparison.sides
         )
     ]
 
@@ -193,42 +200,41 @@ def _interval(side: Side) -> str:
     return f"{quantities.duration(ends[0])} to {quantities.duration(ends[1])}"
 
 
-def _signed(ratio: float) -> str:
+def _signed_ratio(ratio: float) -> str:
     if abs(ratio - 1) < NOTHING:
         return "0 %"
     return f"{'+' if ratio > 1 else '-'}{_percent(ratio)}"
 
 
-def _more(time_s: float) -> str:
+def _signed_time(time_s: float) -> str:
     if time_s == 0:
         return "0 s"
     return f"{'+' if time_s > 0 else '-'}{quantities.duration(abs(time_s))}"
 
 
-def imagined(found: Comparison) -> Table:
+def what_if_table(comparison: Comparison) -> Table:
     """The classic what-ifs: step, what is saved, and how much of the difference is gone."""
-    headers = ["with"]
-    for side in found.sides:
-        headers += [f">{side.label}", ">saved"]
-    shared = any(share is not None for one in found.imagined for share in one.shares)
+    header = ["with"]
+    for side in comparison.sides:
+        header += [f">{side.label}", ">saved"]
+    shared = any(share is not None for each in comparison.imagined for share in each.shares)
     if shared:
-        others = found.sides[1:]
+        others = comparison.sides[1:]
         of = ">of the difference"
-        headers += [of] if len(others) == 1 else [f"{of} ({side.label})" for side in others]
-    now = ("everything as it is", *(
-        cell for side in found.sides for cell in (quantities.duration(side.point.step_time_s), "")
-    ))  # fmt: skip
-    empty = ("",) * (len(found.sides) - 1) if shared else ()
-    rows: list[tuple[str, ...]] = [(*now, *empty)]
-    for one in found.imagined:
-        cells = tuple(cell for at in range(len(found.sides)) for cell in _cells(found, one, at))
-        shares = tuple(_share(share) for share in one.shares[1:]) if shared else ()
-        rows.append((one.what, *cells, *shares))
-    return headers, rows
+        header += [of] if len(others) == 1 else [f"{of} ({side.label})" for side in others]
+    unchanged = ["everything as it is"]
+    for side in comparison.sides:
+        unchanged += [quantities.duration(side.point.step_time_s), ""]
+    rows = [unchanged + [""] * (len(header) - len(unchanged))]
+    for imagined in comparison.imagined:
+        row = [imagined.what]
+        for side, step_s in zip(comparison.sides, imagined.steps_s, strict=True):
+            row += _cells(step_s, side.point.step_time_s)
+        rows.append(row + ([_share(share) for share in imagined.shares[1:]] if shared else []))
+    return Table(header, rows)
 
 
-def _cells(found: Comparison, one: Imagined, at: int) -> tuple[str, str]:
-    step_s, now_s = one.steps_s[at], found.sides[at].point.step_time_s
+def _cells(step_s: float | None, now_s: float) -> tuple[str, str]:
     if step_s is None:
         return "failed", ""
     return quantities.duration(step_s), f"{100 * (1 - step_s / now_s):.1f}\N{NO-BREAK SPACE}%"
@@ -236,3 +242,19 @@ def _cells(found: Comparison, one: Imagined, at: int) -> tuple[str, str]:
 
 def _share(share: float | None) -> str:
     return "" if share is None else f"{round(100 * share)}\N{NO-BREAK SPACE}%"
+
+
+# ---------------------------------------------------------------- terminal
+
+
+def comparison_lines(comparison: Comparison) -> list[Block]:
+    """Arrange a comparison for the terminal: sentences, what differs, figures, what-ifs."""
+    blank = Paragraph("")
+    blocks: list[Block] = [*paragraphs(sentences(comparison)), blank]
+    if len(comparison.sides) > 1:
+        nothing = Paragraph("No field differs.")
+        blocks += [fields_table(comparison) if comparison.fields else nothing, blank]
+    blocks += [figures_table(comparison), blank, parts_table(comparison)]
+    if comparison.imagined:
+        blocks += [blank, what_if_table(comparison)]
+    return [*blocks, blank]

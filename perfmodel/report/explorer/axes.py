@@ -1,4 +1,4 @@
-"""The axes of the what-if explorer: which settings are simulated, and where sliders may stand."""
+"""The axes of the what-if explorer: which settings are simulated, and the stops of each slider."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from perfmodel.training.strategies import STRATEGIES
 
 MOST_POINTS, LEAST_POINTS = 360, 54
 """Settings that are simulated at most, each in a fraction of a second; and how few suffice for
-both ends of each slider and what is asked."""
+both ends of each slider and the baseline."""
 
 CAPS = tuple(mib * 2.0**20 for mib in (1, 5, 25, 50, 100, 400))
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 DELAYS = (0.25, 1.0, 4.0)
-"""Bucket caps, and factors on bandwidth and latency, that the sliders offer beside what is asked:
+"""Bucket caps, and factors on bandwidth and latency, that sliders offer beside the scenario's own:
 a generation of hardware is about a factor of two, and latency matters least."""
 
 MOST_SIZES = 4
@@ -43,7 +43,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where a slider may stand.
+    """One position of a slider.
 
     Parameters
     ----------
@@ -63,18 +63,18 @@ class Stop:
 
     @property
     def short(self) -> str:
-        """Label of an axis: without what stands in brackets."""
+        """Label of an axis: without the part in brackets."""
         return self.label.partition(" (")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One slider. `asked` is the point that the scenario asks about."""
+    """One slider. `baseline` is the number of the point that the scenario itself sets."""
 
     key: str
     name: str
     stops: tuple[Stop, ...]
-    asked: int
+    baseline: int
 
     @property
     def points(self) -> tuple[Stop, ...]:
@@ -94,51 +94,58 @@ def axes_of(scenario: Scenario, result: Result, most: int = MOST_POINTS) -> tupl
     only where there is more than one size. The last axis is always that of GPUs.
     """
     caps = _caps(scenario, result)
-    rates, delays = _network(scenario, result)
-    sizes = [(p.gpus, p.nodes) for p in _spread(_sizes(scenario, result))]
-    found = [_cap_axis(scenario, caps)] if caps else []
+    rates, delays = _network_factors(scenario, result)
+    sizes = [(p.gpus, p.nodes) for p in _spread_sizes(_cluster_sizes(scenario, result))]
+    axes = [_cap_axis(scenario, caps)] if caps else []
     if rates:
-        found.append(_factor_axis(scenario, "bandwidth", rates))
+        axes.append(_factor_axis(scenario, "bandwidth", rates))
     if delays:
-        found.append(_factor_axis(scenario, "latency", delays))
-    found.append(_gpu_axis(scenario, result, sizes))
-    return _bounded(found, most)
+        axes.append(_factor_axis(scenario, "latency", delays))
+    axes.append(_gpu_axis(scenario, result, sizes))
+    return _limit_points(axes, most)
 
 
-def _bounded(axes: Sequence[Axis], most: int) -> tuple[Axis, ...]:
+def _limit_points(axes: Sequence[Axis], most: int) -> tuple[Axis, ...]:
     """Leave inner points out of the longest axis until there are few enough in all."""
-    found = list(axes)
-    while math.prod(map(len, found)) > most:
-        longest = max(range(len(found)), key=lambda at: (len(_inner(found[at])), len(found[at])))
-        if not _inner(found[longest]):
+    shortened = list(axes)
+    while math.prod(map(len, shortened)) > most:
+        longest = max(
+            range(len(shortened)),
+            key=lambda at: (len(_inner_points(shortened[at])), len(shortened[at])),
+        )
+        if not _inner_points(shortened[longest]):
             break
-        found[longest] = _shorter(found[longest])
-    return tuple(found)
+        shortened[longest] = _drop_point(shortened[longest])
+    return tuple(shortened)
 
 
-def _inner(axis: Axis) -> list[int]:
-    """Points that may be left out: neither an end nor the one that is asked about."""
-    return [at for at in range(1, len(axis) - 1) if at != axis.asked]
+def _inner_points(axis: Axis) -> list[int]:
+    """Points that may be left out: neither an end nor the baseline."""
+    return [at for at in range(1, len(axis) - 1) if at != axis.baseline]
 
 
-def _shorter(axis: Axis) -> Axis:
+def _drop_point(axis: Axis) -> Axis:
     """Leave out the inner point whose neighbours are nearest to each other."""
     values = [math.log(point.value) for point in axis.points]
-    gone = min(_inner(axis), key=lambda at: values[at + 1] - values[at - 1])
-    kept = [point for at, point in enumerate(axis.points) if at != gone]
+    dropped = min(_inner_points(axis), key=lambda at: values[at + 1] - values[at - 1])
+    remaining = [point for at, point in enumerate(axis.points) if at != dropped]
     between = [stop for stop in axis.stops if not stop.at.is_integer()]
-    return replace(axis, stops=_placed(kept, between), asked=axis.asked - (gone < axis.asked))
+    return replace(
+        axis,
+        stops=_place_stops(remaining, between),
+        baseline=axis.baseline - (dropped < axis.baseline),
+    )
 
 
-def _placed(points: Sequence[Stop], between: Iterable[Stop]) -> tuple[Stop, ...]:
+def _place_stops(points: Sequence[Stop], between: Iterable[Stop]) -> tuple[Stop, ...]:
     """Number the points, and place the stops between them by the logarithm of their value."""
-    found = [replace(point, at=float(number)) for number, point in enumerate(points)]
+    stops = [replace(point, at=float(number)) for number, point in enumerate(points)]
     for stop in between:
-        for low, high in pairwise(found[: len(points)]):
+        for low, high in pairwise(stops[: len(points)]):
             if low.value < stop.value < high.value:
                 share = math.log(stop.value / low.value) / math.log(high.value / low.value)
-                found.append(replace(stop, at=low.at + share))
-    return tuple(sorted(found, key=lambda stop: stop.at))
+                stops.append(replace(stop, at=low.at + share))
+    return tuple(sorted(stops, key=lambda stop: stop.at))
 
 
 # ---------------------------------------------------------------- buckets
@@ -173,14 +180,14 @@ def _cap_axis(scenario: Scenario, caps: Sequence[float]) -> Axis:
         settings = {"strategy.bucket_cap": f"{nbytes:.0f} B"}
         if first is not None:
             settings["strategy.first_bucket"] = f"{first:.0f} B"
-        return Stop(at, _short(quantities.size(nbytes)), nbytes, settings)
+        return Stop(at, _trim_decimals(quantities.size(nbytes)), nbytes, settings)
 
     # Nothing between: a parameter goes into one bucket or the other, so that the time jumps.
     stops = tuple(stop(float(at), nbytes) for at, nbytes in enumerate(caps))
     return Axis("cap", "Bucket cap", stops, caps.index(_cap_asked(options)))
 
 
-def _short(text: str) -> str:
+def _trim_decimals(text: str) -> str:
     """Drop the decimals of a round number: ``"25.0 MiB"`` becomes ``"25 MiB"``."""
     number, space, unit = text.partition("\N{NO-BREAK SPACE}")
     return f"{float(number.replace(',', '')):,g}{space}{unit}"
@@ -189,27 +196,27 @@ def _short(text: str) -> str:
 # ---------------------------------------------------------------- network
 
 
-def _network(scenario: Scenario, result: Result) -> tuple[list[float], list[float]]:
-    """Factors on what is asked; none without a network, or where it is infinite or zero."""
+def _network_factors(scenario: Scenario, result: Result) -> tuple[list[float], list[float]]:
+    """Factors on the scenario's values; none without a network, or if it is infinite or zero."""
     if result.main.nodes < 2:
         return [], []
-    rate, delay = _imagined(scenario)
+    rate, delay = _factors(scenario)
     return list(RATES) if rate < INFINITE / max(RATES) else [], list(DELAYS) if delay > 0 else []
 
 
-def _imagined(scenario: Scenario) -> tuple[float, float]:
+def _factors(scenario: Scenario) -> tuple[float, float]:
     """Factors on bandwidth and latency that the scenario itself has."""
     what_if = scenario.what_if
     return (1.0, 1.0) if what_if is None else (what_if.network_bandwidth, what_if.network_latency)
 
 
 def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axis:
-    rate, delay = _imagined(scenario)
-    asked = rate if kind == "bandwidth" else delay
-    rate_Bps, delay_s = _adapter(scenario)
+    rate, delay = _factors(scenario)
+    baseline = rate if kind == "bandwidth" else delay
+    rate_Bps, delay_s = _adapter_rates(scenario)
 
     def stop(at: float, factor: float) -> Stop:
-        value = asked * factor
+        value = baseline * factor
         if kind == "bandwidth":
             text = (
                 ""
@@ -217,7 +224,7 @@ def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axi
                 else f"{float(f'{rate_Bps * value * 8 / 1e9:.3g}'):,g} Gbit/s"
             )
         else:
-            text = "" if not delay_s else _short(quantities.duration(delay_s * value))
+            text = "" if not delay_s else _trim_decimals(quantities.duration(delay_s * value))
         label = (
             f"{text} (\N{MULTIPLICATION SIGN}{factor:.3g})"
             if text
@@ -229,11 +236,11 @@ def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axi
         "bandwidth": "Network bandwidth per adapter",
         "latency": "Network latency per adapter",
     }[kind]
-    return Axis(kind, name, _with_between(factors, stop), list(factors).index(1.0))
+    return Axis(kind, name, _stops_with_between(factors, stop), list(factors).index(1.0))
 
 
-def _adapter(scenario: Scenario) -> tuple[float | None, float | None]:
-    """Nominal bandwidth and latency of the links between nodes, if they are all alike."""
+def _adapter_rates(scenario: Scenario) -> tuple[float | None, float | None]:
+    """Nominal bandwidth and latency of the links between nodes, if all have the same."""
     node = resolved(scenario)[0]
     links = [link for link in node.links.values() if link.kind in BETWEEN_NODES]
     if len({(link.bandwidth, link.latency) for link in links}) != 1:
@@ -250,8 +257,8 @@ class _Cluster:
     nodes: int
 
 
-def _sizes(scenario: Scenario, result: Result) -> list[_Cluster]:
-    """Sizes of the curve; powers of two of nodes where only one size was asked for."""
+def _cluster_sizes(scenario: Scenario, result: Result) -> list[_Cluster]:
+    """Sizes of the curve; powers of two of nodes where the scenario has only one size."""
     if scenario.scale is not None:
         return [_Cluster(point.gpus, point.nodes) for point in result.points]
     nodes, each = result.main.nodes, result.main.gpus // result.main.nodes
@@ -278,7 +285,7 @@ def _has_what_events_name(scenario: Scenario, nodes: int) -> bool:
     return True
 
 
-def _spread(sizes: Sequence[_Cluster]) -> list[_Cluster]:
+def _spread_sizes(sizes: Sequence[_Cluster]) -> list[_Cluster]:
     """At most `MOST_SIZES`: both ends, and others evenly between them."""
     if len(sizes) <= MOST_SIZES:
         return list(sizes)
@@ -310,10 +317,10 @@ def _gpu_axis(scenario: Scenario, result: Result, sizes: Sequence[tuple[int, int
             for count in sorted(counts)
             if low < count * each < high and _divides(scenario, count * each)
         ]
-    return Axis("gpus", "GPUs", _placed(points, between), len(points) - 1)
+    return Axis("gpus", "GPUs", _place_stops(points, between), len(points) - 1)
 
 
-def _with_between(
+def _stops_with_between(
     values: Sequence[float], stop: Callable[[float, float], Stop]
 ) -> tuple[Stop, ...]:
     points = [stop(float(at), value) for at, value in enumerate(values)]
@@ -322,4 +329,4 @@ def _with_between(
         for low, high in pairwise(values)
         for share in _BETWEEN
     ]
-    return _placed(points, between)
+    return _place_stops(points, between)

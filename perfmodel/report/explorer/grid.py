@@ -23,8 +23,8 @@ _RANDOM_CHECKS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """A place between points, simulated only to see how far off interpolation is there.
+class InterpolationCheck:
+    """A place between points, simulated only to measure the error of interpolation there.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Grid:
         Samples of a step per GPU; None where the global batch is fixed.
     samples : float
         Samples of a step at the size that is asked about.
-    tried : tuple of Tried
+    checks : tuple of InterpolationCheck
     failed : str
         The first message of a point that could not be simulated; "" if there is none.
     """
@@ -68,23 +68,23 @@ class Grid:
     rows: tuple[Mapping[str, Any] | None, ...]
     samples_per_gpu: float | None
     samples: float
-    tried: tuple[Tried, ...] = ()
+    checks: tuple[InterpolationCheck, ...] = ()
     failed: str = ""
 
     @property
-    def asked(self) -> Place:
-        """Where the scenario as asked lies."""
-        return tuple(float(axis.asked) for axis in self.axes)
+    def baseline(self) -> Place:
+        """The scenario's own setting."""
+        return tuple(float(axis.baseline) for axis in self.axes)
 
     @property
     def worst_error(self) -> float:
-        """Largest error of interpolation where it was tried; 0 if it was not."""
-        return max((one.error for one in self.tried), default=0.0)
+        """Largest error of interpolation over all checks; 0 without any."""
+        return max((check.error for check in self.checks), default=0.0)
 
     @property
     def median_error(self) -> float:
         """Median of those errors."""
-        return median(one.error for one in self.tried) if self.tried else 0.0
+        return median(check.error for check in self.checks) if self.checks else 0.0
 
 
 def corners(axes: Sequence[Axis], place: Place) -> Iterator[tuple[int, float]]:
@@ -163,12 +163,14 @@ def explore(
         Called with (simulations done, simulations in all).
     """
     places = [tuple(map(float, at)) for at in itertools.product(*(range(len(a)) for a in axes))]
-    between = list(_between(axes))
-    wanted = [*places, *between]
-    run = [_quiet(axes, place) for place in wanted]
+    between = list(_places_between(axes))
+    places_to_run = [*places, *between]
+    run = [_without_network(axes, place) for place in places_to_run]
     distinct = list(dict.fromkeys(run))
-    asked = [_settings(axes, place) for place in distinct]
-    together = variants(scenario, zip={name: [one[name] for one in asked] for name in asked[0]})
+    settings = [_settings(axes, place) for place in distinct]
+    together = variants(
+        scenario, zip={name: [setting[name] for setting in settings] for name in settings[0]}
+    )
     swept = run_sweep(together, jobs=jobs, profile=profile, progress=progress)
     by_place = dict(zip(distinct, swept.rows, strict=True))
     rows = [row if row["status"] == "ok" else None for row in (by_place[place] for place in run)]
@@ -181,64 +183,66 @@ def explore(
         samples=float(main.global_batch),
         failed=next((row["message"] for row in swept.rows if row["status"] != "ok"), ""),
     )
-    return replace(grid, tried=tuple(_tried(grid, between, rows[len(places) :])))
+    return replace(grid, checks=tuple(_check_interpolation(grid, between, rows[len(places) :])))
 
 
 def _settings(axes: Sequence[Axis], place: Place) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for axis, at in zip(axes, place, strict=True):
-        found |= _stop(axis, at).settings
-    return found
+        settings |= _stop_at(axis, at).settings
+    return settings
 
 
-def _stop(axis: Axis, at: float) -> Stop:
+def _stop_at(axis: Axis, at: float) -> Stop:
     return next(stop for stop in axis.stops if stop.at == at)
 
 
-def _quiet(axes: Sequence[Axis], place: Place) -> Place:
-    """The same place with the network as asked, where one node has none."""
-    size = _stop(axes[-1], place[-1])
+def _without_network(axes: Sequence[Axis], place: Place) -> Place:
+    """The same place with the scenario's own network where one node uses none."""
+    size = _stop_at(axes[-1], place[-1])
     alone = size.settings["scale"].get("nodes") == [1] or "gpus" in size.settings["scale"]
     if not alone:
         return place
     return tuple(
-        float(axis.asked) if axis.key in {"bandwidth", "latency"} else at
+        float(axis.baseline) if axis.key in {"bandwidth", "latency"} else at
         for axis, at in zip(axes, place, strict=True)
     )
 
 
-def _between(axes: Sequence[Axis]) -> Iterator[Place]:
+def _places_between(axes: Sequence[Axis]) -> Iterator[Place]:
     """Places in the middle between points: along each axis, and some amid several."""
-    asked = tuple(float(axis.asked) for axis in axes)
+    baseline = tuple(float(axis.baseline) for axis in axes)
     middles = [_middles(axis) for axis in axes]
     for number, stops in enumerate(middles):
         for at in stops:
-            yield (*asked[:number], at, *asked[number + 1 :])
+            yield (*baseline[:number], at, *baseline[number + 1 :])
     free = [number for number, stops in enumerate(middles) if stops]
     if len(free) > 1:
         amid = list(itertools.product(*(middles[number] for number in free)))
         draw = random.Random(0)  # noqa: S311  (places to try, the same ones every time)
         for chosen in draw.sample(amid, min(_RANDOM_CHECKS, len(amid))):
             stands = dict(zip(free, chosen, strict=True))
-            yield tuple(stands.get(number, at) for number, at in enumerate(asked))
+            yield tuple(stands.get(number, at) for number, at in enumerate(baseline))
 
 
 def _middles(axis: Axis) -> list[float]:
     """The stop nearest to the middle between each two points."""
-    found = []
+    middles = []
     for low in range(len(axis) - 1):
         inside = [stop.at for stop in axis.stops if low < stop.at < low + 1]
         if inside:
-            found.append(min(inside, key=lambda at: abs(at - low - 0.5)))
-    return found
+            middles.append(min(inside, key=lambda at: abs(at - low - 0.5)))
+    return middles
 
 
-def _tried(
+def _check_interpolation(
     grid: Grid, places: Sequence[Place], rows: Sequence[Mapping[str, Any] | None]
-) -> Iterator[Tried]:
+) -> Iterator[InterpolationCheck]:
     for place, row in zip(places, rows, strict=True):
         guessed = value_at(grid, place, "step_time_s")
         if row is None or guessed is None:
             continue
         off = [a.key for a, at in zip(grid.axes, place, strict=True) if not at.is_integer()]
-        yield Tried(place, off[0] if len(off) == 1 else "several", row["step_time_s"], guessed)
+        yield InterpolationCheck(
+            place, off[0] if len(off) == 1 else "several", row["step_time_s"], guessed
+        )

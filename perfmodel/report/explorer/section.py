@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from perfmodel.files import finite
 from perfmodel.report.common import quantities
-from perfmodel.report.common.page import figure_section
+from perfmodel.report.common.document import Markup, Section, section
 from perfmodel.report.explorer.axes import Axis, Stop
-from perfmodel.report.explorer.grid import Grid, Tried
+from perfmodel.report.explorer.grid import Grid
 from perfmodel.studies.run.result import Result
 
 _AXES = {"cap": "bucket cap", "bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}
@@ -38,64 +38,59 @@ _BETWEEN_DOTS = (
 )
 
 COARSE = 0.05
-"""From such an error of interpolation on, readers are told to simulate what they decide by."""
+"""Error of interpolation from which on the page advises to simulate a setting itself."""
 
 _FILE = re.compile(r"^.*?(?=\S+: found )")
 
 COLUMNS = ("step_time_s", "low_s", "high_s", "exposed_comm_s")
 
 
-def section(result: Result, grid: Grid) -> str:
-    """Build the section: sliders as asked, what they show, the grid and the script."""
+def explorer_section(result: Result, grid: Grid) -> Section:
+    """Build the section: sliders, the figures that they show, the data and the script."""
     first = grid.axes[-1].points[0]
     lead = (
         f"Move a slider: all {len(grid.rows):,} combinations of the ticked settings were simulated "
-        f"beforehand. {checked(grid)} Efficiency is relative to {first.label} with the same other "
-        "settings."
+        f"beforehand. {interpolation_sentence(grid)} Efficiency is relative to {first.label} with "
+        "the same other settings."
     )
     sliders = "".join(_slider(axis) for axis in grid.axes)
     network = any(axis.key in {"bandwidth", "latency"} for axis in grid.axes)
     hint = _HINT + (_NETWORK_HINT if network else "")
     tiles = "".join(_tile(result, *tile) for tile in _TILES)
-    return figure_section(
-        "What if",
-        lead,
+    data = _embed_json(to_data(grid))
+    markup = [
         f"<style>\n{_read('explorer.css')}</style>",
-        f'<div class="explorer" id="explorer"><div>{sliders}'
-        '<button type="button" id="explorer-reset">Back to what was asked</button>'
-        f'<p class="hint">{hint}</p></div>'
-        '<div><p id="explorer-mark" role="status">The explorer needs JavaScript.</p>'
-        f'<div class="answers">{tiles}</div></div></div>'
-        '<h3 id="explorer-chart-title"></h3>'
-        '<div><svg id="explorer-chart" role="img"></svg></div>'
-        f'<p class="hint">{_BETWEEN_DOTS if grid.tried else _DOTS}; shaded: '
-        "80\N{NO-BREAK SPACE}% interval.</p>",
-        f'<script type="application/json" id="explorer-data">{_embedded(to_data(grid))}</script>',
+        (
+            f'<div class="explorer" id="explorer"><div>{sliders}'
+            '<button type="button" id="explorer-reset">Back to what was asked</button>'
+            f'<p class="hint">{hint}</p></div>'
+            '<div><p id="explorer-mark" role="status">The explorer needs JavaScript.</p>'
+            f'<div class="answers">{tiles}</div></div></div>'
+            '<h3 id="explorer-chart-title"></h3>'
+            '<div><svg id="explorer-chart" role="img"></svg></div>'
+            f'<p class="hint">{_BETWEEN_DOTS if grid.checks else _DOTS}; shaded: '
+            "80\N{NO-BREAK SPACE}% interval.</p>"
+        ),
+        f'<script type="application/json" id="explorer-data">{data}</script>',
         f"<script>\n{_read('explorer.js')}</script>",
-    )
+    ]
+    return section("What if", lead, Markup("\n".join(markup)))
 
 
-def checked(grid: Grid) -> str:
-    """Say how far interpolation was off where it was tried."""
-    if not grid.tried:
+def interpolation_sentence(grid: Grid) -> str:
+    """State the error of interpolation at the places where it was checked."""
+    if not grid.checks:
         return "Nothing lies between them."
-    worst = max(grid.tried, key=lambda one: one.error)
+    worst = max(grid.checks, key=lambda check: check.error)
     between = _AXES.get(worst.axis, "several settings at once")
     coarse = " Simulate a setting itself before you rely on it: perfmodel run --set."
     return (
-        f"Between them numbers are interpolated and say so: at {len(grid.tried)} places in the "
+        f"Between them numbers are interpolated and say so: at {len(grid.checks)} places in the "
         f"middle between points, simulated only to check this, the step time was off by "
-        f"{quantities.percent(grid.median_error)} in the median and {quantities.percent(worst.error)} at "
-        f"worst (between values of {between}).{coarse if worst.error > COARSE else ''}"
+        f"{quantities.percent(grid.median_error)} in the median and "
+        f"{quantities.percent(worst.error)} at worst (between values of {between})."
+        f"{coarse if worst.error > COARSE else ''}"
     )
-
-
-def errors_by_axis(tried: Sequence[Tried]) -> Mapping[str, float]:
-    """Largest error along each axis, and amid several."""
-    found: dict[str, float] = {}
-    for one in tried:
-        found[one.axis] = max(found.get(one.axis, 0.0), one.error)
-    return found
 
 
 def to_data(grid: Grid) -> dict[str, Any]:
@@ -118,7 +113,7 @@ def to_data(grid: Grid) -> dict[str, Any]:
 
 
 def _without_file(message: str) -> str:
-    """Drop the path of the scenario's file before the field, which is nobody else's business."""
+    """Drop the path of the scenario's file, so that a shared page does not name it."""
     return _FILE.sub("", message, count=1)
 
 
@@ -132,28 +127,28 @@ def _axis_data(grid: Grid, axis: Axis) -> dict[str, Any]:
         "key": axis.key,
         "name": axis.name,
         "points": len(axis),
-        "asked": _asked(axis),
+        "asked": _baseline_stop(axis),
         "stops": [_stop_data(grid, axis, stop) for stop in axis.stops],
     }
 
 
 def _stop_data(grid: Grid, axis: Axis, stop: Stop) -> dict[str, Any]:
-    found: dict[str, Any] = {"at": stop.at, "label": stop.label, "short": stop.short}
+    data: dict[str, Any] = {"at": stop.at, "label": stop.label, "short": stop.short}
     if axis.key == "gpus":
         each = grid.samples_per_gpu
         samples = grid.samples if each is None else each * stop.value
-        found |= {"gpus": int(stop.value), "samples": samples}
-    return found
+        data |= {"gpus": int(stop.value), "samples": samples}
+    return data
 
 
-def _asked(axis: Axis) -> int:
-    """Number of the stop that the scenario asks about."""
-    return next(number for number, stop in enumerate(axis.stops) if stop.at == axis.asked)
+def _baseline_stop(axis: Axis) -> int:
+    """Number of the stop at which the slider starts."""
+    return next(number for number, stop in enumerate(axis.stops) if stop.at == axis.baseline)
 
 
 def _slider(axis: Axis) -> str:
     name, stops = f"explorer-{axis.key}", axis.stops
-    asked = stops[_asked(axis)]
+    baseline = stops[_baseline_stop(axis)]
     ticks = "".join(
         f'<option value="{number}"></option>'
         for number, stop in enumerate(stops)
@@ -162,18 +157,18 @@ def _slider(axis: Axis) -> str:
     fixed = " disabled" if len(stops) < 2 else ""
     return (
         f'<div class="axis"><label for="{name}"><span>{escape(axis.name)}</span>'
-        f'<output id="{name}-value" for="{name}">{escape(asked.label)}</output></label>'
+        f'<output id="{name}-value" for="{name}">{escape(baseline.label)}</output></label>'
         f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" '
-        f'value="{_asked(axis)}" list="{name}-points" autocomplete="off"{fixed}>'
+        f'value="{_baseline_stop(axis)}" list="{name}-points" autocomplete="off"{fixed}>'
         f'<datalist id="{name}-points">{ticks}</datalist></div>'
     )
 
 
 def _tile(result: Result, name: str, title: str, look: str) -> str:
-    shown = escape(title.format(samples=quantities.samples_short(result)))
+    label = escape(title.format(samples=quantities.samples_short(result)))
     interval = '<small id="explorer-interval"></small>' if name == "step" else ""
     return (
-        f'<div class="tile {look}"><span>{shown}</span><strong id="explorer-{name}"></strong>'
+        f'<div class="tile {look}"><span>{label}</span><strong id="explorer-{name}"></strong>'
         f'<small id="explorer-{name}-change"></small>{interval}</div>'
     )
 
@@ -182,7 +177,7 @@ def _read(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def _embedded(data: Mapping[str, Any]) -> str:
+def _embed_json(data: Mapping[str, Any]) -> str:
     """JSON that no HTML parser can take for the end of the script or for a comment."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":

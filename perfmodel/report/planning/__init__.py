@@ -1,1 +1,1 @@
-"""planning."""
+"""The report of ``perfmodel plan``; `page.write_plan` writes it."""

@@ -27,7 +27,7 @@ LABELLED = 24
 """Points that still get their number of nodes beside them."""
 
 
-def time_against_cost(plan: PlanResult) -> go.Figure:
+def draw_time_against_cost(plan: PlanResult) -> go.Figure:
     """Draw every option with its intervals; the front, deadline and budget as lines."""
     priced = [option for option in plan.usable if option.cost is not None]
     unit, unit_s = _unit(priced)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Table
 from perfmodel.report.planning.text import (
     Unit,
     amount_only,
@@ -21,9 +22,6 @@ from perfmodel.studies.plan.failures import Upkeep
 from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Training, UpgradeOutcome
 
 T = TypeVar("T")
-
-Table = tuple[list[str], list[list[str]]]
-"""Headers (numbers' start with ">") and rows."""
 
 NOTHING = "\N{EN DASH}"
 """Where there is no such number."""
@@ -48,7 +46,7 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
     headers += [">energy", ">efficiency"] + ([] if narrow else [">step"])
     unit = common_unit([option.wall_s for option in plan.usable])
     rows = [_option_row(plan, option, unit) for option in plan.usable]
-    return headers, [row[: len(headers)] for row in rows]
+    return Table(headers, [row[: len(headers)] for row in rows])
 
 
 def _option_row(plan: PlanResult, option: PlanOption, unit: Unit | None) -> list[str]:
@@ -89,16 +87,16 @@ def _or_nothing(write: Callable[[T], str], value: T | None) -> str:
     return NOTHING if value is None else write(value)
 
 
-def refused(plan: PlanResult) -> list[tuple[str, str]]:
-    """Options that are none, and why; sizes of one candidate that fail alike stand together."""
-    found: dict[tuple[str, str], list[int]] = {}
+def refused(plan: PlanResult) -> dict[str, str]:
+    """Options that cannot run, and why; sizes of a candidate with one reason are joined."""
+    sizes: dict[tuple[str, str], list[int]] = {}
     for option in plan.options:
         if option.status != "ok":
-            found.setdefault((option.candidate, option.reason), []).append(option.nodes)
-    return [
-        (f"{name}, {', '.join(map(str, sizes))} node{'' if sizes == [1] else 's'}", why)
-        for (name, why), sizes in found.items()
-    ]
+            sizes.setdefault((option.candidate, option.reason), []).append(option.nodes)
+    return {
+        f"{name}, {', '.join(map(str, nodes))} node{'' if nodes == [1] else 's'}": reason
+        for (name, reason), nodes in sizes.items()
+    }
 
 
 def failure_table(plan: PlanResult) -> Table:
@@ -115,25 +113,25 @@ def failure_table(plan: PlanResult) -> Table:
         for option in plan.usable
         if option.training is not None and option.training.upkeep is not None
     ]
-    return headers, rows
+    return Table(headers, rows)
 
 
-def _failure_row(option: PlanOption, training: Training, kept: Upkeep) -> list[str]:
-    seen, simulated = training.simulated, [NOTHING] * 2
-    if seen is not None:
-        lost_s = seen.mean_s - training.work_s
+def _failure_row(option: PlanOption, training: Training, upkeep: Upkeep) -> list[str]:
+    simulation, simulated = training.simulated, [NOTHING] * 2
+    if simulation is not None:
+        lost_s = simulation.mean_s - training.work_s
         name, unit_s = unit_of(lost_s)
         mean = quantities.count(lost_s / unit_s)
-        if seen.failures * seen.runs >= FEWEST_FAILURES:
-            mean += f" \N{PLUS-MINUS SIGN} {seen.error_s / unit_s:#.2g}".rstrip(".")
-        simulated = [f"{mean} {name}", span(seen.high_s - training.work_s)]
+        if simulation.failures * simulation.runs >= FEWEST_FAILURES:
+            mean += f" \N{PLUS-MINUS SIGN} {simulation.error_s / unit_s:#.2g}".rstrip(".")
+        simulated = [f"{mean} {name}", span(simulation.high_s - training.work_s)]
     return [
         option.candidate,
         f"{option.nodes:,}",
-        span(kept.mtbf_s),
-        span(kept.interval_s),
-        span(kept.write_s),
-        quantities.count(training.wall_s / kept.mtbf_s),
+        span(upkeep.mtbf_s),
+        span(upkeep.interval_s),
+        span(upkeep.write_s),
+        quantities.count(training.wall_s / upkeep.mtbf_s),
         span(training.wall_s - training.work_s),
         *simulated,
         quantities.percent_column(training.goodput),
@@ -147,18 +145,18 @@ def upgrade_table(plan: PlanResult) -> Table:
         "upgrade", "of", ">saves time", f">saves per training, {currency}", f">price, {currency}",
         ">pays back after", "pays",
     ]  # fmt: skip
-    return headers, [_upgrade_row(one) for one in plan.outcomes]
+    return Table(headers, [_upgrade_row(outcome) for outcome in plan.outcomes])
 
 
-def _upgrade_row(one: UpgradeOutcome) -> list[str]:
+def _upgrade_row(outcome: UpgradeOutcome) -> list[str]:
     return [
-        one.upgrade,
-        cluster(one.before),
-        _or_nothing(lambda saved: _signed(span, saved), one.saved_s),
-        _or_nothing(lambda saved: _signed(amount_only, saved), one.saved),
-        _or_nothing(amount_only, one.price),
-        NOTHING if not one.payback_s else span(one.payback_s),
-        one.pays if one.saved_s is not None else f"fails: {one.after.reason}",
+        outcome.upgrade,
+        cluster(outcome.before),
+        _or_nothing(lambda saved: _signed(span, saved), outcome.saved_s),
+        _or_nothing(lambda saved: _signed(amount_only, saved), outcome.saved),
+        _or_nothing(amount_only, outcome.price),
+        NOTHING if not outcome.payback_s else span(outcome.payback_s),
+        outcome.pays if outcome.saved_s is not None else f"fails: {outcome.after.reason}",
     ]
 
 
@@ -178,11 +176,11 @@ def ladder_table(plan: PlanResult) -> Table:
         if plan.currency:
             row += [_or_nothing(amount_only, option.cost)]
         rows.append(row)
-    return headers, rows
+    return Table(headers, rows)
 
 
-def bought_table(plan: PlanResult) -> Table:
-    """What a purchase paper asks: outlay, power, shares of the cost."""
+def purchase_table(plan: PlanResult) -> Table:
+    """Figures for a purchase: outlay, power, shares of the cost."""
     currency = plan.currency or ""
     headers = [
         "candidate", ">nodes", f">to buy, {currency}", ">power", f">machines, {currency}",
@@ -207,4 +205,4 @@ def bought_table(plan: PlanResult) -> Table:
                 _or_nothing(quantities.percent_column, step.mfu),
             ]
         )
-    return headers, rows
+    return Table(headers, rows)

@@ -121,21 +121,21 @@ def cluster(option: PlanOption) -> str:
 
 
 def time_and_cost(option: PlanOption, currency: str | None, *, intervals: bool = True) -> str:
-    """Say how long and how dear, with intervals where they are known and wanted."""
+    """State time and cost, with their intervals if `intervals` is set and they are known."""
     training, sums = option.training, option.bill
     assert training is not None
-    said = f"in {span(training.wall_s)}"
+    phrase = f"in {span(training.wall_s)}"
     if intervals and training.wall_interval_s is not None:
-        said += f" ({span_range(training.wall_interval_s, training.wall_s)})"
+        phrase += f" ({span_range(training.wall_interval_s, training.wall_s)})"
     if sums is None or sums.total is None:
-        return said
-    said += f" for {money(sums.total, currency)}"
+        return phrase
+    phrase += f" for {money(sums.total, currency)}"
     if intervals and sums.interval is not None:
-        said += f" ({amount_range(sums.interval)})"
+        phrase += f" ({amount_range(sums.interval)})"
     if sums.outlay is not None:
-        said += f", its share of {money(sums.outlay, currency)} to buy"
-        said += " and electricity" if sums.energy else ""
-    return said
+        phrase += f", its share of {money(sums.outlay, currency)} to buy"
+        phrase += " and electricity" if sums.energy else ""
+    return phrase
 
 
 # ---------------------------------------------------------------- sentences
@@ -148,7 +148,7 @@ LOST = (
 
 
 def odds(plan: PlanResult) -> str:
-    """Explain what is said of being in time."""
+    """Explain the column "in time"."""
     if plan.deadline_s is None:
         return ""
     return (
@@ -173,24 +173,25 @@ def headline(plan: PlanResult) -> str:
         if best.wall_s > plan.deadline_s:
             return f"Nothing finishes in {within}: even {cluster(best)} takes {span(best.wall_s)}"
         kind = f"{'Smallest' if best.cost is None else kind} that finishes in {within}"
-    return f"{kind}: {_said(plan, best, intervals=False)}"
+    return f"{kind}: {_describe(plan, best, intervals=False)}"
 
 
 def best_of(plan: PlanResult) -> PlanOption | None:
-    """The option that the headline speaks of."""
+    """The option that the headline names."""
     answers = plan.answers
     if plan.deadline_s is not None:
         return answers.cheapest_in_time or answers.smallest_in_time or answers.fastest
     return answers.cheapest or answers.fastest
 
 
-def answers(plan: PlanResult) -> list[tuple[str, str]]:
-    """Each question and its answer; questions with the same answer stand together."""
-    found: dict[str, str] = {}
+def answers(plan: PlanResult) -> dict[str, str]:
+    """Each question and its answer; questions with the same answer are joined."""
+    questions: dict[str, str] = {}
     for question, answer in _choices(plan):
-        before = found.get(answer)
-        found[answer] = question if before is None else f"{before}, {_lower(question)}"
-    return [(question, answer) for answer, question in found.items()] + list(_upgrade_answers(plan))
+        before = questions.get(answer)
+        questions[answer] = question if before is None else f"{before}, {_lower(question)}"
+    by_question = {question: answer for answer, question in questions.items()}
+    return by_question | dict(_upgrade_answers(plan))
 
 
 def _lower(question: str) -> str:
@@ -199,31 +200,32 @@ def _lower(question: str) -> str:
 
 def _choices(plan: PlanResult) -> list[tuple[str, str]]:
     """Each question that chooses an option, and the one that it chooses."""
-    found, said = plan.answers, []
+    chosen = plan.answers
+    choices: list[tuple[str, str]] = []
     if plan.deadline_s is not None:
         within = f"that finishes in {given_span(plan.deadline_s)}"
-        said.append((f"Smallest {within}", _or_fastest(plan, found.smallest_in_time)))
-        if found.cheapest is not None:
-            said.append((f"Cheapest {within}", _or_fastest(plan, found.cheapest_in_time)))
+        choices.append((f"Smallest {within}", _or_fastest(plan, chosen.smallest_in_time)))
+        if chosen.cheapest is not None:
+            choices.append((f"Cheapest {within}", _or_fastest(plan, chosen.cheapest_in_time)))
     if plan.budget is not None:
         within = f"Fastest for {money(plan.budget, plan.currency)} at most"
-        best = found.fastest_in_budget
+        best = chosen.fastest_in_budget
         nothing = "none"
-        if found.cheapest is not None:
-            nothing = f"none; the cheapest is {_said(plan, found.cheapest)}"
-        said.append((within, nothing if best is None else _said(plan, best)))
-    if found.fastest is not None:
-        said.append(("Fastest of all", _said(plan, found.fastest)))
-    if found.cheapest is not None:
-        said.append(("Cheapest of all", _said(plan, found.cheapest)))
-    return said
+        if chosen.cheapest is not None:
+            nothing = f"none; the cheapest is {_describe(plan, chosen.cheapest)}"
+        choices.append((within, nothing if best is None else _describe(plan, best)))
+    if chosen.fastest is not None:
+        choices.append(("Fastest of all", _describe(plan, chosen.fastest)))
+    if chosen.cheapest is not None:
+        choices.append(("Cheapest of all", _describe(plan, chosen.cheapest)))
+    return choices
 
 
-def _said(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -> str:
+def _describe(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -> str:
     """The option, what it takes, and how sure it is to be in time."""
-    said = f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
+    phrase = f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
     met = in_time(option, plan.deadline_s)
-    return said if met is None else f"{said}; {_IN_TIME[met]}"
+    return phrase if met is None else f"{phrase}; {_IN_TIME[met]}"
 
 
 _IN_TIME = {
@@ -236,36 +238,38 @@ _IN_TIME = {
 
 def _or_fastest(plan: PlanResult, option: PlanOption | None) -> str:
     if option is not None:
-        return _said(plan, option)
+        return _describe(plan, option)
     fastest = plan.answers.fastest
-    return "none" if fastest is None else f"none; the fastest is {_said(plan, fastest)}"
+    return "none" if fastest is None else f"none; the fastest is {_describe(plan, fastest)}"
 
 
 def _upgrade_answers(plan: PlanResult) -> Iterator[tuple[str, str]]:
     """The best use of each upgrade."""
-    for name in dict.fromkeys(one.upgrade for one in plan.outcomes):
-        own = [one for one in plan.outcomes if one.upgrade == name]
-        saving = [one for one in own if one.pays not in {"never", "unknown"}]
-        best = next((one for one in saving if (one.saved_s or 0) > 0), None)
+    for name in dict.fromkeys(outcome.upgrade for outcome in plan.outcomes):
+        own = [outcome for outcome in plan.outcomes if outcome.upgrade == name]
+        saving = [outcome for outcome in own if outcome.pays not in {"never", "unknown"}]
+        best = next((outcome for outcome in saving if (outcome.saved_s or 0) > 0), None)
         if best is None:
             never = "no: it saves nothing anywhere here"
-            if all(one.saved_s is None for one in own):
+            if all(outcome.saved_s is None for outcome in own):
                 never = f"it fails: {own[0].after.reason}"
             yield f"Does '{name}' pay?", never
         else:
             does = f"{_PAYS[best.pays]}: {cluster(best.before)}, {pays(best, plan.currency)}"
-            yield f"Does '{name}' pay?", f"{does}{_beside(plan, own, best)}"
+            yield f"Does '{name}' pay?", f"{does}{_at_headline_option(plan, own, best)}"
 
 
-def _beside(plan: PlanResult, own: Sequence[UpgradeOutcome], best: UpgradeOutcome) -> str:
+def _at_headline_option(
+    plan: PlanResult, own: Sequence[UpgradeOutcome], best: UpgradeOutcome
+) -> str:
     """What the upgrade does for the option of the headline, if another one has most of it."""
     chosen = best_of(plan)
-    here = next((one for one in own if one.before is chosen and one is not best), None)
-    if here is None:
+    outcome = next((o for o in own if o.before is chosen and o is not best), None)
+    if outcome is None:
         return f"; that is the best of {len(own)} clusters" if len(own) > 1 else ""
-    does = "nothing is saved" if here.pays == "never" else _PAYS[here.pays]
-    back = "" if not here.payback_s else f", its price is back after {span(here.payback_s)}"
-    return f"; {cluster(here.before)}, the one above: {does}{back}"
+    does = "nothing is saved" if outcome.pays == "never" else _PAYS[outcome.pays]
+    back = "" if not outcome.payback_s else f", its price is back after {span(outcome.payback_s)}"
+    return f"; {cluster(outcome.before)}, the one above: {does}{back}"
 
 
 _PAYS: Mapping[Pays, str] = {
@@ -274,23 +278,24 @@ _PAYS: Mapping[Pays, str] = {
 }  # fmt: skip
 
 
-def pays(one: UpgradeOutcome, currency: str | None) -> str:
+def pays(outcome: UpgradeOutcome, currency: str | None) -> str:
     """Say whether an upgrade of an option pays."""
-    if one.saved_s is None:
-        return f"fails: {one.after.reason}"
-    saves = f"saves {span(one.saved_s)}" if one.saved_s > 0 else "saves no time"
-    if one.saved is not None:
-        more = "and" if one.saved >= 0 else "but costs"
-        saves += f" {more} {money(abs(one.saved), currency)}{' more' if one.saved < 0 else ''}"
+    if outcome.saved_s is None:
+        return f"fails: {outcome.after.reason}"
+    saves = f"saves {span(outcome.saved_s)}" if outcome.saved_s > 0 else "saves no time"
+    if outcome.saved is not None:
+        more = "and" if outcome.saved >= 0 else "but costs"
+        saves += f" {more} {money(abs(outcome.saved), currency)}"
+        saves += " more" if outcome.saved < 0 else ""
     saves += " per training"
-    if one.pays == "no price":
+    if outcome.pays == "no price":
         return f"{saves}: worth no more than that"
-    if one.pays == "in this training":
-        return f"{saves}, more than its price" if one.price else f"{saves} with its rent paid"
-    if one.pays in {"later", "not in its life"}:
-        back_s = one.payback_s or 0.0
-        trainings = f"{math.ceil(back_s / one.after.wall_s):,}"
-        gone = "" if one.pays == "later" else ", longer than the nodes are used"
-        back = f"its price is back after {span(back_s)} of this, {trainings} trainings{gone}"
+    if outcome.pays == "in this training":
+        return f"{saves}, more than its price" if outcome.price else f"{saves} with its rent paid"
+    if outcome.pays in {"later", "not in its life"}:
+        back_s = outcome.payback_s or 0.0
+        trainings = f"{math.ceil(back_s / outcome.after.wall_s):,}"
+        late = "" if outcome.pays == "later" else ", longer than the nodes are used"
+        back = f"its price is back after {span(back_s)} of this, {trainings} trainings{late}"
         return f"{saves}, {back}"
-    return f"{saves}, never pays back" if one.pays == "never" else saves
+    return f"{saves}, never pays back" if outcome.pays == "never" else saves

@@ -1,1 +1,1 @@
-"""run."""
+"""The report of ``perfmodel run``; `page.write_report` writes it."""

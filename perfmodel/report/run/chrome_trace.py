@@ -146,8 +146,8 @@ def _placed(lane: Sequence[Span]) -> list[_Placed]:
 
 
 def _names(classes: Sequence[str], tracks: Sequence[_Track]) -> Iterator[Event]:
-    def meta(pid: int, tid: int, what: str, **args: str | int) -> Event:
-        return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+    def meta(pid: int, tid: int, key: str, **args: str | int) -> Event:
+        return {"ph": "M", "name": key, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
     for pid, rank_class in enumerate(classes):
         yield meta(pid, 0, "process_name", name=f"ranks: {rank_class}")

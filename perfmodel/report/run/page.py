@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 
-from perfmodel.files import write_atomically, write_json
-from perfmodel.report.common import figures, quantities
+from perfmodel.report.common import quantities
+from perfmodel.report.common.document import (
+    Bullets,
+    Definitions,
+    Figure,
+    Folded,
+    Heading,
+    Paragraph,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    section,
+)
+from perfmodel.report.common.figures import draw_breakdown, draw_memory
+from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.images import ImageFormat, pictures, render
-from perfmodel.report.common.page import document, figure_html, figure_section, html_table
-from perfmodel.report.explorer import section as explorer
 from perfmodel.report.explorer.grid import Grid
-from perfmodel.report.run import events
+from perfmodel.report.explorer.section import explorer_section
+from perfmodel.report.run import tables
 from perfmodel.report.run.chrome_trace import write_kineto
+from perfmodel.report.run.events import events_section
 from perfmodel.report.run.export import to_json
-from perfmodel.report.run.markdown import run_markdown
-from perfmodel.report.run.tables import buckets_csv, sizes_csv
-from perfmodel.report.run.timeline_figure import timeline
-from perfmodel.report.scaling import text as scaling_section
-from perfmodel.report.topology import figure
+from perfmodel.report.run.text import result_header, run_markdown
+from perfmodel.report.run.timeline_figure import draw_timeline
+from perfmodel.report.scaling.text import scaling_section
+from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.studies.run.result import BucketTime, Result, SizeResult
 
 _BUCKETS_LISTED = 400
-_URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
 
 
 def write_report(
@@ -57,11 +66,21 @@ def write_report(
     ExecutorUnavailable
         Images are wanted, and what draws them is missing; nothing is written then.
     """
-    page, text = folder / "report.html", report_html(result, grid)
+    page = report_html(result, grid)
     drawn = {} if images is None else render(pictures(result), images)
-    for name, image in drawn.items():
-        write_atomically(folder / "images" / name, image)
-    write_atomically(page, text)
+    buckets = {"buckets.csv": tables.buckets_csv(result)} if result.main.buckets else {}
+    path = write_report_files(
+        folder,
+        {
+            "report.html": page,
+            "report.md": run_markdown(result),
+            "result.json": to_json(result),
+            "summary.csv": result.summary.to_csv(index=False),
+            "sizes.csv": tables.sizes_csv(result),
+            **buckets,
+            **{f"images/{name}": image for name, image in drawn.items()},
+        },
+    )
     write_kineto(
         result.timeline,
         folder / "timeline.json",
@@ -69,85 +88,54 @@ def write_report(
         backend=result.provenance.get("backend", "nccl"),
         gpu=result.topology.gpu.name,
     )
-    write_json(folder / "result.json", to_json(result))
-    write_atomically(folder / "summary.csv", result.summary.to_csv(index=False))
-    write_atomically(folder / "sizes.csv", sizes_csv(result))
-    if result.main.buckets:
-        write_atomically(folder / "buckets.csv", buckets_csv(result))
-    write_atomically(folder / "report.md", run_markdown(result))
-    return page
+    return path
 
 
 def report_html(result: Result, grid: Grid | None = None) -> str:
     """Build the page as one string; with an explorer if there is a grid for it."""
     to_json(result)  # refuses numbers that are not finite before anything is drawn
-    sections = [
-        _header(result),
-        _tiles(result),
-        events.section(result.main),
-        scaling_section.section(result),
-        "" if grid is None else explorer.section(result, grid),
-        _breakdown(result),
-        _step(result.main),
-        _buckets(result.main),
-        _topology(result),
-        _memory(result.main),
-        _grounds(result),
-    ]
-    body = "<main>\n" + "\n".join(section for section in sections if section) + "\n</main>"
-    return document(f"{result.workload} on {result.machine}", body)
-
-
-def _header(result: Result) -> str:
-    setting = f"{result.workload} with {result.strategy} on {result.machine}"
-    question = f'<p class="question">{escape(result.question)}</p>' if result.question else ""
-    return (
-        f'<header><p class="setting">{escape(setting)}</p>'
-        f"<h1>{escape(quantities.headline(result))}</h1>{question}"
-        '<p class="note">A prediction by simulation, not a measurement. '
-        f"Step time: {escape(quantities.interval(result.main))}.</p></header>"
+    return render_html(
+        f"{result.workload} on {result.machine}",
+        [
+            result_header(result),
+            _tiles(result),
+            events_section(result.main),
+            scaling_section(result),
+            None if grid is None else explorer_section(result, grid),
+            _breakdown(result),
+            _step(result.main),
+            _buckets(result.main),
+            _topology(result),
+            _memory(result.main),
+            _grounds(result),
+        ],
     )
 
 
-def _tiles(result: Result) -> str:
-    main = result.main
-    share = main.exposed_comm_s / main.step_time_s
-    used = main.memory.total_bytes / main.memory.capacity_bytes
-    by_compute = main.bottleneck == "compute"
-    limit = "Compute" if by_compute else main.bottleneck
-    below = "the network is not what limits the step" if by_compute else "limits the communication"
-    tiles = [
-        (
-            "Throughput",
-            quantities.count(main.samples_per_s),
-            f"{quantities.samples(result)} per second",
-            "",
-        ),
-        ("Step time", quantities.duration(main.step_time_s), f"first step {_first(main)}", ""),
-        ("Scaling efficiency", *_efficiency(result), ""),
-        (
-            "Waiting for network",
-            quantities.duration(main.exposed_comm_s),
-            f"{quantities.percent(share)} of the step",
-            "",
-        ),
-        (
-            "Memory per GPU",
-            quantities.size(main.memory.total_bytes),
-            f"fits, {quantities.percent(used)} used"
-            if main.memory.fits
-            else f"does not fit: {quantities.percent(used)}",
-            "" if main.memory.fits else "bad",
-        ),
-        (
-            "Global batch",
-            f"{main.global_batch:,}",
-            f"{main.batch_per_gpu:,} per GPU",
-            "",
-        ),
-        ("Bottleneck", limit, below, "text"),
-    ]
-    return f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
+def _tiles(result: Result) -> Tiles:
+    main, memory = result.main, result.main.memory
+    share = quantities.percent(main.exposed_comm_s / main.step_time_s)
+    used = quantities.percent(memory.total_bytes / memory.capacity_bytes)
+    speed = quantities.count(main.samples_per_s)
+    first_step = f"first step {quantities.duration(main.first_step_time_s)}"
+    waiting = quantities.duration(main.exposed_comm_s)
+    room = Tile("Memory per GPU", quantities.size(memory.total_bytes), f"fits, {used} used")
+    if not memory.fits:
+        room = Tile(room.title, room.figure, f"does not fit: {used}", "bad")
+    limit, below = main.bottleneck, "limits the communication"
+    if limit == "compute":
+        limit, below = "Compute", "the network is not what limits the step"
+    return Tiles(
+        [
+            Tile("Throughput", speed, f"{quantities.samples(result)} per second"),
+            Tile("Step time", quantities.duration(main.step_time_s), first_step),
+            Tile("Scaling efficiency", *_efficiency(result)),
+            Tile("Waiting for network", waiting, f"{share} of the step"),
+            room,
+            Tile("Global batch", f"{main.global_batch:,}", f"{main.batch_per_gpu:,} per GPU"),
+            Tile("Bottleneck", limit, below, "text"),
+        ]
+    )
 
 
 def _efficiency(result: Result) -> tuple[str, str]:
@@ -156,29 +144,19 @@ def _efficiency(result: Result) -> tuple[str, str]:
     return quantities.percent(result.main.scaling_efficiency), quantities.efficiency_base(result)
 
 
-def _first(point: SizeResult) -> str:
-    return quantities.duration(point.first_step_time_s)
-
-
-def _tile(title: str, value: str, below: str, look: str) -> str:
-    return (
-        f'<div class="tile {look}"><span>{escape(title)}</span>'
-        f"<strong>{escape(value)}</strong><small>{escape(below)}</small></div>"
-    )
-
-
-def _breakdown(result: Result) -> str:
+def _breakdown(result: Result) -> Section:
     main = result.main
-    part, time = max(main.breakdown_s.items(), key=lambda item: item[1], default=("compute", 0.0))
+    part, time_s = max(main.breakdown_s.items(), key=lambda part: part[1], default=("compute", 0.0))
     lead = (
-        f"At {quantities.gpus(main.gpus)} the largest part is {part}: {quantities.duration(time)}, "
-        f"{quantities.percent(time / main.step_time_s)} of the step."
+        f"At {quantities.gpus(main.gpus)} the largest part is {part}: "
+        f"{quantities.duration(time_s)}, "
+        f"{quantities.percent(time_s / main.step_time_s)} of the step."
     )
-    drawing = figure_html(figures.breakdown(result), "breakdown", "Parts of the step at each size")
-    return figure_section("Where the time goes", lead, drawing)
+    figure = Figure(draw_breakdown(result), "breakdown", "Parts of the step at each size")
+    return section("Where the time goes", lead, figure)
 
 
-def _step(point: SizeResult) -> str:
+def _step(point: SizeResult) -> Section:
     hidden = point.comm_s - point.exposed_comm_s
     lead = f"Communication takes {quantities.duration(point.comm_s)}"
     if point.comm_s > 0:
@@ -188,38 +166,32 @@ def _step(point: SizeResult) -> str:
         )
     if point.buckets:
         lead += ". The numbers are gradient buckets"
-    drawing = figure_html(timeline(point), "timeline", "Timeline of one training step")
     hint = (
-        '<p class="hint">Drag across the picture to zoom, double-click to go back. Bars too short '
-        "to see are drawn with their neighbours; timeline.json, made for ui.perfetto.dev, holds "
-        "every span.</p>"
+        "Drag across the picture to zoom, double-click to go back. Bars too short to see are drawn "
+        "with their neighbours; timeline.json, made for ui.perfetto.dev, holds every span."
     )
-    return figure_section("One step", f"{lead}.", drawing, hint)
+    figure = Figure(draw_timeline(point), "timeline", "Timeline of one training step")
+    return section("One step", f"{lead}.", figure, Paragraph(hint, "hint"))
 
 
-def _buckets(point: SizeResult) -> str:
+def _buckets(point: SizeResult) -> Section | None:
     if not point.buckets:
-        return ""
+        return None
     last = max(point.buckets, key=lambda bucket: bucket.end_s)
     lead = (
-        f"{len(point.buckets)} buckets; the last one ends {quantities.duration(last.end_s)} after the "
-        "step began. Wait is the time between ready and start, behind earlier buckets."
+        f"{len(point.buckets)} buckets; the last one ends {quantities.duration(last.end_s)} after "
+        "the step began. Wait is the time between ready and start, behind earlier buckets."
     )
     if len(point.buckets) > _BUCKETS_LISTED:
         lead += f" The first {_BUCKETS_LISTED} are listed; result.json holds all of them."
-    rows = html_table(
-        ("Bucket", "Size", "Ready", "Start", "End", "Wait", "Duration", "Parameters"),
-        (_bucket_row(bucket) for bucket in point.buckets[:_BUCKETS_LISTED]),
-        words_at=(7,),
-    )
-    return figure_section("Gradient buckets", lead, rows)
+    header = (">Bucket", ">Size", ">Ready", ">Start", ">End", ">Wait", ">Duration", "Parameters")
+    rows = [_bucket_row(bucket) for bucket in point.buckets[:_BUCKETS_LISTED]]
+    return section("Gradient buckets", lead, Table(header, rows))
 
 
 def _bucket_row(bucket: BucketTime) -> tuple[str, ...]:
     names = bucket.parameters
-    held = ""
-    if names:
-        held = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})"
+    span = f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
     return (
         f"{bucket.index}",
         quantities.size(bucket.nbytes),
@@ -228,68 +200,46 @@ def _bucket_row(bucket: BucketTime) -> tuple[str, ...]:
         quantities.duration(bucket.end_s),
         quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
         quantities.duration(bucket.end_s - bucket.start_s),
-        held,
+        span,
     )
 
 
-def _topology(result: Result) -> str:
+def _topology(result: Result) -> Section:
     main = result.main
-    lead = figure.caption(result.topology)
+    lead = topology_caption(result.topology)
     if main.links:
         busiest = max(main.links, key=lambda link: link.utilisation)
         lead += (
             f". Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), "
             f"{quantities.percent(busiest.utilisation)} used over the whole step"
         )
-    drawn = figure.figure(result.topology, main.links)
-    return figure_section("Machine and links", f"{lead}.", figure_html(drawn, "topology", lead))
+    figure = Figure(draw_topology(result.topology, main.links), "topology", lead)
+    return section("Machine and links", f"{lead}.", figure)
 
 
-def _memory(point: SizeResult) -> str:
-    drawing = figure_html(figures.memory(point.memory), "memory", quantities.memory(point.memory))
-    advice = ""
-    if point.memory.advice:
-        items = "".join(f"<li>{escape(line)}</li>" for line in point.memory.advice)
-        title = "Room to save" if point.memory.fits else "What would make it fit"
-        advice = f"<h3>{title}</h3><ul>{items}</ul>"
-    return figure_section("Memory", f"{quantities.memory(point.memory)}.", drawing, advice)
+def _memory(point: SizeResult) -> Section:
+    memory = point.memory
+    summary = quantities.memory(memory)
+    title = Heading("Room to save" if memory.fits else "What would make it fit")
+    advice = [title, Bullets(memory.advice)] if memory.advice else []
+    figure = Figure(draw_memory(memory), "memory", summary)
+    return section("Memory", f"{summary}.", figure, *advice)
 
 
-def _grounds(result: Result) -> str:
+def _grounds(result: Result) -> Section:
     main = result.main
-    assumed = "".join(f"<li>{_linked(line)}</li>" for line in result.assumptions)
     facts = {
         "scenario": result.scenario,
         "simulated as": main.mode,
         "interval": quantities.interval(main),
         **result.provenance,
     }
-    return figure_section(
+    assumed = [Heading("Assumptions"), Bullets(result.assumptions)] if result.assumptions else []
+    return section(
         "What this rests on",
         "",
-        f"<h3>Assumptions</h3><ul>{assumed}</ul>" if assumed else "",
-        f"<h3>Provenance</h3>{_definitions(facts)}",
-        _folded(f"Sources of {len(result.sources)} numbers", _definitions(result.sources)),
+        *assumed,
+        Heading("Provenance"),
+        Definitions(facts),
+        Folded(f"Sources of {len(result.sources)} numbers", [Definitions(result.sources)]),
     )
-
-
-def _folded(title: str, content: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{content}</details>"
-
-
-def _definitions(entries: Mapping[str, str]) -> str:
-    rows = "".join(
-        f"<dt>{escape(name)}</dt><dd>{_linked(str(value))}</dd>" for name, value in entries.items()
-    )
-    return f"<dl>{rows}</dl>"
-
-
-def _linked(text: str) -> str:
-    """Escape text and turn web addresses into links, which load nothing until they are clicked."""
-    parts, position = [], 0
-    for match in _URL.finditer(text):
-        address = escape(match.group())
-        parts.append(escape(text[position : match.start()]))
-        parts.append(f'<a rel="noopener noreferrer" href="{address}">{address}</a>')
-        position = match.end()
-    return "".join([*parts, escape(text[position:])])

@@ -1,16 +1,16 @@
-"""The sizes of a curve as tables: for people, and as CSV for spreadsheets."""
+"""Sizes and buckets of a result as tables: for people, and as CSV for spreadsheets."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from perfmodel.files import csv_text
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Table
 from perfmodel.report.scaling.analysis import WORTH, Grown, Range, grown
 from perfmodel.studies.run.result import Result
 
-_EFFICIENCY, _BOTTLENECK = slice(6, 8), 9
+_EFFICIENCY = slice(6, 8)
 
 KNEE_HINT = (
     "An added GPU brings: extra throughput per extra GPU over one GPU's. Knee: the largest size to "
@@ -22,29 +22,29 @@ LINK_HINT = (
 )
 
 
-def listed(result: Result) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[int, ...]]:
-    """Titles, rows and which columns hold words; no efficiency where there is one size only."""
-    rows = [_header(result), *(_row(one) for one in grown(result))]
-    at = _BOTTLENECK
+def sizes_table(result: Result, marked: Sequence[int] = ()) -> Table:
+    """One row per size; no efficiency where there is one size only."""
+    header, *rows = [_header(result), *map(_row, grown(result))]
     if len(result.points) < 2:
-        rows = [(*row[: _EFFICIENCY.start], *row[_EFFICIENCY.stop :]) for row in rows]
-        at -= _EFFICIENCY.stop - _EFFICIENCY.start
-    return rows[0], rows[1:], (at,)
+        header, *rows = [
+            (*row[: _EFFICIENCY.start], *row[_EFFICIENCY.stop :]) for row in (header, *rows)
+        ]
+    return Table(header, rows, marked)
 
 
 def hints(result: Result) -> list[str]:
     """Explain what the table of sizes names."""
-    found = [KNEE_HINT] if len(result.points) > 1 else []
-    return [*found, LINK_HINT] if any("->" in p.bottleneck for p in result.points) else found
+    hints = [KNEE_HINT] if len(result.points) > 1 else []
+    return [*hints, LINK_HINT] if any("->" in p.bottleneck for p in result.points) else hints
 
 
 def _header(result: Result) -> tuple[str, ...]:
     """Titles of the table of sizes."""
-    speed = f"{quantities.samples_short(result)}/s"
-    interval = "80\N{NO-BREAK SPACE}% interval"
+    speed = f">{quantities.samples_short(result)}/s"
+    interval = ">80\N{NO-BREAK SPACE}% interval"
     return (
-        "GPUs", "Nodes", "Step", interval, speed, interval, "Efficiency", "Added GPU brings",
-        "Exposed", "Bottleneck", "Memory per GPU",
+        ">GPUs", ">Nodes", ">Step", interval, speed, interval, ">Efficiency", ">Added GPU brings",
+        ">Exposed", "Bottleneck", ">Memory per GPU",
     )  # fmt: skip
 
 
@@ -81,41 +81,31 @@ def sizes_csv(result: Result) -> str:
         "compute_s", "comm_s", "exposed_comm_s", "bottleneck", "memory_bytes",
         "memory_capacity_bytes", "fits", *(f"{part.replace(' ', '_')}_s" for part in parts),
     )  # fmt: skip
-    return _csv(titles, (_numbers(one, parts) for one in grown(result)))
+    return csv_text(titles, (_numbers(size, parts) for size in grown(result)))
 
 
-def _numbers(one: Grown, parts: Sequence[str]) -> list[object]:
-    point = one.point
+def _numbers(size: Grown, parts: Sequence[str]) -> list[object]:
+    point = size.point
     return [
         point.gpus, point.nodes, point.global_batch, point.batch_per_gpu,
         point.step_time_s, *_ends(point.interval_s), point.first_step_time_s,
-        point.samples_per_s, *_ends(one.samples),
-        point.scaling_efficiency, *_ends(one.efficiency), one.marginal,
+        point.samples_per_s, *_ends(size.samples),
+        point.scaling_efficiency, *_ends(size.efficiency), size.marginal,
         point.compute_s, point.comm_s, point.exposed_comm_s, point.bottleneck,
         point.memory.total_bytes, point.memory.capacity_bytes, point.memory.fits,
         *(point.breakdown_s.get(part, 0.0) for part in parts),
     ]  # fmt: skip
 
 
-def _ends(found: Range | None) -> tuple[float | None, float | None]:
-    return (None, None) if found is None else found
+def _ends(interval: Range | None) -> tuple[float | None, float | None]:
+    return (None, None) if interval is None else interval
 
 
 def buckets_csv(result: Result) -> str:
     """Gradient buckets of the size that is asked about; seconds from the start of the step."""
     titles = ("index", "nbytes", "ready_s", "start_s", "end_s", "parameters")
-    return _csv(
-        titles,
-        (
-            (b.index, b.nbytes, b.ready_s, b.start_s, b.end_s, " ".join(b.parameters))
-            for b in result.main.buckets
-        ),
+    rows = (
+        (b.index, b.nbytes, b.ready_s, b.start_s, b.end_s, " ".join(b.parameters))
+        for b in result.main.buckets
     )
-
-
-def _csv(titles: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(titles)
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(titles, rows)

@@ -25,7 +25,7 @@ _SHADED, _LABELLED = 0.001, 0.005
 _LABEL_ROOM = 0.4
 
 
-def timeline(point: SizeResult) -> go.Figure:
+def draw_timeline(point: SizeResult) -> go.Figure:
     """Draw one step; the horizontal axis zooms, rows stand below each other."""
     picture = step_picture(point)
     unit, scale = time_unit(picture.length_s)
@@ -74,14 +74,14 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
     placed = sorted(
         ((bar.start_s + bar.end_s) / 2, bar.bucket) for bar in row.bars if bar.bucket is not None
     )
-    shown = placed
+    numbered = placed
     for stride in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
-        shown = [(middle, bucket) for middle, bucket in placed if bucket % stride == 0]
-        room = [_NUMBER_ROOM[min(3, len(f"{bucket}"))] * length_s for _, bucket in shown[1:]]
-        gaps = [after - before for (before, _), (after, _) in pairwise(shown)]
+        numbered = [(middle, bucket) for middle, bucket in placed if bucket % stride == 0]
+        room = [_NUMBER_ROOM[min(3, len(f"{bucket}"))] * length_s for _, bucket in numbered[1:]]
+        gaps = [after - before for (before, _), (after, _) in pairwise(numbered)]
         if all(gap >= least for gap, least in zip(gaps, room, strict=True)):
             break
-    return shown
+    return numbered
 
 
 def _add_bars(figure: go.Figure, picture: StepPicture, work: str, scale: float) -> None:
@@ -141,7 +141,8 @@ def _hover(row: Row, bar: Bar) -> str:
     if bar.bucket is not None:
         wait = max(0.0, bar.start_s - bar.ready_s)
         lines.append(
-            f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, waited {quantities.duration(wait)}"
+            f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, "
+            f"waited {quantities.duration(wait)}"
         )
     lines.append(
         f"{quantities.duration(bar.start_s)} to {quantities.duration(bar.end_s)}, busy "

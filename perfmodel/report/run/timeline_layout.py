@@ -1,4 +1,4 @@
-"""A timeline prepared for the eye: rows, bars merged until they can be seen, exposed parts."""
+"""A timeline prepared for drawing: rows, bars merged until they are visible, exposed parts."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def step_picture(point: SizeResult) -> StepPicture:
     end = max((span.end_s for span in device), default=0.0)
     length = max(point.step_time_s, end - origin)
     with_host = point.breakdown_s.get("idle", 0.0) > _HOST_BOUND * point.step_time_s
-    shown = list(spans) if with_host else device
-    rows = _rows([span for span in shown if span.end_s > origin], origin, _GAP * length)
+    drawn = list(spans) if with_host else device
+    rows = _rows([span for span in drawn if span.end_s > origin], origin, _GAP * length)
     return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
 
 
@@ -130,36 +130,36 @@ def _bars(lane: Sequence[Span], origin: float, gap_s: float) -> tuple[Bar, ...]:
         bar = _bar(span, work, origin)
         run = groups[key]
         if run and not communication and bar.start_s - run[-1].end_s <= gap_s:
-            run[-1] = _joined(run[-1], bar)
+            run[-1] = _join(run[-1], bar)
         else:
             run.append(bar)
-    kept: list[Bar] = []
-    found = [bar for run in groups.values() for bar in run]
-    for bar in sorted(found, key=lambda bar: -bar.busy_s):
-        host = _absorbed_by(kept, bar, gap_s)
+    drawn: list[Bar] = []
+    bars = [bar for run in groups.values() for bar in run]
+    for bar in sorted(bars, key=lambda bar: -bar.busy_s):
+        host = _find_absorbing_bar(drawn, bar, gap_s)
         if host is None:
-            kept.append(bar)
+            drawn.append(bar)
         else:
             wider = replace(
-                kept[host],
-                start_s=min(kept[host].start_s, bar.start_s),
-                end_s=max(kept[host].end_s, bar.end_s),
+                drawn[host],
+                start_s=min(drawn[host].start_s, bar.start_s),
+                end_s=max(drawn[host].end_s, bar.end_s),
             )
-            kept[host] = wider
-    return tuple(kept)
+            drawn[host] = wider
+    return tuple(drawn)
 
 
-def _absorbed_by(kept: Sequence[Bar], bar: Bar, gap_s: float) -> int | None:
-    """Index of the longer bar that a bar is interleaved with, or is a crumb beside.
+def _find_absorbing_bar(drawn: Sequence[Bar], bar: Bar, gap_s: float) -> int | None:
+    """Index of the longer bar that a bar is interleaved with, or is too short beside.
 
     Spans of one lane never overlap, so a bar overlaps another one only where short spans of both
     kinds alternate: there the kind that is busier is drawn.
     """
     length = bar.end_s - bar.start_s
-    for index, other in enumerate(kept):
+    for index, other in enumerate(drawn):
         shared = min(bar.end_s, other.end_s) - max(bar.start_s, other.start_s)
-        beside = length < gap_s and shared > -gap_s and other.work != bar.work
-        if shared > 0.5 * length or (beside and other.end_s - other.start_s > gap_s):
+        adjacent = length < gap_s and shared > -gap_s and other.work != bar.work
+        if shared > 0.5 * length or (adjacent and other.end_s - other.start_s > gap_s):
             return index
     return None
 
@@ -171,14 +171,14 @@ def _bar(span: Span, work: str, origin: float) -> Bar:
     return Bar(work, start, end, span.name, span.name, 1, end - start, span.nbytes, bucket, ready)
 
 
-def _joined(left: Bar, right: Bar) -> Bar:
+def _join(first: Bar, second: Bar) -> Bar:
     return Bar(
-        left.work,
-        left.start_s,
-        max(left.end_s, right.end_s),
-        left.first,
-        right.last,
-        left.spans + right.spans,
-        left.busy_s + right.busy_s,
-        left.nbytes + right.nbytes,
+        first.work,
+        first.start_s,
+        max(first.end_s, second.end_s),
+        first.first,
+        second.last,
+        first.spans + second.spans,
+        first.busy_s + second.busy_s,
+        first.nbytes + second.nbytes,
     )

@@ -1,1 +1,1 @@
-"""scaling."""
+"""The scaling curve in sentences and figures; `text.scaling_section` builds its section."""

@@ -49,24 +49,24 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far a curve keeps a promise.
+    """Up to which size a value is high enough.
 
     Parameters
     ----------
     gpus : int
-        The largest size that keeps it.
+        The largest such size.
     beyond : int or None
-        The next size, which does not; None where all sizes were studied.
+        The next size, where it is too low; None where `gpus` is the largest size.
     value : float
-        What is promised, at `beyond` or else at `gpus`.
-    but : tuple of int
-        Smaller sizes that do not keep it.
+        The value at `beyond`, or else at `gpus`.
+    exceptions : tuple of int
+        Smaller sizes at which the value is too low.
     """
 
     gpus: int
     beyond: int | None
     value: float
-    but: tuple[int, ...] = ()
+    exceptions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +165,11 @@ def knee(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach 
         return (speeds[after] - speeds[before]) / added / each
 
     least = [min(gain(b, a) for b in range(a)) for a in range(1, len(sizes))]
-    found = _reach(sizes, [1.0, *least], WORTH)
-    if found.beyond is None:
-        return found
-    at = sizes.index(found.gpus)
-    return replace(found, value=gain(at, at + 1))
+    reach = _reach(sizes, [1.0, *least], WORTH)
+    if reach.beyond is None:
+        return reach
+    at = sizes.index(reach.gpus)
+    return replace(reach, value=gain(at, at + 1))
 
 
 def good_until(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach | None:
@@ -183,35 +183,37 @@ def good_until(result: Result, samples_per_s: Sequence[float] | None = None) -> 
 
 def _reach(sizes: Sequence[int], values: Sequence[float], least: float) -> Reach:
     """The largest size whose value is at least `least`; the smallest size if there is none."""
-    kept = [value >= least for value in values]
-    at = max((number for number, is_kept in enumerate(kept) if is_kept), default=0)
-    but = tuple(size for size, is_kept in zip(sizes[:at], kept[:at], strict=True) if not is_kept)
+    reached = [value >= least for value in values]
+    at = max((number for number, is_reached in enumerate(reached) if is_reached), default=0)
+    exceptions = tuple(sizes[number] for number in range(at) if not reached[number])
     if at + 1 == len(sizes):
-        return Reach(sizes[at], None, values[at], but)
-    return Reach(sizes[at], sizes[at + 1], values[at + 1], but)
+        return Reach(sizes[at], None, values[at], exceptions)
+    return Reach(sizes[at], sizes[at + 1], values[at + 1], exceptions)
 
 
 def ends(result: Result) -> tuple[list[float], list[float]] | None:
     """Throughput of every size at the slow and at the quick end of its interval.
 
-    Sizes without an interval stand with their predicted value. None where no size has one.
+    For sizes without an interval both are the predicted value. None where no size has one.
     """
-    found = [throughput_interval(point) for point in result.points]
-    if all(one is None for one in found):
+    intervals = [throughput_interval(point) for point in result.points]
+    if all(interval is None for interval in intervals):
         return None
-    slow = [one[0] if one else p.samples_per_s for p, one in zip(result.points, found, strict=True)]
-    fast = [one[1] if one else p.samples_per_s for p, one in zip(result.points, found, strict=True)]
-    return slow, fast
+    pairs = [
+        interval or (point.samples_per_s, point.samples_per_s)
+        for point, interval in zip(result.points, intervals, strict=True)
+    ]
+    return [slow for slow, _ in pairs], [quick for _, quick in pairs]
 
 
 def runs(result: Result) -> tuple[Run, ...]:
     """Neighbouring sizes with the same kind of bottleneck, joined."""
-    found: list[Run] = []
+    joined: list[Run] = []
     for point in result.points:
         kind = kind_of(point.bottleneck)
-        if found and found[-1].kind == kind:
-            last = found[-1]
-            found[-1] = Run(last.first, point.gpus, last.bottleneck, kind)
+        if joined and joined[-1].kind == kind:
+            last = joined[-1]
+            joined[-1] = Run(last.first, point.gpus, last.bottleneck, kind)
         else:
-            found.append(Run(point.gpus, point.gpus, point.bottleneck, kind))
-    return tuple(found)
+            joined.append(Run(point.gpus, point.gpus, point.bottleneck, kind))
+    return tuple(joined)

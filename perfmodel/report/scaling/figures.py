@@ -43,7 +43,7 @@ def bottleneck_colours(result: Result) -> dict[str, str]:
     return colours
 
 
-def throughput(result: Result) -> go.Figure:
+def draw_throughput(result: Result) -> go.Figure:
     """Draw throughput against GPUs, with its interval and the line of perfect scaling."""
     rows, sizes = grown(result), [point.gpus for point in result.points]
     speed = [point.samples_per_s for point in result.points]
@@ -64,7 +64,7 @@ def throughput(result: Result) -> go.Figure:
     return figure
 
 
-def step_time(result: Result) -> go.Figure:
+def draw_step_time(result: Result) -> go.Figure:
     """Draw the step time against GPUs with its interval."""
     rows, steps = grown(result), [point.step_time_s for point in result.points]
     longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
@@ -82,7 +82,7 @@ def step_time(result: Result) -> go.Figure:
     return figure
 
 
-def efficiency(result: Result) -> go.Figure:
+def draw_efficiency(result: Result) -> go.Figure:
     """Draw efficiency against GPUs with its interval, above a strip of bottlenecks."""
     rows = grown(result)
     values = [100 * point.scaling_efficiency for point in result.points]
@@ -148,16 +148,16 @@ def _band(
 ) -> None:
     """Fill the interval over neighbouring sizes that have one; a size alone gets a bar."""
     fill = "rgba({},{},{},0.2)".format(*channels(colour))
-    shown = False
+    named = False
     for group in _neighbours(rows, ends):
         xs = [row.point.gpus for row, _ in group]
-        low, high = [one[0] for _, one in group], [one[1] for _, one in group]
+        low, high = [interval[0] for _, interval in group], [interval[1] for _, interval in group]
         wide = {"width": 0} if len(group) > 1 else {"width": 7, "color": fill}
         figure.add_scatter(
             x=xs + xs[::-1], y=high + low[::-1], mode="lines", fill="toself", fillcolor=fill,
-            line=wide, marker={"color": fill}, name=BAND, hoverinfo="skip", showlegend=not shown,
+            line=wide, marker={"color": fill}, name=BAND, hoverinfo="skip", showlegend=not named,
         )  # fmt: skip
-        shown = True
+        named = True
 
 
 def _neighbours(
@@ -166,23 +166,23 @@ def _neighbours(
     """Runs of sizes that have an interval."""
     groups: list[list[tuple[Grown, Range]]] = [[]]
     for row in rows:
-        found = ends(row)
-        if found is not None:
-            groups[-1].append((row, found))
+        interval = ends(row)
+        if interval is not None:
+            groups[-1].append((row, interval))
         elif groups[-1]:
             groups.append([])
     return [group for group in groups if group]
 
 
 def _mark_knee(figure: go.Figure, result: Result) -> None:
-    found = knee(result)
-    if found is None or found.beyond is None:
+    reach = knee(result)
+    if reach is None or reach.beyond is None:
         return
-    figure.add_vline(x=found.gpus, line={"color": QUIET_INK, "width": 1, "dash": "dash"})
+    figure.add_vline(x=reach.gpus, line={"color": QUIET_INK, "width": 1, "dash": "dash"})
     sizes = [point.gpus for point in result.points]
-    right = found.gpus * found.gpus >= sizes[0] * sizes[-1]
+    right = reach.gpus * reach.gpus >= sizes[0] * sizes[-1]
     figure.add_annotation(
-        text=f"knee {found.gpus:,}", x=math.log10(found.gpus), y=0.12, yref="paper", xref="x",
+        text=f"knee {reach.gpus:,}", x=math.log10(reach.gpus), y=0.12, yref="paper", xref="x",
         xanchor="right" if right else "left", xshift=-4 if right else 4, showarrow=False,
         font={"color": QUIET_INK, "size": 12},
     )  # fmt: skip
@@ -239,5 +239,5 @@ def _point_hover(result: Result, row: Grown) -> str:
     return "<br>".join(lines if point.interval_s else [*lines, f"no interval: {why}"])
 
 
-def _ends(found: Range | None, write: Callable[[float], str]) -> str:
-    return "" if found is None else f" ({quantities.span(*found, write)})"
+def _ends(interval: Range | None, write: Callable[[float], str]) -> str:
+    return "" if interval is None else f" ({quantities.span(*interval, write)})"

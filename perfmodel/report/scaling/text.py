@@ -1,7 +1,4 @@
-"""What a scaling curve says, in sentences.
-
-The scaling curve as a section of the page.
-"""
+"""What a scaling curve says, in sentences and as a section of the page."""
 
 from __future__ import annotations
 
@@ -9,9 +6,19 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.page import figure_html, figure_section, html_table
+from perfmodel.report.common.document import (
+    Block,
+    Box,
+    Bullets,
+    Figure,
+    Heading,
+    Markup,
+    Section,
+    pair,
+    paragraphs,
+    section,
+)
 from perfmodel.report.run import tables
-from perfmodel.report.scaling import figures
 from perfmodel.report.scaling.analysis import (
     GOOD,
     WORTH,
@@ -23,6 +30,12 @@ from perfmodel.report.scaling.analysis import (
     knee,
     runs,
 )
+from perfmodel.report.scaling.figures import (
+    bottleneck_colours,
+    draw_efficiency,
+    draw_step_time,
+    draw_throughput,
+)
 from perfmodel.studies.run.result import Result
 
 
@@ -30,8 +43,8 @@ def basis(result: Result) -> str:
     """What is held fixed over the sizes, and what efficiency is relative to."""
     if len(result.points) < 2:
         return (
-            f"Only one size was asked for, {quantities.gpus(result.main.gpus)}, so how it scales is not "
-            "known; scale in the scenario asks for more."
+            f"Only one size was asked for, {quantities.gpus(result.main.gpus)}, so how it scales "
+            "is not known; scale in the scenario asks for more."
         )
     return f"{quantities.scaling(result)}. Efficiency is {quantities.efficiency_base(result)}."
 
@@ -40,66 +53,74 @@ def findings(result: Result) -> list[str]:
     """What the curve says, in sentences; empty for one size."""
     if len(result.points) < 2:
         return []
-    said = [knee_sentence(result), good_sentence(result), *_limits(result), _most(result)]
-    said += [*_without_interval(result), *_not_fitting(result)]
-    return [sentence for sentence in said if sentence]
+    sentences = [
+        knee_sentence(result),
+        good_sentence(result),
+        *_limits(result),
+        _quickest_size(result),
+    ]
+    sentences += [*_without_interval(result), *_not_fitting(result)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def knee_sentence(result: Result) -> str:
     """Say where the knee is, how far it moves within the intervals, and what comes after it."""
-    found = knee(result)
-    if found is None:
+    reach = knee(result)
+    if reach is None:
         return ""
-    one = f"the throughput of one at {quantities.gpus(result.efficiency_base)}"
+    base = f"the throughput of one at {quantities.gpus(result.efficiency_base)}"
     if result.efficiency_base == 1:
-        one = "the throughput of a single GPU"
+        base = "the throughput of a single GPU"
     grown_to = (
-        f"growing to it from any smaller size brings at least {quantities.percent(WORTH)} of {one} per "
-        f"added GPU{_but(found)}"
+        f"growing to it from any smaller size brings at least {quantities.percent(WORTH)} of "
+        f"{base} per added GPU{_exceptions(reach)}"
     )
-    if found.beyond is None:
-        text = f"No knee up to {quantities.gpus(found.gpus)}: {grown_to}"
+    if reach.beyond is None:
+        text = f"No knee up to {quantities.gpus(reach.gpus)}: {grown_to}"
     else:
-        smallest = found.gpus == result.points[0].gpus
-        text = f"The knee is at {quantities.gpus(found.gpus)}"
+        smallest = reach.gpus == result.points[0].gpus
+        text = f"The knee is at {quantities.gpus(reach.gpus)}"
         text += ", the smallest size: " if smallest else f": {grown_to}; "
-        text += f"from {found.gpus:,} to {quantities.gpus(found.beyond)} an added GPU "
-        brings = f"brings {quantities.percent(found.value)}{f' of {one}' if smallest else ''}"
-        text += brings if found.value >= 0 else "lowers the total throughput"
-    return f"{text}{_within(result, found, knee)}."
+        text += f"from {reach.gpus:,} to {quantities.gpus(reach.beyond)} an added GPU "
+        brings = f"brings {quantities.percent(reach.value)}{f' of {base}' if smallest else ''}"
+        text += brings if reach.value >= 0 else "lowers the total throughput"
+    return f"{text}{_within_intervals(result, reach, knee)}."
 
 
-def _but(found: Reach) -> str:
+def _exceptions(reach: Reach) -> str:
     """Name smaller sizes that are an exception."""
-    return f" (growing to {', '.join(f'{n:,}' for n in found.but)} does not)" if found.but else ""
+    sizes = ", ".join(f"{size:,}" for size in reach.exceptions)
+    return f" (growing to {sizes} does not)" if sizes else ""
 
 
-def _within(
-    result: Result, found: Reach, of: Callable[[Result, Sequence[float]], Reach | None]
+def _within_intervals(
+    result: Result, reach: Reach, of: Callable[[Result, Sequence[float]], Reach | None]
 ) -> str:
     """Say how far a reach moves between the ends of the intervals."""
     reaches = [of(result, speeds) for speeds in ends(result) or ()]
-    sizes = [reach.gpus for reach in reaches if reach is not None]
+    sizes = [each.gpus for each in reaches if each is not None]
     if not sizes:
         return ""
     low, high = min(sizes), max(sizes)
     both = "both ends of the 80\N{NO-BREAK SPACE}% intervals"
     if low == high:
         return (
-            f"; the same at {both}" if low == found.gpus else f"; {quantities.gpus(low)} at {both}"
+            f"; the same at {both}" if low == reach.gpus else f"; {quantities.gpus(low)} at {both}"
         )
     return f"; from {low:,} to {quantities.gpus(high)} between {both}"
 
 
 def good_sentence(result: Result) -> str:
-    """Say how far efficiency is good, and what it is at the size asked about."""
-    found = good_until(result)
-    if found is None:
+    """Say up to which size efficiency is good, and what it is at the largest."""
+    reach = good_until(result)
+    if reach is None:
         return ""
     last, least = grown(result)[-1], quantities.percent(GOOD)
-    but = f", but not on {', '.join(f'{n:,}' for n in found.but)}" if found.but else ""
-    text = f"Efficiency is {least} or more up to {quantities.gpus(found.gpus)}{but}"
-    text += f"{_within(result, found, good_until)}. At {quantities.gpus(last.point.gpus)} it is "
+    sizes = ", ".join(f"{size:,}" for size in reach.exceptions)
+    text = f"Efficiency is {least} or more up to {quantities.gpus(reach.gpus)}"
+    text += f", but not on {sizes}" if sizes else ""
+    text += f"{_within_intervals(result, reach, good_until)}. "
+    text += f"At {quantities.gpus(last.point.gpus)} it is "
     text += quantities.percent(last.point.scaling_efficiency)
     if last.efficiency is not None:
         low, high = map(quantities.percent, last.efficiency)
@@ -108,10 +129,10 @@ def good_sentence(result: Result) -> str:
 
 
 def _limits(result: Result) -> list[str]:
-    found = runs(result)
-    if len(found) == 1:
-        return [f"The bottleneck is the same at every size: {found[0].bottleneck}."]
-    return [f"Bottleneck: {'; '.join(f'{r.bottleneck} on {sizes_of(r)}' for r in found)}."]
+    joined = runs(result)
+    if len(joined) == 1:
+        return [f"The bottleneck is the same at every size: {joined[0].bottleneck}."]
+    return [f"Bottleneck: {'; '.join(f'{r.bottleneck} on {sizes_of(r)}' for r in joined)}."]
 
 
 def sizes_of(run: Run) -> str:
@@ -120,7 +141,7 @@ def sizes_of(run: Run) -> str:
     return f"{first}{quantities.gpus(run.last)}"
 
 
-def _most(result: Result) -> str:
+def _quickest_size(result: Result) -> str:
     best = max(result.points, key=lambda point: point.samples_per_s)
     if best is result.main:
         return ""
@@ -149,46 +170,48 @@ def _not_fitting(result: Result) -> list[str]:
     return [f"Does not fit in GPU memory on {', '.join(sizes)} GPUs: those rows are hypothetical."]
 
 
-def section(result: Result) -> str:
+def scaling_section(result: Result) -> Section:
     """Build the section: findings, figures with intervals, what limits each size, all sizes."""
-    titles, rows, words_at = tables.listed(result)
-    moved = [at for at, row in enumerate(grown(result)) if row.moved]
-    listed = html_table(titles, rows, words_at=words_at, marked=moved)
+    moved = [number for number, size in enumerate(grown(result)) if size.moved]
     hints = tables.hints(result)
     if moved:
         hints.append("A line marks where the bottleneck changes.")
-    listed += f'<p class="hint">{escape(" ".join(hints))}</p>' if hints else ""
-    lead = basis(result)
+    sizes = [tables.sizes_table(result, moved), *paragraphs([" ".join(hints)], "hint")]
     if len(result.points) < 2:
-        return figure_section("Scaling", lead, listed)
-    said = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(result))
-    return figure_section(
-        "Scaling", lead, f'<ul class="findings">{said}</ul>', _figures(result),
-        f"<h3>All sizes</h3>{listed}",
-    )  # fmt: skip
-
-
-def _figures(result: Result) -> str:
-    speed = figure_html(figures.throughput(result), "scaling", "Throughput against number of GPUs")
-    share = figure_html(
-        figures.efficiency(result), "efficiency", "Efficiency against number of GPUs"
-    )
-    steps = figure_html(figures.step_time(result), "steptime", "Step time against number of GPUs")
-    samples = escape(quantities.samples(result))
-    return (
-        f'<div class="pair"><div><h3>Throughput, {samples} per second</h3>{speed}</div>'
-        f"<div><h3>Efficiency, share of linear scaling</h3>{share}</div></div>"
-        f'<div class="pair"><div><h3>Step time</h3>{steps}</div>'
-        f"<div><h3>What limits which size</h3>{_limit_table(result)}</div></div>"
+        return section("Scaling", basis(result), *sizes)
+    sentences = Bullets(findings(result), "findings")
+    return section(
+        "Scaling", basis(result), sentences, *_figures(result), Heading("All sizes"), *sizes
     )
 
 
-def _limit_table(result: Result) -> str:
-    colours = figures.bottleneck_colours(result)
+def _figures(result: Result) -> list[Box]:
+    speed, share = draw_throughput(result), draw_efficiency(result)
+    steps = draw_step_time(result)
+    return [
+        pair(
+            [
+                Heading(f"Throughput, {quantities.samples(result)} per second"),
+                Figure(speed, "scaling", "Throughput against number of GPUs"),
+            ],
+            [
+                Heading("Efficiency, share of linear scaling"),
+                Figure(share, "efficiency", "Efficiency against number of GPUs"),
+            ],
+        ),
+        pair(
+            [Heading("Step time"), Figure(steps, "steptime", "Step time against number of GPUs")],
+            [Heading("What limits which size"), *_limit_list(result)],
+        ),
+    ]
+
+
+def _limit_list(result: Result) -> list[Block]:
+    colours = bottleneck_colours(result)
     items = "".join(
         f'<li><i class="swatch" style="--c:{colours[run.kind]}"></i>'
         f"<span><b>{sizes_of(run)}</b> {escape(run.bottleneck)}</span></li>"
         for run in runs(result)
     )
     foot = "The strip at the foot of the efficiency figure has the same colours."
-    return f'<ul class="limits">{items}</ul><p class="hint">{foot}</p>'
+    return [Markup(f'<ul class="limits">{items}</ul>'), *paragraphs([foot], "hint")]

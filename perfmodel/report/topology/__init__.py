@@ -1,1 +1,1 @@
-"""topology."""
+"""Hardware in text and as a picture; `figure.write_topology` draws it."""

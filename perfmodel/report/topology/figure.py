@@ -1,6 +1,6 @@
 """Picture of a machine: devices, links, and (where a step ran over them) how busy each link was.
 
-Links of a topology prepared for drawing: one cable per neighbouring pair, and its shape.
+Everything between two neighbouring devices is drawn as one cable.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import write_atomically
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Figure, section
 from perfmodel.report.common.figures import new_figure
-from perfmodel.report.common.page import document, figure_html, figure_section
+from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import LINKS, NODES, QUIET_INK, UTILISATION, band_of
 from perfmodel.studies.run.result import LinkUse
 from perfmodel.topology.model import Topology
@@ -56,18 +56,18 @@ def cables_between(
     topology: Topology, links: Iterable[LinkUse] | None, nodes: Iterable[str]
 ) -> list[Cable]:
     """Join parallel and opposite arcs between each two of `nodes`."""
-    drawn = set(nodes)
+    drawn = dict.fromkeys(nodes)  # in their order, so that a page is the same every time
     use: dict[tuple[str, str, str], LinkUse] = {}
     for link in links or ():
         key = (link.src, link.dst, link.kind)
         if key not in use or link.utilisation > use[key].utilisation:
             use[key] = link
-    found: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
+    by_ends: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
     for src, dst, data in topology.graph.edges(drawn, data=True):
         if dst in drawn:
             low, high = sorted((src, dst))
-            found[low, high, data["kind"]].append((src, data["bandwidth_Bps"]))
-    return [_cable(ends, arcs, use) for ends, arcs in found.items()]
+            by_ends[low, high, data["kind"]].append((src, data["bandwidth_Bps"]))
+    return [_cable(ends, arcs, use) for ends, arcs in by_ends.items()]
 
 
 def _cable(
@@ -117,9 +117,9 @@ def shrink(places: Mapping[str, Place], nodes: Iterable[str], diameter: float = 
     xs = [x for x, _ in places.values()]
     span = max(xs, default=0.0) - min(xs, default=0.0)
     gaps = [
-        right - left
+        farther - nearer
         for height in heights
-        for left, right in pairwise(sorted(x for x, y in places.values() if y == height))
+        for nearer, farther in pairwise(sorted(x for x, y in places.values() if y == height))
     ]
     if span == 0 or not gaps:
         return 1.0
@@ -135,7 +135,7 @@ _CROWD = 60
 """Cables of one colour beyond this number are drawn thinner and fainter."""
 
 
-def figure(
+def draw_topology(
     topology: Topology,
     links: Sequence[LinkUse] | None = None,
     places: Mapping[str, Place] | None = None,
@@ -213,7 +213,7 @@ def _add_cables(
 
 
 def _spots(line: Sequence[Place]) -> list[Place]:
-    """Points on a cable where the pointer finds it; lines themselves do not answer to it."""
+    """Points on a cable that carry its hover text, which plotly lines do not."""
     if len(line) > 2:
         return [line[len(line) // 4], line[len(line) // 2], line[-len(line) // 4]]
     (x0, y0), (x1, y1) = line
@@ -226,7 +226,8 @@ def _cable_hover(cable: Cable, with_traffic: bool) -> str:
     kind = escape(LINKS.get(cable.kind, ("", cable.kind))[1])
     text = f"<b>{low} - {high}</b><br>{kind}{several}, {quantities.rate(cable.bandwidth_Bps)}"
     if with_traffic:
-        text += f"<br>{quantities.percent(cable.utilisation)} used, {quantities.size(cable.nbytes)} per step"
+        used, nbytes = quantities.percent(cable.utilisation), quantities.size(cable.nbytes)
+        text += f"<br>{used} used, {nbytes} per step"
     return text
 
 
@@ -254,8 +255,8 @@ def _add_devices(drawn: go.Figure, topology: Topology, places: Mapping[str, Plac
 def _number(topology: Topology, node: str) -> str:
     """Digits at the end of a device's name: the legend says what kind it is."""
     local = str(topology.graph.nodes[node].get("local") or node)
-    found = re.search(r"\d{1,3}$", local)
-    return found.group() if found else ""
+    digits = re.search(r"\d{1,3}$", local)
+    return digits.group() if digits else ""
 
 
 def _name_hosts(drawn: go.Figure, topology: Topology, places: Mapping[str, Place]) -> None:
@@ -283,7 +284,7 @@ def _frame(drawn: go.Figure, places: Mapping[str, Place]) -> None:
     drawn.update_layout(margin={"t": 8, "b": 30})
 
 
-def caption(topology: Topology, shown_hosts: int = _HOSTS_SHOWN) -> str:
+def topology_caption(topology: Topology, shown_hosts: int = _HOSTS_SHOWN) -> str:
     """Say what is drawn and what is left out."""
     devices = f"{len(topology.ranks):,} GPUs ({topology.gpu.name}) in {topology.hosts:,} hosts"
     if topology.hosts == 1:
@@ -304,7 +305,6 @@ def write_topology(topology: Topology, path: Path) -> Path:
     """
     if path.suffix.lower() not in {".html", ".htm"}:
         raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))
-    picture = figure_html(figure(topology), "topology", f"Picture of {topology.name}")
-    section = figure_section("Topology", f"{caption(topology)}.", picture)
-    write_atomically(path, document(topology.name, f"<main>\n{section}\n</main>"))
-    return path
+    figure = Figure(draw_topology(topology), "topology", f"Picture of {topology.name}")
+    body = section("Topology", f"{topology_caption(topology)}.", figure)
+    return write_report_files(path.parent, {path.name: render_html(topology.name, [body])})

@@ -102,9 +102,9 @@ def _links(topology: Topology) -> Iterator[str]:
 
 def _matrix_lines(topology: Topology) -> Iterator[str]:
     names, rows = path_matrix(topology)
-    shown = names[:_MOST_COLUMNS]
+    columns = names[:_MOST_COLUMNS]
     width = max(len(name) for name in names) + 1
-    yield " " * width + "".join(f"{name:>7}" for name in shown)
+    yield " " * width + "".join(f"{name:>7}" for name in columns)
     for name, row in list(zip(names, rows, strict=True))[:_MOST_COLUMNS]:
         yield f"{name:<{width}}" + "".join(f"{cell:>7}" for cell in row[:_MOST_COLUMNS])
     if len(names) > _MOST_COLUMNS:
@@ -159,20 +159,20 @@ def positions(topology: Topology, hosts_shown: int = 2) -> dict[str, tuple[float
         From bottom to top: NVSwitches, GPUs, PCIe switches, CPUs, NICs, then the fabric level by
         level. One unit is the distance between neighbours of the widest layer.
     """
-    shown = min(hosts_shown, topology.hosts)
+    hosts = min(hosts_shown, topology.hosts)
     layers: dict[tuple[int, float], list[str]] = {}
     for name, data in topology.graph.nodes(data=True):
-        if 0 <= data["host"] < shown:
+        if 0 <= data["host"] < hosts:
             layers.setdefault((data["host"], _LAYERS[data["kind"]]), []).append(name)
     width = max(len(names) for names in layers.values())
     placed: dict[str, tuple[float, float]] = {}
     for (host, height), names in layers.items():
-        left = host * (width + 1)
+        offset = host * (width + 1)
         placed |= {
-            name: (left + x, height)
+            name: (offset + x, height)
             for name, x in zip(names, _spread(len(names), width), strict=True)
         }
-    total = shown * (width + 1) - 1
+    total = hosts * (width + 1) - 1
     for height, names in enumerate(_fabric_levels(topology, placed), start=4):
         placed |= {
             name: (x, float(height))
@@ -190,17 +190,17 @@ def _fabric_levels(
     topology: Topology, placed: dict[str, tuple[float, float]]
 ) -> Iterator[list[str]]:
     graph = topology.graph
-    seen = set(placed)
+    reached = set(placed)
     level = list(placed)
     while level:
         above = dict.fromkeys(
             name
-            for here in level
-            for name in graph.successors(here)
-            if graph.nodes[name]["kind"] == "switch" and name not in seen
+            for below in level
+            for name in graph.successors(below)
+            if graph.nodes[name]["kind"] == "switch" and name not in reached
         )
         level = [name for name in above if not _is_foreign_leaf(topology, name, placed)]
-        seen |= above.keys()
+        reached |= above.keys()
         if level:
             yield level
 

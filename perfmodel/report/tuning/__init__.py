@@ -1,1 +1,1 @@
-"""tuning."""
+"""The report of ``perfmodel tune``; `page.write_tuned` writes it."""

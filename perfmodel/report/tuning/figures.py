@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK
-from perfmodel.report.tuning import text as said
+from perfmodel.report.tuning.text import caps, fine, wide_spans
 from perfmodel.studies.tune.caps import number
 from perfmodel.studies.tune.model import Choice, CurvePoint, TuneResult
 
@@ -25,7 +25,7 @@ _ROOM = 0.07
 _PLATEAU = WORK["optimizer"]
 
 
-def curve(tuned: TuneResult) -> go.Figure:
+def draw_curve(tuned: TuneResult) -> go.Figure:
     """Draw step time against the cap, with what to compare it with."""
     points = _drawn(tuned)
     unit, scale = time_unit(max(point.step_time_s for point in points))
@@ -47,7 +47,7 @@ def curve(tuned: TuneResult) -> go.Figure:
     return figure
 
 
-def exposed(tuned: TuneResult) -> go.Figure:
+def draw_exposed(tuned: TuneResult) -> go.Figure:
     """Draw exposed communication against the cap."""
     points = _drawn(tuned)
     unit, scale = time_unit(max(point.exposed_comm_s for point in points))
@@ -75,10 +75,10 @@ def _upper(tuned: TuneResult, points: list[CurvePoint]) -> float:
 
 
 def _levels(tuned: TuneResult) -> list[tuple[str, float, str, str]]:
-    found = [("best list", tuned.best_list.step_time_s, WORK["optimizer"], "solid")]
+    levels = [("best list", tuned.best_list.step_time_s, WORK["optimizer"], "solid")]
     if tuned.lower_bound_s is not None:
-        found.append(("no buckets are below", tuned.lower_bound_s, QUIET_INK, "dash"))
-    return found
+        levels.append(("no buckets are below", tuned.lower_bound_s, QUIET_INK, "dash"))
+    return levels
 
 
 def _ends(points: list[CurvePoint]) -> tuple[float, float]:
@@ -99,7 +99,7 @@ def _steps(
         hoverinfo="text",
         hovertext=[
             f"<b>{escape(number(p.bucket_cap_mb))} MiB</b>, {p.buckets} buckets"
-            f"<br>step {said.fine(p.step_time_s)}"
+            f"<br>step {fine(p.step_time_s)}"
             f"<br>exposed {quantities.duration(p.exposed_comm_s)}"
             for p in (*points, points[-1])
         ],
@@ -128,13 +128,13 @@ def _dot(figure: go.Figure, x: float, y: float, name: str, symbol: str, colour: 
 def _shade(figure: go.Figure, tuned: TuneResult) -> None:
     """Shade caps that are as good as the best; mark those that are whatever is uncertain."""
     low, high = _ends(_drawn(tuned))
-    for begin, end in said.wide_spans(tuned.plateau.spans_mb):
+    for begin, end in wide_spans(tuned.plateau.spans_mb):
         if end > low:
             figure.add_vrect(
                 x0=max(begin, low), x1=min(end, high), fillcolor=_PLATEAU, opacity=0.16,
                 line_width=0,
             )  # fmt: skip
-    for begin, end in said.wide_spans(tuned.robust.spans_mb) if tuned.robust else ():
+    for begin, end in wide_spans(tuned.robust.spans_mb) if tuned.robust else ():
         if end > low:
             figure.add_shape(
                 type="rect", xref="x", yref="paper", x0=max(begin, low), x1=min(end, high), y0=0,
@@ -159,12 +159,12 @@ def _caps_axis(figure: go.Figure, points: list[CurvePoint]) -> None:
 # ---------------------------------------------------------------- buckets in time
 
 
-def buckets(tuned: TuneResult) -> go.Figure:
+def draw_buckets(tuned: TuneResult) -> go.Figure:
     """Draw when the buckets of each setting are reduced, in one step."""
     rows = [
         ("PyTorch's default", tuned.default),
-        (f"best cap for all: {said.caps(tuned.best_uniform)} MiB", tuned.best_uniform),
-        (f"best list: {said.caps(tuned.best_list)}", tuned.best_list),
+        (f"best cap for all: {caps(tuned.best_uniform)} MiB", tuned.best_uniform),
+        (f"best list: {caps(tuned.best_list)}", tuned.best_list),
     ]
     longest_s = max(choice.step_time_s for _, choice in rows)
     unit, scale = time_unit(longest_s)
@@ -201,8 +201,9 @@ def _row(
         marker={"color": WORK["communication"], "line": {"color": "white", "width": 1}},
         hoverinfo="text",
         hovertext=[
-            f"<b>bucket {at}</b>, {quantities.size(b.nbytes)}<br>ready {quantities.duration(b.ready_s)}"
-            f"<br>reduced in {quantities.duration(b.end_s - b.start_s)}"
+            f"<b>bucket {at}</b>, {quantities.size(b.nbytes)}<br>"
+            f"ready {quantities.duration(b.ready_s)}<br>"
+            f"reduced in {quantities.duration(b.end_s - b.start_s)}"
             for at, b in enumerate(choice.buckets)
         ],
     )
@@ -217,7 +218,7 @@ def _row(
     )
     figure.add_annotation(
         x=0, xref="paper", y=place + 0.2, xanchor="left", yanchor="bottom", showarrow=False,
-        text=escape(f"{title}: {said.fine(choice.step_time_s)}", quote=False),
+        text=escape(f"{title}: {fine(choice.step_time_s)}", quote=False),
         font={"size": 12, "color": QUIET_INK},
     )  # fmt: skip
     for bucket in choice.buckets:

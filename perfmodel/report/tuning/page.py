@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
-from perfmodel.files import write_atomically, write_json
 from perfmodel.report.common import quantities
-from perfmodel.report.common.page import document, figure_html, figure_section, html_table
-from perfmodel.report.tuning import figures
-from perfmodel.report.tuning import text as said
-from perfmodel.report.tuning.export import compromise_json, curve_csv, tuned_json
+from perfmodel.report.common.document import (
+    Bullets,
+    Code,
+    Definitions,
+    Figure,
+    Folded,
+    Paragraph,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    header,
+    section,
+)
+from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.tuning import text
+from perfmodel.report.tuning.export import compromise_json, curve_csv, shared_snippet, tuned_json
+from perfmodel.report.tuning.figures import draw_buckets, draw_curve, draw_exposed
 from perfmodel.studies.tune.caps import number
 from perfmodel.studies.tune.choice.minimax_regret import Compromise
 from perfmodel.studies.tune.model import TuneResult
@@ -22,150 +33,96 @@ PREDICTED = "A prediction by simulation, not a measurement."
 def write_tuned(tuned: TuneResult, folder: Path) -> Path:
     """Write ``tune.html``, ``tune.json`` (as ``--json`` prints it) and ``curve.csv``.
 
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be written to.
+    Returns and raises as `write_report_files`.
     """
-    page = folder / "tune.html"
-    write_json(folder / "tune.json", tuned_json(tuned))
-    write_atomically(page, tuned_html(tuned))
-    write_atomically(folder / "curve.csv", curve_csv(tuned))
-    return page
+    files = {
+        "tune.html": tuned_html(tuned),
+        "tune.json": tuned_json(tuned),
+        "curve.csv": curve_csv(tuned),
+    }
+    return write_report_files(folder, files)
 
 
-def write_compromise(found: Compromise, folder: Path) -> Path:
+def write_compromise(compromise: Compromise, folder: Path) -> Path:
     """Write ``tune.html`` with all scenarios, ``tune.json``, and a curve for each scenario.
 
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be written to.
+    Returns and raises as `write_report_files`.
     """
-    page = folder / "tune.html"
-    write_json(folder / "tune.json", compromise_json(found))
-    write_atomically(page, compromise_html(found))
-    for at, tuned in enumerate(found.each):
-        write_atomically(folder / f"curve-{at}.csv", curve_csv(tuned))
-    return page
+    curves = {f"curve-{at}.csv": curve_csv(tuned) for at, tuned in enumerate(compromise.each)}
+    pages = {"tune.html": compromise_html(compromise), "tune.json": compromise_json(compromise)}
+    return write_report_files(folder, pages | curves)
 
 
 def tuned_html(tuned: TuneResult) -> str:
     """Build the page of one scenario as one string."""
-    question = tuned.scenario.question
-    asked = f'<p class="question">{escape(question)}</p>' if question else ""
     setting = f"{tuned.workload} with DistributedDataParallel on {tuned.machine}"
-    header = (
-        f'<header><p class="setting">{escape(setting)}</p><h1>{escape(said.headline(tuned))}</h1>'
-        f'{asked}<p class="note">{PREDICTED}</p></header>'
+    return render_html(
+        f"Buckets of {setting}",
+        [
+            header(setting, text.headline(tuned), [PREDICTED], [tuned.scenario.question]),
+            _tiles(tuned),
+            _paste(tuned),
+            _curve(tuned),
+            _buckets(tuned),
+            _horovod(tuned),
+            _grounds(tuned),
+        ],
     )
-    sections = [
-        header,
-        _tiles(tuned),
-        _paste(tuned),
-        _curve(tuned),
-        _buckets(tuned),
-        _horovod(tuned),
-        _grounds(tuned),
-    ]
-    body = "\n".join(section for section in sections if section)
-    return document(f"Buckets of {setting}", f"<main>\n{body}\n</main>")
 
 
-def compromise_html(found: Compromise) -> str:
+def compromise_html(compromise: Compromise) -> str:
     """Build the page of several scenarios as one string."""
-    cap = number(found.best.bucket_cap_mb or 0.0)
-    header = (
-        f'<header><p class="setting">{len(found.each)} scenarios</p>'
-        f"<h1>{escape(said.shared_headline(found))}</h1>"
-        f'<p class="note">{PREDICTED}</p></header>'
-    )
-    rows = list(said.shared_rows(found))
     lead = "Regrets: how much longer a step is than with the best cap of that scenario alone."
-    sections = [
-        header,
-        figure_section(
-            "One cap for all",
-            lead,
-            html_table(said.SHARED_COLUMNS, rows, words_at=(0,)),
-            _code((f"DistributedDataParallel(model, bucket_cap_mb={cap})", "")),
-        ),
-    ]
-    for at, tuned in enumerate(found.each):
+    code = Code(shared_snippet(compromise))
+    sections = [section("One cap for all", lead, text.scenarios_table(compromise), code)]
+    for at, tuned in enumerate(compromise.each):
         title = f"{tuned.scenario.name}, {quantities.gpus(tuned.gpus)}"
-        figure = figure_html(
-            figures.curve(tuned), f"curve-{at}", f"Step time against the cap: {title}"
-        )
-        sections.append(figure_section(title, said.headline(tuned), figure))
-    body = "\n".join(sections)
-    return document("One bucket cap for several scenarios", f"<main>\n{body}\n</main>")
+        description = f"Step time against the cap: {title}"
+        figure = Figure(draw_curve(tuned), f"curve-{at}", description)
+        sections.append(section(title, text.headline(tuned), figure))
+    setting, headline = f"{len(compromise.each)} scenarios", text.shared_headline(compromise)
+    blocks = [header(setting, headline, [PREDICTED]), *sections]
+    return render_html("One bucket cap for several scenarios", blocks)
 
 
-def _tiles(tuned: TuneResult) -> str:
-    best, default = tuned.best_list, tuned.default
-    uniform = tuned.best_uniform
+def _tiles(tuned: TuneResult) -> Tiles:
+    best_s, uniform = tuned.best_list.step_time_s, tuned.best_uniform
+    cap = number(uniform.bucket_cap_mb or 0.0)
+    default_s = text.fine(tuned.default.step_time_s)
     tiles = [
-        ("Best list", said.fine(best.step_time_s), _gain(tuned, best.step_time_s)),
-        (
-            f"Best cap: {number(uniform.bucket_cap_mb or 0.0)} MiB",
-            said.fine(uniform.step_time_s),
+        Tile("Best list", text.fine(best_s), _gain(tuned, best_s)),
+        Tile(
+            f"Best cap: {cap} MiB",
+            text.fine(uniform.step_time_s),
             _gain(tuned, uniform.step_time_s),
         ),
-        ("PyTorch's default", said.fine(default.step_time_s), "1 MiB first, then 25 MiB"),
+        Tile("PyTorch's default", default_s, "1 MiB first, then 25 MiB"),
     ]
     if tuned.lower_bound_s is not None:
-        above = best.step_time_s / tuned.lower_bound_s - 1.0
-        tiles.append(
-            (
-                "Lower bound",
-                said.fine(tuned.lower_bound_s),
-                f"the list is {quantities.percent(above)} above it",
-            )
-        )
-    items = "".join(
-        f'<div class="tile"><span>{escape(name)}</span><strong>{escape(value)}</strong>'
-        f"<small>{escape(below)}</small></div>"
-        for name, value, below in tiles
-    )
-    return f'<div class="tiles">{items}</div>'
+        above = quantities.percent(best_s / tuned.lower_bound_s - 1.0)
+        bound = text.fine(tuned.lower_bound_s)
+        tiles.append(Tile("Lower bound", bound, f"the list is {above} above it"))
+    return Tiles(tiles)
 
 
 def _gain(tuned: TuneResult, step_s: float) -> str:
-    change = said.change(step_s / tuned.default.step_time_s - 1.0)
+    change = text.change(step_s / tuned.default.step_time_s - 1.0)
     return "as with the default" if change == "same" else f"{change} against the default"
 
 
-def _paste(tuned: TuneResult) -> str:
-    rows = said.rows(tuned)
-    return figure_section(
+def _paste(tuned: TuneResult) -> Section:
+    lines = [f"{code}  # {note}" if note else code for code, note in text.to_paste(tuned)]
+    return section(
         "What to use",
         "",
-        _list(said.advice(tuned)),
-        _code(*said.to_paste(tuned)),
-        html_table(said.COLUMNS, rows, words_at=(0,)),
-        f'<p class="hint">{escape(said.first_step(tuned))}</p>',
+        Bullets(text.advice(tuned)),
+        Code("\n".join(lines)),
+        text.settings_table(tuned),
+        Paragraph(text.first_step(tuned), "hint"),
     )
 
 
-def _code(*lines: tuple[str, str]) -> str:
-    text = "\n".join(f"{code}  # {note}" if note else code for code, note in lines)
-    return (
-        '<div class="scroll" tabindex="0" style="margin-bottom: 16px">'
-        f'<pre style="margin: 12px 14px"><code>{escape(text)}</code></pre></div>'
-    )
-
-
-def _curve(tuned: TuneResult) -> str:
+def _curve(tuned: TuneResult) -> Section:
     within = quantities.percent(tuned.plateau.within)
     lead = (
         f"Each of the {len(tuned.curve)} steps of the line is one partition into buckets. Shaded: "
@@ -174,54 +131,43 @@ def _curve(tuned: TuneResult) -> str:
     if tuned.robust is not None:
         lead += (
             f" Marked below: caps that lose at most {within} more than "
-            f"{number(tuned.robust.bucket_cap_mb)} MiB does wherever in its {said.INTERVAL} the "
+            f"{number(tuned.robust.bucket_cap_mb)} MiB does wherever in its {text.INTERVAL} the "
             "network lies."
         )
-    return figure_section(
+    exposed = "Exposed communication against the bucket cap"
+    return section(
         "What each cap costs",
         lead,
-        figure_html(figures.curve(tuned), "curve", "Step time against the bucket cap"),
-        figure_html(
-            figures.exposed(tuned), "exposed", "Exposed communication against the bucket cap"
-        ),
+        Figure(draw_curve(tuned), "curve", "Step time against the bucket cap"),
+        Figure(draw_exposed(tuned), "exposed", exposed),
     )
 
 
-def _buckets(tuned: TuneResult) -> str:
+def _buckets(tuned: TuneResult) -> Section:
     lead = "One settled step: when each bucket is complete, and when it is reduced."
-    drawn = figure_html(
-        figures.buckets(tuned), "buckets", "All-reduces of each setting in one step"
-    )
-    return figure_section("When the buckets travel", lead, drawn)
+    figure = Figure(draw_buckets(tuned), "buckets", "All-reduces of each setting in one step")
+    return section("When the buckets travel", lead, figure)
 
 
-def _horovod(tuned: TuneResult) -> str:
-    found = tuned.horovod
-    if found is None:
-        return ""
+def _horovod(tuned: TuneResult) -> Section | None:
+    horovod = tuned.horovod
+    if horovod is None:
+        return None
     rows = [
         (
-            "off" if one.threshold_mb == 0 else f"{number(one.threshold_mb)} MiB",
-            quantities.duration(one.step_time_s),
-            quantities.duration(one.exposed_comm_s),
-            f"{one.all_reduces}",
+            "off" if fusion.threshold_mb == 0 else f"{number(fusion.threshold_mb)} MiB",
+            quantities.duration(fusion.step_time_s),
+            quantities.duration(fusion.exposed_comm_s),
+            f"{fusion.all_reduces}",
         )
-        for one in found.curve
+        for fusion in horovod.curve
     ]
-    header = ("fusion threshold", "step", "exposed", "all-reduces")
-    return figure_section(
-        "Horovod", said.horovod_line(found), html_table(header, rows), _list(found.assumptions)
-    )
+    titles = (">fusion threshold", ">step", ">exposed", ">all-reduces")
+    table, assumptions = Table(titles, rows), Bullets(horovod.assumptions)
+    return section("Horovod", text.horovod_line(horovod), table, assumptions)
 
 
-def _grounds(tuned: TuneResult) -> str:
-    rows = "".join(
-        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(value)}</dd>"
-        for name, value in tuned.provenance.items()
-    )
-    provenance = f"<details><summary>Provenance</summary><dl>{rows}</dl></details>"
-    return figure_section("What this rests on", "", _list(tuned.assumptions), provenance)
-
-
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+def _grounds(tuned: TuneResult) -> Section:
+    facts = {name.replace("_", " "): value for name, value in tuned.provenance.items()}
+    provenance = Folded("Provenance", [Definitions(facts)])
+    return section("What this rests on", "", Bullets(tuned.assumptions), provenance)

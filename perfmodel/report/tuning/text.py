@@ -1,41 +1,30 @@
-"""Sentences and rows about tuned buckets; the page and the terminal say the same.
-
-Tuned buckets in the terminal.
-"""
+"""Sentences and tables about tuned buckets; the page and the terminal say the same."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.tuning.export import snippet
+from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.report.tuning.export import shared_snippet, snippet
 from perfmodel.studies.tune.caps import number, text_mb
-from perfmodel.studies.tune.choice.minimax_regret import Compromise, Shared
+from perfmodel.studies.tune.choice.minimax_regret import Compromise
 from perfmodel.studies.tune.model import Choice, Horovod, Spans, TuneResult
 from perfmodel.training.ddp.options import MIB
 
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
-
 SLIVER = 0.02
-"""Gaps between equally good caps that are narrower than this share of the cap go unsaid."""
+"""Gaps between equally good caps that are narrower than this share of the cap are ignored."""
 MOST_SPANS = 3
 WORTH = 5e-3
-"""Gain below which PyTorch's default is called as good."""
+"""Gain below which PyTorch's default counts as good."""
 ROUNDING = 5e-5
-"""Change that is called none."""
+"""Relative change below which there is none."""
 INTERVAL = "80\N{NO-BREAK SPACE}% interval"
 _UNITS = (("ns", 1e-9), ("\N{MICRO SIGN}s", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
-COLUMNS = ("setting", "step", "exposed", "to default", "buckets", "first step")
-
 
 def headline(tuned: TuneResult) -> str:
-    """Say in one sentence what good buckets are worth."""
+    """State in one sentence what the best buckets save."""
     default, best = tuned.default.step_time_s, tuned.best_list.step_time_s
     where = f"{tuned.workload} on {quantities.gpus(tuned.gpus)} ({tuned.machine})"
     gain = 1.0 - best / default
@@ -60,23 +49,24 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2g}\N{NO-BREAK SPACE}%"
 
 
-def rows(tuned: TuneResult) -> list[tuple[str, ...]]:
-    """Each setting with its figures, as `COLUMNS`."""
-    found = [_row(tuned, "PyTorch's default: 1, then 25", tuned.default)]
-    if tuned.asked is not None:
-        found.append(_row(tuned, "the scenario's own", tuned.asked))
-    found += [
-        _row(tuned, f"best cap for all: {caps(tuned.best_uniform)}", tuned.best_uniform),
-        _row(tuned, f"best list: {caps(tuned.best_list)}", tuned.best_list),
+def settings_table(tuned: TuneResult) -> Table:
+    """Each setting with its figures."""
+    whole = tuned.best_integer_list
+    settings = [
+        ("PyTorch's default: 1, then 25", tuned.default),
+        ("the scenario's own", tuned.asked),
+        (f"best cap for all: {caps(tuned.best_uniform)}", tuned.best_uniform),
+        (f"best list: {caps(tuned.best_list)}", tuned.best_list),
     ]
-    if tuned.best_integer_list.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
-        whole = tuned.best_integer_list
-        found.append(_row(tuned, f"best list of whole MiB: {caps(whole)}", whole))
+    if whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
+        settings.append((f"best list of whole MiB: {caps(whole)}", whole))
+    rows = [_row(tuned, name, choice) for name, choice in settings if choice is not None]
     if tuned.lower_bound_s is not None:
         bound_s = tuned.lower_bound_s
         below = change(bound_s / tuned.default.step_time_s - 1.0)
-        found.append(("lower bound: no buckets beat it", fine(bound_s), "", below, "", ""))
-    return found
+        rows.append(("lower bound: no buckets beat it", fine(bound_s), "", below, "", ""))
+    header = ("setting", ">step", ">exposed", ">to default", ">buckets", ">first step")
+    return Table(header, rows, ruled=False)
 
 
 def _row(tuned: TuneResult, name: str, choice: Choice) -> tuple[str, ...]:
@@ -128,19 +118,18 @@ def change(fraction: float) -> str:
 def caps(choice: Choice) -> str:
     """Caps in MiB, as one would type them; long lists are cut."""
     if choice.bucket_cap_mb_list is not None:
-        shown = choice.bucket_cap_mb_list
-        if len(shown) <= 8:
-            return text_mb(shown)
-        return f"{text_mb(shown[:6])[:-1]}, ... {len(shown) - 6} more]"
+        values = choice.bucket_cap_mb_list
+        if len(values) <= 8:
+            return text_mb(values)
+        return f"{text_mb(values[:6])[:-1]}, ... {len(values) - 6} more]"
     return "default" if choice.bucket_cap_mb is None else number(choice.bucket_cap_mb)
 
 
 def advice(tuned: TuneResult) -> tuple[str, ...]:
     """Say which caps for all are as good as the best, which is safe, what the default loses."""
-    found, robust = tuned.plateau, tuned.robust
-    lines = [
-        f"Caps within {quantities.percent(found.within)} of the best cap: {spans(found.spans_mb)}."
-    ]
+    plateau, robust = tuned.plateau, tuned.robust
+    within = quantities.percent(plateau.within)
+    lines = [f"Caps within {within} of the best cap: {spans(plateau.spans_mb)}."]
     if robust is not None:
         worst = robust.worst_regret
         loses = "nothing" if worst < ROUNDING else f"at most {_percent(worst)}"
@@ -148,12 +137,12 @@ def advice(tuned: TuneResult) -> tuple[str, ...]:
             f"If the network is as quick or as slow as its {INTERVAL} allows: "
             f"{number(robust.bucket_cap_mb)} MiB; it loses {loses} to the cap that is best then."
         )
-    return (*lines, _of_default(tuned))
+    return (*lines, _default_sentence(tuned))
 
 
-def _of_default(tuned: TuneResult) -> str:
+def _default_sentence(tuned: TuneResult) -> str:
     likely, *others = tuned.default_regrets
-    text = f"PyTorch's default (1, then 25 MiB) {_loses(likely)}"
+    text = f"PyTorch's default (1, then 25 MiB) {_default_loss(likely)}"
     if not others:
         return f"{text}."
     most = max(tuned.default_regrets)
@@ -162,7 +151,7 @@ def _of_default(tuned: TuneResult) -> str:
     return f"{text}; it may lose up to {_percent(most)} within that interval of the network."
 
 
-def _loses(regret: float) -> str:
+def _default_loss(regret: float) -> str:
     if regret < -ROUNDING:
         return f"is {_percent(-regret)} quicker than the best cap"
     if regret < ROUNDING:
@@ -170,22 +159,22 @@ def _loses(regret: float) -> str:
     return f"loses {_percent(regret)} to the best cap"
 
 
-def spans(found: Spans) -> str:
+def spans(equal: Spans) -> str:
     """Write spans of caps in MiB by growing cap; of many only the widest."""
-    wide = wide_spans(found)
+    wide = wide_spans(equal)
     if wide[0][0] * MIB <= 1.0 and math.isinf(wide[0][1]):
         return "any"
-    shown = "; ".join(mb_span(*span) for span in sorted(wide[:MOST_SPANS]))
+    text = "; ".join(mb_span(*span) for span in sorted(wide[:MOST_SPANS]))
     more = len(wide) - MOST_SPANS
     if more < 1:
-        return f"{shown} MiB"
-    return f"{shown} MiB, and {more} narrower range{'' if more == 1 else 's'}"
+        return f"{text} MiB"
+    return f"{text} MiB, and {more} narrower range{'' if more == 1 else 's'}"
 
 
-def wide_spans(found: Spans) -> list[tuple[float, float]]:
+def wide_spans(equal: Spans) -> list[tuple[float, float]]:
     """Spans of equally good caps, those with slivers between them joined, widest first."""
     joined: list[tuple[float, float]] = []
-    for low, high in found:
+    for low, high in equal:
         if joined and low - joined[-1][1] <= SLIVER * low:
             joined[-1] = (joined[-1][0], high)
         else:
@@ -227,9 +216,9 @@ def first_step(tuned: TuneResult) -> str:
     )
 
 
-def horovod_line(found: Horovod) -> str:
-    """Which fusion threshold, and what it is worth."""
-    best, default = found.best, found.default
+def horovod_line(horovod: Horovod) -> str:
+    """The best fusion threshold, and what it saves."""
+    best, default = horovod.best, horovod.default
     gain = 1.0 - best.step_time_s / default.step_time_s
     worth = f"{quantities.percent(gain)} less than" if gain > 5e-5 else "as with"
     return (
@@ -243,74 +232,56 @@ def horovod_line(found: Horovod) -> str:
 # ---------------------------------------------------------------- several scenarios
 
 
-def shared_headline(found: Compromise) -> str:
+def shared_headline(compromise: Compromise) -> str:
     """Say in one sentence which cap serves all."""
     return (
-        f"One cap for all {len(found.each)}: {number(found.best.bucket_cap_mb or 0)} MiB, at most "
-        f"{_percent(found.best.worst_regret)} slower than the best cap of each; PyTorch's "
-        f"default is at most {_percent(max(0.0, found.default.worst_regret))} slower."
+        f"One cap for all {len(compromise.each)}: "
+        f"{number(compromise.best.bucket_cap_mb or 0)} MiB, at most "
+        f"{_percent(compromise.best.worst_regret)} slower than the best cap of each; PyTorch's "
+        f"default is at most {_percent(max(0.0, compromise.default.worst_regret))} slower."
     )
 
 
-SHARED_COLUMNS = ("scenario", "GPUs", "own best cap", "step", "shared cap", "default")
-
-
-def shared_rows(found: Compromise) -> Iterator[tuple[str, ...]]:
+def scenarios_table(compromise: Compromise) -> Table:
     """Scenario by scenario: its own best cap, and what it loses by the shared one."""
-    for at, tuned in enumerate(found.each):
-        yield (
+    rows = [
+        (
             tuned.scenario.name,
             f"{tuned.gpus:,}",
             f"{number(tuned.best_uniform.bucket_cap_mb or 0)} MiB",
             fine(tuned.best_uniform.step_time_s),
-            _lost(found.best, at),
-            _lost(found.default, at),
+            change(shared),
+            change(default),
         )
+        for tuned, shared, default in zip(
+            compromise.each, compromise.best.regrets, compromise.default.regrets, strict=True
+        )
+    ]
+    header = ("scenario", ">GPUs", ">own best cap", ">step", ">shared cap", ">default")
+    return Table(header, rows, ruled=False)
 
 
-def _lost(shared: Shared, at: int) -> str:
-    return change(shared.regrets[at])
+# ---------------------------------------------------------------- terminal
 
 
-def print_tuned(tuned: TuneResult) -> Group:
-    """Arrange a tuning for ``rich.print``: the answer, settings, what to paste."""
-    from rich.console import Group
-    from rich.text import Text
-
-    paste = [f"  {code}  # {note}" for code, note in to_paste(tuned)]
-    notes = [first_step(tuned), *tuned.assumptions]
-    fusion = [] if tuned.horovod is None else [Text(horovod_line(tuned.horovod))]
-    notes += [] if tuned.horovod is None else tuned.horovod.assumptions
-    return Group(
-        Text(headline(tuned), style="bold"),
-        _table(COLUMNS, rows(tuned)),
-        Text("\n".join(advice(tuned))),
-        Text("\n".join(paste)),
-        *fusion,
-        Text("\n".join(notes), style="dim"),
-    )
+def tuned_lines(tuned: TuneResult) -> list[Block]:
+    """Arrange a tuning for the terminal: the answer, settings, what to paste."""
+    fusion = tuned.horovod
+    notes = [first_step(tuned), *tuned.assumptions, *(fusion.assumptions if fusion else ())]
+    return [
+        Paragraph(headline(tuned), "headline"),
+        settings_table(tuned),
+        *paragraphs(advice(tuned)),
+        *paragraphs(f"  {code}  # {note}" for code, note in to_paste(tuned)),
+        *paragraphs([horovod_line(fusion)] if fusion else []),
+        *paragraphs(notes, "note"),
+    ]
 
 
-def print_compromise(found: Compromise) -> Group:
-    """Arrange one setting for several scenarios for ``rich.print``."""
-    from rich.console import Group
-    from rich.text import Text
-
-    cap = number(found.best.bucket_cap_mb or 0)
-    return Group(
-        Text(shared_headline(found), style="bold"),
-        _table(SHARED_COLUMNS, shared_rows(found)),
-        Text(f"  DistributedDataParallel(model, bucket_cap_mb={cap})"),
-    )
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for at, column in enumerate(columns):
-        table.add_column(column, justify="left" if at == 0 else "right", no_wrap=at > 0)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    return table
+def compromise_lines(compromise: Compromise) -> list[Block]:
+    """Arrange one setting for several scenarios for the terminal."""
+    return [
+        Paragraph(shared_headline(compromise), "headline"),
+        scenarios_table(compromise),
+        Paragraph(f"  {shared_snippet(compromise)}"),
+    ]

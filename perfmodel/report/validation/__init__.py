@@ -1,1 +1,1 @@
-"""validation."""
+"""The report of ``perfmodel validate``; `page.write_validation` writes it."""

@@ -57,7 +57,7 @@ def _sizes_axis(smallest: int, largest: int, most: int = 6, **more: Any) -> dict
     return axis_layout(type="log", tickvals=ticks, ticktext=labels, range=span, **more)
 
 
-def distribution(points: Sequence[Point]) -> go.Figure:
+def draw_distribution(points: Sequence[Point]) -> go.Figure:
     """Draw the share of points below an error, from 256 KiB on; a line per mode."""
     figure = new_figure(360)
     for mode in MODES:
@@ -83,7 +83,7 @@ def distribution(points: Sequence[Point]) -> go.Figure:
     return figure
 
 
-def over_size(points: Sequence[Point]) -> go.Figure:
+def draw_over_size(points: Sequence[Point]) -> go.Figure:
     """Draw predicted over measured by size: medians, and where 80 % of datasheet lie."""
     figure = new_figure(380)
     counted = [p for p in points if p.counted]
@@ -132,7 +132,7 @@ def _ratio_axis(title: str, low: float, high: float, **more: Any) -> dict[str, o
     )  # fmt: skip
 
 
-def machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Figure:
+def draw_machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Figure:
     """Draw the median error from 256 KiB on, a row per kind of machine and a mark per mode."""
     names = [n for n, modes in scored.items() if any(LARGE in own for own in modes.values())]
     names.sort(key=lambda n: _large(scored[n], "datasheet"), reverse=True)
@@ -142,19 +142,20 @@ def machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Fig
         if not rows:
             continue
         figure.add_scatter(
-            x=[max(one.median_abs_error, _LEAST) for _, one in rows],
+            x=[max(score.median_abs_error, _LEAST) for _, score in rows],
             y=[name for name, _ in rows], mode="markers", name=MODE_NAMES[mode],
             marker={"color": COLOURS[mode], "size": 11 if mode in _WIDTHS else 8,
                     "symbol": "circle" if mode in _WIDTHS else "diamond"},
-            hovertext=[f"{name}<br>{MODE_NAMES[mode]}: median {percent(one.median_abs_error)}, "
-                       f"90th percentile {percent(one.p90_abs_error)}, {one.sweeps} sweeps"
-                       for name, one in rows],
+            hovertext=[f"{name}<br>{MODE_NAMES[mode]}: median {percent(score.median_abs_error)}, "
+                       f"90th percentile {percent(score.p90_abs_error)}, {score.sweeps} sweeps"
+                       for name, score in rows],
             hoverinfo="text",
         )  # fmt: skip
     ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
     figure.update_xaxes(
-        **axis_layout("median absolute error", type="log", range=[math.log10(0.0025), math.log10(6)],
-               tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
+        **axis_layout(
+            "median absolute error", type="log", range=[math.log10(0.0025), math.log10(6)],
+            tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
     )  # fmt: skip
     figure.update_yaxes(
         **axis_layout(
@@ -178,15 +179,15 @@ def _labels(figure: go.Figure, names: Sequence[str], rows: Sequence[Any]) -> Non
 
 
 def _large(modes: Mapping[Mode, Mapping[str, Score]], mode: Mode) -> float:
-    one = modes.get(mode, {}).get(LARGE)
-    return 0.0 if one is None else one.median_abs_error
+    score = modes.get(mode, {}).get(LARGE)
+    return 0.0 if score is None else score.median_abs_error
 
 
-def sweep(one: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go.Figure:
+def draw_sweep(prediction: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go.Figure:
     """Draw one sweep: times over size above, predicted over measured below."""
     figure = new_figure(300)
-    sizes = [row.nbytes for row in one.sweep.rows]
-    measured = [row.time_s for row in one.sweep.rows]
+    sizes = [row.nbytes for row in prediction.sweep.rows]
+    measured = [row.time_s for row in prediction.sweep.rows]
     figure.add_scatter(
         x=sizes, y=measured, mode="markers", name="measured", hoverinfo="text",
         marker={"color": MEASURED, "size": 5},
@@ -195,9 +196,9 @@ def sweep(one: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go
     )  # fmt: skip
     _band(figure, sizes, measured, intervals)
     for mode in reversed(MODES):
-        if mode in one.times:
-            _mode_lines(figure, mode, sizes, measured, one.times[mode].time_s)
-    low, high = _time_range(one)
+        if mode in prediction.times:
+            _mode_lines(figure, mode, sizes, measured, prediction.times[mode].time_s)
+    low, high = _time_range(prediction)
     ticks = log_ticks(low, high, 4)
     figure.update_layout(
         yaxis=axis_layout(type="log", domain=[0.46, 1], range=[math.log10(low), math.log10(high)],
@@ -213,8 +214,10 @@ def sweep(one: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go
     return figure
 
 
-def _time_range(one: Predicted) -> tuple[float, float]:
-    times = [row.time_s for row in one.sweep.rows] + list(one.times["datasheet"].time_s)
+def _time_range(prediction: Predicted) -> tuple[float, float]:
+    times = [row.time_s for row in prediction.sweep.rows] + list(
+        prediction.times["datasheet"].time_s
+    )
     return min(times) / 1.6, max(times) * 1.6
 
 
@@ -225,11 +228,11 @@ def _band(
     intervals: Sequence[tuple[float, float] | None],
 ) -> None:
     """Draw the 80 % interval of the datasheet prediction as a band of ratios."""
-    known = [(s, m, i) for s, m, i in zip(sizes, measured, intervals, strict=True) if i]
-    if not known:
+    intervals_known = [(s, m, i) for s, m, i in zip(sizes, measured, intervals, strict=True) if i]
+    if not intervals_known:
         return
-    x = [s for s, _, _ in known]
-    low, high = [i[0] / m for _, m, i in known], [i[1] / m for _, m, i in known]
+    x = [s for s, _, _ in intervals_known]
+    low, high = [i[0] / m for _, m, i in intervals_known], [i[1] / m for _, m, i in intervals_known]
     figure.add_scatter(
         x=x + x[::-1], y=high + low[::-1], mode="lines", fill="toself", xaxis="x2", yaxis="y2",
         fillcolor="rgba(31,143,214,0.16)", line={"width": 0}, hoverinfo="skip",
@@ -246,8 +249,11 @@ def _mode_lines(
 ) -> None:
     lone = len(sizes) == 1
     drawn = "markers" if lone else "lines"
-    text = [f"{quantities.size(s)}: {MODE_NAMES[mode]} {quantities.duration(t)} ({percent(t / m - 1)} off)"
-            for s, t, m in zip(sizes, times, measured, strict=True)]  # fmt: skip
+    text = [
+        f"{quantities.size(s)}: {MODE_NAMES[mode]} {quantities.duration(t)} "
+        f"({percent(t / m - 1)} off)"
+        for s, t, m in zip(sizes, times, measured, strict=True)
+    ]
     for y, more in (
         (list(times), {}),
         ([t / m for t, m in zip(times, measured, strict=True)],
@@ -259,16 +265,16 @@ def _mode_lines(
         )  # fmt: skip
 
 
-def trainings(datasets: Sequence[Dataset]) -> go.Figure:
+def draw_trainings(datasets: Sequence[Dataset]) -> go.Figure:
     """Draw predicted over published, a column of marks per dataset."""
-    datasets = [one for one in datasets if one.cases]
+    datasets = [dataset for dataset in datasets if dataset.cases]
     figure = new_figure(90 + 64 * max(1, len(datasets)))
-    titles = [one.title for one in datasets]
-    for number, one in enumerate(datasets):
-        ordered = sorted(one.cases, key=lambda case: case.error)
+    titles = [dataset.title for dataset in datasets]
+    for number, dataset in enumerate(datasets):
+        ordered = sorted(dataset.cases, key=lambda case: case.error)
         heights = [number + 0.5 * (i % 7 - 3) / 7 for i in range(len(ordered))]
         figure.add_scatter(
-            x=[1 + case.error for case in ordered], y=heights, mode="markers", name=one.title,
+            x=[1 + case.error for case in ordered], y=heights, mode="markers", name=dataset.title,
             showlegend=False, hoverinfo="text",
             marker={"color": COLOURS["datasheet"], "size": 6, "opacity": 0.7},
             hovertext=[f"{case.name}<br>published {quantities.count(case.published)} {case.unit}, "

@@ -49,8 +49,8 @@ def _add_transfer(figure: Any, transfer: Transfer, shift: int) -> None:
     residual = transfer.residual
     for run, file in enumerate(transfer.files):
         points = [point for point in transfer.points if point.run == run]
-        left = [residual(point.situation) if residual else 1.0 for point in points]
-        for name, factors in (("factors", [1.0] * len(points)), ("and correction", left)):
+        corrections = [residual(point.situation) if residual else 1.0 for point in points]
+        for name, factors in (("factors", [1.0] * len(points)), ("and correction", corrections)):
             figure.add_scatter(
                 x=[point.nbytes for point in points],
                 y=[

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perfmodel.library.prediction_error import BANDS
+from perfmodel.report.common.document import Table
 from perfmodel.validate.score import scores
 from perfmodel.validate.score.scores import BAND_NAMES, LARGE, MODES, Score
 
@@ -24,23 +24,16 @@ MODE_NAMES = {
 _BANDS = (*(band for band, _ in BANDS), LARGE)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Cells as text; a header that starts with ``>`` heads numbers."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 def percent(fraction: float) -> str:
-    """Write an error in per cent; one digit below 10 %.
+    """Write an error in per cent; one digit below 10 %; the space does not break.
 
     Examples
     --------
-    >>> percent(0.123), percent(0.0123), percent(12.3)
-    ('12 %', '1.2 %', '1230 %')
+    >>> [percent(f).replace(chr(160), " ") for f in (0.123, 0.0123, 12.3)]
+    ['12 %', '1.2 %', '1230 %']
     """
-    return f"{100 * fraction:.1f} %" if abs(fraction) < 0.0995 else f"{100 * fraction:.0f} %"
+    digits = 1 if abs(fraction) < 0.0995 else 0
+    return f"{100 * fraction:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def pair(score: Score | None) -> str:
@@ -50,15 +43,15 @@ def pair(score: Score | None) -> str:
     return f"{percent(score.median_abs_error)} / {percent(score.p90_abs_error)}"
 
 
-def band_table(found: Validation, *, common: bool = False) -> Table:
+def band_table(validation: Validation, *, common: bool = False) -> Table:
     """Errors by mode and band; `common`: on those sweeps that every mode predicts."""
-    table = scores.on_common(found.points) if common else found.bands
+    table = scores.on_common(validation.points) if common else validation.bands
     names = [BAND_NAMES.get(band, band) for band in _BANDS]
     header = ("mode", ">sweeps", *(f">{name}" for name in names))
     rows = tuple(
         (
             MODE_NAMES[mode],
-            str(max(one.sweeps for one in table[mode].values())),
+            str(max(score.sweeps for score in table[mode].values())),
             *(pair(table[mode].get(band)) for band in _BANDS),
         )
         for mode in MODES
@@ -67,9 +60,9 @@ def band_table(found: Validation, *, common: bool = False) -> Table:
     return Table(header, rows)
 
 
-def machine_table(found: Validation) -> Table:
+def machine_table(validation: Validation) -> Table:
     """Errors by kind of machine and mode, from 256 KiB on and below."""
-    machines = scores.by_machine(found.points)
+    machines = scores.by_machine(validation.points)
     modes = [mode for mode in MODES if any(mode in own for own in machines.values())]
     header = (
         "kind of machine", ">sweeps", *(f">{MODE_NAMES[m]}" for m in modes),
@@ -78,7 +71,7 @@ def machine_table(found: Validation) -> Table:
     rows = []
     for machine, own in machines.items():
         sheet = own.get("datasheet", {})
-        count = max((one.sweeps for bands in own.values() for one in bands.values()), default=0)
+        count = max((score.sweeps for bands in own.values() for score in bands.values()), default=0)
         rows.append(
             (
                 machine, str(count), *(pair(own.get(mode, {}).get(LARGE)) for mode in modes),
@@ -88,29 +81,29 @@ def machine_table(found: Validation) -> Table:
     return Table(header, tuple(rows))
 
 
-def coverage_table(found: Validation) -> Table:
+def coverage_table(validation: Validation) -> Table:
     """How often measured times lie in 80 % intervals, with the confidence interval of that."""
     rows = []
-    for mode, bands in found.coverages.items():
-        for band, one in bands.items():
+    for mode, bands in validation.coverages.items():
+        for band, share in bands.items():
             rows.append(
                 (
                     MODE_NAMES[mode], BAND_NAMES.get(band, band if band == LARGE else "all sizes"),
-                    str(one.sweeps), percent(one.share),
-                    f"{percent(one.low)} to {percent(one.high)}",
+                    str(share.sweeps), percent(share.share),
+                    f"{percent(share.low)} to {percent(share.high)}",
                 )
             )  # fmt: skip
     return Table(("mode", "sizes", ">sweeps", ">inside", ">95 % sure"), tuple(rows))
 
 
-def split_table(found: Validation) -> Table:
+def split_table(validation: Validation) -> Table:
     """Datasheet errors of sweeps that constants were fitted on, and of the others."""
-    split = found.split()
+    split = validation.split()
     names = [BAND_NAMES.get(band, band) for band in _BANDS]
     rows = tuple(
         (
             name,
-            str(max(one.sweeps for one in bands.values())),
+            str(max(score.sweeps for score in bands.values())),
             *(pair(bands.get(band)) for band in _BANDS),
         )
         for name, bands in split.items()
@@ -118,47 +111,51 @@ def split_table(found: Validation) -> Table:
     return Table(("sweeps that constants were", ">sweeps", *(f">{name}" for name in names)), rows)
 
 
-def training_table(found: Validation) -> Table:
+def training_table(validation: Validation) -> Table:
     """Errors of published trainings and recorded steps."""
     rows = tuple(
-        (one.title, str(len(one.cases)), percent(one.median_abs_error or 0.0),
-         percent(one.p90_abs_error or 0.0), str(sum(one.left_out.values())))
-        for one in found.trainings
-        if one.cases
+        (dataset.title, str(len(dataset.cases)), percent(dataset.median_abs_error or 0.0),
+         percent(dataset.p90_abs_error or 0.0), str(sum(dataset.left_out.values())))
+        for dataset in validation.trainings
+        if dataset.cases
     )  # fmt: skip
     header = ("what", ">numbers", ">median", ">90th percentile", ">left out")
     return Table(header, rows)
 
 
-def sweep_table(found: Validation) -> Table:
+def sweep_table(validation: Validation) -> Table:
     """Every predicted sweep with its errors from 256 KiB on and below, by mode."""
-    by_sweep = scores.by_sweep(found.points)
-    modes = [mode for mode in MODES if any(mode in one.times for one in found.predicted)]
+    by_sweep = scores.by_sweep(validation.points)
+    modes = [
+        mode
+        for mode in MODES
+        if any(mode in prediction.times for prediction in validation.predicted)
+    ]
     header = (
         "sweep", "machine", ">trust", *(f">{MODE_NAMES[m]}" for m in modes),
         ">below 256 KiB, datasheet", "counted",
     )  # fmt: skip
     rows = []
-    for one in found.predicted:
-        own = by_sweep.get(one.sweep.id, {})
+    for prediction in validation.predicted:
+        own = by_sweep.get(prediction.sweep.id, {})
         small = own.get("datasheet", {}).get("latency")
         rows.append(
             (
-                one.sweep.id, one.matched.topology.name, str(one.sweep.trust),
+                prediction.sweep.id, prediction.matched.topology.name, str(prediction.sweep.trust),
                 *(pair(own.get(mode, {}).get(LARGE)) for mode in modes),
-                pair(small), "yes" if one.counted else f"no: {one.why_not}",
+                pair(small), "yes" if prediction.counted else f"no: {prediction.why_not}",
             )
         )  # fmt: skip
     return Table(header, tuple(rows))
 
 
-def lists(found: Validation, *, trainings: bool = True) -> Iterator[str]:
-    """Lines about what is listed and not counted; also rows of training tables, if wanted."""
-    for one in found.predicted:
-        if not one.counted:
-            yield f"listed, not counted: {one.sweep.id} ({one.why_not})"
-    for sweep, reason in found.unmatched.items():
+def omissions(validation: Validation, *, trainings: bool = True) -> Iterator[str]:
+    """Sentences about what is not counted; with `trainings` also about rows of training tables."""
+    for prediction in validation.predicted:
+        if not prediction.counted:
+            yield f"listed, not counted: {prediction.sweep.id} ({prediction.why_not})"
+    for sweep, reason in validation.unmatched.items():
         yield f"not predicted: {sweep}: {reason}"
-    for data in found.trainings if trainings else ():
-        for reason, count in data.left_out.items():
-            yield f"left out of {data.id}: {count} rows: {reason}"
+    for dataset in validation.trainings if trainings else ():
+        for reason, count in dataset.left_out.items():
+            yield f"left out of {dataset.id}: {count} rows: {reason}"

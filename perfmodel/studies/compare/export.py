@@ -1,80 +1,65 @@
-"""Export a comparison to JSON and CSV."""
+"""A comparison as plain data: JSON and CSV."""
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any
 
+from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario import scenario_digest
 from perfmodel.studies.compare.model import Change, Comparison, Imagined, Side, Versus
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as plain data; times in seconds, sizes in bytes."""
-    return {
-        "sides": [_plain_side(side) for side in comparison.sides],
-        "fields": [
-            {"field": field.name, "values": list(field.values)} for field in comparison.fields
-        ],
-        "changes": [_plain_difference(each) for each in comparison.versus],
-        "attribution": [_plain_what_if(each, comparison.sides) for each in comparison.imagined],
-        "assumptions": list(comparison.assumptions),
+    """Write a comparison as plain data; times in seconds, sizes in bytes."""
+    sides = comparison.sides
+    document = {
+        "sides": [_side(side) for side in sides],
+        "fields": [{"field": field.name, "values": field.values} for field in comparison.fields],
+        "changes": [_versus(versus) for versus in comparison.versus],
+        "attribution": [_imagined(imagined, sides) for imagined in comparison.imagined],
+        "assumptions": comparison.assumptions,
     }
+    return dict(as_json(document, "comparison"))
 
 
-def _plain_side(side: Side) -> dict[str, Any]:
-    point = side.point
+def _side(side: Side) -> dict[str, Any]:
+    point, result = side.point, side.result
     return {
         "label": side.label,
-        "scenario": side.result.scenario,
+        "scenario": result.scenario,
         "scenario_sha256": scenario_digest(side.scenario),
-        "workload": side.result.workload,
-        "machine": side.result.machine,
-        "gpus": point.gpus,
-        "global_batch": point.global_batch,
-        "samples": side.result.samples,
-        "step_time_s": point.step_time_s,
-        "interval_s": None if point.interval_s is None else list(point.interval_s),
-        "samples_per_s": point.samples_per_s,
-        "compute_s": point.compute_s,
-        "comm_s": point.comm_s,
-        "exposed_comm_s": point.exposed_comm_s,
-        "breakdown_s": dict(point.breakdown_s),
-        "bottleneck": point.bottleneck,
+        **attributes(result, "workload machine"),
+        **attributes(point, "gpus global_batch"),
+        "samples": result.samples,
+        **attributes(
+            point,
+            "step_time_s interval_s samples_per_s compute_s comm_s exposed_comm_s breakdown_s "
+            "bottleneck",
+        ),
         "memory_bytes": point.memory.total_bytes,
         "fits": point.memory.fits,
     }
 
 
-def _plain_change(change: Change) -> dict[str, Any]:
-    ends = change.interval
+def _change(change: Change) -> dict[str, Any]:
+    return {**attributes(change, "ratio interval"), "within_interval": change.within}
+
+
+def _versus(versus: Versus) -> dict[str, Any]:
+    before, after = versus.bottleneck
     return {
-        "ratio": change.ratio,
-        "interval": None if ends is None else list(ends),
-        "within_interval": change.within,
+        "label": versus.label,
+        "step_time": _change(versus.step),
+        "samples_per_s": _change(versus.throughput) if versus.same_samples else None,
+        "exposed_comm_s": versus.exposed_s,
+        "breakdown_s": versus.parts_s,
+        "bottleneck": {"from": before, "to": after, "moved": versus.moved},
     }
 
 
-def _plain_difference(difference: Versus) -> dict[str, Any]:
+def _imagined(imagined: Imagined, sides: tuple[Side, ...]) -> dict[str, Any]:
     return {
-        "label": difference.label,
-        "step_time": _plain_change(difference.step),
-        "samples_per_s": _plain_change(difference.throughput) if difference.same_samples else None,
-        "exposed_comm_s": difference.exposed_s,
-        "breakdown_s": dict(difference.parts_s),
-        "bottleneck": {
-            "from": difference.bottleneck[0],
-            "to": difference.bottleneck[1],
-            "moved": difference.moved,
-        },
-    }
-
-
-def _plain_what_if(result: Imagined, sides: tuple[Side, ...]) -> dict[str, Any]:
-    return {
-        "what": result.what,
-        "what_if": dict(result.what_if),
+        **attributes(imagined, "what what_if"),
         "sides": [
             {
                 "label": side.label,
@@ -84,26 +69,25 @@ def _plain_what_if(result: Imagined, sides: tuple[Side, ...]) -> dict[str, Any]:
                 "message": message,
             }
             for side, step_s, share, message in zip(
-                sides, result.steps_s, result.shares, result.messages, strict=True
+                sides, imagined.steps_s, imagined.shares, imagined.messages, strict=True
             )
         ],
     }
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Write one row per side: differing fields, results, and the step under each what-if."""
+    """One row per side: what differs, the figures, and the step under each what-if."""
     rows = []
     for at, side in enumerate(comparison.sides):
-        row = _plain_side(side)
+        row = _side(side)
         parts, ends = row.pop("breakdown_s"), row.pop("interval_s") or (None, None)
         row |= {"low_s": ends[0], "high_s": ends[1]}
         row |= {f"{name.replace(' ', '_')}_s": time_s for name, time_s in parts.items()}
         row |= {field.name: field.values[at] for field in comparison.fields}
-        row |= {f"step_time_s with {each.what}": each.steps_s[at] for each in comparison.imagined}
+        row |= {
+            f"step_time_s with {imagined.what}": imagined.steps_s[at]
+            for imagined in comparison.imagined
+        }
         rows.append(row)
-    text = io.StringIO()
     columns = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(columns, ([row.get(name, "") for name in columns] for row in rows))

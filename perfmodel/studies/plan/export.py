@@ -1,18 +1,15 @@
-"""JSON and CSV of a plan, as ``perfmodel plan`` writes them.
+"""A plan as plain data: the document that ``perfmodel plan --json`` prints, and the CSV table.
 
 Keys are a contract that other programs rely on: they are added to, never renamed.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perfmodel.files import finite
+from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.studies.plan.failures import daly_s, young_s
 from perfmodel.studies.plan.model import PlanOption, PlanResult, Training, UpgradeOutcome
 
@@ -31,38 +28,26 @@ CSV_COLUMNS = (
 def to_json(plan: PlanResult) -> dict[str, Any]:
     """Write a plan as plain data; times in seconds, energy in kWh, every number finite."""
     answers = plan.answers
+    chosen = "smallest_in_time cheapest_in_time fastest_in_budget fastest cheapest"
     document = {
-        "scenario": plan.scenario,
-        "question": plan.question,
-        "workload": plan.workload,
-        "target": plan.target,
-        "samples": plan.samples,
-        "currency": plan.currency,
-        "deadline_s": plan.deadline_s,
-        "budget": plan.budget,
-        "efficiency_base": plan.efficiency_base,
+        **attributes(
+            plan,
+            "scenario question workload target samples currency deadline_s budget efficiency_base",
+        ),
         "options": [option_to_json(option, plan) for option in plan.options],
         "answers": {
-            "smallest_in_time": _key(answers.smallest_in_time),
-            "cheapest_in_time": _key(answers.cheapest_in_time),
-            "fastest_in_budget": _key(answers.fastest_in_budget),
-            "fastest": _key(answers.fastest),
-            "cheapest": _key(answers.cheapest),
+            **{name: _key(option) for name, option in attributes(answers, chosen).items()},
             "pareto": [_key(option) for option in answers.pareto],
             "smallest_by_deadline": [_key(option) for option in answers.ladder],
         },
-        "upgrades": [_outcome(upgrade) for upgrade in plan.outcomes],
-        "cautions": list(plan.cautions),
-        "assumptions": list(plan.assumptions),
-        "sources": dict(plan.sources),
-        "provenance": dict(plan.provenance),
+        "upgrades": [_outcome(outcome) for outcome in plan.outcomes],
+        **attributes(plan, "cautions assumptions sources provenance"),
     }
-    _check(document, "plan")
-    return document
+    return dict(as_json(document, "plan"))
 
 
 def in_time(option: PlanOption, deadline_s: float | None) -> str | None:
-    """Return how much of an option's 80 % interval meets a deadline.
+    """How much of an option's 80 % interval meets a deadline.
 
     "whole interval" if its slow end does; "expected" if the expected time does; "quick end" if only
     that does; else "no". No odds, because the intervals know nothing of compute.
@@ -79,23 +64,15 @@ def in_time(option: PlanOption, deadline_s: float | None) -> str | None:
 
 def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
     """Write one candidate at one size; null where it has no such number."""
-    step, sums = option.step, option.bill
+    sums = option.bill
     return {
-        "candidate": option.candidate,
-        "node": option.node,
-        "fabric": option.fabric,
-        "nodes": option.nodes,
-        "gpus": option.gpus,
-        "status": option.status,
-        "reason": option.reason,
+        **attributes(option, "candidate node fabric nodes gpus status reason"),
         "pareto": option in plan.answers.pareto,
         "in_time": in_time(option, plan.deadline_s),
         "in_budget": _in_budget(option, plan.budget),
-        "step": None if step is None else asdict(step) | {"interval_s": _listed(step.interval_s)},
+        "step": None if option.step is None else asdict(option.step),
         "training": None if option.training is None else _training(option.training),
-        "cost": None
-        if sums is None
-        else asdict(sums) | {"interval": _listed(sums.interval), "total": sums.total},
+        "cost": None if sums is None else asdict(sums) | {"total": sums.total},
     }
 
 
@@ -106,12 +83,7 @@ def _in_budget(option: PlanOption, budget: float | None) -> bool | None:
 def _training(training: Training) -> dict[str, Any]:
     upkeep = training.upkeep
     return {
-        "samples": training.samples,
-        "steps": training.steps,
-        "work_s": training.work_s,
-        "wall_s": training.wall_s,
-        "wall_interval_s": _listed(training.wall_interval_s),
-        "goodput": training.goodput,
+        **attributes(training, "samples steps work_s wall_s wall_interval_s goodput"),
         "mtbf_s": None if upkeep is None else upkeep.mtbf_s,
         "checkpoint_every_s": None if upkeep is None else upkeep.interval_s,
         "checkpoint_steps": training.checkpoint_steps,
@@ -128,38 +100,16 @@ def _outcome(outcome: UpgradeOutcome) -> dict[str, Any]:
     return {
         "upgrade": outcome.upgrade,
         **(_key(outcome.before) or {}),
-        "pays": outcome.pays,
-        "saved_s": outcome.saved_s,
-        "saved": outcome.saved,
-        "price": outcome.price,
-        "payback_s": outcome.payback_s,
+        **attributes(outcome, "pays saved_s saved price payback_s"),
         "step_time_s": None if after.step is None else after.step.step_time_s,
         "wall_s": None if after.training is None else after.training.wall_s,
-        "cost": after.cost,
-        "reason": after.reason,
+        **attributes(after, "cost reason"),
     }
 
 
 def _key(option: PlanOption | None) -> dict[str, Any] | None:
-    """Return candidate and size of an option."""
-    if option is None:
-        return None
-    return {"candidate": option.candidate, "nodes": option.nodes, "gpus": option.gpus}
-
-
-def _listed(interval: Sequence[float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
-
-
-def _check(value: object, field: str) -> None:
-    if isinstance(value, float):
-        finite(value, field)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            _check(inner, f"{field}.{key}")
-    elif isinstance(value, list):
-        for position, inner in enumerate(value):
-            _check(inner, f"{field}[{position}]")
+    """Which option, by candidate and size."""
+    return None if option is None else attributes(option, "candidate nodes gpus")
 
 
 def csv_rows(plan: PlanResult) -> list[dict[str, Any]]:
@@ -187,8 +137,4 @@ def _row(option: dict[str, Any], currency: str | None) -> dict[str, Any]:
 
 def plan_csv(plan: PlanResult) -> str:
     """Write the table of options as CSV; empty where an option has no such number."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(csv_rows(plan))
-    return text.getvalue()
+    return csv_text(CSV_COLUMNS, (row.values() for row in csv_rows(plan)))

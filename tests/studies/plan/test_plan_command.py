@@ -29,7 +29,7 @@ def test_the_command_prints_answers(plan_file, tmp_path):
     assert "Does 'faster' pay?" in done.stdout
     assert "left out: typo, 1 node: topology: found 'dgx-a10'" in done.stdout
     assert "simulated" in done.stdout
-    assert "mind: The global batch is 64 to 128" in done.stderr
+    assert "note: The global batch is 64 to 128" in done.stderr
     assert {path.name for path in (tmp_path / "o").iterdir()} == {
         "plan.html", "plan.md", "plan.csv", "plan.json",
     }  # fmt: skip

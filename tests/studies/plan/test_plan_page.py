@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +11,7 @@ import pytest
 
 from perfmodel.report.planning import tables
 from perfmodel.report.planning import text as said
-from perfmodel.report.planning.figures import time_against_cost
+from perfmodel.report.planning.figures import draw_time_against_cost
 from perfmodel.report.planning.page import plan_html, plan_markdown, write_plan
 from perfmodel.studies.plan.decisions import choose_answers
 from perfmodel.studies.plan.model import PlanResult, UpgradeOutcome
@@ -91,7 +89,7 @@ def test_names_are_text_and_never_markup(planned):
 
 def test_hovering_shows_names_as_text(planned):
     _, plan = planned
-    figure = time_against_cost(hostile(plan))
+    figure = draw_time_against_cost(hostile(plan))
     texts = [text for trace in figure.data for text in trace.hovertext or ()]
     assert texts
     assert all("<img" not in text and "&lt;img" in text for text in texts)
@@ -140,7 +138,7 @@ def test_a_free_cluster_has_no_logarithm(planned, option):
     _, plan = planned
     options = (option(9 * 86400.0, 0.0), option(8 * 86400.0, 9.0, 16))
     free = replace(plan, options=options, outcomes=(), answers=choose_answers(options, None, None))
-    figure = time_against_cost(free)
+    figure = draw_time_against_cost(free)
     assert figure.layout.yaxis.type != "log"
     assert {note.y for note in figure.layout.annotations} == {1, 100}, "at the budget of 100 USD"
 
@@ -155,8 +153,8 @@ def test_times_in_a_column_share_a_unit_that_shows_them_all():
 
 def test_rare_failures_have_no_error_of_their_mean(planned):
     _, plan = planned
-    headers, rows = tables.failure_table(plan)
-    by = [dict(zip((h.removeprefix(">") for h in headers), row, strict=True)) for row in rows]
+    table = tables.failure_table(plan)
+    by = [dict(zip(table.titles, row, strict=True)) for row in table.rows]
     one = next(o for o in plan.usable if (o.candidate, o.nodes) == ("bought", 2))
     row = next(r for r in by if (r["candidate"], r["nodes"]) == ("bought", "2"))
     lost_s = one.training.wall_s - one.training.work_s
@@ -190,18 +188,6 @@ def test_prices_that_differ_by_the_cent_are_told_apart():
 
 
 # ---------------------------------------------------------------- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.mark.browser

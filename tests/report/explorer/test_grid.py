@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from perfmodel.report.common.html import render_block
 from perfmodel.report.explorer.axes import Axis, Stop, axes_of
 from perfmodel.report.explorer.grid import Grid, corners, explore, value_at
-from perfmodel.report.explorer.section import section, to_data
+from perfmodel.report.explorer.section import explorer_section, to_data
 from perfmodel.scenario import Scenario, changed, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import Result
@@ -102,13 +103,13 @@ def answer(asked: Scenario) -> Result:
 def test_axes_stand_where_the_scenario_asks(asked: Scenario, answer: Result) -> None:
     axes = {one.key: one for one in axes_of(asked, answer)}
     assert list(axes) == ["cap", "bandwidth", "latency", "gpus"]
-    labels = {key: one.points[one.asked].label.replace("\xa0", " ") for key, one in axes.items()}
+    labels = {key: one.points[one.baseline].label.replace("\xa0", " ") for key, one in axes.items()}
     # PyTorch's default cap; a 10 Gbit/s adapter of 20 us (topologies/ethernet-10g.yaml).
     assert labels == {
         "cap": "25 MiB", "bandwidth": "10 Gbit/s (\xd71)", "latency": "20 \xb5s (\xd71)",
         "gpus": "8 GPUs",
     }  # fmt: skip
-    assert axes["cap"].points[axes["cap"].asked].settings == {
+    assert axes["cap"].points[axes["cap"].baseline].settings == {
         "strategy.bucket_cap": "26214400 B", "strategy.first_bucket": "1048576 B",
     }  # fmt: skip
     total = sum(bucket.nbytes for bucket in answer.main.buckets)
@@ -125,7 +126,7 @@ def test_points_are_bounded_and_keep_ends_and_what_is_asked(
     for one, whole in zip(axes, full, strict=True):
         assert one.points[0].value == whole.points[0].value
         assert one.points[-1].value == whole.points[-1].value
-        assert one.points[one.asked].value == whole.points[whole.asked].value
+        assert one.points[one.baseline].value == whole.points[whole.baseline].value
         places = [stop.at for stop in one.stops]
         assert places == sorted(places)
         values = [stop.value for stop in one.stops]
@@ -153,11 +154,11 @@ def test_sizes_without_what_events_name_are_no_points() -> None:
 def test_words_about_the_network_stand_only_where_it_can_be_moved(
     explored: Grid, answer: Result
 ) -> None:
-    assert "Network bandwidth and latency are" in section(answer, explored)
+    assert "Network bandwidth and latency are" in render_block(explorer_section(answer, explored))
     one_node = changed(load_scenario("resnet50-dgx-a100"), {"scale": {"gpus": [1, 8]}})
     alone = run_scenario(one_node)
     axes = axes_of(one_node, alone, 54)
-    text = section(alone, explore(one_node, alone, axes, jobs=1))
+    text = render_block(explorer_section(alone, explore(one_node, alone, axes, jobs=1)))
     assert "Network bandwidth and latency are" not in text
 
 
@@ -166,7 +167,7 @@ def test_a_cap_is_never_between_simulated_ones(asked: Scenario, explored: Grid) 
     cap, rates = axes_of(asked, run_scenario(asked))[:2]
     assert cap.stops == cap.points
     assert len(rates.stops) > len(rates.points)
-    assert all(one.place[0].is_integer() for one in explored.tried)
+    assert all(one.place[0].is_integer() for one in explored.checks)
 
 
 def test_pages_do_not_show_where_the_scenario_lies() -> None:
@@ -181,9 +182,9 @@ def test_an_own_cap_and_own_factors_are_where_sliders_stand(asked: Scenario) -> 
     own = {"strategy.bucket_cap": "7 MiB", "what_if.network_bandwidth": 2.0, "scale": {"gpus": [8]}}
     here = changed(asked, own)
     axes = {one.key: one for one in axes_of(here, run_scenario(here))}
-    cap = axes["cap"].points[axes["cap"].asked]
+    cap = axes["cap"].points[axes["cap"].baseline]
     assert (cap.value, cap.settings) == (7 * 2**20, {"strategy.bucket_cap": "7340032 B"})
-    rate = axes["bandwidth"].points[axes["bandwidth"].asked]
+    rate = axes["bandwidth"].points[axes["bandwidth"].baseline]
     assert rate.settings == {"what_if.network_bandwidth": 2.0}
     assert rate.label.startswith("20 Gbit/s")
 
@@ -198,25 +199,24 @@ def explored(asked: Scenario, answer: Result) -> Grid:
 
 def test_where_the_scenario_asks_the_grid_is_its_answer(explored: Grid, answer: Result) -> None:
     main = answer.main
-    assert value_at(explored, explored.asked, "step_time_s") == main.step_time_s
-    assert value_at(explored, explored.asked, "exposed_comm_s") == main.exposed_comm_s
-    assert main.interval_s == (
-        value_at(explored, explored.asked, "low_s"), value_at(explored, explored.asked, "high_s"),
-    )  # fmt: skip
+    assert value_at(explored, explored.baseline, "step_time_s") == main.step_time_s
+    assert value_at(explored, explored.baseline, "exposed_comm_s") == main.exposed_comm_s
+    ends_s = (value_at(explored, explored.baseline, end) for end in ("low_s", "high_s"))
+    assert main.interval_s == tuple(ends_s)
     assert explored.failed == ""
 
 
 def test_every_size_of_the_curve_is_on_the_grid(explored: Grid, answer: Result) -> None:
     *others, gpus = explored.axes
-    here = tuple(float(one.asked) for one in others)
+    here = tuple(float(one.baseline) for one in others)
     for number, point in enumerate(gpus.points):
         wanted = next(p for p in answer.points if p.gpus == point.value)
         assert value_at(explored, (*here, float(number)), "step_time_s") == wanted.step_time_s
 
 
 def test_error_stated_is_that_of_simulations_held_out(asked: Scenario, explored: Grid) -> None:
-    assert len(explored.tried) >= 8
-    worst = max(explored.tried, key=lambda one: one.error)
+    assert len(explored.checks) >= 8
+    worst = max(explored.checks, key=lambda one: one.error)
     assert explored.worst_error == worst.error > 0
     # Simulated here once more, by hand, without the sweep.
     settings: dict[str, Any] = {}
@@ -238,7 +238,7 @@ def test_interpolation_along_the_network_is_close(asked: Scenario) -> None:
     assert [(one.key, len(one)) for one in grid.axes] == [
         ("bandwidth", 6), ("latency", 3), ("gpus", 1),
     ]  # fmt: skip
-    along = sorted(one.error for one in grid.tried if one.axis == "bandwidth")
+    along = sorted(one.error for one in grid.checks if one.axis == "bandwidth")
     assert len(along) == 5
     assert along[2] < 0.015
     assert along[-1] < 0.08

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from perfmodel.report.common import figures
-from perfmodel.report.common.palette import WORK, band_of, work_of
-from perfmodel.report.run.timeline_figure import timeline
 from perfmodel.studies.run.result import Result
 
 
@@ -18,7 +15,7 @@ def by_name(figure: object) -> dict[str, object]:
 
 
 def test_breakdown_adds_up_to_the_step(result: Result) -> None:
-    figure = figures.breakdown(result)
+    figure = figures.draw_breakdown(result)
     total = sum(trace.y[-1] for trace in figure.data)
     assert total == pytest.approx(1000 * result.main.step_time_s)
     assert "(ms)" in figure.layout.yaxis.title.text
@@ -31,30 +28,16 @@ def test_breakdown_turns_to_shares_where_steps_differ_much(result: Result) -> No
         step_time_s=10 * first.step_time_s,
         breakdown_s={part: 10 * time for part, time in first.breakdown_s.items()},
     )
-    figure = figures.breakdown(replace(result, points=(slow, *result.points[1:])))
+    figure = figures.draw_breakdown(replace(result, points=(slow, *result.points[1:])))
     for point in range(len(result.points)):
         assert sum(trace.y[point] for trace in figure.data) == pytest.approx(100.0)
 
 
 def test_memory_bar_adds_up_and_shows_the_capacity(result: Result) -> None:
-    figure = figures.memory(result.main.memory)
+    figure = figures.draw_memory(result.main.memory)
     total = sum(trace.x[0] for trace in figure.data)
     assert total == pytest.approx(result.main.memory.total_bytes / 2**30)
     assert figure.layout.shapes[0].x0 == pytest.approx(80e9 / 2**30)
-
-
-def test_timeline_shades_and_labels_the_exposed_tail(
-    result: Result, with_main: Callable[..., Result]
-) -> None:
-    figure = timeline(result.main)
-    labels = [note.text.replace("\N{NO-BREAK SPACE}", " ") for note in figure.layout.annotations]
-    exposed = result.main.exposed_comm_s
-    assert f"<b>{1e3 * exposed:.2f} ms exposed</b>" in labels
-    assert [label for label in labels if label.isdigit()] == ["0", "1", "2", "3", "4"]
-    ((low, high),) = [(shape.x0, shape.x1) for shape in figure.layout.shapes]
-    assert high - low == pytest.approx(1e3 * exposed)
-    wait = by_name(figure)["exposed communication"]
-    assert wait.x[0] == pytest.approx(1e3 * exposed)  # type: ignore[attr-defined]
 
 
 def test_gpu_ticks_keep_both_ends_and_room(result: Result) -> None:
@@ -74,16 +57,3 @@ def test_log_ticks_are_round_and_inside() -> None:
 @pytest.mark.parametrize(("longest", "unit"), [(0.0005, "us"), (0.1, "ms"), (3.0, "s")])
 def test_time_unit(longest: float, unit: str) -> None:
     assert figures.time_unit(longest)[0].replace("\N{MICRO SIGN}", "u") == unit
-
-
-def test_every_kind_of_span_has_a_colour() -> None:
-    for kind in ("forward", "backward", "copy", "optimizer", "communication", "issue", "wait"):
-        assert work_of(kind) in WORK
-    assert work_of("something new") == "host"
-    assert len(set(WORK.values())) == len(WORK)
-
-
-def test_bands_of_utilisation() -> None:
-    assert [band_of(u) for u in (0.0, 0.001, 0.1, 0.25, 0.5, 0.51, 1.0, 1.2)] == [
-        0, 1, 1, 2, 3, 4, 4, 4,
-    ]  # fmt: skip

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.page import document
-from perfmodel.report.explorer import section
+from perfmodel.report.common.html import render_html
 from perfmodel.report.explorer.axes import Axis, Stop
 from perfmodel.report.explorer.grid import Grid, value_at
+from perfmodel.report.explorer.section import explorer_section
 from perfmodel.studies.run.result import Result
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def desk(opened: Opened) -> Opened:
 
 def page_of(result: Result, grid: Grid) -> str:
     """The explorer without the other figures, which take long to draw."""
-    return document("Explorer", f"<main>{section.section(result, grid)}</main>")
+    return render_html("Explorer", [explorer_section(result, grid)])
 
 
 def plain(text: str) -> str:
@@ -134,7 +134,7 @@ def test_opens_as_asked_and_asks_for_nothing(desk: Opened, file: Path, grid: Gri
     seen = desk
     assert seen.complaints == []
     assert seen.requests == [file.as_uri()]
-    step = value_at(grid, grid.asked, "step_time_s")
+    step = value_at(grid, grid.baseline, "step_time_s")
     assert step is not None
     assert seen.text("step") == plain(quantities.duration(step))
     assert seen.text("step-change") == "as asked"
@@ -145,7 +145,7 @@ def test_opens_as_asked_and_asks_for_nothing(desk: Opened, file: Path, grid: Gri
 
 def test_every_point_shows_the_grids_numbers(desk: Opened, grid: Grid) -> None:
     seen = desk
-    asked = value_at(grid, grid.asked, "step_time_s")
+    asked = value_at(grid, grid.baseline, "step_time_s")
     assert asked is not None
     for cap, rate, size in itertools.product(range(3), range(2), range(3)):
         seen.move("cap", 2 * cap)

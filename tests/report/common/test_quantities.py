@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from perfmodel.report.common import quantities
-from perfmodel.report.run.terminal import print_result
 from perfmodel.studies.run.result import Result
 
 NO_INTERVAL = "no interval yet: the spread of this machine has not been measured"
@@ -93,19 +91,3 @@ def test_scaling_names_what_is_fixed(result: Result) -> None:
     assert "64 images per GPU" in quantities.scaling(result)
     strong = quantities.scaling(replace(result, scaling="strong"))
     assert strong.startswith("Strong scaling: 16,384 images per step")
-
-
-def test_terminal_view_holds_answer_and_every_size(result: Result) -> None:
-    marked = replace(
-        result,
-        points=tuple(replace(p, bottleneck="[bold]n0/nic[/bold]") for p in result.points),
-    )
-    console = Console(width=100, record=True, file=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(print_result(marked))
-    text = plain(capture.get())
-    assert "256 GPUs train" in text
-    assert NO_INTERVAL in " ".join(text.split())
-    assert "[bold]n0/nic[/bold]" in text
-    sizes = [line.split()[0] for line in text.splitlines() if "n0/nic" in line]
-    assert sizes == ["1", "8", "16", "64", "128", "256"]

@@ -7,11 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.run.events import lines, section, steps_figure
+from perfmodel.report.common.document import Paragraph
+from perfmodel.report.common.html import render_block
+from perfmodel.report.run.events import draw_steps, events_section, lines
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
-from perfmodel.report.run.terminal import print_result
-from perfmodel.studies.run.result import DisturbanceCost, EventCost, Neighbour, Result, Wait
+from perfmodel.report.run.text import result_lines
+from perfmodel.studies.run.result import (
+    DisturbanceCost,
+    EventCost,
+    Neighbour,
+    Result,
+    SizeResult,
+    Wait,
+)
 
 Changed = Callable[..., Result]
 WHAT = DisturbanceCost(
@@ -54,7 +63,9 @@ def test_the_terminal_says_what_each_event_costs(disturbed: Result) -> None:
             "for n5."
         ),
     ]
-    print_result(disturbed)
+    assert "  n5 1.2 times slower: +6.00 ms a step (+6 %)" in [
+        plain(block.text) for block in result_lines(disturbed) if isinstance(block, Paragraph)
+    ]
 
 
 def test_a_rank_that_is_seldom_last_is_not_blamed(disturbed: Result) -> None:
@@ -63,15 +74,21 @@ def test_a_rank_that_is_seldom_last_is_not_blamed(disturbed: Result) -> None:
     assert "for whoever is last, often another one (n5 in 4 % of steps)" in said
 
 
+def html_section(point: SizeResult) -> str:
+    section = events_section(point)
+    assert section is not None
+    return render_block(section)
+
+
 def test_the_page_has_a_section_with_every_event_and_wait(disturbed: Result) -> None:
-    page = plain(section(disturbed.main))
+    page = plain(html_section(disturbed.main))
     for words in (
         "n5 1.2 times slower", "6.00 ms", "traffic &lt;n0/cpu0&gt;", "18.0 ms",
         "all-reduce bucket 0", "Before 1 of 2 collectives nobody waits.", "the other",
         "25.0 %", 'id="figure-steps"',
     ):  # fmt: skip
         assert words in page
-    assert section(disturbed.main) in report_html(disturbed)
+    assert html_section(disturbed.main) in report_html(disturbed)
 
 
 def test_rounding_is_no_cost(disturbed: Result) -> None:
@@ -82,19 +99,19 @@ def test_rounding_is_no_cost(disturbed: Result) -> None:
         "A step takes 100 ms, as long as without any of this.",
         "  job the other on 8 nodes, packed: costs nothing",
     ]
-    assert "0.000" not in plain(section(main))
+    assert "0.000" not in plain(html_section(main))
 
 
 def test_one_counted_step_needs_no_figure(disturbed: Result) -> None:
     single = replace(WHAT, steps_s=(0.11,), mean_interval_s=None, jobs=())
-    page = plain(section(replace(disturbed.main, disturbance=single)))
+    page = plain(html_section(replace(disturbed.main, disturbance=single)))
     assert "figure-steps" not in page
     assert "Over all steps" not in page
     assert "Mean of" not in page
 
 
 def test_nothing_is_said_where_nothing_happens(result: Result) -> None:
-    assert section(result.main) == ""
+    assert events_section(result.main) is None
     assert lines(result.main) == []
     document = to_json(result)
     assert document["events"] == document["waits"] == document["jobs"] == []
@@ -119,6 +136,6 @@ def test_json_holds_all_of_it(disturbed: Result) -> None:
 
 
 def test_the_figure_shows_each_step_beside_an_undisturbed_one() -> None:
-    bars, line = steps_figure(WHAT).data
+    bars, line = draw_steps(WHAT).data
     assert list(bars.y) == pytest.approx([90, 130, 110])
     assert list(line.y) == pytest.approx([100, 100])

@@ -14,9 +14,9 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.report.common import figures
 from perfmodel.report.run.page import report_html, write_report
-from perfmodel.report.run.timeline_figure import timeline
-from perfmodel.report.scaling import figures as scaling_figures
-from perfmodel.report.topology import figure as topology_figure
+from perfmodel.report.run.timeline_figure import draw_timeline
+from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, draw_throughput
+from perfmodel.report.topology.figure import draw_topology
 from perfmodel.studies.run.result import BucketTime, LinkUse, Result
 from perfmodel.timeline import Timeline
 
@@ -130,12 +130,12 @@ def test_hostile_names_are_only_text(hostile: Result, page: str) -> None:
 
 def test_hostile_names_are_only_text_inside_figures(hostile: Result) -> None:
     drawn = [
-        figures.breakdown(hostile),
-        timeline(hostile.main),
-        topology_figure.figure(hostile.topology, hostile.main.links),
-        scaling_figures.throughput(hostile),
-        scaling_figures.efficiency(hostile),
-        scaling_figures.step_time(hostile),
+        figures.draw_breakdown(hostile),
+        draw_timeline(hostile.main),
+        draw_topology(hostile.topology, hostile.main.links),
+        draw_throughput(hostile),
+        draw_efficiency(hostile),
+        draw_step_time(hostile),
     ]
     for figure in drawn:
         shown = figure.to_plotly_json()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perfmodel.report.tuning import text as said
+from perfmodel.report.tuning import text
 from perfmodel.report.tuning.export import curve_csv, tuned_json
 from perfmodel.report.tuning.page import tuned_html, write_tuned
 from perfmodel.scenario import load_scenario
@@ -40,8 +40,8 @@ def test_the_page_says_what_the_json_says(tuned: TuneResult) -> None:
     page, data = tuned_html(tuned), tuned_json(tuned)
     assert data["snippet"] in page
     assert data["snippet_uniform"] in page
-    assert said.fine(tuned.best_list.step_time_s) in page
-    assert said.fine(tuned.lower_bound_s or 0.0) in page
+    assert text.fine(tuned.best_list.step_time_s) in page
+    assert text.fine(tuned.lower_bound_s or 0.0) in page
 
 
 def test_words_of_a_scenario_are_text_and_never_markup(tuned: TuneResult) -> None:
@@ -59,22 +59,22 @@ def test_the_curve_covers_all_caps_without_a_gap(tuned: TuneResult) -> None:
 
 
 def test_gains_are_said_as_numbers(tuned: TuneResult) -> None:
-    rows = said.rows(tuned)
+    rows = text.settings_table(tuned).rows
     assert rows[0][3] == "same"
-    assert rows[0][1] == said.fine(tuned.default.step_time_s)
-    assert said.change(-0.0131) == "\N{MINUS SIGN}1.3\N{NO-BREAK SPACE}%"
-    assert said.change(0.0042) == "+0.42\N{NO-BREAK SPACE}%"
+    assert rows[0][1] == text.fine(tuned.default.step_time_s)
+    assert text.change(-0.0131) == "\N{MINUS SIGN}1.3\N{NO-BREAK SPACE}%"
+    assert text.change(0.0042) == "+0.42\N{NO-BREAK SPACE}%"
 
 
 @pytest.mark.parametrize(
     ("time_s", "words"), [(0.189324, "189.3 ms"), (1.0, "1.000 s"), (2.5e-5, "25.00 µs")]
 )
 def test_step_times_have_four_digits(time_s: float, words: str) -> None:
-    assert said.fine(time_s).replace("\N{NO-BREAK SPACE}", " ") == words
+    assert text.fine(time_s).replace("\N{NO-BREAK SPACE}", " ") == words
 
 
 def test_slivers_between_good_caps_go_unsaid(tuned: TuneResult) -> None:
-    spans = said.wide_spans(tuned.plateau.spans_mb)
+    spans = text.wide_spans(tuned.plateau.spans_mb)
     assert 1 <= len(spans) <= len(tuned.plateau.spans_mb)
     assert all(low < high for low, high in spans)
 

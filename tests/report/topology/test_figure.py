@@ -10,11 +10,11 @@ from perfmodel.errors import InputError
 from perfmodel.report.topology.figure import (
     Cable,
     cables_between,
-    caption,
     default_places,
-    figure,
+    draw_topology,
     path,
     shrink,
+    topology_caption,
     write_topology,
 )
 from perfmodel.studies.run.result import LinkUse, Result
@@ -42,15 +42,15 @@ def test_cables_join_both_directions_and_parallel_links(result: Result) -> None:
 
 
 def test_colours_tell_use_or_kind(result: Result) -> None:
-    used = {trace.name for trace in figure(result.topology, result.main.links).data}
+    used = {trace.name for trace in draw_topology(result.topology, result.main.links).data}
     assert {"unused", "up to 10 %", "25 to 50 %", "over 50 %", "GPU", "NIC"} <= used
-    kinds = {trace.name for trace in figure(result.topology).data}
+    kinds = {trace.name for trace in draw_topology(result.topology).data}
     assert {"NVLink", "PCIe", "InfiniBand", "GPU"} <= kinds
     assert not kinds & {"unused", "over 50 %"}
 
 
 def test_hover_names_the_link_its_rate_and_its_use(result: Result) -> None:
-    drawn = figure(result.topology, result.main.links)
+    drawn = draw_topology(result.topology, result.main.links)
     texts = [text for trace in drawn.data for text in (trace.hovertext or ())]
     hover = next(text for text in texts if "leaf0 - n0/nic1" in text)
     plain = hover.replace("\N{NO-BREAK SPACE}", " ")
@@ -60,10 +60,10 @@ def test_hover_names_the_link_its_rate_and_its_use(result: Result) -> None:
 
 def test_only_placed_devices_are_drawn(result: Result) -> None:
     places = default_places(result.topology)
-    drawn = figure(result.topology, places=places)
+    drawn = draw_topology(result.topology, places=places)
     devices = sum(len(t.x) for t in drawn.data if t.mode and t.mode.startswith("markers+"))
     assert devices == len(places) == 27
-    assert "the first 2 hosts are drawn" in caption(result.topology)
+    assert "the first 2 hosts are drawn" in topology_caption(result.topology)
 
 
 def test_page_is_written_and_other_formats_are_refused(result: Result, tmp_path: Path) -> None:

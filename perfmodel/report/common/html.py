@@ -1,0 +1,243 @@
+"""Blocks of a report as one HTML page that needs nothing from the network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.files import write_atomically, write_json
+from perfmodel.report.common.document import (
+    Block,
+    Box,
+    Bullets,
+    Code,
+    Definitions,
+    Figure,
+    Folded,
+    Header,
+    Heading,
+    Markup,
+    Paragraph,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+)
+from perfmodel.report.common.palette import DARK, QUIET_INK, channels
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:"
+)
+"""Browsers refuse every request of the page, so that a mailed report stays private."""
+
+_CONFIG = {
+    "responsive": True,
+    "displaylogo": False,
+    "displayModeBar": False,
+    "showTips": False,
+    "scrollZoom": False,
+}
+
+_URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
+
+
+def write_report_files(folder: Path, files: Mapping[str, Any]) -> Path:
+    """Write files by name and return the path of the first.
+
+    Text and bytes are written as they are, mappings as JSON.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be written to.
+    """
+    for name, content in files.items():
+        if isinstance(content, Mapping):
+            write_json(folder / name, content)
+        else:
+            write_atomically(folder / name, content)
+    return folder / next(iter(files))
+
+
+def render_html(title: str, blocks: Iterable[Block | None]) -> str:
+    """Write a page with plotly.js and the style sheet inside it; None among blocks is dropped."""
+    from plotly.offline import get_plotlyjs
+
+    style = f"{_asset('page.css')}{_dark()}"
+    body = _render_all(block for block in blocks if block is not None)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n"
+        f"<script>{get_plotlyjs()}</script>\n<script>\n{_asset('page.js')}</script>\n"
+        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _dark() -> str:
+    """Rules that exchange colours of figures and legends on a dark page, not on paper."""
+    rules = []
+    for light, dark in DARK.items():
+        painted = "rgb({}, {}, {})".format(*channels(light))
+        rules += [
+            f'.plot [style*="{part}: {painted}"] {{ {part}: {dark} !important; }}'
+            for part in ("fill", "stroke")
+        ]
+        rules.append(f'.swatch[style*="{light}"] {{ --c: {dark} !important; }}')
+    return "@media screen and (prefers-color-scheme: dark) {{\n{}\n}}\n".format("\n".join(rules))
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def _render_all(blocks: Iterable[Block]) -> str:
+    return "\n".join(map(render_block, blocks))
+
+
+def render_block(block: Block) -> str:
+    """Write one block and what is in it."""
+    html = ""
+    match block:
+        case Paragraph(text, role):
+            tag = "h1" if role == "headline" else "p"
+            html = f"<{tag}{_class(role if tag == 'p' else '')}>{escape(text)}</{tag}>"
+        case Heading(text):
+            html = f"<h3>{escape(text)}</h3>"
+        case Bullets(lines, style):
+            items = (f"<li>{_with_links(line)}</li>" for line in lines)
+            html = f"<ul{_class(style)}>{''.join(items)}</ul>"
+        case Definitions(entries):
+            rows = (f"<dt>{escape(k)}</dt><dd>{_with_links(v)}</dd>" for k, v in entries.items())
+            html = f"<dl>{''.join(rows)}</dl>"
+        case Code(text):
+            pre = f"<pre><code>{escape(text)}</code></pre>"
+            html = f'<div class="scroll code" tabindex="0">{pre}</div>'
+        case Table():
+            html = _table(block)
+        case Figure():
+            html = _figure(block)
+        case Tiles(tiles):
+            html = f'<div class="tiles">{"".join(map(_tile, tiles))}</div>'
+        case Markup(html):
+            pass
+        case _:
+            html = _container(block)
+    return html
+
+
+def _container(block: Block) -> str:
+    html = ""
+    match block:
+        case Header(paragraphs):
+            html = f"<header>{_render_all(paragraphs)}</header>"
+        case Box(style, blocks):
+            html = f"<div{_class(style)}>{_render_all(blocks)}</div>"
+        case Folded(title, blocks):
+            summary = f"<summary>{escape(title)}</summary>"
+            html = f"<details>{summary}{_render_all(blocks)}</details>"
+        case Section(title, blocks):
+            anchor = "".join(c if c.isalnum() else "-" for c in title.lower())
+            heading = f"<h2>{escape(title)}</h2>"
+            html = f'<section id="{anchor}">{heading}{_render_all(blocks)}</section>'
+    return html
+
+
+def _class(style: str) -> str:
+    return f' class="{style}"' if style else ""
+
+
+def _tile(tile: Tile) -> str:
+    return (
+        f"<div{_class(f'tile {tile.style}'.strip())}><span>{escape(tile.title)}</span>"
+        f"<strong>{escape(tile.figure)}</strong><small>{escape(tile.note)}</small></div>"
+    )
+
+
+def _table(block: Table) -> str:
+    """Write a table in a box that scrolls by itself."""
+
+    def cells(values: Sequence[str], tag: str) -> str:
+        return "".join(
+            f"<{tag}{'' if numeric else ' class=w'}>{escape(value)}</{tag}>"
+            for value, numeric in zip(values, block.numeric, strict=True)
+        )
+
+    body = "".join(
+        f"<tr{' class=changed' if number in block.marked else ''}>{cells(row, 'td')}</tr>"
+        for number, row in enumerate(block.rows)
+    )
+    return (
+        '<div class="scroll" tabindex="0"><table><thead><tr>'
+        f"{cells(block.titles, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _with_links(text: str) -> str:
+    """Escape text and turn web addresses into links, which load nothing until they are clicked."""
+    parts, position = [], 0
+    for match in _URL.finditer(text):
+        address = escape(match.group())
+        parts.append(escape(text[position : match.start()]))
+        parts.append(f'<a rel="noopener noreferrer" href="{address}">{address}</a>')
+        position = match.end()
+    return "".join([*parts, escape(text[position:])])
+
+
+# ---------------------------------------------------------------- figures
+
+
+def _figure(block: Figure) -> str:
+    """Turn a figure into HTML; its legend becomes text that wraps on narrow screens."""
+    from plotly.io import to_html
+
+    figure = block.figure
+    key = legend(figure)
+    figure.update_layout(showlegend=False)
+    drawing = to_html(
+        figure,
+        config=_CONFIG,
+        include_plotlyjs=False,
+        full_html=False,
+        div_id=f"figure-{block.name}",
+        default_height=f"{figure.layout.height}px",
+    )
+    label = escape(block.description)
+    return f'{key}<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
+
+
+def legend(figure: go.Figure) -> str:
+    """List the traces of a figure with their colours, as HTML."""
+    swatches: dict[str, str] = {}
+    for trace in figure.data:
+        if trace.showlegend is not False and trace.name and trace.name not in swatches:
+            swatches[trace.name] = _swatch(trace)
+    if len(swatches) < 2:
+        return ""
+    items = "".join(f"<li>{swatch}{escape(name)}</li>" for name, swatch in swatches.items())
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _swatch(trace: Any) -> str:
+    marker = trace.marker
+    colour, shape = marker.color, "box"
+    if trace.type == "scatter" and ("lines" in trace.mode or marker.opacity == 0):
+        colour = trace.line.color or marker.color
+        shape = "dash" if trace.line.dash else "line"
+    elif trace.type == "scatter":
+        shape = f"{marker.symbol or 'circle'}".partition("-")[0]
+    style = f"--c:{colour or QUIET_INK}" + (f";opacity:{marker.opacity}" if marker.opacity else "")
+    return f'<i class="swatch {escape(shape)}" style="{escape(style)}"></i>'

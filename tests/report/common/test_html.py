@@ -1,0 +1,54 @@
+"""Blocks as HTML: any text stays text, addresses become links."""
+
+from __future__ import annotations
+
+from perfmodel.report.common.document import (
+    Bullets,
+    Definitions,
+    Folded,
+    Header,
+    Paragraph,
+    Table,
+    Tile,
+    Tiles,
+    pair,
+    section,
+)
+from perfmodel.report.common.html import render_block, render_html
+
+HOSTILE = "<img src=x> & </script>"
+SAFE = "&lt;img src=x&gt; &amp; &lt;/script&gt;"
+
+
+def test_text_of_every_block_is_escaped() -> None:
+    blocks = [
+        Header([Paragraph(HOSTILE, "headline"), Paragraph(HOSTILE, "note")]),
+        Tiles([Tile(HOSTILE, HOSTILE, HOSTILE)]),
+        section(HOSTILE, HOSTILE, Bullets([HOSTILE]), Definitions({HOSTILE: HOSTILE})),
+        Folded(HOSTILE, [Table([HOSTILE, f">{HOSTILE}"], [(HOSTILE, HOSTILE)])]),
+    ]
+    html = "".join(map(render_block, blocks))
+    assert "<img" not in html
+    assert html.count(SAFE) == 2 + 3 + 5 + 5
+    page = render_html(HOSTILE, [None, *blocks])
+    assert f"<title>{SAFE}</title>" in page
+    assert html.partition("</h1>")[0] in page
+
+
+def test_columns_of_numbers_and_rows_below_a_line() -> None:
+    html = render_block(Table(["name", ">n"], [("a", "1"), ("b", "2")], marked=[1]))
+    assert "<th class=w>name</th><th>n</th>" in html
+    assert "<tr><td class=w>a</td><td>1</td></tr>" in html
+    assert "<tr class=changed><td class=w>b</td><td>2</td></tr>" in html
+
+
+def test_addresses_are_links_without_the_full_stop() -> None:
+    html = render_block(Bullets(["see https://example.org/a."]))
+    link = '<a rel="noopener noreferrer" href="https://example.org/a">https://example.org/a</a>'
+    assert html == f"<ul><li>see {link}.</li></ul>"
+
+
+def test_a_box_has_its_class_and_columns() -> None:
+    html = render_block(pair([Paragraph("a")], [Paragraph("b", "hint")]))
+    inner = '<div><p>a</p></div>\n<div><p class="hint">b</p></div>'
+    assert html == f'<div class="pair">{inner}</div>'
