@@ -218,7 +218,7 @@ def flow(
     route: Route, nbytes: int, cap_Bps: float = np.inf, latency_s: float = 0.0
 ) -> LoweredCollective:
     """Bytes on any route, as a collective of one send."""
-    schedule = linear.send(nbytes)
+    schedule = linear.send(2, nbytes)
     latency, cap = np.array([latency_s]), np.array([cap_Bps])
     edges = Edges(
         src=np.array([0]), dst=np.array([1]), pointers=np.array([0, len(route)]),
