@@ -122,9 +122,9 @@ def _print(comparison: Comparison) -> None:
     from perfmodel.report.comparison.text import comparison_lines
 
     print_blocks(comparison_lines(comparison))
-    for imagined in comparison.imagined:
+    for imagined in comparison.what_ifs:
         for side, message in zip(comparison.sides, imagined.messages, strict=True):
             if message:
                 print_note(f"{imagined.what}, {side.label}: {message}")
-    for line in comparison.assumptions[: 2 if comparison.imagined else 1]:
+    for line in comparison.assumptions[: 2 if comparison.what_ifs else 1]:
         print_note(line)

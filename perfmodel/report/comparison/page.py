@@ -51,7 +51,7 @@ def comparison_html(comparison: Comparison) -> str:
         section("Figures", "", text.figures_table(comparison)),
         section("Where the step goes", parts, steps, text.parts_table(comparison)),
     ]
-    if comparison.imagined:
+    if comparison.what_ifs:
         lead = (
             "The step if one thing were ideal and all else stayed, and how much of it that saves."
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
-from perfmodel.studies.compare.model import Change, Comparison, Side, Versus
+from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference
 
 NOTHING = 0.0005
 """Changes below this are none."""
@@ -20,14 +20,14 @@ def title(comparison: Comparison) -> str:
 def sentences(comparison: Comparison) -> Iterator[str]:
     """Compare each side with the first in one sentence."""
     first = comparison.sides[0]
-    for side, versus in zip(comparison.sides[1:], comparison.versus, strict=True):
+    for side, versus in zip(comparison.sides[1:], comparison.differences, strict=True):
         parts = (_headline(first, side, versus), _limit(versus), _lacking_memory(first, side))
         yield f"{side.label}: {' '.join(part for part in parts if part)}"
-    if not comparison.versus:
+    if not comparison.differences:
         yield f"{first.label}: a step takes {quantities.duration(first.point.step_time_s)}."
 
 
-def _headline(first: Side, side: Side, versus: Versus) -> str:
+def _headline(first: Side, side: Side, versus: SideDifference) -> str:
     before, after = first.point, side.point
     if versus.same_batch or not versus.same_samples:
         now, then = quantities.duration(after.step_time_s), quantities.duration(before.step_time_s)
@@ -75,7 +75,7 @@ def _percent(ratio: float) -> str:
     return f"{value:,.{digits}f}\N{NO-BREAK SPACE}%"
 
 
-def _largest_part(versus: Versus) -> str:
+def _largest_part(versus: SideDifference) -> str:
     """Name the part of a step that changed most, where it changed at all."""
     part = max(versus.parts_s, key=lambda name: abs(versus.parts_s[name]))
     apart_s = versus.parts_s[part]
@@ -85,7 +85,7 @@ def _largest_part(versus: Versus) -> str:
     return f" The largest part of it is {part}, {quantities.duration(abs(apart_s))} {more}."
 
 
-def _limit(versus: Versus) -> str:
+def _limit(versus: SideDifference) -> str:
     before, after = versus.bottleneck
     if versus.moved:
         return f"What limits the step moved from {before} to {after}."
@@ -137,7 +137,7 @@ def parts_table(comparison: Comparison) -> Table:
     ]
     own = {
         name: _signed_time(time_s)
-        for versus in comparison.versus
+        for versus in comparison.differences
         for name, time_s in versus.parts_s.items()
     }
     return _with_change(comparison, rows, own)
@@ -156,7 +156,7 @@ def _changes(comparison: Comparison) -> Mapping[str, str]:
     """What the column of changes says of two sides."""
     if len(comparison.sides) != 2:
         return {}
-    (versus,), (first, other) = comparison.versus, [side.point for side in comparison.sides]
+    (versus,), (first, other) = comparison.differences, [side.point for side in comparison.sides]
     own = {
         "step": _signed_ratio(versus.step.ratio),
         "compute": _signed_time(other.compute_s - first.compute_s),
@@ -217,7 +217,7 @@ def what_if_table(comparison: Comparison) -> Table:
     header = ["with"]
     for side in comparison.sides:
         header += [f">{side.label}", ">saved"]
-    shared = any(share is not None for each in comparison.imagined for share in each.shares)
+    shared = any(share is not None for each in comparison.what_ifs for share in each.shares)
     if shared:
         others = comparison.sides[1:]
         of = ">of the difference"
@@ -226,7 +226,7 @@ def what_if_table(comparison: Comparison) -> Table:
     for side in comparison.sides:
         unchanged += [quantities.duration(side.point.step_time_s), ""]
     rows = [unchanged + [""] * (len(header) - len(unchanged))]
-    for imagined in comparison.imagined:
+    for imagined in comparison.what_ifs:
         row = [imagined.what]
         for side, step_s in zip(comparison.sides, imagined.steps_s, strict=True):
             row += _cells(step_s, side.point.step_time_s)
@@ -255,6 +255,6 @@ def comparison_lines(comparison: Comparison) -> list[Block]:
         nothing = Paragraph("No field differs.")
         blocks += [fields_table(comparison) if comparison.fields else nothing, blank]
     blocks += [figures_table(comparison), blank, parts_table(comparison)]
-    if comparison.imagined:
+    if comparison.what_ifs:
         blocks += [blank, what_if_table(comparison)]
     return [*blocks, blank]

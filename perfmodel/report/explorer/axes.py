@@ -12,9 +12,10 @@ from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
 from perfmodel.scenario import Scenario, changed
 from perfmodel.scenario.sections.what_if import INFINITE
+from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result import Result
-from perfmodel.studies.run.run import resolved, run_scenario
+from perfmodel.studies.run.run import run_scenario
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
 from perfmodel.training.strategies import STRATEGIES
 
@@ -241,7 +242,7 @@ def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axi
 
 def _adapter_rates(scenario: Scenario) -> tuple[float | None, float | None]:
     """Nominal bandwidth and latency of the links between nodes, if all have the same."""
-    node = resolved(scenario)[0]
+    node = resolve_names(scenario)[0]
     links = [link for link in node.links.values() if link.kind in BETWEEN_NODES]
     if len({(link.bandwidth, link.latency) for link in links}) != 1:
         return None, None

@@ -8,7 +8,7 @@ from typing import Any
 from perfmodel.calibrate import Profile
 from perfmodel.scenario import Scenario, changed, scenario_digest
 from perfmodel.scenario.sections.what_if import WhatIf
-from perfmodel.studies.compare.model import Imagined, Side, same_batch, same_samples
+from perfmodel.studies.compare.model import Side, WhatIfResult, same_batch, same_samples
 from perfmodel.studies.sweep import Variant, run_sweep
 
 NO_LATENCY: Mapping[str, Any] = {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}
@@ -49,7 +49,7 @@ def attribute_step(
     profile: Profile | None = None,
     jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[Imagined, ...]:
+) -> tuple[WhatIfResult, ...]:
     """Simulate each what-if on each side.
 
     Parameters
@@ -70,7 +70,7 @@ def attribute_step(
         steps_s = tuple(answer.step_time_s for answer in answers)
         messages = tuple(answer.message for answer in answers)
         shares = _removed_shares(sides, steps_s)
-        results.append(Imagined(description, fields, steps_s, messages, shares))
+        results.append(WhatIfResult(description, fields, steps_s, messages, shares))
     return tuple(results)
 
 

@@ -15,7 +15,7 @@ from perfmodel.studies.compare.model import (
     Ends,
     Field,
     Side,
-    Versus,
+    SideDifference,
     same_batch,
     same_samples,
 )
@@ -118,8 +118,8 @@ def compare(
     return Comparison(
         sides=tuple(sides),
         fields=list_differing_fields([side.scenario for side in sides]),
-        versus=tuple(compare_with_first(sides[0], side) for side in sides[1:]),
-        imagined=attribute_step(sides, profile=profile, jobs=jobs, progress=progress)
+        differences=tuple(compare_with_first(sides[0], side) for side in sides[1:]),
+        what_ifs=attribute_step(sides, profile=profile, jobs=jobs, progress=progress)
         if attribute
         else (),
     )
@@ -134,7 +134,7 @@ def _label_by_name(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
     }
 
 
-def compare_with_first(first: Side, other: Side) -> Versus:
+def compare_with_first(first: Side, other: Side) -> SideDifference:
     """Compare one side with the first."""
     a, b = first.point, other.point
     step = Change(b.step_time_s / a.step_time_s, ratio_interval(a, b))
@@ -143,7 +143,7 @@ def compare_with_first(first: Side, other: Side) -> Versus:
     if step.interval is not None:
         throughput_interval = batch / step.interval[1], batch / step.interval[0]
     names = dict.fromkeys([*a.breakdown_s, *b.breakdown_s])
-    return Versus(
+    return SideDifference(
         label=other.label,
         step=step,
         throughput=Change(b.samples_per_s / a.samples_per_s, throughput_interval),

@@ -6,7 +6,7 @@ from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario import scenario_digest
-from perfmodel.studies.compare.model import Change, Comparison, Imagined, Side, Versus
+from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference, WhatIfResult
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
@@ -15,8 +15,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     document = {
         "sides": [_side(side) for side in sides],
         "fields": [{"field": field.name, "values": field.values} for field in comparison.fields],
-        "changes": [_versus(versus) for versus in comparison.versus],
-        "attribution": [_imagined(imagined, sides) for imagined in comparison.imagined],
+        "changes": [_versus(versus) for versus in comparison.differences],
+        "attribution": [_imagined(imagined, sides) for imagined in comparison.what_ifs],
         "assumptions": comparison.assumptions,
     }
     return dict(as_json(document, "comparison"))
@@ -45,7 +45,7 @@ def _change(change: Change) -> dict[str, Any]:
     return {**attributes(change, "ratio interval"), "within_interval": change.within}
 
 
-def _versus(versus: Versus) -> dict[str, Any]:
+def _versus(versus: SideDifference) -> dict[str, Any]:
     before, after = versus.bottleneck
     return {
         "label": versus.label,
@@ -57,7 +57,7 @@ def _versus(versus: Versus) -> dict[str, Any]:
     }
 
 
-def _imagined(imagined: Imagined, sides: tuple[Side, ...]) -> dict[str, Any]:
+def _imagined(imagined: WhatIfResult, sides: tuple[Side, ...]) -> dict[str, Any]:
     return {
         **attributes(imagined, "what what_if"),
         "sides": [
@@ -86,7 +86,7 @@ def to_csv(comparison: Comparison) -> str:
         row |= {field.name: field.values[at] for field in comparison.fields}
         row |= {
             f"step_time_s with {imagined.what}": imagined.steps_s[at]
-            for imagined in comparison.imagined
+            for imagined in comparison.what_ifs
         }
         rows.append(row)
     columns = dict.fromkeys(name for row in rows for name in row)

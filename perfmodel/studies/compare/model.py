@@ -68,7 +68,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
+class SideDifference:
     """Differences between one side and the first.
 
     Parameters
@@ -111,7 +111,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Imagined:
+class WhatIfResult:
     """Results of one of the common what-ifs, on every side.
 
     Parameters
@@ -145,22 +145,22 @@ class Comparison:
     ----------
     sides : tuple of Side
     fields : tuple of Field
-    versus : tuple of Versus
+    differences : tuple of SideDifference
         One for each side but the first.
-    imagined : tuple of Imagined
+    what_ifs : tuple of WhatIfResult
         The attribution; empty if it was not requested.
     """
 
     sides: tuple[Side, ...]
     fields: tuple[Field, ...]
-    versus: tuple[Versus, ...]
-    imagined: tuple[Imagined, ...] = ()
+    differences: tuple[SideDifference, ...]
+    what_ifs: tuple[WhatIfResult, ...] = ()
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions, each once: of the comparison, then of the sides, labelled if not of all."""
-        own = [RATIOS] if any(each.step.interval is not None for each in self.versus) else []
-        own += [SHARES] if self.imagined else []
+        own = [RATIOS] if any(each.step.interval is not None for each in self.differences) else []
+        own += [SHARES] if self.what_ifs else []
         labels_of: dict[str, list[str]] = {}
         for side in self.sides:
             for line in dict.fromkeys(side.result.assumptions):

@@ -28,7 +28,7 @@ from perfmodel.training.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepEstimate:
     """One settled step, or the means of the counted steps under disturbances.
 
     Parameters
@@ -53,21 +53,21 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSize:
     """One size of a scenario (see `prepare`).
 
     Parameters
     ----------
     sized : SizedJob
         The job at this size, with its disturbances.
-    others : tuple of Machine
+    alternatives : tuple of Machine
         Alternatives of the machine: the fast and the slow end of an interval, or draws from a
         profile; empty where no interval is known.
     """
 
     sized: SizedJob
-    others: tuple[Machine, ...]
-    _on_others: dict[int, tuple[Machine, SizedJob]] = field(default_factory=dict, repr=False)
+    alternatives: tuple[Machine, ...]
+    _on_alternatives: dict[int, tuple[Machine, SizedJob]] = field(default_factory=dict, repr=False)
 
     @property
     def job(self) -> TrainingJob:
@@ -84,11 +84,13 @@ class Prepared:
         """The machine with its most likely numbers."""
         return self.sized.ensemble.likely
 
-    def with_options(self, options: DdpOptions) -> Prepared:
+    def with_options(self, options: DdpOptions) -> PreparedSize:
         """Return the same size with other options of DDP; times of collectives are shared."""
         return replace(self, sized=self.sized.with_options(options))
 
-    def step(self, options: DdpOptions | None = None, machine: Machine | None = None) -> Stepped:
+    def step(
+        self, options: DdpOptions | None = None, machine: Machine | None = None
+    ) -> StepEstimate:
         """Simulate the job with some options of DDP.
 
         Parameters
@@ -96,11 +98,11 @@ class Prepared:
         options : DdpOptions, optional
             Default: the scenario's. The batch stays the scenario's.
         machine : Machine, optional
-            One of `others` instead of the likely one.
+            One of `alternatives` instead of the likely one.
 
         Returns
         -------
-        Stepped
+        StepEstimate
             Equal to the bit to the result of `run_scenario` with these options.
 
         Raises
@@ -120,9 +122,9 @@ class Prepared:
             return simulate_first_step(sized).step_time_s
 
     def _size_on(self, machine: Machine) -> SizedJob:
-        if id(machine) not in self._on_others:
-            self._on_others[id(machine)] = (machine, self.sized.on_machine(machine))
-        return self._on_others[id(machine)][1]
+        if id(machine) not in self._on_alternatives:
+            self._on_alternatives[id(machine)] = (machine, self.sized.on_machine(machine))
+        return self._on_alternatives[id(machine)][1]
 
 
 def prepare(
@@ -131,7 +133,7 @@ def prepare(
     profile: Profile | None = None,
     size: ClusterSize | None = None,
     fidelity: str | None = None,
-) -> Prepared:
+) -> PreparedSize:
     """Resolve a scenario at one size.
 
     Parameters
@@ -151,12 +153,12 @@ def prepare(
     """
     inputs = resolve_scenario(scenario, profile, fidelity)
     sized = size_job(inputs, size or inputs.sizes[-1])
-    return Prepared(sized, sized.ensemble.alternatives)
+    return PreparedSize(sized, sized.ensemble.alternatives)
 
 
-def _summarise(reported: ReportedRun) -> Stepped:
+def _summarise(reported: ReportedRun) -> StepEstimate:
     parts = parts_of_steps(reported.plan, reported.run, reported.counted_steps)
-    return Stepped(
+    return StepEstimate(
         step_time_s=sum(reported.steps_s) / reported.counted,
         exposed_comm_s=mean([part.exposed_s for part in parts]),
         comm_s=mean([part.comm_s for part in parts]),

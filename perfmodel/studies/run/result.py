@@ -122,7 +122,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class BackgroundJobStep:
     """Another job on the same network; times in seconds.
 
     `step_time_s` is its mean while the main job's steps were counted; `alone_s` is its step on the
@@ -151,7 +151,7 @@ class DisturbanceCost:
         In the order of the scenario.
     waits : tuple of Wait
         In the order of the step.
-    jobs : tuple of Neighbour
+    jobs : tuple of BackgroundJobStep
     """
 
     steps_s: tuple[float, ...]
@@ -159,7 +159,7 @@ class DisturbanceCost:
     mean_interval_s: tuple[float, float] | None
     events: tuple[EventCost, ...]
     waits: tuple[Wait, ...]
-    jobs: tuple[Neighbour, ...] = ()
+    jobs: tuple[BackgroundJobStep, ...] = ()
 
     @property
     def costs_s(self) -> float:

@@ -13,17 +13,14 @@ from perfmodel.studies.run.resolve.job import TrainingJob
 from perfmodel.studies.run.resolve.resolved_scenario import (
     ResolvedScenario,
     resolve_scenario,
-    resolved,
 )
-from perfmodel.studies.run.resolve.what_if import describe_what_if, imagined_of
+from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
-
-__all__ = ["resolved", "run_scenario"]
 
 DATASHEET_INTERVAL = (
     "The interval holds eight of ten recorded collectives of like machines about predictions from "
@@ -129,7 +126,7 @@ def _describe_interval(profile: Profile | None, has_interval: bool) -> tuple[str
 
 def _describe_disturbances(point: SizeResult, job: TrainingJob) -> tuple[str, ...]:
     """Describe which events and other jobs are simulated, and which are absent."""
-    what_if = imagined_of(job.scenario)
+    what_if = what_if_of(job.scenario)
     events = job.scenario.events if what_if.events else ()
     jobs = job.scenario.jobs if what_if.jobs else ()
     kinds = {event.kind for event in events if what_if.jitter or event.kind != "jitter"}
@@ -192,7 +189,7 @@ def _list_assumptions(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
     slow = job.scenario.compute.overlap_slowdown or machine.topology.gpu.overlap_slowdown
     source = "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
     return (
-        *describe_what_if(imagined_of(job.scenario)),
+        *describe_what_if(what_if_of(job.scenario)),
         f"Compute times come from {source}; the input pipeline never holds a GPU up.",
         f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
         if slow != 1

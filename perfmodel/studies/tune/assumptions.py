@@ -33,7 +33,7 @@ def assumptions(
             "PyTorch does not rebuild these buckets: they are filled in the order of registration "
             "and launched in the reverse."
         )
-    if evaluator.prepared.others:
+    if evaluator.prepared.alternatives:
         lines.append(
             "On a quicker or a slower network nothing was simulated: steps there are those on the "
             "likely one, longer or shorter by what the all-reduces add bucket by bucket. All sizes "

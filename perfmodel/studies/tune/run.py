@@ -7,8 +7,8 @@ from math import ceil
 
 from perfmodel.calibrate import Profile
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
-from perfmodel.studies.run.prepared import Prepared, prepare
-from perfmodel.studies.run.run import resolved
+from perfmodel.studies.run.prepared import PreparedSize, prepare
+from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.tune.assumptions import assumptions
 from perfmodel.studies.tune.caps import (
     Caps,
@@ -243,7 +243,7 @@ def _search_lists_of_dtypes(
 def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
     """Return the lower bound; None where ranks may be quicker than the GPU of the model."""
     sized = evaluator.prepared.sized
-    varied = any(d.jitter is not None or d.gpu is not None for d in sized.happening)
+    varied = any(d.jitter is not None or d.gpu is not None for d in sized.disturbances)
     if varied or sized.fidelity != "flow":
         return None
     sizes = 0 if evaluator.prepared.size.gpus > FEW_RANKS else BOUND_SIZES
@@ -264,12 +264,12 @@ def _evaluate(
     )
 
 
-def _describe_machine(prepared: Prepared) -> str:
+def _describe_machine(prepared: PreparedSize) -> str:
     topology, nodes = prepared.machine.topology, prepared.size.nodes
     return topology.name if topology.hosts == nodes else f"{nodes} of {topology.name}"
 
 
 def sizes_of(scenario: Scenario) -> tuple[ClusterSize, ...]:
     """Return the sizes of a scenario's scaling curve that have buckets: of two GPUs or more."""
-    node, _, _ = resolved(scenario)
+    node, _, _ = resolve_names(scenario)
     return tuple(size for size in sizes(scenario, len(build_topology(node).ranks)) if size.gpus > 1)

@@ -14,9 +14,9 @@ from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines
 from perfmodel.studies.run.result import (
+    BackgroundJobStep,
     DisturbanceCost,
     EventCost,
-    Neighbour,
     Result,
     SizeResult,
     Wait,
@@ -35,7 +35,7 @@ WHAT = DisturbanceCost(
         Wait("all-reduce bucket 0", 0, "n5", 1.0, 0.003, 0.004),
         Wait("all-reduce bucket 1", 1, "", 0.0, 0.0, 0.0),
     ),
-    jobs=(Neighbour("the other", 64, 0.15, 0.12),),
+    jobs=(BackgroundJobStep("the other", 64, 0.15, 0.12),),
 )
 
 

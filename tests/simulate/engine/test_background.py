@@ -13,7 +13,7 @@ from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import Fidelity, simulate
 from perfmodel.simulate.engine.rank_class import participants_of
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
-from perfmodel.studies.run.resolve.placement import placed
+from perfmodel.studies.run.resolve.placement import place_plan
 from perfmodel.topology.faults import degraded, without
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
@@ -360,8 +360,8 @@ def test_a_deadlock_of_another_job_is_named(machine: Machine) -> None:
 
 def test_a_plan_moves_to_other_ranks(machine: Machine) -> None:
     step = plan(reduce_("r"), ranks=range(2))
-    moved = placed(step, (3, 1))
+    moved = place_plan(step, (3, 1))
     assert moved.classes[0].ranks == moved.communicators[0].groups[0] == (3, 1)
     assert moved.tasks[0].work.root == 3  # type: ignore[union-attr]
-    assert placed(step, range(2)) is step
+    assert place_plan(step, range(2)) is step
     assert simulate(moved, machine).step_time_s == simulate(step, machine).step_time_s

@@ -100,7 +100,7 @@ def test_the_asked_size_is_compared_and_no_smaller_one(tmp_path: Path) -> None:
 
 
 def test_changes_are_those_of_the_points(networks: Comparison) -> None:
-    (difference,), (a, b) = networks.versus, [side.point for side in networks.sides]
+    (difference,), (a, b) = networks.differences, [side.point for side in networks.sides]
     assert difference.step.ratio == b.step_time_s / a.step_time_s
     assert difference.throughput.ratio == pytest.approx(
         1 / difference.step.ratio
@@ -172,7 +172,7 @@ def test_a_bottleneck_that_moves_is_named(file: str) -> None:
     comparison = side_by_side(
         file, "what_if={network_bandwidth: infinite, network_latency: 0}", "seed=1"
     )
-    moved, same = comparison.versus
+    moved, same = comparison.differences
     assert moved.moved
     assert "ethernet" in moved.bottleneck[0]
     assert "ethernet" not in moved.bottleneck[1]
@@ -200,7 +200,7 @@ def test_samples_of_other_kinds_have_no_throughput_in_common() -> None:
 
 
 def test_a_faster_adapter_is_all_of_the_difference(networks: Comparison) -> None:
-    by_name = {what_if.what: what_if for what_if in networks.imagined}
+    by_name = {what_if.what: what_if for what_if in networks.what_ifs}
     network = by_name["an infinitely fast network"]
     assert network.steps_s[0] == network.steps_s[1]
     assert network.shares == (None, 1.0)
@@ -213,7 +213,7 @@ def test_a_faster_adapter_is_all_of_the_difference(networks: Comparison) -> None
 
 def test_each_what_if_is_what_run_says(networks: Comparison) -> None:
     base = ["cluster.nodes=2", "scale=null"]
-    for what_if in networks.imagined:
+    for what_if in networks.what_ifs:
         flags = [f"what_if.{name}={str(value).lower()}" for name, value in what_if.what_if.items()]
         for side, step_s in zip(networks.sides, what_if.steps_s, strict=True):
             alone = run_scenario(load_scenario(side.label, [*base, *flags])).main
@@ -223,7 +223,7 @@ def test_each_what_if_is_what_run_says(networks: Comparison) -> None:
 def test_what_ifs_come_on_top_of_a_sides_own(file: str) -> None:
     comparison = side_by_side(file, "what_if.compute=3", attribute=True)
     twice = next(
-        what_if for what_if in comparison.imagined if what_if.what == "compute twice as fast"
+        what_if for what_if in comparison.what_ifs if what_if.what == "compute twice as fast"
     )
     six = run_scenario(load_scenario(file, ["what_if.compute=6"])).main
     assert twice.steps_s[1] == six.step_time_s
@@ -249,8 +249,8 @@ def test_only_what_ifs_that_make_sense(file: str) -> None:
 
 def test_steps_of_other_sizes_have_no_share_of_their_difference(file: str) -> None:
     comparison = side_by_side(file, "training.batch_per_gpu=64", attribute=True)
-    assert all(what_if.shares == (None, None) for what_if in comparison.imagined)
-    assert all(None not in what_if.steps_s for what_if in comparison.imagined)
+    assert all(what_if.shares == (None, None) for what_if in comparison.what_ifs)
+    assert all(None not in what_if.steps_s for what_if in comparison.what_ifs)
 
 
 def test_grounds_of_one_side_say_whose_they_are(file: str) -> None:
@@ -268,14 +268,14 @@ def test_what_has_no_room_is_said(file: str) -> None:
 
 def test_a_straggler_is_all_of_its_difference(file: str) -> None:
     comparison = side_by_side(file, "events=[{slow: {ranks: [0], by: 1.5}}]", attribute=True)
-    by_name = {what_if.what: what_if for what_if in comparison.imagined}
+    by_name = {what_if.what: what_if for what_if in comparison.what_ifs}
     assert by_name["no events"].shares[1] == pytest.approx(1.0, abs=1e-9)
 
 
 def test_plain_data_is_complete(networks: Comparison) -> None:
     document = to_json(networks)
     assert [side["label"] for side in document["sides"]] == [s.label for s in networks.sides]
-    assert document["changes"][0]["step_time"]["ratio"] == networks.versus[0].step.ratio
+    assert document["changes"][0]["step_time"]["ratio"] == networks.differences[0].step.ratio
     row = next(r for r in document["attribution"] if r["what"] == "no latency")["sides"][1]
     assert row["saved_s"] == pytest.approx(document["sides"][1]["step_time_s"] - row["step_time_s"])
     header, first, second = to_csv(networks).splitlines()

@@ -72,7 +72,7 @@ def compare(name: str, cases: tuple[tuple[tuple[str, ...], DdpOptions], ...]) ->
 def test_the_likely_and_the_other_machines_span_the_interval() -> None:
     prepared = prepare(load_scenario("bucket-size-slow-ethernet"))
     point = run_scenario(load_scenario("bucket-size-slow-ethernet", ["scale=null"])).main
-    ends = [prepared.step(machine=other).step_time_s for other in prepared.others]
+    ends = [prepared.step(machine=other).step_time_s for other in prepared.alternatives]
     assert (min(ends), max(ends)) == point.interval_s
 
 

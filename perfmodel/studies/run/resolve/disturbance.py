@@ -66,7 +66,7 @@ class Disturbance:
     jitter: Jitter | None = None
     faults: tuple[LinkFault, ...] = ()
     traffic: tuple[Traffic, ...] = ()
-    beside: BackgroundJob | None = None
+    background_job: BackgroundJob | None = None
 
     @property
     def moments_s(self) -> tuple[float, ...]:
@@ -79,7 +79,7 @@ class Disturbance:
     def varies(self) -> bool:
         """Whether steps may differ from one another because of it."""
         bursts = any(flow.nbytes is not None for flow in self.traffic)
-        return bool(self.moments_s or self.steps or self.jitter or self.beside or bursts)
+        return bool(self.moments_s or self.steps or self.jitter or self.background_job or bursts)
 
 
 def background_jobs(
@@ -90,7 +90,7 @@ def background_jobs(
     A job that starts at 0 runs from the start of the run on, before the settled state.
     """
     for disturbance in disturbances:
-        if (job := disturbance.beside) is not None:
+        if (job := disturbance.background_job) is not None:
             yield replace(job, start_s=settled_s + job.start_s if job.start_s else 0.0)
 
 

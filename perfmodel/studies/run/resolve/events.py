@@ -25,8 +25,6 @@ from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.units import format_bandwidth, format_bytes, format_time
 
-__all__ = ["Disturbance", "resolve_events"]
-
 
 def resolve_events(
     scenario: Scenario,

@@ -10,8 +10,8 @@ from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.studies.run.resolve.host_overhead import host_work
-from perfmodel.studies.run.resolve.machine import relocated
-from perfmodel.studies.run.resolve.what_if import imagined_of, imagined_times
+from perfmodel.studies.run.resolve.machine import relocate_error
+from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
 from perfmodel.studies.run.result import Memory
 from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.topology.templates.gpus import load_gpu
@@ -86,7 +86,7 @@ def resolve_workload(
         )
     except InputError as error:
         part = "name" if section.file is None else "file"
-        raise relocated(scenario, error, field, {"model": f"{field}.{part}"}) from None
+        raise relocate_error(scenario, error, field, {"model": f"{field}.{part}"}) from None
 
 
 def on_gpu(job: TrainingJob, name: str) -> TrainingJob:
@@ -105,7 +105,7 @@ def on_gpu(job: TrainingJob, name: str) -> TrainingJob:
 
 def times(job: TrainingJob, batch: int) -> LayerTimes:
     """Time of each layer for one micro-batch."""
-    return imagined_times(imagined_of(job.scenario), _as_is(job, batch))
+    return scale_layer_times(what_if_of(job.scenario), _as_is(job, batch))
 
 
 def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
@@ -131,7 +131,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
             fused_attention=compute.fused_attention,
         )
     except InputError as error:
-        raise relocated(job.scenario, error, "compute") from None
+        raise relocate_error(job.scenario, error, "compute") from None
 
 
 MERGED, UNMERGED = 128, 1_000_000
@@ -152,7 +152,7 @@ def plan(
 
     `sockets`: what processes on CPUs share on this machine.
     """
-    options, faster = job.options, imagined_of(job.scenario).compute
+    options, faster = job.options, what_if_of(job.scenario).compute
     host = host_work(
         job.library, job.gpu, sockets or Sockets(), _gradients(job.workload), ranks,
         views=options.gradient_as_bucket_view,

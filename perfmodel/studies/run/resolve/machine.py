@@ -21,7 +21,7 @@ from perfmodel.library.prediction_error import band_of, factors_by_band
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
 from perfmodel.studies.run.resolve.limits import check_cluster_size
-from perfmodel.studies.run.resolve.what_if import apply_what_if, imagined_of
+from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
 
@@ -60,14 +60,14 @@ def machine(
     try:
         check_cluster_size((hosts or size.nodes) * size.gpus_per_node, "cluster.nodes")
     except InputError as error:
-        raise relocated(scenario, error, "cluster.nodes") from None
+        raise relocate_error(scenario, error, "cluster.nodes") from None
     fabric = _resolve_fabric(scenario)
     try:
         topology = build_topology(
             node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
         )
     except InputError as error:
-        raise relocated(scenario, error, "cluster") from None
+        raise relocate_error(scenario, error, "cluster") from None
     built = make_machine(
         topology,
         _load_library(scenario.library),
@@ -93,7 +93,7 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
     try:
         return validate_document(FabricSpec, fields)
     except InputError as error:
-        raise relocated(scenario, error, "cluster.fabric") from None
+        raise relocate_error(scenario, error, "cluster.fabric") from None
 
 
 def resolve_settings(scenario: Scenario) -> LibrarySettings:
@@ -121,7 +121,7 @@ def resolve_settings(scenario: Scenario) -> LibrarySettings:
             fields=("library.version", "library.env"),
         )
     except InputError as error:
-        raise relocated(scenario, error, "library") from None
+        raise relocate_error(scenario, error, "library") from None
 
 
 def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
@@ -185,7 +185,7 @@ def build_ensemble(
     The what-if is applied last, except for factors of a profile: they multiply the numbers of
     the machine that the what-if describes.
     """
-    what_if = imagined_of(scenario)
+    what_if = what_if_of(scenario)
     if profile is None:
         likely = apply_what_if(what_if, nominal)
         bounds = bound_machines(likely) if what_if.communication else ()
@@ -222,7 +222,7 @@ def bound_machines(machine: Machine) -> tuple[Machine, ...]:
     return scale_to(0), scale_to(1)
 
 
-def relocated(
+def relocate_error(
     scenario: Scenario,
     error: InputError,
     section: str,

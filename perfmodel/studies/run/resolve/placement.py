@@ -52,7 +52,7 @@ def choose_hosts(
     return tuple(free[at] for at in sorted(drawn.tolist()))
 
 
-def placed(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
+def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
     """Return the plan on other ranks: its rank r becomes ``ranks[r]``.
 
     Raises
@@ -99,13 +99,13 @@ class RankAllocation:
 
     Parameters
     ----------
-    mine : range or tuple of int
+    own : range or tuple of int
         Of the scenario's main job.
     others : tuple of (range or tuple of int)
         Of each other job.
     """
 
-    mine: Ranks
+    own: Ranks
     others: tuple[Ranks, ...] = ()
 
 
@@ -188,8 +188,10 @@ def _resolve_other_job(
     batch = section.batch_per_gpu
     step = plan(job, times(job, batch), len(ranks), batch, "steady", sockets=topology.sockets)
     background = BackgroundJob(
-        replace(placed(step, ranks), name=name), section.start, scenario.compute.overlap_slowdown
+        replace(place_plan(step, ranks), name=name),
+        section.start,
+        scenario.compute.overlap_slowdown,
     )
     nodes = f"{section.nodes} node{'s' if section.nodes > 1 else ''}"
     description = f"job {name} on {nodes}, {section.placement}"
-    return Disturbance(description, f"jobs.{number}", beside=background)
+    return Disturbance(description, f"jobs.{number}", background_job=background)

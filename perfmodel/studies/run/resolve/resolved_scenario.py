@@ -14,7 +14,7 @@ from perfmodel.studies.run.resolve.machine import (
     MachineEnsemble,
     build_ensemble,
     machine,
-    relocated,
+    relocate_error,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
 from perfmodel.topology.templates.build import build_topology, load_node
@@ -80,7 +80,7 @@ def resolve_scenario(
     checked = _check_fidelity(fidelity or scenario.fidelity)
     if profile is None and scenario.profile is not None:
         profile = _read_profile(scenario, scenario.profile)
-    node, workload, other_workloads = resolved(scenario)
+    node, workload, other_workloads = resolve_names(scenario)
     all_sizes = tuple(sizes(scenario, len(build_topology(node).ranks)))
     return ResolvedScenario(scenario, node, workload, other_workloads, profile, checked, all_sizes)
 
@@ -96,10 +96,10 @@ def _read_profile(scenario: Scenario, name: str) -> Profile:
     try:
         return read_profile(scenario.origin.beside("profile", name))
     except InputError as error:
-        raise relocated(scenario, error, "profile") from None
+        raise relocate_error(scenario, error, "profile") from None
 
 
-def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
+def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
     """Look up the node, the model, and the models of the other jobs of a scenario.
 
     Raises
@@ -113,7 +113,7 @@ def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ..
     try:
         node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
     except InputError as error:
-        faults += relocated(scenario, error, "cluster.node").faults
+        faults += relocate_error(scenario, error, "cluster.node").faults
     try:
         workload = resolve_workload(scenario)
     except InputError as error:
@@ -127,7 +127,7 @@ def resolved(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ..
             load_gpu(mixed.gpu)
         except InputError as error:
             field = {"gpu": f"cluster.mixed.{number}.gpu"}
-            faults += relocated(scenario, error, "cluster.mixed", field).faults
+            faults += relocate_error(scenario, error, "cluster.mixed", field).faults
     if node is None or workload is None or faults:
         raise InputError(faults)
     return node, workload, other_workloads

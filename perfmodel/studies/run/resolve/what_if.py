@@ -19,7 +19,7 @@ BETWEEN_NODES = frozenset({"ethernet", "infiniband"})
 """Kinds of link between nodes; all others lie inside them."""
 
 
-def imagined_of(scenario: Scenario) -> WhatIf:
+def what_if_of(scenario: Scenario) -> WhatIf:
     """Return the what-if of a scenario; by default one that changes nothing."""
     return scenario.what_if or WhatIf()
 
@@ -47,7 +47,7 @@ def apply_what_if(what_if: WhatIf, machine: Machine) -> Machine:
     return replace(changed, decides_on=replace(machine, topology=network))
 
 
-def imagined_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
+def scale_layer_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
     """Scale the times of layers: on the device, and of their launches on the host."""
     faster = what_if.compute
     if faster == 1:
@@ -69,7 +69,7 @@ def filter_disturbances(
     """Return the disturbances that the what-if does not switch off."""
 
     def is_kept(disturbance: Disturbance) -> bool:
-        if disturbance.beside is not None:
+        if disturbance.background_job is not None:
             return what_if.jobs
         if disturbance.gpu is not None:  # other GPUs are hardware, not an event
             return True

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.result import SizeResult
-from perfmodel.studies.run.steps.simulate_step import estimator_of, simulate_steps
+from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.training.plan import Collective, StepPlan
 
@@ -32,7 +32,7 @@ def find_bottleneck(sized: SizedJob, reported: ReportedRun, point: SizeResult) -
     step_s = point.step_time_s
     saved: dict[str, float] = {}
     if point.exposed_comm_s > WORTH_NAMING * step_s:
-        saved["network"] = step_s - reported.simulate_again(sized.happening, free=True)
+        saved["network"] = step_s - reported.simulate_again(sized.disturbances, free=True)
     if point.breakdown_s["idle"] > WORTH_NAMING * step_s:
         saved["host"] = step_s - _without_host_s(sized, reported)
     worst = max(saved, key=lambda part: saved[part], default=None)
@@ -49,11 +49,11 @@ def find_bottleneck(sized: SizedJob, reported: ReportedRun, point: SizeResult) -
 def _without_host_s(sized: SizedJob, reported: ReportedRun) -> float:
     """Mean step if launching kernels took no time; seconds."""
     setup = replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
-    return reported.simulate_again(sized.happening, setup)
+    return reported.simulate_again(sized.disturbances, setup)
 
 
 def _name_link(sized: SizedJob, reported: ReportedRun, comm_s: float) -> str:
-    timer = estimator_of(reported.setup, sized.happening)
+    timer = timer_of(reported.setup, sized.disturbances)
     arcs = timer.machine.topology.arcs
     nbytes = reported.run.counted.wire_bytes / reported.steps
     usable = _find_own_links(sized, reported) & (arcs.bandwidth_Bps > 0)  # not dead ones
@@ -69,9 +69,13 @@ def _name_link(sized: SizedJob, reported: ReportedRun, comm_s: float) -> str:
 
 def _find_own_links(sized: SizedJob, reported: ReportedRun) -> NDArray[np.bool_]:
     """Links that carry bytes of this job, and not only of other jobs or traffic."""
-    run, happening = reported.run, sized.happening
-    if any(each.traffic or each.beside for each in happening):
-        own = [each for each in happening if not (each.traffic or each.beside or each.jitter)]
+    run, disturbances = reported.run, sized.disturbances
+    if any(each.traffic or each.background_job for each in disturbances):
+        own = [
+            each
+            for each in disturbances
+            if not (each.traffic or each.background_job or each.jitter)
+        ]
         run = simulate_steps(reported.setup, own, reported.steps if own else 1)[1]
     return run.counted.wire_bytes > 0
 

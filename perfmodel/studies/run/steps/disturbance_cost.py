@@ -9,9 +9,9 @@ from statistics import fmean
 from perfmodel.simulate.engine.background import BackgroundJob, Meeting
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.result import DisturbanceCost, EventCost, Neighbour, Wait
+from perfmodel.studies.run.result import BackgroundJobStep, DisturbanceCost, EventCost, Wait
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, mean_interval_s
-from perfmodel.studies.run.steps.simulate_step import estimator_of, simulate_steps
+from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.training.plan import StepPlan
 
@@ -23,12 +23,12 @@ def simulate_costs(sized: SizedJob, reported: ReportedRun) -> DisturbanceCost:
     """Simulate the job without each of its disturbances, and find who waits for whom."""
     undisturbed_s = _simulate_with(reported, ())
     costs = []
-    for disturbance in sized.happening:
-        rest = tuple(other for other in sized.happening if other is not disturbance)
+    for disturbance in sized.disturbances:
+        rest = tuple(other for other in sized.disturbances if other is not disturbance)
         without_s = _simulate_with(reported, rest) if rest else undisturbed_s
         costs.append(EventCost(disturbance.description, without_s, reported.step_s - without_s))
-    is_random = any(each.jitter for each in sized.happening)
-    jobs = [each.beside for each in sized.happening if each.beside]
+    is_random = any(each.jitter for each in sized.disturbances)
+    jobs = [each.background_job for each in sized.disturbances if each.background_job]
     return DisturbanceCost(
         steps_s=reported.steps_s,
         undisturbed_s=undisturbed_s,
@@ -46,18 +46,20 @@ def _simulate_with(reported: ReportedRun, disturbances: tuple[Disturbance, ...])
     return simulate_steps(reported.setup, disturbances, SETTLED)[1].step_time_s
 
 
-def _simulate_other_job(sized: SizedJob, reported: ReportedRun, job: BackgroundJob) -> Neighbour:
+def _simulate_other_job(
+    sized: SizedJob, reported: ReportedRun, job: BackgroundJob
+) -> BackgroundJobStep:
     """Step time of another job while the main one's steps were counted, and alone."""
     ends = reported.run.others_step_ends_s[job.plan.name]
     from_s = reported.run.step_ends_s[WARM_UP - 1]
     times_s = [b - a for a, b in itertools.pairwise(ends) if a >= from_s]
     alone = simulate(
         job.plan, sized.ensemble.likely, steps=SETTLED, overlap_slowdown=job.overlap_slowdown,
-        estimator=estimator_of(reported.setup, ()),
+        estimator=timer_of(reported.setup, ()),
     )  # fmt: skip
     gpus = sum(len(each.ranks) for each in job.plan.classes)
     step_s = fmean(times_s) if times_s else alone.step_time_s
-    return Neighbour(job.plan.name, gpus, step_s, alone.step_time_s)
+    return BackgroundJobStep(job.plan.name, gpus, step_s, alone.step_time_s)
 
 
 # ---------------------------------------------------------------- waits in collectives

@@ -16,7 +16,7 @@ from perfmodel.studies.run.steps.bottleneck import find_bottleneck
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
 from perfmodel.studies.run.steps.metrics import mean, mean_breakdown, parts_of_steps, spans_by_step
 from perfmodel.studies.run.steps.output_analysis import SETTLED
-from perfmodel.studies.run.steps.simulate_step import estimator_of, simulate_steps
+from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
     SizedJob,
@@ -51,7 +51,7 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
         reported = simulate_reported(sized)
         first_s = simulate_first_step(sized).step_time_s if with_first else nan
         point = _summarise(sized, reported, first_s)
-        if sized.happening and sized.is_main:
+        if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
         return replace(
             point,
@@ -63,11 +63,11 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:
     """Compute means of the counted steps; efficiency, bottleneck and interval come later."""
     run, counted = reported.run, reported.counted
-    topology = estimator_of(reported.setup, sized.happening).machine.topology
+    topology = timer_of(reported.setup, sized.disturbances).machine.topology
     step_s = sum(reported.steps_s) / counted
     parts = parts_of_steps(reported.plan, run, reported.counted_steps)
     spans = _longest_step(reported)
-    other_gpus = tuple(each.gpu for each in sized.happening if each.gpu is not None)
+    other_gpus = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
     means = "" if counted == 1 else f", mean of {counted} steps"
     return SizeResult(
         gpus=sized.size.gpus,
@@ -157,7 +157,7 @@ def _simulate_interval(
 
     def simulate_on(machine: Machine) -> float:
         other = replace(setup, machine=machine, estimators={})
-        return simulate_steps(other, sized.happening, SETTLED)[1].step_time_s
+        return simulate_steps(other, sized.disturbances, SETTLED)[1].step_time_s
 
     if sized.ensemble.bounds:
         ends = [point.step_time_s, *map(simulate_on, sized.ensemble.bounds)]

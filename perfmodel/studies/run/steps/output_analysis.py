@@ -88,8 +88,8 @@ def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan) -> in
             needed.append(math.ceil((flow.start_s + BURSTS * flow.every_s) / step_s))
         elif flow.nbytes is not None:
             needed.append(math.ceil(flow.start_s / step_s) + JOB_STEPS)
-    if disturbance.beside is not None:
-        needed.append(math.ceil(disturbance.beside.start_s / step_s) + JOB_STEPS)
+    if disturbance.background_job is not None:
+        needed.append(math.ceil(disturbance.background_job.start_s / step_s) + JOB_STEPS)
     return max(needed)
 
 

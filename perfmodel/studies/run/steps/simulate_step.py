@@ -84,7 +84,7 @@ def simulate_steps(
         Disturbances that cannot be simulated together.
     """
     plan, slow = _split_classes(setup, disturbances)
-    timer = estimator_of(setup, disturbances)
+    timer = timer_of(setup, disturbances)
     changes = _list_changes(setup, disturbances)
     traffic = tuple(background_traffic(disturbances, setup.settled_s))
     jobs = tuple(background_jobs(disturbances, setup.settled_s))
@@ -192,7 +192,7 @@ def _split_into_ranks(
 # ---------------------------------------------------------------- links
 
 
-def estimator_of(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> UncontendedTimer:
+def timer_of(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> UncontendedTimer:
     """Return the cached timer of collectives for the machine on which the job starts."""
     early = [
         each for each in disturbances if any(fault.from_s == ALWAYS_S for fault in each.faults)

@@ -18,15 +18,15 @@ from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.events import resolve_events
 from perfmodel.studies.run.resolve.job import TrainingJob, on_gpu, plan, times
 from perfmodel.studies.run.resolve.limits import check_message_size
-from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated
+from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocate_error
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
     allocate_ranks,
-    placed,
+    place_plan,
     resolve_other_jobs,
 )
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
-from perfmodel.studies.run.resolve.what_if import filter_disturbances, imagined_of
+from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
@@ -44,7 +44,7 @@ class SizedJob:
     job : TrainingJob
     ensemble : MachineEnsemble
     size : ClusterSize
-    where : RankAllocation
+    allocation : RankAllocation
     other_workloads : tuple of Workload
         Models of the other jobs.
     fidelity : {"flow", "message"}
@@ -56,12 +56,12 @@ class SizedJob:
     job: TrainingJob
     ensemble: MachineEnsemble
     size: ClusterSize
-    where: RankAllocation
+    allocation: RankAllocation
     other_workloads: tuple[Workload, ...]
     fidelity: Fidelity
     is_main: bool
     batch: int = field(init=False)
-    happening: tuple[Disturbance, ...] = field(init=False)
+    disturbances: tuple[Disturbance, ...] = field(init=False)
     _plans: dict[tuple[Iteration, bool, str | None], StepPlan] = field(
         default_factory=dict, init=False
     )
@@ -72,16 +72,16 @@ class SizedJob:
         scenario, machine = self.job.scenario, self.ensemble.likely
         self.batch = batch_per_gpu(scenario, self.size.gpus)
         events = resolve_events(
-            scenario, machine.topology, self.where.mine, self.size.gpus_per_node,
+            scenario, machine.topology, self.allocation.own, self.size.gpus_per_node,
             strict=self.is_main,
         )  # fmt: skip
-        jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.where)
-        self.happening = filter_disturbances(imagined_of(scenario), (*events, *jobs))
+        jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
+        self.disturbances = filter_disturbances(what_if_of(scenario), (*events, *jobs))
 
     @property
     def steady_disturbances(self) -> tuple[Disturbance, ...]:
         """Disturbances that are the same in each step."""
-        return tuple(each for each in self.happening if not each.varies)
+        return tuple(each for each in self.disturbances if not each.varies)
 
     def with_options(self, options: DdpOptions) -> SizedJob:
         """Return the same job with other options of DDP; times of collectives are shared."""
@@ -115,22 +115,24 @@ class SizedJob:
                 self._times[gpu] = times(job, self.batch)
             layers = self._times[gpu]
             layers = layers if launches else replace(layers, launch_s=0.0)
-            per_layer = any(each.jitter and each.jitter.per == "layer" for each in self.happening)
+            per_layer = any(
+                each.jitter and each.jitter.per == "layer" for each in self.disturbances
+            )
             step = plan(
                 job, layers, self.size.gpus, self.batch, iteration, merge=not per_layer,
                 sockets=self.ensemble.likely.topology.sockets,
             )  # fmt: skip
-            self._plans[key] = placed(step, self.where.mine)
+            self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
 
-    def setting(
+    def setup(
         self, settled_s: float = 0.0, iteration: Iteration = "steady", launches: bool = True
     ) -> SimulationSetup:
         """Set up a simulation on the likely machine."""
         return SimulationSetup(
             self.ensemble.likely,
             lambda gpu: self.plan_for(gpu, iteration, launches),
-            self.fidelity if imagined_of(self.job.scenario).communication else "free",
+            self.fidelity if what_if_of(self.job.scenario).communication else "free",
             self.job.scenario.compute.overlap_slowdown,
             settled_s,
             WARM_UP,
@@ -162,7 +164,7 @@ def size_job(
         job=inputs.job_on(ensemble) if job is None else job,
         ensemble=ensemble,
         size=size,
-        where=allocate_ranks(inputs.scenario, size),
+        allocation=allocate_ranks(inputs.scenario, size),
         other_workloads=inputs.other_workloads,
         fidelity=inputs.fidelity,
         is_main=size == inputs.sizes[-1],
@@ -175,14 +177,14 @@ def locate_errors(sized: SizedJob) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise relocated(sized.job.scenario, error, "library") from None
+        raise relocate_error(sized.job.scenario, error, "library") from None
     except SimulationError as error:
         raise _explain_unreachable(sized, error) from error
 
 
 def _explain_unreachable(sized: SizedJob, error: SimulationError) -> PerfmodelError:
     """Name the events that cut a device off, if the error is about that."""
-    cuts = [each for each in sized.happening if any(f.arcs or f.nodes for f in each.faults)]
+    cuts = [each for each in sized.disturbances if any(f.arcs or f.nodes for f in each.faults)]
     if not cuts or not isinstance(error.__cause__, TopologyError):
         return error
     allowed = f"what leaves a way around it; {error}"
@@ -253,18 +255,18 @@ class ReportedRun:
 
 def simulate_reported(sized: SizedJob) -> ReportedRun:
     """Simulate until the state has settled, then as many steps as the disturbances need."""
-    setup, steady = sized.setting(), sized.steady_disturbances
+    setup, steady = sized.setup(), sized.steady_disturbances
     sized.check_message_count(SETTLED)
     step, run, mode = simulate_steps(setup, steady, SETTLED)
-    if len(steady) == len(sized.happening):
+    if len(steady) == len(sized.disturbances):
         return ReportedRun(step, run, mode, setup, SETTLED, 1)
-    counted = count_needed_steps(sized.happening, run.step_time_s, step)
-    setup = sized.setting(run.step_ends_s[WARM_UP - 1])
+    counted = count_needed_steps(sized.disturbances, run.step_time_s, step)
+    setup = sized.setup(run.step_ends_s[WARM_UP - 1])
     sized.check_message_count(WARM_UP + counted)
-    step, run, mode = simulate_steps(setup, sized.happening, WARM_UP + counted)
+    step, run, mode = simulate_steps(setup, sized.disturbances, WARM_UP + counted)
     return ReportedRun(step, run, mode, setup, WARM_UP + counted, counted)
 
 
 def simulate_first_step(sized: SizedJob) -> Run:
     """Simulate the very first step, before DDP rebuilds its buckets."""
-    return simulate_steps(sized.setting(iteration="first"), sized.steady_disturbances, 1)[1]
+    return simulate_steps(sized.setup(iteration="first"), sized.steady_disturbances, 1)[1]

@@ -115,7 +115,7 @@ def _exposed_outside_buckets(evaluator: Evaluator) -> float:
 
 def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
     """Return the time ratios of all-reduces on the quick machine, and on the slow one."""
-    others = evaluator.prepared.others
+    others = evaluator.prepared.alternatives
     if not others:
         return ()
     span = np.geomspace(min(evaluator.gradients.nbytes), evaluator.gradients.sums[-1], SAMPLES)

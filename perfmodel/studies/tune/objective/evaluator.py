@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from perfmodel.scenario import Scenario
-from perfmodel.studies.run.prepared import Prepared, Stepped
-from perfmodel.studies.run.resolve.events import Disturbance
+from perfmodel.studies.run.prepared import PreparedSize, StepEstimate
+from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED
-from perfmodel.studies.run.steps.simulate_step import estimator_of, simulate_steps
+from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.tune.caps import as_bytes, as_default, assign_buckets, with_cap, with_caps
 from perfmodel.studies.tune.model import Reduced
 from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
@@ -44,7 +44,7 @@ class Evaluator:
 
     Parameters
     ----------
-    prepared : Prepared
+    prepared : PreparedSize
     gradients : GradientOrder
     surrogate : StepSurrogate
     allreduce : AllReduceTimes
@@ -56,7 +56,7 @@ class Evaluator:
         Largest relative difference of the surrogate from the simulation so far.
     """
 
-    prepared: Prepared
+    prepared: PreparedSize
     gradients: GradientOrder
     surrogate: StepSurrogate
     allreduce: AllReduceTimes
@@ -152,11 +152,11 @@ class Evaluator:
         return self._buckets[groups]
 
 
-def make_evaluator(prepared: Prepared) -> Evaluator:
+def make_evaluator(prepared: PreparedSize) -> Evaluator:
     """Return the evaluator of a scenario, its surrogate built."""
     sized, job = prepared.sized, prepared.job
     gradients = order_gradients(job.workload, job.options)
-    constant = [disturbance for disturbance in sized.happening if _is_constant(disturbance)]
+    constant = [disturbance for disturbance in sized.disturbances if _is_constant(disturbance)]
     finest = sized.with_options(with_cap(job.options, 1.0)).plan_for(None)
     surrogate = build_surrogate(
         finest, gradients, _before_s(prepared, constant), _slowdown(prepared)
@@ -169,7 +169,9 @@ def make_evaluator(prepared: Prepared) -> Evaluator:
 
 def _is_constant(disturbance: Disturbance) -> bool:
     """Whether a disturbance slows ranks or links by the same factor in every step."""
-    others = disturbance.gpu is not None or disturbance.traffic or disturbance.beside is not None
+    others = (
+        disturbance.gpu is not None or disturbance.traffic or disturbance.background_job is not None
+    )
     return not (disturbance.varies or others)
 
 
@@ -182,10 +184,10 @@ def _slowest_factor(constant: Sequence[Disturbance]) -> float:
     return max(factors.values(), default=1.0)
 
 
-def _before_s(prepared: Prepared, constant: Sequence[Disturbance]) -> float:
+def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
     """From the end of a step to the start of the last backward, where that is latest; seconds."""
     sized = prepared.sized
-    quiet = replace(sized.setting(launches=False), fidelity="flow")
+    quiet = replace(sized.setup(launches=False), fidelity="flow")
     _, run, _ = simulate_steps(quiet, constant, SETTLED)
     last = sized.job.options.accumulate - 1
     begin_s: dict[str, float] = {}
@@ -195,23 +197,27 @@ def _before_s(prepared: Prepared, constant: Sequence[Disturbance]) -> float:
     return max(begin_s.values()) - run.step_ends_s[-2]
 
 
-def _slowdown(prepared: Prepared) -> float:
+def _slowdown(prepared: PreparedSize) -> float:
     requested = prepared.job.scenario.compute.overlap_slowdown
     return prepared.machine.topology.gpu.overlap_slowdown if requested is None else requested
 
 
-def _make_allreduce_times(prepared: Prepared, gradients: GradientOrder) -> AllReduceTimes:
+def _make_allreduce_times(prepared: PreparedSize, gradients: GradientOrder) -> AllReduceTimes:
     sized, hook = prepared.sized, prepared.job.hook
-    setting = sized.setting()
+    setting = sized.setup()
     scale = 1.0 if hook == "none" else ITEM_BYTES[hook] / ITEM_BYTES[gradients.dtypes[0]]
     factor = 0.0 if setting.fidelity == "free" else 1.0
-    return AllReduceTimes(estimator_of(setting, sized.happening), sized.where.mine, scale, factor)
+    return AllReduceTimes(
+        timer_of(setting, sized.disturbances), sized.allocation.own, scale, factor
+    )
 
 
-def _list_reasons(prepared: Prepared, gradients: GradientOrder) -> list[str]:
+def _list_reasons(prepared: PreparedSize, gradients: GradientOrder) -> list[str]:
     """Return why the surrogate may differ from the simulation."""
     conditions = {
-        "what happens around the job varies": not all(map(_is_constant, prepared.sized.happening)),
+        "what happens around the job varies": not all(
+            map(_is_constant, prepared.sized.disturbances)
+        ),
         "every message is simulated": prepared.sized.fidelity == "message",
         "several all-reduces are under way at a time": prepared.job.library.workers > 1,
         "a hook compresses each bucket": prepared.job.hook != "none",
@@ -222,7 +228,7 @@ def _list_reasons(prepared: Prepared, gradients: GradientOrder) -> list[str]:
     return [reason for reason, holds in conditions.items() if holds]
 
 
-def read_reductions(stepped: Stepped) -> tuple[Reduced, ...]:
+def read_reductions(stepped: StepEstimate) -> tuple[Reduced, ...]:
     """Return when the buckets of the last step were reduced."""
     step = stepped.steps - 1
     start_s = (0.0, *stepped.run.step_ends_s)[step]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.studies.run.prepared import Stepped
+from perfmodel.studies.run.prepared import StepEstimate
 from perfmodel.studies.tune.caps import (
     Caps,
     UniformPartition,
@@ -80,18 +80,18 @@ class Budget:
         return self.remaining >= 0
 
 
-def make_budget(evaluator: Evaluator, stepped: Stepped, bound_s: float | None) -> Budget:
+def make_budget(evaluator: Evaluator, stepped: StepEstimate, bound_s: float | None) -> Budget:
     """Return the budget of a search.
 
     Parameters
     ----------
-    stepped : Stepped
+    stepped : StepEstimate
         A step that was simulated.
     bound_s : float, optional
         That no step is below; seconds.
     """
     ranks = sum(len(each.ranks) for each in stepped.plan.classes) if stepped.counted > 1 else 0
-    crowded = any(d.beside or d.traffic for d in evaluator.prepared.sized.happening)
+    crowded = any(d.background_job or d.traffic for d in evaluator.prepared.sized.disturbances)
     weight = stepped.steps * (1 + ranks / 200) * (CROWD if crowded else 1)
     if evaluator.allreduce.in_order:  # message by message
         weight *= MESSAGES * evaluator.prepared.size.gpus

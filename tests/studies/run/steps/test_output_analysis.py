@@ -74,7 +74,7 @@ def test_many_ranks_and_tasks_have_fewer_steps() -> None:
         (Disturbance("bursts", "", traffic=(Traffic("a", "b", None, 1.0, 2.0, 1.0),)), 7),
         (Disturbance("burst", "", traffic=(Traffic("a", "b", None, 1.0, None, 0.0),)), 20),
         (Disturbance("stream", "", traffic=(Traffic("a", "b", 1.0),)), 1),
-        (Disturbance("job", "", beside=BackgroundJob(plan_of(1), 2.5)), 3 + 20),
+        (Disturbance("job", "", background_job=BackgroundJob(plan_of(1), 2.5)), 3 + 20),
     ],
     ids=lambda case: case.description if isinstance(case, Disturbance) else "",
 )
