@@ -116,7 +116,7 @@ def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
     return merged
 
 
-def lanes(spans: Iterable[Span]) -> list[list[Span]]:
+def assign_lanes(spans: Iterable[Span]) -> list[list[Span]]:
     """Distribute spans over as few lanes as possible so that none overlap within a lane.
 
     A stream with one worker needs one lane; concurrent transfers get lanes of their own. Ends

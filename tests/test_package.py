@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import perfmodel
-from perfmodel.files import data_folder, shipped
+from perfmodel.files import data_folder, list_shipped
 
 ROOT = Path(perfmodel.__file__).resolve().parents[1]
 CHECKOUT = pytest.mark.skipif(
@@ -51,7 +51,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_everything_that_is_shipped(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for kind in ("topologies", "scenarios"):
-        wanted = {f"perfmodel/_data/{kind}/{name}.yaml" for name in shipped(kind)}
+        wanted = {f"perfmodel/_data/{kind}/{name}.yaml" for name in list_shipped(kind)}
         assert wanted
         assert wanted <= names
     sources = {

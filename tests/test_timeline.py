@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.timeline import Span, Timeline, covered_s, exposed, exposed_s, lanes
+from perfmodel.timeline import Span, Timeline, assign_lanes, covered_s, exposed, exposed_s
 
 CELLS = 40
 intervals = st.lists(
@@ -56,7 +56,7 @@ def test_exposed_takes_any_iterable() -> None:
 
 @given(intervals)
 def test_lanes_never_overlap_and_lose_nothing(spans: list[tuple[float, float]]) -> None:
-    spread = lanes([span(start, stop) for start, stop in spans])
+    spread = assign_lanes([span(start, stop) for start, stop in spans])
     found = [(s.start_s, s.end_s) for lane in spread for s in lane]
     assert sorted(found) == sorted(spans)
     for lane in spread:
@@ -69,7 +69,7 @@ def test_lanes_are_as_few_as_the_deepest_overlap(spans: list[tuple[float, float]
     deepest = max(
         (sum(start <= at < stop for start, stop in spans) for at in range(CELLS)), default=0
     )
-    assert len(lanes([span(start, stop) for start, stop in spans])) == deepest
+    assert len(assign_lanes([span(start, stop) for start, stop in spans])) == deepest
 
 
 def test_table_has_one_row_per_span_and_all_columns() -> None:
@@ -84,4 +84,4 @@ def test_table_has_one_row_per_span_and_all_columns() -> None:
 def test_rounding_of_sums_opens_no_second_lane() -> None:
     steps = [(i * 1e-4, i * 1e-4 + 1e-4) for i in range(500)]
     assert any(before[1] > after[0] for before, after in pairwise(steps))
-    assert len(lanes([span(start, stop) for start, stop in steps])) == 1
+    assert len(assign_lanes([span(start, stop) for start, stop in steps])) == 1

@@ -66,7 +66,7 @@ def run(
     --explore adds sliders to report.html: bucket cap, network, GPUs.
     """
     _check_flags(output, explore=explore, images=images)
-    from perfmodel.scenario import changed, load_scenario
+    from perfmodel.scenario import change_scenario, load_scenario
 
     question = load_scenario(scenario, set_ or ())
 
@@ -88,7 +88,7 @@ def run(
         from perfmodel.report.run.page import write_report
 
         if fidelity is not None:
-            question = changed(question, {"fidelity": fidelity})
+            question = change_scenario(question, {"fidelity": fidelity})
         grid = _simulate_grid(question, result, measured, points, each_s) if explore else None
         print_note(f"wrote {write_report(result, output, grid=grid, images=images)}")
 
@@ -106,9 +106,9 @@ def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> N
 
 def _warn_if_long(points: int, each_s: float) -> None:
     """Say how long the explorer will take if that is long, from how long one size took."""
-    from perfmodel.studies.sweep.executor import cores
+    from perfmodel.studies.sweep.executor import count_cores
 
-    minutes = points * each_s / cores() / 60
+    minutes = points * each_s / count_cores() / 60
     if minutes > WARN_FROM_MIN:
         print_note(
             f"--explore: {points} settings may take {math.ceil(minutes)} minutes; "

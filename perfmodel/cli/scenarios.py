@@ -15,10 +15,12 @@ SCHEMA_EXAMPLES = ("perfmodel schema scenario > scenario.schema.json",)
 
 def scenarios(json: JsonOption = False) -> None:
     """List the scenarios and the question of each."""
-    from perfmodel.files import read_text, shipped
-    from perfmodel.scenario import question_of
+    from perfmodel.files import list_shipped, read_text
+    from perfmodel.scenario import read_question
 
-    questions = {name: question_of(read_text(path)) for name, path in shipped("scenarios").items()}
+    questions = {
+        name: read_question(read_text(path)) for name, path in list_shipped("scenarios").items()
+    }
     if json:
         print_json({"scenarios": [{"name": n, "question": q} for n, q in questions.items()]})
     else:

@@ -21,7 +21,7 @@ from perfmodel.cli.output import check_outputs, print_json, print_note, print_ta
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perfmodel.studies.sweep import Swept
+    from perfmodel.studies.sweep import SweepResult
 
 
 SWEEP_EXAMPLES = (
@@ -111,7 +111,7 @@ def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED_EXIT) from None
 
 
-def to_json(name: str, question: str, swept: Swept) -> dict[str, Any]:
+def to_json(name: str, question: str, swept: SweepResult) -> dict[str, Any]:
     """Write a sweep as plain data: what was set, and figures in SI units, variant by variant."""
     from perfmodel.files import attributes
 
@@ -128,10 +128,10 @@ def to_json(name: str, question: str, swept: Swept) -> dict[str, Any]:
     }
 
 
-def _print(swept: Swept) -> None:
+def _print(swept: SweepResult) -> None:
     """Print the best variants, then what failed."""
     from perfmodel.report.common import quantities
-    from perfmodel.studies.sweep.run import as_text, set_as_text
+    from perfmodel.studies.sweep.run import format_fields, format_value
 
     pairs = list(zip(swept.variants, swept.answers, strict=True))
     done = [(variant, answer) for variant, answer in pairs if answer.status == "ok"]
@@ -141,7 +141,7 @@ def _print(swept: Swept) -> None:
         headers,
         [
             (
-                *(as_text(variant.set.get(name)) for name in swept.fields),
+                *(format_value(variant.set.get(name)) for name in swept.fields),
                 f"{answer.gpus:,}",
                 quantities.duration(answer.step_time_s or 0.0),
                 quantities.duration(answer.exposed_comm_s or 0.0),
@@ -155,6 +155,6 @@ def _print(swept: Swept) -> None:
     reused = f", {swept.reused:,} of them from the store" if swept.reused else ""
     print_note(f"{len(done):,} of {len(pairs):,} variants answered{reused}{more if done else ''}")
     for variant, answer in [pair for pair in pairs if pair[1].status == "failed"][:SHOWN_ROWS]:
-        print_note(f"failed: {set_as_text(variant.set)}: {answer.message}")
+        print_note(f"failed: {format_fields(variant.set)}: {answer.message}")
     if swept.failed > SHOWN_ROWS:
         print_note(f"... and {swept.failed - SHOWN_ROWS:,} more that failed")

@@ -109,11 +109,11 @@ def check(
 
 def topologies(json: JsonOption = False) -> None:
     """List the shipped hardware descriptions."""
-    from perfmodel.files import read_yaml, shipped
+    from perfmodel.files import list_shipped, read_yaml
 
     descriptions = [
         {"name": name, "kind": str(file["kind"]), "description": str(file.get("description", ""))}
-        for name, path in shipped("topologies").items()
+        for name, path in list_shipped("topologies").items()
         for file in [read_yaml(path)]
     ]
     if json:

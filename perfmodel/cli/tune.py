@@ -65,12 +65,12 @@ def tune(
 def _tune_each(
     questions: list[Scenario], profile: Profile | None, *, all_sizes: bool, horovod: bool
 ) -> list[TuneResult]:
-    from perfmodel.studies.tune.run import sizes_of, tune_scenario
+    from perfmodel.studies.tune.run import list_sizes, tune_scenario
 
     say = print_note if sys.stderr.isatty() else None
     tunings = []
     for question in questions:
-        sizes = sizes_of(question) if all_sizes else (None,)
+        sizes = list_sizes(question) if all_sizes else (None,)
         if not sizes:
             raise InputError(Fault("--all-sizes", "one GPU only", "a size of 2 GPUs or more"))
         tunings += [
@@ -96,9 +96,9 @@ def _report_one(tuned: TuneResult, output: Path | None, *, json: bool) -> None:
 
 
 def _report_all(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
-    from perfmodel.studies.tune.choice.minimax_regret import tune_all
+    from perfmodel.studies.tune.choice.minimax_regret import choose_minimax_cap
 
-    compromise = tune_all(tunings)
+    compromise = choose_minimax_cap(tunings)
     if json:
         from perfmodel.report.tuning.export import compromise_json
 

@@ -64,14 +64,16 @@ def validate(
     folder = output or (None if json or data is not None else REPORT)
     check_outputs({"-o": folder and folder / "validation.html", "--spread": spread})
 
-    from perfmodel.studies.sweep.executor import cores
+    from perfmodel.studies.sweep.executor import count_cores
     from perfmodel.validate.run import to_json
     from perfmodel.validate.run import validate as compare
 
     with flags_as_fields({"profile": "--profile"}):
         own = load_profile(profile)
     with progress_bar("predicting sweeps") as progress:
-        answer = compare(data, profile=own, transfer=transfer, processes=cores(), progress=progress)
+        answer = compare(
+            data, profile=own, transfer=transfer, processes=count_cores(), progress=progress
+        )
     if json:
         print_json(to_json(answer))
     else:

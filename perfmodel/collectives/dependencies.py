@@ -44,7 +44,7 @@ class Sends:
         return len(self.src)
 
 
-def unrolled(schedule: Schedule) -> Sends:
+def unroll(schedule: Schedule) -> Sends:
     """Unroll a schedule and derive the dependencies of its sends."""
     rounds = list(schedule.rounds())
     columns = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel", "reduce")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.dependencies import unrolled
+from perfmodel.collectives.dependencies import unroll
 from perfmodel.collectives.schedule import Schedule
 
 COLUMNS = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel", "reduce")
@@ -56,7 +56,7 @@ def flat_messages(schedule: Schedule) -> FlatMessages:
     source = send["src"] * chunks + send["src_chunk"]
     target = send["dst"] * chunks + send["dst_chunk"]
     if _races(target, number, send["reduce"]):
-        unrolled(schedule)  # says where
+        unroll(schedule)  # says where
     waits, awaited = _waits(source, target, number)
     keys = np.stack([number, send["channel"], send["src"], send["dst"]])
     first, of_send = _number_columns(keys)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from perfmodel.collectives.dependencies import Sends, followers, unrolled
+from perfmodel.collectives.dependencies import Sends, followers, unroll
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import DataMismatch, ScheduleError
 
@@ -108,7 +108,7 @@ def verify(
     _check_chunks(schedule)
     rng = np.random.default_rng(seed)
     start = _values(schedule, np.dtype(dtype), rng)
-    sends = unrolled(schedule) if sends is None else sends
+    sends = unroll(schedule) if sends is None else sends
     total = start.sum(axis=0, dtype=start.dtype)
     for _ in range(orders):
         buffers = _split_chunks(schedule, start)

@@ -5,10 +5,10 @@ an error. A file is validated by a pydantic model, and each fault becomes one li
 file, the line, the field, what was found and what is allowed.
 """
 
-from perfmodel.files.find import USER_FOLDER, data_folder, find_file, shipped
+from perfmodel.files.find import USER_FOLDER, data_folder, find_file, list_shipped
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
 from perfmodel.files.spec import Bandwidth, Bytes, Count, FileModel, FlopRate, Power, Seconds
-from perfmodel.files.validate import finite, load_document, validate_document
+from perfmodel.files.validate import load_document, require_finite, validate_document
 from perfmodel.files.write import (
     as_json,
     attributes,
@@ -31,13 +31,13 @@ __all__ = [
     "csv_text",
     "data_folder",
     "find_file",
-    "finite",
     "line_of",
+    "list_shipped",
     "load_document",
     "plain",
     "read_text",
     "read_yaml",
-    "shipped",
+    "require_finite",
     "validate_document",
     "write_atomically",
     "write_json",

@@ -85,7 +85,7 @@ def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class RowReader:
     """Reads the cells of one row as text or numbers, and reports faulty ones."""
 
     record: Record

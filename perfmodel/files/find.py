@@ -22,7 +22,7 @@ def data_folder(kind: str) -> Path:
     return bundled if bundled.is_dir() else _PACKAGE.parent / kind
 
 
-def shipped(kind: str) -> dict[str, Path]:
+def list_shipped(kind: str) -> dict[str, Path]:
     """Return the shipped files of a kind by name (path below the folder, without suffix)."""
     root = data_folder(kind)
     return {
@@ -62,5 +62,5 @@ def find_file(name: str, kind: str, *, field: str = "name") -> Path:
     else:
         text = repr(name)
     raise InputError(
-        Fault(field, text, f"a file's path or {allowed_names(shipped(kind), path.stem)}")
+        Fault(field, text, f"a file's path or {allowed_names(list_shipped(kind), path.stem)}")
     )

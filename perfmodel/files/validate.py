@@ -167,7 +167,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
-def finite(value: float, field: str) -> float:
+def require_finite(value: float, field: str) -> float:
     """Return a number that is neither infinite nor NaN, or raise `InputError`."""
     if not math.isfinite(value):
         raise InputError(Fault(field, repr(value), "a finite number"))

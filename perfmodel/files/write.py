@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files.validate import finite
+from perfmodel.files.validate import require_finite
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -76,7 +76,7 @@ def as_json(value: Any, field: str = "document", *, infinite_as_null: bool = Fal
     if isinstance(value, float):
         if infinite_as_null and math.isinf(value):
             return None
-        return finite(value, field)
+        return require_finite(value, field)
     if is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """The scenario file: its sections, their validation, `load_scenario`; no names are resolved."""
 
 from perfmodel.files.money import Money
-from perfmodel.scenario.load import changed, load_scenario, question_of
+from perfmodel.scenario.load import change_scenario, load_scenario, read_question
 from perfmodel.scenario.model import ClusterSize, Scenario, batch_per_gpu, scenario_digest, sizes
 from perfmodel.scenario.sections.base import (
     Placement,
@@ -77,9 +77,9 @@ __all__ = [
     "UpgradeSection",
     "WhatIf",
     "batch_per_gpu",
-    "changed",
+    "change_scenario",
     "load_scenario",
-    "question_of",
+    "read_question",
     "scenario_digest",
     "sizes",
 ]

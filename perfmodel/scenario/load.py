@@ -45,7 +45,7 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     flags = tuple(_apply_override(content, text, faults) for text in overrides)
     origin = SourceMap(
         name=path.stem,
-        question=question_of(read_text(path)),
+        question=read_question(read_text(path)),
         file=str(path),
         lines=line_map(document),
         flags=tuple(flag for flag in flags if flag),
@@ -73,7 +73,7 @@ def _validate_content(
     return scenario.with_origin(origin)
 
 
-def changed(
+def change_scenario(
     scenario: Scenario,
     changes: Mapping[str, Any],
     *,
@@ -104,16 +104,16 @@ def changed(
     Examples
     --------
     >>> scenario = load_scenario("bucket-size-slow-ethernet")
-    >>> changed(scenario, {"strategy.bucket_cap": "50 MiB"}).strategy.bucket_cap
+    >>> change_scenario(scenario, {"strategy.bucket_cap": "50 MiB"}).strategy.bucket_cap
     52428800.0
     """
-    return _validate_content(*changed_content(scenario, changes, lines, flags))
+    return _validate_content(*change_content(scenario, changes, lines, flags))
 
 
-def changed_content(
+def change_content(
     scenario: Scenario, changes: Mapping[str, Any], lines: Mapping[str, int], flags: Sequence[str]
 ) -> tuple[dict[str, Any], SourceMap, list[Fault]]:
-    """As `changed`, before the new values are checked."""
+    """As `change_scenario`, before the new values are checked."""
     origin = scenario.origin
     content = copy.deepcopy(dict(origin.content))
     faults: list[Fault] = []
@@ -134,12 +134,12 @@ def changed_content(
     return content, source, faults
 
 
-def question_of(text: str) -> str:
+def read_question(text: str) -> str:
     r"""Return the first comment line, or "" if something else comes first.
 
     Examples
     --------
-    >>> question_of("# yaml-language-server: $schema=x\n# How fast?\nperfmodel: 1")
+    >>> read_question("# yaml-language-server: $schema=x\n# How fast?\nperfmodel: 1")
     'How fast?'
     """
     for line in text.removeprefix("\ufeff").splitlines():

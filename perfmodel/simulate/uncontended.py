@@ -100,8 +100,8 @@ class UncontendedTimer:
         if id(lowered) not in self._timed_legs:
             stages = self.legs(lowered)
             rates = [self.rates(stage) for stage in stages]
-            parts = [leg_of(lowered, s, r) for s, r in zip(stages, rates, strict=True)]
-            ends = legs_ends(parts, ranks_of(lowered), credits=lowered.credits)
+            parts = [timed_phases(lowered, s, r) for s, r in zip(stages, rates, strict=True)]
+            ends = legs_ends(parts, participants(lowered), credits=lowered.credits)
             legs = tuple(TimedLeg(s, r, *e) for s, r, e in zip(stages, rates, ends, strict=True))
             self._timed_legs[id(lowered)] = (lowered, legs)
         return self._timed_legs[id(lowered)][1]
@@ -195,10 +195,10 @@ def joined_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
 
 def busiest_link_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> float:
     """Time in which the busiest link of a collective carries its bytes; seconds."""
-    return float(links_s(capacity_Bps, lowered).max(initial=0.0))
+    return float(link_times_s(capacity_Bps, lowered).max(initial=0.0))
 
 
-def links_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> FloatArray:
+def link_times_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> FloatArray:
     """Time in which each link carries the bytes of a collective; seconds, shape (links,)."""
     nbytes = np.zeros(len(capacity_Bps))
     add_traffic(nbytes, lowered)
@@ -206,12 +206,12 @@ def links_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> FloatArray:
         return np.divide(nbytes, capacity_Bps, out=np.zeros(len(nbytes)), where=nbytes > 0)
 
 
-def leg_of(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray) -> TimedPhases:
+def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray) -> TimedPhases:
     """Return a stage with its edges at given wire rates."""
     return TimedPhases(stage.phases, rates_Bps / lowered.wire_factor, stage.latency_s)
 
 
-def ranks_of(lowered: LoweredCollective) -> int:
+def participants(lowered: LoweredCollective) -> int:
     """Ranks of a collective, and the switches that take part."""
     return lowered.schedule.ranks + lowered.schedule.switches
 

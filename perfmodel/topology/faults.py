@@ -23,7 +23,7 @@ _LINK = re.compile(r"(?P<src>\S+)\s*(?P<arrow>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?
 # ---------------------------------------------------------------- links by name
 
 
-def arcs_named(topology: Topology, text: str) -> tuple[int, ...]:
+def find_arcs(topology: Topology, text: str) -> tuple[int, ...]:
     """Directed links by name, by rising number.
 
     Parameters
@@ -112,7 +112,7 @@ def _neighbours(topology: Topology, sources: set[str], cable: int | None) -> str
 _NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
-def degraded(
+def degrade_links(
     topology: Topology,
     bandwidth_Bps: Mapping[int, float] = _NOTHING,
     latency_s: Mapping[int, float] = _NOTHING,
@@ -141,7 +141,7 @@ def degraded(
     return _with_arcs(topology, Arcs(arcs.names, arcs.kinds, rates, delays))
 
 
-def without(
+def remove_links(
     topology: Topology, *, arcs: Iterable[int] = (), nodes: Collection[str] = ()
 ) -> Topology:
     """Return the machine with links or devices lost: nothing is routed over them any more.
@@ -150,7 +150,7 @@ def without(
     ----------
     topology : Topology
     arcs : iterable of int
-        Directed links; see `perfmodel.topology.faults.arcs_named`.
+        Directed links; see `perfmodel.topology.faults.find_arcs`.
     nodes : collection of str
         Devices, lost with all their links.
 

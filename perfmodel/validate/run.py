@@ -11,10 +11,10 @@ from typing import Any
 from perfmodel.calibrate import Profile
 from perfmodel.files import as_json, attributes
 from perfmodel.library.prediction_error import BANDS, Spread
-from perfmodel.validate.predict.forecast import Mode, Pair, Predicted, partners
-from perfmodel.validate.predict.run import Placed, PredictionTask, at_once, match_all
+from perfmodel.validate.predict.forecast import Mode, Pair, SweepPrediction, partners
+from perfmodel.validate.predict.run import Placed, PredictionTask, match_all, predict_sweeps
 from perfmodel.validate.score import coverage, scores
-from perfmodel.validate.score.points import Point, points_of
+from perfmodel.validate.score.points import DataPoint, points_of
 from perfmodel.validate.score.scores import LARGE, Score
 from perfmodel.validate.sweeps.match import Matched
 from perfmodel.validate.sweeps.read import (
@@ -38,7 +38,7 @@ class Validation:
     ----------
     data : str
         Where the records come from, as text.
-    predicted : sequence of Predicted
+    predicted : sequence of SweepPrediction
     unmatched : mapping of str to str
         Sweeps without a prediction, and why.
     trainings : sequence of Dataset
@@ -50,14 +50,14 @@ class Validation:
     """
 
     data: str
-    predicted: Sequence[Predicted]
+    predicted: Sequence[SweepPrediction]
     unmatched: Mapping[str, str]
     trainings: Sequence[Dataset] = ()
     fitted: Sequence[Fitted] = field(default=())
     shipped: bool = True
 
     @cached_property
-    def points(self) -> list[Point]:
+    def points(self) -> list[DataPoint]:
         """All sizes of all sweeps in all modes."""
         return points_of(self.predicted)
 
@@ -67,7 +67,7 @@ class Validation:
         return scores.by_band(self.points)
 
     @cached_property
-    def judged(self) -> list[Point]:
+    def judged(self) -> list[DataPoint]:
         """Datasheet points with intervals made without their own sweep."""
         if self.shipped:
             return coverage.judged(self.points)
@@ -77,7 +77,7 @@ class Validation:
     def coverages(self) -> dict[str, dict[str, coverage.Coverage]]:
         """Coverage of 80 % intervals by mode and band."""
         by_mode: dict[str, dict[str, coverage.Coverage]] = {}
-        own: dict[str, list[Point]] = {"datasheet": self.judged}
+        own: dict[str, list[DataPoint]] = {"datasheet": self.judged}
         for mode in ("transferred", "calibrated"):
             own[mode] = [p for p in self.points if p.mode == mode and p.counted]
         for mode, points in own.items():
@@ -161,13 +161,13 @@ def validate(
         PredictionTask((sweep, home), profile, _others(sweep, own, available) if transfer else None)
         for sweep, own in matched
     ]
-    outcomes, trainings = at_once(tasks, _root(folder), processes, progress)
+    outcomes, trainings = predict_sweeps(tasks, _root(folder), processes, progress)
     predicted = []
     for (sweep, own), outcome in zip(matched, outcomes, strict=True):
         if isinstance(outcome, str):
             unmatched[sweep.id] = outcome
         else:
-            predicted.append(Predicted(sweep, own, outcome))
+            predicted.append(SweepPrediction(sweep, own, outcome))
     return Validation(
         data=_describe(data, sweeps),
         predicted=predicted,

@@ -21,7 +21,7 @@ from oracle.scenes import Launch, Scene, collective, play, ring_way
 from benchmarks.growth import ENOUGH_S, least_s
 from benchmarks.one_step import question
 from perfmodel.collectives.algorithms import ring
-from perfmodel.collectives.dependencies import messages, unrolled
+from perfmodel.collectives.dependencies import messages, unroll
 from perfmodel.collectives.timing.recurrence import schedule_s
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
@@ -30,7 +30,7 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.max_min import max_min_rates
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.faults import degraded
+from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 
@@ -201,7 +201,7 @@ def _timed(machine: Machine, algorithm: str) -> tuple[float, float]:
 def sends() -> Iterator[Measured]:
     """Sends per second: message by message on shared links, and in the recurrence."""
     machine, way = crowded_cluster()
-    count = len(messages(unrolled(way.schedule)))
+    count = len(messages(unroll(way.schedule)))
     note = f"64 GPUs of 8 DGX-1 whose rings share PCIe links and NICs; {count:,} sends"
     for compiled, by in _ways_of_running():
         rate = count / _again_s(machine, way, compiled=compiled) / 1e6
@@ -227,7 +227,7 @@ def crowded_cluster() -> tuple[Machine, LoweredCollective]:
     arcs = plain.arcs
     ports = [i for i, kind in enumerate(arcs.kinds) if kind == "infiniband"]
     slower = arcs.bandwidth_Bps[ports] * rng.uniform(0.5, 1, len(ports))
-    odd = degraded(plain, dict(zip(ports, slower.tolist(), strict=True)))
+    odd = degrade_links(plain, dict(zip(ports, slower.tolist(), strict=True)))
     machine = Machine(odd, load_library("plain"))
     return machine, UncontendedTimer(machine).best("all_reduce", 25 * MiB, range(64))[0]
 

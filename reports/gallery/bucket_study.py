@@ -14,7 +14,7 @@ from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
 from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.common.palette import INK, QUIET_INK
-from perfmodel.scenario import Scenario, changed, load_scenario
+from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.tune.model import Choice, TuneResult
 from perfmodel.studies.tune.run import tune_scenario
 
@@ -55,7 +55,7 @@ class Case:
 
 def scenario_of(model: str, network: str) -> Scenario:
     """Return the question of one case."""
-    return changed(load_scenario(HERE / f"{MODELS[model]}.yaml"), NETWORKS[network])
+    return change_scenario(load_scenario(HERE / f"{MODELS[model]}.yaml"), NETWORKS[network])
 
 
 def case_of(model: str, network: str) -> Case:

@@ -15,7 +15,7 @@ from perfmodel.report.common.palette import INK, WORK
 from perfmodel.report.explorer.axes import axes_of
 from perfmodel.report.explorer.grid import explore
 from perfmodel.report.run.page import write_report
-from perfmodel.scenario import changed, load_scenario
+from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import SizeResult
 
@@ -35,7 +35,7 @@ UPGRADES: Mapping[str, Mapping[str, object]] = {
 def upgraded(name: str) -> SizeResult:
     """Run the scenario at its largest size with one upgrade."""
     question = load_scenario(SCENARIO, ["scale=null"])
-    return run_scenario(changed(question, UPGRADES[name])).main
+    return run_scenario(change_scenario(question, UPGRADES[name])).main
 
 
 def study() -> Study:

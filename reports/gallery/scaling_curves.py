@@ -15,7 +15,7 @@ from perfmodel.report.common.images import Picture
 from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.common.palette import channels
 from perfmodel.report.run.page import write_report
-from perfmodel.report.scaling.analysis import grown
+from perfmodel.report.scaling.analysis import size_gains
 from perfmodel.report.scaling.text import knee_sentence
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
@@ -60,7 +60,7 @@ def curves_csv(results: Mapping[str, Result]) -> str:
          row.point.scaling_efficiency, "" if row.marginal is None else row.marginal,
          row.point.exposed_comm_s, row.point.bottleneck)
         for name, result in results.items()
-        for row in grown(result)
+        for row in size_gains(result)
     ]  # fmt: skip
     return as_csv(titles, rows)
 
@@ -101,7 +101,7 @@ def _picture(results: Mapping[str, Result]) -> Picture:
     figure = new_figure(430)
     for name, result in results.items():
         colour = CURVES[name][1]
-        rows = [(row.point.gpus, row.efficiency) for row in grown(result)]
+        rows = [(row.point.gpus, row.efficiency) for row in size_gains(result)]
         known = [(gpus, ends) for gpus, ends in rows if ends is not None]
         xs = [gpus for gpus, _ in known]
         figure.add_scatter(

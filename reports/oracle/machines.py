@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.files import validate_document
 from perfmodel.library.model import CommLibrary, load_library
-from perfmodel.topology.faults import degraded
+from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
@@ -142,7 +142,7 @@ def uneven(topology: Topology, rng: np.random.Generator) -> Topology:
     """The same links, each up to twice as fast or as slow, and as late, as it was."""
     arcs = topology.arcs
     speed, late = (2.0 ** rng.uniform(-1, 1, len(arcs)) for _ in range(2))
-    return degraded(
+    return degrade_links(
         topology,
         dict(enumerate(arcs.bandwidth_Bps * speed)),
         dict(enumerate(arcs.latency_s * late)),

@@ -14,7 +14,7 @@ from oracle.family import Family
 from oracle.machines import crossbar, two_level_node, uneven, with_credits
 from oracle.scenes import Launch, Scene, collective
 from perfmodel.library.machine import Machine
-from perfmodel.topology.faults import degraded
+from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.templates.build import build_topology
 
 RING_OPS = ("all_reduce", "reduce_scatter", "all_gather")
@@ -77,7 +77,7 @@ def _between_rounds(name: str, rng: np.random.Generator) -> Scene:
     factor = float(rng.uniform(0.2, 0.9))
     up = [arc for arc, (src, _) in enumerate(topology.arcs.names) if "gpu" in src]
     slow = up if rng.integers(2) else [int(rng.choice(up))]
-    worse = Machine(degraded(topology, dict.fromkeys(slow, speed * factor)), machine.library)
+    worse = Machine(degrade_links(topology, dict.fromkeys(slow, speed * factor)), machine.library)
     first_s = rounds[0] * (latency + chunk / speed)
     changes = [(first_s, worse)]
     if rng.integers(2):

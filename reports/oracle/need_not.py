@@ -12,7 +12,7 @@ from oracle.scenes import Launch, Scene, Stream, collective, message, ring_way
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.faults import degraded, without
+from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
@@ -133,7 +133,7 @@ def _faults(name: str, rng: np.random.Generator) -> Scene:
     arc = int(rng.choice(way.stages[0].edges.arcs))
     topology = machine.topology
     speed = float(topology.arcs.bandwidth_Bps[arc]) * float(rng.uniform(0.1, 0.9))
-    worse = Machine(degraded(topology, {arc: speed}), machine.library)
+    worse = Machine(degrade_links(topology, {arc: speed}), machine.library)
     at_s, back_s = np.sort(rng.uniform(0, 1, 2)) * _alone_s(machine, way)
     changes = [(float(at_s), worse), *([(float(back_s), machine)] if rng.integers(2) else [])]
     launch = Launch(0.0, way, "all_reduce", total)
@@ -150,7 +150,7 @@ def _lost(name: str, rng: np.random.Generator) -> Scene:
     names = topology.arcs.names
     used = [a for a in set(way.stages[0].edges.arcs.tolist()) if _is_uplink(names[a])]
     arc = int(rng.choice(sorted(used)))
-    left = Machine(without(topology, arcs=[arc]), machine.library)
+    left = Machine(remove_links(topology, arcs=[arc]), machine.library)
     at_s = float(rng.uniform(0, 1)) * _alone_s(machine, way)
     launch = Launch(0.0, way, "all_reduce", way.schedule.ranks)
     return Scene(name, "cable lost in mid-transfer", machine, (launch,), ((at_s, left),))

@@ -16,7 +16,7 @@ from oracle.scenes import Launch, Route, Scene, Stream, collective, flow, ring_w
 from perfmodel.files import validate_document
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.faults import degraded
+from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
@@ -225,7 +225,7 @@ def _slower(name: str, rng: np.random.Generator) -> Scene:
     topology = wires(rng.uniform(5e9, 2e10, 3))
     scene = _flows(name, "a link slows down", topology, routes, rng)
     speed = float(topology.arcs.bandwidth_Bps[0] * rng.uniform(0.1, 0.5))
-    worse = Machine(degraded(topology, {0: speed}), scene.machine.library)
+    worse = Machine(degrade_links(topology, {0: speed}), scene.machine.library)
     return replace(scene, changes=((2e-3, worse),))
 
 
@@ -248,7 +248,7 @@ def _ring_meets(name: str, rng: np.random.Generator) -> Scene:
     link = int(rng.integers(ranks))
     arcs = topology.arcs
     speed = float(arcs.bandwidth_Bps[2 * link] * rng.uniform(0.1, 0.5))
-    worse = Machine(degraded(topology, {2 * link: speed}), machine.library)
+    worse = Machine(degrade_links(topology, {2 * link: speed}), machine.library)
     route = (2 * link, len(arcs) - 1)
     cap_Bps = 0.5 * float(arcs.bandwidth_Bps[list(route)].min())
     nbytes = float(rng.choice([np.inf, 0.2 * whole_s * cap_Bps // 1]))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from oracle.scenes import Launch, Scene, Stream
-from perfmodel.collectives.dependencies import Messages, messages, unrolled
+from perfmodel.collectives.dependencies import Messages, messages, unroll
 from perfmodel.library.lowering.lowered import LoweredCollective
 
 
@@ -106,7 +106,7 @@ def _add(
     launch: Launch, edges: list[dict[str, Any]], followers: list[list[int]], *, native: bool
 ) -> None:
     """Append the edges of a collective, their sends, and the sends that wait for each of them."""
-    way, sends = launch.way, messages(unrolled(launch.way.schedule))
+    way, sends = launch.way, messages(unroll(launch.way.schedule))
     queues = _queues(way, sends)
     number = _numbered(queues, len(followers))
     waits = _waits(way, sends)

@@ -16,7 +16,7 @@ from perfmodel.cli import app
 from perfmodel.cli.collective import sizes_between
 from perfmodel.cli.verify import ranks_between
 from perfmodel.errors import DataMismatch, InputError
-from perfmodel.files import shipped
+from perfmodel.files import list_shipped
 
 SCENARIO = """\
 # How long is a step?
@@ -329,7 +329,9 @@ def test_collective_prints_what_nccl_tests_would():
 
 def test_lists(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert {row["name"] for row in document("scenarios")["scenarios"]} == {*shipped("scenarios")}
+    assert {row["name"] for row in document("scenarios")["scenarios"]} == {
+        *list_shipped("scenarios")
+    }
     named = {row["name"]: row for row in document("topology", "list")["topologies"]}
     assert named["dgx-a100"]["kind"] == "node"
     models = {row["name"]: row for row in document("models")["models"]}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.catalog import ALGORITHMS, make
-from perfmodel.collectives.dependencies import messages, unrolled
+from perfmodel.collectives.dependencies import messages, unroll
 from perfmodel.collectives.message_arrays import flat_messages
 from perfmodel.collectives.schedule import Round, Schedule
 from perfmodel.errors import ScheduleError
@@ -19,7 +19,7 @@ PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if o
 
 
 def same(schedule: Schedule) -> None:
-    expected, actual = messages(unrolled(schedule)), flat_messages(schedule)
+    expected, actual = messages(unroll(schedule)), flat_messages(schedule)
     for name in ("src", "dst", "nbytes", "channel", "round"):
         assert getattr(actual, name).tolist() == getattr(expected, name).tolist()
     pairs = [(message, other) for message, after in enumerate(expected.after) for other in after]

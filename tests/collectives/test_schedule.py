@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import chain, linear, ring
-from perfmodel.collectives.dependencies import unrolled
+from perfmodel.collectives.dependencies import unroll
 from perfmodel.collectives.schedule import Round, Schedule
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import DataMismatch, ScheduleError
@@ -86,7 +86,7 @@ def test_a_wrong_schedule_names_rank_chunk_found_and_wanted() -> None:
 
 def test_sends_that_wait_for_each_other_are_refused() -> None:
     schedule = ring.all_reduce(2, 8)
-    sends = unrolled(schedule)
+    sends = unroll(schedule)
     circle = dataclasses.replace(sends, after=((1,), (0,), *sends.after[2:]))
     with pytest.raises(ScheduleError, match="wait for each other"):
         verify(schedule, sends=circle)
@@ -101,7 +101,7 @@ def test_a_chunk_is_not_overwritten_before_it_was_read() -> None:
         Round(one, zero, one, zero, four, zero, keep),
     ]
     schedule = dataclasses.replace(ring.all_gather(2, 8), unroll=lambda: iter(rounds))
-    assert unrolled(schedule).after == ((), (0,))
+    assert unroll(schedule).after == ((), (0,))
 
 
 def test_an_exchange_in_one_round_reads_the_state_before_it() -> None:
@@ -157,7 +157,7 @@ def test_docstrings_bytes_are_the_schedules_bytes(
 ) -> None:
     nbytes = ranks * 4 * 10
     schedule = ALGORITHMS[name](ranks, nbytes)
-    sends = unrolled(schedule)
+    sends = unroll(schedule)
     # "gather" is the mirror of "scatter": its busiest rank receives what scatter's sends.
     ends = sends.dst if schedule.collective == "gather" else sends.src
     busiest = np.bincount(ends, weights=sends.nbytes).max()

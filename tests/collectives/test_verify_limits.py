@@ -11,7 +11,7 @@ import pytest
 from perfmodel.collectives import verify_table as table
 from perfmodel.collectives.algorithms.ring import all_reduce
 from perfmodel.collectives.catalog import ALGORITHMS, allows, make
-from perfmodel.collectives.dependencies import messages, messages_in, sends_in, unrolled
+from perfmodel.collectives.dependencies import messages, messages_in, sends_in, unroll
 from perfmodel.collectives.verify import exact_up_to, verify
 from perfmodel.collectives.verify_table import verify_table
 from perfmodel.errors import InputError, ScheduleError
@@ -25,7 +25,7 @@ def test_counts_are_those_of_the_unrolled_schedule(op: str, name: str, ranks: in
     if allows(op, name, ranks) is not None:
         pytest.skip("no such schedule")
     schedule = make(op, name, ranks, 4 * 24 * 64)
-    sends = unrolled(schedule)
+    sends = unroll(schedule)
     assert sends_in(schedule) == len(sends)
     assert messages_in(schedule) == len(messages(sends))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.files.csv_rows import Reader, read_csv, read_table
+from perfmodel.files.csv_rows import RowReader, read_csv, read_table
 
 HAND_WRITTEN = '\ufeff# sizes\n\nname , size\r\na, "[2, 3]" \n,\n# b\nb,4\n'
 
@@ -52,7 +52,7 @@ def test_files_without_a_header_or_with_bad_quotes(read, text, line):
 def test_cells_that_are_not_numbers_are_reported_with_their_line(read):
     table, _ = read("a,b,c,d\n1.5,x,-1,n/a\n")
     faults = []
-    reader = Reader(table.records[0], faults)
+    reader = RowReader(table.records[0], faults)
     assert [reader.number(name) for name in "abcd"] == [1.5, None, None, None]
     assert reader.count("a") is None
     assert [(fault.line, fault.field) for fault in faults] == [(2, "b"), (2, "c"), (2, "a")]

@@ -5,7 +5,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.files import (
     find_file,
-    shipped,
+    list_shipped,
     write_atomically,
 )
 
@@ -19,8 +19,8 @@ def write(tmp_path, text, name="x.yaml"):
 def test_names_are_found_here_first_then_shipped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    name = next(iter(shipped("scenarios")))
-    assert find_file(name, "scenarios") == shipped("scenarios")[name]
+    name = next(iter(list_shipped("scenarios")))
+    assert find_file(name, "scenarios") == list_shipped("scenarios")[name]
     user = tmp_path / "home" / ".config" / "perfmodel" / "scenarios" / f"{name}.yaml"
     write_atomically(user, "x: 1\n")
     assert find_file(name, "scenarios") == user

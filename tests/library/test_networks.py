@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.library.channels.channels import rings_over, serving_nics
 from perfmodel.library.lowering.lower import lower_collective
-from perfmodel.library.lowering.protocols import numbers_of
+from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import Variant, load_library
 from perfmodel.library.nccl.tuner import choices, predictions, system_on
@@ -147,6 +147,6 @@ def test_only_simple_where_writes_are_not_ordered() -> None:
 
 def test_an_operation_may_have_numbers_of_its_own() -> None:
     library = make_machine(build_topology("dgx-a100"), load_library("nccl")).library
-    adding = numbers_of(library, "reduce", "chain")["simple"].unevenness
-    copying = numbers_of(library, "broadcast", "chain")["simple"].unevenness
+    adding = protocol_parameters(library, "reduce", "chain")["simple"].unevenness
+    copying = protocol_parameters(library, "broadcast", "chain")["simple"].unevenness
     assert adding > 2 * copying

@@ -3,12 +3,12 @@
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.files import shipped
+from perfmodel.files import list_shipped
 from perfmodel.scenario import (
     ClusterSize,
     DdpStrategy,
     load_scenario,
-    question_of,
+    read_question,
     sizes,
 )
 
@@ -133,8 +133,8 @@ def test_shape_faults_and_faults_between_sections_are_told_together(scenario_fil
 
 def test_the_question_comes_first(scenario_file):
     assert faults(scenario_file(GOOD.split("\n", 1)[1]))[0][:2] == ("question", 1)
-    assert question_of("\ufeff---\n\n# yaml-language-server: x\n## Why? \n# no\n") == "Why?"
-    assert question_of("a: 1 # no\n") == ""
+    assert read_question("\ufeff---\n\n# yaml-language-server: x\n## Why? \n# no\n") == "Why?"
+    assert read_question("a: 1 # no\n") == ""
 
 
 def test_overrides_follow_the_rules_of_the_file(scenario_file):
@@ -191,7 +191,7 @@ def test_a_fault_in_an_override_names_the_flag(scenario_file, override, field, f
 
 
 def test_every_shipped_scenario_is_valid_and_asks_a_question():
-    assert len(shipped("scenarios")) >= 6
-    for name in shipped("scenarios"):
+    assert len(list_shipped("scenarios")) >= 6
+    for name in list_shipped("scenarios"):
         scenario = load_scenario(name)
         assert scenario.question.endswith("?"), name

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.files import shipped
+from perfmodel.files import list_shipped
 from perfmodel.scenario import (
     ClusterSize,
     Scenario,
@@ -113,7 +113,7 @@ def test_schema_accepts_the_shipped_scenarios_and_refuses_unknown_fields():
     from perfmodel.files import plain, read_yaml
 
     schema = Scenario.model_json_schema()
-    for path in shipped("scenarios").values():
+    for path in list_shipped("scenarios").values():
         document = plain(read_yaml(path))
         jsonschema.validate(document, schema)
         with pytest.raises(jsonschema.ValidationError):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import ring
-from perfmodel.collectives.dependencies import messages, unrolled
+from perfmodel.collectives.dependencies import messages, unroll
 from perfmodel.collectives.timing.recurrence import schedule_s
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.lowering.lowered import LoweredCollective
@@ -76,7 +76,7 @@ def test_flow_equals_message_on_unshared_links_of_any_speed(
 def test_data_come_one_lag_before_they_go_on(ranks: int, segment_bytes: int) -> None:
     """The lag that the phases state is what the dependencies say of the rounds."""
     schedule = ring.ring_all_reduce(ranks, ranks * 4 * 60, segment_bytes=segment_bytes)
-    sent = messages(unrolled(schedule))
+    sent = messages(unroll(schedule))
     last = [max(sent.round[list(waits)]) for waits in sent.after if waits]
     waiting = [number for number, waits in zip(sent.round, sent.after, strict=True) if waits]
     lags = {int(number - before) for number, before in zip(waiting, last, strict=True)}

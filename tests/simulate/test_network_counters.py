@@ -21,7 +21,7 @@ from perfmodel.simulate.network import (
     zero_counters,
 )
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.faults import without
+from perfmodel.topology.faults import remove_links
 from perfmodel.topology.templates.build import build_topology
 
 NBYTES = 64 * 1024 * 1024
@@ -63,7 +63,7 @@ def test_payload_that_takes_another_cable_is_counted_there(fidelity: str) -> Non
     env = simpy.Environment()
     network: Any = NETWORKS[fidelity](env, UncontendedTimer(machine))
     ended = network.message(0, 8, NBYTES)
-    other = replace(machine, topology=without(topology, arcs=[cable]))
+    other = replace(machine, topology=remove_links(topology, arcs=[cable]))
     half_s = NBYTES / 2 / float(topology.arcs.bandwidth_Bps[cable])
     env.timeout(half_s).callbacks.append(lambda _: network.become(other))
     env.run(until=ended)

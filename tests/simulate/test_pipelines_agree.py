@@ -20,7 +20,7 @@ from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.duty_cycle import fill_and_drain_rates
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.faults import degraded, without
+from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.templates.build import build_topology
 
 MiB = 1 << 20
@@ -93,7 +93,7 @@ def test_a_link_that_slows_down_slows_what_goes_over_it(hosts: int, algorithm: s
     here = machine("dgx-h100", hosts)
     arc = uplink(here)
     slow = {arc: 0.1 * float(here.topology.arcs.bandwidth_Bps[arc])}
-    worse = replace(here, topology=degraded(here.topology, slow))
+    worse = replace(here, topology=degrade_links(here.topology, slow))
     way = way_of(here, algorithm, 12 * MiB)
     before = times(here, way)
     for part in (0.2, 0.5):
@@ -105,7 +105,7 @@ def test_a_link_that_slows_down_slows_what_goes_over_it(hosts: int, algorithm: s
 @pytest.mark.parametrize("algorithm", ["tree", "nvls_tree", "collnet"])
 def test_a_lost_nic_leads_its_rail_through_another(algorithm: str) -> None:
     here = machine("dgx-h100", 2)
-    left = replace(here, topology=without(here.topology, nodes=["n1/nic3"]))
+    left = replace(here, topology=remove_links(here.topology, nodes=["n1/nic3"]))
     way = way_of(here, algorithm, 12 * MiB)
     there = reroute(way, left)
     crossed = {end for arc in there.stages[0].edges.arcs for end in left.topology.arcs.names[arc]}
@@ -121,7 +121,7 @@ def test_a_gpu_that_loses_its_switch_is_out_of_reach() -> None:
     here = machine("dgx-h100", 1)
     names = here.topology.arcs.names
     gone = [i for i, ends in enumerate(names) if set(ends) == {"n0/gpu2", "n0/nvs"}]
-    left = replace(here, topology=without(here.topology, arcs=gone))
+    left = replace(here, topology=remove_links(here.topology, arcs=gone))
     with pytest.raises(TopologyError, match="n0/nvs is unreachable from n0/gpu2 since"):
         reroute(way_of(here, "nvls", MiB), left)
 
@@ -131,7 +131,7 @@ def test_what_was_measured_stays_when_a_link_changes() -> None:
     way = lower_collective(here, "all_reduce", MiB, range(16), algorithm="tree")[-1]
     stage = way.stages[0]
     slower = replace(way, stages=(replace(stage, latency_s=stage.latency_s + 1e-6),))
-    left = replace(here, topology=without(here.topology, nodes=["n0/nic0"]))
+    left = replace(here, topology=remove_links(here.topology, nodes=["n0/nic0"]))
     more = reroute(slower, left).stages[0].latency_s - reroute(way, left).stages[0].latency_s
     assert more == pytest.approx(np.full(len(more), 1e-6))
 

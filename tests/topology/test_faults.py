@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError, TopologyError
-from perfmodel.topology.faults import arcs_named, degraded, without
+from perfmodel.topology.faults import degrade_links, find_arcs, remove_links
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
@@ -34,19 +34,19 @@ def ends_of(topology: object, arcs: tuple[int, ...]) -> list[tuple[str, str]]:
 
 def test_links_by_name() -> None:
     there, back = ("n0/nic0", "fabric/leaf0"), ("fabric/leaf0", "n0/nic0")
-    assert ends_of(RAILS, arcs_named(RAILS, "n0/nic0 -> fabric/leaf0")) == [there]
-    assert set(ends_of(RAILS, arcs_named(RAILS, "n0/nic0 -- fabric/leaf0"))) == {there, back}
-    assert set(ends_of(RAILS, arcs_named(RAILS, "n0/nic0--fabric/leaf0"))) == {there, back}
-    every = ends_of(RAILS, arcs_named(RAILS, "n1/nic3"))
+    assert ends_of(RAILS, find_arcs(RAILS, "n0/nic0 -> fabric/leaf0")) == [there]
+    assert set(ends_of(RAILS, find_arcs(RAILS, "n0/nic0 -- fabric/leaf0"))) == {there, back}
+    assert set(ends_of(RAILS, find_arcs(RAILS, "n0/nic0--fabric/leaf0"))) == {there, back}
+    every = ends_of(RAILS, find_arcs(RAILS, "n1/nic3"))
     assert len(every) == 4  # to the PCIe switch and to the leaf, both ways
     assert all("n1/nic3" in pair for pair in every)
 
 
 def test_globs_mean_all_that_match() -> None:
-    up = arcs_named(RAILS, "n0/nic* -> fabric/*")
+    up = find_arcs(RAILS, "n0/nic* -> fabric/*")
     assert ends_of(RAILS, up) == [(f"n0/nic{i}", f"fabric/leaf{i}") for i in range(8)]
     spine = [f"fabric/leaf{i}" for i in range(16)]
-    assert {a for a, _ in ends_of(RAILS, arcs_named(RAILS, "fabric/leaf? -> fabric/spine0"))} == {
+    assert {a for a, _ in ends_of(RAILS, find_arcs(RAILS, "fabric/leaf? -> fabric/spine0"))} == {
         name for name in spine if len(name) == len("fabric/leaf0")
     }
 
@@ -55,11 +55,11 @@ def test_one_of_several_cables_can_be_meant() -> None:
     topology = build_topology(
         "ethernet-10g", hosts=8, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4)
     )
-    every = arcs_named(topology, "fabric/leaf0 -> fabric/spine0")
+    every = find_arcs(topology, "fabric/leaf0 -> fabric/spine0")
     assert len(every) == 4
-    assert arcs_named(topology, "fabric/leaf0 -> fabric/spine0 #2") == (every[2],)
+    assert find_arcs(topology, "fabric/leaf0 -> fabric/spine0 #2") == (every[2],)
     with pytest.raises(InputError, match="numbered from #0"):
-        arcs_named(topology, "fabric/leaf0 -> fabric/spine0 #4")
+        find_arcs(topology, "fabric/leaf0 -> fabric/spine0 #4")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_one_of_several_cables_can_be_meant() -> None:
 )
 def test_a_name_that_means_nothing_is_refused(text: str, told: str) -> None:
     with pytest.raises(InputError, match=r"link: found") as caught:
-        arcs_named(RAILS, text)
+        find_arcs(RAILS, text)
     assert told in str(caught.value)
 
 
@@ -82,8 +82,8 @@ def test_a_name_that_means_nothing_is_refused(text: str, told: str) -> None:
 
 
 def test_a_slow_link_keeps_its_place_and_its_traffic() -> None:
-    arcs = arcs_named(RAILS, "n0/gpu0 -- n0/nvs")
-    slow = degraded(RAILS, dict.fromkeys(arcs, 1e6), {arcs[0]: 1e-3})
+    arcs = find_arcs(RAILS, "n0/gpu0 -- n0/nvs")
+    slow = degrade_links(RAILS, dict.fromkeys(arcs, 1e6), {arcs[0]: 1e-3})
     assert slow.graph is RAILS.graph
     assert slow.healthy is RAILS
     assert slow.arcs.names == RAILS.arcs.names
@@ -96,8 +96,10 @@ def test_a_slow_link_keeps_its_place_and_its_traffic() -> None:
 
 
 def test_changes_add_up() -> None:
-    one, other = arcs_named(RAILS, "n0/nic0"), arcs_named(RAILS, "n1/nic1")
-    both = degraded(without(degraded(RAILS, {one[0]: 5.0}), arcs=other), {one[1]: 7.0})
+    one, other = find_arcs(RAILS, "n0/nic0"), find_arcs(RAILS, "n1/nic1")
+    both = degrade_links(
+        remove_links(degrade_links(RAILS, {one[0]: 5.0}), arcs=other), {one[1]: 7.0}
+    )
     assert both.healthy is RAILS
     assert both.dead == frozenset(other)
     assert both.arcs.bandwidth_Bps[[*one[:2], *other]].tolist() == [5.0, 7.0] + [0.0] * 4
@@ -106,10 +108,10 @@ def test_changes_add_up() -> None:
 
 def test_numbers_that_no_link_has_are_refused() -> None:
     with pytest.raises(InputError) as caught:
-        degraded(RAILS, {0: -1.0, 10**9: 1.0}, {1: float("inf")})
+        degrade_links(RAILS, {0: -1.0, 10**9: 1.0}, {1: float("inf")})
     assert len(caught.value.faults) == 3
     with pytest.raises(InputError, match=r"lose: found 'n1/nc3'.*did you mean 'n1/nic3'"):
-        without(RAILS, nodes=["n1/nc3"])
+        remove_links(RAILS, nodes=["n1/nc3"])
 
 
 # ---------------------------------------------------------------- lost links
@@ -128,7 +130,7 @@ def test_routes_avoid_what_is_lost_and_stay_shortest(kind: str, data: st.DataObj
     usual = Router(topology).route(*ends)
     left = nx.MultiDiGraph()
     left.add_edges_from(n for i, n in enumerate(topology.arcs.names) if i not in gone)
-    changed = Router(without(topology, arcs=gone))
+    changed = Router(remove_links(topology, arcs=gone))
     if nx.has_path(left, *ends) and nx.shortest_path_length(left, *ends) == len(usual):
         route = changed.route(*ends)
         assert gone.isdisjoint(route)
@@ -156,8 +158,8 @@ def test_routes_do_not_depend_on_whether_they_are_searched_or_worked_out() -> No
 
 def test_inside_a_host_a_dead_link_is_led_around() -> None:
     mesh = build_topology("dgx1-v100", hosts=2, fabric="one-switch")
-    gone = arcs_named(mesh, "n1/gpu0 -- n1/gpu3")
-    router, usual = Router(without(mesh, arcs=gone)), Router(mesh)
+    gone = find_arcs(mesh, "n1/gpu0 -- n1/gpu3")
+    router, usual = Router(remove_links(mesh, arcs=gone)), Router(mesh)
     assert usual.path_type("n1/gpu0", "n1/gpu3") == "NVL"
     assert router.path_type("n1/gpu0", "n1/gpu3") == "NVB"
     assert router.path_type("n0/gpu0", "n0/gpu3") == "NVL"
@@ -167,8 +169,8 @@ def test_inside_a_host_a_dead_link_is_led_around() -> None:
 
 def test_another_nic_serves_where_one_is_lost() -> None:
     for lost in (
-        without(RAILS, nodes=["n1/nic3"]),
-        without(RAILS, arcs=arcs_named(RAILS, "n1/nic3 -> fabric/leaf3")),
+        remove_links(RAILS, nodes=["n1/nic3"]),
+        remove_links(RAILS, arcs=find_arcs(RAILS, "n1/nic3 -> fabric/leaf3")),
     ):
         router = Router(lost)
         assert router.nearest_nics("n1/gpu3")[0] == "n1/nic2"
@@ -189,5 +191,5 @@ def test_an_unreachable_peer_is_named_and_why(
     nodes: list[str], pair: tuple[str, str], told: str
 ) -> None:
     with pytest.raises(TopologyError) as caught:
-        Router(without(RAILS, nodes=nodes)).route(*pair)
+        Router(remove_links(RAILS, nodes=nodes)).route(*pair)
     assert told in str(caught.value)

@@ -28,11 +28,16 @@ from perfmodel.library.lowering.protocol_costs import (
     step_latency_s,
     wire_factor,
 )
-from perfmodel.library.lowering.protocols import numbers_of
+from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.uncontended import UncontendedTimer, joined_stages, leg_of, ranks_of
+from perfmodel.simulate.uncontended import (
+    UncontendedTimer,
+    joined_stages,
+    participants,
+    timed_phases,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +254,7 @@ class _Candidate:
     ) -> float:
         """Time with a library and links; seconds. `rates` are kept for other candidates."""
         schedule = self.lowered.schedule
-        numbers = numbers_of(library, schedule.collective, schedule.algorithm)
+        numbers = protocol_parameters(library, schedule.collective, schedule.algorithm)
         protocol = numbers[self.lowered.protocol]
         lowered = replace(self.lowered, wire_factor=wire_factor(protocol, self.chunk_bytes))
         begun_s = launch_s(protocol, schedule.nbytes)
@@ -268,6 +273,6 @@ class _Candidate:
             key = (id(leg.edges), lowered.protocol)
             if key not in rates:
                 rates[key] = timer.rates(priced)
-            parts.append(leg_of(lowered, priced, rates[key]))
-        ends = legs_ends(parts, ranks_of(lowered), credits=lowered.credits)
+            parts.append(timed_phases(lowered, priced, rates[key]))
+        ends = legs_ends(parts, participants(lowered), credits=lowered.credits)
         return begun_s + max((end.last_s for _, end in ends), default=0.0)

@@ -19,7 +19,7 @@ from perfmodel.calibrate.transfer.parameters import (
 )
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.lowering.edges import HOP_KINDS
-from perfmodel.library.lowering.lower import as_measured, lower_collective, uneven_s
+from perfmodel.library.lowering.lower import apply_corrections, lower_collective, uneven_s
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, observed_time_s
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -195,7 +195,7 @@ class _Candidate:
                 topology = scale_bandwidths(machine.topology, bandwidth_factors(factors))
                 timers[id(machine)] = UncontendedTimer(replace(machine, topology=topology))
             lowered = replace(self.lowered, launch_s=0.0)
-            corrected = as_measured(corrections_of(factors), lowered, self.context)
+            corrected = apply_corrections(corrections_of(factors), lowered, self.context)
             self.cache[key] = timers[id(machine)].way_s(corrected)
         launch_s = (self.lowered.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
         return self.cache[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)

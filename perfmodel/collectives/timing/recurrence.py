@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import chains_s, pipelines_s, rings_s
-from perfmodel.collectives.timing.unrolled import course_of, places_of
+from perfmodel.collectives.timing.unrolled import places_of, prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks, CompletionTimes, LinkRates
 
 LONG = 256
@@ -171,7 +171,7 @@ def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes |
 
 
 def _step_through(leg: TimedPhases, begin_s: FloatArray, credits: int) -> CompletionTimes:
-    course = course_of(leg.phases, credits)
+    course = prepare_phases(leg.phases, credits)
     return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)).ends()
 
 

@@ -111,7 +111,7 @@ class UnrolledPhases:
         return begins[low:high]
 
 
-def course_of(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
+def prepare_phases(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
     """Prepare phases over the same edges, at least one."""
     rings = _consecutive_rings(phases)
     if rings is not None:

@@ -15,7 +15,7 @@ from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.library.lowering.edges import HOP_KINDS, Edges, ranges, select_edges
 from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routing.fabric_routes import NoWay
+from perfmodel.topology.routing.fabric_routes import NoRoute
 from perfmodel.topology.routing.router import Router
 
 NEAREST = -1
@@ -335,7 +335,7 @@ def _fabric_paths(
         return src, src
     try:
         return router.across(router.ports(src_host, out), router.ports(dst_host, into), flow)
-    except NoWay as lost:
+    except NoRoute as lost:
         ranks = router.topology.ranks
         ends = ranks[src[lost.flow]], ranks[dst[lost.flow]]
         raise router.unreachable(*ends, str(lost)) from None

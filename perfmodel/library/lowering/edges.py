@@ -66,7 +66,7 @@ def select_edges(edges: Edges, selection: IntArray) -> Edges:
     )
 
 
-def joined(parts: list[Edges]) -> Edges:
+def join_edges(parts: list[Edges]) -> Edges:
     """Several sets of edges as one, in order."""
     sizes = np.cumsum([0, *(len(part.arcs) for part in parts)])
     pointers = [part.pointers[1:] + shift for part, shift in zip(parts, sizes, strict=False)]

@@ -20,7 +20,11 @@ from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule, LoweredCollective, Stage
 from perfmodel.library.lowering.protocol_costs import chunk_bytes, launch_s
-from perfmodel.library.lowering.protocols import numbers_of, usable_protocols, with_protocol
+from perfmodel.library.lowering.protocols import (
+    protocol_parameters,
+    usable_protocols,
+    with_protocol,
+)
 from perfmodel.library.lowering.rings import (
     ON_CHANNELS,
     OWN_ALGORITHM,
@@ -41,13 +45,13 @@ from perfmodel.library.nccl.lowering.dispatch import (
 def uneven_s(library: CommLibrary, lowered: LoweredCollective, nbytes: float) -> float:
     """Part of a launch that is lost because channels run unevenly; seconds."""
     schedule = lowered.schedule
-    numbers = numbers_of(library, schedule.collective, schedule.algorithm)
+    numbers = protocol_parameters(library, schedule.collective, schedule.algorithm)
     protocol = numbers.get(lowered.protocol)
     lost_s = 0.0 if protocol is None else launch_s(protocol, nbytes) - protocol.launch
     return min(lost_s, lowered.launch_s)
 
 
-def as_measured(
+def apply_corrections(
     measured: Corrections,
     lowered: LoweredCollective,
     situation: CollectiveContext,
@@ -171,7 +175,7 @@ def lower_message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredC
     nccl = machine.library.name == "nccl"
     ends = np.array([src]), np.array([dst])
     edges = edges_between(machine.topology, machine.router, *ends, relayed=nccl)
-    protocols = numbers_of(machine.library, "send", "direct")
+    protocols = protocol_parameters(machine.library, "send", "direct")
     name, protocol = list((send_protocol(protocols, nbytes) if nccl else protocols).items())[-1]
     schedule = linear.send(2, nbytes)
     lowered = with_protocol(
@@ -190,4 +194,4 @@ def _apply_profile(
     op, algorithm = lowered.schedule.collective, lowered.schedule.algorithm
     situation = CollectiveContext(op, nbytes, len(group), hosts, algorithm, lowered.protocol)
     lost_s = uneven_s(machine.library, lowered, nbytes)
-    return as_measured(machine.measured, lowered, situation, uneven_s=lost_s)
+    return apply_corrections(machine.measured, lowered, situation, uneven_s=lost_s)

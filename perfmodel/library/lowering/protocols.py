@@ -31,7 +31,7 @@ SAME_NUMBERS: Mapping[str, str] = MappingProxyType({"chain": "ring", "collnet_di
 """Algorithms whose numbers are those of another, unless the library has their own."""
 
 
-def numbers_of(library: CommLibrary, op: str, algorithm: str) -> Mapping[str, Protocol]:
+def protocol_parameters(library: CommLibrary, op: str, algorithm: str) -> Mapping[str, Protocol]:
     """Protocols of a library with the numbers of an algorithm, or of single sends ("p2p").
 
     Numbers of an algorithm for one operation ("reduce/chain") come before its own.
@@ -56,7 +56,7 @@ def usable_protocols(
     InputError
         None of those that the library is left with.
     """
-    protocols = numbers_of(machine.library, op, algorithm)
+    protocols = protocol_parameters(machine.library, op, algorithm)
     fast = _ordered_writes(machine, group)
     usable_protocols = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
     if not usable_protocols:

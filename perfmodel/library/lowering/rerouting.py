@@ -10,7 +10,7 @@ from perfmodel.library.lowering.edge_routing import reroute_edges
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.protocol_costs import rate_limit_Bps, step_latency_s
-from perfmodel.library.lowering.protocols import numbers_of
+from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 
 
@@ -48,9 +48,9 @@ def _reroute_stage(lowered: LoweredCollective, stage: Stage, machine: Machine) -
     edges = _update_latency(reroute_edges(machine.topology, machine.router, stage.edges), machine)
     if edges is stage.edges:
         return stage
-    protocol = numbers_of(machine.library, lowered.schedule.collective, lowered.schedule.algorithm)[
-        lowered.protocol
-    ]
+    protocol = protocol_parameters(
+        machine.library, lowered.schedule.collective, lowered.schedule.algorithm
+    )[lowered.protocol]
     before_s = step_latency_s(protocol, stage.edges, lowered.schedule)
     after_s = step_latency_s(protocol, edges, lowered.schedule)
     rest_s = stage.latency_s - before_s  # of what was measured, and of how a pipeline fills

@@ -10,7 +10,7 @@ from typing import Any
 
 from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
-from perfmodel.scenario import Scenario, changed
+from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.what_if import INFINITE
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
@@ -280,7 +280,7 @@ def _has_what_events_name(scenario: Scenario, nodes: int) -> bool:
     if not (scenario.events or scenario.cluster.mixed):
         return True
     try:
-        run_scenario(changed(scenario, {"scale": {"nodes": [nodes]}}))
+        run_scenario(change_scenario(scenario, {"scale": {"nodes": [nodes]}}))
     except InputError:
         return False
     return True

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from perfmodel.files import finite
+from perfmodel.files import require_finite
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Markup, Section, section
 from perfmodel.report.explorer.axes import Axis, Stop
@@ -119,7 +119,7 @@ def _without_file(message: str) -> str:
 
 def _number(row: Mapping[str, Any] | None, column: str) -> float | None:
     value = None if row is None else row[column]
-    return None if value is None else finite(float(value), column)
+    return None if value is None else require_finite(float(value), column)
 
 
 def _axis_data(grid: Grid, axis: Axis) -> dict[str, Any]:

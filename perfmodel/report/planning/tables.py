@@ -17,7 +17,7 @@ from perfmodel.report.planning.text import (
     span,
     unit_of,
 )
-from perfmodel.studies.plan.export import in_time
+from perfmodel.studies.plan.export import deadline_met
 from perfmodel.studies.plan.failures import Upkeep
 from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Training, UpgradeOutcome
 
@@ -55,7 +55,7 @@ def _option_row(plan: PlanResult, option: PlanOption, unit: Unit | None) -> list
     assert training is not None
     assert sums is not None
     row = [option.candidate, f"{option.nodes:,}", f"{option.gpus:,}"]
-    row += [in_time(option, plan.deadline_s) or ""] if plan.deadline_s is not None else []
+    row += [deadline_met(option, plan.deadline_s) or ""] if plan.deadline_s is not None else []
     row += ["yes" if option in plan.answers.pareto else ""] if plan.currency else []
     row += [_times(training, unit)] + ([_amounts(sums)] if plan.currency else [])
     return [

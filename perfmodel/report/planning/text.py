@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.report.common import quantities
-from perfmodel.studies.plan.export import in_time
+from perfmodel.studies.plan.export import deadline_met
 from perfmodel.studies.plan.model import Pays, PlanOption, PlanResult, UpgradeOutcome
 
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -224,7 +224,7 @@ def _choices(plan: PlanResult) -> list[tuple[str, str]]:
 def _describe(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -> str:
     """The option, what it takes, and how sure it is to be in time."""
     phrase = f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
-    met = in_time(option, plan.deadline_s)
+    met = deadline_met(option, plan.deadline_s)
     return phrase if met is None else f"{phrase}; {_IN_TIME[met]}"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.files import write_atomically
-from perfmodel.timeline import Span, Timeline, lanes
+from perfmodel.timeline import Span, Timeline, assign_lanes
 
 Event = dict[str, Any]
 
@@ -129,7 +129,7 @@ def _tracks(timeline: Timeline, classes: Sequence[str]) -> list[_Track]:
     tids: dict[str, Iterator[int]] = {name: itertools.count(_LAUNCH_TID + 1) for name in classes}
     tracks = []
     for (rank_class, stream), spans in streams.items():
-        for number, lane in enumerate(lanes(spans)):
+        for number, lane in enumerate(assign_lanes(spans)):
             name = stream if number == 0 else f"{stream} ({number + 1})"
             track = _Track(classes.index(rank_class), next(tids[rank_class]), name, _placed(lane))
             tracks.append(track)

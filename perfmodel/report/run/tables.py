@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfmodel.files import csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Table
-from perfmodel.report.scaling.analysis import WORTH, Grown, Range, grown
+from perfmodel.report.scaling.analysis import WORTH, Range, SizeGain, size_gains
 from perfmodel.studies.run.result import Result
 
 _EFFICIENCY = slice(6, 8)
@@ -24,7 +24,7 @@ LINK_HINT = (
 
 def sizes_table(result: Result, marked: Sequence[int] = ()) -> Table:
     """One row per size; no efficiency where there is one size only."""
-    header, *rows = [_header(result), *map(_row, grown(result))]
+    header, *rows = [_header(result), *map(_row, size_gains(result))]
     if len(result.points) < 2:
         header, *rows = [
             (*row[: _EFFICIENCY.start], *row[_EFFICIENCY.stop :]) for row in (header, *rows)
@@ -48,7 +48,7 @@ def _header(result: Result) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _row(grown_size: Grown) -> tuple[str, ...]:
+def _row(grown_size: SizeGain) -> tuple[str, ...]:
     """One size of the table of sizes."""
     point = grown_size.point
     marginal = grown_size.marginal
@@ -81,10 +81,10 @@ def sizes_csv(result: Result) -> str:
         "compute_s", "comm_s", "exposed_comm_s", "bottleneck", "memory_bytes",
         "memory_capacity_bytes", "fits", *(f"{part.replace(' ', '_')}_s" for part in parts),
     )  # fmt: skip
-    return csv_text(titles, (_numbers(size, parts) for size in grown(result)))
+    return csv_text(titles, (_numbers(size, parts) for size in size_gains(result)))
 
 
-def _numbers(size: Grown, parts: Sequence[str]) -> list[object]:
+def _numbers(size: SizeGain, parts: Sequence[str]) -> list[object]:
     point = size.point
     return [
         point.gpus, point.nodes, point.global_batch, point.batch_per_gpu,

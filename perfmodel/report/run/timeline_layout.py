@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.report.common.palette import work_of
 from perfmodel.studies.run.result import SizeResult
-from perfmodel.timeline import Span, exposed, lanes
+from perfmodel.timeline import Span, assign_lanes, exposed
 
 _HOST_KINDS = frozenset({"issue", "wait"})
 _GAP = 1 / 400
@@ -110,7 +110,7 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
     for (rank_class, _stream), members in streams.items():
         role = _role(members)
         prefix = f"{rank_class}: " if len(classes) > 1 else ""
-        for number, lane in enumerate(lanes(members)):
+        for number, lane in enumerate(assign_lanes(members)):
             title = f"{prefix}{role}" + (f" {number + 1}" if number else "")
             row = Row(title, role, _bars(lane, origin, gap_s))
             rows.append((classes.index(rank_class), _ORDER.index(role), row))

@@ -22,7 +22,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class SizeGain:
     """One size of the curve, beside the sizes before it.
 
     Parameters
@@ -79,12 +79,12 @@ class Run:
     kind: str
 
 
-def grown(result: Result) -> tuple[Grown, ...]:
+def size_gains(result: Result) -> tuple[SizeGain, ...]:
     """Every size of a curve with what it adds to the size before it."""
     marginals = (None, *marginal_efficiencies(result, [p.samples_per_s for p in result.points]))
     kinds = [kind_of(point.bottleneck) for point in result.points]
     return tuple(
-        Grown(
+        SizeGain(
             point=point,
             samples=throughput_interval(point),
             efficiency=_scaled(throughput_interval(point), point),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import axis_layout, gpu_ticks, log_ticks, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK, channels
-from perfmodel.report.scaling.analysis import GOOD, Grown, Range, grown, knee, runs
+from perfmodel.report.scaling.analysis import GOOD, Range, SizeGain, knee, runs, size_gains
 from perfmodel.studies.run.result import Result
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def bottleneck_colours(result: Result) -> dict[str, str]:
 
 def draw_throughput(result: Result) -> go.Figure:
     """Draw throughput against GPUs, with its interval and the line of perfect scaling."""
-    rows, sizes = grown(result), [point.gpus for point in result.points]
+    rows, sizes = size_gains(result), [point.gpus for point in result.points]
     speed = [point.samples_per_s for point in result.points]
     base = next((p for p in result.points if p.gpus == result.efficiency_base), result.points[0])
     ideal = [base.samples_per_s / base.gpus * gpus for gpus in sizes]
@@ -66,12 +66,12 @@ def draw_throughput(result: Result) -> go.Figure:
 
 def draw_step_time(result: Result) -> go.Figure:
     """Draw the step time against GPUs with its interval."""
-    rows, steps = grown(result), [point.step_time_s for point in result.points]
+    rows, steps = size_gains(result), [point.step_time_s for point in result.points]
     longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
     unit, scale = time_unit(longest)
     figure = new_figure(300)
 
-    def interval(row: Grown) -> Range | None:
+    def interval(row: SizeGain) -> Range | None:
         ends = row.point.interval_s
         return None if ends is None else (ends[0] / scale, ends[1] / scale)
 
@@ -84,10 +84,10 @@ def draw_step_time(result: Result) -> go.Figure:
 
 def draw_efficiency(result: Result) -> go.Figure:
     """Draw efficiency against GPUs with its interval, above a strip of bottlenecks."""
-    rows = grown(result)
+    rows = size_gains(result)
     values = [100 * point.scaling_efficiency for point in result.points]
 
-    def interval(row: Grown) -> Range | None:
+    def interval(row: SizeGain) -> Range | None:
         ends = row.efficiency
         return None if ends is None else (100 * ends[0], 100 * ends[1])
 
@@ -144,7 +144,10 @@ def _curve(figure: go.Figure, result: Result, values: Sequence[float], colour: s
 
 
 def _band(
-    figure: go.Figure, rows: Sequence[Grown], ends: Callable[[Grown], Range | None], colour: str
+    figure: go.Figure,
+    rows: Sequence[SizeGain],
+    ends: Callable[[SizeGain], Range | None],
+    colour: str,
 ) -> None:
     """Fill the interval over neighbouring sizes that have one; a size alone gets a bar."""
     fill = "rgba({},{},{},0.2)".format(*channels(colour))
@@ -161,10 +164,10 @@ def _band(
 
 
 def _neighbours(
-    rows: Sequence[Grown], ends: Callable[[Grown], Range | None]
-) -> list[list[tuple[Grown, Range]]]:
+    rows: Sequence[SizeGain], ends: Callable[[SizeGain], Range | None]
+) -> list[list[tuple[SizeGain, Range]]]:
     """Runs of sizes that have an interval."""
-    groups: list[list[tuple[Grown, Range]]] = [[]]
+    groups: list[list[tuple[SizeGain, Range]]] = [[]]
     for row in rows:
         interval = ends(row)
         if interval is not None:
@@ -217,10 +220,10 @@ def _log_axis(low: float, high: float) -> Mapping[str, Any]:
 
 
 def _hover(result: Result) -> list[str]:
-    return [_point_hover(result, row) for row in grown(result)]
+    return [_point_hover(result, row) for row in size_gains(result)]
 
 
-def _point_hover(result: Result, row: Grown) -> str:
+def _point_hover(result: Result, row: SizeGain) -> str:
     point, samples = row.point, escape(quantities.samples_short(result))
     speed, share = (
         quantities.count(point.samples_per_s),

@@ -26,9 +26,9 @@ from perfmodel.report.scaling.analysis import (
     Run,
     ends,
     good_until,
-    grown,
     knee,
     runs,
+    size_gains,
 )
 from perfmodel.report.scaling.figures import (
     bottleneck_colours,
@@ -115,7 +115,7 @@ def good_sentence(result: Result) -> str:
     reach = good_until(result)
     if reach is None:
         return ""
-    last, least = grown(result)[-1], quantities.percent(GOOD)
+    last, least = size_gains(result)[-1], quantities.percent(GOOD)
     sizes = ", ".join(f"{size:,}" for size in reach.exceptions)
     text = f"Efficiency is {least} or more up to {quantities.gpus(reach.gpus)}"
     text += f", but not on {sizes}" if sizes else ""
@@ -172,7 +172,7 @@ def _not_fitting(result: Result) -> list[str]:
 
 def scaling_section(result: Result) -> Section:
     """Build the section: findings, figures with intervals, what limits each size, all sizes."""
-    moved = [number for number, size in enumerate(grown(result)) if size.moved]
+    moved = [number for number, size in enumerate(size_gains(result)) if size.moved]
     hints = tables.hints(result)
     if moved:
         hints.append("A line marks where the bottleneck changes.")

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
-from perfmodel.studies.tune.caps import number, text_mb
-from perfmodel.studies.tune.choice.minimax_regret import Compromise, Shared
+from perfmodel.studies.tune.caps import format_caps, number
+from perfmodel.studies.tune.choice.minimax_regret import MinimaxCap, SharedCap
 from perfmodel.studies.tune.model import Choice, Horovod, TuneResult
 from perfmodel.training.strategies import STRATEGIES
 
@@ -36,7 +36,7 @@ def tuned_json(tuned: TuneResult) -> dict[str, Any]:
     return dict(as_json(document, "tuning", infinite_as_null=True))
 
 
-def compromise_json(compromise: Compromise) -> dict[str, Any]:
+def compromise_json(compromise: MinimaxCap) -> dict[str, Any]:
     """Return one setting for several scenarios as JSON."""
     document = {
         "best": _shared(compromise.best) | attributes(compromise, "low_mb high_mb"),
@@ -47,7 +47,7 @@ def compromise_json(compromise: Compromise) -> dict[str, Any]:
     return dict(as_json(document, "tuning", infinite_as_null=True))
 
 
-def shared_snippet(compromise: Compromise) -> str:
+def shared_snippet(compromise: MinimaxCap) -> str:
     """Return what to paste for a cap that serves several scenarios."""
     cap = number(compromise.best.bucket_cap_mb or 0.0)
     return f"DistributedDataParallel(model, bucket_cap_mb={cap})"
@@ -72,7 +72,7 @@ def snippet(tuned: TuneResult, choice: Choice) -> str:
 
 def _caps(choice: Choice) -> list[str]:
     if choice.bucket_cap_mb_list is not None:
-        return [f"bucket_cap_mb_list={text_mb(choice.bucket_cap_mb_list)}"]
+        return [f"bucket_cap_mb_list={format_caps(choice.bucket_cap_mb_list)}"]
     return [] if choice.bucket_cap_mb is None else [f"bucket_cap_mb={number(choice.bucket_cap_mb)}"]
 
 
@@ -112,7 +112,7 @@ def _horovod(horovod: Horovod) -> dict[str, Any]:
     }
 
 
-def _shared(shared: Shared) -> dict[str, Any]:
+def _shared(shared: SharedCap) -> dict[str, Any]:
     times = {"bucket_cap_mb": shared.bucket_cap_mb, "step_time_s": shared.steps_s}
     return times | attributes(shared, "regrets worst_regret")
 

@@ -24,7 +24,7 @@ from perfmodel.report.tuning import text
 from perfmodel.report.tuning.export import compromise_json, curve_csv, shared_snippet, tuned_json
 from perfmodel.report.tuning.figures import draw_buckets, draw_curve, draw_exposed
 from perfmodel.studies.tune.caps import number
-from perfmodel.studies.tune.choice.minimax_regret import Compromise
+from perfmodel.studies.tune.choice.minimax_regret import MinimaxCap
 from perfmodel.studies.tune.model import TuneResult
 
 PREDICTED = "A prediction by simulation, not a measurement."
@@ -43,7 +43,7 @@ def write_tuned(tuned: TuneResult, folder: Path) -> Path:
     return write_report_files(folder, files)
 
 
-def write_compromise(compromise: Compromise, folder: Path) -> Path:
+def write_compromise(compromise: MinimaxCap, folder: Path) -> Path:
     """Write ``tune.html`` with all scenarios, ``tune.json``, and a curve for each scenario.
 
     Returns and raises as `write_report_files`.
@@ -70,7 +70,7 @@ def tuned_html(tuned: TuneResult) -> str:
     )
 
 
-def compromise_html(compromise: Compromise) -> str:
+def compromise_html(compromise: MinimaxCap) -> str:
     """Build the page of several scenarios as one string."""
     lead = "Regrets: how much longer a step is than with the best cap of that scenario alone."
     code = Code(shared_snippet(compromise))

@@ -7,8 +7,8 @@ import math
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.report.tuning.export import shared_snippet, snippet
-from perfmodel.studies.tune.caps import number, text_mb
-from perfmodel.studies.tune.choice.minimax_regret import Compromise
+from perfmodel.studies.tune.caps import format_caps, number
+from perfmodel.studies.tune.choice.minimax_regret import MinimaxCap
 from perfmodel.studies.tune.model import Choice, Horovod, Spans, TuneResult
 from perfmodel.training.ddp.options import MIB
 
@@ -120,8 +120,8 @@ def caps(choice: Choice) -> str:
     if choice.bucket_cap_mb_list is not None:
         values = choice.bucket_cap_mb_list
         if len(values) <= 8:
-            return text_mb(values)
-        return f"{text_mb(values[:6])[:-1]}, ... {len(values) - 6} more]"
+            return format_caps(values)
+        return f"{format_caps(values[:6])[:-1]}, ... {len(values) - 6} more]"
     return "default" if choice.bucket_cap_mb is None else number(choice.bucket_cap_mb)
 
 
@@ -232,7 +232,7 @@ def horovod_line(horovod: Horovod) -> str:
 # ---------------------------------------------------------------- several scenarios
 
 
-def shared_headline(compromise: Compromise) -> str:
+def shared_headline(compromise: MinimaxCap) -> str:
     """Say in one sentence which cap serves all."""
     return (
         f"One cap for all {len(compromise.each)}: "
@@ -242,7 +242,7 @@ def shared_headline(compromise: Compromise) -> str:
     )
 
 
-def scenarios_table(compromise: Compromise) -> Table:
+def scenarios_table(compromise: MinimaxCap) -> Table:
     """Scenario by scenario: its own best cap, and what it loses by the shared one."""
     rows = [
         (
@@ -278,7 +278,7 @@ def tuned_lines(tuned: TuneResult) -> list[Block]:
     ]
 
 
-def compromise_lines(compromise: Compromise) -> list[Block]:
+def compromise_lines(compromise: MinimaxCap) -> list[Block]:
     """Arrange one setting for several scenarios for the terminal."""
     return [
         Paragraph(shared_headline(compromise), "headline"),

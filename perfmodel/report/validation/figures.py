@@ -11,8 +11,8 @@ import numpy as np
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure
 from perfmodel.report.validation.tables import MODE_NAMES, percent
-from perfmodel.validate.predict.forecast import Mode, Predicted
-from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
+from perfmodel.validate.predict.forecast import Mode, SweepPrediction
+from perfmodel.validate.score.points import DataPoint, even_weights, weighted_quantile
 from perfmodel.validate.score.scores import LARGE, MODES, Score, in_band
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _sizes_axis(smallest: int, largest: int, most: int = 6, **more: Any) -> dict
     return axis_layout(type="log", tickvals=ticks, ticktext=labels, range=span, **more)
 
 
-def draw_distribution(points: Sequence[Point]) -> go.Figure:
+def draw_distribution(points: Sequence[DataPoint]) -> go.Figure:
     """Draw the share of points below an error, from 256 KiB on; a line per mode."""
     figure = new_figure(360)
     for mode in MODES:
@@ -83,12 +83,12 @@ def draw_distribution(points: Sequence[Point]) -> go.Figure:
     return figure
 
 
-def draw_over_size(points: Sequence[Point]) -> go.Figure:
+def draw_over_size(points: Sequence[DataPoint]) -> go.Figure:
     """Draw predicted over measured by size: medians, and where 80 % of datasheet lie."""
     figure = new_figure(380)
     counted = [p for p in points if p.counted]
     for mode in MODES:
-        bins: dict[int, list[Point]] = {}
+        bins: dict[int, list[DataPoint]] = {}
         for p in counted:
             if p.mode == mode:
                 bins.setdefault(round(math.log2(p.nbytes) / 2) * 2, []).append(p)
@@ -118,7 +118,7 @@ def draw_over_size(points: Sequence[Point]) -> go.Figure:
     return figure
 
 
-def _ratio_at(points: Sequence[Point], share: float) -> float:
+def _ratio_at(points: Sequence[DataPoint], share: float) -> float:
     ratios = np.array([p.predicted_s / p.measured_s for p in points])
     return weighted_quantile(ratios, even_weights(points), share)
 
@@ -183,7 +183,9 @@ def _large(modes: Mapping[Mode, Mapping[str, Score]], mode: Mode) -> float:
     return 0.0 if score is None else score.median_abs_error
 
 
-def draw_sweep(prediction: Predicted, intervals: Sequence[tuple[float, float] | None]) -> go.Figure:
+def draw_sweep(
+    prediction: SweepPrediction, intervals: Sequence[tuple[float, float] | None]
+) -> go.Figure:
     """Draw one sweep: times over size above, predicted over measured below."""
     figure = new_figure(300)
     sizes = [row.nbytes for row in prediction.sweep.rows]
@@ -214,7 +216,7 @@ def draw_sweep(prediction: Predicted, intervals: Sequence[tuple[float, float] | 
     return figure
 
 
-def _time_range(prediction: Predicted) -> tuple[float, float]:
+def _time_range(prediction: SweepPrediction) -> tuple[float, float]:
     times = [row.time_s for row in prediction.sweep.rows] + list(
         prediction.times["datasheet"].time_s
     )

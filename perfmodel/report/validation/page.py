@@ -37,7 +37,7 @@ from perfmodel.report.validation.text import (
     trainings_csv,
     validation_markdown,
 )
-from perfmodel.validate.predict.forecast import Predicted
+from perfmodel.validate.predict.forecast import SweepPrediction
 from perfmodel.validate.run import Validation, to_json
 from perfmodel.validate.score import scores
 from perfmodel.validate.score.scores import LARGE
@@ -183,7 +183,7 @@ def _sweeps(validation: Validation) -> Section | None:
     )
 
 
-def _about(prediction: Predicted) -> str:
+def _about(prediction: SweepPrediction) -> str:
     sweep = prediction.sweep
     listed = "" if prediction.counted else f" Listed, not counted: {prediction.why_not}."
     return (

@@ -94,7 +94,7 @@ class BackgroundJob:
     overlap_slowdown: float | None = None
 
 
-class Meeting(NamedTuple):
+class CollectiveArrivals(NamedTuple):
     """When the ranks of one collective arrived.
 
     Parameters

@@ -17,7 +17,7 @@ import simpy
 from numpy.typing import NDArray
 
 from perfmodel.errors import SimulationError, TopologyError
-from perfmodel.simulate.engine.background import Meeting
+from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.engine.rank_class import ComputeResource, participants_of
 from perfmodel.simulate.engine.run import span_of
 from perfmodel.simulate.network import Network
@@ -58,7 +58,7 @@ class PlanRun:
         stretch: Stretch | None = None,
     ) -> None:
         self.plan, self.spans = plan, list[Span]()
-        self.meetings: list[Meeting] = []
+        self.meetings: list[CollectiveArrivals] = []
         self.step_ends_s: list[float] = []
         self._env, self._network, self._steps = env, network, steps
         self._start_s, self._stretch = start_s, stretch
@@ -295,7 +295,7 @@ class PlanRun:
         longest_s = max(wait for _, wait in waits)
         rank = self._ranks[last][0]
         self.meetings.append(
-            Meeting(step, task.name, task.bucket, now, last, rank, waited_s, longest_s)
+            CollectiveArrivals(step, task.name, task.bucket, now, last, rank, waited_s, longest_s)
         )
 
     # ------------------------------------------------------------ deadlocks

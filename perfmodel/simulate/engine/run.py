@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perfmodel.simulate.engine.background import Meeting
+from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.timeline import Span, Timeline
@@ -24,7 +24,7 @@ class Run:
         When the last task of each step off the host ended.
     counted : LinkCounters
         Bytes over each directed link, whole run.
-    meetings : tuple of Meeting
+    meetings : tuple of CollectiveArrivals
         When the ranks of each collective arrived; empty where all ranks are alike.
     others_step_ends_s : mapping of str to tuple of float
         Of the background jobs, by the name of their plan.
@@ -35,7 +35,7 @@ class Run:
     timeline: Timeline
     step_ends_s: tuple[float, ...]
     counted: LinkCounters
-    meetings: tuple[Meeting, ...] = ()
+    meetings: tuple[CollectiveArrivals, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[ApproximationNote, ...] = ()
 

@@ -11,7 +11,7 @@ import simpy
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
-from perfmodel.collectives.timing.unrolled import course_of
+from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
     Clocks,
     CompletionTimes,
@@ -22,7 +22,13 @@ from perfmodel.collectives.timing.variable_rate import (
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.simulate.network import LinkCounters, move_counts
-from perfmodel.simulate.uncontended import TimedLeg, UncontendedTimer, leg_of, ranks_of, stage_bytes
+from perfmodel.simulate.uncontended import (
+    TimedLeg,
+    UncontendedTimer,
+    participants,
+    stage_bytes,
+    timed_phases,
+)
 
 SAME_RATE = 1e-12
 """Rates this close are the same: sums of like rates differ in the last bits."""
@@ -86,7 +92,7 @@ class Collective:
         rates_Bps = rates_Bps if slower == 1.0 else rates_Bps / slower
         if not self._is_rerouted and _are_same(rates_Bps, self.rates_Bps):
             return False
-        leg = leg_of(self.lowered, self.stage, rates_Bps)
+        leg = timed_phases(self.lowered, self.stage, rates_Bps)
         clocks = self._own_clocks()
         clocks.change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)
         self.rates_Bps, self._is_rerouted = rates_Bps, False
@@ -103,7 +109,7 @@ class Collective:
             timed = self.legs[self.leg]
             begin_s = np.zeros(len(timed.stage.edges)) if timed.begin_s is None else timed.begin_s
             self._clocks = self._clocks_of(timed.stage, timed.rates_Bps, begin_s)
-            self._ready = ReadyTimes(ranks_of(self.lowered))
+            self._ready = ReadyTimes(participants(self.lowered))
             for before in self.legs[: self.leg]:
                 self._ready.land(before.stage.phases[0], before.ends.landed_s)
         return self._clocks
@@ -111,10 +117,10 @@ class Collective:
     def _clocks_of(
         self, stage: Stage, rates_Bps: FloatArray, begin_s: FloatArray
     ) -> Clocks | OneStep:
-        leg = leg_of(self.lowered, stage, rates_Bps)
+        leg = timed_phases(self.lowered, stage, rates_Bps)
         if is_one_step(leg.phases):
             return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
-        course = course_of(leg.phases, self.lowered.credits)
+        course = prepare_phases(leg.phases, self.lowered.credits)
         return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s))
 
     def next_leg(self, stage: Stage, rates_Bps: FloatArray) -> None:
@@ -149,7 +155,7 @@ class Collective:
         """Move unsent bytes from the links that were to carry them to those that will."""
         before = (self.stage, *(leg.stage for leg in self.legs[self.leg + 1 :]))
         if not np.array_equal(self.stage.edges.arcs, stages[0].edges.arcs):
-            leg = leg_of(self.lowered, self.stage, self.rates_Bps)
+            leg = timed_phases(self.lowered, self.stage, self.rates_Bps)
             self._own_clocks().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s)
         for index, (old, new) in enumerate(zip(before, stages, strict=True)):
             nbytes = stage_bytes(self.lowered, old) * (1.0 if index else self.unsent())
@@ -162,7 +168,7 @@ class Collective:
 
     def takes_s(self, rates_Bps: FloatArray) -> float:
         """Estimate the time of the present leg at some rates; seconds."""
-        leg = leg_of(self.lowered, self.stage, rates_Bps)
+        leg = timed_phases(self.lowered, self.stage, rates_Bps)
         return sum(
             cycle_s(phase, leg.rate_Bps, leg.latency_s, self.lowered.credits)
             for phase in leg.phases

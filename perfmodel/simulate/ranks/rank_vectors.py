@@ -3,7 +3,7 @@
 Every stream of a class has a clock for each of its ranks. Compute advances each clock by its time
 on that rank; a collective starts when the last rank has arrived, takes its time without other
 traffic, and leaves all clocks equal. That is what the engine does with one class for every rank, as
-long as at most one collective is in progress at a time (see `unsuited`).
+long as at most one collective is in progress at a time (see `why_unsuited`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import simpy
 from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.engine.background import Meeting
+from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.engine.engine import NETWORKS, Fidelity
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.engine.run import Run, span_of
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.network import LinkCounters, sum_counters, zero_counters
-from perfmodel.simulate.ranks.task_order import Node, execution_order, unsuited
+from perfmodel.simulate.ranks.task_order import Node, execution_order, why_unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.timeline import Span, Timeline
 from perfmodel.training.plan import Collective, Compute, StepPlan, Task
@@ -63,7 +63,7 @@ def simulate_ranks(
     SimulationError
         The recurrence would not be exact for this plan, or the plan cannot finish.
     """
-    reason = unsuited(plan)
+    reason = why_unsuited(plan)
     if reason:
         raise SimulationError(f"ranks of {plan.name!r} cannot be a vector: {reason}")
     slowdown = (
@@ -118,7 +118,7 @@ class _Recurrence:
         self._from_s: list[float] = []  # of the collectives so far, which never overlap
         self._to_s: list[float] = []
         self._spans: list[Span] = []
-        self._meetings: list[Meeting] = []
+        self._meetings: list[CollectiveArrivals] = []
         self._step_ends = [0.0] * steps
         self._counted = zero_counters(len(times.estimator.machine.topology.arcs))
 
@@ -235,7 +235,7 @@ def _arrivals(
     arrived: list[Clock],
     start_s: float,
     ranks: dict[str, range | tuple[int, ...]],
-) -> list[Meeting]:
+) -> list[CollectiveArrivals]:
     """Return the rank that arrived last at a collective, and how long the others waited."""
     sizes = [len(ranks[task.rank_class]) for task in tasks]
     if sum(sizes) < 2:
@@ -251,7 +251,7 @@ def _arrivals(
     rank = ranks[task.rank_class][place]
     others = sum(sizes) - 1
     return [
-        Meeting(step, task.name, task.bucket, start_s, task.rank_class, rank, waited_s / others,
+        CollectiveArrivals(step, task.name, task.bucket, start_s, task.rank_class, rank, waited_s / others,
                 start_s - first)
     ]  # fmt: skip
 

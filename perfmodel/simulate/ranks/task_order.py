@@ -11,7 +11,7 @@ Node = tuple[int, int]
 """A task of a step: (step, index)."""
 
 
-def unsuited(plan: StepPlan) -> str | None:
+def why_unsuited(plan: StepPlan) -> str | None:
     """Say why a recurrence over rank clocks would not be exact; None if it is.
 
     It is where at most one collective is in progress at a time and all ranks take part in it.

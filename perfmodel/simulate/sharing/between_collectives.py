@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.library.lowering.edges import joined
+from perfmodel.library.lowering.edges import join_edges
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
@@ -116,7 +116,7 @@ class Share:
 
 def max_min_of(capacity_Bps: FloatArray, stages: Sequence[Stage]) -> list[FloatArray]:
     """Max-min fair rates of the edges of some stages on the same links, stage by stage."""
-    edges = joined([stage.edges for stage in stages])
+    edges = join_edges([stage.edges for stage in stages])
     caps = np.concatenate([stage.cap_Bps for stage in stages])
     ends = np.cumsum([len(stage.edges) for stage in stages])[:-1]
     return np.split(max_min_rates(capacity_Bps, edges.pointers, edges.arcs, caps), ends)
@@ -155,7 +155,7 @@ def shared_rates(capacity_Bps: FloatArray, shares: Sequence[Share]) -> list[Floa
     limited to their averages, and the averages follow from the rates, in `ROUNDS` iterations.
     """
     caps = [share.stage.cap_Bps for share in shares]
-    edges = joined([share.stage.edges for share in shares])
+    edges = join_edges([share.stage.edges for share in shares])
     ends = np.cumsum([len(cap) for cap in caps])[:-1]
 
     def solved(limits: Iterable[FloatArray]) -> list[FloatArray]:

@@ -21,7 +21,7 @@ import simpy
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.lowered import LoweredCollective
-from perfmodel.library.lowering.protocols import numbers_of
+from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import Network, call_at, count_collective, schedule_last
 from perfmodel.simulate.sockets.connection import ENDLESS, Connection, Cores, Link
@@ -204,7 +204,7 @@ class SocketNetwork(Network):
     def _compile(self, lowered: LoweredCollective) -> _Compiled:
         if id(lowered) not in self._compiled:
             machine, schedule = self.machine, lowered.schedule
-            numbers = numbers_of(machine.library, schedule.collective, schedule.algorithm)
+            numbers = protocol_parameters(machine.library, schedule.collective, schedule.algorithm)
             credits = numbers[lowered.protocol].credits
             key = (
                 "turns", schedule.collective, schedule.algorithm, schedule.ranks, schedule.nbytes,
@@ -219,7 +219,7 @@ class SocketNetwork(Network):
     ) -> dict[tuple[int, int], tuple[Connection, Connection, float]]:
         """By (sender, receiver): connections forward and backward, and the software's latency."""
         machine = self.machine
-        numbers = numbers_of(
+        numbers = protocol_parameters(
             machine.library, lowered.schedule.collective, lowered.schedule.algorithm
         )
         protocol = numbers[lowered.protocol]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.calibrate import Profile
-from perfmodel.scenario import Scenario, changed, scenario_digest
+from perfmodel.scenario import Scenario, change_scenario, scenario_digest
 from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.studies.compare.model import Side, WhatIfResult, same_batch, same_samples
 from perfmodel.studies.sweep import Variant, run_sweep
@@ -80,7 +80,9 @@ def _add_what_if(side: Side, fields: Mapping[str, Any]) -> Scenario:
     values = dict(fields)
     if "compute" in values:
         values["compute"] *= own.compute
-    return changed(side.scenario, {f"what_if.{name}": value for name, value in values.items()})
+    return change_scenario(
+        side.scenario, {f"what_if.{name}": value for name, value in values.items()}
+    )
 
 
 def _removed_shares(

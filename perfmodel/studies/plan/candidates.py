@@ -17,7 +17,7 @@ from perfmodel.scenario import (
     FailureSection,
     Scenario,
     UpgradeSection,
-    changed,
+    change_scenario,
     scenario_digest,
 )
 from perfmodel.studies.plan.model import Interval, Step
@@ -142,7 +142,7 @@ def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
 def build_scenario(scenario: Scenario, request: StepRequest) -> Scenario | str:
     """Return the scenario to predict, or why there is none."""
     try:
-        return changed(scenario, request.changes)
+        return change_scenario(scenario, request.changes)
     except InputError as error:
         return describe_error(error)
 
@@ -153,7 +153,7 @@ def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | 
     if not request.failure_changes:
         return scenario.plan.failures
     try:
-        plan = changed(scenario, request.failure_changes).plan
+        plan = change_scenario(scenario, request.failure_changes).plan
     except InputError as error:
         return describe_error(error)
     return None if plan is None else plan.failures

@@ -46,7 +46,7 @@ def to_json(plan: PlanResult) -> dict[str, Any]:
     return dict(as_json(document, "plan"))
 
 
-def in_time(option: PlanOption, deadline_s: float | None) -> str | None:
+def deadline_met(option: PlanOption, deadline_s: float | None) -> str | None:
     """How much of an option's 80 % interval meets a deadline.
 
     "whole interval" if its slow end does; "expected" if the expected time does; "quick end" if only
@@ -68,7 +68,7 @@ def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
     return {
         **attributes(option, "candidate node fabric nodes gpus status reason"),
         "pareto": option in plan.answers.pareto,
-        "in_time": in_time(option, plan.deadline_s),
+        "in_time": deadline_met(option, plan.deadline_s),
         "in_budget": _in_budget(option, plan.budget),
         "step": None if option.step is None else asdict(option.step),
         "training": None if option.training is None else _training(option.training),

@@ -35,7 +35,7 @@ AHEAD = 2
 """Calls per worker that are under way, so that none waits for the next."""
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Cores that this process may use: its allowed CPUs, or all physical cores if fewer.
 
     Never more than the scheduler's affinity, a container's quota or ``LOKY_MAX_CPU_COUNT`` allow.
@@ -101,7 +101,7 @@ def map_unordered(
         A package is not installed, or no cluster answers.
     """
     if backend == "loky":
-        jobs = min(jobs or cores(), max(1, len(calls)))
+        jobs = min(jobs or count_cores(), max(1, len(calls)))
         if jobs == 1:
             yield from (function(*call) for call in calls)
             return

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from perfmodel.errors import ExecutorUnavailable
 from perfmodel.files import write_atomically
-from perfmodel.studies.sweep.run import Swept, as_text
+from perfmodel.studies.sweep.run import SweepResult, format_value
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def flatten(swept: Swept) -> pd.DataFrame:
+def flatten(swept: SweepResult) -> pd.DataFrame:
     """Return the table with set fields as columns of one plain type, else as text."""
     table = swept.table
     for name in swept.fields:
@@ -22,11 +22,11 @@ def flatten(swept: Swept) -> pd.DataFrame:
         if kinds == {int, float}:
             table[name] = [None if value is None else float(value) for value in values]
         elif len(kinds) > 1 or not kinds <= {str, int, float, bool}:
-            table[name] = [None if value is None else as_text(value) for value in values]
+            table[name] = [None if value is None else format_value(value) for value in values]
     return table
 
 
-def write_csv(swept: Swept, path: Path) -> None:
+def write_csv(swept: SweepResult, path: Path) -> None:
     """Write one row per variant; floats so that reading them gives the same bits."""
     write_atomically(path, flatten(swept).to_csv(lineterminator="\n"))
 
@@ -47,7 +47,7 @@ def check_parquet() -> None:
         ) from None
 
 
-def write_parquet(swept: Swept, path: Path) -> None:
+def write_parquet(swept: SweepResult, path: Path) -> None:
     """Write one row per variant.
 
     Raises

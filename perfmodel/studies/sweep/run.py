@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepResult:
     """Result of a sweep.
 
     Parameters
@@ -77,7 +77,7 @@ def run_sweep(
     store: str | Path | None = None,
     profile: Profile | None = None,
     progress: Progress | None = None,
-) -> Swept:
+) -> SweepResult:
     """Answer all variants, each question once; the same bits whatever the number of workers.
 
     Parameters
@@ -117,7 +117,7 @@ def run_sweep(
                 storage.add(key, first[key].set, result)
             if progress is not None:
                 progress(len(variants) - len(missing) + done, len(variants))
-    return Swept(tuple(variants), tuple(answers[key] for key in keys), reused)
+    return SweepResult(tuple(variants), tuple(answers[key] for key in keys), reused)
 
 
 def _make_keys(variants: Sequence[Variant], profile: Profile | None, *, stored: bool) -> list[str]:
@@ -149,13 +149,13 @@ def _answer_with_key(key: str, scenario: Scenario, profile: Profile | None) -> t
     return key, answer(scenario, profile)
 
 
-def as_text(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a value of a set field as in a file."""
     import json
 
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def set_as_text(values: Mapping[str, Any]) -> str:
+def format_fields(values: Mapping[str, Any]) -> str:
     """Format set fields in one line: ``cluster.nodes=2, strategy.bucket_cap=1 MiB``."""
-    return ", ".join(f"{name}={as_text(value)}" for name, value in values.items())
+    return ", ".join(f"{name}={format_value(value)}" for name, value in values.items())

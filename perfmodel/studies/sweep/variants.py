@@ -11,8 +11,8 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
-from perfmodel.scenario import Scenario, changed, scenario_digest
-from perfmodel.scenario.load import changed_content
+from perfmodel.scenario import Scenario, change_scenario, scenario_digest
+from perfmodel.scenario.load import change_content
 from perfmodel.scenario.sections.sweep import SweepSection
 
 SIZE_FIELDS = ("cluster.nodes", "cluster.gpus_per_node")
@@ -77,7 +77,7 @@ def variants(
     [{'strategy.bucket_cap': '1 MiB'}, {'strategy.bucket_cap': '25 MiB'}]
     """
     section = _section(scenario, grid, zip)
-    base = changed(scenario, {"sweep": None})
+    base = change_scenario(scenario, {"sweep": None})
     if base.model_dump(exclude={"sweep"}) != scenario.model_dump(exclude={"sweep"}):
         raise ValueError(
             f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.changed"
@@ -109,7 +109,7 @@ def _reduce_to_one_size(base: Scenario, section: SweepSection) -> Scenario:
     fields = [field for _, field, _ in section.axes]
     asks = any(field.partition(".")[0] == "scale" for field in fields)
     if not asks and any(field in SIZE_FIELDS or field == "cluster" for field in fields):
-        return changed(base, {"scale": None})
+        return change_scenario(base, {"scale": None})
     return base
 
 
@@ -139,7 +139,7 @@ def _find_faults(scenario: Scenario, base: Scenario, section: SweepSection) -> I
     for part, field, values in section.axes:
         for at, value in enumerate(values):
             place = f"sweep.{part}.{field}.{at}"
-            content, _, broken = changed_content(base, {field: value}, {}, ())
+            content, _, broken = change_content(base, {field: value}, {}, ())
             faults = list(broken)
             try:
                 validate_document(Scenario, content)
@@ -159,9 +159,9 @@ def _build_variant(
 ) -> Variant:
     flags = () if base.origin.file and lines else tuple(values)
     try:
-        scenario = of_last_size(changed(base, values, lines=lines, flags=flags))
+        scenario = of_last_size(change_scenario(base, values, lines=lines, flags=flags))
     except InputError as error:
-        content, _, _ = changed_content(base, values, {}, ())
+        content, _, _ = change_content(base, values, {}, ())
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
         digest = hashlib.sha256(f"no scenario: {text}".encode()).hexdigest()
         return Variant(index, values, None, digest, str(error))

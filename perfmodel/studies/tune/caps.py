@@ -163,12 +163,12 @@ def as_bytes(caps: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(cap_bytes(cap)) for cap in caps)
 
 
-def text_mb(caps: Sequence[float]) -> str:
+def format_caps(caps: Sequence[float]) -> str:
     """Format a list of caps as Python source, whole numbers without a point.
 
     Examples
     --------
-    >>> text_mb((1.0, 2.5))
+    >>> format_caps((1.0, 2.5))
     '[1, 2.5]'
     """
     return f"[{', '.join(number(cap) for cap in caps)}]"

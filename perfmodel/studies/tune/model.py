@@ -9,7 +9,7 @@ from perfmodel.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
+class ReducedBucket:
     """When one bucket was ready, and when it was reduced; seconds since the step's start."""
 
     nbytes: int
@@ -31,7 +31,7 @@ class Choice:
         Of the settled step.
     first_step_time_s : float
         Of the very first, whose buckets are not yet rebuilt.
-    buckets : tuple of Reduced
+    buckets : tuple of ReducedBucket
     """
 
     bucket_cap_mb: float | None
@@ -39,7 +39,7 @@ class Choice:
     step_time_s: float
     exposed_comm_s: float
     first_step_time_s: float
-    buckets: tuple[Reduced, ...]
+    buckets: tuple[ReducedBucket, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Plateau:
 
 
 @dataclass(frozen=True, slots=True)
-class Robust:
+class RobustCap:
     """The cap with the least largest regret on the likely, quick and slow machine.
 
     Parameters
@@ -169,7 +169,7 @@ class TuneResult:
     curve : tuple of CurvePoint
         By growing cap; together they cover all caps.
     plateau : Plateau
-    robust : Robust or None
+    robust : RobustCap or None
         None where no interval is known.
     default_regrets : tuple of float
         Of PyTorch's default buckets, like those of a `CurvePoint`; negative where they are better
@@ -197,7 +197,7 @@ class TuneResult:
     best_integer_list: Choice
     curve: tuple[CurvePoint, ...] = field(repr=False)
     plateau: Plateau
-    robust: Robust | None
+    robust: RobustCap | None
     default_regrets: tuple[float, ...]
     lower_bound_s: float | None
     exact: bool

@@ -269,7 +269,7 @@ def _describe_machine(prepared: PreparedSize) -> str:
     return topology.name if topology.hosts == nodes else f"{nodes} of {topology.name}"
 
 
-def sizes_of(scenario: Scenario) -> tuple[ClusterSize, ...]:
+def list_sizes(scenario: Scenario) -> tuple[ClusterSize, ...]:
     """Return the sizes of a scenario's scaling curve that have buckets: of two GPUs or more."""
     node, _, _ = resolve_names(scenario)
     return tuple(size for size in sizes(scenario, len(build_topology(node).ranks)) if size.gpus > 1)

@@ -48,7 +48,7 @@ class Fabric:
 # ---------------------------------------------------------------- from files
 
 
-def settle(fabric: FabricSpec | str) -> Fabric:
+def resolve_fabric(fabric: FabricSpec | str) -> Fabric:
     """Fill what a fabric leaves open from the file of its shape.
 
     Parameters

@@ -14,7 +14,7 @@ from perfmodel.topology.routing.ecmp import SearchedRoutes
 _KINDS = (0, 1, 2)
 
 
-class NoWay(TopologyError):
+class NoRoute(TopologyError):
     """Nothing connects two NICs; `flow` is the position of the flow among those asked for."""
 
     def __init__(self, message: str, flow: int) -> None:
@@ -85,7 +85,7 @@ class FabricRoutes:
 
         Raises
         ------
-        NoWay
+        NoRoute
             Nothing connects two of them.
         """
         tiers = self._tiers
@@ -106,7 +106,7 @@ class FabricRoutes:
                 detour = self._detour(tiers, a[row], b[row], f[row], kind)
                 if detour is None:
                     ends = self.name_of(int(a[at])), self.name_of(int(b[at]))
-                    raise NoWay("no way is left from {} to {}".format(*ends), int(members[at]))
+                    raise NoRoute("no way is left from {} to {}".format(*ends), int(members[at]))
                 rows[at] = detour
             arcs[pointers[members][:, None] + np.arange(rows.shape[1])] = rows
         return lengths, arcs
@@ -156,7 +156,7 @@ class FabricRoutes:
             try:
                 route = self._search.route(self.name_of(a), self.name_of(b), int(flow[at]))
             except TopologyError as error:
-                raise NoWay(str(error), at) from None
+                raise NoRoute(str(error), at) from None
             routes.append(route)
         lengths = np.array([len(route) for route in routes], dtype=np.int64)
         return lengths, np.array([arc for route in routes for arc in route], dtype=np.int64)

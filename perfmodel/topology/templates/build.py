@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import find_file, read_yaml, shipped, validate_document
+from perfmodel.files import find_file, list_shipped, read_yaml, validate_document
 from perfmodel.topology.fabric.assemble import (
     Host,
     Network,
@@ -18,7 +18,7 @@ from perfmodel.topology.fabric.assemble import (
     expand_host,
     name_devices,
 )
-from perfmodel.topology.fabric.settings import settle
+from perfmodel.topology.fabric.settings import resolve_fabric
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
 from perfmodel.topology.templates.references import reference_faults
@@ -29,7 +29,7 @@ _NOT_TEMPLATES = ("gpus", "fabrics/", "profiles/")
 
 def template_names() -> tuple[str, ...]:
     """Names of the node templates that ship with perfmodel."""
-    return tuple(name for name in shipped("topologies") if not name.startswith(_NOT_TEMPLATES))
+    return tuple(name for name in list_shipped("topologies") if not name.startswith(_NOT_TEMPLATES))
 
 
 def load_node(name_or_path: str) -> NodeSpec:
@@ -100,7 +100,7 @@ def build_topology(
         raise InputError(faults)
     gpu = load_gpu(spec.gpu)
     with collector_off():
-        plan = settle(fabric) if hosts > 1 and fabric is not None else None
+        plan = resolve_fabric(fabric) if hosts > 1 and fabric is not None else None
         network = build_network(host, hosts, plan) if plan is not None else None
         names = name_devices(host, hosts)
         arcs = build_arcs(host, names, network)

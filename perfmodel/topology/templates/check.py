@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
 from perfmodel.files import read_yaml, validate_document
-from perfmodel.topology.fabric.settings import settle
+from perfmodel.topology.fabric.settings import resolve_fabric
 from perfmodel.topology.model import NodeKind, Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology, load_node
@@ -55,7 +55,7 @@ def _file_faults(path: Path) -> tuple[Fault, ...]:
     document = read_yaml(path)
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "fabric":
-        settle(str(path))
+        resolve_fabric(str(path))
         return ()
     if kind == "gpus":
         validate_document(GpuTable, document, str(path))

@@ -18,7 +18,7 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
-from perfmodel.validate.sweeps.match import Matched, short
+from perfmodel.validate.sweeps.match import Matched, one_line
 from perfmodel.validate.sweeps.read import Sweep
 
 Mode = Literal["datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
@@ -62,7 +62,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class SweepPrediction:
     """A sweep, the machine that it was matched to, and its predictions."""
 
     sweep: Sweep
@@ -128,7 +128,7 @@ def predict(task: Task) -> Forecast | str:
     try:
         return _forecast(task.sweep, task.matched, task.profile, task.others)
     except PerfmodelError as error:
-        return f"cannot be predicted: {short(error)}"
+        return f"cannot be predicted: {one_line(error)}"
 
 
 def _forecast(
@@ -142,7 +142,7 @@ def _forecast(
     try:
         times["nccl tuner"] = Times(tuner_s(own.topology, own.settings, own.op, sizes))
     except PerfmodelError as error:
-        missing["nccl tuner"] = f"the formula does not cover it: {short(error)}"
+        missing["nccl tuner"] = f"the formula does not cover it: {one_line(error)}"
     if profile is not None:
         times["calibrated"] = with_profile(profile, own, sizes)
     if others is not None:
@@ -238,4 +238,4 @@ def _transferred(own: Matched, others: Sequence[Pair], sizes: Sequence[int]) -> 
     try:
         return with_profile(fit_profile(runs, files=names), own, sizes, note)
     except PerfmodelError as error:
-        return f"no profile: {short(error)}"
+        return f"no profile: {one_line(error)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate import Profile
-from perfmodel.studies.sweep.executor import cores, map_unordered
+from perfmodel.studies.sweep.executor import count_cores, map_unordered
 from perfmodel.validate.predict.forecast import Forecast, Pair, Task, predict
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match
 from perfmodel.validate.sweeps.read import Sweep
@@ -70,7 +70,7 @@ def run(job: PredictionTask) -> Forecast | str:
     return predict(Task(job.sweep[0], own, job.profile, others))
 
 
-def at_once(
+def predict_sweeps(
     tasks: Sequence[PredictionTask],
     folder: Path,
     processes: int,
@@ -100,7 +100,7 @@ def at_once(
     calls: list[tuple[Any, ...]] = [(TRAININGS, datasets_in, folder)]
     calls += [(at, run, tasks[at]) for at in longest_first]
     outcomes: dict[int, Any] = {}
-    for at, outcome in map_unordered(_call_at, calls, jobs=processes, threads=cores()):
+    for at, outcome in map_unordered(_call_at, calls, jobs=processes, threads=count_cores()):
         outcomes[at] = outcome
         if progress is not None and at != TRAININGS:
             progress(len(outcomes) - (TRAININGS in outcomes), len(tasks))

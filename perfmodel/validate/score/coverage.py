@@ -20,8 +20,8 @@ from perfmodel.library.prediction_error import (
     Spread,
     datasheet_interval_s,
 )
-from perfmodel.validate.predict.forecast import Predicted
-from perfmodel.validate.score.points import Point, even_weights, points_of, weighted_quantile
+from perfmodel.validate.predict.forecast import SweepPrediction
+from perfmodel.validate.score.points import DataPoint, even_weights, points_of, weighted_quantile
 
 PROBABILITY = 0.8
 RESAMPLES = 2000
@@ -52,7 +52,7 @@ class Coverage:
     high: float
 
 
-def coverage(points: Sequence[Point]) -> Coverage | None:
+def coverage(points: Sequence[DataPoint]) -> Coverage | None:
     """Coverage of the points that have an interval; None if none has."""
     own = [p for p in points if p.interval_s is not None]
     if not own:
@@ -72,7 +72,7 @@ def coverage(points: Sequence[Point]) -> Coverage | None:
 # ---------------------------------------------------------------- how wide
 
 
-def limits(points: Sequence[Point]) -> Limits | None:
+def limits(points: Sequence[DataPoint]) -> Limits | None:
     """Limits of ln(measured / predicted) that hold 80 %, corrected for the few sweeps behind them.
 
     Conformal prediction takes of n units the share (n + 1) / n (1 - alpha) instead of 1 - alpha.
@@ -90,7 +90,7 @@ def limits(points: Sequence[Point]) -> Limits | None:
     return min(low, -_NARROWEST), max(high, _NARROWEST)
 
 
-def _kinds(points: Sequence[Point]) -> dict[str, set[str]]:
+def _kinds(points: Sequence[DataPoint]) -> dict[str, set[str]]:
     """Sweeps by kind of machine and collective."""
     kinds: dict[str, set[str]] = {}
     for p in points:
@@ -98,7 +98,7 @@ def _kinds(points: Sequence[Point]) -> dict[str, set[str]]:
     return kinds
 
 
-def _pools(points: Sequence[Point]) -> dict[Familiarity, list[Point]]:
+def _pools(points: Sequence[DataPoint]) -> dict[Familiarity, list[DataPoint]]:
     """Residuals for each familiarity; the less familiar, the more kinds they span."""
     kinds = _kinds(points)
     well = {kind for kind, sweeps in kinds.items() if len(sweeps) >= SEVERAL}
@@ -107,7 +107,7 @@ def _pools(points: Sequence[Point]) -> dict[Familiarity, list[Point]]:
     return {"several": several, "few": few or several, "new": few or several}
 
 
-def spread_of(points: Sequence[Point], source: str) -> Spread:
+def spread_of(points: Sequence[DataPoint], source: str) -> Spread:
     """Make the table of `perfmodel.library.prediction_error` from the counted datasheet points."""
     own = [p for p in points if p.mode == "datasheet" and p.counted]
     factors: dict[Familiarity, dict[str, Limits]] = {}
@@ -124,7 +124,7 @@ def spread_of(points: Sequence[Point], source: str) -> Spread:
 
 
 def _limits(
-    pool: Sequence[Point], everything: Sequence[Point], band: str, familiarity: Familiarity
+    pool: Sequence[DataPoint], everything: Sequence[DataPoint], band: str, familiarity: Familiarity
 ) -> Limits:
     """Limits of a band; wider, and to both sides, for a kind of machine never seen."""
     band_limits = limits([p for p in pool if p.band == band])
@@ -141,13 +141,13 @@ NEW = 1.2
 more than of one that was recorded once or twice, and at least half as far to the better side."""
 
 
-def judged(points: Sequence[Point]) -> list[Point]:
+def judged(points: Sequence[DataPoint]) -> list[DataPoint]:
     """Counted datasheet points, each with an interval that was made without its own sweep.
 
     A sweep whose kind has no other sweep gets the interval of a new kind.
     """
     own = [p for p in points if p.mode == "datasheet" and p.counted]
-    judged_points: list[Point] = []
+    judged_points: list[DataPoint] = []
     for sweep in dict.fromkeys(p.sweep for p in own):
         others = [p for p in own if p.sweep != sweep]
         if not others:
@@ -161,7 +161,7 @@ def judged(points: Sequence[Point]) -> list[Point]:
     return judged_points
 
 
-def as_shipped(predicted: Sequence[Predicted]) -> list[Point]:
+def as_shipped(predicted: Sequence[SweepPrediction]) -> list[DataPoint]:
     """Counted datasheet points with the shipped intervals, for sweeps that do not ship."""
     machines = {prediction.sweep.id: prediction.matched for prediction in predicted}
     return [
@@ -176,13 +176,13 @@ def as_shipped(predicted: Sequence[Predicted]) -> list[Point]:
     ]
 
 
-def _table(others: Sequence[Point], point: Point) -> Mapping[str, Limits]:
+def _table(others: Sequence[DataPoint], point: DataPoint) -> Mapping[str, Limits]:
     familiarity = familiar(_kinds(others), point)
     pool = _pools(others)[familiarity]
     return {band: _limits(pool, others, band, familiarity) for band, _ in BANDS}
 
 
-def familiar(kinds: Mapping[str, set[str]], point: Point) -> Familiarity:
+def familiar(kinds: Mapping[str, set[str]], point: DataPoint) -> Familiarity:
     """How many other sweeps are of the machine of a point."""
     if len(kinds.get(f"{point.machine}, {point.op}", ())) >= SEVERAL:
         return "several"

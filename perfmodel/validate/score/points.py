@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.library.prediction_error import Band, band_of, kind_of_machine
-from perfmodel.validate.predict.forecast import Interval, Mode, Predicted
+from perfmodel.validate.predict.forecast import Interval, Mode, SweepPrediction
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class DataPoint:
     """One size of one sweep, predicted in one mode; seconds."""
 
     sweep: str
@@ -37,10 +37,10 @@ class Point:
         return band_of(self.nbytes)
 
 
-def points_of(predicted: Iterable[Predicted]) -> list[Point]:
+def points_of(predicted: Iterable[SweepPrediction]) -> list[DataPoint]:
     """List all points of all sweeps and modes."""
     return [
-        Point(
+        DataPoint(
             sweep=prediction.sweep.id,
             machine=kind_of_machine(prediction.matched.topology),
             op=prediction.matched.op,
@@ -57,7 +57,7 @@ def points_of(predicted: Iterable[Predicted]) -> list[Point]:
     ]
 
 
-def even_weights(points: Sequence[Point]) -> NDArray[np.float64]:
+def even_weights(points: Sequence[DataPoint]) -> NDArray[np.float64]:
     """Weights that sum to one in every sweep, however many sizes it has."""
     names, at, counts = np.unique(
         [point.sweep for point in points], return_inverse=True, return_counts=True

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.library.prediction_error import BANDS
 from perfmodel.validate.predict.forecast import Mode
-from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
+from perfmodel.validate.score.points import DataPoint, even_weights, weighted_quantile
 
 MODES: tuple[Mode, ...] = ("datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta")
 LARGE = "256 KiB and up"
@@ -44,7 +44,7 @@ class Score:
     p90_of_points: float
 
 
-def score(points: Sequence[Point]) -> Score | None:
+def score(points: Sequence[DataPoint]) -> Score | None:
     """Score some points; None if there are none."""
     if not points:
         return None
@@ -61,12 +61,12 @@ def score(points: Sequence[Point]) -> Score | None:
     )
 
 
-def in_band(points: Iterable[Point], band: str) -> list[Point]:
+def in_band(points: Iterable[DataPoint], band: str) -> list[DataPoint]:
     """Return the points of a band, or of both upper ones (`LARGE`)."""
     return [p for p in points if p.band == band or (band == LARGE and p.band != "latency")]
 
 
-def by_band(points: Sequence[Point]) -> dict[Mode, dict[str, Score]]:
+def by_band(points: Sequence[DataPoint]) -> dict[Mode, dict[str, Score]]:
     """Score the counted points by mode and band."""
     table: dict[Mode, dict[str, Score]] = {}
     for mode in MODES:
@@ -80,7 +80,7 @@ def by_band(points: Sequence[Point]) -> dict[Mode, dict[str, Score]]:
     return table
 
 
-def by_machine(points: Sequence[Point]) -> dict[str, dict[Mode, dict[str, Score]]]:
+def by_machine(points: Sequence[DataPoint]) -> dict[str, dict[Mode, dict[str, Score]]]:
     """Score the counted points by kind of machine, mode, and below or from 256 KiB on."""
     table: dict[str, dict[Mode, dict[str, Score]]] = {}
     for machine in sorted({point.machine for point in points}):
@@ -93,10 +93,10 @@ def by_machine(points: Sequence[Point]) -> dict[str, dict[Mode, dict[str, Score]
     return table
 
 
-def by_sweep(points: Sequence[Point]) -> dict[str, dict[Mode, dict[str, Score]]]:
+def by_sweep(points: Sequence[DataPoint]) -> dict[str, dict[Mode, dict[str, Score]]]:
     """Score each sweep by mode and band, counted or not."""
     table: dict[str, dict[Mode, dict[str, Score]]] = {}
-    groups: dict[tuple[str, Mode], list[Point]] = {}
+    groups: dict[tuple[str, Mode], list[DataPoint]] = {}
     for point in points:
         groups.setdefault((point.sweep, point.mode), []).append(point)
     for (sweep, mode), own in groups.items():
@@ -107,7 +107,7 @@ def by_sweep(points: Sequence[Point]) -> dict[str, dict[Mode, dict[str, Score]]]
     return table
 
 
-def on_common(points: Sequence[Point]) -> dict[Mode, dict[str, Score]]:
+def on_common(points: Sequence[DataPoint]) -> dict[Mode, dict[str, Score]]:
     """Score every mode on the sweeps that the mode with the fewest covers, for a fair comparison.
 
     The modes are those that any counted sweep has beside "datasheet" and "transferred".

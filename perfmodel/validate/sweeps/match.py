@@ -61,7 +61,7 @@ class Unmatched:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Allocation:
     """Hosts as the network sees them, and the GPUs of each that take part."""
 
     hosts: int
@@ -87,10 +87,10 @@ def match(sweep: Sweep, folder: Path | str = ".") -> Matched | Unmatched:
     try:
         return _match(sweep, Path(folder))
     except PerfmodelError as error:
-        return Unmatched(short(error))
+        return Unmatched(one_line(error))
 
 
-def short(error: Exception, most: int = 220) -> str:
+def one_line(error: Exception, most: int = 220) -> str:
     """Return an error as one line of bearable length."""
     line = str(error).replace("\n", "; ")
     return line if len(line) <= most else line[: most - 4].rsplit(" ", 1)[0] + " ..."
@@ -112,7 +112,7 @@ def _match(sweep: Sweep, folder: Path) -> Matched | Unmatched:
         notes += [f"not stated: {name}" for name in unstated]
         if stated.gpu.others:
             notes.append(f"all GPUs taken as the first that is named, none as {stated.gpu.others}")
-    topology = built(host.node, layout, text)
+    topology = build_cluster(host.node, layout, text)
     nvlink = any(host.node.links[edge.link].kind == "nvlink" for edge in host.node.edges)
     settings, remarks = read_settings(
         sweep.nccl_version, sweep.proc_model, text, sweep.gpus_per_node, nvlink=nvlink
@@ -136,11 +136,11 @@ def _text(sweep: Sweep) -> str:
 # ---------------------------------------------------------------- hosts
 
 
-def _layout(sweep: Sweep) -> Layout:
+def _layout(sweep: Sweep) -> Allocation:
     """Trays of one NVLink domain are one host to NCCL's search, as far as bandwidth goes."""
     domain = read_nvlink_domain(f"{sweep.intra_node}; {sweep.inter_node}; {sweep.gpu}")
     if domain is None or sweep.nodes == 1:
-        return Layout(sweep.nodes, sweep.gpus_per_node)
+        return Allocation(sweep.nodes, sweep.gpus_per_node)
     racks = read_racks(sweep.inter_node) or -(-sweep.nranks // domain)
     if sweep.nranks % racks or sweep.nranks // racks > domain:
         racks = -(-sweep.nranks // domain)
@@ -149,10 +149,10 @@ def _layout(sweep: Sweep) -> Layout:
     per_rack = sweep.nranks // racks
     plural = "domain" if racks == 1 else "domains"
     note = f"{racks} NVLink {plural} of {domain} GPUs, {per_rack} used in each"
-    return Layout(racks, per_rack, (note,))
+    return Allocation(racks, per_rack, (note,))
 
 
-def _read_host(sweep: Sweep, layout: Layout) -> HostText:
+def _read_host(sweep: Sweep, layout: Allocation) -> HostText:
     """Read everything that the columns state about one host."""
     text = _text(sweep)
     numbers = read_gpu_numbers(text)
@@ -172,7 +172,7 @@ def _read_host(sweep: Sweep, layout: Layout) -> HostText:
     )
 
 
-def _complete(host: HostText, sweep: Sweep, layout: Layout) -> HostText:
+def _complete(host: HostText, sweep: Sweep, layout: Allocation) -> HostText:
     """Take InfiniBand where no network is stated, and the NICs of a whole NVLink domain."""
     network = host.network
     if layout.hosts > 1 and network.kind is None and says_nothing(sweep.inter_node):
@@ -182,7 +182,7 @@ def _complete(host: HostText, sweep: Sweep, layout: Layout) -> HostText:
     return dataclasses.replace(host, network=network)
 
 
-def built(node: NodeSpec, layout: Layout, text: str) -> Topology:
+def build_cluster(node: NodeSpec, layout: Allocation, text: str) -> Topology:
     """Build the cluster; NICs enough for every GPU stand on rails of their own."""
     count = {kind: sum(len(expand_pattern(d.id)) for d in node.nodes if d.kind == kind)
              for kind in ("gpu", "nic")}  # fmt: skip
@@ -206,7 +206,7 @@ def built(node: NodeSpec, layout: Layout, text: str) -> Topology:
 # ---------------------------------------------------------------- hardware, and what is open
 
 
-def _unstated(host: HostText, sweep: Sweep, layout: Layout) -> tuple[str, ...]:
+def _unstated(host: HostText, sweep: Sweep, layout: Allocation) -> tuple[str, ...]:
     """Return what the time depends on and the columns do not state."""
     network = host.network
     missing = {
@@ -222,7 +222,7 @@ def _unstated(host: HostText, sweep: Sweep, layout: Layout) -> tuple[str, ...]:
     return tuple(name for name, absent in missing.items() if absent)
 
 
-def _hardware(node: NodeSpec, layout: Layout, topology: Topology) -> str:
+def _hardware(node: NodeSpec, layout: Allocation, topology: Topology) -> str:
     """Name what runs of the same hardware share: GPU, links of a host, network; not the scale."""
     model = re.sub(r"(?<=sxm)\d|-\d+gb$", "", node.gpu)
     shape = sorted({(e.link, e.lanes) for e in node.edges if node.links[e.link].kind == "nvlink"})

@@ -15,7 +15,7 @@ from typing import Literal
 from perfmodel.calibrate.readers.infer_op import OPS
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, load_document
-from perfmodel.files.csv_rows import Reader, Record, read_table
+from perfmodel.files.csv_rows import Record, RowReader, read_table
 from perfmodel.validate.sweeps.times import Row, Times, times_of
 
 SUBFOLDER = "nccl_sweeps"
@@ -150,7 +150,7 @@ def _all_of(
     names: set[str] = set()
     for record in table:
         name = record.cells["sweep_id"]
-        reader = Reader(record, faults)
+        reader = RowReader(record, faults)
         if not name or name in names or Path(name).name != name:
             reader.fault("sweep_id", repr(name), "a name of its own for each sweep, without '/'")
             continue
@@ -171,7 +171,7 @@ def _all_of(
     return sweeps
 
 
-def _sweep(name: str, reader: Reader, times: Times) -> list[Sweep]:
+def _sweep(name: str, reader: RowReader, times: Times) -> list[Sweep]:
     """Make a sweep of a row of META; nothing if a number in it is wrong."""
     notes = list(times.notes)
     ranks = _ranks(reader, times, notes)
@@ -210,7 +210,7 @@ def _sweep(name: str, reader: Reader, times: Times) -> list[Sweep]:
     ]
 
 
-def _ranks(reader: Reader, times: Times, notes: list[str]) -> tuple[int, int, int] | None:
+def _ranks(reader: RowReader, times: Times, notes: list[str]) -> tuple[int, int, int] | None:
     """Return nodes, GPUs of each and ranks; whichever one is missing follows from the others."""
     nodes, per_node, nranks = (
         reader.count(column) for column in ("nodes", "gpus_per_node", "nranks")

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.files.csv_rows import Reader, Record
+from perfmodel.files.csv_rows import Record, RowReader
 
 _SIZES = ("size_bytes", "nbytes", "bytes", "size")
 _TIMES = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
@@ -35,14 +35,14 @@ class Times:
     notes: tuple[str, ...]
 
 
-def times_of(records: Sequence[Record], meta: Reader) -> Times:
+def times_of(records: Sequence[Record], meta: RowReader) -> Times:
     """Read the rows of one sweep; faults go to those of `meta`."""
     rows: list[Row] = []
     notes: dict[str, None] = {}
     ranks: set[int] = set()
     doubtful: list[float] = []
     for record in records:
-        reader = Reader(record, meta.faults)
+        reader = RowReader(record, meta.faults)
         nbytes = _size(reader, notes)
         time_s = None if nbytes is None else _time(reader, nbytes, notes)
         if nbytes is None or time_s is None:
@@ -58,7 +58,7 @@ def times_of(records: Sequence[Record], meta: Reader) -> Times:
     return Times(tuple(rows), ranks.pop() if len(ranks) == 1 else None, tuple(notes))
 
 
-def _printed(reader: Reader, field: str) -> float | None:
+def _printed(reader: RowReader, field: str) -> float | None:
     """Return a printed bandwidth; small ones are printed as 0.0."""
     try:
         value = float(reader.text(field))
@@ -67,7 +67,7 @@ def _printed(reader: Reader, field: str) -> float | None:
     return value if math.isfinite(value) and value > 0 else None
 
 
-def _size(reader: Reader, notes: dict[str, None]) -> int | None:
+def _size(reader: RowReader, notes: dict[str, None]) -> int | None:
     field = next((name for name in _SIZES if name in reader.record.cells), None)
     if field is None:
         reader.fault("size_bytes", "no such column", "sizes in bytes")
@@ -81,7 +81,7 @@ def _size(reader: Reader, notes: dict[str, None]) -> int | None:
     return reader.count(field)
 
 
-def _time(reader: Reader, nbytes: int, notes: dict[str, None]) -> float | None:
+def _time(reader: RowReader, nbytes: int, notes: dict[str, None]) -> float | None:
     """Time of a row: out of place, in place, or from the bandwidth; None if there is none."""
     for name, scale in (_TIMES | _IN_PLACE).items():
         if reader.text(name):
@@ -99,7 +99,7 @@ def _time(reader: Reader, nbytes: int, notes: dict[str, None]) -> float | None:
     return nbytes / algbw / 1e9
 
 
-def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: Reader) -> None:
+def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: RowReader) -> None:
     """Refuse times that contradict the bandwidths beside them."""
     if not ratios:
         return
@@ -109,5 +109,5 @@ def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: Reader
     nearest = {1e3: "milliseconds", 1e6: "seconds", 1e-3: "nanoseconds"}
     unit = next((u for f, u in nearest.items() if 0.5 <= typical / f <= 2), "another unit or size")
     actual = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
-    reader = Reader(records[0], meta.faults)
+    reader = RowReader(records[0], meta.faults)
     reader.fault("time_us", actual, "microseconds that give the bandwidth printed beside them")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from perfmodel.errors import InputError
 from perfmodel.topology.from_text.gpu_text import says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
-from perfmodel.validate.sweeps.match import short
+from perfmodel.validate.sweeps.match import one_line
 
 _MODELS = (
     (r"^(?:.*/)?resnet-?_?50(?:[ _-]?v?1\.?5| imagenet)?$", "resnet50", None),
@@ -50,7 +50,7 @@ _BOTH_FORMS = {"v100", "p100", "a100", "h100", "h200"}
 _METRICS = {"throughput", "rate", "step_time", "p50_s"}
 
 
-class LeftOut(Exception):
+class UnsupportedRow(Exception):
     """The row cannot be expressed; the text says why."""
 
 
@@ -68,26 +68,28 @@ class TrainingRow:
     cap_bytes: float | None = None
 
 
-def understood(cells: Mapping[str, str]) -> TrainingRow:
+def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     """Read a row of a training table.
 
     Raises
     ------
-    LeftOut
+    UnsupportedRow
         It cannot be expressed.
     """
     framework = cells.get("framework", "").lower()
     if "torch" not in framework:
-        raise LeftOut(f"another framework than PyTorch, with other kernels: {framework[:24]}")
+        raise UnsupportedRow(
+            f"another framework than PyTorch, with other kernels: {framework[:24]}"
+        )
     if cells["metric"] not in _METRICS or not _positive(cells["value"]):
-        raise LeftOut(f"no step time or throughput: {cells['metric']!r}")
+        raise UnsupportedRow(f"no step time or throughput: {cells['metric']!r}")
     cap_bytes = _cap_bytes(cells.get("sync_mode", ""))
     model, length = _model(cells["model"])
     nodes, gpus = layout_of(cells)
     machine = _machine(cells, nodes, gpus)
     precision = _PRECISIONS.get(cells.get("precision", "").lower())
     if precision is None:
-        raise LeftOut(f"precision is not modelled: {cells.get('precision', '')[:24]}")
+        raise UnsupportedRow(f"precision is not modelled: {cells.get('precision', '')[:24]}")
     batch = _batch(cells, gpus * nodes)
     from_nvidia = cells.get("dataset", "").startswith(_CHANNELS_LAST)
     last = from_nvidia and precision == "fp16" and model.startswith("resnet")
@@ -99,15 +101,15 @@ def layout_of(cells: Mapping[str, str]) -> tuple[int, int]:
 
     Raises
     ------
-    LeftOut
+    UnsupportedRow
         Nodes differ, or nothing is said of what joins them.
     """
     nodes, each = cells.get("nodes") or "1", cells.get("gpus_per_node") or ""
     shares = set(re.split(r"\+", each or cells.get("gpus_total") or "1"))
     if len(shares) > 1 or not all(re.fullmatch(r"\d+(?:\.0)?", x) for x in (*shares, nodes)):
-        raise LeftOut("not as many GPUs on every node")
+        raise UnsupportedRow("not as many GPUs on every node")
     if "spread over" in cells.get("interconnect", "") and cells.get("gpus_total") not in {"1", ""}:
-        raise LeftOut("network is not named")
+        raise UnsupportedRow("network is not named")
     return int(float(nodes)), int(float(shares.pop()))
 
 
@@ -124,7 +126,7 @@ def _cap_bytes(strategy: str) -> float | None:
     for pattern, cap in _STRATEGIES:
         if re.match(pattern, folded):
             return cap
-    raise LeftOut(f"strategy cannot be expressed: {strategy[:48]}")
+    raise UnsupportedRow(f"strategy cannot be expressed: {strategy[:48]}")
 
 
 def _model(name: str) -> tuple[str, int | None]:
@@ -133,19 +135,21 @@ def _model(name: str) -> tuple[str, int | None]:
     for pattern, zoo_name, length in _MODELS:
         if re.match(pattern, folded):
             return zoo_name, length
-    raise LeftOut(f"model is not in the zoo: {name[:40]}")
+    raise UnsupportedRow(f"model is not in the zoo: {name[:40]}")
 
 
 def _batch(cells: Mapping[str, str], ranks: int) -> int:
     """Samples of one GPU and step."""
     text, table = cells.get("batch_per_gpu", ""), cells.get("dataset", "")
     if table.startswith("dlperf") and cells["model"].lower().startswith("bert"):
-        raise LeftOut("its head scores every position, a third more work than BERT's pre-training")
+        raise UnsupportedRow(
+            "its head scores every position, a third more work than BERT's pre-training"
+        )
     if not re.fullmatch(r"\d+(?:\.0)?", text) or not float(text):
-        raise LeftOut("batch per GPU is not stated")
+        raise UnsupportedRow("batch per GPU is not stated")
     batch = int(float(text)) // (ranks if table.startswith(_OF_THE_JOB) else 1)
     if not batch:
-        raise LeftOut("fewer samples than GPUs")
+        raise UnsupportedRow("fewer samples than GPUs")
     return batch
 
 
@@ -163,9 +167,9 @@ def _machine(cells: Mapping[str, str], nodes: int, gpus: int) -> HostText:
         )
     except InputError as error:
         if says_nothing(cells["gpu"]) or not re.search(r"\d", cells["gpu"]):  # "a cloud GPU"
-            raise LeftOut("GPU is not named") from None
-        raise LeftOut(f"machine or model is not known: {short(error, 90)}") from None
+            raise UnsupportedRow("GPU is not named") from None
+        raise UnsupportedRow(f"machine or model is not known: {one_line(error, 90)}") from None
     open_form = not host.gpu.form_stated and host.gpu.part.spelled in _BOTH_FORMS
     if gpus > 1 and open_form and not host.intra.stated:
-        raise LeftOut("links between the GPUs are not stated")
+        raise UnsupportedRow("links between the GPUs are not stated")
     return host

@@ -21,9 +21,9 @@ from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.plan import ddp_plan
-from perfmodel.validate.sweeps.match import Layout, built, short
+from perfmodel.validate.sweeps.match import Allocation, build_cluster, one_line
 from perfmodel.validate.trainings.model import Case, Dataset
-from perfmodel.validate.trainings.parse import LeftOut, TrainingRow, understood
+from perfmodel.validate.trainings.parse import TrainingRow, UnsupportedRow, parse_row
 from perfmodel.workload import zoo
 from perfmodel.workload.roofline import layer_times, step_s
 
@@ -70,7 +70,7 @@ def _dataset(
     for row in rows:
         try:
             cases.append(_case(row))
-        except LeftOut as reason:
+        except UnsupportedRow as reason:
             omitted[str(reason)] = omitted.get(str(reason), 0) + 1
     title = f"Training throughput, {name}"
     return [Dataset(f"training-{name}", title, cases, omitted)] if cases or omitted else []
@@ -100,14 +100,14 @@ def _case(cells: Mapping[str, str]) -> Case:
 
     Raises
     ------
-    LeftOut
+    UnsupportedRow
         It cannot be expressed.
     """
-    training = understood(cells)
+    training = parse_row(cells)
     try:
         gpus, step = _step_s(training)
     except PerfmodelError as error:
-        raise LeftOut(f"machine or model is not known: {short(error, 90)}") from None
+        raise UnsupportedRow(f"machine or model is not known: {one_line(error, 90)}") from None
     value, samples = float(cells["value"]), training.batch * gpus
     if cells["metric"] == "rate":
         value *= samples  # iterations per second
@@ -122,7 +122,7 @@ def _case(cells: Mapping[str, str]) -> Case:
 
 @lru_cache(maxsize=256)
 def _topology(machine: HostText, nodes: int) -> Topology:
-    return built(find_host(machine).node, Layout(nodes, machine.gpus), "")
+    return build_cluster(find_host(machine).node, Allocation(nodes, machine.gpus), "")
 
 
 @lru_cache(maxsize=64)
@@ -178,7 +178,7 @@ def single_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
         try:
             cases.append(_single_gpu_case(record.cells))
         except PerfmodelError as error:
-            reason = f"model or GPU is not known: {short(error, 100)}"
+            reason = f"model or GPU is not known: {one_line(error, 100)}"
             omitted[reason] = omitted.get(reason, 0) + 1
     if not cases:
         return None

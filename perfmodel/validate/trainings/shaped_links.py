@@ -10,7 +10,7 @@ from perfmodel.files import validate_document
 from perfmodel.files.csv_rows import Record
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.topology.faults import arcs_named, degraded
+from perfmodel.topology.faults import degrade_links, find_arcs
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec, SocketsSpec
 
@@ -198,9 +198,9 @@ def machine_of(shaped: ShapedCluster) -> Machine:
     for rank, direction, rate_Bps in shaped.slow:
         switch = f"fabric/rack{shaped.racks[rank]}" if shaped.trunk_Bps else "fabric/switch0"
         ends = [f"n{rank}/nic0", switch][:: 1 if direction == "up" else -1]
-        (arc,) = arcs_named(topology, " -> ".join(ends))
+        (arc,) = find_arcs(topology, " -> ".join(ends))
         rates[arc] = rate_Bps
-    topology = degraded(topology, rates) if rates else topology
+    topology = degrade_links(topology, rates) if rates else topology
     library = load_library("gloo").model_copy(update={"workers": shaped.workers})
     return Machine(topology, library)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files.csv_rows import Reader, read_csv
+from perfmodel.files.csv_rows import RowReader, read_csv
 from perfmodel.units import TIMES
 from perfmodel.workload.readers.fields import (
     TRAINABLE,
@@ -79,7 +79,7 @@ def read_rows(path: Path, *, sized: bool) -> list[ParameterRow]:
             raise InputError(header_faults).located(str(path), table.line)
         if not table.records:
             faults.append(Fault("file", "no rows", "a row per parameter", str(path)))
-    rows = [_parse_row(Reader(record, faults)) for record in table.records]
+    rows = [_parse_row(RowReader(record, faults)) for record in table.records]
     _report_repeated(rows, str(path), faults)
     if faults:
         raise InputError(sorted(faults, key=lambda fault: fault.line or 0))
@@ -106,7 +106,7 @@ def _header_faults(columns: Sequence[str], *, sized: bool) -> list[Fault]:
     return faults
 
 
-def _parse_row(reader: Reader) -> ParameterRow:
+def _parse_row(reader: RowReader) -> ParameterRow:
     """Parse the cells of one row and report those that are wrong."""
     faults_before = len(reader.faults)
     values: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def _parse_row(reader: Reader) -> ParameterRow:
     )  # fmt: skip
 
 
-def _check_size(reader: Reader, shape: tuple[int, ...] | None, numel: int | None) -> None:
+def _check_size(reader: RowReader, shape: tuple[int, ...] | None, numel: int | None) -> None:
     """Report a parameter without a size, or with a shape and a number of elements that differ."""
     product = math.prod(shape or ())
     if {"shape", "numel"} & set(reader.record.cells) and shape is None and numel is None:

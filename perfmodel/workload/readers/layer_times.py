@@ -30,7 +30,7 @@ class _MeasuredTimes(NamedTuple):
     line: int | None
 
 
-def times_from_file(
+def read_layer_times(
     path: Path | str,
     workload: Workload,
     *,

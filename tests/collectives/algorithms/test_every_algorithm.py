@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives import catalog
-from perfmodel.collectives.dependencies import Sends, unrolled
+from perfmodel.collectives.dependencies import Sends, unroll
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import DataMismatch, InputError, ScheduleError
@@ -171,7 +171,7 @@ def _implied(sends: Sends, send: int, dependency: int) -> bool:
 def test_every_removed_dependency_is_noticed(op: str, name: str, ranks: int, elements: int) -> None:
     """Dropping a dependency that no other implies corrupts data in some legal order."""
     schedule = made(op, name, ranks, elements)
-    sends = unrolled(schedule)
+    sends = unroll(schedule)
     essential = [
         (i, d) for i, after in enumerate(sends.after) for d in after if not _implied(sends, i, d)
     ]

@@ -24,7 +24,7 @@ from perfmodel.collectives.algorithms import (
 from perfmodel.collectives.algorithms import (
     ring as gloo,
 )
-from perfmodel.collectives.dependencies import messages, unrolled
+from perfmodel.collectives.dependencies import messages, unroll
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.timing import recurrence
 from perfmodel.collectives.verify import verify
@@ -160,7 +160,7 @@ def test_a_switch_is_no_rank() -> None:
 
 def test_chunks_of_one_pair_and_round_travel_as_one_message() -> None:
     """A message per edge and round, waiting for whatever any of its chunks waits for."""
-    sends = unrolled(recursive_doubling.halving_doubling(8, 8 * 40))
+    sends = unroll(recursive_doubling.halving_doubling(8, 8 * 40))
     joined = messages(sends)
     assert len(joined) == 8 * 6
     assert joined.nbytes[:8].tolist() == [160] * 8
@@ -174,7 +174,7 @@ def test_chunks_of_one_pair_and_round_travel_as_one_message() -> None:
 
 def test_a_message_waits_for_all_that_any_of_its_chunks_waits_for() -> None:
     """The last all-gather of a hierarchy carries chunks that came in different rounds."""
-    sends = unrolled(hierarchical.all_reduce(6, 6 * 40, groups=[[0, 1], [2, 3], [4, 5]]))
+    sends = unroll(hierarchical.all_reduce(6, 6 * 40, groups=[[0, 1], [2, 3], [4, 5]]))
     joined = messages(sends)
     message_of = {send: number for number, group in enumerate(joined.members) for send in group}
     waits = [(message_of[s], message_of[w]) for s, after in enumerate(sends.after) for w in after]

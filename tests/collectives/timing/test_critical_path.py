@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.collectives.algorithms import chain, ring
 from perfmodel.collectives.timing.critical_path import chains_s, ring_s, rings_s
 from perfmodel.collectives.timing.recurrence import TimedPhases, leg_ends
-from perfmodel.collectives.timing.unrolled import course_of
+from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks, LinkRates
 
 
@@ -83,7 +83,7 @@ def test_long_legs_end_as_if_they_were_stepped(
     rate = rng.choice([1e9, 3e9, 2e10], len(phases[0].src))
     latency = rng.choice([1e-6, 4e-6, 4e-5], len(rate))
     own = leg_ends(TimedPhases(phases, rate, latency), credits)
-    course = course_of(phases, credits)
+    course = prepare_phases(phases, credits)
     stepped = Clocks(course, np.zeros(len(rate)), LinkRates(-np.inf, rate, latency)).ends()
     assert own.last_s == pytest.approx(stepped.last_s, rel=1e-9)
     assert own.wire_s == pytest.approx(stepped.wire_s, rel=1e-9)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import chain, ring
-from perfmodel.collectives.timing.unrolled import course_of
+from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks, LinkRates
 
 Change = tuple[float, np.ndarray, np.ndarray]
@@ -68,7 +68,7 @@ def test_a_ring_whose_rates_change(
     schedule = ring.all_reduce(ranks, rings * ranks * 40_000, orders=[list(range(ranks))] * rings)
     changes = drawn_changes(rng, ranks, 2 * ranks * 2e-5, count)
     clocks = Clocks(
-        course_of(schedule.phases, credits),
+        prepare_phases(schedule.phases, credits),
         np.zeros(rings * ranks),
         LinkRates(-np.inf, np.tile(changes[0][1], rings), np.tile(changes[0][2], rings)),
     )
@@ -89,7 +89,7 @@ def test_a_change_to_the_same_is_none(ranks: int, credits: int, seed: int) -> No
     ):
         edges = len(schedule.phases[0].src)
         rate, late = rng.uniform(1e9, 9e9, edges), rng.uniform(0, 1e-5, edges)
-        course = course_of(schedule.phases, credits)
+        course = prepare_phases(schedule.phases, credits)
         plain = Clocks(course, np.zeros(edges), LinkRates(-np.inf, rate, late)).ends()
         broken = Clocks(course, np.zeros(edges), LinkRates(-np.inf, rate, late))
         for at_s in np.sort(rng.uniform(0, plain.last_s, 5)):
@@ -102,7 +102,9 @@ def test_a_change_to_the_same_is_none(ranks: int, credits: int, seed: int) -> No
 def test_nothing_ends_while_a_link_carries_nothing() -> None:
     schedule = ring.all_reduce(4, 16_000)
     clocks = Clocks(
-        course_of(schedule.phases, 1), np.zeros(4), LinkRates(-np.inf, np.full(4, 1e9), np.zeros(4))
+        prepare_phases(schedule.phases, 1),
+        np.zeros(4),
+        LinkRates(-np.inf, np.full(4, 1e9), np.zeros(4)),
     )
     still = np.array([1e9, 0.0, 1e9, 1e9])
     clocks.change(10e-6, still, np.zeros(4))
@@ -115,7 +117,9 @@ def test_many_changes_lose_no_bytes() -> None:
     """More changes than are kept, in one send: what is sent is their sum."""
     schedule = ring.all_gather(2, 8_000_000)
     clocks = Clocks(
-        course_of(schedule.phases, 1), np.zeros(2), LinkRates(-np.inf, np.full(2, 1e9), np.zeros(2))
+        prepare_phases(schedule.phases, 1),
+        np.zeros(2),
+        LinkRates(-np.inf, np.full(2, 1e9), np.zeros(2)),
     )
     for number in range(1, 101):
         clocks.change(number * 20e-6, np.full(2, 1e9 if number % 2 == 0 else 3e9), np.zeros(2))

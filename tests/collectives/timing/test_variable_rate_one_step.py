@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import linear
-from perfmodel.collectives.timing.unrolled import course_of
+from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks, LinkRates, OneStep, is_one_step
 
 
@@ -25,7 +25,7 @@ def test_changes_act_as_on_the_recurrence(ranks: int, seed: int, changes: int) -
         rng.uniform(0, 3, edges),
     )
     quick = OneStep(phases[0], begin_s, rate, late)
-    slow = Clocks(course_of(phases, 1), begin_s, LinkRates(-np.inf, rate, late))
+    slow = Clocks(prepare_phases(phases, 1), begin_s, LinkRates(-np.inf, rate, late))
     for now_s in np.sort(rng.uniform(0, 60, changes)):
         rate = rng.uniform(50, 500, edges) * (rng.random(edges) > 0.2)
         late = rng.uniform(0, 3, edges)

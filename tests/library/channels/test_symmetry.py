@@ -13,7 +13,7 @@ from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
-from perfmodel.topology.faults import degraded
+from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.templates.build import build_topology
 
 MiB = 1 << 20
@@ -89,7 +89,7 @@ def test_one_rail_sums_its_part_and_loads_its_links_like_the_others(algorithm: s
 @pytest.mark.usefixtures("folds")
 def test_machines_whose_rails_are_or_become_unlike_are_laid_whole() -> None:
     cluster = machine("dgx-h100", 2)
-    slower = replace(cluster, topology=degraded(cluster.topology, {0: 1e9}))
+    slower = replace(cluster, topology=degrade_links(cluster.topology, {0: 1e9}))
     for other in (machine("dgx-h100", 2, whole=True), slower):
         lowered = lower_collective(other, "all_reduce", MiB, range(16), algorithm="tree")
         assert lowered[-1].multiplicity == 1

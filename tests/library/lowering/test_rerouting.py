@@ -15,7 +15,7 @@ from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.sharing.max_min import max_min_rates
-from perfmodel.topology.faults import arcs_named, degraded, without
+from perfmodel.topology.faults import degrade_links, find_arcs, remove_links
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
 
@@ -37,16 +37,16 @@ def rates(machine: Machine, way: LoweredCollective) -> np.ndarray:
 
 
 def test_what_does_not_touch_a_collective_leaves_it_alone() -> None:
-    slower = replace(MACHINE, topology=degraded(CLUSTER, {0: 1.0}))
-    cpu_link = arcs_named(CLUSTER, "n0/cpu0 -- n0/cpu1")
+    slower = replace(MACHINE, topology=degrade_links(CLUSTER, {0: 1.0}))
+    cpu_link = find_arcs(CLUSTER, "n0/cpu0 -- n0/cpu1")
     assert reroute(WAY, MACHINE) is WAY
     assert reroute(WAY, slower) is WAY  # rates are the network's business
-    assert reroute(WAY, replace(MACHINE, topology=without(CLUSTER, arcs=cpu_link))) is WAY
+    assert reroute(WAY, replace(MACHINE, topology=remove_links(CLUSTER, arcs=cpu_link))) is WAY
 
 
 def test_a_lost_nic_moves_its_two_edges_to_its_neighbour() -> None:
     """The ring into the host and the ring out of it; the neighbour then serves both."""
-    after = replace(MACHINE, topology=without(CLUSTER, nodes=["n1/nic3"]))
+    after = replace(MACHINE, topology=remove_links(CLUSTER, nodes=["n1/nic3"]))
     there = reroute(WAY, after)
     assert there.schedule is WAY.schedule
     old, new = paths(WAY), paths(there)
@@ -71,10 +71,10 @@ def test_a_lost_nic_moves_its_two_edges_to_its_neighbour() -> None:
 def test_rings_laid_after_a_loss_are_those_that_were_moved() -> None:
     """A collective that starts later goes the same ways as one that was under way."""
     for change in (
-        without(CLUSTER, nodes=["n0/nic0"]),
-        without(CLUSTER, nodes=["fabric/spine0"]),
-        without(CLUSTER, arcs=arcs_named(CLUSTER, "n2/nic1 -- n2/pcie0")),
-        without(degraded(CLUSTER, {5: 1.0}), nodes=["n3/nic7", "n1/nic1"]),
+        remove_links(CLUSTER, nodes=["n0/nic0"]),
+        remove_links(CLUSTER, nodes=["fabric/spine0"]),
+        remove_links(CLUSTER, arcs=find_arcs(CLUSTER, "n2/nic1 -- n2/pcie0")),
+        remove_links(degrade_links(CLUSTER, {5: 1.0}), nodes=["n3/nic7", "n1/nic1"]),
     ):
         after = replace(MACHINE, topology=change)
         rings = after.rings(range(32))
@@ -86,9 +86,9 @@ def test_rings_laid_after_a_loss_are_those_that_were_moved() -> None:
 
 
 def test_latencies_are_those_of_the_links_now() -> None:
-    arcs = arcs_named(CLUSTER, "n0/nic0 -> fabric/leaf0")
+    arcs = find_arcs(CLUSTER, "n0/nic0 -> fabric/leaf0")
     slow = {arc: float(CLUSTER.arcs.latency_s[arc]) + 1e-3 for arc in arcs}
-    there = reroute(WAY, replace(MACHINE, topology=degraded(CLUSTER, {}, slow)))
+    there = reroute(WAY, replace(MACHINE, topology=degrade_links(CLUSTER, {}, slow)))
     more = there.stages[0].latency_s - WAY.stages[0].latency_s
     crossing = [arcs[0] in lowered for lowered in paths(WAY)]
     assert more == pytest.approx(np.where(crossing, 1e-3, 0.0))
@@ -96,9 +96,9 @@ def test_latencies_are_those_of_the_links_now() -> None:
 
 
 def test_moving_back_is_possible() -> None:
-    lost = replace(MACHINE, topology=without(CLUSTER, nodes=["n1/nic3"]))
-    arcs = arcs_named(CLUSTER, "n0/nic0 -> fabric/leaf0")
-    slow = replace(MACHINE, topology=degraded(CLUSTER, {}, dict.fromkeys(arcs, 1e-3)))
+    lost = replace(MACHINE, topology=remove_links(CLUSTER, nodes=["n1/nic3"]))
+    arcs = find_arcs(CLUSTER, "n0/nic0 -> fabric/leaf0")
+    slow = replace(MACHINE, topology=degrade_links(CLUSTER, {}, dict.fromkeys(arcs, 1e-3)))
     again = reroute(reroute(WAY, slow), MACHINE)
     assert again.stages[0].latency_s == pytest.approx(WAY.stages[0].latency_s)
     detour = reroute(WAY, lost)
@@ -106,18 +106,18 @@ def test_moving_back_is_possible() -> None:
 
 
 def test_an_unreachable_peer_is_named() -> None:
-    gone = without(CLUSTER, nodes=[f"n1/nic{i}" for i in range(8)])
+    gone = remove_links(CLUSTER, nodes=[f"n1/nic{i}" for i in range(8)])
     with pytest.raises(
         TopologyError, match=r"n1/gpu\d is unreachable from n\d/gpu\d since n1/nic0"
     ):
         reroute(WAY, replace(MACHINE, topology=gone))
     with pytest.raises(TopologyError, match=r"n2/gpu4 .*unreachable.* since n2/gpu4 was lost"):
-        replace(MACHINE, topology=without(CLUSTER, nodes=["n2/gpu4"])).rings(range(32))
+        replace(MACHINE, topology=remove_links(CLUSTER, nodes=["n2/gpu4"])).rings(range(32))
 
 
 def test_a_reducing_switch_that_is_lost_is_named() -> None:
     cluster = Machine(build_topology("dgx-h100"), load_library("nccl"))
     lowered = lower_collective(cluster, "all_reduce", 1 << 20, range(8), algorithm="switch")[-1]
-    gone = without(cluster.topology, arcs=arcs_named(cluster.topology, "n0/gpu2 -- n0/nvs"))
+    gone = remove_links(cluster.topology, arcs=find_arcs(cluster.topology, "n0/gpu2 -- n0/nvs"))
     with pytest.raises(TopologyError, match="n0/gpu2 -- n0/nvs was lost"):
         reroute(lowered, replace(cluster, topology=gone))

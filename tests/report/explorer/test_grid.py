@@ -14,7 +14,7 @@ from perfmodel.report.common.html import render_block
 from perfmodel.report.explorer.axes import Axis, Stop, axes_of
 from perfmodel.report.explorer.grid import Grid, corners, explore, value_at
 from perfmodel.report.explorer.section import explorer_section, to_data
-from perfmodel.scenario import Scenario, changed, load_scenario
+from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import Result
 
@@ -136,7 +136,9 @@ def test_points_are_bounded_and_keep_ends_and_what_is_asked(
 def test_axes_that_mean_nothing_are_left_out(asked: Scenario) -> None:
     one_node = load_scenario("gpt2-xl-pcie-p2p")
     assert [a.key for a in axes_of(one_node, run_scenario(one_node))] == ["cap", "gpus"]
-    listed = changed(asked, {"strategy.bucket_caps": ["1 MiB", "30 MiB"], "scale": {"gpus": [8]}})
+    listed = change_scenario(
+        asked, {"strategy.bucket_caps": ["1 MiB", "30 MiB"], "scale": {"gpus": [8]}}
+    )
     assert [a.key for a in axes_of(listed, run_scenario(listed))] == [
         "bandwidth", "latency", "gpus",
     ]  # fmt: skip
@@ -147,7 +149,7 @@ def test_sizes_without_what_events_name_are_no_points() -> None:
     here = load_scenario("straggler")
     answer = run_scenario(here)
     assert [stop.value for stop in axes_of(here, answer)[-1].points] == [64, 128, 256]
-    here = changed(here, {"events": []})
+    here = change_scenario(here, {"events": []})
     assert axes_of(here, answer)[-1].points[0].value == 8
 
 
@@ -155,7 +157,7 @@ def test_words_about_the_network_stand_only_where_it_can_be_moved(
     explored: Grid, answer: Result
 ) -> None:
     assert "Network bandwidth and latency are" in render_block(explorer_section(answer, explored))
-    one_node = changed(load_scenario("resnet50-dgx-a100"), {"scale": {"gpus": [1, 8]}})
+    one_node = change_scenario(load_scenario("resnet50-dgx-a100"), {"scale": {"gpus": [1, 8]}})
     alone = run_scenario(one_node)
     axes = axes_of(one_node, alone, 54)
     text = render_block(explorer_section(alone, explore(one_node, alone, axes, jobs=1)))
@@ -180,7 +182,7 @@ def test_pages_do_not_show_where_the_scenario_lies() -> None:
 
 def test_an_own_cap_and_own_factors_are_where_sliders_stand(asked: Scenario) -> None:
     own = {"strategy.bucket_cap": "7 MiB", "what_if.network_bandwidth": 2.0, "scale": {"gpus": [8]}}
-    here = changed(asked, own)
+    here = change_scenario(asked, own)
     axes = {one.key: one for one in axes_of(here, run_scenario(here))}
     cap = axes["cap"].points[axes["cap"].baseline]
     assert (cap.value, cap.settings) == (7 * 2**20, {"strategy.bucket_cap": "7340032 B"})
@@ -222,7 +224,7 @@ def test_error_stated_is_that_of_simulations_held_out(asked: Scenario, explored:
     settings: dict[str, Any] = {}
     for one, at in zip(explored.axes, worst.place, strict=True):
         settings |= next(stop.settings for stop in one.stops if stop.at == at)
-    simulated = run_scenario(changed(asked, settings)).main.step_time_s
+    simulated = run_scenario(change_scenario(asked, settings)).main.step_time_s
     guessed = value_at(explored, worst.place, "step_time_s")
     assert guessed is not None
     assert abs(guessed / simulated - 1) == pytest.approx(worst.error, rel=1e-12)
@@ -232,7 +234,7 @@ def test_interpolation_along_the_network_is_close(asked: Scenario) -> None:
     # The default's spacing, a factor of two in bandwidth. Where compute begins to hide all
     # communication there is a kink, which no smooth curve follows.
     fixed = {"strategy.bucket_caps": ["1 MiB", "25 MiB"], "scale": {"gpus": [8]}}
-    here = changed(asked, fixed)
+    here = change_scenario(asked, fixed)
     found = run_scenario(here)
     grid = explore(here, found, axes_of(here, found), jobs=1)
     assert [(one.key, len(one)) for one in grid.axes] == [

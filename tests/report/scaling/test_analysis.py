@@ -53,7 +53,7 @@ def plain(text: str) -> str:
 def test_marginal_efficiency_and_knee(curve: Callable[..., Result]) -> None:
     # One GPU: 100/s. The second adds 90, the next two 85 each, the next four 50 each.
     found = curve([(1, 100.0), (2, 190.0), (4, 360.0), (8, 560.0)])
-    marginal = [row.marginal for row in analysis.grown(found)]
+    marginal = [row.marginal for row in analysis.size_gains(found)]
     assert marginal[0] is None
     assert marginal[1:] == pytest.approx([0.9, 0.85, 0.5])
     knee = analysis.knee(found)
@@ -107,10 +107,10 @@ def test_what_a_growth_lost_has_to_come_back(curve: Callable[..., Result]) -> No
 def test_intervals_of_throughput_and_efficiency_turn_round(curve: Callable[..., Result]) -> None:
     # 16 GPUs, 160 samples: 0.1 s predicted, 0.08 to 0.2 s; so 2000 down to 800 samples/s.
     found = curve([(1, 100.0), (16, 1600.0)], {16: (0.08, 0.2)})
-    row = analysis.grown(found)[1]
+    row = analysis.size_gains(found)[1]
     assert row.samples == pytest.approx((800.0, 2000.0))
     assert row.efficiency == pytest.approx((0.5, 1.25))
-    assert analysis.grown(found)[0].samples is None
+    assert analysis.size_gains(found)[0].samples is None
 
 
 def test_knee_moves_between_the_ends_of_the_intervals(curve: Callable[..., Result]) -> None:
@@ -127,7 +127,7 @@ def test_knee_moves_between_the_ends_of_the_intervals(curve: Callable[..., Resul
 def test_same_link_of_another_host_is_no_change(curve: Callable[..., Result]) -> None:
     names = ["compute", "n0/nic0 -> leaf0 (ethernet)", "n3/nic1 -> leaf2 (ethernet)"]
     found = curve([(1, 10.0), (8, 70.0), (16, 130.0)], bottlenecks=names)
-    assert [row.moved for row in analysis.grown(found)] == [False, True, False]
+    assert [row.moved for row in analysis.size_gains(found)] == [False, True, False]
     assert [(run.first, run.last, run.bottleneck) for run in analysis.runs(found)] == [
         (1, 1, "compute"), (8, 16, "n0/nic0 -> leaf0 (ethernet)"),
     ]  # fmt: skip

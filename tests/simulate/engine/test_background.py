@@ -14,7 +14,7 @@ from perfmodel.simulate.engine.engine import Fidelity, simulate
 from perfmodel.simulate.engine.rank_class import participants_of
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
 from perfmodel.studies.run.resolve.placement import place_plan
-from perfmodel.topology.faults import degraded, without
+from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.plan import (
@@ -167,7 +167,7 @@ def test_groups_that_a_class_joins_start_together() -> None:
 @BOTH
 def test_a_link_that_slows_down_halfway(machine: Machine, fidelity: Fidelity) -> None:
     """Half of the 6 rounds of 1 ms are done after 3 ms; the others take 2 ms each: 9 ms."""
-    slower = changed(degraded(machine.topology, {0: 0.5e9}))
+    slower = changed(degrade_links(machine.topology, {0: 0.5e9}))
     change = Change(3e-3, slower, "half speed")
     run = simulate(plan(reduce_("r")), machine, fidelity=fidelity, changes=[change])
     assert run.step_time_s == pytest.approx(9e-3, rel=1e-6)
@@ -175,7 +175,7 @@ def test_a_link_that_slows_down_halfway(machine: Machine, fidelity: Fidelity) ->
 
 @BOTH
 def test_a_link_that_comes_back(machine: Machine, fidelity: Fidelity) -> None:
-    slower = changed(degraded(machine.topology, {0: 0.5e9}))
+    slower = changed(degrade_links(machine.topology, {0: 0.5e9}))
     changes = [Change(5e-3, machine, "repaired"), Change(3e-3, slower, "half speed")]
     run = simulate(plan(reduce_("r")), machine, fidelity=fidelity, changes=changes)
     assert run.step_time_s == pytest.approx(7e-3, rel=1e-6)
@@ -184,7 +184,7 @@ def test_a_link_that_comes_back(machine: Machine, fidelity: Fidelity) -> None:
 @BOTH
 def test_a_link_that_stands_still_for_a_while(machine: Machine, fidelity: Fidelity) -> None:
     """Nothing moves for 20 ms; a collective that begins meanwhile waits as well."""
-    still = changed(degraded(machine.topology, {0: 0.0}))
+    still = changed(degrade_links(machine.topology, {0: 0.0}))
     changes = [Change(3e-3, still, "down"), Change(23e-3, machine, "up again")]
     one = simulate(plan(reduce_("r")), machine, fidelity=fidelity, changes=changes)
     assert one.step_time_s == pytest.approx(26e-3, rel=1e-6)
@@ -195,7 +195,7 @@ def test_a_link_that_stands_still_for_a_while(machine: Machine, fidelity: Fideli
 
 @BOTH
 def test_a_link_that_stays_down_is_named(machine: Machine, fidelity: Fidelity) -> None:
-    still = changed(degraded(machine.topology, {0: 0.0}))
+    still = changed(degrade_links(machine.topology, {0: 0.0}))
     with pytest.raises(SimulationError, match=r"(stalls|waiting)"):
         simulate(
             plan(reduce_("r")), machine, fidelity=fidelity, changes=[Change(3e-3, still, "down")]
@@ -216,7 +216,7 @@ def test_a_lost_nic_is_routed_around_and_costs_time(pair: Topology, fidelity: Fi
         ranks=range(16),
     )  # fmt: skip
     whole_s = simulate(step, machine, fidelity=fidelity).step_time_s
-    lost = Machine(without(pair, nodes=["n1/nic3"]), load_library("nccl"))
+    lost = Machine(remove_links(pair, nodes=["n1/nic3"]), load_library("nccl"))
     change = Change(whole_s / 2, lost, "n1/nic3 lost")
     half_s = simulate(step, machine, fidelity=fidelity, changes=[change]).step_time_s
     early = Change(whole_s / 10, lost, "n1/nic3 lost")
@@ -228,7 +228,7 @@ def test_a_lost_nic_is_routed_around_and_costs_time(pair: Topology, fidelity: Fi
 def test_who_is_out_of_reach_is_named(pair: Topology, fidelity: Fidelity) -> None:
     machine = Machine(pair, load_library("nccl"))
     nics = [name for name in pair.graph if name.startswith("n1/nic")]
-    cut_off = Machine(without(pair, nodes=nics), load_library("nccl"))
+    cut_off = Machine(remove_links(pair, nodes=nics), load_library("nccl"))
     step = plan(
         Task("reduce it", "communication", "all", "comm",
              Collective("all_reduce", 64 * 1024 * 1024, "dp", "r")),

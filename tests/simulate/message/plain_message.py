@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import simpy
 
 from perfmodel.arrays import RankGroup
-from perfmodel.collectives.dependencies import Messages, followers, messages, unrolled
+from perfmodel.collectives.dependencies import Messages, followers, messages, unroll
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lower import lower_message
 from perfmodel.library.lowering.lowered import LoweredCollective
@@ -264,7 +264,7 @@ class PlainMessageNetwork:
     def _unrolled(self, way: LoweredCollective) -> Messages:
         known = self._sends.get(id(way))
         if known is None:
-            known = self._sends[id(way)] = (way, messages(unrolled(way.schedule)))
+            known = self._sends[id(way)] = (way, messages(unroll(way.schedule)))
         return known[1]
 
 

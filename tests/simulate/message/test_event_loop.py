@@ -21,7 +21,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.faults import degraded
+from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
 
 Maker = Callable[..., Topology]
@@ -163,7 +163,7 @@ def test_the_kernel_is_the_plain_version_when_links_change_and_others_send(
     others = [
         (
             at_s,
-            replace(machine, topology=degraded(machine.topology, {arc: by * speed[arc]})),
+            replace(machine, topology=degrade_links(machine.topology, {arc: by * speed[arc]})),
         )
         for at_s, by, arc in changes
     ]

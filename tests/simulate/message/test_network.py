@@ -17,7 +17,7 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.message import network as message
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.faults import arcs_named, degraded, without
+from perfmodel.topology.faults import degrade_links, find_arcs, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 
@@ -48,7 +48,7 @@ def test_a_link_at_half_speed_takes_twice_as_long_for_the_rest(
     machine = plain(switched_topology([1e9, 1e9], [0.0, 0.0]))
     env, network = started(machine, compiled=compiled)
     ended = network.message(0, 1, LARGE)
-    slow = plain(degraded(machine.topology, {0: 5e8}))
+    slow = plain(degrade_links(machine.topology, {0: 5e8}))
     later(env, 0.04, lambda: network.become(slow))
     env.run(until=ended)
     assert env.now == pytest.approx(0.16, rel=1e-12)
@@ -61,7 +61,7 @@ def test_a_link_that_is_down_for_a_while_delays_by_that(
     machine = plain(switched_topology([1e9, 1e9], [0.0, 0.0]))
     env, network = started(machine, compiled=compiled, changes_left=2)
     ended = network.message(0, 1, LARGE)
-    down = plain(degraded(machine.topology, {0: 0.0}))
+    down = plain(degrade_links(machine.topology, {0: 0.0}))
     later(env, 0.04, lambda: network.become(down))
     later(env, 0.07, lambda: network.become(machine))
     env.run(until=ended)
@@ -78,7 +78,7 @@ def test_a_lost_cable_is_driven_around_with_what_was_sent_kept(compiled: bool) -
     arcs = lower_message(machine, 0, 8, LARGE).stages[0].edges.arcs.tolist()
     speed = float(topology.arcs.bandwidth_Bps[arcs].min())
     cable = next(arc for arc in arcs if arc >= topology.first_cable)
-    other = plain(without(topology, arcs=[cable]))
+    other = plain(remove_links(topology, arcs=[cable]))
     later(env, LARGE / speed / 2, lambda: network.become(other))
     env.run(until=ended)
     assert env.now >= LARGE / speed
@@ -94,7 +94,7 @@ def test_who_cannot_be_reached_any_more_is_named() -> None:
     topology = build_topology("dgx-a100", hosts=2, fabric="one-switch")
     env, network = started(plain(topology))
     network.message(0, 8, LARGE)
-    cut = plain(without(topology, arcs=arcs_named(topology, "n1/nic*")))
+    cut = plain(remove_links(topology, arcs=find_arcs(topology, "n1/nic*")))
     later(env, 1e-4, lambda: network.become(cut))
     with pytest.raises(TopologyError, match=r"n1/.* unreachable|unreachable .*n1/"):
         env.run()
@@ -107,7 +107,7 @@ def test_a_link_that_stays_down_is_named(
     machine = plain(switched_topology([1e9, 1e9, 1e9], [0.0] * 3))
     env, network = started(machine, changes_left=changes_left)
     ended = network.collective("all_reduce", 1 << 20, (range(3),), 0)
-    down = plain(degraded(machine.topology, {0: 0.0}))
+    down = plain(degrade_links(machine.topology, {0: 0.0}))
     later(env, 1e-5, lambda: network.become(down))
     wanted = r"all_reduce \(ring, 1,048,576 bytes\): n0/gpu0 -> n0/gpu1, as n0/gpu0 -> n0/nvs"
     with pytest.raises(SimulationError, match=wanted):
@@ -119,7 +119,7 @@ def test_a_link_that_stays_down_is_named_though_others_go_on(switched_topology: 
     machine = plain(switched_topology([1e9, 1e9, 1e9], [0.0] * 3))
     env, network = started(machine, changes_left=1)
     ended = network.collective("all_reduce", 1 << 20, (range(3),), 0)
-    later(env, 1e-5, lambda: network.become(plain(degraded(machine.topology, {0: 0.0}))))
+    later(env, 1e-5, lambda: network.become(plain(degrade_links(machine.topology, {0: 0.0}))))
 
     def bursts() -> object:
         while True:

@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.scenario import Scenario, changed, load_scenario
+from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.plan import plan_scenario
-from perfmodel.studies.plan.export import in_time, to_json
+from perfmodel.studies.plan.export import deadline_met, to_json
 from perfmodel.studies.plan.failures import daly_s, expected_wall_s
 from perfmodel.studies.run import run_scenario
 
@@ -40,13 +40,15 @@ def test_what_is_wrong_says_why_and_stops_nothing(planned):
 def test_a_step_is_what_run_predicts_for_that_cluster(planned):
     scenario, plan = planned
     cluster = {"node": "v100-x8-25g", "nodes": 2, "fabric": "leaf-spine"}
-    same = run_scenario(changed(scenario, {"plan": None, "cluster": cluster})).main
+    same = run_scenario(change_scenario(scenario, {"plan": None, "cluster": cluster})).main
     step = of(plan, "bought", 2).step
     assert step.step_time_s == same.step_time_s
     assert step.interval_s == same.interval_s
     assert step.global_batch == same.global_batch == 128
     assert step.memory_bytes == same.memory.total_bytes
-    alone = changed(scenario, {"plan": None, "cluster": cluster | {"nodes": 1, "gpus_per_node": 1}})
+    alone = change_scenario(
+        scenario, {"plan": None, "cluster": cluster | {"nodes": 1, "gpus_per_node": 1}}
+    )
     one = run_scenario(alone).main.samples_per_s
     assert step.efficiency == pytest.approx(same.samples_per_s / 16 / one)
 
@@ -104,13 +106,13 @@ def test_a_slow_end_beyond_the_deadline_is_not_sure(planned):
     option = of(plan, "bought", 2)
     low_s, high_s = option.training.wall_interval_s
     assert low_s < option.wall_s < high_s
-    assert in_time(option, high_s) == "whole interval"
-    assert in_time(option, 0.999 * high_s) == in_time(option, option.wall_s) == "expected"
-    assert in_time(option, 0.999 * option.wall_s) == in_time(option, low_s) == "quick end"
-    assert in_time(option, 0.999 * low_s) == "no"
-    assert in_time(option, None) is None
+    assert deadline_met(option, high_s) == "whole interval"
+    assert deadline_met(option, 0.999 * high_s) == deadline_met(option, option.wall_s) == "expected"
+    assert deadline_met(option, 0.999 * option.wall_s) == deadline_met(option, low_s) == "quick end"
+    assert deadline_met(option, 0.999 * low_s) == "no"
+    assert deadline_met(option, None) is None
     unsure = replace(option, training=replace(option.training, wall_interval_s=None))
-    assert in_time(unsure, 10 * option.wall_s) == "expected", "no interval, no certainty"
+    assert deadline_met(unsure, 10 * option.wall_s) == "expected", "no interval, no certainty"
 
 
 def test_an_upgrade_is_the_same_cluster_with_what_it_changes(planned):
@@ -119,7 +121,7 @@ def test_an_upgrade_is_the_same_cluster_with_what_it_changes(planned):
     two = next(o for o in plan.outcomes if o.before.nodes == 2)
     cluster = {"node": "v100-x8-25g", "nodes": 2, "fabric": "leaf-spine"}
     better = {"plan": None, "cluster": cluster, "what_if.network_bandwidth": 4}
-    step = run_scenario(changed(scenario, better)).main.step_time_s
+    step = run_scenario(change_scenario(scenario, better)).main.step_time_s
     assert two.after.step.step_time_s == step < two.before.step.step_time_s
     assert two.saved_s == pytest.approx(two.before.wall_s - two.after.wall_s)
     assert two.saved == pytest.approx(two.before.cost - two.after.cost)
@@ -175,7 +177,7 @@ def test_double_the_rent_is_double_the_cost(planned, plan_file):
     from_file = load_scenario(plan_file())
     text = from_file.origin.content["plan"]["candidates"][0] | {"price_per_gpu_hour": "4 USD/h"}
     dear = plan_scenario(
-        changed(from_file, {"plan.candidates": [text], "plan.upgrades": []}), jobs=1
+        change_scenario(from_file, {"plan.candidates": [text], "plan.upgrades": []}), jobs=1
     )
     for nodes in (1, 2):
         assert of(dear, "rented", nodes).cost == pytest.approx(2 * of(plan, "rented", nodes).cost)

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.files import shipped
+from perfmodel.files import list_shipped
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
@@ -224,7 +224,7 @@ def test_message_fidelity_refuses_what_would_take_minutes(tmp_path: Path) -> Non
         answered(tmp_path, "fidelity=message", "cluster.nodes=64", "scale.gpus=[512]")
 
 
-@pytest.mark.parametrize("name", shipped("scenarios"))
+@pytest.mark.parametrize("name", list_shipped("scenarios"))
 def test_every_shipped_scenario_answers(name: str) -> None:
     answer = run_scenario(load_scenario(name))
     assert answer.question.endswith("?")

@@ -16,8 +16,8 @@ import pytest
 
 from perfmodel.errors import ExecutorUnavailable, InputError, SweepError
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.sweep import Swept, run_sweep, variants
-from perfmodel.studies.sweep.executor import check_backend, cores, map_unordered
+from perfmodel.studies.sweep import SweepResult, run_sweep, variants
+from perfmodel.studies.sweep.executor import check_backend, count_cores, map_unordered
 
 GRID = {
     "strategy.bucket_cap": ["1 MiB", "5 MiB", "25 MiB"],
@@ -31,18 +31,18 @@ def tiny(**axes) -> tuple:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Swept:
+def alone() -> SweepResult:
     """In this process, one after the other."""
     return run_sweep(tiny(grid=GRID), jobs=1)
 
 
-def test_two_processes_give_the_same_bits(alone: Swept) -> None:
+def test_two_processes_give_the_same_bits(alone: SweepResult) -> None:
     assert run_sweep(alone.variants, jobs=2) == alone
     assert alone.failed == 0
     assert alone.table["step_time_s"].nunique() > 10
 
 
-def test_the_order_of_variants_changes_no_answer(alone: Swept) -> None:
+def test_the_order_of_variants_changes_no_answer(alone: SweepResult) -> None:
     backwards = run_sweep(alone.variants[::-1][:6], jobs=1)
     assert backwards.answers == alone.answers[::-1][:6]
 
@@ -57,7 +57,7 @@ def cluster():
         yield here
 
 
-def test_a_dask_cluster_gives_the_same_bits(alone: Swept, cluster) -> None:
+def test_a_dask_cluster_gives_the_same_bits(alone: SweepResult, cluster) -> None:
     address = cluster.scheduler_address
     assert address.startswith("tcp://")
     assert run_sweep(alone.variants, backend="dask", scheduler=address) == alone
@@ -65,7 +65,7 @@ def test_a_dask_cluster_gives_the_same_bits(alone: Swept, cluster) -> None:
         assert len(client.scheduler_info()["workers"]) == 2
 
 
-def test_a_cluster_keeps_a_store_too(alone: Swept, cluster, tmp_path: Path) -> None:
+def test_a_cluster_keeps_a_store_too(alone: SweepResult, cluster, tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     here = {"backend": "dask", "scheduler": cluster.scheduler_address, "store": path}
     assert run_sweep(alone.variants[:5], **here).reused == 0
@@ -114,7 +114,9 @@ def ray_here():
     ray.shutdown()
 
 
-def test_ray_gives_the_same_bits_and_keeps_a_store(alone: Swept, ray_here, tmp_path: Path) -> None:
+def test_ray_gives_the_same_bits_and_keeps_a_store(
+    alone: SweepResult, ray_here, tmp_path: Path
+) -> None:
     store = tmp_path / "s.sqlite"
     assert run_sweep(alone.variants[:4], backend="ray", store=store).answers == alone.answers[:4]
     again = run_sweep(alone.variants[:6], backend="ray", store=store)
@@ -205,9 +207,9 @@ def test_all_faults_of_flags_at_once() -> None:
 
 
 def test_no_more_cores_than_this_process_may_use(monkeypatch) -> None:
-    assert 1 <= cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= count_cores() <= len(os.sched_getaffinity(0))
     monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
-    assert cores() == 1
+    assert count_cores() == 1
 
 
 def test_a_fit_may_ask_for_threads_of_linear_algebra() -> None:
@@ -235,7 +237,7 @@ def test_a_killed_worker_is_said_and_no_traceback() -> None:
     ]  # and the next sweep has workers
 
 
-def test_progress_counts_to_the_end(alone: Swept, tmp_path: Path) -> None:
+def test_progress_counts_to_the_end(alone: SweepResult, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     path = tmp_path / "s.sqlite"
     twice = (*alone.variants[:3], alone.variants[1])

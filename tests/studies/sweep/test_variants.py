@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.scenario import Scenario, changed, load_scenario
+from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.sweep import Variant, run_sweep, variants
 
@@ -84,7 +84,7 @@ def test_else_it_is_the_last_of_the_scaling_curve(asked) -> None:
     assert only.scenario.scale.nodes == (2,)
     (found,) = run_sweep([only], jobs=1).answers
     assert found.gpus == 2
-    told = run_scenario(changed(scenario, {"what_if.compute": 2})).main
+    told = run_scenario(change_scenario(scenario, {"what_if.compute": 2})).main
     assert found.step_time_s == told.step_time_s
 
 
@@ -259,7 +259,9 @@ def test_a_scenario_that_was_changed_in_python_is_refused(asked) -> None:
     other = scenario.model_copy(update={"seed": 7}).with_origin(scenario.origin)
     with pytest.raises(ValueError, match=r"perfmodel\.scenario\.changed"):
         variants(other)
-    assert variants(changed(scenario, {"seed": 7}))[0].digest != variants(scenario)[0].digest
+    assert (
+        variants(change_scenario(scenario, {"seed": 7}))[0].digest != variants(scenario)[0].digest
+    )
 
 
 def test_run_does_not_look_at_a_sweep(asked) -> None:

@@ -13,11 +13,11 @@ from perfmodel.studies.tune.caps import (
     Window,
     caps_mb,
     find_windows,
+    format_caps,
     integer_cap_mb,
     integer_caps_mb,
     merge_last_windows,
     round_cap_mb,
-    text_mb,
 )
 from perfmodel.studies.tune.objective.gradients import GradientOrder, order_gradients
 from perfmodel.studies.tune.search.exact import allow_integer_caps
@@ -65,7 +65,7 @@ def test_a_list_reaches_every_partition_in_pytorch(case: Any) -> None:
         torch_groups(workload, [int(cap * MIB) for cap in caps], gradients.reverse_filled) == groups
     )
     assert len(caps) <= len(groups)
-    pasted = eval(text_mb(caps))
+    pasted = eval(format_caps(caps))
     assert tuple(pasted) == caps
 
 

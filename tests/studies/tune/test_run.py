@@ -25,7 +25,7 @@ from perfmodel.studies.tune.choice.tie_breaking import AS_GOOD, FEWER
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.objective.evaluator import SAME
 from perfmodel.studies.tune.objective.gradients import Cuts, order_gradients
-from perfmodel.studies.tune.run import sizes_of, tune_scenario
+from perfmodel.studies.tune.run import list_sizes, tune_scenario
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 Made = Callable[..., Scenario]
@@ -216,5 +216,5 @@ def test_what_has_no_buckets_is_refused(name: str, overrides: Any, field: str) -
 
 
 def test_sizes_without_buckets_are_left_out() -> None:
-    sizes = sizes_of(load_scenario("bucket-size-slow-ethernet"))
+    sizes = list_sizes(load_scenario("bucket-size-slow-ethernet"))
     assert [size.gpus for size in sizes] == [2, 4, 8]

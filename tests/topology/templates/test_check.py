@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.fabric.settings import settle
+from perfmodel.topology.fabric.settings import resolve_fabric
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.check import check
 from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, expand_pattern, join
@@ -191,7 +191,7 @@ def test_fabric_and_gpu_files_must_give_every_source(tmp_path: Path) -> None:
         ("sources.switch_latency", 5), ("sources.radixx", 5),
     }  # fmt: skip
     fabric.write_text(fabric.read_text().replace("radixx", "switch_latency"))
-    settled = settle(str(fabric))
+    settled = resolve_fabric(str(fabric))
     assert (settled.kind, settled.radix, settled.switch_latency_s) == ("leaf-spine", 8, 1e-6)
     assert settled.down_ports == 4
 

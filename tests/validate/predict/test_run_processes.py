@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perfmodel.validate.predict.run import WORTH_IT, PredictionTask, at_once
+from perfmodel.validate.predict.run import WORTH_IT, PredictionTask, predict_sweeps
 from perfmodel.validate.sweeps.read import read_sweeps
 
 HEADER = (
@@ -30,8 +30,8 @@ def test_processes_change_neither_order_nor_bits(tmp_path: Path) -> None:
     folder = sweep_folder(tmp_path)
     tasks = [PredictionTask((sweep, folder), None, None) for sweep in read_sweeps(tmp_path)]
     counts: list[tuple[int, int]] = []
-    alone = at_once(tasks, tmp_path, 1, None)
-    both = at_once(tasks, tmp_path, 2, lambda *count: counts.append(count))
+    alone = predict_sweeps(tasks, tmp_path, 1, None)
+    both = predict_sweeps(tasks, tmp_path, 2, lambda *count: counts.append(count))
     assert both == alone
     assert [len(forecast.times["datasheet"].time_s) for forecast in both[0]] == [
         len(task.sweep[0].rows) for task in tasks

@@ -15,7 +15,7 @@ from perfmodel.library.prediction_error import (
 )
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.validate.score.coverage import coverage, judged, limits, spread_of
-from perfmodel.validate.score.points import Point, even_weights, weighted_quantile
+from perfmodel.validate.score.points import DataPoint, even_weights, weighted_quantile
 from perfmodel.validate.score.scores import LARGE, by_band, on_common, score
 from perfmodel.validate.trainings.model import Case, Dataset
 
@@ -26,7 +26,7 @@ def point(sweep="a", error=0.1, nbytes=2**20, **more):
         "nbytes": nbytes, "measured_s": 1.0, "predicted_s": 1 + error, "interval_s": None,
         "counted": True,
     }  # fmt: skip
-    return Point(**(usual | more))
+    return DataPoint(**(usual | more))
 
 
 def test_errors_are_relative_to_what_was_measured():

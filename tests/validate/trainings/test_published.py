@@ -5,7 +5,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.trainings.datasets import datasets_in
-from perfmodel.validate.trainings.parse import LeftOut, layout_of, understood
+from perfmodel.validate.trainings.parse import UnsupportedRow, layout_of, parse_row
 from perfmodel.validate.trainings.published import published_datasets, single_dataset
 
 ROW = {
@@ -17,7 +17,7 @@ ROW = {
 
 
 def test_a_row_that_can_be_expressed():
-    asked = understood(ROW)
+    asked = parse_row(ROW)
     assert (asked.model, asked.precision, asked.batch, asked.nodes) == ("resnet50", "fp16", 128, 4)
     machine = asked.machine
     assert (machine.gpus, machine.intra.layout, machine.network.kind) == (8, "cube", "infiniband")
@@ -43,8 +43,8 @@ def test_a_row_that_can_be_expressed():
     ],
 )
 def test_rows_that_cannot(cells, why):
-    with pytest.raises(LeftOut, match=why):
-        understood(ROW | cells)
+    with pytest.raises(UnsupportedRow, match=why):
+        parse_row(ROW | cells)
 
 
 def test_equal_shares_are_a_layout():
@@ -53,12 +53,12 @@ def test_equal_shares_are_a_layout():
 
 
 def test_tables_whose_batch_is_that_of_the_job():
-    assert understood(ROW | {"dataset": "lambda_x", "batch_per_gpu": "1280"}).batch == 40
+    assert parse_row(ROW | {"dataset": "lambda_x", "batch_per_gpu": "1280"}).batch == 40
 
 
 def test_other_strategies_as_bucket_caps():
-    assert understood(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).cap_bytes > 1e12
-    each = understood(ROW | {"sync_mode": "WFBP-A2A: allreduce with overlap per tensor (Horovod)"})
+    assert parse_row(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).cap_bytes > 1e12
+    each = parse_row(ROW | {"sync_mode": "WFBP-A2A: allreduce with overlap per tensor (Horovod)"})
     assert each.cap_bytes == 1
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.workload import load_workload, times_from_file
+from perfmodel.workload import load_workload, read_layer_times
 
 CSV = """\
 # exported by hand
@@ -54,7 +54,7 @@ def faults(call, *arguments):
 
 def test_times_beside_the_parameters(write):
     path = write("toy.csv", CSV)
-    times = times_from_file(path, load_workload(path))
+    times = read_layer_times(path, load_workload(path))
     np.testing.assert_allclose(times.forward_s, [1.2e-3, 4e-6])
     np.testing.assert_allclose(times.backward_s, [2.4e-3, 10e-6])
     assert times.source == path
@@ -64,16 +64,16 @@ def test_times_for_a_model_of_the_zoo(write):
     workload = load_workload("vgg16")
     rows = [f"{layer.name},{i} us,{2 * i} us" for i, layer in enumerate(workload.layers)]
     path = write("times.csv", "\n".join(["name,forward,backward", *rows]))
-    times = times_from_file(path, workload)
+    times = read_layer_times(path, workload)
     np.testing.assert_allclose(times.backward_s, 2e-6 * np.arange(len(rows)))
     assert not np.isnan(times.copy_Bps)
     lacking = write("less.csv", "\n".join(["name,forward,backward", *rows[1:], "nobody,1 s,1 s"]))
-    found = faults(times_from_file, lacking, workload)
+    found = faults(read_layer_times, lacking, workload)
     assert [fault.field for fault in found] == ["name", "layers"]
     assert "'features.0'" in found[1].found
 
 
 def test_layers_without_times(write):
     path = write("m.yaml", YAML.replace("forward: 10 us, ", ""))
-    found = faults(times_from_file, path, load_workload(path))
+    found = faults(read_layer_times, path, load_workload(path))
     assert [(fault.field, fault.line) for fault in found] == [("layers.1.forward", 10)]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.workload import load_workload, times_from_file
+from perfmodel.workload import load_workload, read_layer_times
 
 CSV = """\
 # exported by hand
@@ -79,7 +79,7 @@ def test_yaml(write):
     assert (workload.name, workload.sample, workload.buffer_bytes) == ("toy", "image", 1024)
     assert workload.tensors[1].nbytes == 128
     assert workload.ready_order == (3, 0, 1)
-    times = times_from_file(path, workload)
+    times = read_layer_times(path, workload)
     np.testing.assert_allclose(times.forward_s, [1.5e-3, 1e-5, 1e-4])
     np.testing.assert_allclose(times.backward_s, [3e-3, 2e-5, 2e-4])
     assert (times.launch_s, times.optimizer_s) == (6e-6, 1e-3)

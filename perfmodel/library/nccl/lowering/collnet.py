@@ -16,7 +16,7 @@ from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, fores
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, joined, select_edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, join_edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import collnet_bytes, pieces_of_share
@@ -149,7 +149,7 @@ def _edges(machine: Machine, rails: Rails, fabric: _Fabric, trees: Forest) -> Ed
     ]
     back = np.empty(len(far), dtype=np.int64)
     back[np.concatenate([at, inside])] = np.arange(len(far))
-    return select_edges(joined(parts), back)
+    return select_edges(join_edges(parts), back)
 
 
 def _to_fabric(

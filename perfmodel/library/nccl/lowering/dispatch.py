@@ -11,7 +11,7 @@ from perfmodel.arrays import RankGroup, rank_array
 from perfmodel.collectives.catalog import ALGORITHMS, NCCL_ALGORITHMS, Algorithm, find_algorithm
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.lowering.lowered import LaidSchedule
-from perfmodel.library.lowering.protocols import numbers_of, usable_protocols
+from perfmodel.library.lowering.protocols import protocol_parameters, usable_protocols
 from perfmodel.library.lowering.rings import OWN_ALGORITHM, SINGLE_SENDS, lay_by_name
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import Protocol
@@ -40,7 +40,7 @@ def chosen_algorithm(
             and find_obstacle(machine, op, row.name, group) is not None
         ):
             continue
-        protocols = numbers_of(machine.library, op, row.name)
+        protocols = protocol_parameters(machine.library, op, row.name)
         if choice.protocol in protocols:
             return row.name, {choice.protocol: protocols[choice.protocol]}
     return OWN_ALGORITHM[op], usable_protocols(machine, group, op, OWN_ALGORITHM[op])

@@ -13,7 +13,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
 from perfmodel.library.channels.symmetry import fold_rails, rails_represented
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, joined, select_edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, join_edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import nvls_bytes, nvls_tree_bytes, pieces_of_share
@@ -136,7 +136,7 @@ def _lay_heads(
     ]
     back = np.empty(len(nodes.src), dtype=np.int64)
     back[np.concatenate([at, between])] = np.arange(len(nodes.src))
-    return nodes, select_edges(joined(parts), back)
+    return nodes, select_edges(join_edges(parts), back)
 
 
 def _to_switches(machine: Machine, rails: Rails, nodes: Switched, selection: IntArray) -> Edges:

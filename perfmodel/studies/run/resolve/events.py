@@ -20,7 +20,7 @@ from perfmodel.scenario import (
 from perfmodel.simulate.engine.background import Traffic
 from perfmodel.simulate.ranks.jitter import Jitter
 from perfmodel.studies.run.resolve.disturbance import ALWAYS_S, Disturbance, LinkFault
-from perfmodel.topology.faults import arcs_named, no_device
+from perfmodel.topology.faults import find_arcs, no_device
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.units import format_bandwidth, format_bytes, format_time
@@ -146,7 +146,7 @@ class _EventResolver:
     # ------------------------------------------------------------ links
 
     def _resolve_degrade(self, origin: str, degrade: DegradeEvent) -> Disturbance:
-        arcs = arcs_named(self.topology, degrade.link)
+        arcs = find_arcs(self.topology, degrade.link)
         numbers = self.topology.arcs
         rates = {}
         if degrade.to is not None:
@@ -172,7 +172,7 @@ class _EventResolver:
         return Disturbance(f"{degrade.link} {' '.join(details)}{when}", origin, faults=(fault,))
 
     def _resolve_down(self, origin: str, down: DownEvent) -> Disturbance:
-        arcs = arcs_named(self.topology, down.link)
+        arcs = find_arcs(self.topology, down.link)
         faults = _link_faults(down.at, down.reroute_after, arcs, LinkFault(0.0, arcs=arcs))
         description = f"{down.link} down{_format_failure(down.at, down.reroute_after)}"
         return Disturbance(description, origin, faults=faults)
@@ -186,7 +186,7 @@ class _EventResolver:
                 fault.allowed if lose.nic not in nodes else f"a NIC: {allowed_names(nics, limit=8)}"
             )
             raise InputError(Fault("nic", repr(lose.nic), allowed))
-        arcs = arcs_named(self.topology, lose.nic)
+        arcs = find_arcs(self.topology, lose.nic)
         faults = _link_faults(lose.at, lose.reroute_after, arcs, LinkFault(0.0, nodes=(lose.nic,)))
         description = f"{lose.nic} lost{_format_failure(lose.at, lose.reroute_after)}"
         return Disturbance(description, origin, faults=faults)

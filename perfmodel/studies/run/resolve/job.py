@@ -21,7 +21,7 @@ from perfmodel.training.memory import Setup, advice
 from perfmodel.training.plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
-from perfmodel.workload import load_workload, times_from_file
+from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 from perfmodel.workload.roofline import layer_times
 
@@ -113,7 +113,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
     try:
         if compute.source == "file":
             path = job.scenario.origin.resolve("compute.times", compute.times or "")
-            return times_from_file(
+            return read_layer_times(
                 path,
                 job.workload,
                 gpu=job.gpu,

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 from statistics import fmean
 
-from perfmodel.simulate.engine.background import BackgroundJob, Meeting
+from perfmodel.simulate.engine.background import BackgroundJob, CollectiveArrivals
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.result import BackgroundJobStep, DisturbanceCost, EventCost, Wait
@@ -77,10 +77,10 @@ def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tup
     usual = [each.name for each in sized.plan_for(None).classes]
     class_names = _name_classes(reported.plan, usual)
 
-    def name_last(meeting: Meeting) -> str:
+    def name_last(meeting: CollectiveArrivals) -> str:
         return ranks[meeting.last_rank] if by_rank else class_names[meeting.last]
 
-    meetings_of: dict[str, list[Meeting]] = {}
+    meetings_of: dict[str, list[CollectiveArrivals]] = {}
     for meeting in reported.run.meetings:
         if meeting.step in reported.counted_steps:
             meetings_of.setdefault(meeting.name, []).append(meeting)
@@ -97,7 +97,11 @@ def _name_classes(plan: StepPlan, usual: Collection[str]) -> dict[str, str]:
     }
 
 
-def _wait_of(name: str, meetings: Sequence[Meeting], name_last: Callable[[Meeting], str]) -> Wait:
+def _wait_of(
+    name: str,
+    meetings: Sequence[CollectiveArrivals],
+    name_last: Callable[[CollectiveArrivals], str],
+) -> Wait:
     counts: dict[str, int] = {}
     for meeting in meetings:
         if meeting.longest_s > ROUNDING_S:

@@ -13,7 +13,7 @@ from perfmodel.simulate.engine.engine import Fidelity, simulate
 from perfmodel.simulate.engine.run import Run
 from perfmodel.simulate.ranks.jitter import SlowSteps, Variation
 from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
-from perfmodel.simulate.ranks.task_order import unsuited
+from perfmodel.simulate.ranks.task_order import why_unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import (
     ALWAYS_S,
@@ -21,7 +21,7 @@ from perfmodel.studies.run.resolve.disturbance import (
     background_jobs,
     background_traffic,
 )
-from perfmodel.topology.faults import degraded, without
+from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.training.plan import StepPlan
 from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
 
@@ -91,7 +91,7 @@ def simulate_steps(
     jitters = [each.jitter for each in disturbances if each.jitter is not None]
     fidelity = "free" if free else setup.fidelity
     if jitters:
-        reason = unsuited(plan)
+        reason = why_unsuited(plan)
         reason = "the network changes or others use it" if changes or traffic or jobs else reason
         if reason is None:
             run = simulate_ranks(
@@ -232,7 +232,7 @@ def _machine_at(machine: Machine, disturbances: Sequence[Disturbance], at: float
     ]
     if not faults:
         return machine
-    topology = degraded(
+    topology = degrade_links(
         machine.topology,
         _slowest_rates([fault.bandwidth_Bps for fault in faults]),
         {arc: at for fault in faults for arc, at in fault.latency_s.items()},
@@ -240,7 +240,7 @@ def _machine_at(machine: Machine, disturbances: Sequence[Disturbance], at: float
     arcs = {arc for fault in faults for arc in fault.arcs}
     nodes = tuple(dict.fromkeys(node for fault in faults for node in fault.nodes))
     if arcs or nodes:
-        topology = without(topology, arcs=arcs, nodes=nodes)
+        topology = remove_links(topology, arcs=arcs, nodes=nodes)
     return replace(machine, topology=topology)
 
 

@@ -14,7 +14,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedCap:
     """One cap for all scenarios.
 
     Parameters
@@ -38,28 +38,28 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Compromise:
+class MinimaxCap:
     """The answer of ``perfmodel tune`` for several scenarios.
 
     Parameters
     ----------
     each : tuple of TuneResult
-    best : Shared
+    best : SharedCap
         The cap whose largest regret is the least.
     low_mb, high_mb : float
         Caps that do exactly the same everywhere; MiB.
-    default : Shared
+    default : SharedCap
         PyTorch's own caps.
     """
 
     each: tuple[TuneResult, ...]
-    best: Shared
+    best: SharedCap
     low_mb: float
     high_mb: float
-    default: Shared
+    default: SharedCap
 
 
-def tune_all(results: Sequence[TuneResult]) -> Compromise:
+def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:
     """Find one cap for several scenarios.
 
     Parameters
@@ -83,16 +83,16 @@ def tune_all(results: Sequence[TuneResult]) -> Compromise:
     best_cap, low_mb = rated[index]
     high_mb = ends[index + 1] if index + 1 < len(ends) else float("inf")
     window = Window(round(low_mb * MIB) - 1, high_mb * MIB - 1)
-    best = Shared(round_cap_mb(window), best_cap.steps_s, best_cap.regrets)
+    best = SharedCap(round_cap_mb(window), best_cap.steps_s, best_cap.regrets)
     steps = tuple(tuned.default.step_time_s for tuned in results)
-    default = Shared(None, steps, _compute_regrets(results, steps))
-    return Compromise(tuple(results), best, low_mb, high_mb, default)
+    default = SharedCap(None, steps, _compute_regrets(results, steps))
+    return MinimaxCap(tuple(results), best, low_mb, high_mb, default)
 
 
-def rate_cap(results: Sequence[TuneResult], cap_mb: float) -> Shared:
+def rate_cap(results: Sequence[TuneResult], cap_mb: float) -> SharedCap:
     """Return the steps and regrets of one cap for several scenarios."""
     steps = tuple(tuned.at(cap_mb).step_time_s for tuned in results)
-    return Shared(cap_mb, steps, _compute_regrets(results, steps))
+    return SharedCap(cap_mb, steps, _compute_regrets(results, steps))
 
 
 def _compute_regrets(results: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import BANDS
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.tune.caps import UniformPartition, assign_buckets, number
-from perfmodel.studies.tune.model import CurvePoint, Plateau, Robust
+from perfmodel.studies.tune.model import CurvePoint, Plateau, RobustCap
 from perfmodel.studies.tune.objective.allreduce_times import TimeOf
 from perfmodel.studies.tune.objective.evaluator import Evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
@@ -242,7 +242,7 @@ def find_plateau(curve: Sequence[CurvePoint]) -> Plateau:
     return Plateau(WITHIN, _merge_spans(curve, [point.regrets[0] for point in curve]))
 
 
-def find_robust_cap(curve: Sequence[CurvePoint]) -> Robust | None:
+def find_robust_cap(curve: Sequence[CurvePoint]) -> RobustCap | None:
     """Return the cap with the least largest regret; None if no interval is known."""
     if len(curve[0].regrets) < 2:
         return None
@@ -250,7 +250,7 @@ def find_robust_cap(curve: Sequence[CurvePoint]) -> Robust | None:
     least = min(worst)
     candidates = [point for point in curve if point.worst_regret <= least + ALIKE]
     best = min(candidates, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
-    return Robust(WITHIN, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
+    return RobustCap(WITHIN, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
 
 
 def _merge_spans(

@@ -17,7 +17,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended import UncontendedTimer, links_s
+from perfmodel.simulate.uncontended import UncontendedTimer, link_times_s
 from perfmodel.training.plan import Collective, Communicator, RankClass, StepPlan, Stream, Task
 
 AlgorithmProtocol = tuple[str, str]
@@ -72,7 +72,7 @@ class AllReduceTimes:
             time_s = self.factor * (self._simulate(size) if self.in_order else time_s)
             self._record_error(size, time_s)
             self._timed[size] = (time_s, (lowered.schedule.algorithm, lowered.protocol))
-            links = self.factor * links_s(self._capacity_Bps, lowered) / size
+            links = self.factor * link_times_s(self._capacity_Bps, lowered) / size
             self._per_byte = links if self._per_byte is None else np.minimum(self._per_byte, links)
             insort(self._sizes, size)
             self._arrays = None

@@ -12,7 +12,7 @@ from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.tune.caps import as_bytes, as_default, assign_buckets, with_cap, with_caps
-from perfmodel.studies.tune.model import Reduced
+from perfmodel.studies.tune.model import ReducedBucket
 from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
 from perfmodel.studies.tune.objective.gradients import GradientOrder, Groups, order_gradients
 from perfmodel.studies.tune.objective.surrogate import (
@@ -35,7 +35,7 @@ class Outcome:
 
     step_time_s: float
     exposed_comm_s: float
-    buckets: tuple[Reduced, ...]
+    buckets: tuple[ReducedBucket, ...]
 
 
 @dataclass
@@ -228,7 +228,7 @@ def _list_reasons(prepared: PreparedSize, gradients: GradientOrder) -> list[str]
     return [reason for reason, holds in conditions.items() if holds]
 
 
-def read_reductions(stepped: StepEstimate) -> tuple[Reduced, ...]:
+def read_reductions(stepped: StepEstimate) -> tuple[ReducedBucket, ...]:
     """Return when the buckets of the last step were reduced."""
     step = stepped.steps - 1
     start_s = (0.0, *stepped.run.step_ends_s)[step]
@@ -239,6 +239,8 @@ def read_reductions(stepped: StepEstimate) -> tuple[Reduced, ...]:
     ]
     first_spans = {cast("int", span.bucket): span for span in reversed(spans)}
     return tuple(
-        Reduced(span.nbytes, span.ready_s - start_s, span.start_s - start_s, span.end_s - start_s)
+        ReducedBucket(
+            span.nbytes, span.ready_s - start_s, span.start_s - start_s, span.end_s - start_s
+        )
         for _, span in sorted(first_spans.items())
     )

@@ -6,9 +6,9 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.tune.choice.minimax_regret import rate_cap, tune_all
+from perfmodel.studies.tune.choice.minimax_regret import choose_minimax_cap, rate_cap
 from perfmodel.studies.tune.model import TuneResult
-from perfmodel.studies.tune.run import sizes_of, tune_scenario
+from perfmodel.studies.tune.run import list_sizes, tune_scenario
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def each() -> list[TuneResult]:
 
 
 def test_no_cap_has_a_smaller_largest_regret(each: list[TuneResult]) -> None:
-    found = tune_all(each)
+    found = choose_minimax_cap(each)
     caps = {point.bucket_cap_mb for tuned in each for point in tuned.curve}
     worst = [
         max(tuned.at(cap).step_time_s / tuned.least_uniform_s - 1.0 for tuned in each)
@@ -34,18 +34,18 @@ def test_no_cap_has_a_smaller_largest_regret(each: list[TuneResult]) -> None:
 
 
 def test_the_default_is_rated_as_well(each: list[TuneResult]) -> None:
-    found = tune_all(each)
+    found = choose_minimax_cap(each)
     assert found.default.steps_s == tuple(tuned.default.step_time_s for tuned in each)
 
 
 def test_all_sizes_of_a_scenario() -> None:
     scenario = load_scenario("bucket-size-slow-ethernet", ["model.name=resnet18"])
-    sizes = sizes_of(scenario)
-    found = tune_all([tune_scenario(scenario, size=size) for size in sizes])
+    sizes = list_sizes(scenario)
+    found = choose_minimax_cap([tune_scenario(scenario, size=size) for size in sizes])
     assert [tuned.gpus for tuned in found.each] == [2, 4, 8]
     assert found.best.worst_regret <= found.default.worst_regret + 1.0
 
 
 def test_one_scenario_needs_no_compromise(each: list[TuneResult]) -> None:
     with pytest.raises(InputError, match="two or more"):
-        tune_all(each[:1])
+        choose_minimax_cap(each[:1])
