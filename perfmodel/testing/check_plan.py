@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from perfmodel.errors import ScheduleError, allowed_names
-from perfmodel.training.plan import Collective, Communicator, Compute, StepPlan, Task, Transfer
+from perfmodel.training.step_plan import Collective, Communicator, Compute, StepPlan, Task, Transfer
 
 
 def check_plan(plan: StepPlan) -> None:

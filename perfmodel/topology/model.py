@@ -108,7 +108,7 @@ class ChannelGraph:
     ----------
     pattern : str
         "ring", "tree", "nvls", "collnet_chain" or "collnet_direct".
-    ways : tuple of ChannelPath
+    paths : tuple of ChannelPath
     intra_Bps, inter_Bps : float
         Speed of one channel inside the host and between hosts; bytes per second.
     type_intra, type_inter : str
@@ -118,7 +118,7 @@ class ChannelGraph:
     """
 
     pattern: str
-    ways: tuple[ChannelPath, ...]
+    paths: tuple[ChannelPath, ...]
     intra_Bps: float
     inter_Bps: float
     type_intra: str
@@ -259,7 +259,7 @@ class Topology:
         fitting = (
             graph
             for graph in self.graphs
-            if graph.pattern == pattern and all(set(path.gpus) == members for path in graph.ways)
+            if graph.pattern == pattern and all(set(path.gpus) == members for path in graph.paths)
         )
         return next(fitting, None)
 

@@ -15,10 +15,10 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.strategy import DataParallelStrategy
 from perfmodel.training.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.ddp.options import MIB, DdpOptions
-from perfmodel.training.ddp.plan import ddp_plan
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.forward_backward import backward_segments, forward_segments
 from perfmodel.training.memory import MemoryUse, Setup, replicated
-from perfmodel.training.plan import Communicator, Op, RankClass, StepPlan, Stream
-from perfmodel.training.segments import backward_segments, forward_segments
+from perfmodel.training.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, ParameterTensor, Workload
 

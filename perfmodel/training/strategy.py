@@ -15,7 +15,7 @@ from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.forward_backward import CoreWork
 from perfmodel.training.memory import MemoryUse, Setup
-from perfmodel.training.plan import StepPlan
+from perfmodel.training.step_plan import StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -30,7 +30,7 @@ class StepRequest:
     bucket_copy_Bps : float, optional
         Rate of copies to and from buckets. Default: `times.copy_Bps`.
     others
-        As the parameters of `perfmodel.training.ddp.plan.ddp_plan`.
+        As the parameters of `perfmodel.training.ddp.step_plan.ddp_plan`.
     """
 
     workload: Workload

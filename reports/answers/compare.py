@@ -44,7 +44,10 @@ def differences(before: Path, after: Path) -> tuple[list[str], list[str]]:
         return ["missing"], []
     old, new = parsed(before), parsed(after)
     if old is None or new is None:
-        was, now = (path.read_text(encoding="utf-8", errors="replace") for path in (before, after))
+        was, now = (
+            path.read_text(encoding="utf-8", errors="replace").replace("\u00a0", " ")
+            for path in (before, after)
+        )
         if was == now:
             return [], []
         same = NUMBER.findall(was) == NUMBER.findall(now)

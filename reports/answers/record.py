@@ -63,7 +63,8 @@ def studies() -> Iterator[tuple[str, ...]]:
     yield "sweep", "sweep-buckets-and-nodes", "--json"
     yield "validate", "--json"
     yield "validate", "-o", "{out}"
-    yield "calibrate", "reports/measured/gloo_ring_4_epyc.json", "--topology", "cpu-loopback", "-o", "{out}/p.yaml"  # fmt: skip
+    recorded = "reports/measured/gloo_ring_4_epyc.json"
+    yield "calibrate", recorded, "--topology", "cpu-loopback", "-o", "{out}/p.yaml"
 
 
 def machines() -> Iterator[tuple[str, ...]]:
@@ -84,13 +85,16 @@ def machines() -> Iterator[tuple[str, ...]]:
             yield "collective", "dgx-h100", *CLUSTERS[1], *words, "--json"
     few = ("-b", "1MiB", "-e", "16MiB", "--fidelity", "message")
     yield "collective", "dgx-a100", *CLUSTERS[1], *few, "--json"
-    yield "collective", "cpu-loopback", "--library", "gloo", *few, "--profile", "epyc-2-cores-gloo", "--json"  # fmt: skip
+    profile = ("--profile", "epyc-2-cores-gloo")
+    yield "collective", "cpu-loopback", "--library", "gloo", *few, *profile, "--json"
 
 
 def lists() -> Iterator[tuple[str, ...]]:
     """Commands that list, check or explain."""
-    for words in ("models --json", "scenarios --json", "topology list --json", "schema scenario", "schema topology"):  # fmt: skip
-        yield tuple(words.split())
+    for command in ("models", "scenarios", "topology list"):
+        yield *command.split(), "--json"
+    for kind in ("scenario", "topology"):
+        yield "schema", kind
     for model in ("resnet50", "bert-large", "gpt2", "llama2-7b", "vgg16", "vit-b-16"):
         yield "buckets", model, "--json"
     for algorithm in ("ring", "tree", "nvls", "pat"):

@@ -19,10 +19,10 @@ begun = time.perf_counter()
 from perfmodel.library.machine import Machine  # noqa: E402  (the imports are what is timed)
 from perfmodel.scenario import ClusterSize, load_scenario  # noqa: E402
 from perfmodel.simulate.engine.engine import simulate  # noqa: E402
-from perfmodel.studies.run.resolve.job import TrainingJob, load_workload, plan, times  # noqa: E402
 from perfmodel.studies.run.resolve.machine import machine  # noqa: E402
+from perfmodel.studies.run.resolve.training_job import TrainingJob, load_workload, plan, times  # noqa: E402
 from perfmodel.topology.templates.build import load_node  # noqa: E402
-from perfmodel.training.plan import StepPlan  # noqa: E402
+from perfmodel.training.step_plan import StepPlan  # noqa: E402
 
 IMPORTED_S = time.perf_counter() - begun
 BATCH = 4

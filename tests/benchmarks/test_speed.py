@@ -17,8 +17,8 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.resolve.job import TrainingJob, load_workload, plan, times
 from perfmodel.studies.run.resolve.machine import machine
+from perfmodel.studies.run.resolve.training_job import TrainingJob, load_workload, plan, times
 from perfmodel.topology.templates.build import build_topology, load_node
 
 pytestmark = pytest.mark.benchmarks

@@ -18,7 +18,7 @@ from perfmodel.training.data_parallel import (
     data_parallel_plan,
     reduction_pieces,
 )
-from perfmodel.training.plan import Collective, StepPlan
+from perfmodel.training.step_plan import Collective, StepPlan
 from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model
 

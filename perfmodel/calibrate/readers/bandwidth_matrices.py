@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate.readers.log_lines import number, plain
-from perfmodel.calibrate.readers.records import LinkMatrix
+from perfmodel.calibrate.readers.sweep_records import LinkMatrix
 from perfmodel.errors import Fault, InputError
 
 _P2P = re.compile(r"^(Unidirectional |Bidirectional |)P2P=(Enabled|Disabled) (Bandwidth|Latency)")

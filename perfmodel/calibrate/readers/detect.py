@@ -23,7 +23,7 @@ from perfmodel.calibrate.readers.nccl_json import (
     read_rccl_json,
 )
 from perfmodel.calibrate.readers.nccl_text import is_nccl_text, read_nccl_text
-from perfmodel.calibrate.readers.records import LinkMatrix, Sweep
+from perfmodel.calibrate.readers.sweep_records import LinkMatrix, Sweep
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import read_text, validate_document
 from perfmodel.measure.record import Measurement

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate.readers.infer_op import OPS, op_named, op_of_file
-from perfmodel.calibrate.readers.records import PERFORMANCE, Sweep, SweepRow, version_text
+from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, SweepRow, version_text
 from perfmodel.errors import Fault, InputError, allowed_names
 
 Document = Mapping[str, Any]

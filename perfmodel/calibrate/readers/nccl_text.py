@@ -14,7 +14,7 @@ from pathlib import Path
 
 from perfmodel.calibrate.readers.infer_op import op_named, op_of_file, ops_allowed, ranks_of_factor
 from perfmodel.calibrate.readers.log_lines import number, plain
-from perfmodel.calibrate.readers.records import PERFORMANCE, Sweep, SweepRow, version_text
+from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, SweepRow, version_text
 from perfmodel.errors import Fault, InputError, allowed_names
 
 TYPES = (

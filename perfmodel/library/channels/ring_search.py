@@ -72,7 +72,7 @@ def dumped_rings(
     dump = topology.graph_of("ring", places)
     at_nic = {int(nodes[nic]["local"].removeprefix("nic")): at for at, nic in enumerate(nics)
               if nodes[nic]["local"].removeprefix("nic").isdigit()}  # fmt: skip
-    paths = dump.ways if dump is not None else ()
+    paths = dump.paths if dump is not None else ()
     return tuple(
         HostRing(
             tuple(places.index(gpu) for gpu in path.gpus),

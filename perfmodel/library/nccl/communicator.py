@@ -133,7 +133,7 @@ def _read_dump(topology: Topology, pattern: str, local: list[int]) -> Graph | No
     if dump is None:
         return None
     speeds = dump.intra_Bps / 1e9, dump.inter_Bps / 1e9
-    return Graph(len(dump.ways), *speeds, dump.type_intra, dump.type_inter, dump.same_channels)
+    return Graph(len(dump.paths), *speeds, dump.type_intra, dump.type_inter, dump.same_channels)
 
 
 def _most_channels(settings: LibrarySettings) -> int:

@@ -19,7 +19,7 @@ def tuned_json(tuned: TuneResult) -> dict[str, Any]:
         "scenario": tuned.scenario.name,
         **attributes(tuned, "workload machine gpus nodes"),
         "default": _choice(tuned, tuned.default),
-        "asked": None if tuned.asked is None else _choice(tuned, tuned.asked),
+        "asked": None if tuned.requested is None else _choice(tuned, tuned.requested),
         "best_uniform": _choice(tuned, tuned.best_uniform),
         "best_list": _choice(tuned, tuned.best_list),
         "best_integer_list": _choice(tuned, tuned.best_integer_list),

@@ -54,7 +54,7 @@ def settings_table(tuned: TuneResult) -> Table:
     whole = tuned.best_integer_list
     settings = [
         ("PyTorch's default: 1, then 25", tuned.default),
-        ("the scenario's own", tuned.asked),
+        ("the scenario's own", tuned.requested),
         (f"best cap for all: {caps(tuned.best_uniform)}", tuned.best_uniform),
         (f"best list: {caps(tuned.best_list)}", tuned.best_list),
     ]

@@ -134,7 +134,7 @@ def points_csv(validation: Validation) -> str:
                 for mode in modes
             ]
             measured = f"{row.time_s * 1e6:.6g}"
-            counted, path = int(prediction.counted), prediction.ways[at]
+            counted, path = int(prediction.counted), prediction.choices[at]
             rows.append((sweep.id, counted, row.nbytes, path, measured, *times))
     return csv_text(titles, rows)
 

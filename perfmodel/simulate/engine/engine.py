@@ -16,15 +16,15 @@ from perfmodel.simulate.engine.background import (
     schedule_changes,
     start_traffic,
 )
+from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
-from perfmodel.simulate.engine.run import Run
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.network import FreeNetwork, Network, schedule_last
 from perfmodel.simulate.sockets.network import SocketNetwork, uses_sockets
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.timeline import Timeline
-from perfmodel.training.plan import StepPlan
+from perfmodel.training.step_plan import StepPlan
 
 __all__ = ["Fidelity", "Run", "simulate"]
 
@@ -46,7 +46,7 @@ def simulate(
     estimator: UncontendedTimer | None = None,
     changes: Sequence[Change] = (),
     traffic: Sequence[Traffic] = (),
-    beside: Sequence[BackgroundJob | StepPlan] = (),
+    background_jobs: Sequence[BackgroundJob | StepPlan] = (),
     stretch: Stretch | None = None,
 ) -> Run:
     """Run a plan for some steps, one after the other as the plan links them.
@@ -67,7 +67,7 @@ def simulate(
         What the machine becomes, and when.
     traffic : sequence of Traffic
         Background streams and bursts.
-    beside : sequence of BackgroundJob or StepPlan
+    background_jobs : sequence of BackgroundJob or StepPlan
         Background jobs, repeated on the same machine until this one has ended.
     stretch : callable, optional
         Factor on a task's work, by step and index (see `perfmodel.simulate.ranks.jitter`).
@@ -84,7 +84,7 @@ def simulate(
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
     main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
-    others = [_start_background_job(env, network, job, usual) for job in beside]
+    others = [_start_background_job(env, network, job, usual) for job in background_jobs]
     jobs = (main, *others)
     schedule_changes(
         env, network, changes, lambda: [name for job in jobs for name in job.in_progress.values()]

@@ -18,11 +18,19 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.simulate.engine.background import CollectiveArrivals
+from perfmodel.simulate.engine.outcome import span_of
 from perfmodel.simulate.engine.rank_class import ComputeResource, participants_of
-from perfmodel.simulate.engine.run import span_of
 from perfmodel.simulate.network import Network
 from perfmodel.timeline import Span
-from perfmodel.training.plan import Collective, Compute, RankClass, StepPlan, Stream, Task, Transfer
+from perfmodel.training.step_plan import (
+    Collective,
+    Compute,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+    Transfer,
+)
 
 Steps = Generator[simpy.Event, Any, None]
 Stretch = Callable[[int, int], float | NDArray[np.float64]]

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.training.plan import StepPlan
+from perfmodel.training.step_plan import StepPlan
 
 Kind = Literal["normal", "lognormal", "gamma", "exponential"]
 

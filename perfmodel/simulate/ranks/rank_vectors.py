@@ -21,14 +21,14 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.engine.engine import NETWORKS, Fidelity
+from perfmodel.simulate.engine.outcome import Run, span_of
 from perfmodel.simulate.engine.plan_run import Stretch
-from perfmodel.simulate.engine.run import Run, span_of
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.network import LinkCounters, sum_counters, zero_counters
 from perfmodel.simulate.ranks.task_order import Node, execution_order, why_unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.timeline import Span, Timeline
-from perfmodel.training.plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
 
 Clock = float | FloatArray
 """A time for each rank of a class, or one time for all of them; seconds."""
@@ -251,8 +251,10 @@ def _arrivals(
     rank = ranks[task.rank_class][place]
     others = sum(sizes) - 1
     return [
-        CollectiveArrivals(step, task.name, task.bucket, start_s, task.rank_class, rank, waited_s / others,
-                start_s - first)
+        CollectiveArrivals(
+            step, task.name, task.bucket, start_s, task.rank_class, rank, waited_s / others,
+            start_s - first,
+        )
     ]  # fmt: skip
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from perfmodel.calibrate import Profile
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
-from perfmodel.simulate.engine.run import Run
-from perfmodel.studies.run.resolve.job import TrainingJob
+from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
+from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.steps.metrics import mean, parts_of_steps
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
@@ -24,7 +24,7 @@ from perfmodel.studies.run.steps.sized_job import (
     size_job,
 )
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.plan import StepPlan
+from perfmodel.training.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from perfmodel.calibrate import Profile
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest
-from perfmodel.studies.run.resolve.job import TrainingJob
 from perfmodel.studies.run.resolve.resolved_scenario import (
     ResolvedScenario,
     resolve_scenario,
 )
+from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size

@@ -5,4 +5,13 @@ from perfmodel.studies.sweep.store import Store
 from perfmodel.studies.sweep.variants import Variant, variants
 from perfmodel.studies.sweep.worker import FIGURES, Answer, answer
 
-__all__ = ["FIGURES", "Answer", "Store", "SweepResult", "Variant", "answer", "run_sweep", "variants"]
+__all__ = [
+    "FIGURES",
+    "Answer",
+    "Store",
+    "SweepResult",
+    "Variant",
+    "answer",
+    "run_sweep",
+    "variants",
+]

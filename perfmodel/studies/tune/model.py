@@ -161,7 +161,7 @@ class TuneResult:
     gpus, nodes : int
     default : Choice
         PyTorch's own: 1 MiB first, then 25 MiB.
-    asked : Choice or None
+    requested : Choice or None
         Caps of the scenario, where it sets any.
     best_uniform, best_list, best_integer_list : Choice
         The cap is a round one among those that are as good (see
@@ -191,7 +191,7 @@ class TuneResult:
     gpus: int
     nodes: int
     default: Choice
-    asked: Choice | None
+    requested: Choice | None
     best_uniform: Choice
     best_list: Choice
     best_integer_list: Choice

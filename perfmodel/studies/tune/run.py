@@ -91,8 +91,8 @@ def tune_scenario(
         Another strategy, one GPU, or a scenario that does not hold; names file, line and field.
     """
     if not STRATEGIES[scenario.strategy.kind].has_buckets:
-        found, allowed = repr(scenario.strategy.kind), "'ddp', which has buckets"
-        raise scenario.fault("strategy.kind", found, allowed)
+        actual, allowed = repr(scenario.strategy.kind), "'ddp', which has buckets"
+        raise scenario.fault("strategy.kind", actual, allowed)
     prepared = prepare(scenario, profile=profile, size=size)
     if prepared.size.gpus < 2:
         allowed = "2 or more: one GPU reduces nothing, so that it has no buckets"
@@ -134,7 +134,7 @@ def _tune(
         gpus=prepared.size.gpus,
         nodes=prepared.size.nodes,
         default=_evaluate(evaluator, evaluator.default_options()),
-        asked=None if own == (None, None, None) else _evaluate(evaluator, mine),
+        requested=None if own == (None, None, None) else _evaluate(evaluator, mine),
         best_uniform=_evaluate(evaluator, evaluator.uniform_options(uniform), cap=uniform),
         best_list=_evaluate(evaluator, evaluator.list_options(best), caps=best),
         best_integer_list=_evaluate(

@@ -14,7 +14,7 @@ import networkx as nx
 import numpy as np
 
 from perfmodel.topology.fabric.cabling import Wiring, wire, wire_listed
-from perfmodel.topology.fabric.settings import Fabric
+from perfmodel.topology.fabric.fabric import Fabric
 from perfmodel.topology.model import Arcs, ChannelGraph, ChannelPath
 from perfmodel.topology.routing.clos import Tiers, places
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, expand_pattern, pairs
@@ -93,7 +93,7 @@ def channel_graphs(spec: NodeSpec, host: Host) -> tuple[ChannelGraph, ...]:
     return tuple(
         ChannelGraph(
             pattern=graph.pattern,
-            ways=tuple(
+            paths=tuple(
                 ChannelPath(
                     tuple(gpu[name] for name in channel.gpus),
                     None if channel.enter is None else nic[channel.enter],

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.fabric.settings import Fabric
+from perfmodel.topology.fabric.fabric import Fabric
 from perfmodel.topology.routing.clos import Ints
 
 

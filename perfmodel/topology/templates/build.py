@@ -18,7 +18,7 @@ from perfmodel.topology.fabric.assemble import (
     expand_host,
     name_devices,
 )
-from perfmodel.topology.fabric.settings import resolve_fabric
+from perfmodel.topology.fabric.fabric import resolve_fabric
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
 from perfmodel.topology.templates.references import reference_faults

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
 from perfmodel.files import read_yaml, validate_document
-from perfmodel.topology.fabric.settings import resolve_fabric
+from perfmodel.topology.fabric.fabric import resolve_fabric
 from perfmodel.topology.model import NodeKind, Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology, load_node

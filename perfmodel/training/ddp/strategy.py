@@ -7,9 +7,9 @@ from dataclasses import replace
 from perfmodel.scenario.sections.strategy import DdpStrategy
 from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.ddp.plan import ddp_plan
+from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory import MemoryUse, Setup, replicated
-from perfmodel.training.plan import StepPlan
+from perfmodel.training.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 

@@ -52,13 +52,13 @@ class Forecast:
     times : mapping of Mode to Times
     missing : mapping of Mode to str
         Why a mode has no prediction.
-    ways : tuple of str
+    choices : tuple of str
         Algorithm and protocol by size, datasheet mode.
     """
 
     times: Mapping[Mode, Times]
     missing: Mapping[Mode, str] = field(default_factory=dict)
-    ways: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class SweepPrediction:
         return self.forecast.missing
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def choices(self) -> tuple[str, ...]:
         """Algorithm and protocol by size, datasheet mode."""
-        return self.forecast.ways
+        return self.forecast.choices
 
     @property
     def counted(self) -> bool:

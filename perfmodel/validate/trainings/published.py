@@ -20,7 +20,7 @@ from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.ddp.plan import ddp_plan
+from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.validate.sweeps.match import Allocation, build_cluster, one_line
 from perfmodel.validate.trainings.model import Case, Dataset
 from perfmodel.validate.trainings.parse import TrainingRow, UnsupportedRow, parse_row

@@ -23,9 +23,9 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
-from perfmodel.training.ddp.plan import ddp_plan, unbucketed_plan
-from perfmodel.training.plan import StepPlan
+from perfmodel.training.ddp.step_plan import ddp_plan, unbucketed_plan
 from perfmodel.training.split_class import ClassPart, split
+from perfmodel.training.step_plan import StepPlan
 from perfmodel.validate.trainings.model import Case, Dataset
 from perfmodel.validate.trainings.shaped_links import (
     Links,

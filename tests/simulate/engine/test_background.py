@@ -17,7 +17,8 @@ from perfmodel.studies.run.resolve.placement import place_plan
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.training.plan import (
+from perfmodel.training.split_class import ClassPart, split
+from perfmodel.training.step_plan import (
     Collective,
     Communicator,
     Compute,
@@ -26,7 +27,6 @@ from perfmodel.training.plan import (
     Stream,
     Task,
 )
-from perfmodel.training.split_class import ClassPart, split
 
 Maker = Callable[..., Topology]
 STREAMS = (Stream("compute", "compute"), Stream("comm", "comm"), Stream("tensor", "comm"))
@@ -324,7 +324,7 @@ def test_two_like_jobs_on_one_link_take_turns_or_share(
     machine = Machine(topology, load_library("plain"))
     mine, theirs = plan(reduce_("r"), ranks=range(2)), plan(reduce_("o"), ranks=range(2, 4))
     alone = simulate(mine, machine, fidelity=fidelity)
-    run = simulate(mine, machine, fidelity=fidelity, beside=[theirs], steps=2)
+    run = simulate(mine, machine, fidelity=fidelity, background_jobs=[theirs], steps=2)
     assert run.step_times_s == pytest.approx([2 * alone.step_time_s] * 2, rel=1e-6)
     assert run.others_step_ends_s["test"][0] == pytest.approx(run.step_ends_s[0])
 
@@ -332,7 +332,7 @@ def test_two_like_jobs_on_one_link_take_turns_or_share(
 def test_a_job_begins_at_its_time_and_goes_on_until_the_main_one_ends(machine: Machine) -> None:
     mine = plan(work("w", 100e-3), ranks=range(2))
     theirs = BackgroundJob(plan(work("v", 10e-3), ranks=range(2, 4), name="other"), start_s=25e-3)
-    run = simulate(mine, machine, beside=[theirs])
+    run = simulate(mine, machine, background_jobs=[theirs])
     assert run.step_time_s == pytest.approx(100e-3)
     wanted = [35e-3, 45e-3, 55e-3, 65e-3, 75e-3, 85e-3, 95e-3]
     assert run.others_step_ends_s["other"] == pytest.approx(wanted)
@@ -346,7 +346,7 @@ def test_a_job_whose_host_runs_ahead_is_held_back(machine: Machine) -> None:
         Task("w", "forward", "all", "compute", Compute(1e-3), (0,)),
     )
     theirs = StepPlan("busy", (RankClass("all", range(2, 4)),), streams, (), tasks, 2)
-    run = simulate(plan(work("w", 10.5e-3), ranks=range(2)), machine, beside=[theirs])
+    run = simulate(plan(work("w", 10.5e-3), ranks=range(2)), machine, background_jobs=[theirs])
     assert len(run.others_step_ends_s["busy"]) == 10
 
 
@@ -355,7 +355,7 @@ def test_a_deadlock_of_another_job_is_named(machine: Machine) -> None:
     group = (Communicator("dp", ((2, 3),)),)
     theirs = StepPlan("stuck job", classes, STREAMS, group, (reduce_("r"),), 2)
     with pytest.raises(SimulationError, match="'stuck job' cannot finish"):
-        simulate(plan(work("w", 1.0), ranks=range(2)), machine, beside=[theirs])
+        simulate(plan(work("w", 1.0), ranks=range(2)), machine, background_jobs=[theirs])
 
 
 def test_a_plan_moves_to_other_ranks(machine: Machine) -> None:

@@ -10,9 +10,9 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.engine.run import Run
+from perfmodel.simulate.engine.outcome import Run
 from perfmodel.topology.model import Topology
-from perfmodel.training.plan import (
+from perfmodel.training.step_plan import (
     Collective,
     Communicator,
     Compute,

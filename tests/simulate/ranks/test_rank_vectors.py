@@ -20,7 +20,8 @@ from perfmodel.simulate.ranks.jitter import Jitter, Kind, SlowSteps, Variation
 from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
-from perfmodel.training.plan import (
+from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
+from perfmodel.training.step_plan import (
     Collective,
     Communicator,
     Compute,
@@ -30,7 +31,6 @@ from perfmodel.training.plan import (
     Task,
     Transfer,
 )
-from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
 
 Maker = Callable[..., Topology]
 STREAMS = (

@@ -192,7 +192,7 @@ def test_samples_of_other_kinds_have_no_throughput_in_common() -> None:
             ),
         ]
     )
-    assert not image.versus[0].same_samples
+    assert not image.differences[0].same_samples
     assert to_json(image)["changes"][0]["samples_per_s"] is None
 
 

@@ -195,9 +195,9 @@ def test_the_scenarios_own_caps_are_compared_with() -> None:
         "bucket-size-slow-ethernet", ["scale=null", "strategy.bucket_cap=2 MiB"]
     )
     found = tune_scenario(scenario)
-    assert found.asked is not None
-    assert found.asked.step_time_s == run_scenario(scenario).main.step_time_s
-    assert found.regret(found.asked) > found.regret(found.default) > 0
+    assert found.requested is not None
+    assert found.requested.step_time_s == run_scenario(scenario).main.step_time_s
+    assert found.regret(found.requested) > found.regret(found.default) > 0
 
 
 # ---------------------------------------------------------------- what cannot be tuned

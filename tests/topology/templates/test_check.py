@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.fabric.settings import resolve_fabric
+from perfmodel.topology.fabric.fabric import resolve_fabric
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.check import check
 from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, expand_pattern, join

@@ -13,8 +13,8 @@ from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
 from perfmodel.simulate.engine.background import BackgroundJob
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.resolve.job import TrainingJob, plan, resolve_workload, times
-from perfmodel.training.plan import Collective, Compute, StepPlan, Task
+from perfmodel.studies.run.resolve.training_job import TrainingJob, plan, resolve_workload, times
+from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
 from perfmodel.workload.model import Workload
 
 

@@ -9,7 +9,6 @@ from perfmodel.calibrate import Profile, read_profile
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.scenario import ClusterSize, Scenario, sizes
 from perfmodel.simulate.engine.engine import Fidelity
-from perfmodel.studies.run.resolve.job import TrainingJob, resolve_workload
 from perfmodel.studies.run.resolve.machine import (
     MachineEnsemble,
     build_ensemble,
@@ -17,6 +16,7 @@ from perfmodel.studies.run.resolve.machine import (
     relocate_error,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
+from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec

@@ -12,7 +12,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
-from perfmodel.training.plan import Collective, StepPlan
+from perfmodel.training.step_plan import Collective, StepPlan
 
 WORTH_NAMING = 0.02
 """Share of the step that something must cost to be called the bottleneck instead of compute."""

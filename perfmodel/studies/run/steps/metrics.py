@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.simulate.engine.run import Run
+from perfmodel.simulate.engine.outcome import Run
 from perfmodel.timeline import Span, covered_s, exposed_s
-from perfmodel.training.plan import StepPlan
+from perfmodel.training.step_plan import StepPlan
 
 PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed communication", "idle")
 

@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.calibrate import interval_s
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import LinkCounters
-from perfmodel.studies.run.resolve.job import buckets, memory
+from perfmodel.studies.run.resolve.training_job import buckets, memory
 from perfmodel.studies.run.result import BucketTime, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottleneck import find_bottleneck
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.training.plan import StepPlan
+from perfmodel.training.step_plan import StepPlan
 from perfmodel.units import format_time
 
 WARM_UP = 2

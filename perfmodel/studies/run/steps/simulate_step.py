@@ -10,7 +10,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import Change
 from perfmodel.simulate.engine.engine import Fidelity, simulate
-from perfmodel.simulate.engine.run import Run
+from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.ranks.jitter import SlowSteps, Variation
 from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
 from perfmodel.simulate.ranks.task_order import why_unsuited
@@ -22,8 +22,8 @@ from perfmodel.studies.run.resolve.disturbance import (
     background_traffic,
 )
 from perfmodel.topology.faults import degrade_links, remove_links
-from perfmodel.training.plan import StepPlan
 from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
+from perfmodel.training.step_plan import StepPlan
 
 MOST_SINGLE_RANKS = 128
 """Ranks at most that get a process each, where vectors of ranks would not be exact."""
@@ -103,7 +103,7 @@ def simulate_steps(
         plan, slow = _split_into_ranks(plan, slow, reason, disturbances)
     run = simulate(
         plan, timer.machine, steps=steps, fidelity=fidelity, overlap_slowdown=setup.slowdown,
-        estimator=timer, changes=changes, traffic=traffic, beside=jobs,
+        estimator=timer, changes=changes, traffic=traffic, background_jobs=jobs,
         stretch=Variation(plan, jitters, slow) if jitters or slow else None,
     )  # fmt: skip
     classes = len(plan.classes)

@@ -12,11 +12,10 @@ from perfmodel.errors import InputError, PerfmodelError, SimulationError, Topolo
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, batch_per_gpu
 from perfmodel.simulate.engine.engine import Fidelity
-from perfmodel.simulate.engine.run import Run
+from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.events import resolve_events
-from perfmodel.studies.run.resolve.job import TrainingJob, on_gpu, plan, times
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocate_error
 from perfmodel.studies.run.resolve.placement import (
@@ -26,12 +25,13 @@ from perfmodel.studies.run.resolve.placement import (
     resolve_other_jobs,
 )
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
+from perfmodel.studies.run.resolve.training_job import TrainingJob, on_gpu, plan, times
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.plan import Collective, StepPlan
+from perfmodel.training.step_plan import Collective, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
 

@@ -16,9 +16,9 @@ from perfmodel.topology.model import Sockets
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.ddp.plan import ddp_plan
+from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.forward_backward import CoreWork
-from perfmodel.training.plan import Compute, StepPlan
+from perfmodel.training.step_plan import Compute, StepPlan
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 
 NONE = np.zeros(2, dtype=np.int64)

@@ -303,8 +303,8 @@ def test_channels_of_a_graph_are_kept_and_used(tmp_path: Path) -> None:
     topology = build_topology(str(written))
     ring = topology.graph_of("ring", [0, 1])
     assert ring is not None
-    assert [way.gpus for way in ring.ways] == [(1, 0), (0, 1)]
-    assert [(way.nic_in, way.nic_out) for way in ring.ways] == [(0, 1), (1, 0)]
+    assert [way.gpus for way in ring.paths] == [(1, 0), (0, 1)]
+    assert [(way.nic_in, way.nic_out) for way in ring.paths] == [(0, 1), (1, 0)]
     assert (ring.intra_Bps, ring.type_inter, ring.same_channels) == (20e9, "PIX", False)
     assert topology.graph_of("ring", [0]) is None
     assert len(topology.graphs) == 1, "a graph without channels says nothing"
@@ -435,6 +435,6 @@ def test_graphs_of_real_machines(samples: Path) -> None:
     found = import_file(samples / "azure-ncv4-topo.xml", graph=samples / "azure-ncv4-graph.xml")
     ring = build_topology(found.node()).graph_of("ring", range(4))
     assert ring is not None
-    assert (len(ring.ways), ring.intra_Bps, ring.type_intra) == (2, 12e9, "SYS")
+    assert (len(ring.paths), ring.intra_Bps, ring.type_intra) == (2, 12e9, "SYS")
     with pytest.raises(InputError, match="--graph"):
         import_file(samples / "uccl-graph-dump.xml")

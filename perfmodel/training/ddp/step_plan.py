@@ -27,7 +27,7 @@ from perfmodel.training.forward_backward import (
     add_forward,
     add_local_backward,
 )
-from perfmodel.training.plan import Communicator, RankClass, StepPlan, Stream
+from perfmodel.training.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 
 HOOKS = (Stream("cast", "copy"), Stream("hook", "copy"))

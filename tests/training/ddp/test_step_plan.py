@@ -12,8 +12,8 @@ from perfmodel.errors import InputError, ScheduleError
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
-from perfmodel.training.ddp.plan import ddp_plan
-from perfmodel.training.plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model
 

@@ -9,7 +9,7 @@ from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.timeline import Span, Timeline
-from perfmodel.training.plan import Compute, Task
+from perfmodel.training.step_plan import Compute, Task
 
 
 @dataclass(frozen=True, slots=True)
