@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from perfmodel.scenario import Scenario, load_scenario
     from perfmodel.studies.compare.compare import compare as compare_scenarios
     from perfmodel.studies.plan.run import plan_scenario
-    from perfmodel.studies.run import collective_rows as collective
     from perfmodel.studies.run import run_scenario as run
+    from perfmodel.studies.run.collective import collective_rows as collective
     from perfmodel.studies.run.result import Result
     from perfmodel.studies.sweep.run import run_sweep
     from perfmodel.studies.sweep.variants import variants
@@ -59,7 +59,7 @@ _HOMES = {
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
     "Topology": "perfmodel.topology.model:Topology",
-    "collective": "perfmodel.studies.run:collective_rows",
+    "collective": "perfmodel.studies.run.collective:collective_rows",
     "compare_scenarios": "perfmodel.studies.compare.compare:compare",
     "load_scenario": "perfmodel.scenario:load_scenario",
     "plan_scenario": "perfmodel.studies.plan.run:plan_scenario",

@@ -1,14 +1,16 @@
-"""From measurements to a Profile: link costs with intervals and their source."""
+"""From measurements to a Profile with intervals: `fit`; `apply.apply` puts one on a machine."""
 
-from perfmodel.calibrate.apply import apply
-from perfmodel.calibrate.checks import doubts
-from perfmodel.calibrate.link_costs.fit import fit, source_of
-from perfmodel.calibrate.profile import Profile, read_profile, write_profile
-from perfmodel.calibrate.sampling import draws, interval_s, measured_at
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate.checks import doubts
+    from perfmodel.calibrate.link_costs.fit import fit, source_of
+    from perfmodel.calibrate.profile import Profile, read_profile, write_profile
+    from perfmodel.calibrate.sampling import draws, interval_s, measured_at
 
 __all__ = [
     "Profile",
-    "apply",
     "doubts",
     "draws",
     "fit",
@@ -18,3 +20,23 @@ __all__ = [
     "source_of",
     "write_profile",
 ]
+
+_HOMES = {
+    "Profile": "profile",
+    "doubts": "checks",
+    "draws": "sampling",
+    "fit": "link_costs.fit",
+    "interval_s": "sampling",
+    "measured_at": "sampling",
+    "read_profile": "profile",
+    "source_of": "link_costs.fit",
+    "write_profile": "profile",
+}
+"""Module of each name."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used: most commands need no profile."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -84,7 +84,7 @@ def collective(
         print_note(text)
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
-    from perfmodel.studies.run import collective_rows
+    from perfmodel.studies.run.collective import collective_rows
 
     if profile is None and rows is not None:
         raise InputError(Fault("--profile-rows", repr(rows), "nothing without --profile"))

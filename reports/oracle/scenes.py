@@ -22,7 +22,7 @@ from perfmodel.library.lowering.lower import lower_collective, lower_message
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.rings import stages_of
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.engine.engine import NETWORKS
+from perfmodel.simulate.engine.engine import network_class
 from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
 from perfmodel.testing import closed_forms
 
@@ -83,7 +83,7 @@ class Scene:
 
 def missing(fidelity: str, scene: Scene) -> frozenset[str]:
     """Methods that a scene needs and a network does not have (yet)."""
-    return frozenset(name for name in scene.needs if not hasattr(NETWORKS[fidelity], name))
+    return frozenset(name for name in scene.needs if not hasattr(network_class(fidelity), name))
 
 
 def play(fidelity: str, scene: Scene, order: Sequence[int] | None = None) -> tuple[float, ...]:
@@ -102,7 +102,7 @@ def play(fidelity: str, scene: Scene, order: Sequence[int] | None = None) -> tup
         When each launch ended; seconds.
     """
     env = simpy.Environment()
-    network: Any = NETWORKS[fidelity](env, UncontendedTimer(scene.machine))
+    network: Any = network_class(fidelity)(env, UncontendedTimer(scene.machine))
     ends = [0.0] * len(scene.launches)
     for at_s, machine in scene.changes:
         env.process(_change(env, network, at_s, machine))

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.calibrate import Profile, apply, fit, read_profile
+from perfmodel.calibrate import Profile, fit, read_profile
+from perfmodel.calibrate.apply import apply
 from perfmodel.errors import InputError
 from perfmodel.library.lowering.protocol_costs import wire_factor
 from perfmodel.library.machine import Machine

@@ -11,7 +11,7 @@ from perfmodel.collectives.catalog import ALGORITHMS, allows
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import Decision, decide_algorithm, load_library, own_algorithm
-from perfmodel.studies.run import collective_rows
+from perfmodel.studies.run.collective import collective_rows
 
 MPI = load_library("mpi")
 

@@ -12,7 +12,7 @@ import simpy
 from perfmodel.library.lowering.lower import lower_collective, lower_message
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import library_on, load_library
-from perfmodel.simulate.engine.engine import NETWORKS
+from perfmodel.simulate.engine.engine import network_class
 from perfmodel.simulate.network import (
     LinkCounters,
     count_stream,
@@ -42,7 +42,7 @@ def test_payload_of_a_ring_is_what_users_sent(fidelity: str, protocol: str) -> N
     machine = Machine(topology, library_on(load_library("nccl"), topology))
     ways = lower_collective(machine, "all_reduce", NBYTES, range(16), algorithm="ring")
     env = simpy.Environment()
-    network: Any = NETWORKS[fidelity](env, UncontendedTimer(machine))
+    network: Any = network_class(fidelity)(env, UncontendedTimer(machine))
     (way,) = (way for way in ways if way.protocol == protocol)
     env.run(until=network.launch([way]))
     cables = range(topology.first_cable, len(topology.arcs))
@@ -61,7 +61,7 @@ def test_payload_that_takes_another_cable_is_counted_there(fidelity: str) -> Non
     edges = lower_message(machine, 0, 8, NBYTES).stages[0].edges
     cable = next(arc for arc in edges.arcs.tolist() if arc >= topology.first_cable)
     env = simpy.Environment()
-    network: Any = NETWORKS[fidelity](env, UncontendedTimer(machine))
+    network: Any = network_class(fidelity)(env, UncontendedTimer(machine))
     ended = network.message(0, 8, NBYTES)
     other = replace(machine, topology=remove_links(topology, arcs=[cable]))
     half_s = NBYTES / 2 / float(topology.arcs.bandwidth_Bps[cable])

@@ -8,13 +8,15 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.calibrate import Profile
 from perfmodel.report.explorer.axes import Axis, Stop
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run.result import Result
 from perfmodel.studies.sweep import run_sweep, variants
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 Place = tuple[float, ...]
 """Position along every axis, among its points; whole where it is one of them."""

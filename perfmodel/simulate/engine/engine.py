@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import simpy
@@ -18,10 +18,7 @@ from perfmodel.simulate.engine.background import (
 )
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
-from perfmodel.simulate.flow.network import FlowNetwork
-from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.network import FreeNetwork, Network, schedule_last
-from perfmodel.simulate.sockets.network import SocketNetwork, uses_sockets
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.timeline import Timeline
 from perfmodel.training.step_plan import StepPlan
@@ -29,11 +26,33 @@ from perfmodel.training.step_plan import StepPlan
 __all__ = ["Fidelity", "Run", "simulate"]
 
 Fidelity = Literal["flow", "message"]
-NETWORKS: Mapping[str, Callable[[simpy.Environment, UncontendedTimer], Network]] = {
-    "flow": FlowNetwork,
-    "message": MessageNetwork,
-    "free": FreeNetwork,
-}
+MOST_SOCKET_RANKS = 32
+"""Ranks up to which "flow" simulates every message of sockets too; above, it costs too much."""
+
+
+def network_class(name: str) -> Callable[[simpy.Environment, UncontendedTimer], Network]:
+    """Class of the network "flow", "message", "sockets" or "free"; imported when it is used."""
+    if name == "flow":
+        from perfmodel.simulate.flow.network import FlowNetwork
+
+        return FlowNetwork
+    if name == "message":
+        from perfmodel.simulate.message.network import MessageNetwork
+
+        return MessageNetwork
+    if name == "sockets":
+        from perfmodel.simulate.sockets.network import SocketNetwork
+
+        return SocketNetwork
+    return FreeNetwork
+
+
+def uses_sockets(machine: Machine, fidelity: str) -> bool:
+    """Whether a machine's collectives are simulated as messages on sockets."""
+    few = len(machine.topology.ranks) <= MOST_SOCKET_RANKS
+    return machine.library.in_order and fidelity in {"flow", "message"} and (
+        few or fidelity == "message"
+    )  # fmt: skip
 
 
 def simulate(
@@ -80,7 +99,7 @@ def simulate(
     env = simpy.Environment()
     timer = estimator or UncontendedTimer(machine)
     sockets = not changes and not traffic and uses_sockets(machine, fidelity)
-    network: Network = SocketNetwork(env, timer) if sockets else NETWORKS[fidelity](env, timer)
+    network = network_class("sockets" if sockets else fidelity)(env, timer)
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
     main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)

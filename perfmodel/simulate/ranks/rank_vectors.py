@@ -20,7 +20,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals
-from perfmodel.simulate.engine.engine import NETWORKS, Fidelity
+from perfmodel.simulate.engine.engine import Fidelity, network_class
 from perfmodel.simulate.engine.outcome import Run, span_of
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.flow.approximation import ApproximationNote
@@ -88,7 +88,7 @@ class _CollectiveTimes:
         """Return its duration in seconds, and its bytes on each arc."""
         if work not in self._cache:
             env = simpy.Environment()
-            network = NETWORKS[self.fidelity](env, self.estimator)
+            network = network_class(self.fidelity)(env, self.estimator)
             groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
             env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
             self._cache[work] = (env.now, network.counted)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.simulate.message import numba_kernel
 
 Filling = Callable[[FloatArray, IntArray, IntArray, FloatArray], FloatArray]
 
@@ -55,6 +54,8 @@ def max_min_rates(
     used, local = np.unique(arcs, return_inverse=True)
     caps = np.full(len(pointers) - 1, np.inf) if caps_Bps is None else caps_Bps.astype(float)
     if compiled:
+        from perfmodel.simulate.message import numba_kernel
+
         fill: Filling = numba_kernel.compiled_filling()
         return fill(capacity_Bps[used].astype(float), pointers, local.astype(np.int64), caps)
     return _fill(capacity_Bps[used].astype(float), pointers, local, caps)

@@ -27,19 +27,9 @@ from perfmodel.simulate.network import Network, call_at, count_collective, sched
 from perfmodel.simulate.sockets.connection import ENDLESS, Connection, Cores, Link
 from perfmodel.simulate.sockets.rank_loops import RankLoops, RankRound, rank_rounds
 
-MOST_RANKS = 32
-"""Ranks up to which fidelity "flow" simulates every message too; above, it would cost too much."""
 SAME_RATE = 1e-9
 PIECE_BYTES = 65536
 """Bytes that a receiver processes at once (Linux delivers TCP in pieces of 64 KiB at most)."""
-
-
-def uses_sockets(machine: Machine, fidelity: str) -> bool:
-    """Whether a machine's collectives are simulated here."""
-    few = len(machine.topology.ranks) <= MOST_RANKS
-    return machine.library.in_order and fidelity in {"flow", "message"} and (
-        few or fidelity == "message"
-    )  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.calibrate import Profile
 from perfmodel.scenario import Scenario, change_scenario, scenario_digest
 from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.studies.compare.model import Side, WhatIfResult, same_batch, same_samples
 from perfmodel.studies.sweep import Variant, run_sweep
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 NO_LATENCY: Mapping[str, Any] = {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}
 """A message takes only the time of its bytes."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.calibrate import Profile
 from perfmodel.scenario import Scenario
 from perfmodel.studies.compare.attribution import attribute_step
 from perfmodel.studies.compare.model import (
@@ -22,6 +21,9 @@ from perfmodel.studies.compare.model import (
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.sweep.variants import of_last_size
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 NOT_COMPARED = frozenset({"sweep", "plan"})
 """Sections that `run` does not read."""

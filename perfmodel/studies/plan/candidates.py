@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.calibrate import Profile
 from perfmodel.errors import InputError, PerfmodelError
 from perfmodel.scenario import (
     CandidateSection,
@@ -27,6 +26,9 @@ from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.memory import optimizer_state_bytes
 from perfmodel.workload.model import Workload
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 LONGEST_ALLOWED = 120
 """Most characters of an error's list of allowed values."""

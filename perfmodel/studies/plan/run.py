@@ -6,8 +6,8 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from perfmodel.calibrate import Profile
 from perfmodel.scenario import PlanSection, Scenario, scenario_digest
 from perfmodel.studies.plan.assumptions import assumptions, cautions, sources
 from perfmodel.studies.plan.candidates import (
@@ -38,6 +38,9 @@ from perfmodel.studies.run.resolve.training_job import resolve_workload
 from perfmodel.units import format_bytes
 from perfmodel.version import __version__
 from perfmodel.workload.model import Workload
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import RankGroup
-from perfmodel.calibrate import Profile, apply, draws, interval_s, measured_at
+from perfmodel.calibrate import Profile, draws, interval_s, measured_at
+from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.profile import Rows
 from perfmodel.collectives.algorithms.chain import PIECE_BYTES
 from perfmodel.collectives.catalog import maker
@@ -22,9 +23,7 @@ from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.simulate.engine.engine import Fidelity
-from perfmodel.simulate.flow.network import FlowNetwork
-from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.engine.engine import Fidelity, network_class
 from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.testing.closed_forms import bus_factor
@@ -150,7 +149,7 @@ def _time_row(
     timer: UncontendedTimer, op: str, nbytes: int, algorithm: str | None, fidelity: Fidelity
 ) -> dict[str, Any]:
     env = simpy.Environment()
-    network = (FlowNetwork if fidelity == "flow" else MessageNetwork)(env, timer)
+    network = network_class(fidelity)(env, timer)
     ranks = range(len(timer.machine.topology.ranks))
     lowered = None
     if len(ranks) > 1:

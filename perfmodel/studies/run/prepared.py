@@ -7,8 +7,8 @@ disturbances, and the time of each collective of a size that occurred before.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from perfmodel.calibrate import Profile
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.simulate.engine.outcome import Run
@@ -25,6 +25,9 @@ from perfmodel.studies.run.steps.sized_job import (
 )
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.step_plan import StepPlan
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from perfmodel.calibrate import Profile
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest
 from perfmodel.studies.run.resolve.resolved_scenario import (
@@ -21,6 +21,9 @@ from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 DATASHEET_INTERVAL = (
     "The interval holds eight of ten recorded collectives of like machines about predictions from "

@@ -7,14 +7,17 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from perfmodel.calibrate import Profile
 from perfmodel.errors import InputError
 from perfmodel.files import USER_FOLDER, data_folder, find_file
 from perfmodel.files.find import is_shipped
 from perfmodel.scenario import Scenario
 from perfmodel.studies.sweep.variants import Variant
 from perfmodel.version import __version__
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 NOT_MODEL = (
     "cli/", "report/", "validate/", "studies/plan/", "studies/tune/", "studies/compare/", "_data/",

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.calibrate import Profile
 from perfmodel.scenario import Scenario
 from perfmodel.studies.sweep.cache_key import make_key, model_version, profile_digest
 from perfmodel.studies.sweep.executor import Backend, check_backend, map_unordered
 from perfmodel.studies.sweep.store import Store
 from perfmodel.studies.sweep.variants import Variant
 from perfmodel.studies.sweep.worker import FIGURES, Answer, answer
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.calibrate import Profile
 from perfmodel.errors import PerfmodelError
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import SizeResult
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 FIGURES = (
     "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",

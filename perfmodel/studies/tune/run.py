@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil
+from typing import TYPE_CHECKING
 
-from perfmodel.calibrate import Profile
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
 from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
@@ -48,6 +48,9 @@ from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.version import __version__
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 CHEAP_SIZES, DEAR_SIZES = 300, 16
 """Most all-reduces computed to find the best uniform cap, on few and on many ranks."""

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from perfmodel.calibrate import Profile, apply, draws, measured_at
+from perfmodel.calibrate import Profile, draws, measured_at
+from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.errors import PerfmodelError

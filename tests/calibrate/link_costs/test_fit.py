@@ -8,8 +8,8 @@ of a plain ring, so the library here is Gloo without its segments.
 import numpy as np
 import pytest
 
-from perfmodel.calibrate import apply, draws, fit, read_profile, write_profile
-from perfmodel.calibrate.apply import with_values
+from perfmodel.calibrate import draws, fit, read_profile, write_profile
+from perfmodel.calibrate.apply import apply, with_values
 from perfmodel.calibrate.link_costs.forward_model import ForwardModel, observations_of
 from perfmodel.calibrate.link_costs.least_squares import solve
 from perfmodel.calibrate.profile import Parameter

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.calibrate import apply, draws, fit, read_profile
+from perfmodel.calibrate import draws, fit, read_profile
+from perfmodel.calibrate.apply import apply
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import read_measurement

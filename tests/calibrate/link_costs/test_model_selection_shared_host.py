@@ -8,7 +8,8 @@ is less.
 import numpy as np
 import pytest
 
-from perfmodel.calibrate import apply, fit
+from perfmodel.calibrate import fit
+from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.profile import Parameter
 from perfmodel.collectives.catalog import make
 from perfmodel.library.lowering.protocol_costs import chunk_bytes, reduced_bytes

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.calibrate import apply, draws, fit, read_profile, write_profile
+from perfmodel.calibrate import draws, fit, read_profile, write_profile
+from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.link_costs.run_variance import run_spread_prior
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library

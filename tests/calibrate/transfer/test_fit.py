@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from perfmodel.calibrate import apply, draws, interval_s, read_profile, write_profile
+from perfmodel.calibrate import draws, interval_s, read_profile, write_profile
+from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.transfer.fit import fit_profile, thin
 from perfmodel.calibrate.transfer.gaussian_process import (
     ContextArrays,

@@ -15,7 +15,7 @@ from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
-from perfmodel.studies.run import collective_rows
+from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router

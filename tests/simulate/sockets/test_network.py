@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from perfmodel.collectives.algorithms import ring as gloo
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
+from perfmodel.simulate.engine.engine import uses_sockets
 from perfmodel.simulate.sockets.connection import Connection, Link
-from perfmodel.simulate.sockets.network import SocketNetwork, uses_sockets
+from perfmodel.simulate.sockets.network import SocketNetwork
 from perfmodel.simulate.sockets.rank_loops import rank_rounds
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Sockets, Topology

@@ -15,8 +15,7 @@ from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run import collective_rows
-from perfmodel.studies.run.collective import hidden_s
+from perfmodel.studies.run.collective import collective_rows, hidden_s
 from perfmodel.topology.templates.build import build_topology
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from perfmodel.calibrate import Profile, apply, draws, measured_at
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
 from perfmodel.library.corrections import CollectiveContext, Corrections
@@ -24,6 +24,9 @@ from perfmodel.studies.run.resolve.limits import check_cluster_size
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 _FIELDS = {
     "topology": "cluster.node",
@@ -193,6 +196,9 @@ def build_ensemble(
     if profile.transfer is not None:
         nominal = apply_what_if(what_if, nominal)
         what_if = WhatIf(communication=what_if.communication)
+    from perfmodel.calibrate import draws, measured_at
+    from perfmodel.calibrate.apply import apply
+
     likely = apply_what_if(what_if, apply(profile, nominal))
     if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
         return MachineEnsemble(likely)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from perfmodel.calibrate import Profile, read_profile
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.scenario import ClusterSize, Scenario, sizes
 from perfmodel.simulate.engine.engine import Fidelity
@@ -21,6 +20,9 @@ from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.workload.model import Workload
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ def _check_fidelity(name: str) -> Fidelity:
 
 
 def _read_profile(scenario: Scenario, name: str) -> Profile:
+    from perfmodel.calibrate import read_profile
+
     try:
         return read_profile(scenario.origin.beside("profile", name))
     except InputError as error:

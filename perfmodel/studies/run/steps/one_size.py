@@ -7,7 +7,6 @@ from math import nan
 
 import numpy as np
 
-from perfmodel.calibrate import interval_s
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.resolve.training_job import buckets, memory
@@ -162,4 +161,8 @@ def _simulate_interval(
     if sized.ensemble.bounds:
         ends = [point.step_time_s, *map(simulate_on, sized.ensemble.bounds)]
         return min(ends), max(ends)
+    if not sized.ensemble.drawn:
+        return None
+    from perfmodel.calibrate import interval_s
+
     return interval_s([simulate_on(drawn) for drawn in sized.ensemble.drawn], point.step_time_s)

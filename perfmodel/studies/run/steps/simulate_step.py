@@ -12,8 +12,6 @@ from perfmodel.simulate.engine.background import Change
 from perfmodel.simulate.engine.engine import Fidelity, simulate
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.ranks.jitter import SlowSteps, Variation
-from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
-from perfmodel.simulate.ranks.task_order import why_unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import (
     ALWAYS_S,
@@ -91,6 +89,9 @@ def simulate_steps(
     jitters = [each.jitter for each in disturbances if each.jitter is not None]
     fidelity = "free" if free else setup.fidelity
     if jitters:
+        from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
+        from perfmodel.simulate.ranks.task_order import why_unsuited
+
         reason = why_unsuited(plan)
         reason = "the network changes or others use it" if changes or traffic or jobs else reason
         if reason is None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.calibrate import apply, read_profile
+from perfmodel.calibrate import read_profile
+from perfmodel.calibrate.apply import apply
 from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
