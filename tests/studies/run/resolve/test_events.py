@@ -266,11 +266,11 @@ def test_a_job_that_starts_late_disturbs_from_then_on(tmp_path: Path, quiet: Res
     text = TEXT.replace("one-switch", "{kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 2}")
     text = text.replace("nodes: 2", "nodes: 2, placement: spread, pool: 4")
     job = "jobs:\n  - {model: vgg16, nodes: 2, batch_per_gpu: 1%s}\n"
-    late = answered(tmp_path, job % ', start: "600 ms"', text).main.disturbance
+    late = answered(tmp_path, job % ', start: "200 ms"', text).main.disturbance
     early = answered(tmp_path, job % "", text).main.disturbance
     assert late is not None
     assert early is not None
-    before = int(0.6 / late.undisturbed_s)
+    before = int(0.2 / late.undisturbed_s)
     assert late.steps_s[:before] == pytest.approx([late.undisturbed_s] * before, rel=1e-9)
     assert late.steps_s[-1] > 1.1 * late.undisturbed_s
     assert early.steps_s[0] > 1.1 * early.undisturbed_s
