@@ -14,6 +14,8 @@ from pathlib import Path
 IGNORED = ("provenance", "version", "elapsed_s", "seconds", "ts", "store")
 """Keys of a document that differ between any two recordings."""
 
+VERSION = re.compile(r"(perfmodel\W{1,5})\d+\.\d+\.\d+")
+
 NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 
 
@@ -38,16 +40,19 @@ def parsed(path: Path) -> dict[str, object] | None:
         return None
 
 
+def normalized(path: Path) -> str:
+    """Text without what may differ: perfmodel's version, and whether a space may break a line."""
+    text = path.read_text(encoding="utf-8", errors="replace").replace("\u00a0", " ")
+    return VERSION.sub(r"\1", text)
+
+
 def differences(before: Path, after: Path) -> tuple[list[str], list[str]]:
     """Numbers and words by which two files differ."""
     if not after.exists():
         return ["missing"], []
     old, new = parsed(before), parsed(after)
     if old is None or new is None:
-        was, now = (
-            path.read_text(encoding="utf-8", errors="replace").replace("\u00a0", " ")
-            for path in (before, after)
-        )
+        was, now = normalized(before), normalized(after)
         if was == now:
             return [], []
         same = NUMBER.findall(was) == NUMBER.findall(now)
