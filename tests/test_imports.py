@@ -91,6 +91,12 @@ def test_every_module_has_a_layer():
     assert {layer(name) for name in graph()} - {None} <= set(LAYERS)
 
 
+def test_the_architecture_page_has_the_layers_in_order():
+    page = (ROOT / "README.md").read_text(encoding="utf-8").split("```\n")[1]
+    named = [line.split("  ")[0] for line in page.splitlines()]
+    assert ", ".join(named).split(", ") == LAYERS
+
+
 def test_arrows_point_down():
     assert climbing(graph()) == []
 
