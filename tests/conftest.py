@@ -15,6 +15,7 @@ import networkx as nx
 import pytest
 from hypothesis import settings
 
+from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.model import Gpu, Topology
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ def switched(
         graph.add_edge(
             src, dst, index=index, kind=kind, bandwidth_Bps=bandwidth, latency_s=latency, lanes=1
         )
+    devices, built = from_networkx(graph)
     return Topology(
-        name="hand-made", graph=graph, ranks=tuple(gpus), gpu=PLAIN_GPU, hosts=1,
+        name="hand-made", devices=devices, built=built, ranks=tuple(gpus), gpu=PLAIN_GPU, hosts=1,
         host_arcs=len(arcs), gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None, sources={},
         template="hand-made", fabric="none",
     )  # fmt: skip

@@ -59,12 +59,11 @@ def _library_faults(profile: Profile, machine: Machine) -> list[Fault]:
 
 def _add_sources(topology: Topology, measured: Mapping[str, str], assumption: str) -> Topology:
     """Return the topology whose sources and assumptions say what was measured."""
-    documented = replace(
+    return replace(
         topology,
         sources={**topology.sources, **measured},
         assumptions=(*topology.assumptions, assumption),
     )
-    return documented.with_arcs(topology.arcs)
 
 
 # ---------------------------------------------------------------- numbers of a fit
@@ -88,15 +87,12 @@ def with_values(machine: Machine, values: Values) -> Machine:
     topology = machine.topology
     if any(key.name == "bandwidth" for key in values):
         topology = with_bandwidths(topology, values)
-        graph = topology.graph.copy()
-        for _, _, data in graph.edges(data=True):
-            data["bandwidth_Bps"] = float(topology.arcs.bandwidth_Bps[data["index"]])
-        topology = replace(topology, graph=graph).with_arcs(topology.arcs)
+        topology = replace(topology, built=topology.arcs, changed=None)
     return replace(machine, topology=topology, library=with_times(machine.library, values))
 
 
 def with_bandwidths(topology: Topology, values: Values) -> Topology:
-    """Return the topology with other `arcs`, for timing alone; its graph is the old one's.
+    """Return the topology with other rates of its links, for timing alone.
 
     All links of a kind are scaled so that the narrowest gets the measured rate. Where a rate
     depends on the size of chunks a link has the best one; the library's wire segments hold what

@@ -76,7 +76,7 @@ def kind_of_machine(topology: Topology) -> str:
     """
     host = [topology.arcs.kinds[index] for index in range(topology.host_arcs)]
     ends = {name for index in range(topology.host_arcs) for name in topology.arcs.names[index]}
-    switched = any(topology.graph.nodes[name]["kind"] == "nvswitch" for name in ends)
+    switched = any(topology.devices[name].kind == "nvswitch" for name in ends)
     if topology.gpus_per_host == 1:
         inside = "one GPU per host"
     elif "nvlink" in host:

@@ -171,7 +171,7 @@ def _memory_arcs(router: Router, cpu: str) -> tuple[int, ...]:
 
 def _relay_gpu(topology: Topology, router: Router, gpu: str, nic: str) -> str | None:
     """GPU from which a NIC reads directly and which this one reaches over NVLink."""
-    first = int(topology.graph.nodes[gpu]["host"]) * topology.gpus_per_host
+    first = int(topology.devices[gpu].host) * topology.gpus_per_host
     return next(
         (
             peer

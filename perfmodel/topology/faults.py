@@ -15,7 +15,8 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.topology.model import Arcs, Topology
+from perfmodel.topology.graph import Arcs
+from perfmodel.topology.model import Topology
 
 _LINK = re.compile(r"(?P<src>\S+)\s*(?P<arrow>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?P<cable>\d+))?")
 
@@ -55,13 +56,8 @@ def find_arcs(topology: Topology, text: str) -> tuple[int, ...]:
 
 def arcs_of_device(topology: Topology, node: str) -> set[int]:
     """All directed links that leave a device or enter it."""
-    adjacencies = (topology.graph.succ[node], topology.graph.pred[node])
-    return {
-        int(data["index"])
-        for neighbours in adjacencies
-        for cables in neighbours.values()
-        for data in cables.values()
-    }
+    adjacencies = (topology.links[node], topology.links_into[node])
+    return {arc for neighbours in adjacencies for cables in neighbours.values() for arc in cables}
 
 
 def no_device(topology: Topology, name: str, field: str) -> Fault:
@@ -71,16 +67,16 @@ def no_device(topology: Topology, name: str, field: str) -> Fault:
 
 def _allowed(topology: Topology, name: str) -> str:
     head = name.partition("/")[0] + "/"
-    near = [node for node in topology.graph if node.startswith(head)]
-    candidates = near or [node for node in topology.graph if node.startswith(("n0/", "fabric/"))]
+    near = [node for node in topology.devices if node.startswith(head)]
+    candidates = near or [node for node in topology.devices if node.startswith(("n0/", "fabric/"))]
     return f"a device: {allowed_names(candidates, name, limit=12)}"
 
 
 def _nodes(topology: Topology, name: str) -> set[str]:
-    if name in topology.graph:
+    if name in topology.devices:
         return {name}
     is_pattern = "*" in name or "?" in name
-    matches = {node for node in topology.graph if is_pattern and fnmatchcase(node, name)}
+    matches = {node for node in topology.devices if is_pattern and fnmatchcase(node, name)}
     if not matches:
         raise InputError(no_device(topology, name, "link"))
     return matches
@@ -89,19 +85,18 @@ def _nodes(topology: Topology, name: str) -> set[str]:
 def _between(
     topology: Topology, sources: Iterable[str], targets: set[str], cable: int | None
 ) -> set[int]:
-    adjacent = topology.graph.adj
     return {
-        int(data["index"])
+        arc
         for src in sources
-        for dst, cables in adjacent[src].items()
+        for dst, cables in topology.links[src].items()
         if dst in targets
-        for key, data in enumerate(cables.values())
+        for key, arc in enumerate(cables)
         if cable is None or key == cable
     }
 
 
 def _neighbours(topology: Topology, sources: set[str], cable: int | None) -> str:
-    targets = sorted({dst for src in sources for dst in topology.graph.adj[src]})
+    targets = sorted({dst for src in sources for dst in topology.links[src]})
     names = allowed_names(targets, limit=12)
     number = "" if cable is None else " (parallel cables are numbered from #0)"
     return f"a link from {min(sources)} to {names}{number}"
@@ -138,7 +133,7 @@ def degrade_links(
     rates[list(bandwidth_Bps)] = list(bandwidth_Bps.values())
     delays[list(latency_s)] = list(latency_s.values())
     rates[list(topology.dead)] = 0.0
-    return _with_arcs(topology, Arcs(arcs.names, arcs.kinds, rates, delays))
+    return _with_arcs(topology, replace(arcs, bandwidth_Bps=rates, latency_s=delays))
 
 
 def remove_links(
@@ -159,7 +154,7 @@ def remove_links(
     InputError
         An arc or a device that there is not; every fault.
     """
-    unknown = [no_device(topology, name, "lose") for name in nodes if name not in topology.graph]
+    unknown = [no_device(topology, name, "lose") for name in nodes if name not in topology.devices]
     if unknown:
         raise InputError(unknown)
     lost_arcs = set(arcs)
@@ -170,7 +165,7 @@ def remove_links(
     old = topology.arcs
     rates = old.bandwidth_Bps.copy()
     rates[list(dead)] = 0.0
-    changed = _with_arcs(topology, Arcs(old.names, old.kinds, rates, old.latency_s))
+    changed = _with_arcs(topology, replace(old, bandwidth_Bps=rates))
     return replace(changed, dead=dead, lost=tuple(dict.fromkeys(names)))
 
 

@@ -1,20 +1,18 @@
-"""Hardware as data: a NetworkX graph of devices and directed links, and the GPUs' own numbers."""
+"""Hardware as data: a graph of devices and directed links, and the GPUs' own numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import networkx as nx
-import numpy as np
-from numpy.typing import NDArray
-
+from perfmodel.topology.graph import Arcs, Device, adjacency, to_networkx
 from perfmodel.topology.routing.clos import Tiers
 
-NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic", "switch"]
-LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "memory", "ethernet", "infiniband"]
+if TYPE_CHECKING:
+    import networkx as nx
+
 NetworkKind = Literal["none", "infiniband", "roce", "efa", "tcp", "tcpx", "tcpxo", "omni-path"]
 """Network between hosts: RDMA over InfiniBand or Ethernet, AWS's EFA, sockets, Google's
 GPUDirect-TCPX (and TCPXO), Omni-Path; "none" for a machine without NICs."""
@@ -152,17 +150,18 @@ class Sockets:
 
 @dataclass(frozen=True)
 class Topology:
-    """A machine or a cluster.
+    """A machine or a cluster: the nodes and arcs of a graph, and what the graph does not say.
 
-    Node attributes of `graph`: ``kind`` (`NodeKind`), ``host`` (int; -1 for fabric switches),
-    ``local`` (name inside its host's template). Arc attributes: ``kind`` (`LinkKind`),
-    ``bandwidth_Bps`` (usable, one direction), ``latency_s``, ``lanes`` (bonded links) and ``index``
-    (position in `arcs`). Parallel cables of a fabric are parallel arcs; bonded NVLinks are one arc.
+    The graph itself, for drawing and for NetworkX's algorithms, is `graph`; it is made when asked
+    for, as a cluster has a million arcs. Parallel cables of a fabric are parallel arcs; bonded
+    NVLinks are one arc.
 
     Parameters
     ----------
     name : str
-    graph : networkx.MultiDiGraph
+    devices : mapping of str to Device
+    built : Arcs
+        The directed links as the machine is described.
     ranks : tuple of str
         GPU nodes in rank order, host by host.
     gpu : Gpu
@@ -189,7 +188,8 @@ class Topology:
     lost : tuple of str
         Names of the devices and links that failed, for messages.
     changed : Arcs or None
-        The arcs as they are since a change; None where they are as the graph says.
+        The arcs with the rates that hold now, after a fault or a calibration; None where they are
+        as built.
     healthy : Topology or None
         The machine before any change; None where there was none.
     network : str
@@ -205,7 +205,8 @@ class Topology:
     """
 
     name: str
-    graph: nx.MultiDiGraph[str]
+    devices: Mapping[str, Device]
+    built: Arcs
     ranks: tuple[str, ...]
     gpu: Gpu
     hosts: int
@@ -227,24 +228,32 @@ class Topology:
     graphs: tuple[ChannelGraph, ...] = ()
     sockets: Sockets = Sockets()
 
-    @cached_property
+    @property
     def arcs(self) -> Arcs:
-        """All directed links as arrays, in the order of their ``index``."""
-        if self.changed is not None:
-            return self.changed
-        rows = sorted(self.graph.edges(data=True), key=lambda arc: arc[2]["index"])
-        return Arcs(
-            names=tuple((src, dst) for src, dst, _ in rows),
-            kinds=tuple(data["kind"] for _, _, data in rows),
-            bandwidth_Bps=np.array([data["bandwidth_Bps"] for _, _, data in rows], dtype=float),
-            latency_s=np.array([data["latency_s"] for _, _, data in rows], dtype=float),
-        )
+        """All directed links with the rates that hold now."""
+        return self.built if self.changed is None else self.changed
+
+    @cached_property
+    def links(self) -> Mapping[str, Mapping[str, list[int]]]:
+        """Numbers of the arcs from a device to each of its neighbours: ``links[src][dst]``."""
+        return adjacency(self.devices, self.built.names)
+
+    @cached_property
+    def links_into(self) -> Mapping[str, Mapping[str, list[int]]]:
+        """Numbers of the arcs that enter a device: ``links_into[dst][src]``."""
+        return adjacency(self.devices, ((dst, src) for src, dst in self.built.names))
+
+    @cached_property
+    def graph(self) -> nx.MultiDiGraph[str]:
+        """The machine as built, as a NetworkX graph (see `perfmodel.topology.graph`)."""
+        return to_networkx(self.devices, self.built)
 
     def with_arcs(self, arcs: Arcs) -> Topology:
-        """Return the topology with other `arcs`, for timing alone; its graph stays as it is."""
-        changed = replace(self)
-        vars(changed)["arcs"] = arcs  # the cached property, without reading the graph back
-        return changed
+        """Return the topology with other rates of its links, for timing alone.
+
+        What a library reads of the machine when it starts stays as built.
+        """
+        return replace(self, changed=arcs)
 
     def graph_of(self, pattern: str, gpus: Sequence[int]) -> ChannelGraph | None:
         """Dumped channels of a pattern over just these GPUs of a host; None where there are none.
@@ -272,21 +281,3 @@ class Topology:
     def gpus_per_host(self) -> int:
         """GPUs in each host."""
         return len(self.ranks) // self.hosts
-
-
-@dataclass(frozen=True, slots=True)
-class Arcs:
-    """Directed links as arrays; position = the arc's ``index``."""
-
-    names: tuple[tuple[str, str], ...]
-    kinds: tuple[str, ...]
-    bandwidth_Bps: NDArray[np.float64]
-    latency_s: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def label(self, index: int) -> str:
-        """Readable name of one arc: ``"n0/gpu3 -> n0/nvs (nvlink)"``."""
-        src, dst = self.names[index]
-        return f"{src} -> {dst} ({self.kinds[index]})"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.files import validate_document
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.topology.faults import degrade_links
+from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
@@ -71,10 +72,12 @@ def drawn(arcs: Sequence[tuple[str, str, float, float]]) -> Topology:
             src, dst, index=index, kind="nvlink", bandwidth_Bps=bandwidth, latency_s=late, lanes=1
         )
     gpus = tuple(name for name in graph if "gpu" in name)
+    devices, built = from_networkx(graph)
     return Topology(
-        name="drawn", graph=graph, ranks=gpus, gpu=load_gpu("a100-sxm4-80gb"), hosts=1,
-        host_arcs=len(arcs), gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None, sources={},
-        template="drawn", fabric="none",
+        name="drawn",
+        devices=devices, built=built, ranks=gpus, gpu=load_gpu("a100-sxm4-80gb"),
+        hosts=1, host_arcs=len(arcs), gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None,
+        sources={}, template="drawn", fabric="none",
     )  # fmt: skip
 
 

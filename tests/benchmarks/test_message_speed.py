@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
 import simpy
@@ -43,11 +43,12 @@ CASES: Mapping[str, tuple[str, str, str]] = {
 def unlike(topology: Topology, seed: int = 1) -> Topology:
     """The same machine, every cable of its fabric at a speed of its own."""
     rng = np.random.default_rng(seed)
-    graph: nx.MultiDiGraph[str] = topology.graph
-    for _, _, cable in graph.edges(data=True):
-        if cable["kind"] in {"ethernet", "infiniband"}:
-            cable["bandwidth_Bps"] *= rng.uniform(0.5, 1.0)
-    return topology
+    bandwidth_Bps = topology.arcs.bandwidth_Bps.copy()
+    cables = [
+        at for at, kind in enumerate(topology.arcs.kinds) if kind in {"ethernet", "infiniband"}
+    ]
+    bandwidth_Bps[cables] *= rng.uniform(0.5, 1.0, len(cables))
+    return topology.with_arcs(replace(topology.arcs, bandwidth_Bps=bandwidth_Bps))
 
 
 @COMPILED

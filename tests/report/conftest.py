@@ -11,6 +11,7 @@ import pytest
 
 from perfmodel.studies.run.result import BucketTime, LinkUse, Memory, Result, SizeResult
 from perfmodel.timeline import Span, Timeline, exposed_s
+from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.model import Gpu, Topology
 
 LAYERS = 53
@@ -54,9 +55,10 @@ def build_topology(hosts: int = HOSTS) -> Topology:
                 src, dst, kind=kind, bandwidth_Bps=rate, latency_s=1e-6, lanes=1,
                 index=graph.number_of_edges(),
             )  # fmt: skip
+    devices, built = from_networkx(graph)
     return Topology(
-        name="example-a100 x 32", graph=graph, ranks=tuple(ranks), gpu=GPU, hosts=hosts,
-        host_arcs=40, gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None,
+        name="example-a100 x 32", devices=devices, built=built, ranks=tuple(ranks), gpu=GPU,
+        hosts=hosts, host_arcs=40, gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None,
         sources={"nvlink": "datasheet"}, template="example-a100", fabric="single-switch",
     )  # fmt: skip
 

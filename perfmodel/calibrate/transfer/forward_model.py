@@ -23,7 +23,8 @@ from perfmodel.library.lowering.lower import apply_corrections, lower_collective
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, observed_time_s
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.model import Arcs, Topology
+from perfmodel.topology.graph import Arcs
+from perfmodel.topology.model import Topology
 
 LOG_STEP = 0.02
 """Step of a factor's logarithm for finite differences."""
@@ -56,7 +57,7 @@ class Observation:
 def scale_bandwidths(topology: Topology, factors: Mapping[str, float]) -> Topology:
     """Return the topology with the bandwidth of each kind of link multiplied by its factor.
 
-    Only `arcs` change: the graph keeps the numbers by which the library chooses.
+    Only `arcs` change: `built` keeps the numbers by which the library chooses.
     """
     arcs = topology.arcs
     by_kind = np.array([factors.get(kind, 1.0) for kind in arcs.kinds])

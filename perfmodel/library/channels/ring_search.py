@@ -64,14 +64,14 @@ def dumped_rings(
     """
     if not topology.graphs:
         return ()
-    nodes = topology.graph.nodes
+    devices = topology.devices
     number = {
-        nodes[gpu]["local"]: at for at, gpu in enumerate(topology.ranks[: topology.gpus_per_host])
+        devices[gpu].local: at for at, gpu in enumerate(topology.ranks[: topology.gpus_per_host])
     }
-    places = [number[nodes[gpu]["local"]] for gpu in gpus]
+    places = [number[devices[gpu].local] for gpu in gpus]
     dump = topology.graph_of("ring", places)
-    at_nic = {int(nodes[nic]["local"].removeprefix("nic")): at for at, nic in enumerate(nics)
-              if nodes[nic]["local"].removeprefix("nic").isdigit()}  # fmt: skip
+    at_nic = {int(devices[nic].local.removeprefix("nic")): at for at, nic in enumerate(nics)
+              if devices[nic].local.removeprefix("nic").isdigit()}  # fmt: skip
     paths = dump.paths if dump is not None else ()
     return tuple(
         HostRing(
@@ -89,14 +89,14 @@ def direct_nvlinks(topology: Topology, gpus: Sequence[str]) -> dict[tuple[int, i
     lanes: dict[tuple[int, int], int] = {}
     place = {gpu: position for position, gpu in enumerate(gpus)}
     for gpu in gpus:
-        for peer, arcs in topology.graph.adj[gpu].items():
-            for arc in arcs.values():
-                if arc["kind"] != "nvlink":
+        for peer, arcs in topology.links[gpu].items():
+            for arc in arcs:
+                if topology.built.kinds[arc] != "nvlink":
                     continue
-                if topology.graph.nodes[peer]["kind"] != "gpu":
+                if topology.devices[peer].kind != "gpu":
                     return None
                 if peer in place:
-                    lanes[place[gpu], place[peer]] = int(arc["lanes"])
+                    lanes[place[gpu], place[peer]] = topology.built.lanes[arc]
     return lanes or None
 
 

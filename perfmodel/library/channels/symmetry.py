@@ -24,7 +24,7 @@ decides. One rail took 1 to 38 % less time than all, on 64 DGX H100 on a fat tre
 def rails_represented(machine: Machine, rails: Rails) -> int:
     """How many rails one of them represents: all of a large machine without faults or changes."""
     topology = machine.topology
-    changed = machine.whole or topology.changed is not None or bool(topology.dead)
+    changed = machine.whole or topology.healthy is not None
     most = MOST_SHARING if _share_leaves(machine) else MOST_RANKS
     few = rails.hosts.size <= most or len(rails.hosts) < 2
     return 1 if changed or few else len(rails.chains)
@@ -71,8 +71,7 @@ def _ports(topology: Topology) -> int:
     """Ports of all hosts; a port has two arcs into the fabric, which come before all others."""
     if topology.tiers is not None:
         return len(topology.tiers.leaf_of)
-    nodes = topology.graph.nodes
-    return sum(1 for name in nodes if nodes[name]["kind"] == "nic")
+    return sum(device.kind == "nic" for device in topology.devices.values())
 
 
 def _share_leaves(machine: Machine) -> bool:
@@ -86,10 +85,10 @@ def _share_leaves(machine: Machine) -> bool:
 
 def _folds(topology: Topology, rails: int) -> tuple[IntArray, IntArray]:
     """For each link of a host: the link used in its place, and how often that is crossed."""
-    arcs, nodes = topology.arcs, topology.graph.nodes
+    arcs, devices = topology.arcs, topology.devices
     kinds: dict[tuple[object, ...], list[int]] = {}
     for arc in range(topology.host_arcs):
-        ends = (nodes[name]["kind"] for name in arcs.names[arc])
+        ends = (devices[name].kind for name in arcs.names[arc])
         key = (*ends, arcs.kinds[arc], float(arcs.bandwidth_Bps[arc]))
         kinds.setdefault(key, []).append(arc)
     to, times = np.zeros(topology.host_arcs, np.int64), np.ones(topology.host_arcs, np.int64)

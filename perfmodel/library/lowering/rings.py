@@ -94,11 +94,10 @@ def _names(
     """Devices by name, of ranks and of the switch that reduces and copies for them."""
     topology = machine.topology
     hosts = {rank // topology.gpus_per_host for rank in group}
-    kinds = topology.graph.nodes
     switches = [
         node
-        for node in topology.graph.adj[topology.ranks[group[0]]]
-        if kinds[node]["kind"] == "nvswitch"
+        for node in topology.links[topology.ranks[group[0]]]
+        if topology.devices[node].kind == "nvswitch"
     ]
     if len(hosts) > 1 or not switches:
         ranks = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"

@@ -63,10 +63,13 @@ def cables_between(
         if key not in use or link.utilisation > use[key].utilisation:
             use[key] = link
     by_ends: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
-    for src, dst, data in topology.graph.edges(drawn, data=True):
-        if dst in drawn:
+    built = topology.built
+    for src in drawn:
+        for dst, cables in topology.links[src].items():
             low, high = sorted((src, dst))
-            by_ends[low, high, data["kind"]].append((src, data["bandwidth_Bps"]))
+            for cable in cables if dst in drawn else ():
+                rate_Bps = float(built.bandwidth_Bps[cable])
+                by_ends[low, high, built.kinds[cable]].append((src, rate_Bps))
     return [_cable(ends, arcs, use) for ends, arcs in by_ends.items()]
 
 
@@ -234,7 +237,7 @@ def _cable_hover(cable: Cable, with_traffic: bool) -> str:
 def _add_devices(drawn: go.Figure, topology: Topology, places: Mapping[str, Place]) -> None:
     kinds: dict[str, list[str]] = defaultdict(list)
     for node in places:
-        kinds[topology.graph.nodes[node]["kind"]].append(node)
+        kinds[topology.devices[node].kind].append(node)
     for kind, (colour, symbol, diameter, name) in NODES.items():
         nodes = kinds.get(kind, [])
         if not nodes:
@@ -254,7 +257,7 @@ def _add_devices(drawn: go.Figure, topology: Topology, places: Mapping[str, Plac
 
 def _number(topology: Topology, node: str) -> str:
     """Digits at the end of a device's name: the legend says what kind it is."""
-    local = str(topology.graph.nodes[node].get("local") or node)
+    local = topology.devices[node].local or node
     digits = re.search(r"\d{1,3}$", local)
     return digits.group() if digits else ""
 
@@ -263,7 +266,7 @@ def _name_hosts(drawn: go.Figure, topology: Topology, places: Mapping[str, Place
     """Name each host below its lowest device, where no cable runs."""
     hosts: dict[int, list[Place]] = defaultdict(list)
     for node, place in places.items():
-        hosts[topology.graph.nodes[node]["host"]].append(place)
+        hosts[topology.devices[node].host].append(place)
     for host, spots in hosts.items():
         if host >= 0:
             drawn.add_annotation(

@@ -58,11 +58,11 @@ def path_matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
     names = [
         name
         for kind in ("gpu", "nic")
-        for name, data in topology.graph.nodes(data=True)
-        if data["host"] == 0 and data["kind"] == kind
+        for name, device in topology.devices.items()
+        if device.host == 0 and device.kind == kind
     ]
     rows = [[_cell(topology, router, a, b) for b in names] for a in names]
-    return [topology.graph.nodes[name]["local"] for name in names], rows
+    return [topology.devices[name].local for name in names], rows
 
 
 def _cell(topology: Topology, router: Router, src: str, dst: str) -> str:
@@ -73,17 +73,11 @@ def _cell(topology: Topology, router: Router, src: str, dst: str) -> str:
         arcs = router.route(src, dst)
     except TopologyError:
         return "-"
-    return f"NV{min(_lanes(topology, arc) for arc in arcs)}" if kind == "NVL" else kind
-
-
-def _lanes(topology: Topology, index: int) -> int:
-    src, dst = topology.arcs.names[index]
-    cables = topology.graph[src][dst].values()
-    return int(next(data["lanes"] for data in cables if data["index"] == index))
+    return f"NV{min(topology.arcs.lanes[arc] for arc in arcs)}" if kind == "NVL" else kind
 
 
 def _counts(topology: Topology) -> Iterator[str]:
-    counts = Counter(data["kind"] for _, data in topology.graph.nodes(data=True))
+    counts = Counter[str](device.kind for device in topology.devices.values())
     for kind, word in _PLURALS.items():
         if counts[kind]:
             yield f"{counts[kind]:>8}  {word}"
@@ -112,15 +106,15 @@ def _matrix_lines(topology: Topology) -> Iterator[str]:
 
 
 def _rates(topology: Topology) -> Iterator[str]:
-    nodes, arcs = topology.graph.nodes, topology.arcs
+    devices, arcs = topology.devices, topology.arcs
     out_Bps = up_Bps = 0.0
     start = topology.hosts * topology.host_arcs
     for (src, dst), rate_Bps in zip(arcs.names[start:], arcs.bandwidth_Bps[start:], strict=True):
-        if nodes[src]["kind"] == "nic":
+        if devices[src].kind == "nic":
             out_Bps += float(rate_Bps)
         elif (
             _is_leaf(topology, src)
-            and nodes[dst]["kind"] == "switch"
+            and devices[dst].kind == "switch"
             and not _is_leaf(topology, dst)
         ):
             up_Bps += float(rate_Bps)
@@ -138,7 +132,7 @@ def _rates(topology: Topology) -> Iterator[str]:
 
 
 def _is_leaf(topology: Topology, name: str) -> bool:
-    return any(topology.graph.nodes[n]["kind"] == "nic" for n in topology.graph.successors(name))
+    return any(topology.devices[n].kind == "nic" for n in topology.links[name])
 
 
 # ---------------------------------------------------------------- layout
@@ -161,9 +155,9 @@ def positions(topology: Topology, hosts_shown: int = 2) -> dict[str, tuple[float
     """
     hosts = min(hosts_shown, topology.hosts)
     layers: dict[tuple[int, float], list[str]] = {}
-    for name, data in topology.graph.nodes(data=True):
-        if 0 <= data["host"] < hosts:
-            layers.setdefault((data["host"], _LAYERS[data["kind"]]), []).append(name)
+    for name, device in topology.devices.items():
+        if 0 <= device.host < hosts:
+            layers.setdefault((device.host, _LAYERS[device.kind]), []).append(name)
     width = max(len(names) for names in layers.values())
     placed: dict[str, tuple[float, float]] = {}
     for (host, height), names in layers.items():
@@ -189,15 +183,14 @@ def _spread(count: int, width: int) -> list[float]:
 def _fabric_levels(
     topology: Topology, placed: dict[str, tuple[float, float]]
 ) -> Iterator[list[str]]:
-    graph = topology.graph
     reached = set(placed)
     level = list(placed)
     while level:
         above = dict.fromkeys(
             name
             for below in level
-            for name in graph.successors(below)
-            if graph.nodes[name]["kind"] == "switch" and name not in reached
+            for name in topology.links[below]
+            if topology.devices[name].kind == "switch" and name not in reached
         )
         level = [name for name in above if not _is_foreign_leaf(topology, name, placed)]
         reached |= above.keys()
@@ -207,5 +200,5 @@ def _fabric_levels(
 
 def _is_foreign_leaf(topology: Topology, name: str, placed: dict[str, tuple[float, float]]) -> bool:
     """Whether a switch serves NICs, but none that is drawn."""
-    nics = [n for n in topology.graph.successors(name) if topology.graph.nodes[n]["kind"] == "nic"]
+    nics = [n for n in topology.links[name] if topology.devices[n].kind == "nic"]
     return bool(nics) and not any(n in placed for n in nics)

@@ -1,21 +1,20 @@
-"""Hosts and fabric as rows of devices and arcs, and the graph and the arrays made of them."""
+"""Hosts and fabric as rows of devices and arcs, and the nodes and arcs of a graph made of them."""
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import networkx as nx
 import numpy as np
 
 from perfmodel.topology.fabric.cabling import Wiring, wire, wire_listed
 from perfmodel.topology.fabric.fabric import Fabric
-from perfmodel.topology.model import Arcs, ChannelGraph, ChannelPath
+from perfmodel.topology.graph import Arcs, Device, NodeKind
+from perfmodel.topology.model import ChannelGraph, ChannelPath
 from perfmodel.topology.routing.clos import Tiers, places
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, expand_pattern, pairs
 
@@ -63,7 +62,7 @@ class Host:
         Rail of each NIC.
     """
 
-    devices: tuple[tuple[str, str], ...]
+    devices: tuple[tuple[str, NodeKind], ...]
     arcs: tuple[Arc, ...]
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
@@ -137,18 +136,12 @@ class Network:
         Ports of one host.
     arcs : Arcs
         The cables: each NIC and its leaf, both directions, then the trunks, both directions.
-    lanes : tuple of int
-        Cables bonded in each arc.
-    keys : tuple of int
-        Number of each arc among those of the same two ends.
     """
 
     fabric: Fabric
     wiring: Wiring
     nics: int
     arcs: Arcs
-    lanes: tuple[int, ...]
-    keys: tuple[int, ...]
 
     def tiers(self, first: int) -> Tiers | None:
         """The structure by which routes are found; `first` is the number of the first arc.
@@ -179,8 +172,7 @@ def build_network(host: Host, hosts: int, fabric: Fabric) -> Network:
     nics = [f"n{h}/{nic}" for h in range(hosts) for nic in host.nics]
     leaves = [wiring.switches[leaf] for leaf in wiring.leaf_of.tolist()]
     plugs = list(zip(nics, leaves, strict=True))
-    trunks = [(t.lower, t.upper, t.first + cable) for t in wiring.trunks
-              for cable in range(t.cables)]  # fmt: skip
+    trunks = [(t.lower, t.upper) for t in wiring.trunks for _ in range(t.cables)]
     lanes = [t.lanes for t in wiring.trunks for _ in range(t.cables)]
     port = max(host.ports, key=lambda link: link.usable_Bps)
     usual_Bps = fabric.uplink_Bps or port.bandwidth
@@ -193,7 +185,7 @@ def build_network(host: Host, hosts: int, fabric: Fabric) -> Network:
     arcs = Arcs(
         names=(
             *_both_directions(plugs),
-            *_both_directions([(low, high) for low, high, _ in trunks]),
+            *_both_directions(trunks),
         ),
         kinds=(*_repeat_each([link.kind for link in host.ports]) * hosts, *(port.kind,) * both),
         bandwidth_Bps=np.concatenate([
@@ -203,14 +195,13 @@ def build_network(host: Host, hosts: int, fabric: Fabric) -> Network:
         latency_s=np.concatenate([
             np.tile(np.stack([into_s, out_s], axis=1).ravel(), hosts), np.full(both, hop_s)
         ]),
+        lanes=(1,) * (2 * len(plugs)) + _repeat_each(lanes),
     )  # fmt: skip
     return Network(
         fabric=fabric,
         wiring=wiring,
         nics=len(host.nics),
         arcs=arcs,
-        lanes=((1,) * (2 * len(plugs)) + _repeat_each(lanes)),
-        keys=((0,) * (2 * len(plugs)) + _repeat_each([cable for _, _, cable in trunks])),
     )
 
 
@@ -240,6 +231,7 @@ def build_arcs(host: Host, names: list[list[str]], network: Network | None) -> A
         kinds=tuple(arc[2] for arc in host.arcs) * hosts,
         bandwidth_Bps=np.tile(np.array([arc[3] for arc in host.arcs], dtype=float), hosts),
         latency_s=np.tile(np.array([arc[4] for arc in host.arcs], dtype=float), hosts),
+        lanes=tuple(arc[5] for arc in host.arcs) * hosts,
     )
     if network is None:
         return own
@@ -248,6 +240,7 @@ def build_arcs(host: Host, names: list[list[str]], network: Network | None) -> A
         kinds=own.kinds + network.arcs.kinds,
         bandwidth_Bps=np.concatenate([own.bandwidth_Bps, network.arcs.bandwidth_Bps]),
         latency_s=np.concatenate([own.latency_s, network.arcs.latency_s]),
+        lanes=own.lanes + network.arcs.lanes,
     )
 
 
@@ -257,84 +250,13 @@ def _arc_ends(host: Host) -> list[tuple[int, int]]:
     return [(place[arc[0]], place[arc[1]]) for arc in host.arcs]
 
 
-def build_graph(
-    host: Host, names: list[list[str]], network: Network | None, arcs: Arcs
-) -> nx.MultiDiGraph[str]:
-    """Make the graph, with the attributes that `Topology` promises."""
-    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-    keys = list(_keys(host.arcs))
-    template = [
-        {"kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s, "lanes": lanes}
-        for _, _, kind, rate_Bps, latency_s, lanes in host.arcs
-    ]
-    hosts = (
-        (name, {"kind": kind, "host": h, "local": local})
+def build_devices(host: Host, names: list[list[str]], network: Network | None) -> dict[str, Device]:
+    """All devices by name: those of each host in turn, then the switches of the fabric."""
+    devices = {
+        name: Device(kind, h, local)
         for h, own in enumerate(names)
         for name, (local, kind) in zip(own, host.devices, strict=True)
-    )
-    add_devices(graph, hosts)
-    add_arcs(graph, arcs.names, keys * len(names), template * len(names), first=0)
+    }
     if network is not None:
-        names_above = network.wiring.switches
-        switches = ((n, {"kind": "switch", "host": -1, "local": n}) for n in names_above)
-        add_devices(graph, switches)
-        own = network.arcs
-        rows = zip(
-            own.kinds, own.bandwidth_Bps.tolist(), own.latency_s.tolist(), network.lanes,
-            strict=True,
-        )  # fmt: skip
-        cables = (
-            {"kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s, "lanes": lanes}
-            for kind, rate_Bps, latency_s, lanes in rows
-        )
-        add_arcs(graph, own.names, network.keys, cables, first=len(keys) * len(names))
-    return graph
-
-
-def add_devices(graph: nx.MultiDiGraph[str], rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Add nodes that are not there yet; see `add_arcs`."""
-    inner: Any = graph
-    nodes, leaving, entering = inner._node, inner._adj, inner._pred
-    for name, data in rows:
-        nodes[name], leaving[name], entering[name] = data, {}, {}
-
-
-def add_arcs(
-    graph: nx.MultiDiGraph[str],
-    ends: Iterable[tuple[str, str]],
-    keys: Iterable[int],
-    attributes: Iterable[Mapping[str, Any]],
-    *,
-    first: int,
-) -> None:
-    """Add arcs between nodes that are there; each gets a copy of its attributes and its number.
-
-    The same as ``add_edges_from``, in a third of the time: networkx documents its dict of dicts of
-    dicts, which successors and predecessors share, and this writes it without asking for each arc
-    whether its ends are known.
-
-    Parameters
-    ----------
-    graph : networkx.MultiDiGraph
-    ends, keys, attributes : iterable
-        Of each arc; arcs of the same ends by rising key, from 0.
-    first : int
-        ``index`` of the first arc.
-    """
-    inner: Any = graph
-    leaving, entering = inner._adj, inner._pred
-    rows = zip(ends, keys, attributes, strict=False)
-    for index, ((src, dst), key, row) in enumerate(rows, first):
-        data = {**row, "index": index}
-        if key:
-            leaving[src][dst][key] = data
-        else:
-            leaving[src][dst] = entering[dst][src] = {0: data}
-
-
-def _keys(arcs: Iterable[Arc]) -> Iterator[int]:
-    """Number of each arc among those of the same two ends."""
-    count: Counter[tuple[str, str]] = Counter()
-    for arc in arcs:
-        yield count[arc[0], arc[1]]
-        count[arc[0], arc[1]] += 1
+        devices |= {name: Device("switch", -1, name) for name in network.wiring.switches}
+    return devices

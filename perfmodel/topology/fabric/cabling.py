@@ -7,7 +7,6 @@ by host, so port p belongs to host ``p // ports_per_host``.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -31,8 +30,6 @@ class Trunk:
         Cables bonded into each link (adaptive routing).
     raw_Bps : float or None
         Rate of one cable; None: as the fabric's others.
-    first : int
-        Number of its first cable among those of the same two switches.
     """
 
     lower: str
@@ -40,7 +37,6 @@ class Trunk:
     cables: int
     lanes: int = 1
     raw_Bps: float | None = None
-    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +246,6 @@ def wire_listed(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
 
 def _trunks(fabric: Fabric, place: Mapping[str, int]) -> Iterator[Trunk]:
     """Cables between switches that are used, each from the earlier switch to the later."""
-    laid: Counter[tuple[str, str]] = Counter()
     for trunk in fabric.trunks:
         ends = trunk.from_, trunk.to
         if trunk.from_ == trunk.to:
@@ -258,9 +253,7 @@ def _trunks(fabric: Fabric, place: Mapping[str, int]) -> Iterator[Trunk]:
                                    "two different switches"))  # fmt: skip
         if trunk.from_ in place:
             low, high = sorted(ends, key=place.__getitem__)
-            yield Trunk(f"fabric/{low}", f"fabric/{high}", trunk.cables, 1, trunk.bandwidth,
-                        laid[low, high])  # fmt: skip
-            laid[low, high] += trunk.cables
+            yield Trunk(f"fabric/{low}", f"fabric/{high}", trunk.cables, 1, trunk.bandwidth)
 
 
 def _reached(start: Iterable[str], pairs: list[tuple[str, str]]) -> dict[str, None]:

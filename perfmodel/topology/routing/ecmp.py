@@ -41,9 +41,9 @@ class SearchedRoutes:
                 src, dst = self._ends[index]
                 self._leaving.setdefault(src, {}).setdefault(dst, []).append(index)
                 self._entering.setdefault(dst, {}).setdefault(src, []).append(index)
-        nodes = topology.graph.nodes
+        devices = topology.devices
         self._switches = {
-            name for name in self._leaving.keys() | self._entering.keys() if nodes[name]["host"] < 0
+            name for name in self._leaving.keys() | self._entering.keys() if devices[name].host < 0
         }
         self._forward: dict[tuple[str, ...], _Levels] = {}
         self._backward: dict[tuple[str, ...], _Levels] = {}

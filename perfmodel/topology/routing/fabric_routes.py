@@ -39,8 +39,8 @@ class FabricRoutes:
         tiers = topology.tiers
         fits = tiers is not None and topology.first_cable + tiers.arcs == len(topology.arcs)
         self._tiers = tiers if fits else None
-        nodes = topology.graph.nodes
-        nics = [d["local"] for _, d in nodes(data=True) if d["host"] == 0 and d["kind"] == "nic"]
+        devices = topology.devices.values()
+        nics = [d.local for d in devices if d.host == 0 and d.kind == "nic"]
         self._port = {local: at for at, local in enumerate(nics)}
         self._dead = np.zeros(len(topology.arcs), dtype=np.bool_)
         self._dead[list(topology.dead)] = True
@@ -49,8 +49,8 @@ class FabricRoutes:
         """Whether a cable of the fabric ends at this device."""
         if self._tiers is None:
             return name in self._search
-        place = self._topology.graph.nodes[name]
-        return place["host"] < 0 or place["local"] in self._port
+        device = self._topology.devices[name]
+        return device.host < 0 or device.local in self._port
 
     def route(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
         """Return the indices of the arcs from one device of the fabric to another.
@@ -133,7 +133,7 @@ class FabricRoutes:
 
     def number_of(self, nic: str) -> int:
         """Number of a NIC in its host."""
-        return self._port[self._topology.graph.nodes[nic]["local"]]
+        return self._port[self._topology.devices[nic].local]
 
     def name_of(self, port: int) -> str:
         """Name of the NIC with a port."""
@@ -145,10 +145,10 @@ class FabricRoutes:
         return host * len(self._port) + nic
 
     def _port_of(self, name: str) -> int | None:
-        place = self._topology.graph.nodes[name]
-        if place["host"] < 0 or place["local"] not in self._port:
+        device = self._topology.devices[name]
+        if device.host < 0 or device.local not in self._port:
             return None
-        return int(place["host"]) * len(self._port) + self._port[place["local"]]
+        return device.host * len(self._port) + self._port[device.local]
 
     def _by_search(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
         routes = []

@@ -27,14 +27,13 @@ class HostRoutes:
 
     def __init__(self, topology: Topology) -> None:
         built = topology.healthy or topology
-        nodes = topology.graph.nodes
         self.kinds: Mapping[str, str] = {
-            data["local"]: data["kind"] for _, data in nodes(data=True) if data["host"] == 0
+            device.local: device.kind for device in topology.devices.values() if device.host == 0
         }
         self._arcs: dict[str, list[HostArc]] = {}
         arcs = built.arcs
         for index in range(topology.host_arcs):
-            src, dst = (nodes[name]["local"] for name in arcs.names[index])
+            src, dst = (topology.devices[name].local for name in arcs.names[index])
             arc = HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
             self._arcs.setdefault(src, []).append(arc)
         self._dead = _dead_arcs_by_host(topology)
@@ -131,16 +130,16 @@ def _dead_arcs_by_host(topology: Topology) -> dict[int, set[int]]:
 def _cut_nics_by_host(topology: Topology) -> dict[int, set[str]]:
     """NICs of each host that cannot send to the fabric any more, or not receive from it."""
     by_host: dict[int, set[str]] = {}
-    graph, first = topology.graph, topology.first_cable
+    first = topology.first_cable
     ends = {end for arc in topology.dead if arc >= first for end in topology.arcs.names[arc]}
     for name in ends:
-        place = graph.nodes[name]
-        if place["host"] < 0:
+        device = topology.devices[name]
+        if device.host < 0:
             continue
         directions = [
-            {int(data["index"]) for cables in adjacency.values() for data in cables.values()}
-            for adjacency in (graph.succ[name], graph.pred[name])
+            {arc for cables in adjacency[name].values() for arc in cables}
+            for adjacency in (topology.links, topology.links_into)
         ]
         if any({arc for arc in arcs if arc >= first} <= topology.dead for arcs in directions):
-            by_host.setdefault(place["host"], set()).add(place["local"])
+            by_host.setdefault(device.host, set()).add(device.local)
     return by_host

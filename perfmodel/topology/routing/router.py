@@ -182,14 +182,14 @@ class Router:
 
     def _locate(self, name: str) -> tuple[int, str]:
         try:
-            data = self.topology.graph.nodes[name]
+            device = self.topology.devices[name]
         except KeyError:
             candidates = (
-                node for node in self.topology.graph if node.startswith(("n0/", "fabric/"))
+                node for node in self.topology.devices if node.startswith(("n0/", "fabric/"))
             )
             allowed = allowed_names(candidates, name, limit=12)
             raise TopologyError(f"{self.topology.name}: no device {name!r}; {allowed}") from None
-        return data["host"], data["local"]
+        return device.host, device.local
 
 
 def _nearest_first(lost: tuple[str, ...], src: str, dst: str) -> list[str]:

@@ -11,7 +11,7 @@ from perfmodel.topology.fabric.assemble import (
     Host,
     Network,
     build_arcs,
-    build_graph,
+    build_devices,
     build_network,
     channel_graphs,
     collector_off,
@@ -104,11 +104,12 @@ def build_topology(
         network = build_network(host, hosts, plan) if plan is not None else None
         names = name_devices(host, hosts)
         arcs = build_arcs(host, names, network)
-        graph = build_graph(host, names, network, arcs)
+        devices = build_devices(host, names, network)
     sources = _sources(spec, network)
-    topology = Topology(
+    return Topology(
         name=f"{spec.name} x {hosts}" if hosts > 1 else f"{spec.name}",
-        graph=graph,
+        devices=devices,
+        built=arcs,
         ranks=tuple(f"n{h}/{local}" for h in range(hosts) for local in ranks),
         gpu=gpu,
         hosts=hosts,
@@ -125,8 +126,6 @@ def build_topology(
         graphs=channel_graphs(spec, host),
         sockets=_sockets(spec),
     )
-    vars(topology)["arcs"] = arcs  # the cached property, without reading the graph back
-    return topology
 
 
 def _sockets(spec: NodeSpec) -> Sockets:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import networkx as nx
 import numpy as np
 
 from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
 from perfmodel.files import read_yaml, validate_document
 from perfmodel.topology.fabric.fabric import resolve_fabric
-from perfmodel.topology.model import NodeKind, Topology
+from perfmodel.topology.graph import Arcs, NodeKind
+from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import gpu_names, source_faults
@@ -68,32 +67,23 @@ def _file_faults(path: Path) -> tuple[Fault, ...]:
 
 
 def _graph_faults(topology: Topology, file: str | None = None) -> Iterator[Fault]:
-    broken = [*_device_faults(topology), *_arc_faults(topology), *_rank_faults(topology)]
+    broken = [*_device_faults(topology), *_arc_faults(topology.built), *_rank_faults(topology)]
     yield from (Fault(f.field, f.found, f.allowed, file) for f in broken)
     if not broken:
         yield from (Fault(f.field, f.found, f.allowed, file) for f in _route_faults(topology))
 
 
 def _device_faults(topology: Topology) -> Iterator[Fault]:
-    graph = topology.graph
-    linked, leaving = _linked_devices(topology)
-    for name, data in graph.nodes(data=True):
-        lacking = [key for key in ("kind", "host", "local") if key not in data]
-        if lacking:
-            yield Fault(
-                f"nodes.{name}", f"no {', '.join(lacking)} (only the end of a link?)",
-                "a node that is declared before a link names it",
-            )  # fmt: skip
-            continue
-        if data["kind"] not in NODE_KINDS:
-            yield Fault(
-                f"nodes.{name}.kind",
-                repr(data["kind"]),
-                allowed_names(NODE_KINDS, str(data["kind"])),
-            )
-        if name not in linked and len(graph) > 1:
+    devices, names = topology.devices, topology.built.names
+    linked = {end for ends in names for end in ends}
+    leaving = {src for src, dst in names if devices[src].host != devices[dst].host}
+    for name, device in devices.items():
+        if device.kind not in NODE_KINDS:
+            allowed = allowed_names(NODE_KINDS, str(device.kind))
+            yield Fault(f"nodes.{name}.kind", repr(device.kind), allowed)
+        if name not in linked and len(devices) > 1:
             yield Fault(f"nodes.{name}", "no link", "a link to every device")
-        if data["kind"] == "nic" and topology.hosts > 1 and name not in leaving:
+        if device.kind == "nic" and topology.hosts > 1 and name not in leaving:
             yield Fault(
                 f"nodes.{name}", "a NIC without a cable", "a link to a switch of the fabric"
             )
@@ -101,78 +91,29 @@ def _device_faults(topology: Topology) -> Iterator[Fault]:
         yield Fault("gpu", repr(topology.gpu.name), allowed_names(gpu_names(), topology.gpu.name))
 
 
-def _linked_devices(topology: Topology) -> tuple[set[str], set[str]]:
-    """Devices with any link, and those with a link that leaves their host."""
-    hosts = nx.get_node_attributes(topology.graph, "host")
-    linked, leaving = set[str](), set[str]()
-    for src, neighbours in topology.graph.adjacency():
-        if neighbours:
-            linked.add(src)
-            linked.update(neighbours)
-            own = hosts.get(src)
-            if any(hosts.get(dst) != own for dst in neighbours):
-                leaving.add(src)
-    return linked, leaving
-
-
-def _arc_faults(topology: Topology) -> Iterator[Fault]:
-    rows = [
-        data
-        for _, neighbours in topology.graph.adjacency()
-        for cables in neighbours.values()
-        for data in cables.values()
-    ]
-    if not _all_arcs_sound(rows):
-        yield from _faults_of_each_arc(topology)
-
-
-def _all_arcs_sound(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no arc has a fault; a million arcs are looked at in columns."""
-    kinds, types = {row.get("kind") for row in rows}, set[type]()
-    for field in ("bandwidth_Bps", "latency_s", "index"):
-        types |= {type(row.get(field)) for row in rows}
-    if not kinds <= set(LINK_KINDS) or not types <= {int, float}:
-        return False
-    rate_Bps, latency_s = (
-        np.array([row[field] for row in rows], dtype=float)
-        for field in ("bandwidth_Bps", "latency_s")
-    )
-    index = np.sort([row["index"] for row in rows])
-    return bool(
-        (rate_Bps > 0).all()
-        and (latency_s >= 0).all()
-        and np.isfinite(rate_Bps + latency_s).all()
-        and (index == np.arange(len(rows))).all()
-    )
-
-
-def _faults_of_each_arc(topology: Topology) -> Iterator[Fault]:
-    indices = []
-    for src, dst, data in topology.graph.edges(data=True):
-        field = f"links.{src} -> {dst}"
-        kind, rate_Bps, latency_s = map(data.get, ("kind", "bandwidth_Bps", "latency_s"))
-        if kind not in LINK_KINDS:
-            yield Fault(f"{field}.kind", repr(kind), allowed_names(LINK_KINDS, str(kind)))
-        if not _is_at_least(0, rate_Bps) or rate_Bps == 0:
-            yield Fault(f"{field}.bandwidth_Bps", repr(rate_Bps), "a finite bandwidth above zero")
-        if not _is_at_least(0, latency_s):
-            yield Fault(f"{field}.latency_s", repr(latency_s), "a finite time of zero or more")
-        indices.append(data.get("index"))
-    if sorted(i for i in indices if isinstance(i, int)) != list(range(len(indices))):
-        yield Fault("links", "indices with gaps or repeats", f"0 to {len(indices) - 1}, each once")
-
-
-def _is_at_least(least: float, value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and value >= least
+def _arc_faults(arcs: Arcs) -> Iterator[Fault]:
+    kinds = np.array([kind in LINK_KINDS for kind in arcs.kinds])
+    rates = np.isfinite(arcs.bandwidth_Bps) & (arcs.bandwidth_Bps > 0)
+    delays = np.isfinite(arcs.latency_s) & (arcs.latency_s >= 0)
+    for arc in np.flatnonzero(~(kinds & rates & delays)).tolist():
+        field = f"links.{' -> '.join(arcs.names[arc])}"
+        if not kinds[arc]:
+            allowed = allowed_names(LINK_KINDS, str(arcs.kinds[arc]))
+            yield Fault(f"{field}.kind", repr(arcs.kinds[arc]), allowed)
+        if not rates[arc]:
+            rate_Bps = repr(float(arcs.bandwidth_Bps[arc]))
+            yield Fault(f"{field}.bandwidth_Bps", rate_Bps, "a finite bandwidth above zero")
+        if not delays[arc]:
+            latency_s = repr(float(arcs.latency_s[arc]))
+            yield Fault(f"{field}.latency_s", latency_s, "a finite time of zero or more")
 
 
 def _rank_faults(topology: Topology) -> Iterator[Fault]:
-    kinds = nx.get_node_attributes(topology.graph, "kind")
     for rank, name in enumerate(topology.ranks):
-        if kinds.get(name) != "gpu":
-            yield Fault(f"ranks.{rank}", f"{name!r}, a {kinds.get(name, 'missing node')}", "a GPU")
+        device = topology.devices.get(name)
+        if device is None or device.kind != "gpu":
+            kind = "missing node" if device is None else device.kind
+            yield Fault(f"ranks.{rank}", f"{name!r}, a {kind}", "a GPU")
     if not topology.ranks:
         yield Fault("ranks", "no GPU", "at least one GPU")
     elif len(topology.ranks) % topology.hosts:

@@ -17,7 +17,8 @@ from pydantic import BeforeValidator, Field
 
 from perfmodel.errors import allowed_names
 from perfmodel.files import Bandwidth, Bytes, FileModel, FlopRate, Power, Seconds
-from perfmodel.topology.model import LinkKind, NetworkKind
+from perfmodel.topology.graph import LinkKind
+from perfmodel.topology.model import NetworkKind
 
 HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
 FabricKind = Literal["one-switch", "rail-optimised", "leaf-spine", "fat-tree", "listed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,17 @@ from perfmodel.report.topology.figure import (
     write_topology,
 )
 from perfmodel.studies.run.result import LinkUse, Result
+from perfmodel.topology.graph import from_networkx
 
 
 def test_cables_join_both_directions_and_parallel_links(result: Result) -> None:
     topology = result.topology
     graph = topology.graph.copy()
     for src, dst in (("n0/gpu0", "n0/nvs"), ("n0/nvs", "n0/gpu0")):
-        graph.add_edge(src, dst, kind="nvlink", bandwidth_Bps=300e9, latency_s=1e-6)
-    import dataclasses
-
-    doubled = dataclasses.replace(topology, graph=graph)
+        index = graph.number_of_edges()
+        graph.add_edge(src, dst, kind="nvlink", bandwidth_Bps=300e9, latency_s=1e-6, index=index)
+    devices, built = from_networkx(graph)
+    doubled = replace(topology, devices=devices, built=built)
     use = [
         LinkUse("n0/gpu0", "n0/nvs", "nvlink", 10.0, 0.2),
         LinkUse("n0/nvs", "n0/gpu0", "nvlink", 30.0, 0.6),

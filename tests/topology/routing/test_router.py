@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import TopologyError
+from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology, template_names
@@ -319,7 +320,8 @@ def test_a_fabric_in_two_parts_is_said() -> None:
     )
     for index, (_, _, data) in enumerate(sorted(graph.edges(data=True), key=_index)):
         data["index"] = index
-    router = Router(replace(topology, graph=graph))
+    devices, built = from_networkx(graph)
+    router = Router(replace(topology, devices=devices, built=built))
     with pytest.raises(TopologyError, match="no cable leads from n0/nic0 to n3/nic0"):
         router.route("n0/gpu0", "n3/gpu0")
     assert router.route("n0/gpu0", "n1/gpu0")

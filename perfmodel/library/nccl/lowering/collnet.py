@@ -96,7 +96,7 @@ class _Fabric:
     """
 
     def __init__(self, machine: Machine, rails: Rails) -> None:
-        self._graph, self._kinds = machine.topology.graph, machine.topology.graph.nodes
+        self._topology = machine.topology
         self.names: list[str] = []
         self._places: dict[str, int] = {}
         numbers = rails.hosts[:, 0] // machine.topology.gpus_per_host
@@ -110,7 +110,8 @@ class _Fabric:
         self.root = [self._root(np.unique(leaves), rail) for rail, leaves in enumerate(self.leaf)]
 
     def _above(self, name: str) -> list[str]:
-        return [n for n in self._graph.adj[name] if self._kinds[n]["kind"] == "switch"]
+        topology = self._topology
+        return [n for n in topology.links[name] if topology.devices[n].kind == "switch"]
 
     def _place(self, name: str) -> int:
         if name not in self._places:
@@ -132,7 +133,7 @@ class _Fabric:
 
     def cable(self, src: str, dst: str, flow: int) -> int:
         """Arc between two neighbours; parallel ones by turns."""
-        arcs = sorted(int(data["index"]) for data in self._graph[src][dst].values())
+        arcs = self._topology.links[src][dst]
         return arcs[flow % len(arcs)]
 
 

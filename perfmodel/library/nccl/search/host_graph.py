@@ -205,12 +205,13 @@ def _adapters(topology: Topology, nics: Sequence[str], merging: bool) -> Iterato
     assumption, since a topology does not say which NICs share a card. Source of the merging:
     NVIDIA/nccl ``src/transport/net_ib`` (NCCL_IB_MERGE_NICS) and, for EFA, aws-ofi-nccl.
     """
-    graph, nics_below = topology.graph, dict[str, list[str]]()
+    links, devices = topology.links, topology.devices
+    nics_below = dict[str, list[str]]()
     for nic in nics:
-        parent = next((p for p in graph.adj[nic] if graph.nodes[p]["host"] >= 0), nic)
+        parent = next((p for p in links[nic] if devices[p].host >= 0), nic)
         nics_below.setdefault(parent, []).append(nic)
     for parent, siblings in nics_below.items():
-        gpus = sum(graph.nodes[end]["kind"] == "gpu" for end in graph.adj[parent])
+        gpus = sum(devices[end].kind == "gpu" for end in links[parent])
         even = merging and 0 < gpus < len(siblings) and len(siblings) % gpus == 0
         ports = len(siblings) // gpus if even else 1
         yield from ((nic, ports) for nic in siblings[::ports])
@@ -288,7 +289,7 @@ def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> fl
     own, kind = float(arcs.bandwidth_Bps[arc]) / 1e9, arcs.kinds[arc]
     if kind == "nvlink":
         src, dst = arcs.names[arc]
-        lanes = sum(int(data["lanes"]) for data in topology.graph[src][dst].values())
+        lanes = sum(arcs.lanes[cable] for cable in topology.links[src][dst])
         nominal = lanes * lane_GBps
         return nominal if 0.7 < nominal / own < 1.4 else own
     if kind == "pcie":
@@ -300,11 +301,12 @@ def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> fl
 
 def _port_GBps(topology: Topology, nic: str) -> float:
     """Nominal rate of a NIC's cables: the next usual one above what they carry."""
+    built = topology.built
     own = sum(
-        float(data["bandwidth_Bps"])
-        for cables in topology.graph.adj[nic].values()
-        for data in cables.values()
-        if data["kind"] in {"ethernet", "infiniband"}
+        float(built.bandwidth_Bps[cable])
+        for cables in topology.links[nic].values()
+        for cable in cables
+        if built.kinds[cable] in {"ethernet", "infiniband"}
     ) / 1e9  # fmt: skip
     nominal = (rate / 8 for rate in hardware().network.Gbps if rate / 8 >= own * 0.999)
     above = next(nominal, own)

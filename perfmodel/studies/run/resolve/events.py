@@ -178,13 +178,12 @@ class _EventResolver:
         return Disturbance(description, origin, faults=faults)
 
     def _resolve_lose(self, origin: str, lose: LoseEvent) -> Disturbance:
-        nodes = self.topology.graph.nodes
-        if lose.nic not in nodes or nodes[lose.nic]["kind"] != "nic":
+        devices = self.topology.devices
+        if lose.nic not in devices or devices[lose.nic].kind != "nic":
             fault = no_device(self.topology, lose.nic, "nic")
-            nics = [name for name, data in nodes(data=True) if data["kind"] == "nic"]
-            allowed = (
-                fault.allowed if lose.nic not in nodes else f"a NIC: {allowed_names(nics, limit=8)}"
-            )
+            nics = [name for name, device in devices.items() if device.kind == "nic"]
+            is_device = lose.nic in devices
+            allowed = f"a NIC: {allowed_names(nics, limit=8)}" if is_device else fault.allowed
             raise InputError(Fault("nic", repr(lose.nic), allowed))
         arcs = find_arcs(self.topology, lose.nic)
         faults = _link_faults(lose.at, lose.reroute_after, arcs, LinkFault(0.0, nodes=(lose.nic,)))
@@ -235,11 +234,11 @@ class _EventResolver:
         return pairs
 
     def _find_devices(self, side: str, name: str) -> list[str]:
-        graph = self.topology.graph
-        if name in graph:
+        every = self.topology.devices
+        if name in every:
             return [name]
         is_pattern = any(sign in name for sign in "*?[")
-        devices = [node for node in graph if is_pattern and fnmatchcase(node, name)]
+        devices = [node for node in every if is_pattern and fnmatchcase(node, name)]
         if not devices:
             raise InputError(no_device(self.topology, name, side))
         return devices

@@ -12,7 +12,7 @@ from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.what_if import INFINITE, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.topology.model import Arcs, Topology
+from perfmodel.topology.model import Topology
 from perfmodel.workload.model import LayerTimes
 
 BETWEEN_NODES = frozenset({"ethernet", "infiniband"})
@@ -88,23 +88,16 @@ def _scale_links(
         return topology
     old = topology.arcs
     is_scaled = np.array([kind in kinds for kind in old.kinds], dtype=bool)
-    arcs = Arcs(
-        old.names,
-        old.kinds,
-        old.bandwidth_Bps * np.where(is_scaled, faster, 1.0),
-        old.latency_s * np.where(is_scaled, longer, 1.0),
+    arcs = replace(
+        old,
+        bandwidth_Bps=old.bandwidth_Bps * np.where(is_scaled, faster, 1.0),
+        latency_s=old.latency_s * np.where(is_scaled, longer, 1.0),
     )
-    # The graph holds the same numbers: routing and NCCL's search read them there.
-    graph = topology.graph.copy()
-    rates_Bps, delays_s = arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist()
-    for _, _, data in graph.edges(data=True):
-        data["bandwidth_Bps"], data["latency_s"] = rates_Bps[data["index"]], delays_s[data["index"]]
     copied_Bps = topology.staging_Bps
     if copied_Bps is not None and not kinds & BETWEEN_NODES:  # through the host's memory
         copied_Bps *= faster
-    changed = replace(topology, graph=graph, staging_Bps=copied_Bps)
-    vars(changed)["arcs"] = arcs  # the cached property, without reading the graph back
-    return changed
+    # built so from the start: routing and NCCL's search see the scaled rates, too
+    return replace(topology, built=arcs, changed=None, staging_Bps=copied_Bps)
 
 
 def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
