@@ -58,7 +58,7 @@ def parse_with_libyaml(text: str) -> Any:
     Parameters
     ----------
     text : str
-        Of a file that ships: libyaml follows nesting of any depth until the stack ends.
+        Of a file that ships, or short: libyaml follows nesting of any depth until the stack ends.
 
     Raises
     ------

@@ -49,14 +49,22 @@ def _parse(text: str, path: Path) -> Any:
     return parse_yaml(text, str(path))
 
 
+SHORT = 400
+"""Most characters of a text that cannot nest so deep that libyaml runs out of stack: the value of
+an option, for which importing ruamel would take longer than the rest of the command."""
+
+
 def parse_yaml(text: str, file: str | None = None) -> Any:
-    """Parse one YAML 1.2 document; None if it is empty.
+    """Parse one YAML 1.2 document, or the value of an option (no `file`); None if it is empty.
 
     Raises
     ------
     InputError
         Not YAML, or a duplicate key.
     """
+    if file is None and len(text) <= SHORT:
+        with suppress(UnsupportedYaml):
+            return parse_with_libyaml(text)
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
