@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import perfmodel
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 
 ROOT = Path(perfmodel.__file__).resolve().parents[1]
 

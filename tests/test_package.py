@@ -117,7 +117,7 @@ def test_the_first_scenario_of_the_documents_runs(tmp_path, monkeypatch):
 def test_the_readme_shows_what_its_command_prints():
     from typer.testing import CliRunner
 
-    from perfmodel.cli import app
+    from perfmodel.cli.app import app
 
     shown = (ROOT / "README.md").read_text().split("It prints\n\n```\n")[1].split("```")[0]
     printed = CliRunner().invoke(app, ["run", "resnet50-dgx-a100"]).stdout

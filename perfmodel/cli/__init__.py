@@ -1,5 +1,5 @@
 """One module per command of ``perfmodel``, no logic, nothing heavy at import; `main` runs them."""
 
-from perfmodel.cli.app import app, main
+from perfmodel.cli.app import main
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

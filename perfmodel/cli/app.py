@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from perfmodel.cli import (
-    buckets,
-    calibrate,
-    collective,
-    compare,
-    measure,
-    plan,
-    run,
-    scenarios,
-    sweep,
-    topology,
-    topology_import,
-    tune,
-    validate,
-    verify,
-)
 from perfmodel.errors import PerfmodelError
 from perfmodel.version import __version__
 
@@ -73,7 +59,39 @@ def example(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def _build() -> typer.Typer:
+COMMANDS = {
+    "run": "run",
+    "tune": "tune",
+    "compare": "compare",
+    "sweep": "sweep",
+    "plan": "plan",
+    "collective": "collective",
+    "buckets": "buckets",
+    "verify": "verify",
+    "measure": "measure",
+    "calibrate": "calibrate",
+    "validate": "validate",
+    "scenarios": "scenarios",
+    "models": "buckets",
+    "schema": "scenarios",
+    "topology": "topology",
+}
+"""Module of each command, in the order of the help."""
+
+TOPOLOGY_COMMANDS = {
+    "list": "topology",
+    "show": "topology",
+    "import": "topology_import",
+    "discover": "topology_import",
+    "check": "topology",
+}
+
+FUNCTIONS = {"list": "topologies", "import": "import_"}
+"""Functions that cannot bear the name of their command."""
+
+
+def build_app(commands: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Make the tree of some commands; only their modules are imported."""
     root = typer.Typer(
         cls=Commands,
         no_args_is_help=True,
@@ -83,43 +101,38 @@ def _build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     root.callback()(_root)
-    for name, command, lines in (
-        ("run", run.run, run.RUN_EXAMPLES),
-        ("tune", tune.tune, tune.TUNE_EXAMPLES),
-        ("compare", compare.compare, compare.COMPARE_EXAMPLES),
-        ("sweep", sweep.sweep, sweep.SWEEP_EXAMPLES),
-        ("plan", plan.plan, plan.PLAN_EXAMPLES),
-        ("collective", collective.collective, collective.COLLECTIVE_EXAMPLES),
-        ("buckets", buckets.buckets, buckets.BUCKETS_EXAMPLES),
-        ("verify", verify.verify, verify.VERIFY_EXAMPLES),
-        ("measure", measure.measure, measure.MEASURE_EXAMPLES),
-        ("calibrate", calibrate.calibrate, calibrate.CALIBRATE_EXAMPLES),
-        ("validate", validate.validate, validate.VALIDATE_EXAMPLES),
-        ("scenarios", scenarios.scenarios, scenarios.SCENARIOS_EXAMPLES),
-        ("models", buckets.models, buckets.MODELS_EXAMPLES),
-        ("schema", scenarios.schema, scenarios.SCHEMA_EXAMPLES),
-    ):
-        root.command(name, epilog=example(*lines))(command)
-    hardware = typer.Typer(
-        help="List, show, check and import hardware descriptions.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    for name, subcommand, lines in (
-        ("list", topology.topologies, topology.LIST_EXAMPLES),
-        ("show", topology.show, topology.SHOW_EXAMPLES),
-        ("import", topology_import.import_, topology_import.IMPORT_EXAMPLES),
-        ("discover", topology_import.discover, topology_import.DISCOVER_EXAMPLES),
-        ("check", topology.check, topology.CHECK_EXAMPLES),
-    ):
-        hardware.command(name, epilog=example(*lines))(subcommand)
-    root.add_typer(hardware, name="topology")
+    for name in commands:
+        if name != "topology":
+            _add_command(root, name, COMMANDS)
+            continue
+        hardware = typer.Typer(
+            help="List, show, check and import hardware descriptions.",
+            no_args_is_help=True,
+            rich_markup_mode=None,
+        )
+        for subcommand in TOPOLOGY_COMMANDS:
+            _add_command(hardware, subcommand, TOPOLOGY_COMMANDS)
+        root.add_typer(hardware, name="topology")
     return root
 
 
-app = _build()
+def _add_command(group: typer.Typer, name: str, modules: Mapping[str, str]) -> None:
+    module = import_module(f"perfmodel.cli.{modules[name]}")
+    lines = getattr(module, f"{name.upper()}_EXAMPLES")
+    group.command(name, epilog=example(*lines))(getattr(module, FUNCTIONS.get(name, name)))
+
+
+if TYPE_CHECKING:
+    app: typer.Typer
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":  # all commands
+        return build_app()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
     """Entry point of the console script."""
-    app(prog_name="perfmodel")
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    build_app([first] if first in COMMANDS else COMMANDS)(prog_name="perfmodel")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 _UNSUPPORTED = re.compile(
@@ -38,18 +37,27 @@ class UnsupportedYaml(Exception):
     """A document that ruamel must read."""
 
 
+class Lines:
+    """Line of each entry of a mapping or a list: ``data[key][0]``, from 0."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: dict[Any, tuple[int]]) -> None:
+        self.data = data
+
+
 class LinedMapping(dict[Any, Any]):
     """A mapping with ruamel's line numbers: ``lc.data[key][0]``, from 0."""
 
     __slots__ = ("lc",)
-    lc: SimpleNamespace
+    lc: Lines
 
 
 class LinedList(list[Any]):
     """A list with ruamel's line numbers: ``lc.data[index][0]``, from 0."""
 
     __slots__ = ("lc",)
-    lc: SimpleNamespace
+    lc: Lines
 
 
 def parse_with_libyaml(text: str) -> Any:
@@ -84,29 +92,26 @@ def _convert_node(node: Any) -> Any:
     if node.id == "scalar":
         return node.value if node.style in {"'", '"'} else _parse_scalar(node.value)
     if node.id == "sequence":
-        items = LinedList(_convert_node(child) for child in node.value)
-        items.lc = _mark_lines((at, child) for at, child in enumerate(node.value))
+        items = LinedList(map(_convert_node, node.value))
+        items.lc = Lines({at: (child.start_mark.line,) for at, child in enumerate(node.value)})
         return items
-    mapping = LinedMapping()
-    marks = []
+    mapping, lines = LinedMapping(), {}
     for key_node, child in node.value:
         key = _convert_node(key_node)
-        if not isinstance(key, str | int) or key in mapping:
+        if type(key) not in {str, int} or key in mapping:
             raise UnsupportedYaml
         mapping[key] = _convert_node(child)
-        marks.append((key, key_node))
-    mapping.lc = _mark_lines(marks)
+        lines[key] = (key_node.start_mark.line,)
+    mapping.lc = Lines(lines)
     return mapping
-
-
-def _mark_lines(nodes: Any) -> SimpleNamespace:
-    return SimpleNamespace(data={key: (node.start_mark.line,) for key, node in nodes})
 
 
 def _parse_scalar(text: str) -> Any:
     """Convert a plain scalar by the rules of YAML 1.2."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
+    if text[0].isalpha():  # neither a number nor a date, most values are words
+        return text
     if _WHOLE.fullmatch(text):
         return int(text)
     if _REAL.fullmatch(text):

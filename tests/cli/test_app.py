@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import perfmodel
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 from perfmodel.cli.collective import sizes_between
 from perfmodel.cli.verify import ranks_between
 from perfmodel.errors import DataMismatch, InputError
@@ -394,7 +394,7 @@ def test_a_process_from_another_folder(tmp_path):
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys\nfrom perfmodel.cli import app\n"
+        "import sys\nfrom perfmodel.cli.app import app\n"
         "try: app(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'numpy', 'pandas', 'networkx', 'plotly', 'pydantic', 'rich', 'simpy', 'torch'}\n"
         "sys.stderr.write(' '.join(sorted(heavy & sys.modules.keys())))"

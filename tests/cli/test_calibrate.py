@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.calibrate import read_profile
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.templates.build import build_topology

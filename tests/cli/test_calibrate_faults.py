@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 
 
 def written(folder, name="m.json", **fields):

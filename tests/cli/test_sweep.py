@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 

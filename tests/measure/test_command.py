@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import perfmodel
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 from perfmodel.errors import ExecutorUnavailable
 from perfmodel.files import find_file
 from perfmodel.measure.job import MeasurementJob

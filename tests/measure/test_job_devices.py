@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 from perfmodel.errors import ExecutorUnavailable
 from perfmodel.measure.job import require_devices
 

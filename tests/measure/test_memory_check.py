@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.measure.job import MeasurementJob, make_schedules
 from perfmodel.measure.memory_check import PROCESS_BYTES, SIDE_BYTES, require_memory

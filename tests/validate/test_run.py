@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 from perfmodel.report.validation.page import write_validation
 from perfmodel.validate.run import to_json, validate
 from perfmodel.validate.sweeps.read import fitted_on

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.cli import app
+from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
