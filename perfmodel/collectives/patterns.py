@@ -31,13 +31,8 @@ def concatenate(
 ) -> Schedule:
     """Return the schedule of patterns one after the other; those without edges are left out.
 
-    Parameters
-    ----------
-    patterns : sequence of Pattern
-    owner : ndarray of int, shape (chunks,), optional
-        Default: every chunk is everyone's.
-    **fields
-        The other fields of `Schedule`; ``root`` is 0 if left out.
+    `owner`: default: every chunk is everyone's; shape (chunks,). ``**fields``: the other fields of
+    `Schedule`; ``root`` is 0 if left out.
     """
     used = [pattern for pattern in patterns if len(pattern.phase.src) and pattern.phase.repeat]
 
@@ -66,15 +61,9 @@ def exchange(
 ) -> Pattern:
     """One step: each edge carries `count` chunks from `begin` on, past the last to the first.
 
-    Parameters
-    ----------
-    name : str
-    src, dst, begin : ndarray of int, shape (edges,)
-    count : int or ndarray of int, shape (edges,)
-    sizes : ndarray of int, shape (chunks,)
-        Bytes of the chunks that take part (a prefix of the schedule's chunks).
-    reduces : bool
-        Chunks are added to the receiver's.
+    `src`, `dst` and `begin`: shape (edges,). `count`: shape (edges,). `sizes`: bytes of the chunks
+    that take part (a prefix of the schedule's chunks); shape (chunks,). `reduces`: chunks are added
+    to the receiver's.
     """
     counts = np.broadcast_to(np.asarray(count, dtype=np.int64), src.shape)
     nbytes = _range_bytes(sizes, begin, counts)
@@ -93,17 +82,9 @@ def around(
 ) -> Pattern:
     """Rings side by side: reduce-scatter (`reduces`) or all-gather on each row of ranks.
 
-    Parameters
-    ----------
-    name : str
-    table : ndarray of int, shape (teams, n)
-        Ranks of each ring in order; after reduce-scatter position p has block p + 1.
-    begin : ndarray of int, shape (teams, n)
-        First chunk of each block of each ring.
-    count : int
-        Chunks of a block.
-    sizes : ndarray of int, shape (chunks,)
-    reduces : bool
+    `table`: ranks of each ring in order; after reduce-scatter position p has block p + 1; shape
+    (teams, n). `begin`: first chunk of each block of each ring; shape (teams, n). `count`: chunks
+    of a block. `sizes`: shape (chunks,).
     """
     ranks = table.shape[1]
     edges, offset = table.size, 0 if reduces else ranks - 1
@@ -169,14 +150,9 @@ def pipeline(
 ) -> Pattern:
     """Pieces that follow each other over every edge, one per repeat, from repeat `first` on.
 
-    Parameters
-    ----------
-    name : str
-    src, dst, channel, first : ndarray of int, shape (edges,)
-        Edges of channel c carry the pieces of c, one after the other.
-    sizes : ndarray of int, shape (channels, pieces)
-        Bytes; chunks are numbered row by row.
-    reduces : ndarray of bool, shape (edges,)
+    `src`, `dst`, `channel` and `first`: edges of channel c carry the pieces of c, one after the
+    other; shape (edges,). `sizes`: bytes; chunks are numbered row by row; shape (channels, pieces).
+    `reduces`: shape (edges,).
     """
     pieces = sizes.shape[1]
     phase = Phase(

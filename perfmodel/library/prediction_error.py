@@ -122,14 +122,7 @@ def datasheet_interval_s(
 ) -> tuple[float, float]:
     """80 % interval of a time that was predicted from datasheets alone.
 
-    Parameters
-    ----------
-    topology : Topology
-    op : str
-    nbytes : float
-        As nccl-tests counts them.
-    time_s : float
-        The prediction; seconds.
+    `nbytes`: as nccl-tests counts them. `time_s`: the prediction; seconds.
 
     Returns
     -------

@@ -29,24 +29,16 @@ from perfmodel.collectives.patterns import near_root, pieces_of
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A closed form.
-
-    Parameters
-    ----------
-    steps : int
-        Rounds of the schedule: factor of alpha.
-    sent_bytes : float
-        By the busiest rank in all.
-    path_bytes : float
-        Of the busiest port of each step, added up: factor of beta.
-    reduced_bytes : float
-        That the busiest rank adds up in all: factor of gamma.
-    """
+    """A closed form."""
 
     steps: int
+    """Rounds of the schedule: factor of alpha."""
     sent_bytes: float
+    """By the busiest rank in all."""
     path_bytes: float
+    """Of the busiest port of each step, added up: factor of beta."""
     reduced_bytes: float = 0.0
+    """That the busiest rank adds up in all: factor of gamma."""
 
 
 Formula = Callable[[int, float, Mapping[str, Any]], Form]

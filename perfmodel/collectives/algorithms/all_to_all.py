@@ -55,12 +55,7 @@ def batched(ranks: int, nbytes: int, *, itemsize: int = 4, batch: int = BATCH) -
     ceil((N-1)/B) alpha. Right for any size: few steps, and no more flows than the library has
     channels for. Source: NVIDIA/nccl 2.30.7 ``src/enqueue.cc``, grouped sends and receives.
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    batch : int
-        B.
+    `ranks`, `nbytes` and `itemsize`: as everywhere. `batch`: B.
     """
     block = _block(ranks, nbytes, itemsize)
     patterns = [

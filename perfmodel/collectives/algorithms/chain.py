@@ -34,14 +34,9 @@ def broadcast(
     Latency term: (N - 2 + P) alpha. Right for large buffers on a ring of equal links. Source:
     NVIDIA/nccl 2.30.7 ``src/device/broadcast.h``.
 
-    Parameters
-    ----------
-    ranks, nbytes, root, itemsize : int
-        As everywhere.
-    piece_bytes : int
-        Largest piece; each ring's share is cut into equal pieces no larger than this.
-    orders : sequence of sequences of int, optional
-        One order of all ranks for each parallel ring, as in `ring`; each chain starts at the root.
+    `ranks`, `nbytes`, `root` and `itemsize`: as everywhere. `piece_bytes`: largest piece; each
+    ring's share is cut into equal pieces no larger than this. `orders`: one order of all ranks for
+    each parallel ring, as in `ring`; each chain starts at the root.
     """
     check_ranks(ranks, root)
     chains = _turned(checked_orders(ranks, orders), root, first=0)

@@ -28,13 +28,9 @@ def all_reduce(
     Latency term: 2(g-1) alpha inside + 2(k-1) alpha across. Right for nodes with quick links
     inside and a NIC for each GPU. Source: Cho et al. (see the module).
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    groups : sequence of equal-sized sequences of int, optional
-        The ranks of each group (node), in the order of its ring. Default: groups of consecutive
-        ranks, their size the divisor of N nearest to sqrt(N) from above.
+    `ranks`, `nbytes` and `itemsize`: as everywhere. `groups`: the ranks of each group (node), in
+    the order of its ring. Default: groups of consecutive ranks, their size the divisor of N nearest
+    to sqrt(N) from above.
 
     Raises
     ------
@@ -62,12 +58,8 @@ def torus(
     and for many ranks: about 4 sqrt(N) steps where a ring has 2N. Source: Mikami et al. (see the
     module). Only one dimension's links work at a time.
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    rows, columns : int, optional
-        Default: about as many rows as columns.
+    `ranks`, `nbytes` and `itemsize`: as everywhere. `rows` and `columns`: default: about as many
+    rows as columns.
 
     Raises
     ------

@@ -24,12 +24,8 @@ def all_reduce(
     (P + 1) alpha. Right wherever the hardware can: half a ring's bytes, and steps that do not
     grow with N. Source: Graham et al. (see the module).
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere; the switch is participant number `ranks`.
-    piece_bytes : int
-        Largest piece.
+    `ranks`, `nbytes` and `itemsize`: as everywhere; the switch is participant number `ranks`.
+    `piece_bytes`: largest piece.
 
     Notes
     -----

@@ -23,12 +23,8 @@ def all_reduce(
     reduce-scatter and all-gather, it sends a ring's bytes. One server is what ``nn.DataParallel``
     comes to without NCCL. Source: Li et al. (see the module).
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere; every rank trains, servers too.
-    servers : tuple of int
-        Ranks that hold the sums.
+    `ranks`, `nbytes` and `itemsize`: as everywhere; every rank trains, servers too. `servers`:
+    ranks that hold the sums.
 
     Raises
     ------

@@ -32,21 +32,9 @@ def all_reduce(
     Latency term: 2(N-1) alpha. Right for large buffers: no algorithm sends fewer bytes.
     Source: Patarasuk and Yuan, JPDC 69(2), 2009.
 
-    Parameters
-    ----------
-    ranks : int
-        N.
-    nbytes : int
-        S, the size of the buffer on every rank; bytes.
-    itemsize : int
-        Bytes per element.
-    orders : sequence of sequences of int, optional
-        One order of all ranks for each parallel ring; the rings share the buffer evenly. Default:
-        one ring in rank order.
-
-    Returns
-    -------
-    Schedule
+    `ranks`: N. `nbytes`: S, the size of the buffer on every rank; bytes. `itemsize`: bytes per
+    element. `orders`: one order of all ranks for each parallel ring; the rings share the buffer
+    evenly. Default: one ring in rank order.
 
     Raises
     ------
@@ -249,12 +237,7 @@ def ring_all_reduce(
     two in flight. Right for large buffers whose sums are made by CPUs. Source: Gloo (see the
     module).
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    segment_bytes : int
-        Largest segment.
+    `ranks`, `nbytes` and `itemsize`: as everywhere. `segment_bytes`: largest segment.
 
     Raises
     ------

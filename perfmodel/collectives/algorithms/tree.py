@@ -45,15 +45,9 @@ def double_binary_tree(
     alpha. Right for middle sizes on many ranks: far fewer steps than a ring, nearly its bytes.
     Source: Sanders et al. (see the module); NCCL uses it between nodes.
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    piece_bytes : int
-        Largest piece.
-    groups : sequence of equal-sized sequences of int, optional
-        Chains of ranks (the GPUs of a node): the first of each chain stands in the trees, the
-        others pass on to it one after the other, as in NCCL. Adds 2(g-1) steps to both trees.
+    `ranks`, `nbytes` and `itemsize`: as everywhere. `piece_bytes`: largest piece. `groups`: chains
+    of ranks (the GPUs of a node): the first of each chain stands in the trees, the others pass on
+    to it one after the other, as in NCCL. Adds 2(g-1) steps to both trees.
 
     Raises
     ------

@@ -18,18 +18,12 @@ from perfmodel.topology.routing.router import Router
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """Parallel rings over a group of ranks.
-
-    Parameters
-    ----------
-    orders : ndarray of int, shape (rings, ranks)
-        Ranks of the topology, each ring in its own order.
-    edges : Edges
-        Ring after ring: edge (ring, position) goes from that position to the next.
-    """
+    """Parallel rings over a group of ranks."""
 
     orders: IntArray
+    """Ranks of the topology, each ring in its own order. Shape (rings, ranks)."""
     edges: Edges
+    """Ring after ring: edge (ring, position) goes from that position to the next."""
 
 
 def rings_over(

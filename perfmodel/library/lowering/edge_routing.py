@@ -60,15 +60,9 @@ def route_edges(
     On a machine that has lost something they are laid as on the machine before, and then those
     that cross what is lost are led around it (see `reroute_edges`).
 
-    Parameters
-    ----------
-    topology : Topology
-    router : Router
-    src, dst : ndarray of int, shape (edges,)
-        Ranks of the topology.
-    nic_out, nic_in : ndarray of int, shape (edges,)
-        Numbers of the NICs (in their host) by which an edge leaves one host and enters the other;
-        `NEAREST` for the nearest. Unused inside a host.
+    `src` and `dst`: ranks of the topology; shape (edges,). `nic_out` and `nic_in`: numbers of the
+    NICs (in their host) by which an edge leaves one host and enters the other; `NEAREST` for the
+    nearest. Unused inside a host; shape (edges,).
 
     Raises
     ------

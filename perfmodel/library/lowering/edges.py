@@ -14,32 +14,23 @@ HOP_KINDS = ("nvlink", "pcie", "network", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Directed edges between ranks with the links they cross.
-
-    Parameters
-    ----------
-    src, dst : ndarray of int, shape (edges,)
-        Ranks of the topology.
-    pointers : ndarray of int, shape (edges + 1,)
-    arcs : ndarray of int
-        Edge e crosses ``arcs[pointers[e]:pointers[e + 1]]``.
-    latency_s : ndarray of float, shape (edges,)
-        Sum of the links' latencies.
-    cap_Bps : ndarray of float, shape (edges,)
-    hop : ndarray of int, shape (edges,)
-        Position in `HOP_KINDS`.
-    staged : bool
-        Whether any edge rests in host memory.
-    """
+    """Directed edges between ranks with the links they cross."""
 
     src: IntArray
     dst: IntArray
+    """`src` and `dst`: ranks of the topology. Shape (edges,)."""
     pointers: IntArray
+    """Shape (edges + 1,)."""
     arcs: IntArray
+    """Edge e crosses ``arcs[pointers[e]:pointers[e + 1]]``."""
     latency_s: FloatArray
+    """Sum of the links' latencies. Shape (edges,)."""
     cap_Bps: FloatArray
+    """Shape (edges,)."""
     hop: IntArray
+    """Position in `HOP_KINDS`. Shape (edges,)."""
     staged: bool
+    """Whether any edge rests in host memory."""
 
     def __len__(self) -> int:
         return len(self.src)

@@ -21,12 +21,7 @@ def reroute(lowered: LoweredCollective, machine: Machine) -> LoweredCollective:
     edge i. Edges that cross a dead arc take another route; latencies are those of the links as
     they are now.
 
-    Parameters
-    ----------
-    lowered : LoweredCollective
-        Laid on a machine of the same ranks and arc numbers.
-    machine : Machine
-        After the change.
+    `lowered`: laid on a machine of the same ranks and arc numbers. `machine`: after the change.
 
     Returns
     -------

@@ -39,24 +39,16 @@ class Collective:
     """A collective in progress, leg after leg; times since its first byte, unless stated.
 
     Until its rates change, its times are those of `timer`.
-
-    Parameters
-    ----------
-    original : LoweredCollective
-        On the machine on which the run began.
-    lowered : LoweredCollective
-        On the machine on which the collective began.
-    timer : UncontendedTimer
-        Of that machine.
-    start_s : float
-        When its first byte may move, on the simulation's clock.
-    done : simpy.Event
     """
 
     original: LoweredCollective
+    """On the machine on which the run began."""
     lowered: LoweredCollective
+    """On the machine on which the collective began."""
     timer: UncontendedTimer
+    """Of that machine."""
     start_s: float
+    """When its first byte may move, on the simulation's clock."""
     done: simpy.Event
     leg: int = 0
     stage: Stage = field(init=False)

@@ -68,16 +68,11 @@ class _Run:
 
 @dataclass
 class MessageNetwork(Network):
-    """The network at fidelity "message" (see the module and `Network`).
-
-    Parameters
-    ----------
-    compiled : bool, optional
-        Whether to run the kernel compiled by numba. Default: where numba is installed and there is
-        enough to do. The results are the same bits.
-    """
+    """The network at fidelity "message" (see the module and `Network`)."""
 
     compiled: bool | None = None
+    """Whether to run the kernel compiled by numba. Default: where numba is installed and there is
+    enough to do. The results are the same bits."""
     _kernel: Kernel = field(init=False)
     _sends: int = field(default=0, init=False)
     _runs: dict[int, _Run] = field(default_factory=dict, init=False)

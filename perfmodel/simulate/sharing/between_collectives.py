@@ -95,23 +95,15 @@ class LinkUsers(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Demand of one job on the links.
-
-    Parameters
-    ----------
-    stage : Stage
-    wire_bytes : ndarray of float, shape (edges,)
-        Of the whole stage.
-    takes_s : callable
-        Estimated time of the stage at some rates; seconds.
-    key : object
-        Equal for jobs that began together and are alike, so that they send at the same times.
-    """
+    """Demand of one job on the links."""
 
     stage: Stage
     wire_bytes: FloatArray
+    """Of the whole stage. Shape (edges,)."""
     takes_s: Callable[[FloatArray], float]
+    """Estimated time of the stage at some rates; seconds."""
     key: object
+    """Equal for jobs that began together and are alike, so that they send at the same times."""
 
 
 def max_min_of(capacity_Bps: FloatArray, stages: Sequence[Stage]) -> list[FloatArray]:

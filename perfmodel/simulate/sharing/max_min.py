@@ -21,17 +21,10 @@ def max_min_rates(
 ) -> FloatArray:
     """Share link capacities among flows, max-min fairly.
 
-    Parameters
-    ----------
-    capacity_Bps : ndarray of float, shape (links,)
-    pointers : ndarray of int, shape (flows + 1,)
-        Flow f crosses ``arcs[pointers[f]:pointers[f + 1]]``.
-    arcs : ndarray of int
-    caps_Bps : ndarray of float, shape (flows,), optional
-        Most that each flow can take whatever the links allow.
-    compiled : bool
-        Whether to do it compiled by numba, which must be installed: the same bits, sooner where it
-        is done many times (loading numba takes about a second).
+    `capacity_Bps`: shape (links,). `pointers`: flow f crosses ``arcs[pointers[f]:pointers[f +
+    1]]``; shape (flows + 1,). `caps_Bps`: most that each flow can take whatever the links allow;
+    shape (flows,). `compiled`: whether to do it compiled by numba, which must be installed: the
+    same bits, sooner where it is done many times (loading numba takes about a second).
 
     Returns
     -------

@@ -20,34 +20,22 @@ from perfmodel.collectives.schedule import Round, Schedule
 
 @dataclass(slots=True)
 class RankRound:
-    """One round of one rank.
-
-    Parameters
-    ----------
-    number : int
-        Of the round.
-    needs : int
-        How many of the rank's first rounds must be over before it begins.
-    sends : list of (int, float)
-        Receiver and bytes.
-    receives : list of int
-        Senders.
-    """
+    """One round of one rank."""
 
     number: int
+    """Of the round."""
     needs: int
+    """How many of the rank's first rounds must be over before it begins."""
     sends: list[tuple[int, float]] = field(default_factory=list)
+    """Receiver and bytes."""
     receives: list[int] = field(default_factory=list)
+    """Senders."""
 
 
 def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...], ...]:
     """Return the rounds of each rank.
 
-    Parameters
-    ----------
-    schedule : Schedule
-    credits : int
-        Rounds in progress at once in phases whose `lag` is above one.
+    `credits`: rounds in progress at once in phases whose `lag` is above one.
     """
     ranks = schedule.ranks + schedule.switches
     rounds: list[list[RankRound]] = [[] for _ in range(ranks)]
@@ -94,20 +82,14 @@ Send = Callable[[int, int, int, float], None]
 
 @dataclass(slots=True)
 class RankLoops:
-    """The loops of one collective in progress.
-
-    Parameters
-    ----------
-    rounds : tuple of tuple of RankRound
-        By rank.
-    send_ready, send : callable
-        Send a ready message (receiver, sender, round) or data (sender, receiver, round, bytes);
-        `receive_ready` and `receive` are to be called when they arrive.
-    """
+    """The loops of one collective in progress."""
 
     rounds: tuple[tuple[RankRound, ...], ...]
+    """By rank."""
     send_ready: SendReady
     send: Send
+    """`send_ready` and `send`: send a ready message (receiver, sender, round) or data (sender,
+    receiver, round, bytes); `receive_ready` and `receive` are to be called when they arrive."""
     _begun: list[int] = field(init=False)
     _over: list[int] = field(init=False)
     _messages_left: list[list[int]] = field(init=False)

@@ -48,27 +48,18 @@ Arc = tuple[str, str, str, float, float, int]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host, its patterns expanded.
-
-    Parameters
-    ----------
-    devices : tuple of (str, str)
-        Name and kind.
-    arcs : tuple of Arc
-        Both directions of every edge, in file order.
-    gpus, nics : tuple of str
-    ports : tuple of LinkSpec
-        The link that leaves each NIC.
-    rails : tuple of int
-        Rail of each NIC.
-    """
+    """One host, its patterns expanded."""
 
     devices: tuple[tuple[str, str], ...]
+    """Name and kind."""
     arcs: tuple[Arc, ...]
+    """Both directions of every edge, in file order."""
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
     ports: tuple[LinkSpec, ...]
+    """The link that leaves each NIC."""
     rails: tuple[int, ...]
+    """Rail of each NIC."""
 
 
 def expand_host(spec: NodeSpec) -> Host:
@@ -127,28 +118,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The fabric of a cluster.
-
-    Parameters
-    ----------
-    fabric : Fabric
-    wiring : Wiring
-    nics : int
-        Ports of one host.
-    arcs : Arcs
-        The cables: each NIC and its leaf, both directions, then the trunks, both directions.
-    lanes : tuple of int
-        Cables bonded in each arc.
-    keys : tuple of int
-        Number of each arc among those of the same two ends.
-    """
+    """The fabric of a cluster."""
 
     fabric: Fabric
     wiring: Wiring
     nics: int
+    """Ports of one host."""
     arcs: Arcs
+    """The cables: each NIC and its leaf, both directions, then the trunks, both directions."""
     lanes: tuple[int, ...]
+    """Cables bonded in each arc."""
     keys: tuple[int, ...]
+    """Number of each arc among those of the same two ends."""
 
     def tiers(self, first: int) -> Tiers | None:
         """The structure by which routes are found; `first` is the number of the first arc.
@@ -313,13 +294,8 @@ def add_arcs(
     dicts, which successors and predecessors share, and this writes it without asking for each arc
     whether its ends are known.
 
-    Parameters
-    ----------
-    graph : networkx.MultiDiGraph
-    ends, keys, attributes : iterable
-        Of each arc; arcs of the same ends by rising key, from 0.
-    first : int
-        ``index`` of the first arc.
+    `ends`, `keys` and `attributes`: of each arc; arcs of the same ends by rising key, from 0.
+    `first`: ``index`` of the first arc.
     """
     inner: Any = graph
     leaving, entering = inner._adj, inner._pred

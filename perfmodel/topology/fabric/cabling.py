@@ -20,54 +20,37 @@ from perfmodel.topology.routing.clos import Ints
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
-    """Cables between two switches.
-
-    Parameters
-    ----------
-    lower, upper : str
-    cables : int
-        Parallel links, each an arc of its own.
-    lanes : int
-        Cables bonded into each link (adaptive routing).
-    raw_Bps : float or None
-        Rate of one cable; None: as the fabric's others.
-    first : int
-        Number of its first cable among those of the same two switches.
-    """
+    """Cables between two switches."""
 
     lower: str
     upper: str
     cables: int
+    """Parallel links, each an arc of its own."""
     lanes: int = 1
+    """Cables bonded into each link (adaptive routing)."""
     raw_Bps: float | None = None
+    """Rate of one cable; None: as the fabric's others."""
     first: int = 0
+    """Number of its first cable among those of the same two switches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Cables of a fabric.
-
-    Parameters
-    ----------
-    switches : tuple of str
-        Leaves first.
-    leaf_of : ndarray of int, shape (ports,)
-        Leaf switch of each port, as a position in `switches`.
-    trunks : tuple of Trunk
-        Leaf by leaf; then, in a fat tree, those of the level above.
-    leaves, pod, above, cables, cores : int
-        See `perfmodel.topology.routing.clos.Tiers`.
-    assumptions : tuple of str
-    """
+    """Cables of a fabric."""
 
     switches: tuple[str, ...]
+    """Leaves first."""
     leaf_of: Ints
+    """Leaf switch of each port, as a position in `switches`. Shape (ports,)."""
     trunks: tuple[Trunk, ...] = ()
+    """Leaf by leaf; then, in a fat tree, those of the level above."""
     leaves: int = 1
     pod: int = 1
     above: int = 0
     cables: int = 0
     cores: int = 0
+    """`leaves`, `pod`, `above`, `cables` and `cores`: see
+    `perfmodel.topology.routing.clos.Tiers`."""
     assumptions: tuple[str, ...] = ()
 
 
@@ -77,12 +60,7 @@ class Wiring:
 def wire(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
     """Plug every NIC of every host into the fabric.
 
-    Parameters
-    ----------
-    fabric : Fabric
-    rails : tuple of int
-        Rail of each NIC of one host.
-    hosts : int
+    `rails`: rail of each NIC of one host.
 
     Raises
     ------

@@ -51,10 +51,7 @@ class Fabric:
 def resolve_fabric(fabric: FabricSpec | str) -> Fabric:
     """Fill what a fabric leaves open from the file of its shape.
 
-    Parameters
-    ----------
-    fabric : FabricSpec or str
-        A shape with overrides, the name of a shape, or the path of a fabric file.
+    `fabric`: a shape with overrides, the name of a shape, or the path of a fabric file.
 
     Raises
     ------

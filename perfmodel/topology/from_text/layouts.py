@@ -28,79 +28,48 @@ pytorch/pytorch benchmarks/distributed/ddp/README.md). P100 has one NVLink where
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """NICs of a host.
-
-    Parameters
-    ----------
-    kind : str
-        Kind of network (`NetworkKind`).
-    nics : int
-    nic_Bps : float
-        Raw rate of each; bytes per second.
-    source : str
-        Where that rate comes from.
-    across : bool
-        Under another CPU than the GPUs.
-    """
+    """NICs of a host."""
 
     kind: str
+    """Kind of network (`NetworkKind`)."""
     nics: int
     nic_Bps: float
+    """Raw rate of each; bytes per second."""
     source: str
+    """Where that rate comes from."""
     across: bool = False
+    """Under another CPU than the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """How the GPUs of a host are joined by NVLink.
-
-    Parameters
-    ----------
-    gpus : int
-    layout : Layout
-    nvlink : str or None
-        Name of the NVLink among the parts.
-    lanes : int
-        NVLinks of one GPU.
-    lane_Bps : float or None
-        Raw rate of each, where it is not that of the part; bytes per second.
-    """
+    """How the GPUs of a host are joined by NVLink."""
 
     gpus: int
     layout: Layout
     nvlink: str | None
+    """Name of the NVLink among the parts."""
     lanes: int
+    """NVLinks of one GPU."""
     lane_Bps: float | None = None
+    """Raw rate of each, where it is not that of the part; bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostParts:
-    """What a host is made of.
-
-    Parameters
-    ----------
-    gpu : str
-        Name in the table of GPUs.
-    part : GpuConnector
-    board : Board
-    cpu : str
-    domains : int
-        CPUs (NUMA domains).
-    pcie : str
-        Link of the GPUs.
-    switches : bool
-        Whether PCIe switches stand between GPUs and CPUs.
-    p2p : bool
-    network : Network or None
-    """
+    """What a host is made of."""
 
     gpu: str
+    """Name in the table of GPUs."""
     part: GpuConnector
     board: Board
     cpu: str
     domains: int
+    """CPUs (NUMA domains)."""
     pcie: str
+    """Link of the GPUs."""
     switches: bool
+    """Whether PCIe switches stand between GPUs and CPUs."""
     p2p: bool
     network: Network | None
 

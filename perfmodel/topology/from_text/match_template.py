@@ -33,21 +33,7 @@ _SAME_RATE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class HostText:
-    """One host as a text describes it.
-
-    Parameters
-    ----------
-    gpu : NamedGpu
-    gpus : int
-    intra : IntraText
-    network : NetworkText
-    peer_access, gpudirect : bool or None
-        Copies between GPUs over PCIe, and between NICs and GPUs; None: not stated.
-    mtu : int or None
-        Bytes.
-    text : str
-        All of the text in lower case; it may name the machine as its provider does.
-    """
+    """One host as a text describes it."""
 
     gpu: NamedGpu
     gpus: int
@@ -55,8 +41,12 @@ class HostText:
     network: NetworkText
     peer_access: bool | None
     gpudirect: bool | None
+    """`peer_access` and `gpudirect`: copies between GPUs over PCIe, and between NICs and GPUs;
+    None: not stated."""
     mtu: int | None
+    """Bytes."""
     text: str
+    """All of the text in lower case; it may name the machine as its provider does."""
 
 
 def read_host(
@@ -132,20 +122,7 @@ def read_host(
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What a template holds.
-
-    Parameters
-    ----------
-    name : str
-    gpu : GpuConnector
-    gpus : int
-    layout : Layout
-    p2p : bool
-    network : NetworkKind or None
-    nics : int
-    nic_Bps : float
-        Raw rate of all NICs together.
-    """
+    """What a template holds."""
 
     name: str
     gpu: GpuConnector
@@ -155,6 +132,7 @@ class TemplateFacts:
     network: NetworkKind | None
     nics: int
     nic_Bps: float
+    """Raw rate of all NICs together."""
 
     @property
     def is_reference(self) -> bool:
@@ -211,13 +189,9 @@ def _layout(node: NodeSpec, kinds: Mapping[str, str], gpus: int) -> Layout:
 def match_template(host: HostText, *, as_is: bool) -> TemplateFacts | None:
     """Return the shipped template that best fits a description, or None.
 
-    Parameters
-    ----------
-    host : HostText
-    as_is : bool
-        The template is taken without a change: a network needs the stated rate of all NICs (or
-        the machine its name), and the same memory of GPUs is preferred. Else GPUs may be replaced
-        by those of another memory, and NICs that are not stated are the usual ones.
+    `as_is`: the template is taken without a change: a network needs the stated rate of all NICs (or
+    the machine its name), and the same memory of GPUs is preferred. Else GPUs may be replaced by
+    those of another memory, and NICs that are not stated are the usual ones.
     """
     layout, _ = usual_layout(host.gpu, host.gpus, host.intra)
     candidates = [

@@ -17,22 +17,10 @@ _LINK_ORDER = ("kind", "network", "bandwidth", "source", "efficiency", "efficien
 
 @dataclass
 class Draft:
-    """Devices, edges and links of a node template, in the order in which they are added.
-
-    Parameters
-    ----------
-    gpu : str
-        Name in the table of GPUs.
-    description : str
-    name : str
-
-    Attributes
-    ----------
-    comments : dict of int to str
-        Comment of each edge that has one, by its position.
-    """
+    """Devices, edges and links of a node template, in the order in which they are added."""
 
     gpu: str
+    """Name in the table of GPUs."""
     description: str
     name: str
     links: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -41,6 +29,7 @@ class Draft:
     extra: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     comments: dict[int, str] = field(default_factory=dict)
+    """Comment of each edge that has one, by its position."""
 
     def link(self, name: str, document: Mapping[str, Any]) -> str:
         """Add a link unless it is there; return its name."""
@@ -165,14 +154,8 @@ def dram(name: str, domains_per_socket: int = 1) -> dict[str, Any]:
 def port(network: str, Bps: float, source: str) -> dict[str, Any]:
     """Return what leaves a NIC as a document.
 
-    Parameters
-    ----------
-    network : str
-        Kind of network.
-    Bps : float
-        Raw rate; bytes per second.
-    source : str
-        Where the rate comes from.
+    `network`: kind of network. `Bps`: raw rate; bytes per second. `source`: where the rate comes
+    from.
     """
     part = hardware_parts().ports[network]
     payload = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu

@@ -16,22 +16,15 @@ from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What is known of the machine besides the elements of its file.
-
-    Parameters
-    ----------
-    file : str
-        Its name, for messages.
-    text : str
-        Its name and comments, in lower case.
-    gpu, template : str or None
-        As the user named them.
-    """
+    """What is known of the machine besides the elements of its file."""
 
     file: str
+    """Its name, for messages."""
     text: str
+    """Its name and comments, in lower case."""
     gpu: str | None = None
     template: str | None = None
+    """`gpu` and `template`: as the user named them."""
 
     def refuse(self, field: str, problem: str, allowed: str) -> InputError:
         """Return the error for something that is missing or wrong in the file."""
@@ -40,23 +33,15 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """GPU and template by which a file is completed.
-
-    Parameters
-    ----------
-    gpu : str
-        Name in the table of GPUs.
-    part : GpuConnector
-    template : NodeSpec or None
-        Machine from which the rest is completed.
-    notes : tuple of str
-        What was assumed.
-    """
+    """GPU and template by which a file is completed."""
 
     gpu: str
+    """Name in the table of GPUs."""
     part: GpuConnector
     template: NodeSpec | None
+    """Machine from which the rest is completed."""
     notes: tuple[str, ...]
+    """What was assumed."""
 
     @property
     def gpus(self) -> int:

@@ -75,14 +75,9 @@ def template_text(
 ) -> str:
     """Write a document out.
 
-    Parameters
-    ----------
-    document : mapping
-        A template of a node or a fabric, made of mappings, lists and scalars.
-    comments : sequence of str
-        Lines for the head of the file.
-    entry_comments : mapping, optional
-        Comments on entries of lists: section, position, text.
+    `document`: a template of a node or a fabric, made of mappings, lists and scalars. `comments`:
+    lines for the head of the file. `entry_comments`: comments on entries of lists: section,
+    position, text.
     """
     split = (line for comment in comments for line in comment.splitlines())
     lines = [f"# {_one_line(line)}".rstrip() for line in split]

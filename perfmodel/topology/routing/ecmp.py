@@ -24,10 +24,6 @@ class SearchedRoutes:
     it visits the spines of two leaves only, however many leaves there are. Levels are cached per
     leaf. Of all switches where the searches meet, and of all cables to them, a hash of source,
     destination and flow picks one.
-
-    Parameters
-    ----------
-    topology : Topology
     """
 
     def __init__(self, topology: Topology) -> None:

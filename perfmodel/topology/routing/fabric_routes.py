@@ -28,10 +28,6 @@ class FabricRoutes:
     A hash of source, destination and flow picks one of all shortest paths (equal-cost multi-path
     routing), or the source's port does where the fabric is routed by rails. A flow whose path has
     failed is hashed over the paths that remain; all others keep theirs.
-
-    Parameters
-    ----------
-    topology : Topology
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -70,11 +66,8 @@ class FabricRoutes:
     def routes(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
         """Routes of many flows between ports at once.
 
-        Parameters
-        ----------
-        src, dst : ndarray of int, shape (flows,)
-            Ports: host times NICs per host plus the NIC's number in its host.
-        flow : ndarray of int, shape (flows,)
+        `src` and `dst`: ports: host times NICs per host plus the NIC's number in its host; shape
+        (flows,). `flow`: shape (flows,).
 
         Returns
         -------

@@ -21,10 +21,6 @@ class Router:
     once. Between hosts, equal-cost paths and parallel cables are chosen by a stable hash of source,
     destination and flow number, so that a flow always takes the same path and flows spread. Nothing
     is routed over what the topology has lost.
-
-    Parameters
-    ----------
-    topology : Topology
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -44,12 +40,8 @@ class Router:
     def route(self, src: str, dst: str, flow: int = 0) -> tuple[int, ...]:
         """Return the indices of the arcs from one device to another, in order.
 
-        Parameters
-        ----------
-        src, dst : str
-            Node names; between hosts, devices other than NICs go by their nearest NICs.
-        flow : int
-            Number of the flow between the two; different flows may take different paths.
+        `src` and `dst`: node names; between hosts, devices other than NICs go by their nearest
+        NICs. `flow`: number of the flow between the two; different flows may take different paths.
 
         Raises
         ------

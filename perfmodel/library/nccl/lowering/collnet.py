@@ -39,14 +39,8 @@ def lay_collnet(
 ) -> LaidSchedule:
     """All-reduce in the fabric's switches.
 
-    Parameters
-    ----------
-    machine : Machine
-    algorithm : {"collnet", "collnet_direct"}
-    nbytes : int
-    group : range or tuple of int
-    channels : int
-        Of NCCL; each of those laid represents some of them.
+    `algorithm`: "collnet", "collnet_direct". `channels`: of NCCL; each of those laid represents
+    some of them.
 
     Raises
     ------

@@ -28,20 +28,12 @@ REDUCING = frozenset({"hopper", "blackwell"})
 
 @dataclass(frozen=True, slots=True)
 class LaidSwitched:
-    """Edges through switches, and their links.
-
-    Parameters
-    ----------
-    nodes : Switched
-    edges : Edges
-    heads : int
-        Of each node, those included that the laid one represents.
-    alike : int
-    """
+    """Edges through switches, and their links."""
 
     nodes: Switched
     edges: Edges
     heads: int
+    """Of each node, those included that the laid one represents."""
     multiplicity: int
 
 
@@ -50,15 +42,7 @@ def lay_nvls(
 ) -> LaidSchedule:
     """Carry a collective through NVSwitches that reduce, and between hosts by trees.
 
-    Parameters
-    ----------
-    machine : Machine
-    op : str
-    algorithm : {"nvls", "nvls_tree"}
-    nbytes : int
-    group : range or tuple of int
-    channels : int
-        Of NCCL, that work side by side on the same links.
+    `algorithm`: "nvls", "nvls_tree". `channels`: of NCCL, that work side by side on the same links.
 
     Raises
     ------

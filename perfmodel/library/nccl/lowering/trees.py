@@ -22,13 +22,7 @@ from perfmodel.library.nccl.chunk_sizes import pieces_of_share, tree_bytes
 class LaidForest:
     """Trees over a group, and the links of their edges.
 
-    Parameters
-    ----------
-    trees : Forest
-    edges : Edges
-    rails : Rails
-    alike : int
-        Rails that the laid one represents.
+    `alike`: rails that the laid one represents.
     """
 
     trees: Forest
@@ -52,14 +46,7 @@ def lay_tree(
 ) -> LaidSchedule:
     """All-reduce up and down trees, in the pieces of a protocol.
 
-    Parameters
-    ----------
-    machine : Machine
-    nbytes : int
-    group : range or tuple of int
-    protocol : str
-    channels : int
-        That NCCL uses for this message; each of those laid represents some of them.
+    `channels`: that NCCL uses for this message; each of those laid represents some of them.
     """
     laid = machine.known(("tree", group), lambda: _lay(machine, group))
     nodes, size = laid.rails.hosts.shape

@@ -20,29 +20,21 @@ from perfmodel.library.settings import LEVELS
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Result of a search.
-
-    Parameters
-    ----------
-    channels : int
-        As the tuner counts them; a ring or tree runs on twice as many.
-    intra_GBps, inter_GBps : float
-        Speed of one channel inside the host and between hosts.
-    type_intra, type_inter : str
-        Farthest path types used; "LOC" where there is no path of that kind.
-    same_channels : bool
-        Whether all channels pass the GPUs in one order.
-    plain : bool
-        Of a tree: parent and children all hang on one GPU.
-    """
+    """Result of a search."""
 
     channels: int
+    """As the tuner counts them; a ring or tree runs on twice as many."""
     intra_GBps: float
     inter_GBps: float
+    """`intra_GBps` and `inter_GBps`: speed of one channel inside the host and between hosts."""
     type_intra: str
     type_inter: str = "LOC"
+    """`type_intra` and `type_inter`: farthest path types used; "LOC" where there is no path of that
+    kind."""
     same_channels: bool = True
+    """Whether all channels pass the GPUs in one order."""
     plain: bool = False
+    """Of a tree: parent and children all hang on one GPU."""
 
 
 FALLBACK = Graph(1, 0.1, 0.1, "SYS", "SYS")
@@ -53,14 +45,8 @@ FALLBACK = Graph(1, 0.1, 0.1, "SYS", "SYS")
 def ring_graph(host: Host, *, cross_nic: int, most: int) -> Graph:
     """Search rings.
 
-    Parameters
-    ----------
-    host : Host
-    cross_nic : {0, 1, 2}
-        ``NCCL_CROSS_NIC``: whether a ring may leave by another NIC than it entered by; 2 if need
-        be.
-    most : int
-        Channels at most.
+    `cross_nic`: ``NCCL_CROSS_NIC``: whether a ring may leave by another NIC than it entered by; 2
+    if need be. `most`: channels at most.
     """
     speeds = _speeds(host)
     best: Graph | None = None
@@ -237,11 +223,7 @@ def nvls_graph(host: Host, *, raise_inter: bool) -> Graph | None:
     Each head costs two units on its own GPU's links and one on all others, so a channel is at most
     the GPU's NVLink over heads + 1.
 
-    Parameters
-    ----------
-    host : Host
-    raise_inter : bool
-        Whether the speed between hosts is raised after packing (2.23 and later).
+    `raise_inter`: whether the speed between hosts is raised after packing (2.23 and later).
     """
     heads = min(host.gpus, hardware().channels.most_heads)
     if not host.switched or host.capability < 90 or heads < 2:

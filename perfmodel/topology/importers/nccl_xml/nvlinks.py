@@ -18,22 +18,13 @@ from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs
 
 @dataclass
 class HostDraft:
-    """Draft of an imported host.
-
-    Parameters
-    ----------
-    draft : Draft
-    completion : Completion
-    file : str
-    names : dict of int to str
-        Name of each device, by its identity.
-    notes : list of str
-    """
+    """Draft of an imported host."""
 
     draft: Draft
     completion: Completion
     file: str
     names: dict[int, str] = field(default_factory=dict)
+    """Name of each device, by its identity."""
     notes: list[str] = field(default_factory=list)
 
 

@@ -14,15 +14,7 @@ MOST_ELEMENTS = 200_000
 
 @dataclass
 class Element:
-    """One element.
-
-    Parameters
-    ----------
-    tag : str
-    attributes : dict of str to str
-    line : int
-    children : list of Element
-    """
+    """One element."""
 
     tag: str
     attributes: dict[str, str]
