@@ -89,7 +89,7 @@ class LibrarySettings(FileModel):
     """Version and environment of the library, and how its processes are laid out."""
 
     version: Version = None
-    """"2.26.2"; default: the newest that the model knows."""
+    """Such as "2.26.2"; default: the newest that the model knows."""
     env: Environment = Field(default_factory=dict)
     """``NCCL_*`` variables; see ``nccl/variables.yaml``."""
     one_process: bool = False

@@ -37,9 +37,8 @@ def chain_all_reduce(
     Right for many nodes on a network whose switches reduce: a NIC carries S each way, whatever the
     number of nodes. Source: see the module.
 
-    `ranks`, `nbytes` and `itemsize`: as everywhere; the switch is participant number `ranks`.
-    `groups`: the ranks of each node, from the one that sends to the network on; default as for
-    `hierarchical.all_reduce`. `piece_bytes`: largest piece.
+    The switch is participant number `ranks`. `groups`: the ranks of each node, from the one that
+    sends to the network on; default as for `hierarchical.all_reduce`.
     """
     check_ranks(ranks)
     trees = forest_of(chain_parents(group_table(ranks, groups))[None, :])

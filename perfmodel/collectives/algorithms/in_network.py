@@ -24,8 +24,7 @@ def all_reduce(
     (P + 1) alpha. Right wherever the hardware can: half a ring's bytes, and steps that do not
     grow with N. Source: Graham et al. (see the module).
 
-    `ranks`, `nbytes` and `itemsize`: as everywhere; the switch is participant number `ranks`.
-    `piece_bytes`: largest piece.
+    The switch is participant number `ranks`.
 
     Notes
     -----
@@ -47,13 +46,4 @@ def all_reduce(
         sizes[None, :],
         reduces=up,
     )
-    return concatenate(
-        [both],
-        collective="all_reduce",
-        algorithm="switch",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-        switches=1,
-    )
+    return concatenate([both], "all_reduce", "switch", ranks, nbytes, itemsize, sizes, switches=1)

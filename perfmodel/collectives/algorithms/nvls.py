@@ -34,8 +34,8 @@ def all_reduce(
     that can reduce (Hopper and later): little more than half of a ring's bytes, and steps that do
     not grow with N. Source: see the module.
 
-    `ranks`, `nbytes` and `itemsize`: as everywhere; the switch is participant `ranks` when it
-    reduces, `ranks` + 1 when it sends to all. `piece_bytes`: largest piece of a rank's part.
+    The switch is participant `ranks` when it reduces, `ranks` + 1 when it sends to all.
+    `piece_bytes`: largest piece of a rank's part.
     """
     return _one_node("all_reduce", ranks, nbytes, itemsize, piece_bytes)
 
@@ -81,10 +81,9 @@ def tree_all_reduce(
     (2 ceil(log2 k) + 3 + P) alpha. Right for many nodes with NVSwitches that can reduce: NICs carry
     as much as in a ring, and steps grow with the logarithm of the nodes. Source: see the module.
 
-    `ranks`, `nbytes` and `itemsize`: as everywhere; the switch of node i is participant `ranks` + i
-    when it reduces, `ranks` + k + i when it sends to all. `groups`: the ranks of each node, heads
-    first; default as for `hierarchical.all_reduce`. `heads`: default: all ranks of a node.
-    `piece_bytes`: largest piece of a head's part.
+    The switch of node i is participant `ranks` + i when it reduces, `ranks` + k + i when it sends
+    to all. `groups`: the ranks of each node, heads first; default as for `hierarchical.all_reduce`.
+    `heads`: default: all ranks of a node. `piece_bytes`: largest piece of a head's part.
 
     Raises
     ------
@@ -114,7 +113,7 @@ class Switched:
     """
 
     collective: str
-    """"all_reduce", or on one node "reduce_scatter" or "all_gather"."""
+    """Is "all_reduce", or on one node "reduce_scatter" or "all_gather"."""
     ranks: int
     nodes: int
     heads: int
@@ -136,8 +135,8 @@ def switched_nodes(
 ) -> Switched:
     """Lay out a collective over nodes with reducing switches.
 
-    `table`: ranks of each node, heads first; shape (nodes, size). `heads`: default: all. `only`:
-    only this head's part.
+    `table`: ranks of each node, heads first; shape (nodes, size). All are heads
+    by default. `only`: lay out only this head's part.
     """
     nodes, size = table.shape
     number = size if heads is None else min(heads, size)
@@ -284,15 +283,15 @@ def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) 
             reduce=nodes.adds[edge],
         )
 
-    scattered = nodes.collective != "all_reduce"
+    owner = np.tile(np.arange(nodes.heads), nodes.trees * pieces)
     return concatenate(
         [Pattern(phase, step)],
-        owner=np.tile(np.arange(nodes.heads), nodes.trees * pieces) if scattered else None,
-        collective=nodes.collective,
-        algorithm="nvls" if nodes.nodes == 1 else "nvls_tree",
-        ranks=nodes.ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
+        nodes.collective,
+        "nvls" if nodes.nodes == 1 else "nvls_tree",
+        nodes.ranks,
+        nbytes,
+        itemsize,
+        sizes,
+        owner=None if nodes.collective == "all_reduce" else owner,
         switches=2 * nodes.nodes,
     )

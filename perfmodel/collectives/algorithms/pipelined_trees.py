@@ -42,8 +42,7 @@ class Forest:
 def forest_of(parents: IntArray) -> Forest:
     """Edges of trees over the same ranks.
 
-    `parents`: parent of each rank in each channel's tree; `ROOT` at its root; shape (channels,
-    ranks).
+    `parents`: of each rank in each channel's tree, `ROOT` at its root; shape (channels, ranks).
     """
     channels, ranks = parents.shape
     above = np.where(parents < 0, ROOT, parents + ranks * np.arange(channels)[:, None]).ravel()
@@ -87,7 +86,7 @@ def all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int = 4) ->
     Bytes sent by a rank: S / channels for each of its edges up and down in each tree. Latency
     term: (2H - 1 + P) alpha. Right for middle sizes on many nodes. Source: see the module.
 
-    `pieces`: of each channel's share.
+    Each channel's share is cut into so many `pieces`.
     """
     check_ranks(trees.ranks)
     if pieces < 1:
@@ -102,15 +101,7 @@ def all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int = 4) ->
         sizes.reshape(trees.channels, pieces),
         reduces=trees.up,
     )
-    return concatenate(
-        [both],
-        collective="all_reduce",
-        algorithm="tree",
-        ranks=trees.ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-    )
+    return concatenate([both], "all_reduce", "tree", trees.ranks, nbytes, itemsize, sizes)
 
 
 def node_parents(nodes: int, second: bool) -> tuple[IntArray, NDArray[np.bool_]]:

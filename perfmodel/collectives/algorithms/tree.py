@@ -45,9 +45,8 @@ def double_binary_tree(
     alpha. Right for middle sizes on many ranks: far fewer steps than a ring, nearly its bytes.
     Source: Sanders et al. (see the module); NCCL uses it between nodes.
 
-    `ranks`, `nbytes` and `itemsize`: as everywhere. `piece_bytes`: largest piece. `groups`: chains
-    of ranks (the GPUs of a node): the first of each chain stands in the trees, the others pass on
-    to it one after the other, as in NCCL. Adds 2(g-1) steps to both trees.
+    `groups`: chains of ranks (the GPUs of a node): the first of each chain stands in the trees, the
+    others pass on to it one after the other, as in NCCL. Adds 2(g-1) steps to both trees.
 
     Raises
     ------
@@ -124,16 +123,7 @@ def _binomial(
     for half in halves:
         order = range(steps) if half == "broadcast" else reversed(range(steps))
         patterns += [_level(half, 1 << step, ranks, root, sizes) for step in order]
-    return concatenate(
-        patterns,
-        collective=collective,
-        algorithm="binomial",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-        root=root,
-    )
+    return concatenate(patterns, collective, "binomial", ranks, nbytes, itemsize, sizes, root=root)
 
 
 def _level(half: str, distance: int, ranks: int, root: int, sizes: IntArray) -> Pattern:

@@ -35,11 +35,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LoweredCollective:
-    """One collective on links, with all that its protocol adds.
-
-    `alike`: rails that run the same side by side, of which only one is laid: `schedule` holds its
-    share of the bytes.
-    """
+    """One collective on links, with all that its protocol adds."""
 
     schedule: Schedule
     """Over positions 0 ... N-1 of the group."""
@@ -51,6 +47,7 @@ class LoweredCollective:
     """Bytes on the wire per byte of payload."""
     credits: int
     multiplicity: int = 1
+    """Rails that run the same side by side; one is laid, and `schedule` holds its share."""
 
 
 Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
@@ -59,11 +56,9 @@ Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
 
 @dataclass(frozen=True, slots=True)
 class LaidSchedule:
-    """A schedule and the links of its edges, before any protocol.
-
-    `alike`: as in `LoweredCollective`.
-    """
+    """A schedule and the links of its edges, before any protocol."""
 
     schedule: Schedule
     laid: Laid
     multiplicity: int = 1
+    """As in `LoweredCollective`."""

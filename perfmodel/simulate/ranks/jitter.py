@@ -24,7 +24,7 @@ class Jitter:
     """Random factors on GPU work with mean 1 and a coefficient of variation."""
 
     kind: Kind
-    """"normal" is cut at zero; "exponential" is 1 - cv and an exponential tail of mean cv."""
+    """Normal factors are cut at zero; "exponential" is 1 - cv and a tail of mean cv."""
     cv: float
     """Standard deviation over mean."""
     per: Literal["step", "layer"]

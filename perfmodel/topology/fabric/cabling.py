@@ -49,8 +49,7 @@ class Wiring:
     above: int = 0
     cables: int = 0
     cores: int = 0
-    """`leaves`, `pod`, `above`, `cables` and `cores`: see
-    `perfmodel.topology.routing.clos.Tiers`."""
+    """`leaves` to `cores`: as in `perfmodel.topology.routing.clos.Tiers`."""
     assumptions: tuple[str, ...] = ()
 
 

@@ -9,8 +9,6 @@ from itertools import pairwise
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
-    between_cpus,
-    dram,
     nvlink,
     pattern,
     port,
@@ -93,14 +91,7 @@ def draft_host(host: HostParts) -> Draft:
     groups = _plug_gpus(draft, host, domains)
     if network is not None:
         _plug_nics(draft, host, network, groups, domains)
-    if domains > 1:
-        name, link = between_cpus(host.cpu)
-        draft.link(name, link)
-        draft.join(pattern("cpu", domains), pattern("cpu", domains), name, pattern="all")
-    per_socket = max(1, domains // 2) if domains > 2 else 1
-    draft.link("dram", dram(host.cpu, per_socket))
-    draft.add(pattern("mem", domains), "memory")
-    draft.join(pattern("mem", domains), pattern("cpu", domains), "dram")
+    draft.add_host_memory(host.cpu, range(domains))
     draft.extra = {
         "gpu_p2p": host.p2p,
         "gpudirect_rdma": reads_gpus(host.part, network.kind) if network else not host.part.geforce,

@@ -44,7 +44,7 @@ class HostText:
     """`peer_access` and `gpudirect`: copies between GPUs over PCIe, and between NICs and GPUs;
     None: not stated."""
     mtu: int | None
-    """Bytes."""
+    """In bytes."""
     text: str
     """All of the text in lower case; it may name the machine as its provider does."""
 

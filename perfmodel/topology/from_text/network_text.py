@@ -53,7 +53,7 @@ def read_network(
 ) -> NetworkText:
     """Read what joins hosts: "InfiniBand HDR", "AWS EFA (p4d.24xlarge)", "RoCE v2 25 GbE".
 
-    `text`: None: no network. `env`: NCCL's variables, of which some choose the kind. `usual`: kind
+    No `text`: no network. `env`: NCCL's variables, of which some choose the kind. `usual`: kind
     where the text names none.
 
     Raises

@@ -48,6 +48,10 @@ _TEXTS = (
 )  # fmt: skip
 
 
+def _refuse(problem: str, file: str) -> InputError:
+    return InputError(Fault("file", problem, WANTED, file))
+
+
 def read_content(path: Path) -> str:
     """Read a text file of another tool; terminal colours are dropped.
 
@@ -56,10 +60,7 @@ def read_content(path: Path) -> str:
     InputError
         Unreadable, empty, too large, binary, or not UTF-8.
     """
-
-    def refuse(problem: str) -> InputError:
-        return InputError(Fault("file", problem, WANTED, str(path)))
-
+    file = str(path)
     try:
         with path.open("rb") as stream:
             data = stream.read(LARGEST_BYTES + 1)
@@ -88,10 +89,6 @@ def kind_of(text: str, file: str) -> Kind:
     InputError
         Something else; the message says what it seems to be and what to do with it.
     """
-
-    def refuse(problem: str) -> InputError:
-        return InputError(Fault("file", problem, WANTED, file))
-
     root = _root(text)
     if root == "system":
         return "nccl-topology"

@@ -65,6 +65,12 @@ def plain_name(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.") or "imported"
 
 
+def natural_key(text: str) -> tuple[tuple[int, str], ...]:
+    """Key that sorts names with numbers as people do: node2 before node10."""
+    parts = re.split(r"(\d+)", text)
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
+
+
 # ---------------------------------------------------------------- YAML
 
 

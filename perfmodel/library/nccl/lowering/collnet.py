@@ -39,8 +39,7 @@ def lay_collnet(
 ) -> LaidSchedule:
     """All-reduce in the fabric's switches.
 
-    `algorithm`: "collnet", "collnet_direct". `channels`: of NCCL; each of those laid represents
-    some of them.
+    `channels`: of NCCL; each of those laid represents some of them.
 
     Raises
     ------

@@ -42,7 +42,7 @@ def lay_nvls(
 ) -> LaidSchedule:
     """Carry a collective through NVSwitches that reduce, and between hosts by trees.
 
-    `algorithm`: "nvls", "nvls_tree". `channels`: of NCCL, that work side by side on the same links.
+    `channels`: of NCCL, that work side by side on the same links.
 
     Raises
     ------

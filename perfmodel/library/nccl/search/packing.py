@@ -28,7 +28,7 @@ class Demand:
     type_inter: str | None
     """Farthest path type to a NIC; None for a chain that stays in the host."""
     cross: int
-    """Whether a ring may leave by another NIC than it entered by."""
+    """Whether a ring may leave by another NIC than it entered by (``NCCL_CROSS_NIC``, 0 to 2)."""
     same: bool
     """Whether all channels pass the GPUs in one order."""
 

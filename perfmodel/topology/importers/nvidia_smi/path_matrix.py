@@ -22,7 +22,7 @@ class Matrix:
     devices: tuple[str, ...]
     """As the tool names them, GPUs first."""
     cells: dict[tuple[str, str], str]
-    """"NV2", "PIX", "PXB", "PHB", "NODE", "SYS"; both directions."""
+    """One of "NV2", "PIX", "PXB", "PHB", "NODE", "SYS"; both directions."""
     numa: dict[str, str] = field(default_factory=dict)
     """NUMA domain of a GPU, where the table says."""
     legend: dict[str, str] = field(default_factory=dict)
