@@ -54,6 +54,7 @@ REPEATED_STEMS = {
 ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
+    "collectives/algorithms/hierarchical": ROW,
     "collectives/algorithms/in_network": ROW,
     "collectives/algorithms/linear": ROW,
     "collectives/algorithms/parameter_server": ROW,
@@ -70,7 +71,6 @@ SMALL_MODULES = {
     "studies/sweep/export": "CSV and Parquet, as in the other studies",
     "studies/tune/assumptions": "as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
-    "simulate/sharing/max_min_loops": "compiled by numba as a whole",
     "studies/compare/attribution": "one question, which a reader looks for by name",
     "studies/run/steps/bottleneck": "one question, which a reader looks for by name",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",

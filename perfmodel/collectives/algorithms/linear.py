@@ -64,7 +64,7 @@ def send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 1) -> Schedu
             f"send of {nbytes} bytes from rank {root} among {ranks} ranks; allowed: whole "
             f"{itemsize}-byte elements from rank 0 among 2 ranks"
         )
-    zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+    sender, receiver = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     size = np.array([nbytes], dtype=np.int64)
-    pattern = exchange("send", zero, one, zero, 1, size, reduces=False)
+    pattern = exchange("send", sender, receiver, np.zeros_like(sender), 1, size, reduces=False)
     return concatenate([pattern], "broadcast", "send", 2, nbytes, 1, size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.topology.model import Topology
 
 HOP_KINDS = ("nvlink", "pcie", "network", "memory")
 """Kinds of hop; `Edges.hop` holds positions in this tuple."""
@@ -42,6 +43,24 @@ def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
+def edges_over(
+    topology: Topology,
+    src: IntArray,
+    dst: IntArray,
+    lengths: IntArray,
+    arcs: IntArray,
+    cap_Bps: FloatArray,
+    hop: IntArray,
+    staged: bool = False,
+) -> Edges:
+    """Edges over links of a topology, `lengths` of the `arcs` each, with the links' latencies."""
+    pointers = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    latency_s = topology.arcs.latency_s[arcs]
+    if len(src):
+        latency_s = np.add.reduceat(latency_s, pointers[:-1])
+    return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged)
+
+
 def select_edges(edges: Edges, selection: IntArray) -> Edges:
     """Some of the edges, in a given order."""
     lengths = np.diff(edges.pointers)[selection]
@@ -71,3 +90,8 @@ def join_edges(parts: list[Edges]) -> Edges:
         hop=np.concatenate([part.hop for part in parts]),
         staged=any(part.staged for part in parts),
     )
+
+
+def merge_edges(parts: list[Edges], places: list[IntArray]) -> Edges:
+    """Several sets of edges as one, each edge at its place."""
+    return select_edges(join_edges(parts), np.argsort(np.concatenate(places)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.library.machine import MOST_CHANNELS
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.nccl.search.graphs import (
     Graph,
@@ -103,7 +104,7 @@ def channels_of(system: System, algorithm: str, settings: LibrarySettings) -> in
     if system.capability >= 90 and system.nodes > 1 and graph.intra_GBps > 45 and count < 16:
         count = 2 * count
     least = settings.count("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS") or 1
-    top = settings.count("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS") or most
+    top = settings.count(*MOST_CHANNELS) or most
     return max(min(count, top), min(least, most))
 
 

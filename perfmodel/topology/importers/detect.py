@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +49,7 @@ _TEXTS = (
 )  # fmt: skip
 
 
-def _refuse(problem: str, file: str) -> InputError:
+def _refusal(problem: str, file: str) -> InputError:
     return InputError(Fault("file", problem, WANTED, file))
 
 
@@ -60,7 +61,7 @@ def read_content(path: Path) -> str:
     InputError
         Unreadable, empty, too large, binary, or not UTF-8.
     """
-    file = str(path)
+    refuse = partial(_refusal, file=str(path))
     try:
         with path.open("rb") as stream:
             data = stream.read(LARGEST_BYTES + 1)
@@ -89,6 +90,7 @@ def kind_of(text: str, file: str) -> Kind:
     InputError
         Something else; the message says what it seems to be and what to do with it.
     """
+    refuse = partial(_refusal, file=file)
     root = _root(text)
     if root == "system":
         return "nccl-topology"

@@ -163,7 +163,9 @@ def _hosts(
     for name, count in dropped.items():
         listing.notes.append(f"{count} x {name!r} is no host")
     hosts: dict[str, list[tuple[str, float | None]]] = {}
-    for host, _, switch, rate in sorted(rows, key=lambda row: (natural_key(row[0]), natural_key(row[1]))):
+    for host, _, switch, rate in sorted(
+        rows, key=lambda row: (natural_key(row[0]), natural_key(row[1]))
+    ):
         hosts.setdefault(host, []).append((switch, rate))
     return hosts
 

@@ -170,7 +170,9 @@ def _nics(
     legend: dict[str, str] = {}
     ports: dict[str, tuple[str, float, str]] = {}
     folder = sysfs / "class" / "infiniband"
-    for device in sorted(folder.iterdir(), key=lambda path: natural_key(path.name)) if folder.is_dir() else []:
+    for device in (
+        sorted(folder.iterdir(), key=lambda path: natural_key(path.name)) if folder.is_dir() else []
+    ):
         for port in sorted((device / "ports").glob("*"), key=lambda path: natural_key(path.name)):
             speed = re.match(r"\s*([\d.]+)\s*Gb/sec", _read(port / "rate"))
             if speed is None or "ACTIVE" not in _read(port / "state"):

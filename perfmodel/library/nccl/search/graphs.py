@@ -131,9 +131,14 @@ def _path_types(host: Host, *, between: bool) -> list[str]:
     return sorted(types, key=LEVELS.index) or ["LOC"]
 
 
-def _speeds(host: Host) -> tuple[float, ...]:
+def _listed_speeds(host: Host) -> tuple[float, ...]:
+    """Speeds that NCCL tries, from fast to slow: between hosts where NICs matter."""
     table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
-    listed = table.of(host.capability)
+    return table.of(host.capability)
+
+
+def _speeds(host: Host) -> tuple[float, ...]:
+    listed = _listed_speeds(host)
     bound = min(_widest(host), _total(host))
     return tuple(speed for speed in listed if speed <= bound) or listed[-1:]
 
@@ -179,8 +184,7 @@ def _double_channels(host: Host, graph: Graph, most: int) -> Graph:
 
 def _faster_speeds(host: Host, speed: float) -> Iterator[float]:
     """Listed speeds above one, from slow to fast."""
-    table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
-    return (other for other in reversed(table.of(host.capability)) if other > speed)
+    return (other for other in reversed(_listed_speeds(host)) if other > speed)
 
 
 def _raise_speed(host: Host, graph: Graph, cross: int) -> Graph:
@@ -230,8 +234,7 @@ def nvls_graph(host: Host, *, raise_inter: bool) -> Graph | None:
         return None
     bound = host.nvlink_GBps / (heads + 1)
     between = _head_GBps(host, heads) if host.nic_GBps else float("inf")
-    table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
-    listed = [s for s in table.of(host.capability) if s <= min(bound, between)]
+    listed = [s for s in _listed_speeds(host) if s <= min(bound, between)]
     if not listed:
         return None
     speed = inter = listed[0]
@@ -275,7 +278,7 @@ def collnet_graph(host: Host, ring: Graph) -> Graph | None:
         return None
     heads = min(len(host.nic_GBps), host.gpus)
     bound = min(_head_GBps(host, heads), (host.nvlink_GBps or _total(host)) / max(1, heads - 1))
-    listed = [s for s in hardware().speeds_between_hosts.of(host.capability) if s <= bound]
+    listed = [s for s in _listed_speeds(host) if s <= bound]
     if not listed:
         return None
     counts = Counter(path.type for path in _nearest_nic_paths(host))
