@@ -148,10 +148,7 @@ def algorithms() -> tuple[str, ...]:
 def operations(algorithm: str) -> tuple[str, ...]:
     """Operations that an algorithm of this name does.
 
-    Raises
-    ------
-    InputError
-        No such algorithm.
+    Raises `InputError`: no such algorithm.
     """
     name = algorithm.replace("-", "_")
     done = tuple(op for op, rows in ALGORITHMS.items() if name in rows)
@@ -164,10 +161,7 @@ def operations(algorithm: str) -> tuple[str, ...]:
 def find_algorithm(op: str, algorithm: str) -> Algorithm:
     """Look up the row of an operation and an algorithm.
 
-    Raises
-    ------
-    InputError
-        No such operation, or none of its algorithms has this name.
+    Raises `InputError`: no such operation, or none of its algorithms has this name.
     """
     rows = ALGORITHMS.get(op.replace("-", "_"))
     if rows is None:

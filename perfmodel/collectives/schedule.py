@@ -120,10 +120,7 @@ class Schedule:
 def split_elements(nbytes: int, parts: int, itemsize: int) -> IntArray:
     """Cut a buffer at elements into parts that differ by one element at most; bytes.
 
-    Raises
-    ------
-    ScheduleError
-        Negative size, or one that is not a whole number of elements.
+    Raises `ScheduleError`: negative size, or one that is not a whole number of elements.
     """
     if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
         raise ScheduleError(

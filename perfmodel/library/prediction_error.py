@@ -96,10 +96,7 @@ def spread_key(topology: Topology, op: str) -> str:
 def load_spread(path: Path | None = None) -> Spread:
     """Read the shipped spread, or another file of its shape.
 
-    Raises
-    ------
-    InputError
-        Everything that is wrong in the file, with lines.
+    Raises `InputError`: everything that is wrong in the file, with lines.
     """
     shipped = Path(__file__).parent / "nccl" / "spread.yaml"
     return load_document(Spread, path or shipped)

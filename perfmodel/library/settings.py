@@ -154,11 +154,8 @@ def settings_of(
     `version`, `env` and `one_process`: see `LibrarySettings`. `fields`: what faults call the
     version and the environment ("--nccl-version", "--env").
 
-    Raises
-    ------
-    InputError
-        Every fault at once: an unknown variable (the nearest is named), a value that it does not
-        take, something that is no version.
+    Raises `InputError`: every fault at once: an unknown variable (the nearest is named), a value
+    that it does not take, something that is no version.
     """
     texts = {name: _as_text(value) for name, value in (env or {}).items()}
     faults = environment_faults(texts, fields[1])
@@ -174,10 +171,7 @@ def environment_of(
 ) -> dict[str, str]:
     """Read ``NAME=VALUE`` words.
 
-    Raises
-    ------
-    InputError
-        A word without an equals sign, or a name given twice with different values.
+    Raises `InputError`: a word without an equals sign, or a name given twice with different values.
     """
     environment: dict[str, str] = {}
     faults = []

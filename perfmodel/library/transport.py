@@ -100,10 +100,7 @@ def _types_up_to(level: str | None) -> frozenset[str]:
 def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     """Path between two GPUs of one host.
 
-    Raises
-    ------
-    TopologyError
-        Neither directly nor through the host's memory, and no NIC is left.
+    Raises `TopologyError`: neither directly nor through the host's memory, and no NIC is left.
     """
     path_type = router.path_type(src, dst)
     if path_type in peer_paths(topology):

@@ -184,10 +184,7 @@ class Network(ABC):
         Transfers in progress keep the bytes that they have sent; edges over dead arcs take other
         routes.
 
-        Raises
-        ------
-        TopologyError
-            No route is left between two ranks that have to communicate.
+        Raises `TopologyError`: no route is left between two ranks that have to communicate.
         """
 
     def _note_change(self, machine: Machine) -> None:

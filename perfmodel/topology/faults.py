@@ -30,10 +30,8 @@ def find_arcs(topology: Topology, text: str) -> tuple[int, ...]:
     ``"n1/nic3"`` (all links of a device). Names may hold ``*`` and ``?``; of parallel cables all
     are meant unless a number names one (``"fabric/leaf0 -- fabric/spine1 #2"``).
 
-    Raises
-    ------
-    InputError
-        No such device, or devices that no link joins; the message names the nearest.
+    Raises `InputError`: no such device, or devices that no link joins; the message names the
+    nearest.
     """
     match = _LINK.fullmatch(text.strip())
     if match is None:
@@ -118,10 +116,8 @@ def degrade_links(
     `bandwidth_Bps`: new usable rate by arc; 0 means that traffic on it stands still (but keeps its
     route). `latency_s`: new latency by arc; seconds.
 
-    Raises
-    ------
-    InputError
-        An arc that there is not, or a number that is negative or not finite; every fault.
+    Raises `InputError`: an arc that there is not, or a number that is negative or not finite; every
+    fault.
     """
     _check_numbers(topology, {"bandwidth": bandwidth_Bps, "latency": latency_s})
     arcs = topology.arcs
@@ -140,10 +136,7 @@ def remove_links(
     `arcs`: directed links; see `perfmodel.topology.faults.find_arcs`. `nodes`: devices, lost with
     all their links.
 
-    Raises
-    ------
-    InputError
-        An arc or a device that there is not; every fault.
+    Raises `InputError`: an arc or a device that there is not; every fault.
     """
     unknown = [no_device(topology, name, "lose") for name in nodes if name not in topology.graph]
     if unknown:

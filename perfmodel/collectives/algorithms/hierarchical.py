@@ -31,10 +31,7 @@ def all_reduce(
     `groups`: the ranks of each group (node), in the order of its ring. Default: groups of
     consecutive ranks, their size the divisor of N nearest to sqrt(N) from above.
 
-    Raises
-    ------
-    ScheduleError
-        Groups of different sizes, or that do not hold each rank once.
+    Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
     check_ranks(ranks)
     table = group_table(ranks, groups)
@@ -59,10 +56,7 @@ def torus(
 
     `rows` and `columns` are about equal by default.
 
-    Raises
-    ------
-    ScheduleError
-        Rows times columns are not the number of ranks.
+    Raises `ScheduleError`: rows times columns are not the number of ranks.
     """
     check_ranks(ranks)
     if columns is None:

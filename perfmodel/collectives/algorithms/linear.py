@@ -54,10 +54,7 @@ def send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 1) -> Schedu
     Steps: 1. Bytes sent: S. Latency term: alpha. Right between two ranks: there is no other way.
     Source: Hockney, Parallel Computing 20(3), 1994.
 
-    Raises
-    ------
-    ScheduleError
-        Other ranks than these two, or a size that is not whole elements.
+    Raises `ScheduleError`: other ranks than these two, or a size that is not whole elements.
     """
     if ranks != 2 or root != 0 or nbytes < 0 or nbytes % itemsize:
         raise ScheduleError(

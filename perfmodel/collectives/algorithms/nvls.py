@@ -85,10 +85,7 @@ def tree_all_reduce(
     to all. `groups`: the ranks of each node, heads first; default as for `hierarchical.all_reduce`.
     `heads`: default: all ranks of a node. `piece_bytes`: largest piece of a head's part.
 
-    Raises
-    ------
-    ScheduleError
-        Groups of different sizes, or that do not hold each rank once.
+    Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
     check_ranks(ranks)
     nodes = switched_nodes(group_table(ranks, groups), heads)

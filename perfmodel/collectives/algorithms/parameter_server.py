@@ -25,10 +25,7 @@ def all_reduce(
 
     Every rank trains, servers too. `servers`: ranks that hold the sums.
 
-    Raises
-    ------
-    ScheduleError
-        No server, one named twice, or one that is no rank.
+    Raises `ScheduleError`: no server, one named twice, or one that is no rank.
     """
     check_ranks(ranks)
     if not servers or len(set(servers)) < len(servers) or not set(servers) <= set(range(ranks)):

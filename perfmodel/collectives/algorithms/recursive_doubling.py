@@ -139,10 +139,7 @@ def all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     Steps: log2 N. Bytes sent per rank: (N-1)/N S. Latency term: log2 N alpha. Right for small
     and middle sizes. Source: Thakur et al. (see the module).
 
-    Raises
-    ------
-    ScheduleError
-        N is no power of two; `bruck_all_gather` takes any.
+    Raises `ScheduleError`: N is no power of two; `bruck_all_gather` takes any.
     """
     check_ranks(ranks)
     if ranks & (ranks - 1):

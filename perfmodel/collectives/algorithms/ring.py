@@ -36,10 +36,8 @@ def all_reduce(
     element. `orders`: one order of all ranks for each parallel ring; the rings share the buffer
     evenly. Default: one ring in rank order.
 
-    Raises
-    ------
-    ScheduleError
-        An order that is not a permutation, or a size that is not whole elements.
+    Raises `ScheduleError`: an order that is not a permutation, or a size that is not whole
+    elements.
     """
     return _ring("all_reduce", ranks, nbytes, itemsize, orders)
 
@@ -130,10 +128,7 @@ def _ring(
 def checked_orders(ranks: int, orders: Orders | None) -> IntArray:
     """Orders of parallel rings as an array of shape (rings, ranks); one in rank order if None.
 
-    Raises
-    ------
-    ScheduleError
-        An order that does not hold each rank once.
+    Raises `ScheduleError`: an order that does not hold each rank once.
     """
     if orders is None:
         return np.arange(ranks, dtype=np.int64)[None, :]
@@ -177,10 +172,7 @@ def ring_all_reduce(
     two in flight. Right for large buffers whose sums are made by CPUs. Source: Gloo (see the
     module).
 
-    Raises
-    ------
-    ScheduleError
-        A size that is not whole elements.
+    Raises `ScheduleError`: a size that is not whole elements.
     """
     check_ranks(ranks)
     if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:

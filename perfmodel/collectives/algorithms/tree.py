@@ -48,10 +48,7 @@ def double_binary_tree(
     `groups`: chains of ranks (the GPUs of a node): the first of each chain stands in the trees, the
     others pass on to it one after the other, as in NCCL. Adds 2(g-1) steps to both trees.
 
-    Raises
-    ------
-    ScheduleError
-        Groups that do not hold each rank once.
+    Raises `ScheduleError`: groups that do not hold each rank once.
     """
     check_ranks(ranks)
     table = group_table(ranks, [[r] for r in range(ranks)] if groups is None else groups)
@@ -68,10 +65,7 @@ def double_binary_tree(
 def group_table(ranks: int, groups: Sequence[Sequence[int]] | None) -> IntArray:
     """Groups of ranks as an array of shape (groups, size); default: of `near_root` ranks each.
 
-    Raises
-    ------
-    ScheduleError
-        Groups of different sizes, or that do not hold each rank once.
+    Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
     if groups is None:
         return np.arange(ranks, dtype=np.int64).reshape(-1, near_root(ranks))

@@ -64,10 +64,7 @@ def route_edges(
     NICs (in their host) by which an edge leaves one host and enters the other; `NEAREST` for the
     nearest. Unused inside a host; shape (edges,).
 
-    Raises
-    ------
-    TopologyError
-        Nothing connects two of the ranks.
+    Raises `TopologyError`: nothing connects two of the ranks.
     """
     ends = (np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64))
     flow = np.arange(len(src))
@@ -95,10 +92,8 @@ def reroute_edges(topology: Topology, router: Router, edges: Edges) -> Edges:
     An edge keeps a NIC that is left, or else takes the nearest one, which it may have to share.
     All others stay where they are, as a switch that rehashes only the flows of a dead cable does.
 
-    Raises
-    ------
-    TopologyError
-        No path is left between the ends of an edge; names both and what was lost.
+    Raises `TopologyError`: no path is left between the ends of an edge; names both and what was
+    lost.
     """
     if not topology.dead:
         return edges

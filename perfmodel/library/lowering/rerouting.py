@@ -23,15 +23,12 @@ def reroute(lowered: LoweredCollective, machine: Machine) -> LoweredCollective:
 
     `lowered`: laid on a machine of the same ranks and arc numbers. `machine`: after the change.
 
+    Raises `TopologyError`: two ranks that an edge joins cannot reach each other any more.
+
     Returns
     -------
     LoweredCollective
         `lowered` itself when nothing changed for it.
-
-    Raises
-    ------
-    TopologyError
-        Two ranks that an edge joins cannot reach each other any more.
     """
     stages = tuple(_reroute_stage(lowered, stage, machine) for stage in lowered.stages)
     if all(new is old for new, old in zip(stages, lowered.stages, strict=True)):

@@ -45,10 +45,8 @@ def predictions(
     ``NCCL_PROTO`` leave. An operation for which NCCL does not have any of the algorithms named runs
     as if none were.
 
-    Raises
-    ------
-    InputError
-        No such operation, or nothing that the environment leaves can run on this machine.
+    Raises `InputError`: no such operation, or nothing that the environment leaves can run on this
+    machine.
     """
     if op not in NCCL_ALGORITHMS:
         raise InputError(Fault("op", repr(op), allowed_names(NCCL_ALGORITHMS, op)))
@@ -258,9 +256,6 @@ def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple
     `op`: one of `perfmodel.collectives.catalog.NCCL_ALGORITHMS`. `group`: ranks of the topology, at
     least two.
 
-    Raises
-    ------
-    InputError
-        No such operation, or the environment leaves nothing that can run here.
+    Raises `InputError`: no such operation, or the environment leaves nothing that can run here.
     """
     return predictions(system_on(machine, group), op, nbytes, machine.settings)

@@ -34,10 +34,8 @@ class Change:
 class Traffic:
     """Background traffic between two devices: a steady stream, a burst, or many.
 
-    Raises
-    ------
-    ValueError
-        A rate, a size or a period that is not above zero, or a stream without a rate.
+    Raises `ValueError`: a rate, a size or a period that is not above zero, or a stream without a
+    rate.
     """
 
     src: str

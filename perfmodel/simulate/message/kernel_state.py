@@ -69,10 +69,7 @@ class Kernel:
     def compile(self) -> None:
         """Run compiled from now on. The results are the same bits.
 
-        Raises
-        ------
-        ImportError
-            numba is missing, or one that does not go with this NumPy.
+        Raises `ImportError`: numba is missing, or one that does not go with this NumPy.
         """
         if not self.is_compiled:
             numba_kernel.compiled()

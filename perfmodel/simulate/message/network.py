@@ -111,10 +111,7 @@ class MessageNetwork(Network):
     def become(self, machine: Machine) -> None:
         """Go on on this machine; bytes already sent stay sent.
 
-        Raises
-        ------
-        TopologyError
-            No route is left between two ranks that have to communicate.
+        Raises `TopologyError`: no route is left between two ranks that have to communicate.
         """
         self._count_streams()
         self._note_change(machine)
@@ -200,10 +197,7 @@ class MessageNetwork(Network):
     def _schedule_next(self, at_s: float) -> None:
         """Run the kernel again at a time.
 
-        Raises
-        ------
-        SimulationError
-            A collective cannot end.
+        Raises `SimulationError`: a collective cannot end.
         """
         is_final = at_s == np.inf or self.changes_left == 0
         collectives = [

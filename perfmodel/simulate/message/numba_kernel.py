@@ -33,10 +33,7 @@ HELPERS: tuple[Callable[..., object], ...] = tuple(
 def compiled() -> Callable[[Any, float], int]:
     """Return `event_loop.advance`, compiled; from numba's cache on disk after the first time.
 
-    Raises
-    ------
-    ImportError
-        numba is missing, or does not work with this NumPy.
+    Raises `ImportError`: numba is missing, or does not work with this NumPy.
     """
     from numba import njit  # takes 0.9 s to import
     from numba.extending import overload, register_jitable

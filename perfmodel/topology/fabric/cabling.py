@@ -61,10 +61,7 @@ def wire(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
 
     `rails`: rail of each NIC of one host.
 
-    Raises
-    ------
-    InputError
-        The fabric has too few ports.
+    Raises `InputError`: the fabric has too few ports.
     """
     shapes: Mapping[str, Callable[[Fabric, tuple[int, ...], int], Wiring]] = {
         "one-switch": _one_switch,
@@ -190,10 +187,8 @@ def _smallest_k(ports: int) -> int:
 def wire_listed(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
     """Plug the NICs of the first hosts into the switches that the list says.
 
-    Raises
-    ------
-    InputError
-        More hosts than the list has, NICs that differ in number, or switches that no cable joins.
+    Raises `InputError`: more hosts than the list has, NICs that differ in number, or switches that
+    no cable joins.
     """
     rows = fabric.hosts[:hosts]
     faults = []

@@ -53,10 +53,7 @@ def resolve_fabric(fabric: FabricSpec | str) -> Fabric:
 
     `fabric`: a shape with overrides, the name of a shape, or the path of a fabric file.
 
-    Raises
-    ------
-    InputError
-        Unknown shape, unreadable or wrong file.
+    Raises `InputError`: unknown shape, unreadable or wrong file.
     """
     if isinstance(fabric, str):
         return _merge(_read(_path(fabric)), None)

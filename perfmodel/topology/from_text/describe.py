@@ -101,10 +101,7 @@ def describe(
 def find_host(host: HostText) -> Described:
     """Take the template that fits as it is, or put a host of the same parts together.
 
-    Raises
-    ------
-    InputError
-        No host can have these parts.
+    Raises `InputError`: no host can have these parts.
     """
     facts = match_template(host, as_is=True)
     if facts is None:

@@ -46,10 +46,7 @@ def read_gpu(text: str, intra: str = "") -> NamedGpu:
     `text`: "Tesla V100-SXM2-16GB", "H100 PCIe", "RTX 4090", or a name of the table, a user's own
     included. `intra`: what joins the GPUs; it decides between board and card where `text` does not.
 
-    Raises
-    ------
-    InputError
-        No GPU that is known; the message lists those that are.
+    Raises `InputError`: no GPU that is known; the message lists those that are.
 
     Examples
     --------

@@ -56,10 +56,7 @@ def read_network(
     No `text`: no network. `env`: NCCL's variables, of which some choose the kind. `usual`: kind
     where the text names none.
 
-    Raises
-    ------
-    InputError
-        A text that names no network that is known, and no `usual` one.
+    Raises `InputError`: a text that names no network that is known, and no `usual` one.
 
     Examples
     --------

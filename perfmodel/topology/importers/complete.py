@@ -62,10 +62,7 @@ def devices_of(node: NodeSpec, kind: str) -> tuple[str, ...]:
 def complete_machine(domains: Sequence[Domain], hints: Hints) -> Completion:
     """Find GPU and machine by the user, the file, its name, or its structure.
 
-    Raises
-    ------
-    InputError
-        Neither the file nor the user names the GPU; or the two disagree.
+    Raises `InputError`: neither the file nor the user names the GPU; or the two disagree.
     """
     notes: list[str] = []
     template = _template(domains, hints, notes)
@@ -187,10 +184,7 @@ def _kind(domains: Sequence[Domain], kind: str) -> list[Device]:
 def classify(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
     """Decide what devices without a class are, by how many the template has; returns notes.
 
-    Raises
-    ------
-    InputError
-        No template, or its numbers of devices do not fit.
+    Raises `InputError`: no template, or its numbers of devices do not fit.
     """
     unknown = _kind(domains, "unknown")
     if not unknown:
@@ -224,10 +218,7 @@ def _first_are_gpus(domains: Sequence[Domain], gpus: int) -> None:
 def add_gpus(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
     """Put the template's GPUs under the switches of a file that has none; returns notes.
 
-    Raises
-    ------
-    InputError
-        No template, or its GPUs do not spread evenly.
+    Raises `InputError`: no template, or its GPUs do not spread evenly.
     """
     if _kind(domains, "gpu"):
         return ()

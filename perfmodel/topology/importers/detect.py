@@ -56,10 +56,7 @@ def _refusal(problem: str, file: str) -> InputError:
 def read_content(path: Path) -> str:
     """Read a text file of another tool; terminal colours are dropped.
 
-    Raises
-    ------
-    InputError
-        Unreadable, empty, too large, binary, or not UTF-8.
+    Raises `InputError`: unreadable, empty, too large, binary, or not UTF-8.
     """
     refuse = partial(_refusal, file=str(path))
     try:
@@ -85,10 +82,8 @@ def read_content(path: Path) -> str:
 def kind_of(text: str, file: str) -> Kind:
     """Return the kind of a text.
 
-    Raises
-    ------
-    InputError
-        Something else; the message says what it seems to be and what to do with it.
+    Raises `InputError`: something else; the message says what it seems to be and what to do with
+    it.
     """
     refuse = partial(_refusal, file=file)
     root = _root(text)

@@ -60,10 +60,7 @@ class _Listing:
 def read_fabric(text: str, file: str) -> ImportedTopology:
     """Read a fabric; aggregation nodes of switches, gateways and managers are no hosts.
 
-    Raises
-    ------
-    InputError
-        No switch, no host, or a block that says nothing; every fault.
+    Raises `InputError`: no switch, no host, or a block that says nothing; every fault.
     """
     listing = _blocks(text, file)
     names = _switch_names(listing)

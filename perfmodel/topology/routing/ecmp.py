@@ -51,10 +51,7 @@ class SearchedRoutes:
     def route(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
         """Return the indices of the arcs from one device of the fabric to another.
 
-        Raises
-        ------
-        TopologyError
-            Nothing connects them.
+        Raises `TopologyError`: nothing connects them.
         """
         if dst in self._leaving.get(src, {}):
             return (_pick(self._leaving[src][dst], _hash(src, dst, flow))[0],)

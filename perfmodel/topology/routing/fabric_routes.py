@@ -51,10 +51,7 @@ class FabricRoutes:
     def route(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
         """Return the indices of the arcs from one device of the fabric to another.
 
-        Raises
-        ------
-        TopologyError
-            Nothing connects them.
+        Raises `TopologyError`: nothing connects them.
         """
         ports = [self._port_of(name) for name in (src, dst)]
         if self._tiers is None or None in ports:
@@ -69,17 +66,14 @@ class FabricRoutes:
         `src` and `dst`: ports: host times NICs per host plus the NIC's number in its host; shape
         (flows,). `flow`: shape (flows,).
 
+        Raises `NoRoute`: nothing connects two of them.
+
         Returns
         -------
         lengths : ndarray of int, shape (flows,)
             Arcs of each route.
         arcs : ndarray of int
             One route after the other.
-
-        Raises
-        ------
-        NoRoute
-            Nothing connects two of them.
         """
         tiers = self._tiers
         if tiers is None:

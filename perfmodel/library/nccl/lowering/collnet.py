@@ -41,10 +41,8 @@ def lay_collnet(
 
     `channels`: of NCCL; each of those laid represents some of them.
 
-    Raises
-    ------
-    InputError
-        One host, a network that does not reduce, or switches in more than two levels.
+    Raises `InputError`: one host, a network that does not reduce, or switches in more than two
+    levels.
     """
     laid = machine.known((algorithm, group), lambda: _lay(machine, algorithm, group))
     chunk = collnet_bytes(nbytes, channels, laid.depth)

@@ -44,10 +44,8 @@ def lay_nvls(
 
     `channels`: of NCCL, that work side by side on the same links.
 
-    Raises
-    ------
-    InputError
-        Ranks that share no NVSwitch that reduces, or are on the wrong number of hosts.
+    Raises `InputError`: ranks that share no NVSwitch that reduces, or are on the wrong number of
+    hosts.
     """
     key = (algorithm, op, group)
     laid = machine.known(key, lambda: _lay(machine, op, algorithm, group))

@@ -73,10 +73,8 @@ class Domain:
 def read_domains(root: Element, file: str) -> list[Domain]:
     """Read the devices.
 
-    Raises
-    ------
-    InputError
-        Another version, no CPUs, devices named twice, numbers that are none; every fault.
+    Raises `InputError`: another version, no CPUs, devices named twice, numbers that are none; every
+    fault.
     """
     faults: list[Fault] = []
     if root.get("version") not in {None, "1"}:

@@ -31,10 +31,7 @@ from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
 def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) -> ImportedTopology:
     """Read a topology XML; what it leaves open is completed from a template or what is usual.
 
-    Raises
-    ------
-    InputError
-        Not well formed, or too little known to complete it; every fault.
+    Raises `InputError`: not well formed, or too little known to complete it; every fault.
     """
     root, comments = parse_xml(text, file)
     domains = read_domains(root, file)

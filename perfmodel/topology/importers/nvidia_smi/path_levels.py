@@ -59,10 +59,7 @@ def template_from_matrix(
 ) -> ImportedTopology:
     """Make a template that has the paths of a matrix.
 
-    Raises
-    ------
-    InputError
-        No model of GPU, or one that has no NVLinks where the matrix has.
+    Raises `InputError`: no model of GPU, or one that has no NVLinks where the matrix has.
     """
     node = load_node(template) if template is not None else None
     named, notes = _gpu(matrix, file, gpu, node)
