@@ -51,7 +51,6 @@ class Host:
     """One host, its patterns expanded."""
 
     devices: tuple[tuple[str, str], ...]
-    """Name and kind."""
     arcs: tuple[Arc, ...]
     """Both directions of every edge, in file order."""
     gpus: tuple[str, ...]
@@ -118,18 +117,28 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The fabric of a cluster."""
+    """The fabric of a cluster.
+
+    Parameters
+    ----------
+    fabric : Fabric
+    wiring : Wiring
+    nics : int
+        Ports of one host.
+    arcs : Arcs
+        The cables: each NIC and its leaf, both directions, then the trunks, both directions.
+    lanes : tuple of int
+        Cables bonded in each arc.
+    keys : tuple of int
+        Number of each arc among those of the same two ends.
+    """
 
     fabric: Fabric
     wiring: Wiring
     nics: int
-    """Ports of one host."""
     arcs: Arcs
-    """The cables: each NIC and its leaf, both directions, then the trunks, both directions."""
     lanes: tuple[int, ...]
-    """Cables bonded in each arc."""
     keys: tuple[int, ...]
-    """Number of each arc among those of the same two ends."""
 
     def tiers(self, first: int) -> Tiers | None:
         """The structure by which routes are found; `first` is the number of the first arc.

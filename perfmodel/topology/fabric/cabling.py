@@ -20,18 +20,27 @@ from perfmodel.topology.routing.clos import Ints
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
-    """Cables between two switches."""
+    """Cables between two switches.
+
+    Parameters
+    ----------
+    lower, upper : str
+    cables : int
+        Parallel links, each an arc of its own.
+    lanes : int
+        Cables bonded into each link (adaptive routing).
+    raw_Bps : float or None
+        Rate of one cable; None: as the fabric's others.
+    first : int
+        Number of its first cable among those of the same two switches.
+    """
 
     lower: str
     upper: str
     cables: int
-    """Parallel links, each an arc of its own."""
     lanes: int = 1
-    """Cables bonded into each link (adaptive routing)."""
     raw_Bps: float | None = None
-    """Rate of one cable; None: as the fabric's others."""
     first: int = 0
-    """Number of its first cable among those of the same two switches."""
 
 
 @dataclass(frozen=True, slots=True)
