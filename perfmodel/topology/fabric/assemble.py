@@ -303,8 +303,13 @@ def add_arcs(
     dicts, which successors and predecessors share, and this writes it without asking for each arc
     whether its ends are known.
 
-    `ends`, `keys` and `attributes`: of each arc; arcs of the same ends by rising key, from 0.
-    `first`: ``index`` of the first arc.
+    Parameters
+    ----------
+    graph : networkx.MultiDiGraph
+    ends, keys, attributes : iterable
+        Of each arc; arcs of the same ends by rising key, from 0.
+    first : int
+        ``index`` of the first arc.
     """
     inner: Any = graph
     leaving, entering = inner._adj, inner._pred
