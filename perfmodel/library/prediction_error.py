@@ -117,14 +117,9 @@ def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
 def datasheet_interval_s(
     topology: Topology, op: str, nbytes: float, time_s: float
 ) -> tuple[float, float]:
-    """80 % interval of a time that was predicted from datasheets alone.
+    """80 % interval of a time that was predicted from datasheets alone: low and high; seconds.
 
-    `nbytes`: as nccl-tests counts them. `time_s`: the prediction; seconds.
-
-    Returns
-    -------
-    tuple of float
-        Low and high; seconds.
+    `nbytes` are as nccl-tests counts them, `time_s` is the prediction.
     """
     low, high = spread_factors(topology, op, nbytes)
     return low * time_s, high * time_s

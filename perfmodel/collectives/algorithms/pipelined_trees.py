@@ -108,11 +108,7 @@ def node_parents(nodes: int, second: bool) -> tuple[IntArray, NDArray[np.bool_]]
     """Parent of each node in NCCL's double binary tree, and who is its parent's first child.
 
     The first tree is in order of nodes, so that odd ones are leaves; the second is its mirror
-    image, or for an odd number of nodes the same shifted by one.
-
-    Returns
-    -------
-    tuple of (ndarray of int, ndarray of bool), shape (nodes,)
+    image, or for an odd number of nodes the same shifted by one. Both have shape (nodes,).
     """
     node = np.arange(nodes)
     bit = node & -node

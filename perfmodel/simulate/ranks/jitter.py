@@ -32,14 +32,7 @@ class Jitter:
     seed: int
 
     def factors(self, ranks: int, step: int, piece: int) -> FloatArray:
-        """Draw one factor per rank.
-
-        `piece`: number of the piece of work in its step; without meaning with `per` "step".
-
-        Returns
-        -------
-        ndarray of float, shape (ranks,)
-        """
+        """Draw one factor per rank for a numbered piece of work of a step; shape (ranks,)."""
         entropy = (self.seed, step, piece if self.per == "layer" else 0)
         draw = np.random.Generator(np.random.SFC64(np.random.SeedSequence(entropy)))
         cv = self.cv

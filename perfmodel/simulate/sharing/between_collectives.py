@@ -123,11 +123,8 @@ def rates_in_turns(
     part of its time needs only that part of a link, and is slower than alone only where the needs
     of all exceed the capacity.
 
-    Returns
-    -------
-    list of (ndarray of float, shape (edges,), float)
-        For each stage the rate of each edge, at most what it needs, and the factor by which the
-        stage is slower than alone.
+    Returns for each stage the rate of each edge, shape (edges,), at most what it needs, and the
+    factor by which the stage is slower than alone.
     """
     limited = [replace(s, cap_Bps=needed) for s, needed in zip(stages, needed_Bps, strict=True)]
     rates = max_min_of(capacity_Bps, limited)

@@ -62,30 +62,13 @@ def read_host(
     settings: str = "",
     remarks: str = "",
 ) -> HostText:
-    """Read the description of a host.
+    """Read the description of a host; `gpu`, `intra` and `network` are as `describe` takes them.
 
-    Parameters
-    ----------
-    gpu, intra, network : str
-        As `perfmodel.topology.from_text.describe.describe` takes them.
-    gpus : int
-    usual_network : NetworkKind, optional
-        Kind where `network` names none that is known.
-    nics : int, optional
-        NICs of the host, before what `network` says.
-    nic_Gbps : float, optional
-        Rate of each, before what `network` says.
-    env : mapping of str to str, optional
-        NCCL's variables.
-    settings : str
-        Text that may state P2P, GPUDirect and the MTU.
-    remarks : str
-        Text that may name the machine.
+    `usual_network` is the kind of network where `network` names none that is known; `nics` and
+    `nic_Gbps` come before what it says. `env` has NCCL's variables; `settings` may state P2P,
+    GPUDirect and the MTU, `remarks` the machine.
 
-    Raises
-    ------
-    InputError
-        A GPU or a network that is not known.
+    Raises `InputError`: a GPU or a network that is not known.
     """
     faults: list[Fault] = []
     named, net = None, None

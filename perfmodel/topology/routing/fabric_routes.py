@@ -61,19 +61,12 @@ class FabricRoutes:
         return tuple(arcs.tolist())
 
     def routes(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
-        """Routes of many flows between ports at once.
+        """Routes of many flows between ports at once; arrays of shape (flows,).
 
-        `src` and `dst`: ports: host times NICs per host plus the NIC's number in its host; shape
-        (flows,). `flow`: shape (flows,).
+        A port is the host times the NICs of a host plus the NIC's number in its host. Returns the
+        number of arcs of each route, and the arcs, one route after the other.
 
         Raises `NoRoute`: nothing connects two of them.
-
-        Returns
-        -------
-        lengths : ndarray of int, shape (flows,)
-            Arcs of each route.
-        arcs : ndarray of int
-            One route after the other.
         """
         tiers = self._tiers
         if tiers is None:

@@ -108,20 +108,10 @@ def clusters_of(matrix: Matrix, domain: Sequence[str]) -> list[list[list[str]]]:
 
 def _components(items: Iterable[_Name], pairs: Iterable[tuple[_Name, _Name]]) -> list[list[_Name]]:
     """Groups of items that pairs join, in the order of their first items."""
-    order = list(items)
-    root = {item: item for item in order}
-
-    def find(item: _Name) -> _Name:
-        while root[item] != item:
-            root[item] = root[root[item]]
-            item = root[item]
-        return item
-
-    place = {item: at for at, item in enumerate(order)}
+    group_of = {item: [item] for item in items}
+    place = {item: at for at, item in enumerate(group_of)}
     for a, b in pairs:
-        low, high = sorted((find(a), find(b)), key=place.__getitem__)
-        root[high] = low
-    groups: dict[_Name, list[_Name]] = {}
-    for item in order:
-        groups.setdefault(find(item), []).append(item)
-    return list(groups.values())
+        if group_of[a] is not group_of[b]:
+            joined = sorted(group_of[a] + group_of[b], key=place.__getitem__)
+            group_of |= dict.fromkeys(joined, joined)
+    return list({id(group): group for group in group_of.values()}.values())
