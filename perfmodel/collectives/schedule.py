@@ -120,15 +120,20 @@ class Schedule:
 def split_elements(nbytes: int, parts: int, itemsize: int) -> IntArray:
     """Cut a buffer at elements into parts that differ by one element at most; bytes.
 
-    Raises `ScheduleError`: negative size, or one that is not a whole number of elements.
+    Raises `ScheduleError`: as `check_elements`.
     """
+    check_elements(nbytes, itemsize)
+    elements = nbytes // itemsize
+    edges = (np.arange(parts + 1, dtype=np.int64) * elements) // parts
+    return np.diff(edges) * itemsize
+
+
+def check_elements(nbytes: int, itemsize: int) -> None:
+    """Raise `ScheduleError` for a size that is negative or not a whole number of elements."""
     if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
         raise ScheduleError(
             f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
         )
-    elements = nbytes // itemsize
-    edges = (np.arange(parts + 1, dtype=np.int64) * elements) // parts
-    return np.diff(edges) * itemsize
 
 
 def check_ranks(ranks: int, root: int = 0) -> int:

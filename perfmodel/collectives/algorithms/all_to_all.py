@@ -16,8 +16,7 @@ import numpy as np
 
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.patterns import Pattern, concatenate, single_step
-from perfmodel.collectives.schedule import Round, Schedule, check_ranks
-from perfmodel.errors import ScheduleError
+from perfmodel.collectives.schedule import Round, Schedule, check_elements, check_ranks
 
 BATCH = 32
 """Ranks to which NCCL sends at once: 32 channels, 8 for each peer on a network, 8 peers on each.
@@ -79,10 +78,7 @@ def bruck(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 def _block(ranks: int, nbytes: int, itemsize: int) -> int:
     """Bytes of a block."""
     check_ranks(ranks)
-    if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
-        raise ScheduleError(
-            f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
-        )
+    check_elements(nbytes, itemsize)
     return -(-nbytes // (ranks * itemsize)) * itemsize
 
 

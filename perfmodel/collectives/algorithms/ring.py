@@ -17,7 +17,13 @@ import numpy as np
 
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.patterns import Pattern, around, concatenate, ranges
-from perfmodel.collectives.schedule import Phase, Schedule, check_ranks, split_elements
+from perfmodel.collectives.schedule import (
+    Phase,
+    Schedule,
+    check_elements,
+    check_ranks,
+    split_elements,
+)
 from perfmodel.errors import ScheduleError
 
 Orders = Sequence[Sequence[int]] | IntArray
@@ -175,10 +181,7 @@ def ring_all_reduce(
     Raises `ScheduleError`: a size that is not whole elements.
     """
     check_ranks(ranks)
-    if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
-        raise ScheduleError(
-            f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
-        )
+    check_elements(nbytes, itemsize)
     number, each = segments(ranks, nbytes, itemsize=itemsize, segment_bytes=segment_bytes)
     sizes = np.clip(nbytes - np.arange(number) * each, 0, each)
     patterns = [
