@@ -14,20 +14,30 @@ from perfmodel.training.step_plan import Compute, Task
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A simulated run."""
+    """A simulated run.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        All spans; times since the start of the run.
+    step_ends_s : tuple of float
+        When the last task of each step off the host ended.
+    counted : LinkCounters
+        Bytes over each directed link, whole run.
+    meetings : tuple of CollectiveArrivals
+        When the ranks of each collective arrived; empty where all ranks are alike.
+    others_step_ends_s : mapping of str to tuple of float
+        Of the background jobs, by the name of their plan.
+    notes : tuple of ApproximationNote
+        Where fidelity "flow" was an approximation, and how far off it may be.
+    """
 
     timeline: Timeline
-    """All spans; times since the start of the run."""
     step_ends_s: tuple[float, ...]
-    """When the last task of each step off the host ended."""
     counted: LinkCounters
-    """Bytes over each directed link, whole run."""
     meetings: tuple[CollectiveArrivals, ...] = ()
-    """When the ranks of each collective arrived; empty where all ranks are alike."""
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Of the background jobs, by the name of their plan."""
     notes: tuple[ApproximationNote, ...] = ()
-    """Where fidelity "flow" was an approximation, and how far off it may be."""
 
     @property
     def step_time_s(self) -> float:
