@@ -54,6 +54,7 @@ REPEATED_STEMS = {
 ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
+    "collectives/algorithms/hierarchical": ROW,
     "collectives/algorithms/in_network": ROW,
     "collectives/algorithms/linear": ROW,
     "collectives/algorithms/parameter_server": ROW,
@@ -64,13 +65,13 @@ SMALL_MODULES = {
     "training/ddp/strategy": ROW,
     "report/common/terminal": ROW + ": renderers",
     "topology/importers/nccl_xml/graph_dump": ROW + ": one file format",
+    "library/nccl/lowering/dispatch": "what NCCL decides, apart from how any library is lowered",
     "files/spec": "used by all packages through files/__init__",
     "files/write": "used by all packages through files/__init__",
     "report/comparison/page": "the page of a product, as in the others",
     "studies/sweep/export": "CSV and Parquet, as in the other studies",
     "studies/tune/assumptions": "as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
-    "simulate/sharing/max_min_loops": "compiled by numba as a whole",
     "studies/compare/attribution": "one question, which a reader looks for by name",
     "studies/run/steps/bottleneck": "one question, which a reader looks for by name",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",

@@ -24,30 +24,20 @@ SIMPLE: Final = ("simple",)
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One row of the table; functions are named and imported on first use.
-
-    Parameters
-    ----------
-    name : str
-    function : str
-        Of `perfmodel.collectives.algorithms`: "ring.all_reduce". Empty where NCCL's tuner weighs
-        the algorithm but no schedule of it is modelled.
-    form : str
-        Closed form of its cost: "ring" is ``_ring`` of `perfmodel.testing.closed_forms`.
-    nccl : str
-        Its name in NCCL's tuner; empty for what NCCL does not weigh.
-    protocols : tuple of str
-        Those of NCCL in which it runs.
-    in_switch : bool
-        Whether switches add and copy.
-    """
+    """One row of the table; functions are named and imported on first use."""
 
     name: str
     function: str
+    """Of `perfmodel.collectives.algorithms`: "ring.all_reduce". Empty where NCCL's tuner weighs the
+    algorithm but no schedule of it is modelled."""
     form: str
+    """Closed form of its cost: "ring" is ``_ring`` of `perfmodel.testing.closed_forms`."""
     nccl: str = ""
+    """Its name in NCCL's tuner; empty for what NCCL does not weigh."""
     protocols: tuple[str, ...] = PROTOCOLS
+    """Those of NCCL in which it runs."""
     in_switch: bool = False
+    """Whether switches add and copy."""
 
     @property
     def maker(self) -> Maker:
@@ -158,10 +148,7 @@ def algorithms() -> tuple[str, ...]:
 def operations(algorithm: str) -> tuple[str, ...]:
     """Operations that an algorithm of this name does.
 
-    Raises
-    ------
-    InputError
-        No such algorithm.
+    Raises `InputError`: no such algorithm.
     """
     name = algorithm.replace("-", "_")
     done = tuple(op for op, rows in ALGORITHMS.items() if name in rows)
@@ -174,10 +161,7 @@ def operations(algorithm: str) -> tuple[str, ...]:
 def find_algorithm(op: str, algorithm: str) -> Algorithm:
     """Look up the row of an operation and an algorithm.
 
-    Raises
-    ------
-    InputError
-        No such operation, or none of its algorithms has this name.
+    Raises `InputError`: no such operation, or none of its algorithms has this name.
     """
     rows = ALGORITHMS.get(op.replace("-", "_"))
     if rows is None:

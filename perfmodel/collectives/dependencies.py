@@ -174,14 +174,7 @@ def messages_in(schedule: Schedule) -> int:
 
 
 def sends_in(schedule: Schedule, most: int | None = None) -> int:
-    """Return how many chunks travel, each a send that `verify` executes.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    most : int, optional
-        Stop counting once there are more.
-    """
+    """Count the chunks that travel, sends for `verify`; stop once there are more than `most`."""
     count = 0
     for part in schedule.rounds():
         count += len(part.src)

@@ -40,10 +40,7 @@ class FlatMessages:
 def flat_messages(schedule: Schedule) -> FlatMessages:
     """Unroll a schedule, derive what its sends wait for and join those over the same edge.
 
-    Raises
-    ------
-    ScheduleError
-        Two sends of a round that write the same chunk and do not both add.
+    Raises `ScheduleError`: two sends of a round that write the same chunk and do not both add.
     """
     rounds = list(schedule.rounds())
     empty = np.zeros(0, np.int64)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import IntArray
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase, Round, Schedule
 
 
@@ -27,17 +26,21 @@ class Pattern:
 
 
 def concatenate(
-    patterns: Sequence[Pattern], *, owner: IntArray | None = None, **fields: Any
+    patterns: Sequence[Pattern],
+    collective: str,
+    algorithm: str,
+    ranks: int,
+    nbytes: int,
+    itemsize: int,
+    chunk_bytes: IntArray,
+    *,
+    owner: IntArray | None = None,
+    root: int = 0,
+    switches: int = 0,
 ) -> Schedule:
     """Return the schedule of patterns one after the other; those without edges are left out.
 
-    Parameters
-    ----------
-    patterns : sequence of Pattern
-    owner : ndarray of int, shape (chunks,), optional
-        Default: every chunk is everyone's.
-    **fields
-        The other fields of `Schedule`; ``root`` is 0 if left out.
+    The other parameters are fields of `Schedule`; by default every chunk is everyone's.
     """
     used = [pattern for pattern in patterns if len(pattern.phase.src) and pattern.phase.repeat]
 
@@ -47,11 +50,26 @@ def concatenate(
                 yield pattern.step(repeat)
 
     return Schedule(
-        owner=np.full(len(fields["chunk_bytes"]), -1) if owner is None else owner,
+        collective=collective,
+        algorithm=algorithm,
+        ranks=ranks,
+        nbytes=nbytes,
+        itemsize=itemsize,
+        chunk_bytes=chunk_bytes,
+        owner=np.full(len(chunk_bytes), -1) if owner is None else owner,
+        root=root,
         phases=tuple(pattern.phase for pattern in used),
         unroll=rounds,
-        **{"root": 0, **fields},
+        switches=switches,
     )
+
+
+def single_step(
+    name: str, src: IntArray, dst: IntArray, nbytes: FloatArray, *, adds: bool = False
+) -> Phase:
+    """Return a phase in which each edge sends once, all at the same time."""
+    zeros, ones = np.zeros(len(src), dtype=np.int64), np.ones(len(src), dtype=np.int64)
+    return Phase(name, src, dst, zeros, nbytes, 1, zeros, ones, adds=adds)
 
 
 def exchange(
@@ -66,62 +84,51 @@ def exchange(
 ) -> Pattern:
     """One step: each edge carries `count` chunks from `begin` on, past the last to the first.
 
-    Parameters
-    ----------
-    name : str
-    src, dst, begin : ndarray of int, shape (edges,)
-    count : int or ndarray of int, shape (edges,)
-    sizes : ndarray of int, shape (chunks,)
-        Bytes of the chunks that take part (a prefix of the schedule's chunks).
-    reduces : bool
-        Chunks are added to the receiver's.
+    `src`, `dst`, `begin` and `count` have shape (edges,). `sizes`: bytes of the chunks that take
+    part (a prefix of the schedule's chunks); with `reduces` they are added to the receiver's.
     """
     counts = np.broadcast_to(np.asarray(count, dtype=np.int64), src.shape)
     nbytes = _range_bytes(sizes, begin, counts)
-    edges = len(src)
-    zeros, ones = np.zeros(edges, dtype=np.int64), np.ones(edges, dtype=np.int64)
-
-    def step(_: int) -> Round:
-        return ranges(src, dst, zeros, begin, counts, sizes, reduces=reduces)
-
-    phase = Phase(name, src, dst, zeros, nbytes.astype(float), 1, zeros, ones, adds=reduces)
-    return Pattern(phase, step)
+    phase = single_step(name, src, dst, nbytes.astype(float), adds=reduces)
+    return Pattern(
+        phase, lambda _: ranges(src, dst, phase.channel, begin, counts, sizes, reduces=reduces)
+    )
 
 
 def around(
-    name: str, table: IntArray, begin: IntArray, count: int, sizes: IntArray, *, reduces: bool
+    name: str,
+    table: IntArray,
+    begin: IntArray,
+    count: int,
+    sizes: IntArray,
+    *,
+    reduces: bool,
+    channels: bool = False,
 ) -> Pattern:
     """Rings side by side: reduce-scatter (`reduces`) or all-gather on each row of ranks.
 
-    Parameters
-    ----------
-    name : str
-    table : ndarray of int, shape (teams, n)
-        Ranks of each ring in order; after reduce-scatter position p has block p + 1.
-    begin : ndarray of int, shape (teams, n)
-        First chunk of each block of each ring.
-    count : int
-        Chunks of a block.
-    sizes : ndarray of int, shape (chunks,)
-    reduces : bool
+    `table`: ranks of each ring in order, shape (teams, n); after reduce-scatter position p has
+    block p + 1. Block b of a ring is `count` chunks from `begin` on, shape (teams, n); `sizes` has
+    shape (chunks,). With `channels`, where rings share ranks, each has a channel of its own.
     """
     ranks = table.shape[1]
     edges, offset = table.size, 0 if reduces else ranks - 1
     src, dst = table.ravel(), np.roll(table, -1, axis=1).ravel()
     zeros = np.zeros(edges, dtype=np.int64)
+    channel = np.repeat(np.arange(len(table)), ranks) if channels else zeros
     position = np.arange(ranks)
-    block = _range_bytes(sizes, begin, np.full(begin.shape, count))
+    counts = np.full(begin.shape, count)
+    block = sizes[begin] if count == 1 else _range_bytes(sizes, begin, counts)
     # Over the repeats position p sends blocks p - offset, p - offset - 1 ...: all but one.
-    left_out = block[:, (position - offset + 1) % ranks]
+    left_out = np.take(block, (position - offset + 1) % ranks, axis=1)
     mean = (block.sum(axis=1, keepdims=True) - left_out) / max(ranks - 1, 1)
 
     def step(repeat: int) -> Round:
-        first = begin[:, (position - repeat - offset) % ranks].ravel()
-        counts = np.full(edges, count)
-        return ranges(src, dst, zeros, first, counts, sizes, reduces=reduces)
+        first = np.take(begin, (position - repeat - offset) % ranks, axis=1).ravel()
+        return ranges(src, dst, channel, first, counts.ravel(), sizes, reduces=reduces)
 
     active = np.full(edges, ranks - 1)
-    phase = Phase(name, src, dst, zeros, mean.ravel(), ranks - 1, zeros, active, adds=reduces)
+    phase = Phase(name, src, dst, channel, mean.ravel(), ranks - 1, zeros, active, adds=reduces)
     return Pattern(phase, step)
 
 
@@ -169,14 +176,8 @@ def pipeline(
 ) -> Pattern:
     """Pieces that follow each other over every edge, one per repeat, from repeat `first` on.
 
-    Parameters
-    ----------
-    name : str
-    src, dst, channel, first : ndarray of int, shape (edges,)
-        Edges of channel c carry the pieces of c, one after the other.
-    sizes : ndarray of int, shape (channels, pieces)
-        Bytes; chunks are numbered row by row.
-    reduces : ndarray of bool, shape (edges,)
+    Edges of channel c, in arrays of shape (edges,), carry the pieces of c, whose bytes are row c of
+    `sizes`; chunks are numbered row by row.
     """
     pieces = sizes.shape[1]
     phase = Phase(

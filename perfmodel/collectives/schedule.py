@@ -22,43 +22,33 @@ from perfmodel.errors import ScheduleError
 class Phase:
     """One traffic pattern, repeated: edge e carries `nbytes[e]` in each repeat that it works in.
 
-    Parameters
-    ----------
-    name : str
-    src, dst : ndarray of int, shape (edges,)
-        Ranks.
-    channel : ndarray of int, shape (edges,)
-        Parallel copy of the pattern (ring) that the edge belongs to.
-    nbytes : ndarray of float, shape (edges,)
-        Bytes per working repeat, averaged over the repeats.
-    repeat : int
-        How often the pattern repeats.
-    first, active : ndarray of int, shape (edges,)
-        The edge works in repeats first ... first + active - 1 (a pipeline fills and drains).
-    lag : int
-        In repeat k a rank sends what had reached it by the end of repeat k - lag, counted on
-        through the phases over the same edges.
-    drained : bool
-        A rank begins the phase when all that it sent and was sent in the phase before has landed.
-    adds : bool or ndarray of bool, shape (edges,)
-        Whether the receiver adds what it is sent to its own.
-    overwrites : bool
-        Whether what the receiver is sent replaces what it was sent in phases before. It is sent
-        nothing to add to such data, or to replace it, before they have landed.
+    Arrays have shape (edges,).
     """
 
     name: str
     src: IntArray
     dst: IntArray
+    """`src` and `dst`: ranks."""
     channel: IntArray
+    """Parallel copy of the pattern (ring) that the edge belongs to."""
     nbytes: FloatArray
+    """Bytes per working repeat, averaged over the repeats."""
     repeat: int
+    """How often the pattern repeats."""
     first: IntArray
     active: IntArray
+    """`first` and `active`: the edge works in repeats first ... first + active - 1 (a pipeline
+    fills and drains)."""
     lag: int = 1
+    """In repeat k a rank sends what had reached it by the end of repeat k - lag, counted on through
+    the phases over the same edges."""
     drained: bool = False
+    """A rank begins the phase when all that it sent and was sent in the phase before has landed."""
     adds: bool | NDArray[np.bool_] = False
+    """Whether the receiver adds what it is sent to its own."""
     overwrites: bool = False
+    """Whether what the receiver is sent replaces what it was sent in phases before. It is sent
+    nothing to add to such data, or to replace it, before they have landed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +120,20 @@ class Schedule:
 def split_elements(nbytes: int, parts: int, itemsize: int) -> IntArray:
     """Cut a buffer at elements into parts that differ by one element at most; bytes.
 
-    Raises
-    ------
-    ScheduleError
-        Negative size, or one that is not a whole number of elements.
+    Raises `ScheduleError`: as `check_elements`.
     """
+    check_elements(nbytes, itemsize)
+    elements = nbytes // itemsize
+    edges = (np.arange(parts + 1, dtype=np.int64) * elements) // parts
+    return np.diff(edges) * itemsize
+
+
+def check_elements(nbytes: int, itemsize: int) -> None:
+    """Raise `ScheduleError` for a size that is negative or not a whole number of elements."""
     if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
         raise ScheduleError(
             f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
         )
-    elements = nbytes // itemsize
-    edges = (np.arange(parts + 1, dtype=np.int64) * elements) // parts
-    return np.diff(edges) * itemsize
 
 
 def check_ranks(ranks: int, root: int = 0) -> int:

@@ -21,28 +21,18 @@ MOST_SENDS = 5_000_000
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRow:
-    """What was checked of one operation on one number of ranks.
-
-    Parameters
-    ----------
-    op : str
-    ranks : int
-    sizes : tuple of int
-        Buffer sizes that were tried; bytes.
-    sends : int
-        Sends executed per order, of the largest size.
-    steps : int
-        Rounds of the largest size.
-    bytes_per_rank_over_nbytes : float
-        Bytes sent by the busiest rank per byte of the buffer, of the largest size.
-    """
+    """What was checked of one operation on one number of ranks."""
 
     op: str
     ranks: int
     sizes: tuple[int, ...]
+    """Buffer sizes that were tried; bytes."""
     sends: int
+    """Sends executed per order, of the largest size."""
     steps: int
+    """Rounds of the largest size."""
     bytes_per_rank_over_nbytes: float
+    """Bytes sent by the busiest rank per byte of the buffer, of the largest size."""
 
 
 def verify_table(

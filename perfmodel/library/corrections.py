@@ -12,17 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class CollectiveContext:
-    """What a residual may depend on.
-
-    Parameters
-    ----------
-    op : str
-    nbytes : int
-    ranks : int
-    hosts : int
-    algorithm : str
-    protocol : str
-    """
+    """What a residual may depend on."""
 
     op: str
     nbytes: int
@@ -34,29 +24,19 @@ class CollectiveContext:
 
 @dataclass(frozen=True)
 class Corrections:
-    """Factors on times (more than one: longer) and on rates (more than one: faster).
-
-    Parameters
-    ----------
-    launch : float
-        On the time before the first byte moves.
-    uneven : float
-        On what channels lose that do not run and end together (`Protocol.unevenness`).
-    steps : mapping of str to float
-        On what a step costs beyond its bytes, by "protocol/hop".
-    rates : mapping of str to float
-        On payload per byte on the wire, by "algorithm/protocol".
-    issue, awaited : float
-        On the host's time to start a collective on one GPU, and on what a script that waits for
-        each adds.
-    residual : callable, optional
-        Factor on the time of a collective in its context.
-    """
+    """Factors on times (more than one: longer) and on rates (more than one: faster)."""
 
     launch: float = 1.0
+    """On the time before the first byte moves."""
     uneven: float = 1.0
+    """On what channels lose that do not run and end together (`Protocol.unevenness`)."""
     steps: Mapping[str, float] = field(default_factory=dict)
+    """On what a step costs beyond its bytes, by "protocol/hop"."""
     rates: Mapping[str, float] = field(default_factory=dict)
+    """On payload per byte on the wire, by "algorithm/protocol"."""
     issue: float = 1.0
     awaited: float = 1.0
+    """`issue` and `awaited`: on the host's time to start a collective on one GPU, and on what a
+    script that waits for each adds."""
     residual: Callable[[CollectiveContext], float] | None = None
+    """Factor on the time of a collective in its context."""

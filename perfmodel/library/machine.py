@@ -64,32 +64,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Machine:
-    """What executors see: hardware and the library that drives it.
-
-    Parameters
-    ----------
-    topology : Topology
-    library : CommLibrary
-    channels : int, optional
-        Use no more than this many parallel rings.
-    settings : LibrarySettings
-        Version and environment of the library.
-    measured : Corrections
-        From a profile: factors on the costs of the library.
-    whole : bool
-        Whether trees are laid over all rails of large clusters too, and not over one that stands
-        for those like it: where rails are, or become, unlike.
-    decides_on : Machine, optional
-        The machine by whose links NCCL searches its channels; default: this one.
-    """
+    """What executors see: hardware and the library that drives it."""
 
     topology: Topology
     library: CommLibrary
     channels: int | None = None
+    """Use no more than this many parallel rings."""
     settings: LibrarySettings = field(default_factory=LibrarySettings)
+    """Version and environment of the library."""
     measured: Corrections = field(default_factory=Corrections)
+    """From a profile: factors on the costs of the library."""
     whole: bool = False
+    """Whether trees are laid over all rails of large clusters too, and not over one that stands for
+    those like it: where rails are, or become, unlike."""
     decides_on: Machine | None = None
+    """The machine by whose links NCCL searches its channels; default: this one."""
     router: Router = field(init=False)
     _rings: dict[RankGroup, Rings] = field(default_factory=dict, init=False, repr=False)
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)

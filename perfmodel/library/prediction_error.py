@@ -96,10 +96,7 @@ def spread_key(topology: Topology, op: str) -> str:
 def load_spread(path: Path | None = None) -> Spread:
     """Read the shipped spread, or another file of its shape.
 
-    Raises
-    ------
-    InputError
-        Everything that is wrong in the file, with lines.
+    Raises `InputError`: everything that is wrong in the file, with lines.
     """
     shipped = Path(__file__).parent / "nccl" / "spread.yaml"
     return load_document(Spread, path or shipped)
@@ -120,21 +117,9 @@ def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
 def datasheet_interval_s(
     topology: Topology, op: str, nbytes: float, time_s: float
 ) -> tuple[float, float]:
-    """80 % interval of a time that was predicted from datasheets alone.
+    """80 % interval of a time that was predicted from datasheets alone: low and high; seconds.
 
-    Parameters
-    ----------
-    topology : Topology
-    op : str
-    nbytes : float
-        As nccl-tests counts them.
-    time_s : float
-        The prediction; seconds.
-
-    Returns
-    -------
-    tuple of float
-        Low and high; seconds.
+    `nbytes` are as nccl-tests counts them, `time_s` is the prediction.
     """
     low, high = spread_factors(topology, op, nbytes)
     return low * time_s, high * time_s

@@ -86,25 +86,17 @@ Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]
 
 
 class LibrarySettings(FileModel):
-    """Version and environment of the library, and how its processes are laid out.
-
-    Parameters
-    ----------
-    version : str, optional
-        "2.26.2"; default: the newest that the model knows.
-    env : mapping of str to str
-        ``NCCL_*`` variables; see ``nccl/variables.yaml``.
-    awaited : bool
-        Each collective is started on an idle GPU and waited for, as scripts do that time them one
-        by one; benchmarks queue one behind the other.
-    one_process : bool
-        One process drives all GPUs of a host, so that its launches follow one another.
-    """
+    """Version and environment of the library, and how its processes are laid out."""
 
     version: Version = None
+    """Such as "2.26.2"; default: the newest that the model knows."""
     env: Environment = Field(default_factory=dict)
+    """``NCCL_*`` variables; see ``nccl/variables.yaml``."""
     one_process: bool = False
+    """One process drives all GPUs of a host, so that its launches follow one another."""
     awaited: bool = False
+    """Each collective is started on an idle GPU and waited for, as scripts do that time them one by
+    one; benchmarks queue one behind the other."""
 
     @property
     def release(self) -> tuple[float, float]:
@@ -159,18 +151,11 @@ def settings_of(
 ) -> LibrarySettings:
     """Make settings from a user's words, checked.
 
-    Parameters
-    ----------
-    version, env, one_process
-        See `LibrarySettings`.
-    fields : (str, str)
-        What faults call the version and the environment ("--nccl-version", "--env").
+    `version`, `env` and `one_process`: see `LibrarySettings`. `fields`: what faults call the
+    version and the environment ("--nccl-version", "--env").
 
-    Raises
-    ------
-    InputError
-        Every fault at once: an unknown variable (the nearest is named), a value that it does not
-        take, something that is no version.
+    Raises `InputError`: every fault at once: an unknown variable (the nearest is named), a value
+    that it does not take, something that is no version.
     """
     texts = {name: _as_text(value) for name, value in (env or {}).items()}
     faults = environment_faults(texts, fields[1])
@@ -186,10 +171,7 @@ def environment_of(
 ) -> dict[str, str]:
     """Read ``NAME=VALUE`` words.
 
-    Raises
-    ------
-    InputError
-        A word without an equals sign, or a name given twice with different values.
+    Raises `InputError`: a word without an equals sign, or a name given twice with different values.
     """
     environment: dict[str, str] = {}
     faults = []

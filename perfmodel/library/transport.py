@@ -31,24 +31,16 @@ NVLINK_PATHS = frozenset({"NVL", "NVB", "C2C"})
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Path of bytes through the machine.
-
-    Parameters
-    ----------
-    arcs : tuple of int
-        Directed links crossed (twice if crossed twice).
-    hop : {"nvlink", "pcie", "network", "memory"}
-        Decides the library's step latency.
-    cap_Bps : float
-        Most that this path can carry whatever its links allow.
-    staged : bool
-        Whether the bytes pass through host memory.
-    """
+    """Path of bytes through the machine."""
 
     arcs: tuple[int, ...]
+    """Directed links crossed (twice if crossed twice)."""
     hop: Hop
+    """Decides the library's step latency."""
     cap_Bps: float = float("inf")
+    """Most that this path can carry whatever its links allow."""
     staged: bool = False
+    """Whether the bytes pass through host memory."""
 
 
 def path_type_between(router: Router, src: str, dst: str) -> str:
@@ -108,10 +100,7 @@ def _types_up_to(level: str | None) -> frozenset[str]:
 def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     """Path between two GPUs of one host.
 
-    Raises
-    ------
-    TopologyError
-        Neither directly nor through the host's memory, and no NIC is left.
+    Raises `TopologyError`: neither directly nor through the host's memory, and no NIC is left.
     """
     path_type = router.path_type(src, dst)
     if path_type in peer_paths(topology):

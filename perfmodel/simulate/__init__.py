@@ -39,8 +39,6 @@ surrogate    studies/tune/objective/surrogate.py    = simulation of all partitio
                                                     tests/studies/tune/test_run
 ===========  =====================================  ==============================================
 
-Costs are from ``reports/benchmarks``. Max-min filling is written three times, each for other data:
-arrays (`sharing/max_min.py`), loops that numba compiles (`sharing/max_min_loops.py`, the same bits:
-tests/simulate/sharing/test_max_min), and the linked lists of the message kernel
-(`message/link_sharing.py`).
+Costs are from ``reports/benchmarks``. Max-min filling is written twice, each for other data: arrays
+(`sharing/max_min.py`), and the linked lists of the message kernel (`message/link_sharing.py`).
 """

@@ -62,17 +62,14 @@ class EdgeRoutes(Protocol):
 class LinkCounters:
     """Bytes over each directed link so far.
 
-    Parameters
-    ----------
-    wire_bytes : ndarray of float, shape (arcs,)
-        Divided by the bandwidth, the time for which a link is busy: includes flags and headers of
-        protocols, and what a link could have carried while staging or a slow protocol held it up.
-    payload_bytes : ndarray of float, shape (arcs,)
-        Application data: 2 (N - 1) / N of an all-reduce in a ring of N.
+    Arrays have shape (arcs,).
     """
 
     wire_bytes: FloatArray
+    """Divided by the bandwidth, the time for which a link is busy: includes flags and headers of
+    protocols, and what a link could have carried while staging or a slow protocol held it up."""
     payload_bytes: FloatArray
+    """Application data: 2 (N - 1) / N of an all-reduce in a ring of N."""
 
 
 def zero_counters(arcs: int) -> LinkCounters:
@@ -106,15 +103,8 @@ def move_counts(
 ) -> None:
     """Move the unsent bytes of edges from the links of their old routes to those of the new.
 
-    Parameters
-    ----------
-    counters : LinkCounters
-    old, new : EdgeRoutes
-        Of the same edges.
-    wire_bytes : ndarray of float, shape (edges,)
-        Not yet sent.
-    wire_share : ndarray of float, shape (edges,)
-        Bytes on the wire per byte of payload.
+    `old` and `new`: of the same edges. `wire_bytes`: not yet sent; shape (edges,). `wire_share`:
+    bytes on the wire per byte of payload; shape (edges,).
     """
     if np.array_equal(old.arcs, new.arcs):
         return
@@ -127,21 +117,14 @@ def move_counts(
 
 @dataclass
 class Network(ABC):
-    """A network that carries collectives and messages in simulated time; one to an environment.
-
-    Parameters
-    ----------
-    env : simpy.Environment
-    estimator : UncontendedTimer
-        Of the machine on which the run begins, whose library chooses algorithms and protocols.
-    changes_left : int, optional
-        How often the machine will still change, if that is known: then traffic that stalls after
-        the last change is an error at once.
-    """
+    """A network that carries collectives and messages in simulated time; one to an environment."""
 
     env: simpy.Environment
     estimator: UncontendedTimer
+    """Of the machine on which the run begins, whose library chooses algorithms and protocols."""
     changes_left: int | None = None
+    """How often the machine will still change, if that is known: then traffic that stalls after the
+    last change is an error at once."""
     machine: Machine = field(init=False)  # as it is now
     _rerouted: ReroutedCollectives = field(init=False)
     _counted: LinkCounters = field(init=False)
@@ -201,10 +184,7 @@ class Network(ABC):
         Transfers in progress keep the bytes that they have sent; edges over dead arcs take other
         routes.
 
-        Raises
-        ------
-        TopologyError
-            No route is left between two ranks that have to communicate.
+        Raises `TopologyError`: no route is left between two ranks that have to communicate.
         """
 
     def _note_change(self, machine: Machine) -> None:

@@ -6,9 +6,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
+from typing import TypeVar
 
 from perfmodel.errors import ScheduleError, allowed_names
-from perfmodel.training.step_plan import Collective, Communicator, Compute, StepPlan, Task, Transfer
+from perfmodel.training.step_plan import Collective, Communicator, Compute, StepPlan, Transfer
 
 
 def check_plan(plan: StepPlan) -> None:
@@ -92,12 +93,7 @@ def _tasks(plan: StepPlan) -> Iterator[str]:
 
 def _collectives(plan: StepPlan) -> Iterator[str]:
     communicators = {each.name: each for each in plan.communicators}
-    parts: defaultdict[str, list[tuple[Task, Collective]]] = defaultdict(list)
-    for task in plan.tasks:
-        if isinstance(task.work, Collective):
-            parts[task.work.key].append((task, task.work))
-    for key, tasks in parts.items():
-        works = {work for _, work in tasks}
+    for key, works, present in _by_key(plan, Collective):
         if len(works) > 1:
             yield f"collective {key!r}: its tasks differ in operation, size, group or root"
             continue
@@ -107,10 +103,24 @@ def _collectives(plan: StepPlan) -> Iterator[str]:
             allowed = allowed_names(communicators, work.communicator)
             yield f"collective {key!r}: communicator {work.communicator!r}; {allowed}"
             continue
-        yield from _members(plan, communicator, key, Counter(task.rank_class for task, _ in tasks))
+        yield from _members(plan, communicator, key, present)
         rooted = work.op in ("broadcast", "reduce", "scatter", "gather")
         if rooted and not any(work.root in group for group in communicator.groups):
             yield f"collective {key!r}: root {work.root} is not in {communicator.name!r}"
+
+
+_Work = TypeVar("_Work", Collective, Transfer)
+
+
+def _by_key(plan: StepPlan, kind: type[_Work]) -> Iterator[tuple[str, set[_Work], Counter[str]]]:
+    """Works that share a key, and how many of their tasks each class has."""
+    works: defaultdict[str, set[_Work]] = defaultdict(set)
+    present: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for task in plan.tasks:
+        if isinstance(task.work, kind):
+            works[task.work.key].add(task.work)
+            present[task.work.key][task.rank_class] += 1
+    return ((key, works[key], present[key]) for key in works)
 
 
 def _members(
@@ -128,12 +138,7 @@ def _members(
 
 def _transfers(plan: StepPlan) -> Iterator[str]:
     home = {rank: each.name for each in plan.classes for rank in each.ranks}
-    parts: defaultdict[str, list[tuple[Task, Transfer]]] = defaultdict(list)
-    for task in plan.tasks:
-        if isinstance(task.work, Transfer):
-            parts[task.work.key].append((task, task.work))
-    for key, tasks in parts.items():
-        works = {work for _, work in tasks}
+    for key, works, present in _by_key(plan, Transfer):
         if len(works) > 1:
             yield f"message {key!r}: its tasks differ in ends or size"
             continue
@@ -141,8 +146,8 @@ def _transfers(plan: StepPlan) -> Iterator[str]:
         ends = [home.get(work.src_rank), home.get(work.dst_rank)]
         if None in ends or work.src_rank == work.dst_rank:
             yield f"message {key!r}: from rank {work.src_rank} to rank {work.dst_rank}"
-        elif Counter(task.rank_class for task, _ in tasks) != Counter(ends):
-            classes = sorted(task.rank_class for task, _ in tasks)
+        elif present != Counter(ends):
+            classes = sorted(present.elements())
             yield f"message {key!r}: tasks in classes {classes}; one in each of {ends}"
 
 

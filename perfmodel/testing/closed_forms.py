@@ -22,31 +22,22 @@ from perfmodel.collectives.algorithms.in_network import PIECE_BYTES as SWITCH_BY
 from perfmodel.collectives.algorithms.nvls import PIECE_BYTES as NVLS_BYTES
 from perfmodel.collectives.algorithms.ring import SEGMENT_BYTES, segments
 from perfmodel.collectives.algorithms.tree import PIECE_BYTES as TREE_BYTES
-from perfmodel.collectives.catalog import ALGORITHMS, find_algorithm
-from perfmodel.collectives.catalog import bus_factor as bus_factor  # noqa: PLC0414  (for importers)
+from perfmodel.collectives.catalog import ALGORITHMS, bus_factor, find_algorithm
 from perfmodel.collectives.patterns import near_root, pieces_of
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A closed form.
-
-    Parameters
-    ----------
-    steps : int
-        Rounds of the schedule: factor of alpha.
-    sent_bytes : float
-        By the busiest rank in all.
-    path_bytes : float
-        Of the busiest port of each step, added up: factor of beta.
-    reduced_bytes : float
-        That the busiest rank adds up in all: factor of gamma.
-    """
+    """A closed form."""
 
     steps: int
+    """Rounds of the schedule: factor of alpha."""
     sent_bytes: float
+    """By the busiest rank in all."""
     path_bytes: float
+    """Of the busiest port of each step, added up: factor of beta."""
     reduced_bytes: float = 0.0
+    """That the busiest rank adds up in all: factor of gamma."""
 
 
 Formula = Callable[[int, float, Mapping[str, Any]], Form]
@@ -91,14 +82,22 @@ def _ring(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     return Form(2 * (ranks - 1), 2 * half, 2 * half, half)
 
 
-def _ring_reduce_scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    half = (ranks - 1) / ranks * nbytes
-    return Form(ranks - 1, half, half, half)
+def _all_parts(steps_of: Callable[[int], int], *, reduces: bool = False) -> Formula:
+    """Every rank sends, and is sent, all parts of S but its own."""
+
+    def formula(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+        sent = (ranks - 1) / ranks * nbytes
+        return Form(steps_of(ranks), sent, sent, sent * reduces)
+
+    return formula
 
 
-def _ring_all_gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    half = (ranks - 1) / ranks * nbytes
-    return Form(ranks - 1, half, half)
+_pairwise = _ring_all_gather = _all_parts(lambda ranks: ranks - 1)
+_ring_reduce_scatter = _all_parts(lambda ranks: ranks - 1, reduces=True)
+_logarithmic_all_gather = _all_parts(_height)
+_logarithmic_reduce_scatter = _all_parts(_height, reduces=True)
+_direct_all_to_all = _all_parts(lambda _: 1)
+_batched = _all_parts(lambda ranks: -(-(ranks - 1) // BATCH))
 
 
 def _gloo_ring(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
@@ -220,16 +219,6 @@ def _recursive_halving(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     return Form(doublings + 2 * fold, folded or halved, path, halved + folded)
 
 
-def _logarithmic_all_gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    sent = (ranks - 1) / ranks * nbytes
-    return Form(_height(ranks), sent, sent)
-
-
-def _logarithmic_reduce_scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    sent = (ranks - 1) / ranks * nbytes
-    return Form(_height(ranks), sent, sent, sent)
-
-
 def _chain(reduces: bool) -> Formula:
     def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
         pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", CHAIN_BYTES)), 1)
@@ -248,19 +237,6 @@ def _binomial_broadcast(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form
 
 def _binomial_reduce(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     return Form(_height(ranks), nbytes, _height(ranks) * nbytes, _height(ranks) * nbytes)
-
-
-def _all_pairs(steps_of: Callable[[int], int]) -> Formula:
-    def formula(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-        sent = (ranks - 1) / ranks * nbytes
-        return Form(steps_of(ranks), sent, sent)
-
-    return formula
-
-
-_pairwise = _all_pairs(lambda ranks: ranks - 1)
-_direct_all_to_all = _all_pairs(lambda _: 1)
-_batched = _all_pairs(lambda ranks: -(-(ranks - 1) // BATCH))
 
 
 def _bruck_all_to_all(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:

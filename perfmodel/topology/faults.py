@@ -27,18 +27,12 @@ _LINK = re.compile(r"(?P<src>\S+)\s*(?P<arrow>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?
 def find_arcs(topology: Topology, text: str) -> tuple[int, ...]:
     """Directed links by name, by rising number.
 
-    Parameters
-    ----------
-    topology : Topology
-    text : str
-        ``"n0/nic0 -> fabric/leaf0"`` (one direction), ``"n0/nic0 -- fabric/leaf0"`` (both),
-        ``"n1/nic3"`` (all links of a device). Names may hold ``*`` and ``?``; of parallel cables
-        all are meant unless a number names one (``"fabric/leaf0 -- fabric/spine1 #2"``).
+    `text`: ``"n0/nic0 -> fabric/leaf0"`` (one direction), ``"n0/nic0 -- fabric/leaf0"`` (both),
+    ``"n1/nic3"`` (all links of a device). Names may hold ``*`` and ``?``; of parallel cables all
+    are meant unless a number names one (``"fabric/leaf0 -- fabric/spine1 #2"``).
 
-    Raises
-    ------
-    InputError
-        No such device, or devices that no link joins; the message names the nearest.
+    Raises `InputError`: no such device, or devices that no link joins; the message names the
+    nearest.
     """
     match = _LINK.fullmatch(text.strip())
     if match is None:
@@ -114,18 +108,11 @@ def degrade_links(
 ) -> Topology:
     """Return the machine with other numbers on some of its links.
 
-    Parameters
-    ----------
-    topology : Topology
-    bandwidth_Bps : mapping of int to float
-        New usable rate by arc; 0 means that traffic on it stands still (but keeps its route).
-    latency_s : mapping of int to float
-        New latency by arc; seconds.
+    `bandwidth_Bps`: new usable rate by arc; 0 means that traffic on it stands still (but keeps its
+    route). `latency_s`: new latency by arc; seconds.
 
-    Raises
-    ------
-    InputError
-        An arc that there is not, or a number that is negative or not finite; every fault.
+    Raises `InputError`: an arc that there is not, or a number that is negative or not finite; every
+    fault.
     """
     _check_numbers(topology, {"bandwidth": bandwidth_Bps, "latency": latency_s})
     arcs = topology.arcs
@@ -141,18 +128,10 @@ def remove_links(
 ) -> Topology:
     """Return the machine with links or devices lost: nothing is routed over them any more.
 
-    Parameters
-    ----------
-    topology : Topology
-    arcs : iterable of int
-        Directed links; see `perfmodel.topology.faults.find_arcs`.
-    nodes : collection of str
-        Devices, lost with all their links.
+    `arcs`: directed links; see `perfmodel.topology.faults.find_arcs`. `nodes`: devices, lost with
+    all their links.
 
-    Raises
-    ------
-    InputError
-        An arc or a device that there is not; every fault.
+    Raises `InputError`: an arc or a device that there is not; every fault.
     """
     unknown = [no_device(topology, name, "lose") for name in nodes if name not in topology.devices]
     if unknown:

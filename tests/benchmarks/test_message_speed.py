@@ -96,9 +96,8 @@ def test_sends_from_nothing(benchmark: Any, compiled: bool) -> None:
     benchmark.extra_info["sends_per_s"] = round(landed / benchmark.stats.stats.min)
 
 
-@COMPILED
 @pytest.mark.parametrize("flows", [100, 1_000, 10_000, 100_000])
-def test_rates_solved(benchmark: Any, flows: int, compiled: bool) -> None:
+def test_rates_solved(benchmark: Any, flows: int) -> None:
     """`max_min_rates`: flows over 4 of flows / 4 links each, a third of them capped."""
     rng = np.random.default_rng(1)
     links = max(4, flows // 4)
@@ -106,9 +105,7 @@ def test_rates_solved(benchmark: Any, flows: int, compiled: bool) -> None:
     arcs = rng.integers(0, links, 4 * flows)
     pointers = np.arange(0, 4 * flows + 1, 4)
     caps = np.where(rng.random(flows) < 1 / 3, rng.uniform(1e8, 1e10, flows), np.inf)
-    solve: Callable[[], Any] = lambda: max_min_rates(  # noqa: E731
-        capacity, pointers, arcs, caps, compiled=compiled
-    )
+    solve: Callable[[], Any] = lambda: max_min_rates(capacity, pointers, arcs, caps)  # noqa: E731
     solve()
     benchmark(solve)
     benchmark.extra_info["rates_per_s"] = round(flows / benchmark.stats.stats.min)

@@ -14,10 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.collectives.patterns import Pattern, concatenate
-from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks
-from perfmodel.errors import ScheduleError
+from perfmodel.arrays import IntArray
+from perfmodel.collectives.patterns import Pattern, concatenate, single_step
+from perfmodel.collectives.schedule import Round, Schedule, check_elements, check_ranks
 
 BATCH = 32
 """Ranks to which NCCL sends at once: 32 channels, 8 for each peer on a network, 8 peers on each.
@@ -33,7 +32,7 @@ def pairwise(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     """
     block = _block(ranks, nbytes, itemsize)
     shifts = [_direct(f"shift {s}", ranks, np.array([s]), block) for s in range(1, ranks)]
-    return _made("pairwise", shifts, ranks, nbytes, itemsize, block, scratch=0)
+    return _schedule("pairwise", shifts, ranks, nbytes, itemsize, block)
 
 
 def direct(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
@@ -45,29 +44,22 @@ def direct(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     """
     block = _block(ranks, nbytes, itemsize)
     at_once = _direct("all pairs", ranks, np.arange(1, ranks), block)
-    return _made("direct", [at_once], ranks, nbytes, itemsize, block, scratch=0)
+    return _schedule("direct", [at_once], ranks, nbytes, itemsize, block)
 
 
 def batched(ranks: int, nbytes: int, *, itemsize: int = 4, batch: int = BATCH) -> Schedule:
     """Give every rank its block of each, so many pairs of a rank at once, the nearest first.
 
-    Steps: ceil((N-1)/B), with B ranks at once. Bytes sent per rank: (N-1)/N S. Latency term:
-    ceil((N-1)/B) alpha. Right for any size: few steps, and no more flows than the library has
+    Steps: ceil((N-1)/B), with B = `batch` ranks at once. Bytes sent per rank: (N-1)/N S. Latency
+    term: ceil((N-1)/B) alpha. Right for any size: few steps, and no more flows than the library has
     channels for. Source: NVIDIA/nccl 2.30.7 ``src/enqueue.cc``, grouped sends and receives.
-
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    batch : int
-        B.
     """
     block = _block(ranks, nbytes, itemsize)
     patterns = [
         _direct(f"from {first}", ranks, np.arange(first, min(first + batch, ranks)), block)
         for first in range(1, ranks, batch)
     ]
-    return _made("batched", patterns, ranks, nbytes, itemsize, block, scratch=0)
+    return _schedule("batched", patterns, ranks, nbytes, itemsize, block)
 
 
 def bruck(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
@@ -80,16 +72,13 @@ def bruck(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     """
     block = _block(ranks, nbytes, itemsize)
     patterns = [_digit(ranks, 1 << k, block) for k in range((ranks - 1).bit_length())]
-    return _made("bruck", patterns, ranks, nbytes, itemsize, block, scratch=ranks)
+    return _schedule("bruck", patterns, ranks, nbytes, itemsize, block)
 
 
 def _block(ranks: int, nbytes: int, itemsize: int) -> int:
     """Bytes of a block."""
     check_ranks(ranks)
-    if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
-        raise ScheduleError(
-            f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
-        )
+    check_elements(nbytes, itemsize)
     return -(-nbytes // (ranks * itemsize)) * itemsize
 
 
@@ -98,7 +87,7 @@ def _direct(name: str, ranks: int, shifts: IntArray, block: int) -> Pattern:
     src = np.tile(np.arange(ranks), len(shifts))
     dst = (src + np.repeat(shifts, ranks)) % ranks
     return Pattern(
-        _phase(name, src, dst, np.ones(len(src)) * block),
+        single_step(name, src, dst, np.ones(len(src)) * block),
         lambda _: _round(src, dst, dst, ranks + src, block),
     )
 
@@ -117,15 +106,10 @@ def _digit(ranks: int, distance: int, block: int) -> Pattern:
         dst_chunk = np.where(ends, ranks + (src - travelled) % ranks, 2 * ranks + offset)
         return _round(src, (src + distance) % ranks, src_chunk, dst_chunk, block)
 
-    phase = _phase(f"distance {distance}", ranks_all, (ranks_all + distance) % ranks, nbytes)
+    phase = single_step(f"distance {distance}", ranks_all, (ranks_all + distance) % ranks, nbytes)
     # A block that goes these distances last but one, last and next waits where one has waited.
     again = distance // 2 + distance + 2 * distance < ranks
     return Pattern(replace(phase, overwrites=again and distance > 1), step)
-
-
-def _phase(name: str, src: IntArray, dst: IntArray, nbytes: FloatArray) -> Phase:
-    zeros, ones = np.zeros(len(src), dtype=np.int64), np.ones(len(src), dtype=np.int64)
-    return Phase(name, src, dst, zeros, nbytes, 1, zeros, ones)
 
 
 def _round(
@@ -136,23 +120,9 @@ def _round(
     return Round(src, dst, src_chunk, dst_chunk, zeros + block, zeros, keeps)
 
 
-def _made(
-    algorithm: str,
-    patterns: list[Pattern],
-    ranks: int,
-    nbytes: int,
-    itemsize: int,
-    block: int,
-    *,
-    scratch: int,
+def _schedule(
+    algorithm: str, patterns: list[Pattern], ranks: int, nbytes: int, itemsize: int, block: int
 ) -> Schedule:
-    chunks = 2 * ranks + scratch
-    return concatenate(
-        patterns,
-        collective="all_to_all",
-        algorithm=algorithm,
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=np.full(chunks, block, dtype=np.int64),
-    )
+    chunks = (3 if algorithm == "bruck" else 2) * ranks  # bruck has scratch
+    sizes = np.full(chunks, block, dtype=np.int64)
+    return concatenate(patterns, "all_to_all", algorithm, ranks, nbytes, itemsize, sizes)

@@ -5,14 +5,12 @@ Data goes around each ring the way that the ring goes, so that chains use the li
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
 import numpy as np
 
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms.ring import Orders, checked_orders
-from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
+from perfmodel.collectives.patterns import concatenate, pieces_of, pipeline
+from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 
 PIECE_BYTES = 1 << 19
 """Default size of a piece; 512 KiB, one step of NCCL's Simple protocol: BROADCAST_SLICESTEPS and
@@ -34,14 +32,8 @@ def broadcast(
     Latency term: (N - 2 + P) alpha. Right for large buffers on a ring of equal links. Source:
     NVIDIA/nccl 2.30.7 ``src/device/broadcast.h``.
 
-    Parameters
-    ----------
-    ranks, nbytes, root, itemsize : int
-        As everywhere.
-    piece_bytes : int
-        Largest piece; each ring's share is cut into equal pieces no larger than this.
-    orders : sequence of sequences of int, optional
-        One order of all ranks for each parallel ring, as in `ring`; each chain starts at the root.
+    Each ring's share is cut into equal pieces of `piece_bytes` at most. `orders`: one order of all
+    ranks for each parallel ring, as in `ring`; each chain starts at the root.
     """
     check_ranks(ranks, root)
     chains = _turned(checked_orders(ranks, orders), root, first=0)
@@ -80,44 +72,15 @@ def _pipeline(
 ) -> Schedule:
     rings, ranks = chains.shape
     hops = ranks - 1
-    pieces = max(1, math.ceil(nbytes / rings / max(piece_bytes, itemsize)))
+    pieces = pieces_of(nbytes, rings, piece_bytes, itemsize)
     sizes = split_elements(nbytes, rings * pieces, itemsize)
-    share = sizes.reshape(rings, pieces).mean(axis=1)
-    phase = Phase(
-        name=collective,
-        src=chains[:, :-1].ravel(),
-        dst=chains[:, 1:].ravel(),
-        channel=np.repeat(np.arange(rings), hops),
-        nbytes=np.repeat(share, hops),
-        repeat=hops - 1 + pieces,
-        first=np.tile(np.arange(hops), rings),
-        active=np.full(rings * hops, pieces),
-        adds=collective == "reduce",
+    pattern = pipeline(
+        collective,
+        chains[:, :-1].ravel(),
+        chains[:, 1:].ravel(),
+        np.repeat(np.arange(rings), hops),
+        np.tile(np.arange(hops), rings),
+        sizes.reshape(rings, pieces),
+        reduces=np.full(rings * hops, collective == "reduce"),
     )
-
-    def rounds() -> Iterator[Round]:
-        for step in range(phase.repeat if hops else 0):
-            hop = np.arange(max(0, step - pieces + 1), min(hops, step + 1))
-            chunk = (np.arange(rings)[:, None] * pieces + step - hop).ravel()
-            yield Round(
-                src=chains[:, hop].ravel(),
-                dst=chains[:, hop + 1].ravel(),
-                src_chunk=chunk,
-                dst_chunk=chunk,
-                nbytes=sizes[chunk],
-                channel=np.repeat(np.arange(rings), len(hop)),
-                reduce=np.full(len(chunk), collective == "reduce"),
-            )
-
-    return Schedule(
-        collective=collective,
-        algorithm="chain",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-        owner=np.full(len(sizes), -1),
-        root=root,
-        phases=(phase,) if hops else (),
-        unroll=rounds,
-    )
+    return concatenate([pattern], collective, "chain", ranks, nbytes, itemsize, sizes, root=root)

@@ -37,15 +37,8 @@ def chain_all_reduce(
     Right for many nodes on a network whose switches reduce: a NIC carries S each way, whatever the
     number of nodes. Source: see the module.
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere; the switch is participant number `ranks`.
-    groups : sequence of equal-sized sequences of int, optional
-        The ranks of each node, from the one that sends to the network on; default as for
-        `hierarchical.all_reduce`.
-    piece_bytes : int
-        Largest piece.
+    The switch is participant number `ranks`. `groups`: the ranks of each node, from the one that
+    sends to the network on; default as for `hierarchical.all_reduce`.
     """
     check_ranks(ranks)
     trees = forest_of(chain_parents(group_table(ranks, groups))[None, :])

@@ -28,18 +28,10 @@ def all_reduce(
     Latency term: 2(g-1) alpha inside + 2(k-1) alpha across. Right for nodes with quick links
     inside and a NIC for each GPU. Source: Cho et al. (see the module).
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    groups : sequence of equal-sized sequences of int, optional
-        The ranks of each group (node), in the order of its ring. Default: groups of consecutive
-        ranks, their size the divisor of N nearest to sqrt(N) from above.
+    `groups`: the ranks of each group (node), in the order of its ring. Default: groups of
+    consecutive ranks, their size the divisor of N nearest to sqrt(N) from above.
 
-    Raises
-    ------
-    ScheduleError
-        Groups of different sizes, or that do not hold each rank once.
+    Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
     check_ranks(ranks)
     table = group_table(ranks, groups)
@@ -62,17 +54,9 @@ def torus(
     and for many ranks: about 4 sqrt(N) steps where a ring has 2N. Source: Mikami et al. (see the
     module). Only one dimension's links work at a time.
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    rows, columns : int, optional
-        Default: about as many rows as columns.
+    `rows` and `columns` are about equal by default.
 
-    Raises
-    ------
-    ScheduleError
-        Rows times columns are not the number of ranks.
+    Raises `ScheduleError`: rows times columns are not the number of ranks.
     """
     check_ranks(ranks)
     if columns is None:
@@ -95,17 +79,10 @@ def _two_level(algorithm: str, table: IntArray, ranks: int, nbytes: int, itemsiz
     inside = np.broadcast_to(block, (groups, size))
     # Rail p holds block p + 1 and cuts it into one chunk for each group.
     across = np.roll(block, -1)[:, None] + np.arange(groups)
-    return concatenate(
-        [
-            around("reduce-scatter inside", table, inside, groups, sizes, reduces=True),
-            around("reduce-scatter across", table.T, across, 1, sizes, reduces=True),
-            around("all-gather across", table.T, across, 1, sizes, reduces=False),
-            around("all-gather inside", table, inside, groups, sizes, reduces=False),
-        ],
-        collective="all_reduce",
-        algorithm=algorithm,
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-    )
+    patterns = [
+        around("reduce-scatter inside", table, inside, groups, sizes, reduces=True),
+        around("reduce-scatter across", table.T, across, 1, sizes, reduces=True),
+        around("all-gather across", table.T, across, 1, sizes, reduces=False),
+        around("all-gather inside", table, inside, groups, sizes, reduces=False),
+    ]
+    return concatenate(patterns, "all_reduce", algorithm, ranks, nbytes, itemsize, sizes)

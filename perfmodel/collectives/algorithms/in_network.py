@@ -24,17 +24,9 @@ def all_reduce(
     (P + 1) alpha. Right wherever the hardware can: half a ring's bytes, and steps that do not
     grow with N. Source: Graham et al. (see the module).
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere; the switch is participant number `ranks`.
-    piece_bytes : int
-        Largest piece.
-
-    Notes
-    -----
-    In NVLS each rank reads the sum of its own 1/N through the switch and writes it back to all,
-    so that its port carries S(1 + 1/N) each way; here ranks send and do not fetch.
+    The switch is participant number `ranks`. In NVLS each rank reads the sum of its own 1/N through
+    the switch and writes it back to all, so that its port carries S(1 + 1/N) each way; here ranks
+    send and do not fetch.
     """
     check_ranks(ranks)
     pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
@@ -51,13 +43,4 @@ def all_reduce(
         sizes[None, :],
         reduces=up,
     )
-    return concatenate(
-        [both],
-        collective="all_reduce",
-        algorithm="switch",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-        switches=1,
-    )
+    return concatenate([both], "all_reduce", "switch", ranks, nbytes, itemsize, sizes, switches=1)

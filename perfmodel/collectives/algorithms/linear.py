@@ -6,11 +6,10 @@ Source: the flat tree of Chan and others, Concurrency and Computation 19(13), 20
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
+from perfmodel.collectives.patterns import Pattern, concatenate, exchange, single_step
+from perfmodel.collectives.schedule import Round, Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
 
@@ -38,25 +37,14 @@ def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) ->
     others = np.delete(np.arange(ranks), root)
     center = np.full(len(others), root)
     src, dst = (center, others) if collective == "scatter" else (others, center)
-    zeros, ones = np.zeros(len(others), dtype=np.int64), np.ones(len(others), dtype=np.int64)
-    phase = Phase(collective, src, dst, zeros, sizes[others].astype(float), 1, zeros, ones)
-
-    def rounds() -> Iterator[Round]:
-        if len(others):
-            no = np.zeros(len(others), dtype=np.bool_)
-            yield Round(src, dst, others, others, sizes[others], zeros, no)
-
-    return Schedule(
-        collective=collective,
-        algorithm="star",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-        owner=np.arange(ranks),
-        root=root,
-        phases=(phase,) if len(others) else (),
-        unroll=rounds,
+    phase = single_step(collective, src, dst, sizes[others].astype(float))
+    no = np.zeros(len(others), dtype=np.bool_)
+    pattern = Pattern(
+        phase, lambda _: Round(src, dst, others, others, sizes[others], phase.channel, no)
+    )
+    parts = np.arange(ranks)
+    return concatenate(
+        [pattern], collective, "star", ranks, nbytes, itemsize, sizes, owner=parts, root=root
     )
 
 
@@ -66,31 +54,14 @@ def send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 1) -> Schedu
     Steps: 1. Bytes sent: S. Latency term: alpha. Right between two ranks: there is no other way.
     Source: Hockney, Parallel Computing 20(3), 1994.
 
-    Raises
-    ------
-    ScheduleError
-        Other ranks than these two, or a size that is not whole elements.
+    Raises `ScheduleError`: other ranks than these two, or a size that is not whole elements.
     """
     if ranks != 2 or root != 0 or nbytes < 0 or nbytes % itemsize:
         raise ScheduleError(
             f"send of {nbytes} bytes from rank {root} among {ranks} ranks; allowed: whole "
             f"{itemsize}-byte elements from rank 0 among 2 ranks"
         )
-    zero, ones = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+    sender, receiver = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     size = np.array([nbytes], dtype=np.int64)
-
-    def rounds() -> Iterator[Round]:
-        yield Round(zero, ones, zero, zero, size, zero, np.zeros(1, dtype=np.bool_))
-
-    return Schedule(
-        collective="broadcast",
-        algorithm="send",
-        ranks=2,
-        nbytes=nbytes,
-        itemsize=1,
-        chunk_bytes=size,
-        owner=np.full(1, -1),
-        root=0,
-        phases=(Phase("send", zero, ones, zero, size.astype(float), 1, zero, ones),),
-        unroll=rounds,
-    )
+    pattern = exchange("send", sender, receiver, np.zeros_like(sender), 1, size, reduces=False)
+    return concatenate([pattern], "broadcast", "send", 2, nbytes, 1, size)

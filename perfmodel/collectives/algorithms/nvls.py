@@ -34,13 +34,8 @@ def all_reduce(
     that can reduce (Hopper and later): little more than half of a ring's bytes, and steps that do
     not grow with N. Source: see the module.
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere; the switch is participant `ranks` when it reduces, `ranks` + 1 when it sends
-        to all.
-    piece_bytes : int
-        Largest piece of a rank's part.
+    The switch is participant `ranks` when it reduces, `ranks` + 1 when it sends to all.
+    `piece_bytes`: largest piece of a rank's part.
     """
     return _one_node("all_reduce", ranks, nbytes, itemsize, piece_bytes)
 
@@ -86,22 +81,11 @@ def tree_all_reduce(
     (2 ceil(log2 k) + 3 + P) alpha. Right for many nodes with NVSwitches that can reduce: NICs carry
     as much as in a ring, and steps grow with the logarithm of the nodes. Source: see the module.
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere; the switch of node i is participant `ranks` + i when it reduces, `ranks` +
-        k + i when it sends to all.
-    groups : sequence of equal-sized sequences of int, optional
-        The ranks of each node, heads first; default as for `hierarchical.all_reduce`.
-    heads : int, optional
-        Default: all ranks of a node.
-    piece_bytes : int
-        Largest piece of a head's part.
+    The switch of node i is participant `ranks` + i when it reduces, `ranks` + k + i when it sends
+    to all. `groups`: the ranks of each node, heads first; default as for `hierarchical.all_reduce`.
+    `heads`: default: all ranks of a node. `piece_bytes`: largest piece of a head's part.
 
-    Raises
-    ------
-    ScheduleError
-        Groups of different sizes, or that do not hold each rank once.
+    Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
     check_ranks(ranks)
     nodes = switched_nodes(group_table(ranks, groups), heads)
@@ -122,31 +106,24 @@ def _one_node(
 class Switched:
     """Edges of a collective through switches that reduce and copy, and of trees between them.
 
-    Parameters
-    ----------
-    collective : str
-        "all_reduce", or on one node "reduce_scatter" or "all_gather".
-    ranks, nodes, heads, trees : int
-    src, dst : ndarray of int, shape (edges,)
-        Ranks; ranks + node for its switch when it reduces, ranks + nodes + node when it copies.
-    tree : ndarray of int, shape (edges,)
-    first : ndarray of int, shape (edges,)
-        Repeat of the first piece.
-    head : ndarray of int, shape (edges,)
-        Whose part the edge carries; -1: those of all heads.
-    adds : ndarray of bool, shape (edges,)
+    Arrays have shape (edges,).
     """
 
     collective: str
+    """Is "all_reduce", or on one node "reduce_scatter" or "all_gather"."""
     ranks: int
     nodes: int
     heads: int
     trees: int
     src: IntArray
     dst: IntArray
+    """`src` and `dst`: ranks; ranks + node for its switch when it reduces, ranks + nodes + node
+    when it copies."""
     tree: IntArray
     first: IntArray
+    """Repeat of the first piece."""
     head: IntArray
+    """Whose part the edge carries; -1: those of all heads."""
     adds: NDArray[np.bool_]
 
 
@@ -155,15 +132,8 @@ def switched_nodes(
 ) -> Switched:
     """Lay out a collective over nodes with reducing switches.
 
-    Parameters
-    ----------
-    table : ndarray of int, shape (nodes, size)
-        Ranks of each node, heads first.
-    heads : int, optional
-        Default: all.
-    collective : str
-    only : int, optional
-        Only this head's part.
+    `table`: ranks of each node, heads first; shape (nodes, size). All are heads
+    by default. `only`: lay out only this head's part.
     """
     nodes, size = table.shape
     number = size if heads is None else min(heads, size)
@@ -310,15 +280,15 @@ def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) 
             reduce=nodes.adds[edge],
         )
 
-    scattered = nodes.collective != "all_reduce"
+    owner = np.tile(np.arange(nodes.heads), nodes.trees * pieces)
     return concatenate(
         [Pattern(phase, step)],
-        owner=np.tile(np.arange(nodes.heads), nodes.trees * pieces) if scattered else None,
-        collective=nodes.collective,
-        algorithm="nvls" if nodes.nodes == 1 else "nvls_tree",
-        ranks=nodes.ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
+        nodes.collective,
+        "nvls" if nodes.nodes == 1 else "nvls_tree",
+        nodes.ranks,
+        nbytes,
+        itemsize,
+        sizes,
+        owner=None if nodes.collective == "all_reduce" else owner,
         switches=2 * nodes.nodes,
     )

@@ -23,17 +23,9 @@ def all_reduce(
     reduce-scatter and all-gather, it sends a ring's bytes. One server is what ``nn.DataParallel``
     comes to without NCCL. Source: Li et al. (see the module).
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere; every rank trains, servers too.
-    servers : tuple of int
-        Ranks that hold the sums.
+    Every rank trains, servers too. `servers`: ranks that hold the sums.
 
-    Raises
-    ------
-    ScheduleError
-        No server, one named twice, or one that is no rank.
+    Raises `ScheduleError`: no server, one named twice, or one that is no rank.
     """
     check_ranks(ranks)
     if not servers or len(set(servers)) < len(servers) or not set(servers) <= set(range(ranks)):
@@ -45,15 +37,8 @@ def all_reduce(
     worker, server = np.tile(np.arange(ranks), len(servers)), np.asarray(servers)[part]
     other = worker != server
     part, worker, server = part[other], worker[other], server[other]
-    return concatenate(
-        [
-            exchange("push", worker, server, part, 1, sizes, reduces=True),
-            exchange("pull", server, worker, part, 1, sizes, reduces=False),
-        ],
-        collective="all_reduce",
-        algorithm="server",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-    )
+    patterns = [
+        exchange("push", worker, server, part, 1, sizes, reduces=True),
+        exchange("pull", server, worker, part, 1, sizes, reduces=False),
+    ]
+    return concatenate(patterns, "all_reduce", "server", ranks, nbytes, itemsize, sizes)

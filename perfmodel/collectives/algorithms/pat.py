@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.patterns import Pattern, concatenate
-from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
+from perfmodel.collectives.patterns import Pattern, concatenate, single_step
+from perfmodel.collectives.schedule import Round, Schedule, check_ranks, split_elements
 
 
 def all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
@@ -39,15 +39,9 @@ def _made(collective: str, ranks: int, nbytes: int, itemsize: int) -> Schedule:
     distances = [1 << k for k in range((ranks - 1).bit_length())]
     reduces = collective == "reduce_scatter"
     steps = distances if reduces else distances[::-1]
+    patterns = [_step(distance, ranks, sizes, reduces=reduces) for distance in steps]
     return concatenate(
-        [_step(distance, ranks, sizes, reduces=reduces) for distance in steps],
-        owner=np.arange(ranks),
-        collective=collective,
-        algorithm="pat",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
+        patterns, collective, "pat", ranks, nbytes, itemsize, sizes, owner=np.arange(ranks)
     )
 
 
@@ -58,7 +52,6 @@ def _step(distance: int, ranks: int, sizes: IntArray, *, reduces: bool) -> Patte
     receiver = (sender + distance) % ranks
     chunk = ((sender[:, None] - come) % ranks).ravel()
     src, dst = (receiver, sender) if reduces else (sender, receiver)
-    zeros, ones = np.zeros(ranks, dtype=np.int64), np.ones(ranks, dtype=np.int64)
     nbytes = sizes[chunk].reshape(ranks, -1).sum(axis=1).astype(float)
 
     def step(_: int) -> Round:
@@ -72,5 +65,4 @@ def _step(distance: int, ranks: int, sizes: IntArray, *, reduces: bool) -> Patte
             reduce=np.full(len(chunk), reduces),
         )
 
-    name = f"distance {distance}"
-    return Pattern(Phase(name, src, dst, zeros, nbytes, 1, zeros, ones, adds=reduces), step)
+    return Pattern(single_step(f"distance {distance}", src, dst, nbytes, adds=reduces), step)

@@ -25,14 +25,7 @@ ROOT = -1
 class Forest:
     """Edges of trees, first all that go up and then all that go down, tree after tree.
 
-    Parameters
-    ----------
-    ranks, channels : int
-    src, dst, channel : ndarray of int, shape (edges,)
-    first : ndarray of int, shape (edges,)
-        Repeat in which an edge sends its first piece.
-    up : ndarray of bool, shape (edges,)
-        Whether the edge reduces.
+    Arrays have shape (edges,).
     """
 
     ranks: int
@@ -41,16 +34,15 @@ class Forest:
     dst: IntArray
     channel: IntArray
     first: IntArray
+    """Repeat in which an edge sends its first piece."""
     up: NDArray[np.bool_]
+    """Whether the edge reduces."""
 
 
 def forest_of(parents: IntArray) -> Forest:
     """Edges of trees over the same ranks.
 
-    Parameters
-    ----------
-    parents : ndarray of int, shape (channels, ranks)
-        Parent of each rank in each channel's tree; `ROOT` at its root.
+    `parents`: of each rank in each channel's tree, `ROOT` at its root; shape (channels, ranks).
     """
     channels, ranks = parents.shape
     above = np.where(parents < 0, ROOT, parents + ranks * np.arange(channels)[:, None]).ravel()
@@ -94,13 +86,7 @@ def all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int = 4) ->
     Bytes sent by a rank: S / channels for each of its edges up and down in each tree. Latency
     term: (2H - 1 + P) alpha. Right for middle sizes on many nodes. Source: see the module.
 
-    Parameters
-    ----------
-    trees : Forest
-    nbytes : int
-    pieces : int
-        Of each channel's share.
-    itemsize : int
+    Each channel's share is cut into so many `pieces`.
     """
     check_ranks(trees.ranks)
     if pieces < 1:
@@ -115,26 +101,14 @@ def all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int = 4) ->
         sizes.reshape(trees.channels, pieces),
         reduces=trees.up,
     )
-    return concatenate(
-        [both],
-        collective="all_reduce",
-        algorithm="tree",
-        ranks=trees.ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-    )
+    return concatenate([both], "all_reduce", "tree", trees.ranks, nbytes, itemsize, sizes)
 
 
 def node_parents(nodes: int, second: bool) -> tuple[IntArray, NDArray[np.bool_]]:
     """Parent of each node in NCCL's double binary tree, and who is its parent's first child.
 
     The first tree is in order of nodes, so that odd ones are leaves; the second is its mirror
-    image, or for an odd number of nodes the same shifted by one.
-
-    Returns
-    -------
-    tuple of (ndarray of int, ndarray of bool), shape (nodes,)
+    image, or for an odd number of nodes the same shifted by one. Both have shape (nodes,).
     """
     node = np.arange(nodes)
     bit = node & -node
@@ -154,15 +128,10 @@ def node_parents(nodes: int, second: bool) -> tuple[IntArray, NDArray[np.bool_]]
 def chained_parents(chains: IntArray, *, second: bool, spread: bool) -> IntArray:
     """Parent of each rank, if chains of ranks (the GPUs of a node) stand in a binary tree.
 
-    Parameters
-    ----------
-    chains : ndarray of int, shape (nodes, size)
-        Positions of ranks; the first of each chain sends to the parent node.
-    second : bool
-        Which of the two trees.
-    spread : bool
-        Whether a node's first child sends to the second of its chain (NCCL's balanced tree), so
-        that two GPUs share the traffic of the NIC; else both children send to the first.
+    `chains`: positions of ranks; the first of each chain sends to the parent node; shape (nodes,
+    size). `second`: which of the two trees. `spread`: whether a node's first child sends to the
+    second of its chain (NCCL's balanced tree), so that two GPUs share the traffic of the NIC; else
+    both children send to the first.
     """
     nodes, size = chains.shape
     parent, is_first = node_parents(nodes, second)

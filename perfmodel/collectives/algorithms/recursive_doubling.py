@@ -11,7 +11,6 @@ ICCS 2004; Bruck et al., IEEE TPDS 8(11), 1997 (all-gather).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -66,7 +65,7 @@ def all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     partners = [members[np.arange(len(members)) ^ mask] for mask in _masks(members)]
     swaps = [exchange("swap", members, p, zeros, 1, sizes, reduces=True) for p in partners]
     patterns = [_fold(team, sizes), *swaps, _unfold(team, sizes)]
-    return _made("all_reduce", "recursive_doubling", ranks, nbytes, itemsize, sizes, patterns)
+    return concatenate(patterns, "all_reduce", "recursive_doubling", ranks, nbytes, itemsize, sizes)
 
 
 def halving_doubling(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
@@ -82,7 +81,7 @@ def halving_doubling(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     sizes = split_elements(nbytes, len(team.members), itemsize)
     middle = _halve_and_double(team, sizes)
     patterns = [_fold(team, sizes), *middle, _unfold(team, sizes)]
-    return _made("all_reduce", "halving_doubling", ranks, nbytes, itemsize, sizes, patterns)
+    return concatenate(patterns, "all_reduce", "halving_doubling", ranks, nbytes, itemsize, sizes)
 
 
 def rabenseifner(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
@@ -106,7 +105,7 @@ def rabenseifner(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
         exchange("fold", team.partners, team.folded, upper, half, sizes, reduces=False),
     ]
     patterns = [*folds, *_halve_and_double(team, sizes), _unfold(team, sizes)]
-    return _made("all_reduce", "rabenseifner", ranks, nbytes, itemsize, sizes, patterns)
+    return concatenate(patterns, "all_reduce", "rabenseifner", ranks, nbytes, itemsize, sizes)
 
 
 def _halve_and_double(team: _Team, sizes: IntArray) -> list[Pattern]:
@@ -129,8 +128,8 @@ def reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     give = exchange("unfold", team.folded, team.partners, team.partners, 1, sizes, reduces=False)
     patterns = [_fold(team, sizes), *_halve(team.members, starts, sizes), give]
     own = np.arange(ranks)
-    return _made(
-        "reduce_scatter", "recursive_halving", ranks, nbytes, itemsize, sizes, patterns, owner=own
+    return concatenate(
+        patterns, "reduce_scatter", "recursive_halving", ranks, nbytes, itemsize, sizes, owner=own
     )
 
 
@@ -140,10 +139,7 @@ def all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     Steps: log2 N. Bytes sent per rank: (N-1)/N S. Latency term: log2 N alpha. Right for small
     and middle sizes. Source: Thakur et al. (see the module).
 
-    Raises
-    ------
-    ScheduleError
-        N is no power of two; `bruck_all_gather` takes any.
+    Raises `ScheduleError`: N is no power of two; `bruck_all_gather` takes any.
     """
     check_ranks(ranks)
     if ranks & (ranks - 1):
@@ -153,8 +149,8 @@ def all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
         )
     sizes, own = split_elements(nbytes, ranks, itemsize), np.arange(ranks)
     patterns = _double(own, np.arange(ranks + 1), sizes)
-    return _made(
-        "all_gather", "recursive_doubling", ranks, nbytes, itemsize, sizes, patterns, owner=own
+    return concatenate(
+        patterns, "all_gather", "recursive_doubling", ranks, nbytes, itemsize, sizes, owner=own
     )
 
 
@@ -171,7 +167,7 @@ def bruck_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
         exchange("gather", own, (own - d) % ranks, own, min(d, ranks - d), sizes, reduces=False)
         for d in distances
     ]
-    return _made("all_gather", "bruck", ranks, nbytes, itemsize, sizes, patterns, owner=own)
+    return concatenate(patterns, "all_gather", "bruck", ranks, nbytes, itemsize, sizes, owner=own)
 
 
 def _fold(team: _Team, sizes: IntArray) -> Pattern:
@@ -216,25 +212,3 @@ def _swap(
     partner = members[np.arange(len(members)) ^ mask]
     count = starts[block + mask] - starts[block]
     return exchange(name, members, partner, starts[block], count, sizes, reduces=name == "halve")
-
-
-def _made(
-    collective: str,
-    algorithm: str,
-    ranks: int,
-    nbytes: int,
-    itemsize: int,
-    sizes: IntArray,
-    patterns: list[Pattern],
-    **own: Any,
-) -> Schedule:
-    return concatenate(
-        patterns,
-        collective=collective,
-        algorithm=algorithm,
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-        **own,
-    )

@@ -10,14 +10,20 @@ Source: Gloo, ``gloo/allreduce.cc`` (ring).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.collectives.patterns import Pattern, concatenate, ranges
-from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
+from perfmodel.arrays import IntArray
+from perfmodel.collectives.patterns import Pattern, around, concatenate, ranges
+from perfmodel.collectives.schedule import (
+    Phase,
+    Schedule,
+    check_elements,
+    check_ranks,
+    split_elements,
+)
 from perfmodel.errors import ScheduleError
 
 Orders = Sequence[Sequence[int]] | IntArray
@@ -32,26 +38,12 @@ def all_reduce(
     Latency term: 2(N-1) alpha. Right for large buffers: no algorithm sends fewer bytes.
     Source: Patarasuk and Yuan, JPDC 69(2), 2009.
 
-    Parameters
-    ----------
-    ranks : int
-        N.
-    nbytes : int
-        S, the size of the buffer on every rank; bytes.
-    itemsize : int
-        Bytes per element.
-    orders : sequence of sequences of int, optional
-        One order of all ranks for each parallel ring; the rings share the buffer evenly. Default:
-        one ring in rank order.
+    N is `ranks`, S is `nbytes`, the size of the buffer on every rank; `itemsize`: bytes per
+    element. `orders`: one order of all ranks for each parallel ring; the rings share the buffer
+    evenly. Default: one ring in rank order.
 
-    Returns
-    -------
-    Schedule
-
-    Raises
-    ------
-    ScheduleError
-        An order that is not a permutation, or a size that is not whole elements.
+    Raises `ScheduleError`: an order that is not a permutation, or a size that is not whole
+    elements.
     """
     return _ring("all_reduce", ranks, nbytes, itemsize, orders)
 
@@ -123,39 +115,26 @@ def _ring(
 ) -> Schedule:
     check_ranks(ranks)
     table = checked_orders(ranks, orders)
-    sizes = split_elements(nbytes, ranks * len(table), itemsize).reshape(len(table), ranks)
+    sizes = split_elements(nbytes, table.size, itemsize)
     # Position p of a ring ends up with chunk p + 1 after N - 1 steps of reducing, so the rank that
     # owns chunk i of a ring stands at position i - 1; gathering starts from the same place.
-    owner = np.roll(table, 1, axis=1).ravel()
+    owner = None if collective == "all_reduce" else np.roll(table, 1, axis=1).ravel()
+    first = np.arange(table.size).reshape(table.shape)
     kinds = {"all_reduce": (True, False), "reduce_scatter": (True,), "all_gather": (False,)}
-    phases = _phases(table, sizes, kinds[collective]) if ranks > 1 else ()
-
-    def rounds() -> Iterator[Round]:
-        for reduces in kinds[collective]:
-            for step in range(ranks - 1):
-                yield _round(table, sizes, step if reduces else step + ranks - 1, reduces)
-
-    return Schedule(
-        collective=collective,
-        algorithm=algorithm,
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes.ravel(),
-        owner=np.full(owner.shape, -1) if collective == "all_reduce" else owner,
-        root=0,
-        phases=phases,
-        unroll=rounds,
-    )
+    patterns = [
+        around(
+            "reduce-scatter" if reduces else "all-gather",
+            table, first, 1, sizes, reduces=reduces, channels=True,
+        )
+        for reduces in kinds[collective]
+    ]  # fmt: skip
+    return concatenate(patterns, collective, algorithm, ranks, nbytes, itemsize, sizes, owner=owner)
 
 
 def checked_orders(ranks: int, orders: Orders | None) -> IntArray:
     """Orders of parallel rings as an array of shape (rings, ranks); one in rank order if None.
 
-    Raises
-    ------
-    ScheduleError
-        An order that does not hold each rank once.
+    Raises `ScheduleError`: an order that does not hold each rank once.
     """
     if orders is None:
         return np.arange(ranks, dtype=np.int64)[None, :]
@@ -165,56 +144,6 @@ def checked_orders(ranks: int, orders: Orders | None) -> IntArray:
     if not (np.sort(table, axis=1) == np.arange(ranks)).all():
         raise ScheduleError(f"a ring order that does not hold each rank 0 to {ranks - 1} once")
     return table
-
-
-def _phases(orders: IntArray, sizes: IntArray, kinds: Sequence[bool]) -> tuple[Phase, ...]:
-    """All edges of all rings; each sends every chunk but one in `ranks - 1` steps."""
-    rings, ranks = orders.shape
-    edges = rings * ranks
-    src, dst = orders.ravel(), np.roll(orders, -1, axis=1).ravel()
-    channel = np.repeat(np.arange(rings), ranks)
-    first, active = np.zeros(edges, dtype=np.int64), np.full(edges, ranks - 1)
-    return tuple(
-        Phase(
-            name="reduce-scatter" if reduces else "all-gather",
-            src=src,
-            dst=dst,
-            channel=channel,
-            nbytes=_mean_bytes(sizes, 0 if reduces else ranks - 1),
-            repeat=ranks - 1,
-            first=first,
-            active=active,
-            adds=reduces,
-        )
-        for reduces in kinds
-    )
-
-
-def _mean_bytes(sizes: IntArray, offset: int) -> FloatArray:
-    """Bytes of a send, edge by edge, on average over steps offset ... offset + N - 2.
-
-    Position p sends chunks p - step: all but p - offset + 1.
-    """
-    ranks = sizes.shape[1]
-    left_out = np.take(sizes, (np.arange(ranks) - offset + 1) % ranks, axis=1)
-    mean: FloatArray = (sizes.sum(axis=1, keepdims=True) - left_out) / (ranks - 1)
-    return mean.ravel()
-
-
-def _round(orders: IntArray, sizes: IntArray, step: int, reduces: bool) -> Round:
-    """Step `step`: the rank at position p sends chunk p - step of its ring to position p + 1."""
-    rings, ranks = orders.shape
-    chunk = np.broadcast_to((np.arange(ranks) - step) % ranks, orders.shape)
-    number = chunk + np.arange(rings)[:, None] * ranks
-    return Round(
-        src=orders.ravel(),
-        dst=np.roll(orders, -1, axis=1).ravel(),
-        src_chunk=number.ravel(),
-        dst_chunk=number.ravel(),
-        nbytes=np.take_along_axis(sizes, chunk, axis=1).ravel(),
-        channel=np.repeat(np.arange(rings), ranks),
-        reduce=np.full(rings * ranks, reduces),
-    )
 
 
 SEGMENT_BYTES: Final = 1 << 20
@@ -249,37 +178,17 @@ def ring_all_reduce(
     two in flight. Right for large buffers whose sums are made by CPUs. Source: Gloo (see the
     module).
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    segment_bytes : int
-        Largest segment.
-
-    Raises
-    ------
-    ScheduleError
-        A size that is not whole elements.
+    Raises `ScheduleError`: a size that is not whole elements.
     """
     check_ranks(ranks)
-    if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
-        raise ScheduleError(
-            f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
-        )
+    check_elements(nbytes, itemsize)
     number, each = segments(ranks, nbytes, itemsize=itemsize, segment_bytes=segment_bytes)
     sizes = np.clip(nbytes - np.arange(number) * each, 0, each)
-    return concatenate(
-        [
-            _down("reduce-scatter", ranks, sizes, ahead=1, reduces=True),
-            _down("all-gather", ranks, sizes, ahead=0, reduces=False),
-        ],
-        collective="all_reduce",
-        algorithm="gloo_ring",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-    )
+    patterns = [
+        _down("reduce-scatter", ranks, sizes, ahead=1, reduces=True),
+        _down("all-gather", ranks, sizes, ahead=0, reduces=False),
+    ]
+    return concatenate(patterns, "all_reduce", "gloo_ring", ranks, nbytes, itemsize, sizes)
 
 
 def _down(name: str, ranks: int, sizes: IntArray, *, ahead: int, reduces: bool) -> Pattern:

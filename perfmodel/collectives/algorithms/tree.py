@@ -45,20 +45,10 @@ def double_binary_tree(
     alpha. Right for middle sizes on many ranks: far fewer steps than a ring, nearly its bytes.
     Source: Sanders et al. (see the module); NCCL uses it between nodes.
 
-    Parameters
-    ----------
-    ranks, nbytes, itemsize : int
-        As everywhere.
-    piece_bytes : int
-        Largest piece.
-    groups : sequence of equal-sized sequences of int, optional
-        Chains of ranks (the GPUs of a node): the first of each chain stands in the trees, the
-        others pass on to it one after the other, as in NCCL. Adds 2(g-1) steps to both trees.
+    `groups`: chains of ranks (the GPUs of a node): the first of each chain stands in the trees, the
+    others pass on to it one after the other, as in NCCL. Adds 2(g-1) steps to both trees.
 
-    Raises
-    ------
-    ScheduleError
-        Groups that do not hold each rank once.
+    Raises `ScheduleError`: groups that do not hold each rank once.
     """
     check_ranks(ranks)
     table = group_table(ranks, [[r] for r in range(ranks)] if groups is None else groups)
@@ -75,10 +65,7 @@ def double_binary_tree(
 def group_table(ranks: int, groups: Sequence[Sequence[int]] | None) -> IntArray:
     """Groups of ranks as an array of shape (groups, size); default: of `near_root` ranks each.
 
-    Raises
-    ------
-    ScheduleError
-        Groups of different sizes, or that do not hold each rank once.
+    Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
     if groups is None:
         return np.arange(ranks, dtype=np.int64).reshape(-1, near_root(ranks))
@@ -130,16 +117,7 @@ def _binomial(
     for half in halves:
         order = range(steps) if half == "broadcast" else reversed(range(steps))
         patterns += [_level(half, 1 << step, ranks, root, sizes) for step in order]
-    return concatenate(
-        patterns,
-        collective=collective,
-        algorithm="binomial",
-        ranks=ranks,
-        nbytes=nbytes,
-        itemsize=itemsize,
-        chunk_bytes=sizes,
-        root=root,
-    )
+    return concatenate(patterns, collective, "binomial", ranks, nbytes, itemsize, sizes, root=root)
 
 
 def _level(half: str, distance: int, ranks: int, root: int, sizes: IntArray) -> Pattern:

@@ -11,111 +11,30 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.recurrence_steps import (
+    LinkRates,
+    RecurrenceState,
+    advance,
+    average_rates,
+)
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, find_parts, select_part
-
-
-@dataclass(frozen=True, slots=True)
-class LinkRates:
-    """What edges can do from a time on.
-
-    Parameters
-    ----------
-    from_s : float
-    rate_Bps : ndarray of float, shape (edges,)
-        Payload bytes per second while an edge sends.
-    latency_s : ndarray of float, shape (edges,)
-    """
-
-    from_s: float
-    rate_Bps: FloatArray
-    latency_s: FloatArray
-
-    def chosen(self, selection: IntArray) -> LinkRates:
-        """The same for some of the edges."""
-        return LinkRates(self.from_s, self.rate_Bps[selection], self.latency_s[selection])
-
-
-def average_rates(
-    begin_s: float, first: LinkRates, second: LinkRates, after: LinkRates
-) -> LinkRates:
-    """Average of two consecutive rates that sends as much from a time on."""
-    parts = np.array([second.from_s - begin_s, after.from_s - second.from_s])
-    parts /= parts.sum()
-    rate_Bps = parts[0] * first.rate_Bps + parts[1] * second.rate_Bps
-    return LinkRates(-np.inf, rate_Bps, second.latency_s)
-
-
-def sent_s(
-    start_s: FloatArray, nbytes: FloatArray, paces: list[LinkRates], on: IntArray | slice
-) -> tuple[FloatArray, FloatArray]:
-    """When sends of some edges that start at some times have left, and when they arrive."""
-    last = paces[-1]
-    if len(paces) == 1 or float(start_s.min(initial=np.inf)) >= last.from_s:
-        end = start_s + nbytes / last.rate_Bps[on]
-        return end, end + last.latency_s[on]
-    since, remaining = start_s, nbytes
-    end = np.full(len(start_s), np.inf)
-    arrived, todo = end.copy(), np.ones(len(start_s), dtype=np.bool_)
-    for pace, after in zip(paces, [*paces[1:], None], strict=True):
-        rate, until_s = pace.rate_Bps[on], np.inf if after is None else after.from_s
-        finish = since + np.where(remaining > 0, remaining / rate, 0.0)
-        now = todo & (finish <= until_s) & (since <= until_s)
-        end[now], arrived[now] = finish[now], (finish + pace.latency_s[on])[now]
-        todo &= ~now
-        if not todo.any():
-            break
-        remaining = np.maximum(0.0, remaining - np.maximum(0.0, until_s - since) * rate)
-        since = np.maximum(since, until_s)
-    return end, arrived
-
 
 MOST_PACES = 16
 """So many changes of rates are kept for sends that began before them; older ones are averaged,
 which is exact for what began before them all."""
-SAME_GAIN = 1e-13
-"""Steps that add the same to all times, up to this part, are a cycle."""
-
-
-@dataclass(slots=True)
-class RecurrenceState:
-    """State of a recurrence.
-
-    Parameters
-    ----------
-    step : int
-        Repeats done, through all phases.
-    free : ndarray of float, shape (edges,)
-        When each edge had put its last send on the wire.
-    delivered : ndarray of float, shape (depth, edges + 1)
-        Row n % depth holds when the n-th send of each edge arrived; the last column stays 0 and
-        is for edges that nothing feeds.
-    """
-
-    step: int
-    free: FloatArray
-    delivered: FloatArray
-
-    def copy(self) -> RecurrenceState:
-        """Return a copy that can go on by itself."""
-        return RecurrenceState(self.step, self.free.copy(), self.delivered.copy())
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionTimes:
-    """How sends over some edges end.
-
-    Parameters
-    ----------
-    wire_s : float
-        When the last byte has left.
-    landed_s : ndarray of float, shape (edges,)
-        When the last send of each edge has arrived; 0 for edges that send nothing.
-    """
+    """How sends over some edges end."""
 
     wire_s: float
+    """When the last byte has left."""
     landed_s: FloatArray
+    """When the last send of each edge has arrived; 0 for edges that send nothing. Shape
+    (edges,)."""
 
     @property
     def last_s(self) -> float:
@@ -125,20 +44,13 @@ class CompletionTimes:
 
 @dataclass
 class Clocks:
-    """Sends over some edges in progress.
-
-    Parameters
-    ----------
-    course : UnrolledPhases
-    begin_s : ndarray of float, shape (edges,)
-        When each edge may send at the earliest.
-    pace : LinkRates
-        Until `change`.
-    """
+    """Sends over some edges in progress."""
 
     course: UnrolledPhases
     begin_s: FloatArray
+    """When each edge may send at the earliest. Shape (edges,)."""
     pace: LinkRates
+    """Until `change`."""
     _stand: RecurrenceState = field(init=False)
     _paces: list[LinkRates] = field(init=False)
 
@@ -222,151 +134,20 @@ def ends_of(course: UnrolledPhases, stand: RecurrenceState) -> CompletionTimes:
     return CompletionTimes(float(stand.free[works].max(initial=0.0)), np.where(works, landed, 0.0))
 
 
-def advance(
-    course: UnrolledPhases,
-    stand: RecurrenceState,
-    paces: list[LinkRates],
-    until_s: float,
-    last_step: int | None = None,
-) -> None:
-    """Go on in place to a step, or as long as everything of a step has left by a time."""
-    end_step = course.steps if last_step is None else last_step
-    with np.errstate(divide="ignore", invalid="ignore"):
-        while stand.step < end_step:
-            phase, first = course.phase_at(stand.step)
-            last = min(end_step, first + phase.repeat)
-            if stand.step == first and phase.drained:
-                stand.free = _drained_free_s(course, stand, phase)
-            stride = course.stride(phase)
-            leaps = 0 < stride * 2 <= last - stand.step
-            began = stand.copy() if leaps else stand
-            goal = stand.step + stride if leaps else last
-            _advance_all(course, stand, phase, goal, paces, until_s)
-            if stand.step < goal:
-                return
-            if leaps and float(began.free.min()) >= paces[-1].from_s:
-                _leap(course, stand, began, last, until_s)
-
-
-def _drained_free_s(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
-    """When each edge is free for a phase that begins with nothing in flight."""
-    sent = course.sent(stand.step)
-    last_s = stand.delivered[(sent - 1) % course.depth, np.arange(course.edges)]
-    return np.maximum(stand.free, course.landed(phase, last_s))
-
-
-def _leap(
-    course: UnrolledPhases,
-    stand: RecurrenceState,
-    began: RecurrenceState,
-    last: int,
-    until_s: float,
-) -> None:
-    """If all that some steps did was to add the same to all times, do all that are alike.
-
-    A max-plus recurrence settles into a cycle: after some steps each further `stride` steps add
-    the same amount to everything on a ring.
-    """
-    depth, stride = course.depth, stand.step - began.step
-    now = (np.arange(depth) + stand.step) % depth
-    rows = stand.delivered[now, :-1] - began.delivered[(now - stride) % depth, :-1]
-    gains = np.vstack([rows, stand.free - began.free]).reshape(depth + 1, course.rings, -1)
-    gain = gains.max(axis=(0, 2))
-    if not (gain - gains.min(axis=(0, 2)) <= SAME_GAIN * gain).all():
-        return
-    times = (last - stand.step) // stride
-    if until_s < np.inf:
-        room_s = until_s - stand.free.reshape(course.rings, -1).max(axis=1)
-        times = min(times, int(np.floor(np.min(room_s / np.maximum(gain, 1e-300)))))
-    if times > 0:
-        more = np.repeat(times * gain, course.edges // course.rings)
-        stand.free = stand.free + more
-        stand.delivered = np.roll(stand.delivered, times * stride, axis=0)
-        stand.delivered[:, :-1] += more
-        stand.step += times * stride
-
-
-def _advance_all(
-    course: UnrolledPhases,
-    stand: RecurrenceState,
-    phase: Phase,
-    goal: int,
-    paces: list[LinkRates],
-    until_s: float,
-) -> None:
-    """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
-    if not course.together:
-        first = course.phase_at(stand.step)[1]
-        while stand.step < goal and _advance_some(course, stand, phase, first, paces, until_s):
-            pass
-        return
-    rows, free, depth = stand.delivered, stand.free, course.depth
-    feeder, *more_feeders = course.feeders.T
-    last, everyone = paces[-1], slice(None)
-    steady = len(paces) == 1 or float(free.min()) >= last.from_s
-    hold_s = phase.nbytes / last.rate_Bps
-    for number in range(stand.step, goal):
-        start = rows[(number - phase.lag) % depth].take(feeder)
-        for feeders in more_feeders:
-            np.maximum(start, rows[(number - phase.lag) % depth].take(feeders), out=start)
-        np.maximum(start, free, out=start)
-        np.maximum(start, rows[(number - course.credits) % depth, :-1], out=start)
-        if steady:
-            end = start + hold_s
-            arrived = end + last.latency_s
-        else:
-            end, arrived = sent_s(start, phase.nbytes, paces, everyone)
-        if until_s < np.inf and float(end.max()) > until_s:
-            break
-        rows[number % depth, :-1] = arrived
-        free = end
-        stand.step = number + 1
-    stand.free = free
-
-
-def _advance_some(
-    course: UnrolledPhases,
-    stand: RecurrenceState,
-    phase: Phase,
-    first: int,
-    paces: list[LinkRates],
-    until_s: float,
-) -> bool:
-    """One repeat in which not all edges work; False if not all of it has left by a time."""
-    k, depth = stand.step - first, course.depth
-    on = course.working(phase, k)
-    numbers = course.done(stand.step)[on] + k - phase.first[on]
-    feed = (numbers if course.pipelined else numbers - phase.lag) % depth
-    ready = stand.delivered[feed[:, None], course.feeders[on]].max(axis=1)
-    credit = stand.delivered[(numbers - course.credits) % depth, on]
-    start = np.maximum(np.maximum(ready, stand.free[on]), credit)
-    end, arrived = sent_s(start, phase.nbytes[on], paces, on)
-    if end.max(initial=-np.inf) > until_s:
-        return False
-    stand.free[on] = end
-    stand.delivered[numbers % depth, on] = arrived
-    stand.step += 1
-    return True
-
-
 @dataclass
 class OneStep:
     """Edges each of which sends once. Times are seconds since the collective began.
 
-    Parameters
-    ----------
-    phase : Phase
-        Of one repeat.
-    begin_s : ndarray of float, shape (edges,)
-        When each edge may send at the earliest.
-    rate_Bps, latency_s : ndarray of float, shape (edges,)
-        Until `change`.
+    Arrays have shape (edges,).
     """
 
     phase: Phase
+    """Of one repeat."""
     begin_s: FloatArray
+    """When each edge may send at the earliest."""
     rate_Bps: FloatArray
     latency_s: FloatArray
+    """`rate_Bps` and `latency_s`: until `change`."""
     _left_bytes: FloatArray = field(init=False)
     _since_s: FloatArray = field(init=False)
 

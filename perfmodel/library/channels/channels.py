@@ -18,18 +18,12 @@ from perfmodel.topology.routing.router import Router
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """Parallel rings over a group of ranks.
-
-    Parameters
-    ----------
-    orders : ndarray of int, shape (rings, ranks)
-        Ranks of the topology, each ring in its own order.
-    edges : Edges
-        Ring after ring: edge (ring, position) goes from that position to the next.
-    """
+    """Parallel rings over a group of ranks."""
 
     orders: IntArray
+    """Ranks of the topology, each ring in its own order. Shape (rings, ranks)."""
     edges: Edges
+    """Ring after ring: edge (ring, position) goes from that position to the next."""
 
 
 def rings_over(
@@ -47,7 +41,8 @@ def rings_over(
     """
     hosts = by_host(np.asarray(ranks, dtype=np.int64), topology.gpus_per_host)
     if hosts is None:
-        orders = np.array([_group_by_host(ranks, topology.gpus_per_host)], dtype=np.int64)
+        members = np.asarray(ranks, dtype=np.int64)
+        orders = members[np.concatenate(group_by_host(members // topology.gpus_per_host))][None, :]
         out = into = np.full(orders.shape, NEAREST)
     else:
         orders, out, into = _ring_orders(topology, router.healthy, hosts, at_most)
@@ -69,12 +64,12 @@ def by_host(ranks: IntArray, size: int) -> IntArray | None:
     return rows if own.all() and same_gpus.all() and different else None
 
 
-def _group_by_host(ranks: range | tuple[int, ...], size: int) -> list[int]:
-    """Ranks in their order, those of one host together."""
-    groups: dict[int, list[int]] = {}
-    for rank in ranks:
-        groups.setdefault(rank // size, []).append(rank)
-    return [rank for group in groups.values() for rank in group]
+def group_by_host(hosts: IntArray) -> list[IntArray]:
+    """Positions of the ranks of each host, in the order in which the hosts come."""
+    order = np.argsort(hosts, kind="stable")
+    begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
+    groups = np.split(order, begins[1:])
+    return sorted(groups, key=lambda group: int(group[0]))
 
 
 def _ring_orders(

@@ -22,24 +22,16 @@ tries its plain tree there (``src/graph/search.cc``, compute capability 9 and la
 
 @dataclass(frozen=True, slots=True)
 class Rails:
-    """Channels of a regular group: every host has the same GPUs in it.
-
-    Parameters
-    ----------
-    hosts : ndarray of int, shape (hosts, size)
-        Ranks of the topology.
-    chains : ndarray of int, shape (channels, size)
-        Positions in a host, from the GPU that sends to the network on.
-    nics : ndarray of int, shape (channels,)
-        Numbers of the NICs in their host; `NEAREST` within one host.
-    spread : ndarray of bool, shape (channels,)
-        Whether the second GPU of a chain sends to the network too.
-    """
+    """Channels of a regular group: every host has the same GPUs in it."""
 
     hosts: IntArray
+    """Ranks of the topology. Shape (hosts, size)."""
     chains: IntArray
+    """Positions in a host, from the GPU that sends to the network on. Shape (channels, size)."""
     nics: IntArray
+    """Numbers of the NICs in their host; `NEAREST` within one host. Shape (channels,)."""
     spread: NDArray[np.bool_]
+    """Whether the second GPU of a chain sends to the network too. Shape (channels,)."""
 
     @property
     def places(self) -> IntArray:

@@ -23,19 +23,14 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class HostRing:
-    """One ring's path through a host.
-
-    Parameters
-    ----------
-    order : tuple of int
-        Local GPU numbers, first to last.
-    nic_in, nic_out : int or None
-        Local NIC numbers by which the ring enters and leaves; None when it stays in the host.
-    """
+    """One ring's path through a host."""
 
     order: Order
+    """Local GPU numbers, first to last."""
     nic_in: int | None = None
     nic_out: int | None = None
+    """`nic_in` and `nic_out`: local NIC numbers by which the ring enters and leaves; None when it
+    stays in the host."""
 
     def reverse(self) -> HostRing:
         """The same path from its end to its beginning."""

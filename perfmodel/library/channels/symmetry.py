@@ -38,14 +38,6 @@ def fold_rails(machine: Machine, edges: Edges, rails: int) -> Edges:
     over n / `rails`, or over one, `rails` / n times. Between hosts each rail has cables of its own,
     and leaf switches, if the fabric is built by rails. Elsewhere other rails' flows are spread over
     the trunks by hash: each trunk is crossed so often that it bears their average.
-
-    Parameters
-    ----------
-    machine : Machine
-    edges : Edges
-        Of one rail.
-    rails : int
-        Number of rails.
     """
     topology = machine.topology
     inside = edges.arcs < topology.hosts * topology.host_arcs

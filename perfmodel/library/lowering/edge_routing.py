@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, ranges, select_edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, edges_over, ranges, select_edges
 from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.fabric_routes import NoRoute
@@ -60,20 +60,11 @@ def route_edges(
     On a machine that has lost something they are laid as on the machine before, and then those
     that cross what is lost are led around it (see `reroute_edges`).
 
-    Parameters
-    ----------
-    topology : Topology
-    router : Router
-    src, dst : ndarray of int, shape (edges,)
-        Ranks of the topology.
-    nic_out, nic_in : ndarray of int, shape (edges,)
-        Numbers of the NICs (in their host) by which an edge leaves one host and enters the other;
-        `NEAREST` for the nearest. Unused inside a host.
+    `src` and `dst`: ranks of the topology; shape (edges,). `nic_out` and `nic_in`: numbers of the
+    NICs (in their host) by which an edge leaves one host and enters the other; `NEAREST` for the
+    nearest. Unused inside a host; shape (edges,).
 
-    Raises
-    ------
-    TopologyError
-        Nothing connects two of the ranks.
+    Raises `TopologyError`: nothing connects two of the ranks.
     """
     ends = (np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64))
     flow = np.arange(len(src))
@@ -89,7 +80,7 @@ def edges_of_names(topology: Topology, router: Router, src: list[str], dst: list
     lengths = np.array([len(path.arcs) for path in paths], dtype=np.int64)
     arcs = np.array([arc for path in paths for arc in path.arcs], dtype=np.int64)
     hop = np.full(len(paths), HOP_KINDS.index("nvlink"))
-    return _edges(topology, ends[0], ends[1], lengths, arcs, np.full(len(paths), np.inf), hop)
+    return edges_over(topology, ends[0], ends[1], lengths, arcs, np.full(len(paths), np.inf), hop)
 
 
 # ---------------------------------------------------------------- around what is lost
@@ -101,10 +92,8 @@ def reroute_edges(topology: Topology, router: Router, edges: Edges) -> Edges:
     An edge keeps a NIC that is left, or else takes the nearest one, which it may have to share.
     All others stay where they are, as a switch that rehashes only the flows of a dead cable does.
 
-    Raises
-    ------
-    TopologyError
-        No path is left between the ends of an edge; names both and what was lost.
+    Raises `TopologyError`: no path is left between the ends of an edge; names both and what was
+    lost.
     """
     if not topology.dead:
         return edges
@@ -159,7 +148,7 @@ def _replace_edges(topology: Topology, edges: Edges, selection: IntArray, others
     ]
     arcs[ranges(starts[selection], lengths[selection])] = others.arcs
     staged = edges.staged or others.staged
-    return _edges(topology, edges.src, edges.dst, lengths, arcs, cap_Bps, hop, staged)
+    return edges_over(topology, edges.src, edges.dst, lengths, arcs, cap_Bps, hop, staged)
 
 
 # ---------------------------------------------------------------- many at once
@@ -225,24 +214,7 @@ def _lay(
     cap_Bps[near], hop[near] = local.cap_Bps[local.of], local.hop[local.of]
     cap_Bps[far] = np.minimum(head.cap_Bps[head.of], tail.cap_Bps[tail.of])
     staged = local.staged or head.staged or tail.staged
-    return _edges(topology, src, dst, lengths, arcs, cap_Bps, hop, staged)
-
-
-def _edges(
-    topology: Topology,
-    src: IntArray,
-    dst: IntArray,
-    lengths: IntArray,
-    arcs: IntArray,
-    cap_Bps: FloatArray,
-    hop: IntArray,
-    staged: bool = False,
-) -> Edges:
-    pointers = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    latency_s = topology.arcs.latency_s[arcs]
-    if len(src):
-        latency_s = np.add.reduceat(latency_s, pointers[:-1])
-    return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged)
+    return edges_over(topology, src, dst, lengths, arcs, cap_Bps, hop, staged)
 
 
 def _host_paths(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.topology.model import Topology
 
 HOP_KINDS = ("nvlink", "pcie", "network", "memory")
 """Kinds of hop; `Edges.hop` holds positions in this tuple."""
@@ -14,32 +15,23 @@ HOP_KINDS = ("nvlink", "pcie", "network", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Directed edges between ranks with the links they cross.
-
-    Parameters
-    ----------
-    src, dst : ndarray of int, shape (edges,)
-        Ranks of the topology.
-    pointers : ndarray of int, shape (edges + 1,)
-    arcs : ndarray of int
-        Edge e crosses ``arcs[pointers[e]:pointers[e + 1]]``.
-    latency_s : ndarray of float, shape (edges,)
-        Sum of the links' latencies.
-    cap_Bps : ndarray of float, shape (edges,)
-    hop : ndarray of int, shape (edges,)
-        Position in `HOP_KINDS`.
-    staged : bool
-        Whether any edge rests in host memory.
-    """
+    """Directed edges between ranks with the links they cross."""
 
     src: IntArray
     dst: IntArray
+    """`src` and `dst`: ranks of the topology. Shape (edges,)."""
     pointers: IntArray
+    """Shape (edges + 1,)."""
     arcs: IntArray
+    """Edge e crosses ``arcs[pointers[e]:pointers[e + 1]]``."""
     latency_s: FloatArray
+    """Sum of the links' latencies. Shape (edges,)."""
     cap_Bps: FloatArray
+    """Shape (edges,)."""
     hop: IntArray
+    """Position in `HOP_KINDS`. Shape (edges,)."""
     staged: bool
+    """Whether any edge rests in host memory."""
 
     def __len__(self) -> int:
         return len(self.src)
@@ -49,6 +41,24 @@ def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """Concatenate ``arange(start, start + length)`` of each."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def edges_over(
+    topology: Topology,
+    src: IntArray,
+    dst: IntArray,
+    lengths: IntArray,
+    arcs: IntArray,
+    cap_Bps: FloatArray,
+    hop: IntArray,
+    staged: bool = False,
+) -> Edges:
+    """Edges over links of a topology, `lengths` of the `arcs` each, with the links' latencies."""
+    pointers = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    latency_s = topology.arcs.latency_s[arcs]
+    if len(src):
+        latency_s = np.add.reduceat(latency_s, pointers[:-1])
+    return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged)
 
 
 def select_edges(edges: Edges, selection: IntArray) -> Edges:
@@ -80,3 +90,8 @@ def join_edges(parts: list[Edges]) -> Edges:
         hop=np.concatenate([part.hop for part in parts]),
         staged=any(part.staged for part in parts),
     )
+
+
+def merge_edges(parts: list[Edges], places: list[IntArray]) -> Edges:
+    """Several sets of edges as one, each edge at its place."""
+    return select_edges(join_edges(parts), np.argsort(np.concatenate(places)))

@@ -60,13 +60,7 @@ def apply_corrections(
 ) -> LoweredCollective:
     """Apply measured corrections to a lowered collective.
 
-    Parameters
-    ----------
-    measured : Corrections
-    lowered : LoweredCollective
-    situation : CollectiveContext
-    uneven_s : float
-        Part of the launch that is lost because channels run unevenly.
+    `uneven_s`: part of the launch that is lost because channels run unevenly.
 
     Returns
     -------

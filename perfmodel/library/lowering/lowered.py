@@ -18,54 +18,36 @@ class Stage:
 
     A rank begins a stage when its sends and receives of the stage before have landed.
 
-    Parameters
-    ----------
-    phases : tuple of Phase
-    edges : Edges
-        The links of each edge, in the phases' order.
-    latency_s : ndarray of float, shape (edges,)
-        Links' latency and the library's own time per step.
-    cap_Bps : ndarray of float, shape (edges,)
-        Most that an edge may carry (of wire bytes).
-    load : ndarray of float, shape (edges,)
-        What an edge carries per byte of payload, beside `LoweredCollective.wire_factor`; it
-        is in the bytes of the phases.
+    Arrays have shape (edges,).
     """
 
     phases: tuple[Phase, ...]
     edges: Edges
+    """The links of each edge, in the phases' order."""
     latency_s: FloatArray
+    """Links' latency and the library's own time per step."""
     cap_Bps: FloatArray
+    """Most that an edge may carry (of wire bytes)."""
     load: FloatArray
+    """What an edge carries per byte of payload, beside `LoweredCollective.wire_factor`; it is in
+    the bytes of the phases."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredCollective:
-    """One collective on links, with all that its protocol adds.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Over positions 0 ... N-1 of the group.
-    stages : tuple of Stage
-    protocol : str
-    launch_s : float
-        Time before the first byte moves.
-    wire_factor : float
-        Bytes on the wire per byte of payload.
-    credits : int
-    alike : int
-        Rails that run the same side by side, of which only one is laid: `schedule` holds its
-        share of the bytes.
-    """
+    """One collective on links, with all that its protocol adds."""
 
     schedule: Schedule
+    """Over positions 0 ... N-1 of the group."""
     stages: tuple[Stage, ...]
     protocol: str
     launch_s: float
+    """Time before the first byte moves."""
     wire_factor: float
+    """Bytes on the wire per byte of payload."""
     credits: int
     multiplicity: int = 1
+    """Rails that run the same side by side; one is laid, and `schedule` holds its share."""
 
 
 Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
@@ -74,16 +56,9 @@ Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
 
 @dataclass(frozen=True, slots=True)
 class LaidSchedule:
-    """A schedule and the links of its edges, before any protocol.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    laid : Laid
-    alike : int
-        As in `LoweredCollective`.
-    """
+    """A schedule and the links of its edges, before any protocol."""
 
     schedule: Schedule
     laid: Laid
     multiplicity: int = 1
+    """As in `LoweredCollective`."""

@@ -55,13 +55,7 @@ def step_latency_s(
 ) -> FloatArray:
     """Time of a step on each edge beyond its bytes on the wire; seconds, shape (edges,).
 
-    Parameters
-    ----------
-    protocol : Protocol
-    edges : Edges
-    schedule : Schedule
-    reduced : float, optional
-        `reduced_bytes` of the schedule, if known already.
+    `reduced`: `reduced_bytes` of the schedule, if known already.
     """
     library_s = np.array([getattr(protocol.step, hop) for hop in HOP_KINDS])[edges.hop]
     if protocol.host_step > 0:

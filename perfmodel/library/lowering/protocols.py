@@ -51,10 +51,7 @@ def usable_protocols(
 ) -> Mapping[str, Protocol]:
     """Protocols in which this group may run an algorithm.
 
-    Raises
-    ------
-    InputError
-        None of those that the library is left with.
+    Raises `InputError`: None of those that the library is left with.
     """
     protocols = protocol_parameters(machine.library, op, algorithm)
     fast = _ordered_writes(machine, group)

@@ -19,24 +19,10 @@ def reroute(lowered: LoweredCollective, machine: Machine) -> LoweredCollective:
 
     The schedule, the edges and their order stay, so edge i of the result continues the work of
     edge i. Edges that cross a dead arc take another route; latencies are those of the links as
-    they are now.
+    they are now. Where nothing changed for it, that is `lowered` itself. It was laid on a machine
+    of the same ranks and arc numbers.
 
-    Parameters
-    ----------
-    lowered : LoweredCollective
-        Laid on a machine of the same ranks and arc numbers.
-    machine : Machine
-        After the change.
-
-    Returns
-    -------
-    LoweredCollective
-        `lowered` itself when nothing changed for it.
-
-    Raises
-    ------
-    TopologyError
-        Two ranks that an edge joins cannot reach each other any more.
+    Raises `TopologyError`: two ranks that an edge joins cannot reach each other any more.
     """
     stages = tuple(_reroute_stage(lowered, stage, machine) for stage in lowered.stages)
     if all(new is old for new, old in zip(stages, lowered.stages, strict=True)):

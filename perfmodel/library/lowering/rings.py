@@ -12,7 +12,7 @@ from perfmodel.arrays import IntArray, RankGroup, rank_array
 from perfmodel.collectives.catalog import ALGORITHMS, ROOTED, make
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError, ScheduleError
-from perfmodel.library.channels.channels import Rings
+from perfmodel.library.channels.channels import Rings, group_by_host
 from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
 from perfmodel.library.lowering.edges import Edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
@@ -40,7 +40,7 @@ def lay_by_name(
     """An algorithm by name, with what it needs to know of the machine."""
     own: dict[str, Any] = {"root": root_position(group, root)} if op in ROOTED else {}
     if algorithm == "hierarchical":
-        own["groups"] = _group_by_host(rank_array(group) // machine.topology.gpus_per_host)
+        own["groups"] = group_by_host(rank_array(group) // machine.topology.gpus_per_host)
     schedule = make(op, algorithm, len(group), nbytes, itemsize=ITEM_BYTES, **own)
     return lay_directly(machine, schedule, group)
 
@@ -58,14 +58,6 @@ def _places(group: RankGroup) -> IntArray:
     places = np.full(int(ranks.max()) + 1, -1)
     places[ranks] = np.arange(len(ranks))
     return places
-
-
-def _group_by_host(hosts: IntArray) -> list[IntArray]:
-    """Positions of the ranks of each host, in the order in which the hosts come."""
-    order = np.argsort(hosts, kind="stable")
-    begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
-    groups = np.split(order, begins[1:])
-    return sorted(groups, key=lambda group: int(group[0]))
 
 
 def lay_directly(machine: Machine, schedule: Schedule, group: RankGroup) -> LaidSchedule:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.library.machine import MOST_CHANNELS
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.nccl.search.graphs import (
     Graph,
@@ -22,38 +23,25 @@ from perfmodel.topology.routing.router import Router
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A group of ranks as NCCL's tuner sees it.
-
-    Parameters
-    ----------
-    nodes, ranks : int
-    capability : int
-        Compute capability, 90 for sm90.
-    cpu : {"intel", "amd", "arm", "power"}
-    ring, tree : Graph
-    nvls : Graph or None
-        None without an NVSwitch that reduces.
-    collnet : Graph or None
-        Chain and direct alike; None on one host.
-    gpus : int
-        Ranks on the host that was looked at.
-    net_latency_us : float
-        Latency of a hop between hosts, as the network's plugin states it.
-    ordered : bool
-        Whether the network keeps 128-byte writes whole and in order.
-    """
+    """A group of ranks as NCCL's tuner sees it."""
 
     nodes: int
     ranks: int
     capability: int
+    """Compute capability, 90 for sm90."""
     cpu: Vendor
     ring: Graph
     tree: Graph
     nvls: Graph | None
+    """None without an NVSwitch that reduces."""
     collnet: Graph | None
+    """Chain and direct alike; None on one host."""
     gpus: int
+    """Ranks on the host that was looked at."""
     net_latency_us: float = 0.0
+    """Latency of a hop between hosts, as the network's plugin states it."""
     ordered: bool = True
+    """Whether the network keeps 128-byte writes whole and in order."""
 
     @property
     def per_node(self) -> float:
@@ -66,15 +54,8 @@ def system_of(
 ) -> System:
     """Look at one host of a group and search its channels.
 
-    Parameters
-    ----------
-    topology : Topology
-        As the settings let it be used (`perfmodel.library.transport.apply_settings`).
-    router : Router
-    group : range or tuple of int
-        Ranks of the topology, at least two.
-    settings : LibrarySettings
-        Version and environment.
+    `topology`: as the settings let it be used (`perfmodel.library.transport.apply_settings`).
+    `group`: ranks of the topology, at least two. `settings`: version and environment.
     """
     local, nodes = _smallest_host(topology, group)
     gpus = [topology.ranks[rank] for rank in local]
@@ -123,7 +104,7 @@ def channels_of(system: System, algorithm: str, settings: LibrarySettings) -> in
     if system.capability >= 90 and system.nodes > 1 and graph.intra_GBps > 45 and count < 16:
         count = 2 * count
     least = settings.count("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS") or 1
-    top = settings.count("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS") or most
+    top = settings.count(*MOST_CHANNELS) or most
     return max(min(count, top), min(least, most))
 
 

@@ -18,19 +18,11 @@ from perfmodel.library.nccl.search.graphs import Graph
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the tuner estimates: an operation by an algorithm and a protocol on a system.
-
-    Parameters
-    ----------
-    system : System
-    op : str
-        all_reduce, all_gather, reduce_scatter, broadcast or reduce.
-    algorithm, protocol : str
-    constants : Constants
-    """
+    """What the tuner estimates: an operation by an algorithm and a protocol on a system."""
 
     system: System
     op: str
+    """all_reduce, all_gather, reduce_scatter, broadcast or reduce."""
     algorithm: str
     protocol: str
     constants: Constants
@@ -180,11 +172,7 @@ def _collnet_direct_GBps(case: Case) -> float:
 def latency_us(case: Case, post_us: float | None = None) -> float:
     """Expected latency; microseconds.
 
-    Parameters
-    ----------
-    case : Case
-    post_us : float, optional
-        ``NCCL_NET_OVERHEAD`` in microseconds, where a user gives it.
+    `post_us`: ``NCCL_NET_OVERHEAD`` in microseconds, where a user gives it.
     """
     base = _of(case.constants.base_us, case)
     return base + COST_MODELS[case.algorithm].latency_us(case, post_us)
@@ -272,21 +260,14 @@ def _pat_us(case: Case, _: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Formulas of one algorithm.
-
-    Parameters
-    ----------
-    graph : str
-        Field of `System` with the channels that it uses.
-    bus_GBps : callable
-        Bytes on a rank's links over time.
-    latency_us : callable
-        Beside the base latency; takes ``NCCL_NET_OVERHEAD`` too.
-    """
+    """Formulas of one algorithm."""
 
     graph: str
+    """Field of `System` with the channels that it uses."""
     bus_GBps: Callable[[Case], float]
+    """Bytes on a rank's links over time."""
     latency_us: Callable[[Case, float | None], float]
+    """Beside the base latency; takes ``NCCL_NET_OVERHEAD`` too."""
 
 
 COST_MODELS: Mapping[str, CostModel] = MappingProxyType(

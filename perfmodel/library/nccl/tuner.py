@@ -26,20 +26,13 @@ _THRESHOLD = {"ll": 8, "ll128": 8, "simple": 64}
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """NCCL's estimate for one algorithm and protocol.
-
-    Parameters
-    ----------
-    algorithm, protocol : str
-    time_s : float
-    channels : int
-        Thread blocks that would work on a message of this size.
-    """
+    """NCCL's estimate for one algorithm and protocol."""
 
     algorithm: str
     protocol: str
     time_s: float
     channels: int
+    """Thread blocks that would work on a message of this size."""
 
 
 def predictions(
@@ -47,21 +40,13 @@ def predictions(
 ) -> tuple[Prediction, ...]:
     """NCCL's own estimates, the least first: that is what NCCL would choose.
 
-    Parameters
-    ----------
-    system : System
-    op : str
-        One of `NCCL_ALGORITHMS`.
-    nbytes : float
-        Size as nccl-tests counts it: for all-gather and reduce-scatter that of all ranks together.
-    settings : LibrarySettings
-        Version, and what ``NCCL_ALGO`` and ``NCCL_PROTO`` leave. An operation for which NCCL does
-        not have any of the algorithms named runs as if none were.
+    `op`: one of `NCCL_ALGORITHMS`. `nbytes`: size as nccl-tests counts it: for all-gather and
+    reduce-scatter that of all ranks together. `settings`: version, and what ``NCCL_ALGO`` and
+    ``NCCL_PROTO`` leave. An operation for which NCCL does not have any of the algorithms named runs
+    as if none were.
 
-    Raises
-    ------
-    InputError
-        No such operation, or nothing that the environment leaves can run on this machine.
+    Raises `InputError`: no such operation, or nothing that the environment leaves can run on this
+    machine.
     """
     if op not in NCCL_ALGORITHMS:
         raise InputError(Fault("op", repr(op), allowed_names(NCCL_ALGORITHMS, op)))
@@ -268,18 +253,9 @@ def system_on(machine: Machine, group: RankGroup) -> System:
 def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple[Prediction, ...]:
     """NCCL's estimates for this machine, its choice first.
 
-    Parameters
-    ----------
-    machine : Machine
-    op : str
-        One of `perfmodel.collectives.catalog.NCCL_ALGORITHMS`.
-    nbytes : float
-    group : range or tuple of int
-        Ranks of the topology, at least two.
+    `op`: one of `perfmodel.collectives.catalog.NCCL_ALGORITHMS`. `group`: ranks of the topology, at
+    least two.
 
-    Raises
-    ------
-    InputError
-        No such operation, or the environment leaves nothing that can run here.
+    Raises `InputError`: no such operation, or the environment leaves nothing that can run here.
     """
     return predictions(system_on(machine, group), op, nbytes, machine.settings)

@@ -20,53 +20,36 @@ from perfmodel.training.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The machine from a time on.
-
-    Parameters
-    ----------
-    at_s : float
-        Seconds since the start of the run.
-    machine : Machine
-        The same ranks and the same numbers of arcs; other bandwidths, latencies, dead arcs.
-    what : str
-        Why, for messages.
-    """
+    """The machine from a time on."""
 
     at_s: float
+    """Seconds since the start of the run."""
     machine: Machine
+    """The same ranks and the same numbers of arcs; other bandwidths, latencies, dead arcs."""
     what: str
+    """Why, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Background traffic between two devices: a steady stream, a burst, or many.
 
-    Parameters
-    ----------
-    src, dst : str
-        Devices by name.
-    rate_Bps : float, optional
-        Upper limit; needed for a steady stream. Default: limited by the links only.
-    nbytes : float, optional
-        Size of a burst. Default: a stream that never ends.
-    every_s : float, optional
-        Time from the start of a burst to that of the next; a burst that lasts longer delays it.
-        Default: one burst.
-    start_s : float
-        Seconds since the start of the run.
-
-    Raises
-    ------
-    ValueError
-        A rate, a size or a period that is not above zero, or a stream without a rate.
+    Raises `ValueError`: a rate, a size or a period that is not above zero, or a stream without a
+    rate.
     """
 
     src: str
     dst: str
+    """`src` and `dst`: devices by name."""
     rate_Bps: float | None = None
+    """Upper limit; needed for a steady stream. Default: limited by the links only."""
     nbytes: float | None = None
+    """Size of a burst. Default: a stream that never ends."""
     every_s: float | None = None
+    """Time from the start of a burst to that of the next; a burst that lasts longer delays it.
+    Default: one burst."""
     start_s: float = 0.0
+    """Seconds since the start of the run."""
 
     def __post_init__(self) -> None:
         if any(x is not None and not x > 0 for x in (self.rate_Bps, self.nbytes, self.every_s)):
@@ -77,52 +60,33 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundJob:
-    """Another job on the same machine, repeated until the main one has ended.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        Its classes and groups name ranks of the same topology.
-    start_s : float
-        When its first step begins; seconds since the start of the run.
-    overlap_slowdown : float, optional
-        Default: the GPU's.
-    """
+    """Another job on the same machine, repeated until the main one has ended."""
 
     plan: StepPlan
+    """Its classes and groups name ranks of the same topology."""
     start_s: float = 0.0
+    """When its first step begins; seconds since the start of the run."""
     overlap_slowdown: float | None = None
+    """Default: the GPU's."""
 
 
 class CollectiveArrivals(NamedTuple):
-    """When the ranks of one collective arrived.
-
-    Parameters
-    ----------
-    step : int
-    name : str
-        Of the collective's task.
-    bucket : int, optional
-    start_s : float
-        When the last rank arrived; seconds since the start of the run.
-    last : str
-        Class of the last rank.
-    last_rank : int
-        The last rank; the first of its class where a class is simulated as source.
-    waited_s : float
-        How long the ranks that were not last waited, on average.
-    longest_s : float
-        How long the first rank waited.
-    """
+    """When the ranks of one collective arrived."""
 
     step: int
     name: str
+    """Of the collective's task."""
     bucket: int | None
     start_s: float
+    """When the last rank arrived; seconds since the start of the run."""
     last: str
+    """Class of the last rank."""
     last_rank: int
+    """The last rank; the first of its class where a class is simulated as source."""
     waited_s: float
+    """How long the ranks that were not last waited, on average."""
     longest_s: float
+    """How long the first rank waited."""
 
 
 def schedule_changes(
@@ -133,10 +97,8 @@ def schedule_changes(
 ) -> None:
     """Change the machine of the network at the time of each change.
 
-    Parameters
-    ----------
-    in_progress : callable
-        Names of the collectives in progress, for the message if one of them loses all routes.
+    `in_progress`: names of the collectives in progress, for the message if one of them loses all
+    routes.
     """
 
     def become(change: Change) -> None:

@@ -79,17 +79,11 @@ class _Work:
 
 @dataclass(slots=True, eq=False)
 class ComputeResource:
-    """Compute of a rank class, `slowdown` times slower while a collective of it is in progress.
-
-    Parameters
-    ----------
-    env : simpy.Environment
-    slowdown : float
-        1 or more.
-    """
+    """Compute of a rank class, `slowdown` times slower while a collective of it is in progress."""
 
     env: simpy.Environment
     slowdown: float
+    """1 or more."""
     _communicating: int = 0
     _running: list[_Work] = field(default_factory=list)
 

@@ -24,21 +24,15 @@ ALIKE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ApproximationNote:
-    """A case in which a fluid is an approximation.
-
-    Parameters
-    ----------
-    why : {"shared", "staged", "met", "changed"}
-    text : str
-    median, p90, worst : float
-        Differences from fidelity "message", as parts of the time of a collective.
-    """
+    """A case in which a fluid is an approximation."""
 
     why: Why
     text: str
     median: float
     p90: float
     worst: float
+    """`median`, `p90` and `worst`: differences from fidelity "message", as parts of the time of a
+    collective."""
 
     def __str__(self) -> str:
         return (

@@ -100,12 +100,8 @@ class FlowNetwork(Network):
     def become(self, machine: Machine) -> None:
         """Go on on this machine; bytes already sent stay sent.
 
-        Raises
-        ------
-        TopologyError
-            No route is left between two ranks that have to communicate.
-        SimulationError
-            A collective stalls, and the machine will not change any more.
+        Raises `TopologyError`: no route is left between two ranks that have to communicate. Raises
+        `SimulationError`: a collective stalls, and the machine will not change any more.
         """
         self._count_streams()
         self._note_change(machine)

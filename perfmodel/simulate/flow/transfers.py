@@ -11,11 +11,11 @@ import simpy
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
+from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
     Clocks,
     CompletionTimes,
-    LinkRates,
     OneStep,
     is_one_step,
 )
@@ -39,24 +39,16 @@ class Collective:
     """A collective in progress, leg after leg; times since its first byte, unless stated.
 
     Until its rates change, its times are those of `timer`.
-
-    Parameters
-    ----------
-    original : LoweredCollective
-        On the machine on which the run began.
-    lowered : LoweredCollective
-        On the machine on which the collective began.
-    timer : UncontendedTimer
-        Of that machine.
-    start_s : float
-        When its first byte may move, on the simulation's clock.
-    done : simpy.Event
     """
 
     original: LoweredCollective
+    """On the machine on which the run began."""
     lowered: LoweredCollective
+    """On the machine on which the collective began."""
     timer: UncontendedTimer
+    """Of that machine."""
     start_s: float
+    """When its first byte may move, on the simulation's clock."""
     done: simpy.Event
     leg: int = 0
     stage: Stage = field(init=False)

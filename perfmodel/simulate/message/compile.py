@@ -81,10 +81,7 @@ def columns_of(
 ) -> Columns:
     """Return the columns of a collective; all indices count from zero.
 
-    Raises
-    ------
-    SimulationError
-        A send over an edge that no phase of the schedule has.
+    Raises `SimulationError`: a send over an edge that no phase of the schedule has.
     """
     edge, stage_of_edge = _edges_and_stages(lowered, sends)
     order = np.argsort(edge, kind="stable")

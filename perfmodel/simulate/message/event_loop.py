@@ -35,11 +35,8 @@ IDLE, SOME_ENDED, CROWDED = range(3)
 def advance(s: State, until_s: float) -> int:
     """Process events up to a time, or to the end of the instant in which a run ends.
 
-    Returns
-    -------
-    int
-        `IDLE`: no event is left before `until_s`. `SOME_ENDED`: `s.ended` names the runs, at
-        the clock's `now_s`. `CROWDED`: outdated events must be removed first.
+    Returns `IDLE` where no event is left before `until_s`; `SOME_ENDED`: `s.ended` names the runs,
+    at the clock's `now_s`; `CROWDED`: outdated events must be removed first.
     """
     clock = s.clock[0]
     while True:

@@ -52,9 +52,7 @@ class Slot:
 class Kernel:
     """Simulates sends on the links of one machine.
 
-    Parameters
-    ----------
-    capacity_Bps : ndarray of float, shape (arcs,)
+    `capacity_Bps`: shape (arcs,).
     """
 
     def __init__(self, capacity_Bps: FloatArray) -> None:
@@ -71,10 +69,7 @@ class Kernel:
     def compile(self) -> None:
         """Run compiled from now on. The results are the same bits.
 
-        Raises
-        ------
-        ImportError
-            numba is missing, or one that does not go with this NumPy.
+        Raises `ImportError`: numba is missing, or one that does not go with this NumPy.
         """
         if not self.is_compiled:
             numba_kernel.compiled()
@@ -206,12 +201,7 @@ class Kernel:
     ) -> None:
         """Change the links, and the routes of everything in progress.
 
-        Parameters
-        ----------
-        capacity_Bps : ndarray of float, shape (arcs,)
-        at_s : float
-        routes : sequence of (Slot, Routes)
-            Of everything in progress.
+        `capacity_Bps`: shape (arcs,). `routes`: of everything in progress.
         """
         compiled = self.is_compiled
         if compiled:

@@ -68,16 +68,11 @@ class _Run:
 
 @dataclass
 class MessageNetwork(Network):
-    """The network at fidelity "message" (see the module and `Network`).
-
-    Parameters
-    ----------
-    compiled : bool, optional
-        Whether to run the kernel compiled by numba. Default: where numba is installed and there is
-        enough to do. The results are the same bits.
-    """
+    """The network at fidelity "message" (see the module and `Network`)."""
 
     compiled: bool | None = None
+    """Whether to run the kernel compiled by numba. Default: where numba is installed and there is
+    enough to do. The results are the same bits."""
     _kernel: Kernel = field(init=False)
     _sends: int = field(default=0, init=False)
     _runs: dict[int, _Run] = field(default_factory=dict, init=False)
@@ -116,10 +111,7 @@ class MessageNetwork(Network):
     def become(self, machine: Machine) -> None:
         """Go on on this machine; bytes already sent stay sent.
 
-        Raises
-        ------
-        TopologyError
-            No route is left between two ranks that have to communicate.
+        Raises `TopologyError`: no route is left between two ranks that have to communicate.
         """
         self._count_streams()
         self._note_change(machine)
@@ -205,10 +197,7 @@ class MessageNetwork(Network):
     def _schedule_next(self, at_s: float) -> None:
         """Run the kernel again at a time.
 
-        Raises
-        ------
-        SimulationError
-            A collective cannot end.
+        Raises `SimulationError`: a collective cannot end.
         """
         is_final = at_s == np.inf or self.changes_left == 0
         collectives = [

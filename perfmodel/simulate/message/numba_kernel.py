@@ -16,29 +16,24 @@ from typing import Any
 
 from perfmodel.simulate.message import event_heap, event_loop, link_sharing, records
 from perfmodel.simulate.message.records import INF, State
-from perfmodel.simulate.sharing import max_min_loops
 
 Arrays: Any = namedtuple("Arrays", [field.name for field in fields(State)])  # type: ignore[misc]  # noqa: PYI024
 """A `State` as a named tuple, which numba can compile for."""
 
-HELPERS = (
-    event_loop.advance, event_loop.begin, event_loop.end, event_loop.can_send,
-    event_loop.start_send, event_loop.start_if_ready, event_loop.finish, event_loop.land,
-    event_loop.advance_rank, link_sharing.join_links, link_sharing.leave_links,
-    link_sharing.is_overbooked, link_sharing.touch, link_sharing.set_rate, link_sharing.solve,
-    link_sharing.find_connected, link_sharing.fill_progressively, link_sharing.keep_overbooked,
-    link_sharing.freeze_limited, link_sharing.freeze_full, link_sharing.freeze,
-)  # fmt: skip
+HELPERS: tuple[Callable[..., object], ...] = tuple(
+    function
+    for module in (event_loop, link_sharing)
+    for function in vars(module).values()
+    if inspect.isfunction(function) and function.__module__ == module.__name__
+)
+"""All functions of the kernel but those of the queue of events."""
 
 
 @cache
 def compiled() -> Callable[[Any, float], int]:
     """Return `event_loop.advance`, compiled; from numba's cache on disk after the first time.
 
-    Raises
-    ------
-    ImportError
-        numba is missing, or does not work with this NumPy.
+    Raises `ImportError`: numba is missing, or does not work with this NumPy.
     """
     from numba import njit  # takes 0.9 s to import
     from numba.extending import overload, register_jitable
@@ -57,23 +52,6 @@ def compiled() -> Callable[[Any, float], int]:
         return event_loop.advance(s, until_s)
 
     fast: Callable[[Any, float], int] = njit(cache=True)(advance)
-    return fast
-
-
-@cache
-def compiled_filling() -> Callable[[Any, Any, Any, Any], Any]:
-    """Return `max_min_loops.fill_in_loops`, compiled.
-
-    Raises
-    ------
-    ImportError
-        As above.
-    """
-    from numba import njit  # as above
-    from numba.extending import register_jitable
-
-    register_jitable(max_min_loops.find_frozen)
-    fast: Callable[[Any, Any, Any, Any], Any] = njit(cache=True)(max_min_loops.fill_in_loops)
     return fast
 
 

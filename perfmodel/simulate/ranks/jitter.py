@@ -21,38 +21,18 @@ Kind = Literal["normal", "lognormal", "gamma", "exponential"]
 
 @dataclass(frozen=True, slots=True)
 class Jitter:
-    """Random factors on GPU work with mean 1 and a coefficient of variation.
-
-    Parameters
-    ----------
-    kind : {"normal", "lognormal", "gamma", "exponential"}
-        "normal" is cut at zero; "exponential" is 1 - cv and an exponential tail of mean cv.
-    cv : float
-        Standard deviation over mean.
-    per : {"step", "layer"}
-        One factor for all work of a rank in a step, or one for each piece of work.
-    seed : int
-    """
+    """Random factors on GPU work with mean 1 and a coefficient of variation."""
 
     kind: Kind
+    """Normal factors are cut at zero; "exponential" is 1 - cv and a tail of mean cv."""
     cv: float
+    """Standard deviation over mean."""
     per: Literal["step", "layer"]
+    """One factor for all work of a rank in a step, or one for each piece of work."""
     seed: int
 
     def factors(self, ranks: int, step: int, piece: int) -> FloatArray:
-        """Draw one factor per rank.
-
-        Parameters
-        ----------
-        ranks : int
-        step : int
-        piece : int
-            Number of the piece of work in its step; without meaning with `per` "step".
-
-        Returns
-        -------
-        ndarray of float, shape (ranks,)
-        """
+        """Draw one factor per rank for a numbered piece of work of a step; shape (ranks,)."""
         entropy = (self.seed, step, piece if self.per == "layer" else 0)
         draw = np.random.Generator(np.random.SFC64(np.random.SeedSequence(entropy)))
         cv = self.cv
@@ -81,12 +61,6 @@ class Variation:
 
     Work on the host is not varied. Copies of a task in several classes (see
     `perfmodel.training.split_class`) are the same piece of work.
-
-    Parameters
-    ----------
-    plan : StepPlan
-    jitters : sequence of Jitter
-    slow : sequence of SlowSteps
     """
 
     plan: StepPlan

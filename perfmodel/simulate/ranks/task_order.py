@@ -44,10 +44,7 @@ def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
     A collective comes as early as possible, right behind its dependencies: when a piece of compute
     is timed, every collective that may slow it down has been.
 
-    Raises
-    ------
-    SimulationError
-        Tasks that wait for each other.
+    Raises `SimulationError`: tasks that wait for each other.
     """
     dependencies, keys = _dependencies(plan), _keys(plan)
     done: set[Node] = set()

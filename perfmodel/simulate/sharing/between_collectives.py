@@ -95,23 +95,15 @@ class LinkUsers(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Demand of one job on the links.
-
-    Parameters
-    ----------
-    stage : Stage
-    wire_bytes : ndarray of float, shape (edges,)
-        Of the whole stage.
-    takes_s : callable
-        Estimated time of the stage at some rates; seconds.
-    key : object
-        Equal for jobs that began together and are alike, so that they send at the same times.
-    """
+    """Demand of one job on the links."""
 
     stage: Stage
     wire_bytes: FloatArray
+    """Of the whole stage. Shape (edges,)."""
     takes_s: Callable[[FloatArray], float]
+    """Estimated time of the stage at some rates; seconds."""
     key: object
+    """Equal for jobs that began together and are alike, so that they send at the same times."""
 
 
 def max_min_of(capacity_Bps: FloatArray, stages: Sequence[Stage]) -> list[FloatArray]:
@@ -131,11 +123,8 @@ def rates_in_turns(
     part of its time needs only that part of a link, and is slower than alone only where the needs
     of all exceed the capacity.
 
-    Returns
-    -------
-    list of (ndarray of float, shape (edges,), float)
-        For each stage the rate of each edge, at most what it needs, and the factor by which the
-        stage is slower than alone.
+    Returns for each stage the rate of each edge, shape (edges,), at most what it needs, and the
+    factor by which the stage is slower than alone.
     """
     limited = [replace(s, cap_Bps=needed) for s, needed in zip(stages, needed_Bps, strict=True)]
     rates = max_min_of(capacity_Bps, limited)

@@ -20,10 +20,7 @@ def duty_cycle_rates(capacity_Bps: FloatArray, stage: Stage) -> FloatArray:
     one channel that send in different repeats do not slow each other; channels that start together
     do. Exact where that link limits all edges that share it; too low elsewhere.
 
-    Parameters
-    ----------
-    capacity_Bps : ndarray of float, shape (links,)
-    stage : Stage
+    `capacity_Bps`: shape (links,).
 
     Returns
     -------
@@ -93,11 +90,7 @@ def fill_and_drain_rates(capacity_Bps: FloatArray, stage: Stage) -> FloatArray:
     higher. A link is shared equally there, piece by piece: a small piece waits for as many bytes of
     a large one as it has itself.
 
-    Parameters
-    ----------
-    capacity_Bps : ndarray of float, shape (links,)
-    stage : Stage
-        Of one phase.
+    `capacity_Bps`: shape (links,). `stage`: of one phase.
 
     Returns
     -------

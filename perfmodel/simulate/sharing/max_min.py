@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-
-Filling = Callable[[FloatArray, IntArray, IntArray, FloatArray], FloatArray]
 
 
 def max_min_rates(
@@ -16,8 +12,6 @@ def max_min_rates(
     pointers: IntArray,
     arcs: IntArray,
     caps_Bps: FloatArray | None = None,
-    *,
-    compiled: bool = False,
 ) -> FloatArray:
     """Share link capacities among flows, max-min fairly.
 
@@ -29,20 +23,12 @@ def max_min_rates(
     arcs : ndarray of int
     caps_Bps : ndarray of float, shape (flows,), optional
         Most that each flow can take whatever the links allow.
-    compiled : bool
-        Whether to do it compiled by numba, which must be installed: the same bits, sooner where it
-        is done many times (loading numba takes about a second).
 
     Returns
     -------
     ndarray of float, shape (flows,)
         Rates in bytes per second; infinite for a flow without links and without a cap. They are
         the same bits in whatever order the flows are given.
-
-    Raises
-    ------
-    ImportError
-        `compiled` without numba.
 
     Notes
     -----
@@ -51,20 +37,9 @@ def max_min_rates(
     freezes all present bottlenecks at once (they are independent of each other). Source:
     Bertsekas and Gallager, Data Networks, section 6.5.2.
     """
-    used, local = np.unique(arcs, return_inverse=True)
+    used, arcs = np.unique(arcs, return_inverse=True)
+    spare_Bps = capacity_Bps[used].astype(float)
     caps = np.full(len(pointers) - 1, np.inf) if caps_Bps is None else caps_Bps.astype(float)
-    if compiled:
-        from perfmodel.simulate.message import numba_kernel
-
-        fill: Filling = numba_kernel.compiled_filling()
-        return fill(capacity_Bps[used].astype(float), pointers, local.astype(np.int64), caps)
-    return _fill(capacity_Bps[used].astype(float), pointers, local, caps)
-
-
-def _fill(
-    spare_Bps: FloatArray, pointers: IntArray, arcs: IntArray, caps: FloatArray
-) -> FloatArray:
-    """As `max_min_loops.fill_in_loops`, all flows of a pass at once."""
     flows, links = len(pointers) - 1, len(spare_Bps)
     rates = np.full(flows, np.inf)
     owner = np.repeat(np.arange(flows), np.diff(pointers))

@@ -43,17 +43,11 @@ def _share(at_s: float, from_s: float, to_s: float) -> float:
 
 @dataclass(slots=True)
 class Link:
-    """One directed link, with a token bucket where a shaper lets a burst pass.
-
-    Parameters
-    ----------
-    rate_Bps : float
-    burst_bytes : float
-        Size of the token bucket.
-    """
+    """One directed link, with a token bucket where a shaper lets a burst pass."""
 
     rate_Bps: float
     burst_bytes: float = 0.0
+    """Size of the token bucket."""
     free_s: float = 0.0
     _tokens: float = 0.0
     _bookings: deque[_Booking] = field(default_factory=deque)
@@ -85,20 +79,13 @@ class Link:
 
 @dataclass(slots=True)
 class Connection:
-    """One direction of the connection between two ranks.
-
-    Parameters
-    ----------
-    links : sequence of Link
-        Those of the route that can make messages wait; the first is its host's own.
-    latency_s : float
-    queue_bytes : float
-        Most that the host's sockets put in the queue of its device.
-    """
+    """One direction of the connection between two ranks."""
 
     links: Sequence[Link]
+    """Those of the route that can make messages wait; the first is its host's own."""
     latency_s: float
     queue_bytes: float
+    """Most that the host's sockets put in the queue of its device."""
     sent_s: float = 0.0
 
     @property
@@ -130,15 +117,10 @@ class Cores:
     """Cores that all processes of a machine share; first come first served, one core a task.
 
     A step's latency on an idle machine includes its work; here is only the wait for a core.
-
-    Parameters
-    ----------
-    number : int, optional
-        None: every process has its own, so that nothing waits.
-    speed : float
     """
 
     number: int | None
+    """None: every process has its own, so that nothing waits."""
     speed: float = 1.0
     _free_s: list[float] = field(init=False)
 
@@ -148,11 +130,7 @@ class Cores:
     def wait_s(self, at_s: float, work_s: float) -> float:
         """Book work that arrives at a time, no earlier than any other; return how long it waits.
 
-        Parameters
-        ----------
-        at_s : float
-        work_s : float
-            On a core of speed 1; seconds.
+        `work_s`: on a core of speed 1; seconds.
         """
         if not self._free_s or work_s <= 0:
             return 0.0

@@ -100,9 +100,9 @@ class SocketNetwork(Network):
                 self._receive(at_s, idle_s, nbytes, forward.rate_Bps, land)
 
             def land() -> None:
-                loops.receive(receiver, number)
+                loops.count_message(receiver, number)
                 if loops.ended:
-                    self._end(done)
+                    call_at(self.env, self._now_s, lambda _: done.succeed())
 
             self._when_free(self.machine.library.core_message, write)
 
@@ -163,9 +163,6 @@ class SocketNetwork(Network):
         if frame and library.core_frame > 0:
             return min(nbytes / frame * library.core_frame, nbytes / rate_Bps * self._cores.speed)
         return 0.0 if library.core_bytes is None else nbytes / library.core_bytes
-
-    def _end(self, done: simpy.Event) -> None:
-        call_at(self.env, self._now_s, lambda _: done.succeed())
 
     def _at(self, time_s: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._events, (time_s, next(self._count), action))

@@ -20,34 +20,22 @@ from perfmodel.collectives.schedule import Round, Schedule
 
 @dataclass(slots=True)
 class RankRound:
-    """One round of one rank.
-
-    Parameters
-    ----------
-    number : int
-        Of the round.
-    needs : int
-        How many of the rank's first rounds must be over before it begins.
-    sends : list of (int, float)
-        Receiver and bytes.
-    receives : list of int
-        Senders.
-    """
+    """One round of one rank."""
 
     number: int
+    """Of the round."""
     needs: int
+    """How many of the rank's first rounds must be over before it begins."""
     sends: list[tuple[int, float]] = field(default_factory=list)
+    """Receiver and bytes."""
     receives: list[int] = field(default_factory=list)
+    """Senders."""
 
 
 def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...], ...]:
     """Return the rounds of each rank.
 
-    Parameters
-    ----------
-    schedule : Schedule
-    credits : int
-        Rounds in progress at once in phases whose `lag` is above one.
+    `credits`: rounds in progress at once in phases whose `lag` is above one.
     """
     ranks = schedule.ranks + schedule.switches
     rounds: list[list[RankRound]] = [[] for _ in range(ranks)]
@@ -94,20 +82,14 @@ Send = Callable[[int, int, int, float], None]
 
 @dataclass(slots=True)
 class RankLoops:
-    """The loops of one collective in progress.
-
-    Parameters
-    ----------
-    rounds : tuple of tuple of RankRound
-        By rank.
-    send_ready, send : callable
-        Send a ready message (receiver, sender, round) or data (sender, receiver, round, bytes);
-        `receive_ready` and `receive` are to be called when they arrive.
-    """
+    """The loops of one collective in progress."""
 
     rounds: tuple[tuple[RankRound, ...], ...]
+    """By rank."""
     send_ready: SendReady
     send: Send
+    """`send_ready` and `send`: send a ready message (receiver, sender, round) or data (sender,
+    receiver, round, bytes); call `receive_ready` and `count_message` when they arrive."""
     _begun: list[int] = field(init=False)
     _over: list[int] = field(init=False)
     _messages_left: list[list[int]] = field(init=False)
@@ -129,17 +111,9 @@ class RankLoops:
         """Whether all ranks have ended their loops."""
         return self._running == 0
 
-    def begin(self, rank: int) -> None:
-        """Start a rank."""
-        self._begin_rounds(rank)
-
     def receive_ready(self, sender: int, receiver: int, number: int) -> None:
         """Receive a ready message: data that its sender has posted may be sent."""
         self._match(sender, receiver, number, -1.0)
-
-    def receive(self, receiver: int, number: int) -> None:
-        """Receive data."""
-        self._count_message(receiver, number)
 
     def _match(self, sender: int, receiver: int, number: int, nbytes: float) -> None:
         """Send once both sides have posted: bytes from the sender, -1 from the receiver."""
@@ -148,9 +122,9 @@ class RankLoops:
             self._posted[sender, receiver, number] = nbytes
             return
         self.send(sender, receiver, number, max(nbytes, other))
-        self._count_message(sender, number)
+        self.count_message(sender, number)
 
-    def _count_message(self, rank: int, number: int) -> None:
+    def count_message(self, rank: int, number: int) -> None:
         """Count one more message of a round as sent or received."""
         messages_left = self._messages_left[rank]
         messages_left[self._index_of[rank][number]] -= 1
@@ -162,10 +136,10 @@ class RankLoops:
             if over == len(messages_left):
                 self._running -= 1
             else:
-                self._begin_rounds(rank)
+                self.begin(rank)
 
-    def _begin_rounds(self, rank: int) -> None:
-        """Begin the rounds that wait for nothing any more."""
+    def begin(self, rank: int) -> None:
+        """Begin the rounds of a rank that wait for nothing (any more)."""
         mine = self.rounds[rank]
         while self._begun[rank] < len(mine):
             round_ = mine[self._begun[rank]]

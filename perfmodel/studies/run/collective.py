@@ -16,7 +16,7 @@ from perfmodel.calibrate import Profile, draws, interval_s, measured_at
 from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.profile import Rows
 from perfmodel.collectives.algorithms.chain import PIECE_BYTES
-from perfmodel.collectives.catalog import maker
+from perfmodel.collectives.catalog import bus_factor, maker
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, make_machine, observed_time_s
@@ -26,7 +26,6 @@ from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.engine.engine import Fidelity, network_class
 from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
 from perfmodel.studies.run.resolve.limits import check_message_size
-from perfmodel.testing.closed_forms import bus_factor
 from perfmodel.topology.model import Topology
 
 

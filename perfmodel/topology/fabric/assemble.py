@@ -47,27 +47,17 @@ Arc = tuple[str, str, str, float, float, int]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host, its patterns expanded.
-
-    Parameters
-    ----------
-    devices : tuple of (str, str)
-        Name and kind.
-    arcs : tuple of Arc
-        Both directions of every edge, in file order.
-    gpus, nics : tuple of str
-    ports : tuple of LinkSpec
-        The link that leaves each NIC.
-    rails : tuple of int
-        Rail of each NIC.
-    """
+    """One host, its patterns expanded."""
 
     devices: tuple[tuple[str, NodeKind], ...]
     arcs: tuple[Arc, ...]
+    """Both directions of every edge, in file order."""
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
     ports: tuple[LinkSpec, ...]
+    """The link that leaves each NIC."""
     rails: tuple[int, ...]
+    """Rail of each NIC."""
 
 
 def expand_host(spec: NodeSpec) -> Host:

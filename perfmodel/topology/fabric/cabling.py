@@ -41,29 +41,20 @@ class Trunk:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Cables of a fabric.
-
-    Parameters
-    ----------
-    switches : tuple of str
-        Leaves first.
-    leaf_of : ndarray of int, shape (ports,)
-        Leaf switch of each port, as a position in `switches`.
-    trunks : tuple of Trunk
-        Leaf by leaf; then, in a fat tree, those of the level above.
-    leaves, pod, above, cables, cores : int
-        See `perfmodel.topology.routing.clos.Tiers`.
-    assumptions : tuple of str
-    """
+    """Cables of a fabric."""
 
     switches: tuple[str, ...]
+    """Leaves first."""
     leaf_of: Ints
+    """Leaf switch of each port, as a position in `switches`. Shape (ports,)."""
     trunks: tuple[Trunk, ...] = ()
+    """Leaf by leaf; then, in a fat tree, those of the level above."""
     leaves: int = 1
     pod: int = 1
     above: int = 0
     cables: int = 0
     cores: int = 0
+    """`leaves` to `cores`: as in `perfmodel.topology.routing.clos.Tiers`."""
     assumptions: tuple[str, ...] = ()
 
 
@@ -73,17 +64,9 @@ class Wiring:
 def wire(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
     """Plug every NIC of every host into the fabric.
 
-    Parameters
-    ----------
-    fabric : Fabric
-    rails : tuple of int
-        Rail of each NIC of one host.
-    hosts : int
+    `rails`: rail of each NIC of one host.
 
-    Raises
-    ------
-    InputError
-        The fabric has too few ports.
+    Raises `InputError`: the fabric has too few ports.
     """
     shapes: Mapping[str, Callable[[Fabric, tuple[int, ...], int], Wiring]] = {
         "one-switch": _one_switch,
@@ -209,10 +192,8 @@ def _smallest_k(ports: int) -> int:
 def wire_listed(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
     """Plug the NICs of the first hosts into the switches that the list says.
 
-    Raises
-    ------
-    InputError
-        More hosts than the list has, NICs that differ in number, or switches that no cable joins.
+    Raises `InputError`: more hosts than the list has, NICs that differ in number, or switches that
+    no cable joins.
     """
     rows = fabric.hosts[:hosts]
     faults = []

@@ -51,15 +51,9 @@ class Fabric:
 def resolve_fabric(fabric: FabricSpec | str) -> Fabric:
     """Fill what a fabric leaves open from the file of its shape.
 
-    Parameters
-    ----------
-    fabric : FabricSpec or str
-        A shape with overrides, the name of a shape, or the path of a fabric file.
+    `fabric`: a shape with overrides, the name of a shape, or the path of a fabric file.
 
-    Raises
-    ------
-    InputError
-        Unknown shape, unreadable or wrong file.
+    Raises `InputError`: unknown shape, unreadable or wrong file.
     """
     if isinstance(fabric, str):
         return _merge(_read(_path(fabric)), None)

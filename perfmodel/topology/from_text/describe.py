@@ -32,24 +32,16 @@ RACK_GPUS = 72
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A host that was put together from text.
-
-    Parameters
-    ----------
-    node : NodeSpec
-        May hold more GPUs than were asked for, where the machine has them: use the first.
-    assumptions : tuple of str
-        What the text leaves open and how it was filled.
-    template : str or None
-        Name of the shipped template it is; None where it was put together.
-    trays : int
-        Described hosts in the node: 18 where NVLink joins a rack.
-    """
+    """A host that was put together from text."""
 
     node: NodeSpec
+    """May hold more GPUs than were asked for, where the machine has them: use the first."""
     assumptions: tuple[str, ...]
+    """What the text leaves open and how it was filled."""
     template: str | None = None
+    """Name of the shipped template it is; None where it was put together."""
     trays: int = 1
+    """Described hosts in the node: 18 where NVLink joins a rack."""
 
     def spread(self, hosts: int, gpus: int) -> tuple[int, int]:
         """Return the number of nodes, and GPUs of each, for so many hosts of so many GPUs."""
@@ -109,10 +101,7 @@ def describe(
 def find_host(host: HostText) -> Described:
     """Take the template that fits as it is, or put a host of the same parts together.
 
-    Raises
-    ------
-    InputError
-        No host can have these parts.
+    Raises `InputError`: no host can have these parts.
     """
     facts = match_template(host, as_is=True)
     if facts is None:

@@ -25,46 +25,28 @@ def says_nothing(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NamedGpu:
-    """The GPU that a text names.
-
-    Parameters
-    ----------
-    name : str
-        In the table of GPUs.
-    part : GpuConnector
-    assumptions : tuple of str
-        What the text left open.
-    form_stated : bool
-        Whether the text says board or card.
-    memory_GB : int or None
-        As stated; None: not stated.
-    others : str
-        Text from the first GPU of another family on.
-    """
+    """The GPU that a text names."""
 
     name: str
+    """In the table of GPUs."""
     part: GpuConnector
     assumptions: tuple[str, ...] = ()
+    """What the text left open."""
     form_stated: bool = True
+    """Whether the text says board or card."""
     memory_GB: int | None = None
+    """As stated; None: not stated."""
     others: str = ""
+    """Text from the first GPU of another family on."""
 
 
 def read_gpu(text: str, intra: str = "") -> NamedGpu:
     """Find the first GPU that a text names, in any usual spelling.
 
-    Parameters
-    ----------
-    text : str
-        "Tesla V100-SXM2-16GB", "H100 PCIe", "RTX 4090", or a name of the table, a user's own
-        included.
-    intra : str
-        What joins the GPUs; it decides between board and card where `text` does not.
+    `text`: "Tesla V100-SXM2-16GB", "H100 PCIe", "RTX 4090", or a name of the table, a user's own
+    included. `intra`: what joins the GPUs; it decides between board and card where `text` does not.
 
-    Raises
-    ------
-    InputError
-        No GPU that is known; the message lists those that are.
+    Raises `InputError`: no GPU that is known; the message lists those that are.
 
     Examples
     --------
@@ -166,37 +148,24 @@ def _usual_form(intra: str, family: dict[str, GpuConnector]) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class IntraText:
-    """What a text states about the links inside a host; None: not stated.
-
-    Parameters
-    ----------
-    layout : Layout or None
-    nvlink : bool
-        Whether NVLink is named at all.
-    lanes, lane_Bps : int, float
-        NVLinks of one GPU, and the raw rate of each, one direction.
-    generation : int
-        Of NVLink.
-    pcie : str
-        Generation of PCIe: "pcie4".
-    switches : bool
-        PCIe switches (True), or straight under the CPUs (False).
-    domains : int
-        CPUs (NUMA domains).
-    own_domains : bool
-        Whether each GPU has a NUMA domain of its own.
-    cpu : str
-    """
+    """What a text states about the links inside a host; None: not stated."""
 
     layout: Layout | None
     nvlink: bool
+    """Whether NVLink is named at all."""
     lanes: int | None
     lane_Bps: float | None
+    """`lanes` and `lane_Bps`: NVLinks of one GPU, and the raw rate of each, one direction."""
     generation: int | None
+    """Of NVLink."""
     pcie: str | None
+    """Generation of PCIe: "pcie4"."""
     switches: bool | None
+    """PCIe switches (True), or straight under the CPUs (False)."""
     domains: int | None
+    """CPUs (NUMA domains)."""
     own_domains: bool
+    """Whether each GPU has a NUMA domain of its own."""
     cpu: str | None
 
     @property

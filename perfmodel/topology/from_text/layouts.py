@@ -9,8 +9,6 @@ from itertools import pairwise
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
-    between_cpus,
-    dram,
     nvlink,
     pattern,
     port,
@@ -28,79 +26,48 @@ pytorch/pytorch benchmarks/distributed/ddp/README.md). P100 has one NVLink where
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """NICs of a host.
-
-    Parameters
-    ----------
-    kind : str
-        Kind of network (`NetworkKind`).
-    nics : int
-    nic_Bps : float
-        Raw rate of each; bytes per second.
-    source : str
-        Where that rate comes from.
-    across : bool
-        Under another CPU than the GPUs.
-    """
+    """NICs of a host."""
 
     kind: str
+    """Kind of network (`NetworkKind`)."""
     nics: int
     nic_Bps: float
+    """Raw rate of each; bytes per second."""
     source: str
+    """Where that rate comes from."""
     across: bool = False
+    """Under another CPU than the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """How the GPUs of a host are joined by NVLink.
-
-    Parameters
-    ----------
-    gpus : int
-    layout : Layout
-    nvlink : str or None
-        Name of the NVLink among the parts.
-    lanes : int
-        NVLinks of one GPU.
-    lane_Bps : float or None
-        Raw rate of each, where it is not that of the part; bytes per second.
-    """
+    """How the GPUs of a host are joined by NVLink."""
 
     gpus: int
     layout: Layout
     nvlink: str | None
+    """Name of the NVLink among the parts."""
     lanes: int
+    """NVLinks of one GPU."""
     lane_Bps: float | None = None
+    """Raw rate of each, where it is not that of the part; bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostParts:
-    """What a host is made of.
-
-    Parameters
-    ----------
-    gpu : str
-        Name in the table of GPUs.
-    part : GpuConnector
-    board : Board
-    cpu : str
-    domains : int
-        CPUs (NUMA domains).
-    pcie : str
-        Link of the GPUs.
-    switches : bool
-        Whether PCIe switches stand between GPUs and CPUs.
-    p2p : bool
-    network : Network or None
-    """
+    """What a host is made of."""
 
     gpu: str
+    """Name in the table of GPUs."""
     part: GpuConnector
     board: Board
     cpu: str
     domains: int
+    """CPUs (NUMA domains)."""
     pcie: str
+    """Link of the GPUs."""
     switches: bool
+    """Whether PCIe switches stand between GPUs and CPUs."""
     p2p: bool
     network: Network | None
 
@@ -124,14 +91,7 @@ def draft_host(host: HostParts) -> Draft:
     groups = _plug_gpus(draft, host, domains)
     if network is not None:
         _plug_nics(draft, host, network, groups, domains)
-    if domains > 1:
-        name, link = between_cpus(host.cpu)
-        draft.link(name, link)
-        draft.join(pattern("cpu", domains), pattern("cpu", domains), name, pattern="all")
-    per_socket = max(1, domains // 2) if domains > 2 else 1
-    draft.link("dram", dram(host.cpu, per_socket))
-    draft.add(pattern("mem", domains), "memory")
-    draft.join(pattern("mem", domains), pattern("cpu", domains), "dram")
+    draft.add_host_memory(host.cpu, range(domains))
     draft.extra = {
         "gpu_p2p": host.p2p,
         "gpudirect_rdma": reads_gpus(host.part, network.kind) if network else not host.part.geforce,

@@ -33,21 +33,7 @@ _SAME_RATE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class HostText:
-    """One host as a text describes it.
-
-    Parameters
-    ----------
-    gpu : NamedGpu
-    gpus : int
-    intra : IntraText
-    network : NetworkText
-    peer_access, gpudirect : bool or None
-        Copies between GPUs over PCIe, and between NICs and GPUs; None: not stated.
-    mtu : int or None
-        Bytes.
-    text : str
-        All of the text in lower case; it may name the machine as its provider does.
-    """
+    """One host as a text describes it."""
 
     gpu: NamedGpu
     gpus: int
@@ -55,8 +41,12 @@ class HostText:
     network: NetworkText
     peer_access: bool | None
     gpudirect: bool | None
+    """`peer_access` and `gpudirect`: copies between GPUs over PCIe, and between NICs and GPUs;
+    None: not stated."""
     mtu: int | None
+    """In bytes."""
     text: str
+    """All of the text in lower case; it may name the machine as its provider does."""
 
 
 def read_host(
@@ -72,30 +62,13 @@ def read_host(
     settings: str = "",
     remarks: str = "",
 ) -> HostText:
-    """Read the description of a host.
+    """Read the description of a host; `gpu`, `intra` and `network` are as `describe` takes them.
 
-    Parameters
-    ----------
-    gpu, intra, network : str
-        As `perfmodel.topology.from_text.describe.describe` takes them.
-    gpus : int
-    usual_network : NetworkKind, optional
-        Kind where `network` names none that is known.
-    nics : int, optional
-        NICs of the host, before what `network` says.
-    nic_Gbps : float, optional
-        Rate of each, before what `network` says.
-    env : mapping of str to str, optional
-        NCCL's variables.
-    settings : str
-        Text that may state P2P, GPUDirect and the MTU.
-    remarks : str
-        Text that may name the machine.
+    `usual_network` is the kind of network where `network` names none that is known; `nics` and
+    `nic_Gbps` come before what it says. `env` has NCCL's variables; `settings` may state P2P,
+    GPUDirect and the MTU, `remarks` the machine.
 
-    Raises
-    ------
-    InputError
-        A GPU or a network that is not known.
+    Raises `InputError`: a GPU or a network that is not known.
     """
     faults: list[Fault] = []
     named, net = None, None
@@ -132,20 +105,7 @@ def read_host(
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What a template holds.
-
-    Parameters
-    ----------
-    name : str
-    gpu : GpuConnector
-    gpus : int
-    layout : Layout
-    p2p : bool
-    network : NetworkKind or None
-    nics : int
-    nic_Bps : float
-        Raw rate of all NICs together.
-    """
+    """What a template holds."""
 
     name: str
     gpu: GpuConnector
@@ -155,6 +115,7 @@ class TemplateFacts:
     network: NetworkKind | None
     nics: int
     nic_Bps: float
+    """Raw rate of all NICs together."""
 
     @property
     def is_reference(self) -> bool:
@@ -211,13 +172,9 @@ def _layout(node: NodeSpec, kinds: Mapping[str, str], gpus: int) -> Layout:
 def match_template(host: HostText, *, as_is: bool) -> TemplateFacts | None:
     """Return the shipped template that best fits a description, or None.
 
-    Parameters
-    ----------
-    host : HostText
-    as_is : bool
-        The template is taken without a change: a network needs the stated rate of all NICs (or
-        the machine its name), and the same memory of GPUs is preferred. Else GPUs may be replaced
-        by those of another memory, and NICs that are not stated are the usual ones.
+    `as_is`: the template is taken without a change: a network needs the stated rate of all NICs (or
+    the machine its name), and the same memory of GPUs is preferred. Else GPUs may be replaced by
+    those of another memory, and NICs that are not stated are the usual ones.
     """
     layout, _ = usual_layout(host.gpu, host.gpus, host.intra)
     candidates = [

@@ -33,25 +33,15 @@ _NUMERALS = {"one": 1, "two": 2, "three": 3, "four": 4, "six": 6, "eight": 8}
 
 @dataclass(frozen=True, slots=True)
 class NetworkText:
-    """What a text states about the network; None: not stated.
-
-    Parameters
-    ----------
-    kind : NetworkKind or None
-        None: no network.
-    nic_Bps : float or None
-    nics : int or None
-    rate_source : str
-    across : bool
-        Whether the NIC is under another CPU than the GPUs.
-    assumptions : tuple of str
-    """
+    """What a text states about the network; None: not stated."""
 
     kind: NetworkKind | None
+    """None: no network."""
     nic_Bps: float | None = None
     nics: int | None = None
     rate_source: str = ""
     across: bool = False
+    """Whether the NIC is under another CPU than the GPUs."""
     assumptions: tuple[str, ...] = ()
 
 
@@ -63,19 +53,10 @@ def read_network(
 ) -> NetworkText:
     """Read what joins hosts: "InfiniBand HDR", "AWS EFA (p4d.24xlarge)", "RoCE v2 25 GbE".
 
-    Parameters
-    ----------
-    text : str or None
-        None: no network.
-    env : mapping of str to str, optional
-        NCCL's variables, of which some choose the kind.
-    usual : NetworkKind, optional
-        Kind where the text names none.
+    No `text`: no network. `env`: NCCL's variables, of which some choose the kind. `usual`: kind
+    where the text names none.
 
-    Raises
-    ------
-    InputError
-        A text that names no network that is known, and no `usual` one.
+    Raises `InputError`: a text that names no network that is known, and no `usual` one.
 
     Examples
     --------

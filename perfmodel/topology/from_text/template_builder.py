@@ -17,22 +17,10 @@ _LINK_ORDER = ("kind", "network", "bandwidth", "source", "efficiency", "efficien
 
 @dataclass
 class Draft:
-    """Devices, edges and links of a node template, in the order in which they are added.
-
-    Parameters
-    ----------
-    gpu : str
-        Name in the table of GPUs.
-    description : str
-    name : str
-
-    Attributes
-    ----------
-    comments : dict of int to str
-        Comment of each edge that has one, by its position.
-    """
+    """Devices, edges and links of a node template, in the order in which they are added."""
 
     gpu: str
+    """Name in the table of GPUs."""
     description: str
     name: str
     links: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -41,6 +29,7 @@ class Draft:
     extra: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     comments: dict[int, str] = field(default_factory=dict)
+    """Comment of each edge that has one, by its position."""
 
     def link(self, name: str, document: Mapping[str, Any]) -> str:
         """Add a link unless it is there; return its name."""
@@ -76,6 +65,23 @@ class Draft:
         bonded = {"lanes": lanes} if lanes else {}
         self.edges.append({"from": src, "to": dst, "link": link, **bonded, **more})
 
+    def add_pcie(self, generation: int, lanes: int, **more: Any) -> str:
+        """Add a PCIe link; return its name, ``pcie4`` for 16 lanes, else such as ``pcie4-x8``."""
+        stock = f"pcie{generation}"
+        whole_Bps = hardware_parts().links[stock].bandwidth
+        name = stock if lanes == 16 else f"{stock}-x{lanes}"
+        return self.link(name, stock_link(stock, bandwidth=rate(whole_Bps * lanes / 16), **more))
+
+    def add_host_memory(self, cpu: str, domains: Sequence[int]) -> None:
+        """Join the NUMA domains of a kind of CPU, and add the memory of each."""
+        cpus, memories = number_pattern("cpu", domains), number_pattern("mem", domains)
+        if len(domains) > 1:
+            name, link = between_cpus(cpu)
+            self.join(cpus, cpus, self.link(name, link), pattern="all")
+        self.link("dram", dram(cpu, max(1, len(domains) // 2)))
+        self.add(memories, "memory")
+        self.join(memories, cpus, "dram")
+
     def document(self) -> dict[str, Any]:
         """Return the document, with the sources that its links name."""
         sources = hardware_parts().sources | self.sources
@@ -108,6 +114,15 @@ def pattern(stem: str, count: int, first: int = 0) -> str:
     return f"{stem}{first}" if count == 1 else f"{stem}[{first}-{first + count - 1}]"
 
 
+def number_pattern(stem: str, numbers: Sequence[int]) -> str:
+    """Return the pattern of the devices with these numbers: ``cpu[0-3]``, or ``cpu[0,2]``."""
+    if len(numbers) == 1:
+        return f"{stem}{numbers[0]}"
+    if list(numbers) == list(range(len(numbers))):
+        return pattern(stem, len(numbers))
+    return f"{stem}[{','.join(map(str, numbers))}]"
+
+
 def rate(Bps: float) -> str:
     """Return a rate of bytes as a file says it, digits kept."""
     return f"{Bps / 1e9:.6g} GB/s"
@@ -122,7 +137,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.6g} us" if seconds else "0 s"
 
 
-def _link_fields(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
+def link_fields(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
     """Return the fields of a link that a file would hold."""
     fields = spec.model_dump(exclude_none=True)
     fields["latency"] = _time(fields["latency"])
@@ -133,28 +148,28 @@ def _link_fields(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
 
 def stock_link(name: str, **more: Any) -> dict[str, Any]:
     """Return a link of the file of parts as a document, some fields replaced."""
-    return _link_fields(hardware_parts().links[name], **more)
+    return link_fields(hardware_parts().links[name], **more)
 
 
 def nvlink(name: str, *, switched: bool, **more: Any) -> dict[str, Any]:
     """Return an NVLink as a document: one lane, to a peer or to a switch."""
-    switch = _link_fields(hardware_parts().switched_nvlink) if switched else {}
+    switch = link_fields(hardware_parts().switched_nvlink) if switched else {}
     return stock_link(name, **switch, **more)
 
 
 def between_cpus(name: str) -> tuple[str, dict[str, Any]]:
     """Return name and document of the link between NUMA domains of a kind of CPU."""
     cpu = hardware_parts().cpus[name]
-    link = _link_fields(
+    link = link_fields(
         hardware_parts().between, kind="upi", bandwidth=rate(cpu.between), source=cpu.between_source
     )
     return "infinity-fabric" if cpu.amd else "upi", link
 
 
-def dram(name: str, domains_per_socket: int = 1) -> dict[str, Any]:
+def dram(name: str, domains_per_socket: int) -> dict[str, Any]:
     """Return the memory bus of a NUMA domain as a document."""
     cpu = hardware_parts().cpus[name]
-    return _link_fields(
+    return link_fields(
         hardware_parts().dram,
         kind="memory",
         bandwidth=rate(cpu.dram / domains_per_socket),
@@ -165,14 +180,8 @@ def dram(name: str, domains_per_socket: int = 1) -> dict[str, Any]:
 def port(network: str, Bps: float, source: str) -> dict[str, Any]:
     """Return what leaves a NIC as a document.
 
-    Parameters
-    ----------
-    network : str
-        Kind of network.
-    Bps : float
-        Raw rate; bytes per second.
-    source : str
-        Where the rate comes from.
+    `network`: kind of network. `Bps`: raw rate; bytes per second. `source`: where the rate comes
+    from.
     """
     part = hardware_parts().ports[network]
     payload = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu

@@ -16,22 +16,15 @@ from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What is known of the machine besides the elements of its file.
-
-    Parameters
-    ----------
-    file : str
-        Its name, for messages.
-    text : str
-        Its name and comments, in lower case.
-    gpu, template : str or None
-        As the user named them.
-    """
+    """What is known of the machine besides the elements of its file."""
 
     file: str
+    """Its name, for messages."""
     text: str
+    """Its name and comments, in lower case."""
     gpu: str | None = None
     template: str | None = None
+    """`gpu` and `template`: as the user named them."""
 
     def refuse(self, field: str, problem: str, allowed: str) -> InputError:
         """Return the error for something that is missing or wrong in the file."""
@@ -40,23 +33,15 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """GPU and template by which a file is completed.
-
-    Parameters
-    ----------
-    gpu : str
-        Name in the table of GPUs.
-    part : GpuConnector
-    template : NodeSpec or None
-        Machine from which the rest is completed.
-    notes : tuple of str
-        What was assumed.
-    """
+    """GPU and template by which a file is completed."""
 
     gpu: str
+    """Name in the table of GPUs."""
     part: GpuConnector
     template: NodeSpec | None
+    """Machine from which the rest is completed."""
     notes: tuple[str, ...]
+    """What was assumed."""
 
     @property
     def gpus(self) -> int:
@@ -77,10 +62,7 @@ def devices_of(node: NodeSpec, kind: str) -> tuple[str, ...]:
 def complete_machine(domains: Sequence[Domain], hints: Hints) -> Completion:
     """Find GPU and machine by the user, the file, its name, or its structure.
 
-    Raises
-    ------
-    InputError
-        Neither the file nor the user names the GPU; or the two disagree.
+    Raises `InputError`: neither the file nor the user names the GPU; or the two disagree.
     """
     notes: list[str] = []
     template = _template(domains, hints, notes)
@@ -202,10 +184,7 @@ def _kind(domains: Sequence[Domain], kind: str) -> list[Device]:
 def classify(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
     """Decide what devices without a class are, by how many the template has; returns notes.
 
-    Raises
-    ------
-    InputError
-        No template, or its numbers of devices do not fit.
+    Raises `InputError`: no template, or its numbers of devices do not fit.
     """
     unknown = _kind(domains, "unknown")
     if not unknown:
@@ -239,10 +218,7 @@ def _first_are_gpus(domains: Sequence[Domain], gpus: int) -> None:
 def add_gpus(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
     """Put the template's GPUs under the switches of a file that has none; returns notes.
 
-    Raises
-    ------
-    InputError
-        No template, or its GPUs do not spread evenly.
+    Raises `InputError`: no template, or its GPUs do not spread evenly.
     """
     if _kind(domains, "gpu"):
         return ()

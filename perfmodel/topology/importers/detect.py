@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -48,18 +49,16 @@ _TEXTS = (
 )  # fmt: skip
 
 
+def _refusal(problem: str, file: str) -> InputError:
+    return InputError(Fault("file", problem, WANTED, file))
+
+
 def read_content(path: Path) -> str:
     """Read a text file of another tool; terminal colours are dropped.
 
-    Raises
-    ------
-    InputError
-        Unreadable, empty, too large, binary, or not UTF-8.
+    Raises `InputError`: unreadable, empty, too large, binary, or not UTF-8.
     """
-
-    def refuse(problem: str) -> InputError:
-        return InputError(Fault("file", problem, WANTED, str(path)))
-
+    refuse = partial(_refusal, file=str(path))
     try:
         with path.open("rb") as stream:
             data = stream.read(LARGEST_BYTES + 1)
@@ -83,15 +82,10 @@ def read_content(path: Path) -> str:
 def kind_of(text: str, file: str) -> Kind:
     """Return the kind of a text.
 
-    Raises
-    ------
-    InputError
-        Something else; the message says what it seems to be and what to do with it.
+    Raises `InputError`: something else; the message says what it seems to be and what to do with
+    it.
     """
-
-    def refuse(problem: str) -> InputError:
-        return InputError(Fault("file", problem, WANTED, file))
-
+    refuse = partial(_refusal, file=file)
     root = _root(text)
     if root == "system":
         return "nccl-topology"

@@ -16,7 +16,7 @@ from typing import Any
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import plain, read_yaml
 from perfmodel.files.find import data_folder
-from perfmodel.topology.importers.imported import ImportedTopology
+from perfmodel.topology.importers.imported import ImportedTopology, natural_key
 
 _BLOCK = re.compile(r'^(Switch|Ca|Rt)\s+(\d+)\s+"([SHR]-[0-9a-fA-F]+)"\s*(?:#\s*"([^"]*)")?')
 _PORT = re.compile(r'^\[(\d+)\](?:\([0-9a-fA-F]+\))?\s+"([SHR]-[0-9a-fA-F]+)"\[(\d+)\](.*)$')
@@ -60,10 +60,7 @@ class _Listing:
 def read_fabric(text: str, file: str) -> ImportedTopology:
     """Read a fabric; aggregation nodes of switches, gateways and managers are no hosts.
 
-    Raises
-    ------
-    InputError
-        No switch, no host, or a block that says nothing; every fault.
+    Raises `InputError`: no switch, no host, or a block that says nothing; every fault.
     """
     listing = _blocks(text, file)
     names = _switch_names(listing)
@@ -163,7 +160,9 @@ def _hosts(
     for name, count in dropped.items():
         listing.notes.append(f"{count} x {name!r} is no host")
     hosts: dict[str, list[tuple[str, float | None]]] = {}
-    for host, _, switch, rate in sorted(rows, key=_natural_key):
+    for host, _, switch, rate in sorted(
+        rows, key=lambda row: (natural_key(row[0]), natural_key(row[1]))
+    ):
         hosts.setdefault(host, []).append((switch, rate))
     return hosts
 
@@ -177,14 +176,6 @@ def _host_of(block: _Block, notes: list[str]) -> tuple[str, str]:
     if note not in notes:
         notes.append(note)
     return block.guid.removeprefix("h-"), "0"
-
-
-def _natural_key(row: tuple[str, str, str, float | None]) -> tuple[Any, ...]:
-    return tuple(
-        (int(part), "") if part.isdigit() else (-1, part)
-        for text in row[:2]
-        for part in [*re.split(r"(\d+)", text), "\0"]
-    )
 
 
 # ---------------------------------------------------------------- cables

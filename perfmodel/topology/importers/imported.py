@@ -65,6 +65,12 @@ def plain_name(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.") or "imported"
 
 
+def natural_key(text: str) -> tuple[tuple[int, str], ...]:
+    """Key that sorts names with numbers as people do: node2 before node10."""
+    parts = re.split(r"(\d+)", text)
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
+
+
 # ---------------------------------------------------------------- YAML
 
 
@@ -75,14 +81,9 @@ def template_text(
 ) -> str:
     """Write a document out.
 
-    Parameters
-    ----------
-    document : mapping
-        A template of a node or a fabric, made of mappings, lists and scalars.
-    comments : sequence of str
-        Lines for the head of the file.
-    entry_comments : mapping, optional
-        Comments on entries of lists: section, position, text.
+    `document`: a template of a node or a fabric, made of mappings, lists and scalars. `comments`:
+    lines for the head of the file. `entry_comments`: comments on entries of lists: section,
+    position, text.
     """
     split = (line for comment in comments for line in comment.splitlines())
     lines = [f"# {_one_line(line)}".rstrip() for line in split]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import ExecutorUnavailable
-from perfmodel.topology.importers.imported import ImportedTopology
+from perfmodel.topology.importers.imported import ImportedTopology, natural_key
 from perfmodel.topology.importers.nvidia_smi.path_levels import template_from_matrix
 from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
 
@@ -170,8 +170,10 @@ def _nics(
     legend: dict[str, str] = {}
     ports: dict[str, tuple[str, float, str]] = {}
     folder = sysfs / "class" / "infiniband"
-    for device in sorted(folder.iterdir(), key=_natural_key) if folder.is_dir() else []:
-        for port in sorted((device / "ports").glob("*"), key=_natural_key):
+    for device in (
+        sorted(folder.iterdir(), key=lambda path: natural_key(path.name)) if folder.is_dir() else []
+    ):
+        for port in sorted((device / "ports").glob("*"), key=lambda path: natural_key(path.name)):
             speed = re.match(r"\s*([\d.]+)\s*Gb/sec", _read(port / "rate"))
             if speed is None or "ACTIVE" not in _read(port / "state"):
                 continue
@@ -184,11 +186,6 @@ def _nics(
             source = f"/sys/class/infiniband/{device.name}/ports/{port.name}/rate"
             ports[name] = (kind, float(speed[1]) * 1e9 / 8, f"{source} of the machine")
     return places, legend, ports
-
-
-def _natural_key(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part)
-            for part in re.split(r"(\d+)", path.name)]  # fmt: skip
 
 
 def _place(sysfs: Path, bus: str) -> str:

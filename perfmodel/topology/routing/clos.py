@@ -20,41 +20,30 @@ Ints = NDArray[np.int64]
 class Tiers:
     """Levels of switches, every switch of one level joined alike to the next.
 
-    Parameters
-    ----------
-    leaf_of : ndarray of int, shape (ports,)
-        Leaf switch of each port.
-    place_of : ndarray of int, shape (ports,)
-        Place of each port among those of its leaf.
-    nics : int
-        Ports of one host.
-    first : int
-        Arc of the first cable.
-    leaves : int
-    pod : int
-        Leaves of one pod; all of them in a fabric without core switches.
-    above : int
-        Switches above a leaf, each joined to all leaves of its pod.
-    cables : int
-        Parallel cables between a leaf and each of them.
-    cores : int
-        Core switches above each of those; 0 in a fabric of one pod. Core switch c joins the
-        same-numbered switch of every pod.
-    by_place : bool
-        Whether a port's place in its leaf chooses the path (no two ports of a leaf that has as many
-        uplinks as ports share one), instead of a hash.
+    Arrays have shape (ports,).
     """
 
     leaf_of: Ints
+    """Leaf switch of each port."""
     place_of: Ints
+    """Place of each port among those of its leaf."""
     nics: int
+    """Ports of one host."""
     first: int
+    """Arc of the first cable."""
     leaves: int
     pod: int
+    """Leaves of one pod; all of them in a fabric without core switches."""
     above: int
+    """Switches above a leaf, each joined to all leaves of its pod."""
     cables: int
+    """Parallel cables between a leaf and each of them."""
     cores: int
+    """Core switches above each of those; 0 in a fabric of one pod. Core switch c joins the
+    same-numbered switch of every pod."""
     by_place: bool = False
+    """Whether a port's place in its leaf chooses the path (no two ports of a leaf that has as many
+    uplinks as ports share one), instead of a hash."""
 
     @property
     def arcs(self) -> int:

@@ -24,10 +24,6 @@ class SearchedRoutes:
     it visits the spines of two leaves only, however many leaves there are. Levels are cached per
     leaf. Of all switches where the searches meet, and of all cables to them, a hash of source,
     destination and flow picks one.
-
-    Parameters
-    ----------
-    topology : Topology
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -55,10 +51,7 @@ class SearchedRoutes:
     def route(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
         """Return the indices of the arcs from one device of the fabric to another.
 
-        Raises
-        ------
-        TopologyError
-            Nothing connects them.
+        Raises `TopologyError`: nothing connects them.
         """
         if dst in self._leaving.get(src, {}):
             return (_pick(self._leaving[src][dst], _hash(src, dst, flow))[0],)

@@ -28,10 +28,6 @@ class FabricRoutes:
     A hash of source, destination and flow picks one of all shortest paths (equal-cost multi-path
     routing), or the source's port does where the fabric is routed by rails. A flow whose path has
     failed is hashed over the paths that remain; all others keep theirs.
-
-    Parameters
-    ----------
-    topology : Topology
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -55,10 +51,7 @@ class FabricRoutes:
     def route(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
         """Return the indices of the arcs from one device of the fabric to another.
 
-        Raises
-        ------
-        TopologyError
-            Nothing connects them.
+        Raises `TopologyError`: nothing connects them.
         """
         ports = [self._port_of(name) for name in (src, dst)]
         if self._tiers is None or None in ports:
@@ -68,25 +61,12 @@ class FabricRoutes:
         return tuple(arcs.tolist())
 
     def routes(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
-        """Routes of many flows between ports at once.
+        """Routes of many flows between ports at once; arrays of shape (flows,).
 
-        Parameters
-        ----------
-        src, dst : ndarray of int, shape (flows,)
-            Ports: host times NICs per host plus the NIC's number in its host.
-        flow : ndarray of int, shape (flows,)
+        A port is the host times the NICs of a host plus the NIC's number in its host. Returns the
+        number of arcs of each route, and the arcs, one route after the other.
 
-        Returns
-        -------
-        lengths : ndarray of int, shape (flows,)
-            Arcs of each route.
-        arcs : ndarray of int
-            One route after the other.
-
-        Raises
-        ------
-        NoRoute
-            Nothing connects two of them.
+        Raises `NoRoute`: nothing connects two of them.
         """
         tiers = self._tiers
         if tiers is None:

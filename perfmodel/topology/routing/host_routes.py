@@ -19,10 +19,6 @@ class HostRoutes:
 
     Preferences are those of the machine as it was built (`Topology.healthy`): a link that got
     slower keeps its traffic. No path uses a dead link, and no route a NIC without a cable.
-
-    Parameters
-    ----------
-    topology : Topology
     """
 
     def __init__(self, topology: Topology) -> None:

@@ -21,10 +21,6 @@ class Router:
     once. Between hosts, equal-cost paths and parallel cables are chosen by a stable hash of source,
     destination and flow number, so that a flow always takes the same path and flows spread. Nothing
     is routed over what the topology has lost.
-
-    Parameters
-    ----------
-    topology : Topology
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -44,17 +40,11 @@ class Router:
     def route(self, src: str, dst: str, flow: int = 0) -> tuple[int, ...]:
         """Return the indices of the arcs from one device to another, in order.
 
-        Parameters
-        ----------
-        src, dst : str
-            Node names; between hosts, devices other than NICs go by their nearest NICs.
-        flow : int
-            Number of the flow between the two; different flows may take different paths.
+        `src` and `dst`: node names; between hosts, devices other than NICs go by their nearest
+        NICs. `flow`: number of the flow between the two; different flows may take different paths.
 
-        Raises
-        ------
-        TopologyError
-            Nothing connects them (any more; the message says what was lost), or no such device.
+        Raises `TopologyError`: nothing connects them (any more; the message says what was lost), or
+        no such device.
         """
         key = (src, dst, flow)
         route = self._routes.get(key)
@@ -65,10 +55,7 @@ class Router:
     def path_type(self, src: str, dst: str) -> str:
         """Path type between two devices, one of `shortest_paths.PATH_TYPES`.
 
-        Raises
-        ------
-        TopologyError
-            Both stand in one host and nothing connects them, or no such device.
+        Raises `TopologyError`: both stand in one host and nothing connects them, or no such device.
         """
         host, local = self._locate(src)
         other_host, other = self._locate(dst)
@@ -88,10 +75,7 @@ class Router:
     def nearest_cpu(self, device: str) -> str:
         """CPU (NUMA domain) of the same host with the best path to a device.
 
-        Raises
-        ------
-        TopologyError
-            No CPU is connected to it.
+        Raises `TopologyError`: no CPU is connected to it.
         """
         host, local = self._locate(device)
         cpu = self._host_routes.nearest_cpu(local, host)

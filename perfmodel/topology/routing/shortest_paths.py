@@ -35,21 +35,14 @@ class HostArc:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One path through a host.
-
-    Parameters
-    ----------
-    type : str
-        One of `PATH_TYPES`.
-    bandwidth_Bps : float
-        Of the narrowest link.
-    arcs : tuple of int
-        Indices of the links, in order.
-    """
+    """One path through a host."""
 
     type: str
+    """One of `PATH_TYPES`."""
     bandwidth_Bps: float
+    """Of the narrowest link."""
     arcs: tuple[int, ...]
+    """Indices of the links, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +91,7 @@ def best_paths(
 ) -> dict[str, Path]:
     """Best path from one device to every other that it reaches.
 
-    Parameters
-    ----------
-    src : str
-    kinds : mapping of str to str
-        Kind of each device of the host.
-    arcs : mapping of str to sequence of HostArc
-        Links that leave each device.
+    `kinds`: kind of each device of the host. `arcs`: links that leave each device.
     """
     done: dict[str, Path] = {}
     start = (_RANK["LOC"], -float("inf"), 0, (), src, _Trail())

@@ -35,10 +35,7 @@ def template_names() -> tuple[str, ...]:
 def load_node(name_or_path: str) -> NodeSpec:
     """Read a node template by name or by path.
 
-    Raises
-    ------
-    InputError
-        No such file, or everything that is wrong in it, with lines.
+    Raises `InputError`: no such file, or everything that is wrong in it, with lines.
     """
     if name_or_path.startswith(_NOT_TEMPLATES):
         raise InputError(

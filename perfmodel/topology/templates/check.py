@@ -25,11 +25,8 @@ NODE_KINDS: tuple[str, ...] = get_args(NodeKind)
 def check(machine: NodeSpec | Topology | str | Path) -> tuple[Fault, ...]:
     """Find every fault of a node template, of a built topology, or of a file.
 
-    Parameters
-    ----------
-    machine : NodeSpec, Topology, str or Path
-        A string is the name or the path of a node template; a `Path` may also be that of a fabric
-        or of a table of GPUs.
+    `machine`: a string is the name or the path of a node template; a `Path` may also be that of a
+    fabric or of a table of GPUs.
 
     Returns
     -------

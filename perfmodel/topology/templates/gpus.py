@@ -20,10 +20,7 @@ _OPTIONAL = {"power"}
 def load_gpu(name: str) -> Gpu:
     """Return one GPU of the table.
 
-    Raises
-    ------
-    InputError
-        No GPU of that name (the message lists them), or the table is wrong.
+    Raises `InputError`: no GPU of that name (the message lists them), or the table is wrong.
     """
     return _entry(name)[0]
 

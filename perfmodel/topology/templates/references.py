@@ -18,12 +18,8 @@ from perfmodel.topology.templates.spec import PORT_KINDS, expand_pattern, is_unk
 def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
     """Every undefined name in a node file, and every device without a link.
 
-    Parameters
-    ----------
-    document : mapping
-        The file as `perfmodel.files.read_yaml` returns it (then faults carry lines), or plain.
-    file : str, optional
-        Path for the messages.
+    `document`: the file as `perfmodel.files.read_yaml` returns it (then faults carry lines), or
+    plain. `file`: path for the messages.
     """
     data = plain(document)
     if not isinstance(data, Mapping):

@@ -212,10 +212,7 @@ class NodeSpec(FileModel):
 def pairs(edge: EdgeSpec) -> list[tuple[str, str]]:
     """Pairs of devices that an edge joins, each once.
 
-    Raises
-    ------
-    ValueError
-        Pattern `each` with sides whose lengths are no multiple of each other.
+    Raises `ValueError`: pattern `each` with sides whose lengths are no multiple of each other.
     """
     return join(expand_pattern(edge.from_), expand_pattern(edge.to), edge.pattern)
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from perfmodel.collectives.catalog import bus_factor
 from perfmodel.files import FileModel, Seconds, load_document
 from perfmodel.library.nccl.communicator import system_of
 from perfmodel.library.nccl.tuner import predictions
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.testing.closed_forms import bus_factor
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -16,7 +15,6 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.max_min import max_min_rates
-from perfmodel.simulate.sharing.max_min_loops import fill_in_loops
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 
@@ -42,9 +40,9 @@ def arrays(routes: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     return pointers, np.array([arc for route in routes for arc in route], dtype=np.int64)
 
 
-def shared(network: Network, **how: bool) -> list[float]:
+def shared(network: Network) -> list[float]:
     capacity, routes, caps = network
-    return max_min_rates(np.array(capacity), *arrays(routes), np.array(caps), **how).tolist()
+    return max_min_rates(np.array(capacity), *arrays(routes), np.array(caps)).tolist()
 
 
 def water_filling(network: Network) -> list[Fraction | float]:
@@ -105,26 +103,6 @@ def test_the_order_of_flows_does_not_change_a_bit(network: Network, random: obje
     random.shuffle(order)  # type: ignore[attr-defined]
     other = shared((capacity, [routes[f] for f in order], [caps[f] for f in order]))
     assert [other[order.index(f)] for f in range(len(routes))] == shared(network)
-
-
-@given(networks())
-@settings(max_examples=200, deadline=None)
-def test_loops_give_the_same_bits(network: Network) -> None:
-    """What numba compiles, here run by the interpreter."""
-    capacity, routes, caps = network
-    assert fill_in_loops(np.array(capacity), *arrays(routes), np.array(caps)).tolist() == shared(
-        network
-    )
-
-
-@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
-def test_compiled_gives_the_same_bits() -> None:
-    rng = np.random.default_rng(1)
-    for flows in (1, 3, 40, 400):
-        routes = [rng.integers(0, 60, rng.integers(0, 6)).tolist() for _ in range(flows)]
-        caps = np.where(rng.random(flows) < 0.5, np.inf, rng.uniform(1, 5, flows)).tolist()
-        network = (rng.uniform(1, 20, 60).tolist(), routes, caps)
-        assert shared(network, compiled=True) == shared(network)
 
 
 def test_worked_by_hand() -> None:

@@ -16,7 +16,7 @@ from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, fores
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, join_edges, select_edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, edges_over, merge_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import collnet_bytes, pieces_of_share
@@ -39,19 +39,10 @@ def lay_collnet(
 ) -> LaidSchedule:
     """All-reduce in the fabric's switches.
 
-    Parameters
-    ----------
-    machine : Machine
-    algorithm : {"collnet", "collnet_direct"}
-    nbytes : int
-    group : range or tuple of int
-    channels : int
-        Of NCCL; each of those laid represents some of them.
+    `channels`: of NCCL; each of those laid represents some of them.
 
-    Raises
-    ------
-    InputError
-        One host, a network that does not reduce, or switches in more than two levels.
+    Raises `InputError`: one host, a network that does not reduce, or switches in more than two
+    levels.
     """
     laid = machine.known((algorithm, group), lambda: _lay(machine, algorithm, group))
     chunk = collnet_bytes(nbytes, channels, laid.depth)
@@ -148,9 +139,7 @@ def _edges(machine: Machine, rails: Rails, fabric: _Fabric, trees: Forest) -> Ed
         _to_fabric(machine, rails, fabric, trees, at),
         route_edges(machine.topology, machine.router, *ends, nics, nics),
     ]
-    back = np.empty(len(far), dtype=np.int64)
-    back[np.concatenate([at, inside])] = np.arange(len(far))
-    return select_edges(join_edges(parts), back)
+    return merge_edges(parts, [at, inside])
 
 
 def _to_fabric(
@@ -176,16 +165,15 @@ def _to_fabric(
         cable = fabric.cable(*((nic, switch) if out else (switch, nic)), rail)
         paths.append((*local.arcs, cable) if out else (cable, *local.arcs))
     arcs = np.array([arc for path in paths for arc in path], dtype=np.int64)
-    pointers = np.concatenate([[0], np.cumsum([len(path) for path in paths])]).astype(np.int64)
     rank_of = np.append(ranks, -1)
-    edges = Edges(
-        src=rank_of[np.minimum(trees.src[selection], total)],
-        dst=rank_of[np.minimum(trees.dst[selection], total)],
-        pointers=pointers,
-        arcs=arcs,
-        latency_s=np.add.reduceat(topology.arcs.latency_s[arcs], pointers[:-1]),
-        cap_Bps=np.full(len(selection), np.inf),
-        hop=np.full(len(selection), HOP_KINDS.index("network")),
-        staged=staged,
+    edges = edges_over(
+        topology,
+        rank_of[np.minimum(trees.src[selection], total)],
+        rank_of[np.minimum(trees.dst[selection], total)],
+        np.array([len(path) for path in paths], dtype=np.int64),
+        arcs,
+        np.full(len(selection), np.inf),
+        np.full(len(selection), HOP_KINDS.index("network")),
+        staged,
     )
     return reroute_edges(topology, machine.router, edges)

@@ -73,61 +73,35 @@ def send_protocol(protocols: Mapping[str, Protocol], nbytes: float) -> Mapping[s
 Layer = Callable[[Machine, str, Algorithm, int, RankGroup, str], LaidSchedule]
 """``layer(machine, op, row, nbytes, group, protocol)``."""
 
+_LAID_HERE = {"tree", "nvls", "nvls_tree", "collnet_chain", "collnet_direct", "pat"}
+"""Algorithms by NCCL's name; its rings and chains lie on the machine's channels."""
+
 
 def find_layer(op: str, name: str) -> Layer | None:
     """What lays an algorithm over more than rings and nearest links; None where nothing does."""
     row = ALGORITHMS.get(op, {}).get(name)
-    return None if row is None else _LAYERS.get(row.nccl)
+    return _lay if row is not None and row.nccl in _LAID_HERE else None
 
 
-def _channels(
+def _lay(
     machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
-) -> int:
-    """Channels that NCCL uses for a message."""
+) -> LaidSchedule:
+    if row.nccl == "pat":
+        return _lay_pat(machine, op, row, nbytes, group)
     system = system_on(machine, group)
-    return channels_used(system, op, row.nccl, protocol, nbytes, machine.settings)
-
-
-def _tree(
-    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
-) -> LaidSchedule:
-    channels = _channels(machine, op, row, nbytes, group, protocol)
-    return lay_tree(machine, nbytes, group, protocol, channels)
-
-
-def _nvls(
-    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
-) -> LaidSchedule:
-    channels = _channels(machine, op, row, nbytes, group, protocol)
-    return lay_nvls(machine, op, row.name, nbytes, group, channels)
-
-
-def _collnet(
-    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
-) -> LaidSchedule:
-    channels = _channels(machine, op, row, nbytes, group, protocol)
+    channels = channels_used(system, op, row.nccl, protocol, nbytes, machine.settings)
+    if row.nccl == "tree":
+        return lay_tree(machine, nbytes, group, protocol, channels)
+    if row.nccl in {"nvls", "nvls_tree"}:
+        return lay_nvls(machine, op, row.name, nbytes, group, channels)
     return lay_collnet(machine, row.name, nbytes, group, channels)
 
 
-def _pat(
-    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup, protocol: str
+def _lay_pat(
+    machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup
 ) -> LaidSchedule:
-    del protocol
     hosts = np.unique(rank_array(group) // machine.topology.gpus_per_host)
     if len(hosts) < len(group):
         ranks = f"{row.name!r} for {len(group)} ranks on {len(hosts)} hosts"
         raise InputError(Fault("algorithm", ranks, "one rank for each host"))
     return lay_by_name(machine, op, row.name, nbytes, group, 0)
-
-
-_LAYERS: Mapping[str, Layer] = MappingProxyType(
-    {
-        "tree": _tree,
-        "nvls": _nvls,
-        "nvls_tree": _nvls,
-        "collnet_chain": _collnet,
-        "collnet_direct": _collnet,
-        "pat": _pat,
-    }
-)
-"""NCCL's name of an algorithm -> what lays it; rings and chains lie on the machine's channels."""

@@ -13,7 +13,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
 from perfmodel.library.channels.symmetry import fold_rails, rails_represented
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, join_edges, select_edges
+from perfmodel.library.lowering.edges import HOP_KINDS, Edges, edges_over, merge_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import nvls_bytes, nvls_tree_bytes, pieces_of_share
@@ -28,20 +28,12 @@ REDUCING = frozenset({"hopper", "blackwell"})
 
 @dataclass(frozen=True, slots=True)
 class LaidSwitched:
-    """Edges through switches, and their links.
-
-    Parameters
-    ----------
-    nodes : Switched
-    edges : Edges
-    heads : int
-        Of each node, those included that the laid one represents.
-    alike : int
-    """
+    """Edges through switches, and their links."""
 
     nodes: Switched
     edges: Edges
     heads: int
+    """Of each node, those included that the laid one represents."""
     multiplicity: int
 
 
@@ -50,20 +42,10 @@ def lay_nvls(
 ) -> LaidSchedule:
     """Carry a collective through NVSwitches that reduce, and between hosts by trees.
 
-    Parameters
-    ----------
-    machine : Machine
-    op : str
-    algorithm : {"nvls", "nvls_tree"}
-    nbytes : int
-    group : range or tuple of int
-    channels : int
-        Of NCCL, that work side by side on the same links.
+    `channels`: of NCCL, that work side by side on the same links.
 
-    Raises
-    ------
-    InputError
-        Ranks that share no NVSwitch that reduces, or are on the wrong number of hosts.
+    Raises `InputError`: ranks that share no NVSwitch that reduces, or are on the wrong number of
+    hosts.
     """
     key = (algorithm, op, group)
     laid = machine.known(key, lambda: _lay(machine, op, algorithm, group))
@@ -134,9 +116,7 @@ def _lay_heads(
         _to_switches(machine, rails, nodes, at),
         route_edges(machine.topology, machine.router, *ends, rail, rail),
     ]
-    back = np.empty(len(nodes.src), dtype=np.int64)
-    back[np.concatenate([at, between])] = np.arange(len(nodes.src))
-    return nodes, select_edges(join_edges(parts), back)
+    return nodes, merge_edges(parts, [at, between])
 
 
 def _to_switches(machine: Machine, rails: Rails, nodes: Switched, selection: IntArray) -> Edges:
@@ -155,21 +135,16 @@ def _to_switches(machine: Machine, rails: Rails, nodes: Switched, selection: Int
         )
     local = rank % topology.gpus_per_host
     arc = arcs[np.where(up, 0, 1), local] + rank // topology.gpus_per_host * topology.host_arcs
-    count = len(selection)
-    return reroute_edges(
+    edges = edges_over(
         topology,
-        machine.router,
-        Edges(
-            src=np.where(up, rank, -1),
-            dst=np.where(up, -1, rank),
-            pointers=np.arange(count + 1),
-            arcs=arc,
-            latency_s=topology.arcs.latency_s[arc],
-            cap_Bps=np.full(count, np.inf),
-            hop=np.full(count, HOP_KINDS.index("nvlink")),
-            staged=False,
-        ),
+        np.where(up, rank, -1),
+        np.where(up, -1, rank),
+        np.ones(len(arc), dtype=np.int64),
+        arc,
+        np.full(len(arc), np.inf),
+        np.full(len(arc), HOP_KINDS.index("nvlink")),
     )
+    return reroute_edges(topology, machine.router, edges)
 
 
 def _switch_of(machine: Machine, rails: Rails) -> str | None:

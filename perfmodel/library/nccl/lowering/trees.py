@@ -20,21 +20,13 @@ from perfmodel.library.nccl.chunk_sizes import pieces_of_share, tree_bytes
 
 @dataclass(frozen=True, slots=True)
 class LaidForest:
-    """Trees over a group, and the links of their edges.
-
-    Parameters
-    ----------
-    trees : Forest
-    edges : Edges
-    rails : Rails
-    alike : int
-        Rails that the laid one represents.
-    """
+    """Trees over a group, and the links of their edges."""
 
     trees: Forest
     edges: Edges
     rails: Rails
     multiplicity: int
+    """Rails that the laid one represents."""
 
 
 def rails_of(machine: Machine, group: RankGroup) -> Rails:
@@ -52,14 +44,7 @@ def lay_tree(
 ) -> LaidSchedule:
     """All-reduce up and down trees, in the pieces of a protocol.
 
-    Parameters
-    ----------
-    machine : Machine
-    nbytes : int
-    group : range or tuple of int
-    protocol : str
-    channels : int
-        That NCCL uses for this message; each of those laid represents some of them.
+    `channels`: those that NCCL uses for this message; each that is laid represents some of them.
     """
     laid = machine.known(("tree", group), lambda: _lay(machine, group))
     nodes, size = laid.rails.hosts.shape

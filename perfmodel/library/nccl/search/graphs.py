@@ -20,29 +20,21 @@ from perfmodel.library.settings import LEVELS
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Result of a search.
-
-    Parameters
-    ----------
-    channels : int
-        As the tuner counts them; a ring or tree runs on twice as many.
-    intra_GBps, inter_GBps : float
-        Speed of one channel inside the host and between hosts.
-    type_intra, type_inter : str
-        Farthest path types used; "LOC" where there is no path of that kind.
-    same_channels : bool
-        Whether all channels pass the GPUs in one order.
-    plain : bool
-        Of a tree: parent and children all hang on one GPU.
-    """
+    """Result of a search."""
 
     channels: int
+    """As the tuner counts them; a ring or tree runs on twice as many."""
     intra_GBps: float
     inter_GBps: float
+    """`intra_GBps` and `inter_GBps`: speed of one channel inside the host and between hosts."""
     type_intra: str
     type_inter: str = "LOC"
+    """`type_intra` and `type_inter`: farthest path types used; "LOC" where there is no path of that
+    kind."""
     same_channels: bool = True
+    """Whether all channels pass the GPUs in one order."""
     plain: bool = False
+    """Of a tree: parent and children all hang on one GPU."""
 
 
 FALLBACK = Graph(1, 0.1, 0.1, "SYS", "SYS")
@@ -53,14 +45,8 @@ FALLBACK = Graph(1, 0.1, 0.1, "SYS", "SYS")
 def ring_graph(host: Host, *, cross_nic: int, most: int) -> Graph:
     """Search rings.
 
-    Parameters
-    ----------
-    host : Host
-    cross_nic : {0, 1, 2}
-        ``NCCL_CROSS_NIC``: whether a ring may leave by another NIC than it entered by; 2 if need
-        be.
-    most : int
-        Channels at most.
+    `cross_nic`: ``NCCL_CROSS_NIC``: whether a ring may leave by another NIC than it entered by; 2
+    if need be. `most`: channels at most.
     """
     speeds = _speeds(host)
     best: Graph | None = None
@@ -145,9 +131,14 @@ def _path_types(host: Host, *, between: bool) -> list[str]:
     return sorted(types, key=LEVELS.index) or ["LOC"]
 
 
-def _speeds(host: Host) -> tuple[float, ...]:
+def _listed_speeds(host: Host) -> tuple[float, ...]:
+    """Speeds that NCCL tries, from fast to slow: between hosts where NICs matter."""
     table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
-    listed = table.of(host.capability)
+    return table.of(host.capability)
+
+
+def _speeds(host: Host) -> tuple[float, ...]:
+    listed = _listed_speeds(host)
     bound = min(_widest(host), _total(host))
     return tuple(speed for speed in listed if speed <= bound) or listed[-1:]
 
@@ -193,8 +184,7 @@ def _double_channels(host: Host, graph: Graph, most: int) -> Graph:
 
 def _faster_speeds(host: Host, speed: float) -> Iterator[float]:
     """Listed speeds above one, from slow to fast."""
-    table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
-    return (other for other in reversed(table.of(host.capability)) if other > speed)
+    return (other for other in reversed(_listed_speeds(host)) if other > speed)
 
 
 def _raise_speed(host: Host, graph: Graph, cross: int) -> Graph:
@@ -237,19 +227,14 @@ def nvls_graph(host: Host, *, raise_inter: bool) -> Graph | None:
     Each head costs two units on its own GPU's links and one on all others, so a channel is at most
     the GPU's NVLink over heads + 1.
 
-    Parameters
-    ----------
-    host : Host
-    raise_inter : bool
-        Whether the speed between hosts is raised after packing (2.23 and later).
+    `raise_inter`: whether the speed between hosts is raised after packing (2.23 and later).
     """
     heads = min(host.gpus, hardware().channels.most_heads)
     if not host.switched or host.capability < 90 or heads < 2:
         return None
     bound = host.nvlink_GBps / (heads + 1)
     between = _head_GBps(host, heads) if host.nic_GBps else float("inf")
-    table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
-    listed = [s for s in table.of(host.capability) if s <= min(bound, between)]
+    listed = [s for s in _listed_speeds(host) if s <= min(bound, between)]
     if not listed:
         return None
     speed = inter = listed[0]
@@ -293,7 +278,7 @@ def collnet_graph(host: Host, ring: Graph) -> Graph | None:
         return None
     heads = min(len(host.nic_GBps), host.gpus)
     bound = min(_head_GBps(host, heads), (host.nvlink_GBps or _total(host)) / max(1, heads - 1))
-    listed = [s for s in hardware().speeds_between_hosts.of(host.capability) if s <= bound]
+    listed = [s for s in _listed_speeds(host) if s <= bound]
     if not listed:
         return None
     counts = Counter(path.type for path in _nearest_nic_paths(host))

@@ -23,21 +23,14 @@ RANK = {name: rank for rank, name in enumerate((*LEVELS, "NET", "DIS"))}
 
 @dataclass(frozen=True, slots=True)
 class HostPath:
-    """A path inside the host.
-
-    Parameters
-    ----------
-    type : str
-        One of `perfmodel.library.settings.LEVELS`; the farther one where bytes are staged.
-    arcs : tuple of int
-        Links crossed.
-    cost : float
-        What a byte is charged on each of them.
-    """
+    """A path inside the host."""
 
     type: str
+    """One of `perfmodel.library.settings.LEVELS`; the farther one where bytes are staged."""
     arcs: tuple[int, ...]
+    """Links crossed."""
     cost: float = 1.0
+    """What a byte is charged on each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +38,26 @@ class Host:
     """What NCCL knows of one host of a group of ranks.
 
     GPUs and NICs are numbered from 0, in the order of ranks and of NICs.
-
-    Parameters
-    ----------
-    capability : int
-        Compute capability, 90 for sm90.
-    cpu : str
-    gpus : int
-    peers : mapping of (int, int) to Way
-        Between two GPUs.
-    outward, inward : mapping of (int, int) to Way
-        (GPU, NIC) and back; empty for a group on one host.
-    nic_GBps : tuple of float
-    arc_GBps : mapping of int to float
-        Capacity of each link that a path crosses.
-    mesh : mapping of (int, int) to float, or None
-        GB/s of direct NVLinks; None behind an NVSwitch or without NVLink.
-    nvlink_GBps : float
-        Of one GPU.
-    switched : bool
-        Whether an NVSwitch joins the GPUs.
     """
 
     capability: int
+    """Compute capability, 90 for sm90."""
     cpu: Vendor
     gpus: int
     peers: Mapping[Pair, HostPath]
+    """Between two GPUs."""
     outward: Mapping[Pair, HostPath]
     inward: Mapping[Pair, HostPath]
+    """`outward` and `inward`: (GPU, NIC) and back; empty for a group on one host."""
     nic_GBps: tuple[float, ...]
     arc_GBps: Mapping[int, float]
+    """Capacity of each link that a path crosses."""
     mesh: Mapping[Pair, float] | None
+    """GB/s of direct NVLinks; None behind an NVSwitch or without NVLink."""
     nvlink_GBps: float
+    """Of one GPU."""
     switched: bool
+    """Whether an NVSwitch joins the GPUs."""
 
     def __hash__(self) -> int:
         """By what costs little to compare: searches of equal hosts are looked up."""
@@ -120,18 +100,9 @@ def host_of(
 ) -> Host:
     """Look at one host.
 
-    Parameters
-    ----------
-    topology : Topology
-    router : Router
-    gpus : sequence of str
-        The group's GPUs on that host.
-    between_hosts : bool
-        Whether the group has ranks on other hosts too, so that NICs matter.
-    release : (float, float)
-        NCCL's version; NVLink of sm90 counts 20 GB/s a lane before 2.23.
-    merging : bool
-        Whether the ports of one adapter count as one NIC.
+    `gpus`: the group's GPUs on that host. `between_hosts`: whether the group has ranks on other
+    hosts too, so that NICs matter. `release`: NCCL's version; NVLink of sm90 counts 20 GB/s a lane
+    before 2.23. `merging`: whether the ports of one adapter count as one NIC.
     """
     capability, cpu = capability_of(topology), vendor_of(topology)
     ports = dict(_adapters(topology, _nics(router, gpus), merging)) if between_hosts else {}

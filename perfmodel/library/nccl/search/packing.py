@@ -19,27 +19,18 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requirements of a channel.
-
-    Parameters
-    ----------
-    intra_GBps, inter_GBps : float
-    type_intra : str
-        Farthest path type between GPUs.
-    type_inter : str or None
-        Farthest path type to a NIC; None for a chain that stays in the host.
-    cross : {0, 1, 2}
-        Whether a ring may leave by another NIC than it entered by.
-    same : bool
-        Whether all channels pass the GPUs in one order.
-    """
+    """Requirements of a channel."""
 
     intra_GBps: float
     inter_GBps: float
     type_intra: str
+    """Farthest path type between GPUs."""
     type_inter: str | None
+    """Farthest path type to a NIC; None for a chain that stays in the host."""
     cross: int
+    """Whether a ring may leave by another NIC than it entered by (``NCCL_CROSS_NIC``, 0 to 2)."""
     same: bool
+    """Whether all channels pass the GPUs in one order."""
 
 
 @dataclass

@@ -28,34 +28,21 @@ _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 @dataclass
 class Device:
-    """One PCI function, or a network port without one.
-
-    Parameters
-    ----------
-    kind : DeviceKind
-    busid : str
-    line : int
-    generation : int or None
-        Of its PCIe link; None where the file does not say.
-    lanes : int
-    vendor, device, pci_class : str
-        Identifiers as the file has them, in lower case, without ``0x``.
-    level : int
-        Of a Broadcom switch that appears as two: 1 upper, 2 lower; 0 for all else.
-    gpu : Element or None
-    nets : list of Element
-    children : list of Device
-    """
+    """One PCI function, or a network port without one."""
 
     kind: DeviceKind
     busid: str
     line: int
     generation: int | None = None
+    """Of its PCIe link; None where the file does not say."""
     lanes: int = 16
     vendor: str = ""
     device: str = ""
     pci_class: str = ""
+    """`vendor`, `device` and `pci_class`: identifiers as the file has them, in lower case, without
+    ``0x``."""
     level: int = 0
+    """Of a Broadcom switch that appears as two: 1 upper, 2 lower; 0 for all else."""
     gpu: Element | None = None
     nets: list[Element] = field(default_factory=list)
     children: list[Device] = field(default_factory=list)
@@ -69,19 +56,11 @@ class Device:
 
 @dataclass
 class Domain:
-    """A CPU: one NUMA domain.
-
-    Parameters
-    ----------
-    number : int
-    part : str or None
-        Name of its generation among the parts; None where the file does not say.
-    line : int
-    devices : list of Device
-    """
+    """A CPU: one NUMA domain."""
 
     number: int
     part: str | None
+    """Name of its generation among the parts; None where the file does not say."""
     line: int
     devices: list[Device]
 
@@ -94,10 +73,8 @@ class Domain:
 def read_domains(root: Element, file: str) -> list[Domain]:
     """Read the devices.
 
-    Raises
-    ------
-    InputError
-        Another version, no CPUs, devices named twice, numbers that are none; every fault.
+    Raises `InputError`: another version, no CPUs, devices named twice, numbers that are none; every
+    fault.
     """
     faults: list[Fault] = []
     if root.get("version") not in {None, "1"}:

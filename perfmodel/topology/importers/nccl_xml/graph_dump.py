@@ -21,10 +21,7 @@ _PATTERNS = {0: "ring", 1: "tree", 2: "collnet_chain", 3: "nvls", 4: "collnet_di
 def with_graph(imported: ImportedTopology, path: Path) -> ImportedTopology:
     """Add the channels of a dump to a host that was imported.
 
-    Raises
-    ------
-    InputError
-        No graph, or one that names devices the host has not.
+    Raises `InputError`: no graph, or one that names devices the host has not.
     """
     file = str(path)
     text = read_content(path)

@@ -21,35 +21,22 @@ models, their data sheets the rates (ConnectX-4 to -8, BlueField-2 and -3, EFA, 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One NIC of the template.
-
-    Parameters
-    ----------
-    devices : tuple of Device
-        Functions of the file that it represents.
-    domain : Domain
-    above : Device or None
-        Switch above it; None: the CPU.
-    network : str
-    Bps : float
-        Raw rate; bytes per second.
-    source : str
-        Where the rate is from.
-    gdr : bool or None
-        Whether the file says that it reads GPU memory.
-    shared : int
-        Adapters that share the PCIe lanes of one function.
-    comment : str
-    """
+    """One NIC of the template."""
 
     devices: tuple[Device, ...]
+    """Functions of the file that it represents."""
     domain: Domain
     above: Device | None
+    """Switch above it; None: the CPU."""
     network: str
     Bps: float
+    """Raw rate; bytes per second."""
     source: str
+    """Where the rate is from."""
     gdr: bool | None
+    """Whether the file says that it reads GPU memory."""
     shared: int
+    """Adapters that share the PCIe lanes of one function."""
     comment: str
 
     @property

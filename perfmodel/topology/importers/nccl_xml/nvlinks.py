@@ -10,7 +10,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.defaults import usual_layout
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_intra
 from perfmodel.topology.from_text.layouts import Board, join_gpus
-from perfmodel.topology.from_text.template_builder import Draft, nvlink
+from perfmodel.topology.from_text.template_builder import Draft, link_fields, nvlink
 from perfmodel.topology.importers.complete import Completion, part_of
 from perfmodel.topology.importers.nccl_xml.devices import Device, number
 from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs
@@ -18,22 +18,13 @@ from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs
 
 @dataclass
 class HostDraft:
-    """Draft of an imported host.
-
-    Parameters
-    ----------
-    draft : Draft
-    completion : Completion
-    file : str
-    names : dict of int to str
-        Name of each device, by its identity.
-    notes : list of str
-    """
+    """Draft of an imported host."""
 
     draft: Draft
     completion: Completion
     file: str
     names: dict[int, str] = field(default_factory=dict)
+    """Name of each device, by its identity."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -106,11 +97,7 @@ def _copy_nvlinks(host: HostDraft, template: NodeSpec, gpus: int) -> bool:
 
 
 def _copy_link(host: HostDraft, template: NodeSpec, name: str) -> None:
-    spec = template.links[name]
-    document = spec.model_dump(exclude_none=True)
-    document["bandwidth"] = f"{spec.bandwidth / 1e9:.6g} GB/s"
-    document["latency"] = f"{spec.latency * 1e6:.6g} us"
-    host.draft.link(name, document)
+    host.draft.link(name, link_fields(template.links[name]))
     host.draft.sources |= template.sources
 
 

@@ -10,8 +10,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.parts import hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
-    between_cpus,
-    dram,
+    number_pattern,
     pattern,
     stock_link,
 )
@@ -32,10 +31,7 @@ from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
 def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) -> ImportedTopology:
     """Read a topology XML; what it leaves open is completed from a template or what is usual.
 
-    Raises
-    ------
-    InputError
-        Not well formed, or too little known to complete it; every fault.
+    Raises `InputError`: not well formed, or too little known to complete it; every fault.
     """
     root, comments = parse_xml(text, file)
     domains = read_domains(root, file)
@@ -78,7 +74,7 @@ def _add_tree(host: HostDraft, domains: Sequence[Domain], adapters: Sequence[Ada
     host.names |= {id(device): f"pcie{at}" for at, device in enumerate(switches)}
     if switches:
         host.draft.add(pattern("pcie", len(switches)), "pcie_switch")
-    host.draft.add(_number_pattern("cpu", [domain.number for domain in domains]), "cpu")
+    host.draft.add(number_pattern("cpu", [domain.number for domain in domains]), "cpu")
     for domain in domains:
         for device in domain.devices:
             _add_subtree(host, device, f"cpu{domain.number}", domain)
@@ -122,15 +118,9 @@ def _pcie(host: HostDraft, device: Device, domain: Domain, lanes: int | None = N
     generation, note = _generation(host, device, domain)
     if note:
         host.notes.append(note)
-    lanes = lanes or device.lanes
-    name = f"pcie{generation}" if lanes == 16 else f"pcie{generation}-x{lanes}"
-    stock = hardware_parts().links[f"pcie{generation}"]
-    source = f"{Path(host.file).name}, link_speed and link_width of its pci elements"
-    more = {
-        "source": f"assumption: {note}" if note else source,
-        "bandwidth": f"{stock.bandwidth * lanes / 16 / 1e9:.6g} GB/s",
-    }
-    return host.draft.link(name, stock_link(f"pcie{generation}", **more))
+    stated = f"{Path(host.file).name}, link_speed and link_width of its pci elements"
+    source = f"assumption: {note}" if note else stated
+    return host.draft.add_pcie(generation, lanes or device.lanes, source=source)
 
 
 def _generation(host: HostDraft, device: Device, domain: Domain) -> tuple[int, str]:
@@ -166,21 +156,7 @@ def _add_host_memory(host: HostDraft, domains: Sequence[Domain]) -> None:
         host.notes.append(
             f"CPUs are of the kind {part}, usual with this GPU; the file does not say"
         )
-    if len(numbers) > 1:
-        name, link = between_cpus(part)
-        cpus = _number_pattern("cpu", numbers)
-        host.draft.join(cpus, cpus, host.draft.link(name, link), pattern="all")
-    host.draft.link("dram", dram(part, max(1, len(numbers) // 2)))
-    host.draft.add(_number_pattern("mem", numbers), "memory")
-    host.draft.join(_number_pattern("mem", numbers), _number_pattern("cpu", numbers), "dram")
-
-
-def _number_pattern(stem: str, numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return f"{stem}{numbers[0]}"
-    if list(numbers) == list(range(len(numbers))):
-        return pattern(stem, len(numbers))
-    return f"{stem}[{','.join(map(str, numbers))}]"
+    host.draft.add_host_memory(part, numbers)
 
 
 def _add_flags(host: HostDraft, adapters: Sequence[Adapter]) -> None:

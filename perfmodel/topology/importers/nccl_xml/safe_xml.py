@@ -14,15 +14,7 @@ MOST_ELEMENTS = 200_000
 
 @dataclass
 class Element:
-    """One element.
-
-    Parameters
-    ----------
-    tag : str
-    attributes : dict of str to str
-    line : int
-    children : list of Element
-    """
+    """One element."""
 
     tag: str
     attributes: dict[str, str]
@@ -46,11 +38,8 @@ class _Refused(Exception):
 def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
     """Parse a document; returns its root and its comments.
 
-    Raises
-    ------
-    InputError
-        Not well formed (as a truncated file is), a document type or entities (which can make a
-        small file huge), too deep, or too many elements.
+    Raises `InputError`: not well formed (as a truncated file is), a document type or entities
+    (which can make a small file huge), too deep, or too many elements.
     """
     reader = _Reader()
     # Named here, so that a document cannot name one that is unknown: `text` is decoded already.

@@ -24,10 +24,8 @@ def read_matrix(text: str, file: str, *, gpu: str | None, template: str | None) 
     It names path types, not rates: those come from the model of the GPU (in a line of ``nvidia-smi
     -L``, or `gpu`) and of the NICs (from `template`, or as usual).
 
-    Raises
-    ------
-    InputError
-        Rows that are cut off, cells that mean nothing, no model of GPU; every fault.
+    Raises `InputError`: rows that are cut off, cells that mean nothing, no model of GPU; every
+    fault.
     """
     return template_from_matrix(
         matrix_of(text, file),

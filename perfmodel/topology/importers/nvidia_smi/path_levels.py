@@ -18,8 +18,6 @@ from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, reads_gpus, usual_nics
 from perfmodel.topology.from_text.template_builder import (
     Draft,
-    between_cpus,
-    dram,
     nvlink,
     pattern,
     stock_link,
@@ -61,10 +59,7 @@ def template_from_matrix(
 ) -> ImportedTopology:
     """Make a template that has the paths of a matrix.
 
-    Raises
-    ------
-    InputError
-        No model of GPU, or one that has no NVLinks where the matrix has.
+    Raises `InputError`: no model of GPU, or one that has no NVLinks where the matrix has.
     """
     node = load_node(template) if template is not None else None
     named, notes = _gpu(matrix, file, gpu, node)
@@ -178,13 +173,7 @@ def _add_pcie(host: _HostDraft) -> None:
                     host.join(host.names[device], under, _link(host, device), device)
     cpu_kind = host.part.cpu
     host.notes.append(f"CPUs of the kind {cpu_kind}, usual with this GPU")
-    if len(domains) > 1:
-        name, link = between_cpus(cpu_kind)
-        cpus = pattern("cpu", len(domains))
-        draft.join(cpus, cpus, draft.link(name, link), pattern="all")
-    draft.link("dram", dram(cpu_kind, max(1, len(domains) // 2)))
-    draft.add(pattern("mem", len(domains)), "memory")
-    draft.join(pattern("mem", len(domains)), pattern("cpu", len(domains)), "dram")
+    draft.add_host_memory(cpu_kind, range(len(domains)))
 
 
 def _switch(host: _HostDraft, above: str, number: int) -> str:
@@ -216,11 +205,7 @@ def _link(host: _HostDraft, device: str) -> str:
 
 
 def _stock(host: _HostDraft, generation: int, lanes: int) -> str:
-    generation = min(max(generation, 1), 6)
-    name = f"pcie{generation}" if lanes == 16 else f"pcie{generation}-x{lanes}"
-    whole = hardware_parts().links[f"pcie{generation}"].bandwidth
-    more = {} if lanes == 16 else {"bandwidth": f"{whole * lanes / 16 / 1e9:.6g} GB/s"}
-    return host.draft.link(name, stock_link(f"pcie{generation}", **more))
+    return host.draft.add_pcie(min(max(generation, 1), 6), lanes)
 
 
 # ---------------------------------------------------------------- NICs

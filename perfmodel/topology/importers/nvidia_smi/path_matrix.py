@@ -17,39 +17,26 @@ from perfmodel.topology.from_text.parts import GpuConnector
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Devices of one host and the path type between each two.
-
-    Parameters
-    ----------
-    devices : tuple of str
-        As the tool names them, GPUs first.
-    cells : dict of (str, str) to str
-        "NV2", "PIX", "PXB", "PHB", "NODE", "SYS"; both directions.
-    numa : dict of str to str
-        NUMA domain of a GPU, where the table says.
-    legend : dict of str to str
-        Names of NICs.
-    lines : dict of str to int
-        Line of a device's row.
-    gpu : str or None
-        Model, where the text says.
-    notes : tuple of str
-        What was odd.
-    pcie : dict of str to (int, int)
-        Generation and lanes of a GPU's PCIe link, where they are known.
-    ports : dict of str to (str, float, str)
-        Kind of network, rate in bytes per second and its source, where they are known.
-    """
+    """Devices of one host and the path type between each two."""
 
     devices: tuple[str, ...]
+    """As the tool names them, GPUs first."""
     cells: dict[tuple[str, str], str]
+    """One of "NV2", "PIX", "PXB", "PHB", "NODE", "SYS"; both directions."""
     numa: dict[str, str] = field(default_factory=dict)
+    """NUMA domain of a GPU, where the table says."""
     legend: dict[str, str] = field(default_factory=dict)
+    """Names of NICs."""
     lines: dict[str, int] = field(default_factory=dict)
+    """Line of a device's row."""
     gpu: str | None = None
+    """Model, where the text says."""
     notes: tuple[str, ...] = ()
+    """What was odd."""
     pcie: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Generation and lanes of a GPU's PCIe link, where they are known."""
     ports: dict[str, tuple[str, float, str]] = field(default_factory=dict)
+    """Kind of network, rate in bytes per second and its source, where they are known."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -121,20 +108,10 @@ def clusters_of(matrix: Matrix, domain: Sequence[str]) -> list[list[list[str]]]:
 
 def _components(items: Iterable[_Name], pairs: Iterable[tuple[_Name, _Name]]) -> list[list[_Name]]:
     """Groups of items that pairs join, in the order of their first items."""
-    order = list(items)
-    root = {item: item for item in order}
-
-    def find(item: _Name) -> _Name:
-        while root[item] != item:
-            root[item] = root[root[item]]
-            item = root[item]
-        return item
-
-    place = {item: at for at, item in enumerate(order)}
+    group_of = {item: [item] for item in items}
+    place = {item: at for at, item in enumerate(group_of)}
     for a, b in pairs:
-        low, high = sorted((find(a), find(b)), key=place.__getitem__)
-        root[high] = low
-    groups: dict[_Name, list[_Name]] = {}
-    for item in order:
-        groups.setdefault(find(item), []).append(item)
-    return list(groups.values())
+        if group_of[a] is not group_of[b]:
+            joined = sorted(group_of[a] + group_of[b], key=place.__getitem__)
+            group_of |= dict.fromkeys(joined, joined)
+    return list({id(group): group for group in group_of.values()}.values())
