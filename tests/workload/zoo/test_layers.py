@@ -140,3 +140,24 @@ def test_operations_are_those_that_torch_counts(case):
             output.square().sum().backward()
         first = BATCH * workload.layers[0].matmul_flops
         assert counter.get_total_flops() == 2 * forward - first
+
+
+class CountingMode(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts operators that launch a kernel: all but views and allocations."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view and "empty" not in str(func):
+            self.kernels.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_kernels_are_the_operators_that_torch_dispatches():
+    module_class, model, data = CASES["residual"]
+    module, images = module_class(), data()
+    with CountingMode() as counter:
+        module(images)
+    assert sum(layer.kernels for layer in model().layers) == len(counter.kernels)
