@@ -117,10 +117,7 @@ def find_output_fault(flag: str, path: Path) -> Fault | None:
 def check_outputs(files: Mapping[str, Path | None]) -> None:
     """Refuse before any work what could not be written afterwards.
 
-    Parameters
-    ----------
-    files : mapping of str to Path or None
-        By flag.
+    `files`: by flag.
 
     Raises
     ------

@@ -98,10 +98,7 @@ _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
 def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
     """Find faults between sections; sections that are faulty themselves are skipped.
 
-    Parameters
-    ----------
-    content : mapping
-        The file with its overrides, as plain values.
+    `content`: the file with its overrides, as plain values.
     """
     parts: dict[str, Any] = {}
     for name, adapter in _SECTIONS.items():

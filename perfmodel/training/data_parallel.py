@@ -56,21 +56,12 @@ def data_parallel_plan(
     forward happen one after the other (`ranks` times as long). Backward is issued by one C++
     thread per GPU. The loss is taken as free, the input as already on GPU 0.
 
-    Parameters
-    ----------
-    workload : Workload
-    times : LayerTimes
-        Of `batch_per_gpu` samples on one GPU.
-    ranks : int
-        GPUs of the host.
-    batch_per_gpu : int
-        The batch of the step over the number of GPUs.
-    item_bytes : int
-        Bytes per element of inputs and outputs.
-    kernel_s : float
-        Least device time of a copy kernel; seconds.
-    segments : int
-        Tasks per pass that layers are merged into at most.
+    `times`: of `batch_per_gpu` samples on one GPU.
+    `ranks`: GPUs of the host.
+    `batch_per_gpu`: the batch of the step over the number of GPUs.
+    `item_bytes`: bytes per element of inputs and outputs.
+    `kernel_s`: least device time of a copy kernel; seconds.
+    `segments`: tasks per pass that layers are merged into at most.
 
     Raises
     ------

@@ -26,14 +26,9 @@ from perfmodel.workload.model import LayerTimes, Workload
 class CoreWork:
     """Work of backward on a core of its process, where layers run elsewhere.
 
-    Parameters
-    ----------
-    layer_s : float
-        For each layer: Python, autograd.
-    gradient_s : float
-        For each gradient: autograd, DDP's hook.
-    copies_Bps : float
-        Rate at which gradients are copied to their buckets.
+    `layer_s`: for each layer: Python, autograd.
+    `gradient_s`: for each gradient: autograd, DDP's hook.
+    `copies_Bps`: rate at which gradients are copied to their buckets.
     """
 
     layer_s: float = 0.0
@@ -52,26 +47,12 @@ NO_CORE_WORK = CoreWork()
 class Step:
     """Settings of a data-parallel step, and the list of tasks that it is written to.
 
-    Parameters
-    ----------
-    workload : Workload
-    times : LayerTimes
-    options : DdpOptions
-    tasks : TaskList
-        To which tasks are added.
-    rank_class : str
-    iteration : {"first", "steady"}
-    item_bytes : int or None
-        Bytes per element that a compressing hook sends; None without a hook.
-    blocking_wait : bool
-        The host waits for each all-reduce.
-    segments : int
-        Tasks per pass at most.
-    host_s : float
-        Work of the process at the end of a step.
-    cast_Bps : float, optional
-        Rate at which a hook converts gradients beside the device's work.
-    core : CoreWork
+    `tasks`: to which tasks are added.
+    `item_bytes`: bytes per element that a compressing hook sends; None without a hook.
+    `blocking_wait`: the host waits for each all-reduce.
+    `segments`: tasks per pass at most.
+    `host_s`: work of the process at the end of a step.
+    `cast_Bps`: rate at which a hook converts gradients beside the device's work.
     """
 
     workload: Workload
@@ -152,17 +133,10 @@ def add_backward_segment(
 class Segment:
     """Consecutive layers whose forward or backward runs as one task.
 
-    Parameters
-    ----------
-    name : str
-        First and last layer.
-    duration_s : float
-    kernels : int
-        Kernels that the host issues for it.
-    tensors : tuple of int
-        Gradients that its backward completes, in the order in which they get ready; empty for
-        a forward segment.
-    layers : int
+    `name`: first and last layer.
+    `kernels`: kernels that the host issues for it.
+    `tensors`: gradients that its backward completes, in the order in which they get ready; empty
+        for a forward segment.
     """
 
     name: str

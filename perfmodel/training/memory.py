@@ -24,20 +24,10 @@ GATHERED_UNITS = 2
 class Setup:
     """Everything that the memory of training depends on, besides the strategy.
 
-    Parameters
-    ----------
-    workload : Workload
-    precision : str
-        Of the compute: "fp32", "tf32", "bf16", "fp16".
-    optimizer : str
-        "sgd", "sgd-momentum", "adam", "adamw".
-    ranks, batch_per_gpu : int
-        `batch_per_gpu` samples per micro-batch.
-    options : DdpOptions
-    hook : {"none", "fp16", "bf16"}
-    fused_attention : bool
-    activations_bytes : float, optional
-        Measured, of a whole micro-batch; instead of counting them; bytes.
+    `precision`: of the compute: "fp32", "tf32", "bf16", "fp16".
+    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
+    `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
+    `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
     """
 
     workload: Workload
@@ -118,13 +108,8 @@ def largest_batch(setup: Setup, capacity_bytes: float, memory: MemoryRule) -> in
 def advice(setup: Setup, capacity_bytes: float, memory: MemoryRule) -> tuple[str, ...]:
     """Propose what could make training fit, each with its memory; nothing where it fits.
 
-    Parameters
-    ----------
-    setup : Setup
-    capacity_bytes : float
-        Memory of the GPU; bytes.
-    memory : callable
-        Memory of a setup with the strategy in question.
+    `capacity_bytes`: memory of the GPU; bytes.
+    `memory`: memory of a setup with the strategy in question.
     """
     if memory(setup).total_bytes <= capacity_bytes:
         return ()

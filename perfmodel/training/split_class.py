@@ -19,15 +19,9 @@ from perfmodel.training.step_plan import Compute, RankClass, StepPlan, Task
 class ClassPart:
     """Some ranks of a class.
 
-    Parameters
-    ----------
-    name : str
-        Of the new class.
-    ranks : range or tuple of int
-    scale : float
-        Factor on the time of their work on the device; that on the host stays.
-    like : StepPlan, optional
-        Plan to take the work from: the same tasks with other durations (another GPU).
+    `name`: of the new class.
+    `scale`: factor on the time of their work on the device; that on the host stays.
+    `like`: plan to take the work from: the same tasks with other durations (another GPU).
     """
 
     name: str
@@ -39,13 +33,8 @@ class ClassPart:
 def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
     """Split a class into parts; ranks that no part names stay in the class.
 
-    Parameters
-    ----------
-    plan : StepPlan
-    name : str
-        The class.
-    parts : sequence of ClassPart
-        With ranks of that class, each in one part at most.
+    `name`: the class.
+    `parts`: with ranks of that class, each in one part at most.
 
     Raises
     ------

@@ -23,14 +23,9 @@ from perfmodel.workload.model import LayerTimes, Workload
 class StepRequest:
     """What a strategy's plan of one step depends on, besides its options.
 
-    Parameters
-    ----------
-    item_bytes : int
-        Bytes per element of activations.
-    bucket_copy_Bps : float, optional
-        Rate of copies to and from buckets. Default: `times.copy_Bps`.
-    others
-        As the parameters of `perfmodel.training.ddp.step_plan.ddp_plan`.
+    `item_bytes`: bytes per element of activations.
+    `bucket_copy_Bps`: rate of copies to and from buckets. Default: `times.copy_Bps`.
+    `others`: as the parameters of `perfmodel.training.ddp.step_plan.ddp_plan`.
     """
 
     workload: Workload
@@ -54,21 +49,13 @@ class StepRequest:
 class Strategy:
     """One row of the table of strategies.
 
-    Parameters
-    ----------
-    name : str
-        For people.
-    options : callable
-        From the section of the scenario to options of the strategy.
-    plan : callable
-        One training step.
-    memory : callable
-        Bytes on the fullest GPU.
-    buckets : callable, optional
-        Gradient buckets of the steady state in launch order. None: the strategy has none, so that
-        there are no bucket caps to tune.
-    assumptions : tuple of str
-        Of its plan, as sentences.
+    `name`: for people.
+    `options`: from the section of the scenario to options of the strategy.
+    `plan`: one training step.
+    `memory`: bytes on the fullest GPU.
+    `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
+        that there are no bucket caps to tune.
+    `assumptions`: of its plan, as sentences.
     """
 
     name: str

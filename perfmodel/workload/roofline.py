@@ -185,10 +185,7 @@ def step_s(times: LayerTimes) -> float:
     A layer starts when the device is free and its first kernel is issued, and cannot end before
     its last kernel is issued.
 
-    Returns
-    -------
-    float
-        Seconds, forward to the end of the optimizer step.
+    In seconds, from forward to the end of the optimizer step.
     """
     host = device = 0.0
     for duration, kernels in _issue_order(times):

@@ -84,16 +84,8 @@ def pictures(result: Result) -> dict[str, Picture]:
 def render(drawn: Mapping[str, Picture], kind: ImageFormat) -> dict[str, bytes]:
     """Draw pictures on white paper, all in one browser.
 
-    Parameters
-    ----------
-    drawn : mapping of str to Picture
-        By the name of the file, without its ending.
-    kind : {"png", "svg"}
-
-    Returns
-    -------
-    dict of str to bytes
-        By file name. Nothing is written.
+    `drawn`: by the name of the file, without its ending.
+    Returns the files by name; nothing is written.
 
     Raises
     ------

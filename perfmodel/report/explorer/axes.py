@@ -46,15 +46,9 @@ Settings = Mapping[str, Any]
 class Stop:
     """One position of a slider.
 
-    Parameters
-    ----------
-    at : float
-        Position among the simulated points of the axis; whole where it is one of them.
-    label : str
-        What the slider says there, with its unit.
-    value : float
-        Bytes, factor or GPUs.
-    settings : mapping of str to object
+    `at`: position among the simulated points of the axis; whole where it is one of them.
+    `label`: what the slider says there, with its unit.
+    `value`: bytes, factor or GPUs.
     """
 
     at: float

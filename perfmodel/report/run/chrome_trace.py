@@ -66,20 +66,10 @@ def to_kineto(timeline: Timeline, *, world_size: int, backend: str, gpu: str) ->
     same time on one stream get threads of their own, because viewers drop overlapping spans.
     Arrows lead from the compute that made a bucket ready to the start of its collective.
 
-    Parameters
-    ----------
-    timeline : Timeline
-    world_size : int
-        Ranks of the job.
-    backend : str
-        "nccl" or "gloo".
-    gpu : str
-        Name of the device.
-
-    Returns
-    -------
-    dict
-        A JSON document; ``ts`` and ``dur`` in microseconds.
+    `world_size`: ranks of the job.
+    `backend`: "nccl" or "gloo".
+    `gpu`: name of the device.
+    Returns a JSON document; ``ts`` and ``dur`` in microseconds.
     """
     classes = list(dict.fromkeys(span.rank_class for span in timeline.spans))
     tracks = _tracks(timeline, classes)

@@ -45,19 +45,9 @@ def write_report(
     and ``sizes.csv`` (one row per size, in brief and in full), ``buckets.csv`` and
     ``timeline.json`` (Kineto-shaped, for Perfetto).
 
-    Parameters
-    ----------
-    result : Result
-    folder : Path
-    grid : Grid, optional
-        Points of the what-if explorer, which is left out without them.
-    images : {"png", "svg"}, optional
-        Write the figures as such files too, below ``images``.
-
-    Returns
-    -------
-    Path
-        The page.
+    `grid`: points of the what-if explorer, which is left out without them.
+    `images`: write the figures as such files too, below ``images``.
+    Returns the page.
 
     Raises
     ------

@@ -142,14 +142,9 @@ def draw_topology(
 ) -> go.Figure:
     """Draw a topology; with `links`, coloured by how busy each link was during a step.
 
-    Parameters
-    ----------
-    topology : Topology
-    links : sequence of LinkUse, optional
-        Traffic of one step. Without it, colours tell kinds of links apart.
-    places : mapping of str to (x, y), optional
-        Where devices stand; devices that are not in it are not drawn. By default the layout of
-        `perfmodel.report.topology.summary`, with the first hosts only.
+    `links`: traffic of one step. Without it, colours tell kinds of links apart.
+    `places`: where devices stand; devices that are not in it are not drawn. By default the layout
+        of `perfmodel.report.topology.summary`, with the first hosts only.
     """
     if places is None:
         places = default_places(topology)

@@ -54,13 +54,7 @@ def attribute_step(
 ) -> tuple[WhatIfResult, ...]:
     """Simulate each what-if on each side.
 
-    Parameters
-    ----------
-    sides : sequence of Side
-    profile : Profile, optional
-    jobs : int, optional
-        Processes, as for `run_sweep`.
-    progress : callable, optional
+    `jobs`: processes, as for `run_sweep`.
     """
     what_ifs = list(list_what_ifs(sides))
     scenarios = [_add_what_if(side, fields) for _, fields in what_ifs for side in sides]

@@ -42,13 +42,7 @@ PASSES = 3
 class StepRequest:
     """One training step to predict.
 
-    Parameters
-    ----------
-    candidate : CandidateSection
-    nodes : int
-    upgrade : UpgradeSection or None
-    alone : bool
-        Whether on one GPU of the candidate, which its efficiency is relative to.
+    `alone`: whether on one GPU of the candidate, which its efficiency is relative to.
     """
 
     candidate: CandidateSection
@@ -107,13 +101,8 @@ class Hardware:
 class PredictedStep:
     """The outcome of a request.
 
-    Parameters
-    ----------
-    request : StepRequest
-    scenario : Scenario or None
-        None where the changes make none.
-    step : Step or None
-        None where it failed, and then `reason` says why.
+    `scenario`: none where the changes make none.
+    `step`: none where it failed, and then `reason` says why.
     """
 
     request: StepRequest
@@ -231,13 +220,8 @@ def predict(
 ) -> list[PredictedStep]:
     """Predict steps; one that fails has a reason and stops no other.
 
-    Parameters
-    ----------
-    scenario : Scenario
-        With a plan.
-    requests : sequence of StepRequest
-    profile, jobs, store, progress
-        As for `perfmodel.studies.sweep.run_sweep`.
+    `scenario`: with a plan.
+    `profile`, `jobs`, `store`, `progress`: as for `perfmodel.studies.sweep.run_sweep`.
     """
     variants = [
         _variant(at, request, build_scenario(scenario, request))
@@ -288,14 +272,8 @@ def _step(answer: Answer) -> Step | None:
 def add_efficiency(step: Step, gpus: int, base_per_gpu: float | None, flops: float | None) -> Step:
     """Add efficiency and model FLOPs utilisation.
 
-    Parameters
-    ----------
-    step : Step
-    gpus : int
-    base_per_gpu : float or None
-        Samples per second and GPU that are an efficiency of one.
-    flops : float or None
-        Of one sample over the dense peak of one GPU; seconds.
+    `base_per_gpu`: samples per second and GPU that are an efficiency of one.
+    `flops`: of one sample over the dense peak of one GPU; seconds.
     """
     each = step.samples_per_s / gpus
     return replace(

@@ -124,16 +124,9 @@ def train(
 ) -> Training | str:
     """Return the training that reaches the target, or why it never ends.
 
-    Parameters
-    ----------
-    step : Step
-    target : TargetSection
-    samples : float
-        That the target takes at its reference batch.
-    upkeep : (Upkeep, steps between checkpoints) or None
-        See `upkeep_of`; None where nothing fails.
-    runs, seed : int
-        Of the simulation; with 0 runs the interval leaves the spread of failures out.
+    `samples`: that the target takes at its reference batch.
+    `upkeep`: see `upkeep_of`; None where nothing fails.
+    `runs`, `seed`: of the simulation; with 0 runs the interval leaves the spread of failures out.
     """
     needed = samples_at(target, samples, step.global_batch)
     steps = steps_for(needed, step.global_batch)
@@ -193,14 +186,7 @@ def upkeep_of(
 ) -> tuple[Upkeep, int]:
     """Return failures and checkpoints of one option, and the steps between checkpoints.
 
-    Parameters
-    ----------
-    failures : FailureSection
-    candidate : CandidateSection
-    nodes : int
-    step_time_s : float
-    checkpoint : float
-        Size by the model; bytes. Unused where the file gives size or time.
+    `checkpoint`: size by the model; bytes. Unused where the file gives size or time.
     """
     mtbf_s = job_mtbf_s(candidate.mtbf_per_node or failures.mtbf_per_node, nodes)
     write_s = failures.checkpoint_write

@@ -79,19 +79,12 @@ def map_unordered(
 ) -> Iterator[R]:
     """Call a function with each of some arguments; results come as they are ready.
 
-    Parameters
-    ----------
-    function : callable
-        At the top level of a module.
-    calls : sequence of tuple
-    jobs : int, optional
-        Processes; 1 stays in this one. Default: one per physical core, or all that a cluster has.
-    backend : {"loky", "dask", "ray"}
-    scheduler : str, optional
-        Address of a cluster's scheduler.
-    threads : int, optional
-        Of linear algebra in each process of loky, which the last bits of a fit depend on; default:
-        the cores over the processes.
+    `function`: at the top level of a module.
+    `jobs`: processes; 1 stays in this one. Default: one per physical core, or all that a cluster
+        has.
+    `scheduler`: address of a cluster's scheduler.
+    `threads`: of linear algebra in each process of loky, which the last bits of a fit depend on;
+        default: the cores over the processes.
 
     Raises
     ------
@@ -207,15 +200,10 @@ def _map_on_ray(
     joblib's own backend for ray gives results only when all are ready, so that a sweep that is
     stopped would keep none.
 
-    Parameters
-    ----------
-    function : callable
-        At the top level of a module that the workers have.
-    calls : sequence of tuple
-    jobs : int, optional
-        Calls at once; default: as many as the cluster has CPUs.
-    address : str, optional
-        HOST:PORT of a cluster, or "auto"; default: as ``ray.init`` finds one or makes one here.
+    `function`: at the top level of a module that the workers have.
+    `jobs`: calls at once; default: as many as the cluster has CPUs.
+    `address`: HOST:PORT of a cluster, or "auto"; default: as ``ray.init`` finds one or makes one
+        here.
 
     Raises
     ------

@@ -60,11 +60,7 @@ class Window:
 class UniformPartition:
     """Buckets that one ``bucket_cap_mb`` makes, and all caps that make them.
 
-    Parameters
-    ----------
-    groups : tuple of tuple of int
-        Tensors of each bucket, in launch order.
-    window : Window
+    `groups`: tensors of each bucket, in launch order.
     """
 
     groups: Groups
@@ -187,13 +183,8 @@ def list_uniform_partitions(
     Buckets stay the same while the cap grows up to the smallest bucket that it closes; the next
     cap is one byte more. So all caps are covered by as few assignments as there are partitions.
 
-    Parameters
-    ----------
-    workload : Workload
-    gradients : GradientOrder
-        Of the same workload and options.
-    options : DdpOptions
-        Their caps are ignored.
+    `gradients`: of the same workload and options.
+    `options`: their caps are ignored.
     """
     assign = _assign_contiguous if gradients.single_dtype else _assign_by_dtype
     partitions: list[UniformPartition] = []

@@ -28,10 +28,7 @@ class _Filling:
 def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, ...]:
     """Add the backward that launches each bucket once it and all before it are complete.
 
-    Returns
-    -------
-    tuple of int
-        Per bucket the task after which it is reduced; then that of the used-parameter map.
+    Returns per bucket the task after which it is reduced; then that of the used-parameter map.
     """
     if step.options.static_graph and step.iteration == "first":
         return _add_delayed_reduction(step, buckets)

@@ -62,40 +62,24 @@ def ddp_plan(
     Gradients have the dtype of the workload's tensors. One rank runs without DDP, so that scaling
     is measured against a GPU that neither copies nor communicates.
 
-    Parameters
-    ----------
-    workload : Workload
-    times : LayerTimes
-        Of one micro-batch of `batch_per_gpu` samples.
-    ranks : int
-        GPUs, all alike.
-    batch_per_gpu : int
-        Samples per GPU and micro-batch.
-    options : DdpOptions
-    iteration : {"first", "steady"}
-        Whether the buckets are the initial or the rebuilt ones. With ``static_graph`` the first
-        iteration reduces after backward.
-    hook : {"none", "fp16", "bf16"}
-        Communication hook that compresses each bucket to 16 bits.
-    ready_order : sequence of int, optional
-        See `ddp_buckets`.
-    comm_workers : int
-        All-reduces in progress at once: 1 for NCCL's stream, 2 for Gloo's worker threads.
-    blocking_wait : bool
-        The host waits for each all-reduce before it issues the copy back (Gloo), instead of
-        letting the device wait (NCCL).
-    kernel_s : float
-        Least device time of a copy kernel, one per parameter, which small gradients are bound
-        by; seconds.
-    segments : int
-        Tasks per pass that layers are merged into at most (more where buckets end).
-    host_s : float
-        Work of the process of a rank at the end of a step, after the last gradient; seconds.
-    cast_Bps : float, optional
-        The hook converts gradients at this rate (of their own bytes) beside the device's work.
-        Default: the device does, at the rate of its copies.
-    core : CoreWork
-        Work of backward on a core of each rank's process.
+    `times`: of one micro-batch of `batch_per_gpu` samples.
+    `ranks`: GPUs, all alike.
+    `batch_per_gpu`: samples per GPU and micro-batch.
+    `iteration`: whether the buckets are the initial or the rebuilt ones. With ``static_graph`` the
+        first iteration reduces after backward.
+    `hook`: communication hook that compresses each bucket to 16 bits.
+    `ready_order`: see `ddp_buckets`.
+    `comm_workers`: all-reduces in progress at once: 1 for NCCL's stream, 2 for Gloo's worker
+        threads.
+    `blocking_wait`: the host waits for each all-reduce before it issues the copy back (Gloo),
+        instead of letting the device wait (NCCL).
+    `kernel_s`: least device time of a copy kernel, one per parameter, which small gradients are
+        bound by; seconds.
+    `segments`: tasks per pass that layers are merged into at most (more where buckets end).
+    `host_s`: work of the process of a rank at the end of a step, after the last gradient; seconds.
+    `cast_Bps`: the hook converts gradients at this rate (of their own bytes) beside the device's
+        work. Default: the device does, at the rate of its copies.
+    `core`: work of backward on a core of each rank's process.
 
     Raises
     ------
@@ -210,16 +194,9 @@ def unbucketed_plan(
 ) -> StepPlan:
     """One step whose gradients are reduced one after the other once backward has ended.
 
-    Parameters
-    ----------
-    workload : Workload
-    times : LayerTimes
-    mode : {"none", "flat", "pertensor"}
-        Nothing, one all-reduce of everything, or one for each tensor (the last of the model
+    `mode`: nothing, one all-reduce of everything, or one for each tensor (the last of the model
         first), each waited for.
-    ranks : int
-    host_s : float
-        What the process does at the end of a step.
+    `host_s`: what the process does at the end of a step.
     """
     tasks = TaskList(0.0, 0.0, times.copy_Bps)
     start = tasks.compute("forward", "forward", float(times.forward_s.sum()), RANKS)

@@ -40,16 +40,10 @@ Parameter = tuple[str, tuple[int, ...]]
 class Module:
     """A layer, the parameters that it registers, and which gradients its backward completes.
 
-    Parameters
-    ----------
-    layer : Layer
-        With no tensor indices yet.
-    parameters : tuple of (str, tuple of int)
-        Name and shape, in registration order.
-    ready : tuple of str
-        Names in the order in which their gradients are complete.
-    buffers : tuple of Buffers
-        That it registers.
+    `layer`: with no tensor indices yet.
+    `parameters`: name and shape, in registration order.
+    `ready`: names in the order in which their gradients are complete.
+    `buffers`: that it registers.
     """
 
     layer: Layer
@@ -197,21 +191,11 @@ def linear(
 ) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
 
-    Parameters
-    ----------
-    name : str
-    tokens, inputs, outputs : int
-        Of one sample: rows, columns before and after.
-    parameters : tuple of (str, tuple of int)
-        In registration order.
-    ready : tuple of str, optional
-        Ready order; the reverse of `parameters` if not given.
-    vector_elements : float
-        Element passes of the other kernels, per sample.
-    saved_elements : float
-    kernels : int
-        With the matrix product.
-    kind : LayerKind
+    `tokens`, `inputs`, `outputs`: of one sample: rows, columns before and after.
+    `parameters`: in registration order.
+    `ready`: ready order; the reverse of `parameters` if not given.
+    `vector_elements`: element passes of the other kernels, per sample.
+    `kernels`: with the matrix product.
     """
     layer = Layer(
         name=name,
@@ -240,12 +224,8 @@ def assemble(
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
-    Parameters
-    ----------
-    registered : sequence of (str, tuple of int), optional
-        All parameters in registration order, where that is not the order of the parts.
-    buffers : tuple of Buffers
-        That belong to no part.
+    `registered`: all parameters in registration order, where that is not the order of the parts.
+    `buffers`: that belong to no part.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}

@@ -36,14 +36,9 @@ def resolve_events(
 ) -> tuple[Disturbance, ...]:
     """Resolve the events of a scenario, and nodes with other GPUs, on a machine.
 
-    Parameters
-    ----------
-    ranks : sequence of int
-        Ranks of the topology that are the job's, in its order.
-    gpus_per_node : int
-    strict : bool
-        Whether a name that this machine does not have is an error. If not, its event is left out,
-        as for the smaller sizes of a scaling curve.
+    `ranks`: ranks of the topology that are the job's, in its order.
+    `strict`: whether a name that this machine does not have is an error. If not, its event is left
+        out, as for the smaller sizes of a scaling curve.
 
     Raises
     ------
@@ -255,16 +250,10 @@ def _link_faults(
 ) -> tuple[LinkFault, ...]:
     """Faults of links that carry nothing at first, and are routed around later.
 
-    Parameters
-    ----------
-    at_s : float, optional
-        When they fail; default: before the job starts.
-    after_s : float
-        Until they are routed around; seconds.
-    arcs : sequence of int
-        The links.
-    dead : LinkFault
-        Names the dead arcs or devices.
+    `at_s`: when they fail; default: before the job starts.
+    `after_s`: until they are routed around; seconds.
+    `arcs`: the links.
+    `dead`: names the dead arcs or devices.
     """
     if at_s is None:
         return (replace(dead, from_s=ALWAYS_S),)

@@ -25,15 +25,9 @@ def check_message_size(
 ) -> None:
     """Refuse a run at fidelity "message" whose sends would take minutes.
 
-    Parameters
-    ----------
-    machine : Machine
-    collectives : iterable of (op, nbytes)
-        Among all ranks. Sends are those of the library's schedule: rings, pieces of trees and
-        chains, segments.
-    field : str
-    algorithm : str, optional
-        As for `perfmodel.library.lowering.lower.lower_collective`.
+    `collectives`: among all ranks. Sends are those of the library's schedule: rings, pieces of
+        trees and chains, segments.
+    `algorithm`: as for `perfmodel.library.lowering.lower.lower_collective`.
 
     Raises
     ------

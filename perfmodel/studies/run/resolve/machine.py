@@ -50,10 +50,7 @@ def machine(
 ) -> Machine:
     """Build the cluster at one size, with the library that drives it.
 
-    Parameters
-    ----------
-    hosts : int, optional
-        Nodes on the network; default: as many as the job has.
+    `hosts`: nodes on the network; default: as many as the job has.
 
     Raises
     ------

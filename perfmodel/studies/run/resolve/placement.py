@@ -23,21 +23,11 @@ def choose_hosts(
 ) -> tuple[int, ...]:
     """Choose nodes for a job among those that are free.
 
-    Parameters
-    ----------
-    free : sequence of int
-        Rising; adjacent ones share switches.
-    count : int
-        At most as many as are free.
-    placement : {"packed", "spread", "random"}
-        The first ones; at equal distances; or drawn at random.
-    seed : int
-        For "random".
-
-    Returns
-    -------
-    tuple of int
-        Rising, as schedulers list nodes (Slurm sorts them), so that rings follow the fabric.
+    `free`: rising; adjacent ones share switches.
+    `count`: at most as many as are free.
+    `placement`: the first ones; at equal distances; or drawn at random.
+    `seed`: for "random".
+    The result rises, as schedulers list nodes (Slurm sorts them), so that rings follow the fabric.
 
     Examples
     --------
@@ -97,12 +87,8 @@ Ranks = range | tuple[int, ...]
 class RankAllocation:
     """Ranks of the topology that each job has.
 
-    Parameters
-    ----------
-    own : range or tuple of int
-        Of the scenario's main job.
-    others : tuple of (range or tuple of int)
-        Of each other job.
+    `own`: of the scenario's main job.
+    `others`: of each other job.
     """
 
     own: Ranks

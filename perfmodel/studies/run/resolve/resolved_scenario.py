@@ -29,17 +29,8 @@ if TYPE_CHECKING:
 class ResolvedScenario:
     """A scenario and what its names refer to.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    node : NodeSpec
-    workload : Workload
-    other_workloads : tuple of Workload
-        Models of the other jobs on the network.
-    profile : Profile, optional
-    fidelity : {"flow", "message"}
-    sizes : tuple of ClusterSize
-        Of the scaling curve; the last one is the scenario's main size.
+    `other_workloads`: models of the other jobs on the network.
+    `sizes`: of the scaling curve; the last one is the scenario's main size.
     """
 
     scenario: Scenario
@@ -66,13 +57,8 @@ def resolve_scenario(
 ) -> ResolvedScenario:
     """Look up the names of a scenario.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    profile : Profile, optional
-        Instead of the scenario's.
-    fidelity : {"flow", "message"}, optional
-        Instead of the scenario's.
+    `profile`: instead of the scenario's.
+    `fidelity`: instead of the scenario's.
 
     Raises
     ------

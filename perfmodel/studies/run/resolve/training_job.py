@@ -62,13 +62,8 @@ def resolve_workload(
 ) -> Workload:
     """The model of a scenario.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    model : ModelSection, optional
-        Of another job of the scenario.
-    field : str
-        Where the model stands.
+    `model`: of another job of the scenario.
+    `field`: where the model stands.
 
     Raises
     ------
@@ -191,10 +186,7 @@ def buckets(job: TrainingJob) -> tuple[Bucket, ...]:
 def memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
     """Bytes on the fullest GPU and what would make them fit, on the smallest of all GPUs.
 
-    Parameters
-    ----------
-    others : sequence of str
-        GPUs beside the job's own, by name.
+    `others`: GPUs beside the job's own, by name.
     """
     compute = job.scenario.compute
     setup = Setup(

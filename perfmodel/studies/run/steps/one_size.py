@@ -35,11 +35,7 @@ LISTED_HOSTS = 2
 def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
     """Simulate one size.
 
-    Parameters
-    ----------
-    sized : SizedJob
-    with_first : bool
-        Whether the very first step is simulated, too; its time is nan otherwise.
+    `with_first`: whether the very first step is simulated, too; its time is nan otherwise.
 
     Raises
     ------

@@ -99,12 +99,8 @@ def jitter_steps(cv: float, plan: StepPlan) -> int:
     The mean of n independent steps has a relative half width of Z80 cv / sqrt(n), if a step
     varies like the work that jitter applies to, which it does at most.
 
-    Parameters
-    ----------
-    cv : float
-        Coefficient of variation of the jitter.
-    plan : StepPlan
-        Its ranks and tasks limit the number of steps that can be simulated in seconds.
+    `cv`: coefficient of variation of the jitter.
+    `plan`: its ranks and tasks limit the number of steps that can be simulated in seconds.
     """
     needed = math.ceil((Z80 * cv / MEAN_WITHIN) ** 2)
     pieces = len(plan.tasks) * sum(len(each.ranks) for each in plan.classes)

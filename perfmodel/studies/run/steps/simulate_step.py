@@ -34,19 +34,11 @@ PlanFor = Callable[[str | None], StepPlan]
 class SimulationSetup:
     """What a simulation needs besides its disturbances.
 
-    Parameters
-    ----------
-    machine : Machine
-        Undisturbed.
-    plan_for : callable
-    fidelity : {"flow", "message", "free"}
-    slowdown : float, optional
-    settled_s : float
-        When the settled state begins, from which times of disturbances count; seconds.
-    warm_up : int
-        Steps before it, from which numbers of disturbed steps count.
-    estimators : dict
-        Cache of timers: of machines with faults from the start, by the fields of these faults.
+    `machine`: undisturbed.
+    `settled_s`: when the settled state begins, from which times of disturbances count; seconds.
+    `warm_up`: steps before it, from which numbers of disturbed steps count.
+    `estimators`: cache of timers: of machines with faults from the start, by the fields of these
+        faults.
     """
 
     machine: Machine
@@ -63,18 +55,9 @@ def simulate_steps(
 ) -> tuple[StepPlan, Run, str]:
     """Simulate some steps with some disturbances.
 
-    Parameters
-    ----------
-    free : bool
-        Let communication take no time.
-
-    Returns
-    -------
-    plan : StepPlan
-        With disturbed ranks in classes of their own.
-    run : Run
-    mode : str
-        How ranks were simulated.
+    `free`: let communication take no time.
+    Returns the plan with disturbed ranks in classes of their own, the run, and how ranks were
+    simulated.
 
     Raises
     ------

@@ -39,16 +39,9 @@ UNSEEN = 0.05
 class AllReduceTimes:
     """Times of all-reduces of one group with nothing else on the network.
 
-    Parameters
-    ----------
-    estimator : UncontendedTimer
-    group : range or tuple of int
-    scale : float
-        Bytes on the network per byte of gradients (a hook that compresses sends fewer).
-    factor : float
-        On all times; 0 where communication takes no time.
-    computed_sizes : int
-        Number of sizes computed so far.
+    `scale`: bytes on the network per byte of gradients (a hook that compresses sends fewer).
+    `factor`: on all times; 0 where communication takes no time.
+    `computed_sizes`: number of sizes computed so far.
     """
 
     estimator: UncontendedTimer
@@ -177,10 +170,7 @@ class AllReduceTimes:
 
         Times do not fall with the size while algorithm and protocol are the same.
 
-        Returns
-        -------
-        list of tuple
-            First size and last, in bytes on the network, and seconds.
+        Returns first size and last, in bytes on the network, and seconds.
         """
         bounds = []
         for low, high in zip(self._sizes, self._sizes[1:], strict=False):

@@ -42,18 +42,9 @@ class Outcome:
 class Evaluator:
     """Evaluates settings of one scenario, by the simulation or by the surrogate.
 
-    Parameters
-    ----------
-    prepared : PreparedSize
-    gradients : GradientOrder
-    surrogate : StepSurrogate
-    allreduce : AllReduceTimes
-    reasons : list of str
-        Why the surrogate may differ from the simulation; empty where it is exact.
-    outcomes : dict of Groups to Outcome
-        All buckets that were simulated.
-    surrogate_error : float
-        Largest relative difference of the surrogate from the simulation so far.
+    `reasons`: why the surrogate may differ from the simulation; empty where it is exact.
+    `outcomes`: all buckets that were simulated.
+    `surrogate_error`: largest relative difference of the surrogate from the simulation so far.
     """
 
     prepared: PreparedSize
