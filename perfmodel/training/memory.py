@@ -162,12 +162,17 @@ def _with_batch(setup: Setup, batch: int) -> Setup:
     return replace(setup, batch_per_gpu=batch, activations_bytes=measured)
 
 
-def _check(setup: Setup) -> None:
-    faults = [
+def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:
+    """Faults of numbers of ranks and samples that are below 1."""
+    return [
         Fault(name, repr(value), "a whole number, 1 or more")
-        for name, value in (("ranks", setup.ranks), ("batch_per_gpu", setup.batch_per_gpu))
+        for name, value in (("ranks", ranks), ("batch_per_gpu", batch_per_gpu))
         if value < 1
     ]
+
+
+def _check(setup: Setup) -> None:
+    faults = count_faults(setup.ranks, setup.batch_per_gpu)
     if setup.precision not in ITEM_BYTES:
         faults.append(
             Fault("precision", repr(setup.precision), allowed_names(ITEM_BYTES, setup.precision))

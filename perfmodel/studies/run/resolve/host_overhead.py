@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.topology.model import Gpu, Sockets
-from perfmodel.training.forward_backward import NO_CORE_WORK, CoreWork
+from perfmodel.training.strategy import NO_CORE_WORK, CoreWork
 
 
 @dataclass(frozen=True, slots=True)
