@@ -61,10 +61,7 @@ def parse_money(
     `example`: for the message.
     The amount is per unit of size 1.
 
-    Raises
-    ------
-    UnitError
-        No currency, a sign instead of one, a comma, or a price per something else.
+    Raises `UnitError`: no currency, a sign instead of one, a comma, or a price per something else.
 
     Examples
     --------

@@ -52,10 +52,7 @@ def _parse(text: str, path: Path) -> Any:
 def parse_yaml(text: str, file: str | None = None) -> Any:
     """Parse one YAML 1.2 document; None if it is empty.
 
-    Raises
-    ------
-    InputError
-        Not YAML, or a duplicate key.
+    Raises `InputError`: not YAML, or a duplicate key.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError

@@ -43,10 +43,7 @@ def data_parallel_plan(request: StepRequest, _options: DdpOptions = NO_OPTIONS) 
     forward happen one after the other (`ranks` times as long). Backward is issued by one C++
     thread per GPU. The loss is taken as free, the input as already on GPU 0.
 
-    Raises
-    ------
-    ScheduleError
-        Times that do not fit the workload.
+    Raises `ScheduleError`: times that do not fit the workload.
     """
     workload, times, ranks = request.workload, request.times, request.ranks
     if ranks == 1:
@@ -219,10 +216,7 @@ def data_parallel_memory(setup: Setup) -> MemoryUse:
     With several GPUs, it holds its own gradients and the reduced ones, and the outputs of all GPUs
     with their gradient.
 
-    Raises
-    ------
-    InputError
-        Ranks or batch below 1, an unknown precision or optimizer.
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     use = replicated(setup)
     if setup.ranks == 1:

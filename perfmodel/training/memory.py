@@ -74,10 +74,7 @@ MemoryRule = Callable[[Setup], MemoryUse]
 def replicated(setup: Setup) -> MemoryUse:
     """Add up the memory of training without sharding and without buckets.
 
-    Raises
-    ------
-    InputError
-        Ranks or batch below 1, an unknown precision or optimizer.
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     _check(setup)
     workload = setup.workload

@@ -35,11 +35,8 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
 
     `name`: the class.
     `parts`: with ranks of that class, each in one part at most.
-
-    Raises
-    ------
-    ScheduleError
-        An unknown class, ranks that it does not have, or a plan that is not alike.
+    Raises `ScheduleError`: an unknown class, ranks that it does not have, or a plan that is not
+        alike.
     """
     whole = _class_of(plan, name)
     rest = _remaining_ranks(whole, parts)

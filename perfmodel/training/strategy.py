@@ -65,11 +65,7 @@ class StepRequest:
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
-
-    Raises
-    ------
-    InputError
-        Ranks or batch below 1, or a hook that does not exist.
+    Raises `InputError`: ranks or batch below 1, or a hook that does not exist.
     """
 
     workload: Workload

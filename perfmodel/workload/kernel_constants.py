@@ -47,10 +47,7 @@ class KernelConstants:
     def optimizer(self, name: str) -> OptimizerKind:
         """Look an optimizer up.
 
-        Raises
-        ------
-        InputError
-            Nothing by that name.
+        Raises `InputError`: nothing by that name.
         """
         if name not in self.optimizers:
             raise InputError(Fault("optimizer", repr(name), allowed_names(self.optimizers, name)))

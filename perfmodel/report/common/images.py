@@ -48,10 +48,7 @@ class Picture:
 def check_images() -> None:
     """Refuse before any work if kaleido, which draws images, is missing.
 
-    Raises
-    ------
-    ExecutorUnavailable
-        Says what to install.
+    Raises `ExecutorUnavailable`: says what to install.
     """
     if find_spec("kaleido") is None:
         raise ExecutorUnavailable(f"kaleido is not installed; {HOW_TO}")
@@ -87,10 +84,7 @@ def render(drawn: Mapping[str, Picture], kind: ImageFormat) -> dict[str, bytes]:
     `drawn`: by the name of the file, without its ending.
     Returns the files by name; nothing is written.
 
-    Raises
-    ------
-    ExecutorUnavailable
-        kaleido or a browser is missing; says what to install.
+    Raises `ExecutorUnavailable`: kaleido or a browser is missing; says what to install.
     """
     check_images()
     on_paper = {name: _on_paper(picture) for name, picture in drawn.items()}

@@ -94,10 +94,7 @@ def write_kineto(
 ) -> None:
     """Write `to_kineto` to a file, compressed when its name ends in ``.gz``.
 
-    Raises
-    ------
-    InputError
-        The file cannot be written.
+    Raises `InputError`: the file cannot be written.
     """
     document = to_kineto(timeline, world_size=world_size, backend=backend, gpu=gpu)
     data = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()

@@ -49,12 +49,9 @@ def write_report(
     `images`: write the figures as such files too, below ``images``.
     Returns the page.
 
-    Raises
-    ------
-    InputError
-        The folder cannot be written to, or a number of the result is not finite.
-    ExecutorUnavailable
-        Images are wanted, and what draws them is missing; nothing is written then.
+    Raises `InputError`: the folder cannot be written to, or a number of the result is not finite.
+    Raises `ExecutorUnavailable`: images are wanted, and what draws them is missing; nothing is
+        written then.
     """
     page = report_html(result, grid)
     drawn = {} if images is None else render(pictures(result), images)

@@ -293,10 +293,7 @@ def topology_caption(topology: Topology, shown_hosts: int = _HOSTS_SHOWN) -> str
 def write_topology(topology: Topology, path: Path) -> Path:
     """Write the picture as one self-contained HTML page.
 
-    Raises
-    ------
-    InputError
-        The file's name does not end in ``.html``, or it cannot be written.
+    Raises `InputError`: the file's name does not end in ``.html``, or it cannot be written.
     """
     if path.suffix.lower() not in {".html", ".htm"}:
         raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))

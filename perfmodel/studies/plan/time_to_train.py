@@ -35,10 +35,7 @@ def tokens_per_sample(workload: Workload) -> int | None:
 def target_samples(scenario: Scenario, workload: Workload) -> float:
     """Samples of the target at its reference batch.
 
-    Raises
-    ------
-    InputError
-        Tokens of a model whose samples are no sequences.
+    Raises `InputError`: tokens of a model whose samples are no sequences.
     """
     assert scenario.plan is not None
     target = scenario.plan.target

@@ -91,10 +91,7 @@ class PreparedSize:
         `machine`: one of `alternatives` instead of the likely one.
         The estimate equals the result of `run_scenario` with these options to the bit.
 
-        Raises
-        ------
-        InputError
-            Names file, line and field of the scenario.
+        Raises `InputError`: names file, line and field of the scenario.
         """
         sized = self.sized if machine is None else self._size_on(machine)
         sized = sized if options is None else sized.with_options(options)
@@ -125,11 +122,8 @@ def prepare(
     `profile`: measured numbers instead of those of datasheets.
     `size`: by default the scenario's main size, the last of its scaling curve.
     `fidelity`: instead of the scenario's.
-
-    Raises
-    ------
-    InputError
-        A name that does not resolve or a size that does not fit; names file, line and field.
+    Raises `InputError`: a name that does not resolve or a size that does not fit; names file, line
+        and field.
     """
     inputs = resolve_scenario(scenario, profile, fidelity)
     sized = size_job(inputs, size or inputs.sizes[-1])

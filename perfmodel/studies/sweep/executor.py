@@ -48,10 +48,8 @@ def count_cores() -> int:
 def check_backend(backend: str, scheduler: str | None, jobs: int | None) -> Backend:
     """Return the name of a backend.
 
-    Raises
-    ------
-    InputError
-        An unknown one, a scheduler for loky, none for dask, or no workers; all faults.
+    Raises `InputError`: an unknown one, a scheduler for loky, none for dask, or no workers; all
+        faults.
     """
     faults = []
     if backend not in get_args(Backend):
@@ -85,13 +83,8 @@ def map_unordered(
     `scheduler`: address of a cluster's scheduler.
     `threads`: of linear algebra in each process of loky, which the last bits of a fit depend on;
         default: the cores over the processes.
-
-    Raises
-    ------
-    SweepError
-        A worker was killed.
-    ExecutorUnavailable
-        A package is not installed, or no cluster answers.
+    Raises `SweepError`: a worker was killed.
+    Raises `ExecutorUnavailable`: a package is not installed, or no cluster answers.
     """
     if backend == "loky":
         jobs = min(jobs or count_cores(), max(1, len(calls)))
@@ -204,13 +197,8 @@ def _map_on_ray(
     `jobs`: calls at once; default: as many as the cluster has CPUs.
     `address`: HOST:PORT of a cluster, or "auto"; default: as ``ray.init`` finds one or makes one
         here.
-
-    Raises
-    ------
-    SweepError
-        A worker was killed, or lacks what the function needs.
-    ExecutorUnavailable
-        ray is not installed, or no cluster answers.
+    Raises `SweepError`: a worker was killed, or lacks what the function needs.
+    Raises `ExecutorUnavailable`: ray is not installed, or no cluster answers.
     """
     with _connect_ray(address) as ray:
         under_way = jobs or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))

@@ -58,11 +58,7 @@ def assign_buckets(
         in the order in which they closed, then those that never did, the dtype that appeared last
         coming first (torch keeps them in a hash map; with libstdc++, as in the Linux wheels, and
         the dtypes known here, that is the order in which it lists them).
-
-    Raises
-    ------
-    InputError
-        No tensors, no caps, or an order or flags of another length.
+    Raises `InputError`: no tensors, no caps, or an order or flags of another length.
     """
     _check_assignment(tensors, caps_bytes, order, sparse)
     closed: list[tuple[int, ...]] = []
@@ -107,10 +103,7 @@ def bucket_caps(options: DdpOptions) -> tuple[tuple[int, ...], tuple[int, ...] |
 def gradient_order(workload: Workload) -> tuple[int, ...]:
     """Return the trained tensors in the order in which backward completes their gradients.
 
-    Raises
-    ------
-    InputError
-        A layer names a tensor that does not exist or that another layer has.
+    Raises `InputError`: a layer names a tensor that does not exist or that another layer has.
     """
     order = workload.ready_order
     indices = range(len(workload.tensors))
@@ -144,11 +137,7 @@ def ddp_buckets(
     `ready_order`: order in which gradients got ready (rank 0 decides for all). Default: backward
         over the workload's layers, or the reverse of registration where there are none.
     `sparse`: per tensor of the model: its gradient is sparse.
-
-    Raises
-    ------
-    InputError
-        Nothing to train, or `ready_order` is not an order of the trained tensors.
+    Raises `InputError`: nothing to train, or `ready_order` is not an order of the trained tensors.
     """
     tensors, default_order = _trained(model)
     initial, rebuilt = bucket_caps(options)

@@ -32,11 +32,7 @@ class DdpOptions:
     `accumulate`: micro-batches per step; all but the last run under ``no_sync()``.
     `set_last_bucket_cap`: environment variable ``DDP_SET_LAST_BUCKET_CAP=1``: the small bucket is
         launched last.
-
-    Raises
-    ------
-    InputError
-        A cap that is not a number above zero, an empty list, or no micro-batch.
+    Raises `InputError`: a cap that is not a number above zero, an empty list, or no micro-batch.
     """
 
     bucket_cap_bytes: float | None = None

@@ -37,12 +37,8 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     Gradients have the dtype of the workload's tensors. One rank runs without DDP, so that scaling
     is measured against a GPU that neither copies nor communicates.
 
-    Raises
-    ------
-    InputError
-        A bad ready order.
-    ScheduleError
-        Times that do not fit the workload.
+    Raises `InputError`: a bad ready order.
+    Raises `ScheduleError`: times that do not fit the workload.
     """
     if request.bucket_copy_Bps is not None:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))

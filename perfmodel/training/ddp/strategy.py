@@ -19,10 +19,7 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     Buckets are a second copy of all gradients, unless gradients are views of them; a compressing
     hook adds its 16-bit copy of every bucket (all may be in flight). One rank has no buckets.
 
-    Raises
-    ------
-    InputError
-        Ranks or batch below 1, an unknown precision or optimizer.
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     use = replicated(setup)
     if setup.ranks == 1:

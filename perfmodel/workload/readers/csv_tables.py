@@ -52,11 +52,7 @@ def read_rows(path: Path, *, sized: bool) -> list[ParameterRow]:
     """Read a CSV.
 
     `sized`: whether each row needs a shape or a number of elements.
-
-    Raises
-    ------
-    InputError
-        With every fault: file, line, column, found, allowed.
+    Raises `InputError`: with every fault: file, line, column, found, allowed.
     """
     faults: list[Fault] = []
     table = read_csv(path, faults, hand_written=True)

@@ -92,10 +92,7 @@ def output_size(
 ) -> tuple[int, int]:
     """Height and width after a sliding output_size.
 
-    Raises
-    ------
-    InputError
-        The image is too small for this layer.
+    Raises `InputError`: the image is too small for this layer.
     """
     height = (image.height + 2 * padding[0] - kernel[0]) // stride + 1
     width = (image.width + 2 * padding[1] - kernel[1]) // stride + 1

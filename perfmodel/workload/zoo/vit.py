@@ -33,10 +33,7 @@ PATCH, LAYERS, WIDTH, HEADS, MLP_WIDTH = 16, 12, 768, 12, 3072
 def vit_b_16(*, dtype: str, image_size: int) -> Workload:
     """ViT-B/16; `image_size` also sets the length of the position embedding.
 
-    Raises
-    ------
-    InputError
-        The image size is no multiple of the patch.
+    Raises `InputError`: the image size is no multiple of the patch.
     """
     if image_size % PATCH:
         raise InputError(Fault("image_size", str(image_size), f"a multiple of {PATCH}"))

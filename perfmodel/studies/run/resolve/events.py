@@ -39,11 +39,7 @@ def resolve_events(
     `ranks`: ranks of the topology that are the job's, in its order.
     `strict`: whether a name that this machine does not have is an error. If not, its event is left
         out, as for the smaller sizes of a scaling curve.
-
-    Raises
-    ------
-    InputError
-        With the faults of all events.
+    Raises `InputError`: with the faults of all events.
     """
     resolver = _EventResolver(scenario, topology, ranks, gpus_per_node)
     disturbances: list[Disturbance] = []

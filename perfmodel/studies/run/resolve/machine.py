@@ -51,11 +51,7 @@ def machine(
     """Build the cluster at one size, with the library that drives it.
 
     `hosts`: nodes on the network; default: as many as the job has.
-
-    Raises
-    ------
-    InputError
-        Names file, line and field of the scenario.
+    Raises `InputError`: names file, line and field of the scenario.
     """
     try:
         check_cluster_size((hosts or size.nodes) * size.gpus_per_node, "cluster.nodes")
@@ -99,10 +95,8 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
 def resolve_settings(scenario: Scenario) -> LibrarySettings:
     """Return the settings of the library: its version and environment.
 
-    Raises
-    ------
-    InputError
-        An unknown variable or value, or NCCL's settings for another library; names line and field.
+    Raises `InputError`: an unknown variable or value, or NCCL's settings for another library; names
+        line and field.
     """
     section = scenario.library
     env = dict(section.env)

@@ -45,10 +45,7 @@ def choose_hosts(
 def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
     """Return the plan on other ranks: its rank r becomes ``ranks[r]``.
 
-    Raises
-    ------
-    ScheduleError
-        Fewer ranks than the plan has.
+    Raises `ScheduleError`: fewer ranks than the plan has.
     """
     needed = 1 + max(max(each.ranks) for each in plan.classes)
     if needed > len(ranks):
@@ -123,10 +120,7 @@ def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> Ranks:
 def load_other_workloads(scenario: Scenario) -> tuple[Workload, ...]:
     """Load the models of the other jobs on the network.
 
-    Raises
-    ------
-    InputError
-        With the faults of all of them.
+    Raises `InputError`: with the faults of all of them.
     """
     faults: list[Fault] = []
     workloads: list[Workload] = []

@@ -59,11 +59,7 @@ def resolve_scenario(
 
     `profile`: instead of the scenario's.
     `fidelity`: instead of the scenario's.
-
-    Raises
-    ------
-    InputError
-        A name that does not resolve; names file, line and field.
+    Raises `InputError`: a name that does not resolve; names file, line and field.
     """
     checked = _check_fidelity(fidelity or scenario.fidelity)
     if profile is None and scenario.profile is not None:
@@ -92,10 +88,7 @@ def _read_profile(scenario: Scenario, name: str) -> Profile:
 def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
     """Look up the node, the model, and the models of the other jobs of a scenario.
 
-    Raises
-    ------
-    InputError
-        With the faults of all names at once.
+    Raises `InputError`: with the faults of all names at once.
     """
     faults: list[Fault] = []
     node, workload = None, None

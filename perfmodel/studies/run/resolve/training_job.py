@@ -64,11 +64,7 @@ def resolve_workload(
 
     `model`: of another job of the scenario.
     `field`: where the model stands.
-
-    Raises
-    ------
-    InputError
-        Names file, line and field.
+    Raises `InputError`: names file, line and field.
     """
     section = model or scenario.model
     name = section.name or str(scenario.origin.resolve(f"{field}.file", section.file or ""))
@@ -87,10 +83,7 @@ def resolve_workload(
 def on_gpu(job: TrainingJob, name: str) -> TrainingJob:
     """Return the same job on another GPU of the table.
 
-    Raises
-    ------
-    InputError
-        No such GPU, or times that were measured on one GPU only.
+    Raises `InputError`: no such GPU, or times that were measured on one GPU only.
     """
     if job.scenario.compute.source == "file":
         allowed = "'roofline' with cluster.mixed: a file has the times of one GPU"

@@ -36,11 +36,7 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
     """Simulate one size.
 
     `with_first`: whether the very first step is simulated, too; its time is nan otherwise.
-
-    Raises
-    ------
-    InputError
-        Names file, line and field of the scenario.
+    Raises `InputError`: names file, line and field of the scenario.
     """
     with locate_errors(sized):
         reported = simulate_reported(sized)

@@ -44,10 +44,7 @@ RANK_TASKS = 4e8
 def count_needed_steps(disturbances: Sequence[Disturbance], step_s: float, plan: StepPlan) -> int:
     """Count the steps that a mean needs, given an undisturbed step of `step_s` seconds.
 
-    Raises
-    ------
-    InputError
-        Something happens after more steps than can be simulated.
+    Raises `InputError`: something happens after more steps than can be simulated.
     """
     faults = [
         Fault(

@@ -59,10 +59,7 @@ def simulate_steps(
     Returns the plan with disturbed ranks in classes of their own, the run, and how ranks were
     simulated.
 
-    Raises
-    ------
-    InputError
-        Disturbances that cannot be simulated together.
+    Raises `InputError`: disturbances that cannot be simulated together.
     """
     plan, slow = _split_classes(setup, disturbances)
     timer = timer_of(setup, disturbances)

@@ -52,11 +52,7 @@ def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:
     """Find one cap for several scenarios.
 
     `results`: two or more; their curves cover all caps, so that none is missed.
-
-    Raises
-    ------
-    InputError
-        Fewer than two.
+    Raises `InputError`: fewer than two.
     """
     if len(results) < 2:
         raise InputError(Fault("scenarios", f"{len(results)}", "two or more for one setting"))
