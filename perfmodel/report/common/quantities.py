@@ -59,6 +59,12 @@ def size(nbytes: float) -> str:
     return _scaled(nbytes, _SIZES)
 
 
+def whole(text: str) -> str:
+    """Drop the decimals of a round number: ``"25.0 MiB"`` becomes ``"25 MiB"``."""
+    number, space, unit = text.partition(_SPACE)
+    return f"{float(number.replace(',', '')):,g}{space}{unit}"
+
+
 def rate(rate_Bps: float) -> str:
     """Write a bandwidth with a decimal prefix and three digits."""
     return _scaled(rate_Bps, _RATES)

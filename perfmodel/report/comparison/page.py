@@ -30,11 +30,8 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
 
     Returns and raises as `write_report_files`.
     """
-    files = {
-        "compare.html": comparison_html(comparison),
-        "compare.csv": to_csv(comparison),
-        "compare.json": to_json(comparison),
-    }
+    page, table = comparison_html(comparison), to_csv(comparison)
+    files = {"compare.html": page, "compare.csv": table, "compare.json": to_json(comparison)}
     return write_report_files(folder, files)
 
 

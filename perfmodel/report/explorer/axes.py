@@ -175,17 +175,11 @@ def _cap_axis(scenario: Scenario, caps: Sequence[float]) -> Axis:
         settings = {"strategy.bucket_cap": f"{nbytes:.0f} B"}
         if first is not None:
             settings["strategy.first_bucket"] = f"{first:.0f} B"
-        return Stop(at, _trim_decimals(quantities.size(nbytes)), nbytes, settings)
+        return Stop(at, quantities.whole(quantities.size(nbytes)), nbytes, settings)
 
     # Nothing between: a parameter goes into one bucket or the other, so that the time jumps.
     stops = tuple(stop(float(at), nbytes) for at, nbytes in enumerate(caps))
     return Axis("cap", "Bucket cap", stops, caps.index(_cap_asked(options)))
-
-
-def _trim_decimals(text: str) -> str:
-    """Drop the decimals of a round number: ``"25.0 MiB"`` becomes ``"25 MiB"``."""
-    number, space, unit = text.partition("\N{NO-BREAK SPACE}")
-    return f"{float(number.replace(',', '')):,g}{space}{unit}"
 
 
 # ---------------------------------------------------------------- network
@@ -219,7 +213,7 @@ def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axi
                 else f"{float(f'{rate_Bps * value * 8 / 1e9:.3g}'):,g} Gbit/s"
             )
         else:
-            text = "" if not delay_s else _trim_decimals(quantities.duration(delay_s * value))
+            text = "" if not delay_s else quantities.whole(quantities.duration(delay_s * value))
         label = (
             f"{text} (\N{MULTIPLICATION SIGN}{factor:.3g})"
             if text

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure, time_unit
+from perfmodel.report.common.figures import axis_layout, log_axis, log_ticks, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK
 from perfmodel.report.tuning.text import caps, fine, wide_spans
 from perfmodel.studies.tune.caps import number
@@ -143,17 +142,9 @@ def _shade(figure: go.Figure, tuned: TuneResult) -> None:
 
 
 def _caps_axis(figure: go.Figure, points: list[CurvePoint]) -> None:
-    low, high = _ends(points)
-    ticks = log_ticks(low, high)
-    figure.update_xaxes(
-        **axis_layout(
-            "bucket_cap_mb (MiB)",
-            type="log",
-            range=[math.log10(low), math.log10(high)],
-            tickvals=ticks,
-            ticktext=[f"{tick:g}" for tick in ticks],
-        )
-    )
+    ends = _ends(points)
+    axis = log_axis("bucket_cap_mb (MiB)", ends, log_ticks(*ends), lambda tick: f"{tick:g}")
+    figure.update_xaxes(**axis)
 
 
 # ---------------------------------------------------------------- buckets in time

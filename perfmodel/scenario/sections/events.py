@@ -22,6 +22,11 @@ def _check_unique(numbers: tuple[int, ...]) -> tuple[int, ...]:
     return numbers
 
 
+Start = Annotated[
+    Seconds | None,
+    Field(description="since the settled state began; default: from before the start"),
+]
+
 Indices = Annotated[tuple[Index, ...], Field(min_length=1), AfterValidator(_check_unique)]
 """Ranks, nodes or steps, counted from 0."""
 
@@ -76,9 +81,7 @@ class DegradeEvent(FileModel):
     )
     by: Factor | None = Field(default=None, description="how many times slower")
     latency: Seconds | None = Field(default=None, description="its latency from then on")
-    at: Seconds | None = Field(
-        default=None, description="since the settled state began; default: from before the start"
-    )
+    at: Start = None
     until: Seconds | None = None
 
     @model_validator(mode="after")
@@ -96,9 +99,7 @@ class DownEvent(FileModel):
     """A link that goes down; traffic on it stands still until it is routed around."""
 
     link: Name = Field(description="as for `degrade`")
-    at: Seconds | None = Field(
-        default=None, description="since the settled state began; default: from before the start"
-    )
+    at: Start = None
     reroute_after: Seconds = Field(
         default=0.0, description="how long traffic over it stands still; unused without `at`"
     )
@@ -108,9 +109,7 @@ class LoseEvent(FileModel):
     """A NIC that is lost; its traffic stands still until another one takes it over."""
 
     nic: Name = Field(description="a NIC such as 'n1/nic3'")
-    at: Seconds | None = Field(
-        default=None, description="since the settled state began; default: from before the start"
-    )
+    at: Start = None
     reroute_after: Seconds = Field(
         default=0.0, description="how long its traffic stands still; unused without `at`"
     )

@@ -4,10 +4,6 @@ from perfmodel.studies.compare.compare import compare
 from perfmodel.studies.compare.model import (
     Change,
     Comparison,
-    Field,
-    Side,
-    SideDifference,
-    WhatIfResult,
 )
 
-__all__ = ["Change", "Comparison", "Field", "Side", "SideDifference", "WhatIfResult", "compare"]
+__all__ = ["Change", "Comparison", "compare"]

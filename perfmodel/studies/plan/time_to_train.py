@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-from perfmodel.errors import InputError
 from perfmodel.scenario import CandidateSection, FailureSection, Scenario, TargetSection
 from perfmodel.studies.plan.failures import (
     HOPELESS,
@@ -54,13 +53,9 @@ def target_samples(scenario: Scenario, workload: Workload) -> float:
 def _tokens(scenario: Scenario, workload: Workload, field: str) -> int:
     each = tokens_per_sample(workload)
     if each is None:
-        raise _no_sequence(scenario, workload, field)
+        problem = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
+        raise scenario.fault(field, problem, "samples, or a transformer of the zoo")
     return each
-
-
-def _no_sequence(scenario: Scenario, workload: Workload, field: str) -> InputError:
-    problem = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
-    return scenario.fault(field, problem, "samples, or a transformer of the zoo")
 
 
 def samples_at(target: TargetSection, samples: float, global_batch: int) -> float:

@@ -81,7 +81,7 @@ def _assemble_result(
         question=scenario.question,
         workload=job.workload.name,
         strategy=job.strategy.name,
-        machine=_name_machine(topology, largest.size),
+        machine=name_machine(topology, largest.size),
         scaling=scenario.training.scaling,
         points=tuple(_with_efficiency(point, base) for point in points),
         efficiency_base=base.gpus,
@@ -105,7 +105,7 @@ def _assemble_result(
     )
 
 
-def _name_machine(topology: Topology, size: ClusterSize) -> str:
+def name_machine(topology: Topology, size: ClusterSize) -> str:
     """Name the machine, and the number of its nodes that the job has."""
     return topology.name if topology.hosts == size.nodes else f"{size.nodes} of {topology.name}"
 

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from perfmodel.studies.tune.objective.gradients import GradientOrder, Groups
 from perfmodel.training.ddp.buckets import ddp_buckets
@@ -186,11 +187,13 @@ def list_uniform_partitions(
     `gradients`: of the same workload and options.
     `options`: their caps are ignored.
     """
-    assign = _assign_contiguous if gradients.single_dtype else _assign_by_dtype
     partitions: list[UniformPartition] = []
     cap = 1
     while True:
-        groups = assign(workload, gradients, options, cap)
+        if gradients.single_dtype:
+            groups = _assign_contiguous(gradients, cap)
+        else:
+            groups = assign_buckets(workload, with_cap(options, cap))
         window = find_uniform_window(gradients, groups, cap)
         if partitions and partitions[-1].groups == groups:
             window = Window(partitions.pop().window.above_bytes, window.most_bytes)
@@ -222,23 +225,11 @@ def assign_buckets(workload: Workload, options: DdpOptions) -> Groups:
     return tuple(bucket.tensors for bucket in ddp_buckets(workload, options))
 
 
-def _assign_by_dtype(
-    workload: Workload, gradients: GradientOrder, options: DdpOptions, cap: int
-) -> Groups:
-    del gradients
-    return assign_buckets(workload, with_cap(options, cap))
-
-
-def _assign_contiguous(
-    workload: Workload, gradients: GradientOrder, options: DdpOptions, cap: int
-) -> Groups:
-    """As `_assign_by_dtype` where all share buckets: each goes on until it reaches the cap."""
-    del workload, options
+def _assign_contiguous(gradients: GradientOrder, cap: int) -> Groups:
+    """As `assign_buckets` where all share buckets: each goes on until it reaches the cap."""
     tensors = gradients.tensors[::-1] if gradients.reverse_filled else gradients.tensors
     nbytes = gradients.nbytes[::-1] if gradients.reverse_filled else gradients.nbytes
-    sums = [0]
-    for each in nbytes:
-        sums.append(sums[-1] + each)
+    sums = [0, *accumulate(nbytes)]
     groups, begin = [], 0
     while begin < len(tensors):
         end = min(bisect_left(sums, sums[begin] + cap), len(tensors))

@@ -89,3 +89,9 @@ def background_traffic(disturbances: Sequence[Disturbance], settled_s: float) ->
         for flow in disturbance.traffic:
             steady = flow.nbytes is None and flow.start_s == 0
             yield replace(flow, start_s=0.0 if steady else settled_s + flow.start_s)
+
+
+def join_names(names: Sequence[str], most: int = 4) -> str:
+    """List names for a description; of many the first ones, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from perfmodel.errors import InputError
 from perfmodel.library.model import CommLibrary
@@ -194,12 +194,5 @@ def memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ())
     )
     use = job.strategy.memory(setup)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
-    return Memory(
-        parameters_bytes=use.parameters_bytes,
-        gradients_bytes=use.gradients_bytes,
-        optimizer_bytes=use.optimizer_bytes,
-        buckets_bytes=use.buckets_bytes,
-        activations_bytes=use.activations_bytes,
-        capacity_bytes=capacity_bytes,
-        advice=advice(setup, capacity_bytes, job.strategy.memory),
-    )
+    proposals = advice(setup, capacity_bytes, job.strategy.memory)
+    return Memory(**asdict(use), capacity_bytes=capacity_bytes, advice=proposals)

@@ -18,6 +18,7 @@ from perfmodel.studies.run.resolve.disturbance import (
     Disturbance,
     background_jobs,
     background_traffic,
+    join_names,
 )
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
@@ -146,8 +147,7 @@ def _name_ranks(machine: Machine, ranks: Sequence[int], most: int = 3) -> str:
         names = [f"n{host}" for host in hosts]
     else:
         names = [topology.ranks[rank] for rank in sorted(numbers)]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return join_names(names, most)
 
 
 def _split_into_ranks(

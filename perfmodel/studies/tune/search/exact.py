@@ -179,17 +179,21 @@ def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) 
 
 def all_sizes_timed(evaluator: Evaluator) -> bool:
     """Whether the time of every contiguous group was computed, none interpolated."""
-    sums = evaluator.gradients.sums
-    sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
+    sizes = _group_sizes(evaluator.gradients)
     return all(evaluator.allreduce.is_timed(size) for size in sizes)
+
+
+def _group_sizes(gradients: GradientOrder) -> set[int]:
+    """Bytes of all contiguous groups."""
+    sums = gradients.sums
+    return {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
 
 
 def time_all_sizes(evaluator: Evaluator, at_most: int) -> None:
     """Compute the time of every contiguous group, if these are few."""
-    sums = evaluator.gradients.sums
-    if len(sums) ** 2 > 4 * at_most:
+    if len(evaluator.gradients.sums) ** 2 > 4 * at_most:
         return
-    sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
+    sizes = _group_sizes(evaluator.gradients)
     if len(sizes) <= at_most:
         for size in sorted(sizes):
             evaluator.allreduce.compute(size)
