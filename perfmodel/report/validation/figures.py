@@ -41,6 +41,10 @@ def _line(mode: str) -> dict[str, object]:
     return {"color": COLOURS[mode], "width": _WIDTHS.get(mode, 1.8), "dash": _DASHES.get(mode)}
 
 
+def _round_time(time_s: float) -> str:
+    return quantities.whole(quantities.duration(time_s))
+
+
 def _sizes_axis(smallest: int, largest: int, most: int = 6, **more: Any) -> dict[str, object]:
     """Logarithmic axis of sizes, labelled at powers of two."""
     low, high = math.floor(math.log2(smallest)), math.ceil(math.log2(max(largest, 2 * smallest)))
@@ -191,10 +195,8 @@ def draw_sweep(
     low, high = _time_range(prediction)
     ticks = log_ticks(low, high, 4)
     figure.update_layout(
-        yaxis=log_axis(
-            "", (low, high), ticks, lambda t: quantities.whole(quantities.duration(t)),
-            domain=[0.46, 1],
-        ),
+        yaxis=axis_layout(type="log", domain=[0.46, 1], range=[math.log10(low), math.log10(high)],
+                   tickvals=ticks, ticktext=[_round_time(t) for t in ticks]),
         xaxis=_sizes_axis(min(sizes), max(sizes), 4, showticklabels=False, anchor="y"),
         xaxis2=_sizes_axis(min(sizes), max(sizes), 4, anchor="y2", matches="x"),
         yaxis2=_ratio_axis("", 0.25, 4, domain=[0, 0.38], anchor="x2"),
