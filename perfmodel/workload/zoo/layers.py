@@ -32,6 +32,9 @@ DROPOUT_PASSES = 2.25
 MASK_ELEMENTS = 0.25
 """That mask, saved for backward."""
 
+CLASSES = 1000
+"""Classes of ImageNet."""
+
 Parameter = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor that a module registers."""
 
@@ -205,6 +208,29 @@ def linear(
         kind=kind,
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
+
+
+def classifier(image: Image, prefix: str = "") -> list[Module]:
+    """Average every channel, and map the averages to ImageNet's classes."""
+    pool, pooled = adaptive_pooling(f"{prefix}avgpool", image, 1)
+    head = weight_and_bias(f"{prefix}fc", CLASSES, pooled.channels)
+    return [pool, linear(f"{prefix}fc", 1, pooled.channels, CLASSES, parameters=head)]
+
+
+def image_model(
+    name: str,
+    parts: Sequence[Module],
+    *,
+    dtype: str,
+    image_size: int,
+    source: str,
+    registered: Sequence[Parameter] | None = None,
+) -> Workload:
+    """Turn parts in execution order into a model of square colour images and ImageNet's classes."""
+    return assemble(
+        name, parts, dtype=dtype, sample="image", source=source,
+        input_elements=3.0 * image_size**2, output_elements=CLASSES, registered=registered,
+    )  # fmt: skip
 
 
 def assemble(
