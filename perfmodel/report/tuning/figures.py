@@ -40,7 +40,8 @@ def draw_curve(tuned: TuneResult) -> go.Figure:
          WORK["backward"])  # fmt: skip
     _caps_axis(figure, points)
     top = _upper(tuned, points) / scale
-    bottom = min(_lowest(tuned), best.step_time_s) / scale
+    bound_s = tuned.best_list.step_time_s if tuned.lower_bound_s is None else tuned.lower_bound_s
+    bottom = min(bound_s, best.step_time_s) / scale
     pad = 0.06 * (top - bottom) or 0.01 * top
     figure.update_yaxes(**axis_layout(f"step time ({unit})", range=[bottom - pad, top + pad]))
     return figure
@@ -61,10 +62,6 @@ def draw_exposed(tuned: TuneResult) -> go.Figure:
 
 def _drawn(tuned: TuneResult) -> list[CurvePoint]:
     return [p for p in tuned.curve if p.high_mb > LEAST_MB] or list(tuned.curve)
-
-
-def _lowest(tuned: TuneResult) -> float:
-    return tuned.best_list.step_time_s if tuned.lower_bound_s is None else tuned.lower_bound_s
 
 
 def _upper(tuned: TuneResult, points: list[CurvePoint]) -> float:

@@ -130,14 +130,6 @@ def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
                     yield StepRequest(candidate, nodes, upgrade)
 
 
-def build_scenario(scenario: Scenario, request: StepRequest) -> Scenario | str:
-    """Return the scenario to predict, or why there is none."""
-    try:
-        return change_scenario(scenario, request.changes)
-    except InputError as error:
-        return describe_error(error)
-
-
 def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | str | None:
     """Return the failures of a request; None where nothing fails, or a text on why unknown."""
     assert scenario.plan is not None
@@ -223,10 +215,7 @@ def predict(
     `scenario`: with a plan.
     `profile`, `jobs`, `store`, `progress`: as for `perfmodel.studies.sweep.run_sweep`.
     """
-    variants = [
-        _variant(at, request, build_scenario(scenario, request))
-        for at, request in enumerate(requests)
-    ]
+    variants = [_variant(at, request, scenario) for at, request in enumerate(requests)]
     swept = run_sweep(variants, jobs=jobs, store=store, profile=profile, progress=progress)
     return [
         PredictedStep(
@@ -236,12 +225,14 @@ def predict(
     ]
 
 
-def _variant(index: int, request: StepRequest, changed_scenario: Scenario | str) -> Variant:
-    if isinstance(changed_scenario, str):
-        return Variant(
-            index, request.labels, None, f"{index}: {changed_scenario}", changed_scenario
-        )
-    return Variant(index, request.labels, changed_scenario, scenario_digest(changed_scenario))
+def _variant(index: int, request: StepRequest, scenario: Scenario) -> Variant:
+    """Return the scenario to predict as a variant, or why there is none."""
+    try:
+        changed = change_scenario(scenario, request.changes)
+    except InputError as error:
+        reason = describe_error(error)
+        return Variant(index, request.labels, None, f"{index}: {reason}", reason)
+    return Variant(index, request.labels, changed, scenario_digest(changed))
 
 
 def _shorten_message(message: str, scenario: Scenario) -> str:

@@ -210,14 +210,9 @@ def with_cap(options: DdpOptions, cap: float) -> DdpOptions:
     )
 
 
-def with_caps(options: DdpOptions, caps: tuple[float, ...]) -> DdpOptions:
-    """Return the options with a cap per bucket; bytes."""
+def with_caps(options: DdpOptions, caps: tuple[float, ...] | None) -> DdpOptions:
+    """Return the options with a cap per bucket; bytes. None: PyTorch's default caps."""
     return replace(options, bucket_cap_bytes=None, first_bucket_bytes=None, caps_list_bytes=caps)
-
-
-def as_default(options: DdpOptions) -> DdpOptions:
-    """Return the options with PyTorch's default caps."""
-    return replace(options, bucket_cap_bytes=None, first_bucket_bytes=None, caps_list_bytes=None)
 
 
 def assign_buckets(workload: Workload, options: DdpOptions) -> Groups:

@@ -109,12 +109,12 @@ def _add_all_reduce(step: Step, bucket: Bucket, filling: _Filling) -> int:
     It waits for its own last copy and for those of the buckets before it, which one worker's
     order implies and two workers' does not.
     """
-    tasks, name = step.tasks, f"bucket {bucket.index}"
+    tasks, name, tensors = step.tasks, f"bucket {bucket.index}", step.request.workload.tensors
     marks: dict[str, Any] = {"bucket": bucket.index, "micro_batch": step.last_micro_batch}
     complete = filling.copied[bucket.index], max(filling.copied[: bucket.index + 1])
     ready, nbytes = tuple(dict.fromkeys(complete)), bucket.nbytes
     if step.item_bytes is not None:  # one cast, then one division in place (default_hooks.py)
-        nbytes = step.item_bytes * _numel(step, bucket)
+        nbytes = step.item_bytes * sum(tensors[tensor].numel for tensor in bucket.tensors)
         ready = (_add_compression(step, bucket, nbytes, ready, marks),)
     done = tasks.collective(
         f"all-reduce {name}", "all_reduce", nbytes, step.rank_class,
@@ -156,10 +156,6 @@ def _add_used_map_reduction(step: Step, *, after: int) -> int:
 def _empty_buckets(buckets: Sequence[Bucket]) -> _Filling:
     owner = {tensor: bucket.index for bucket in buckets for tensor in bucket.tensors}
     return _Filling(owner, [len(each.tensors) for each in buckets], [0] * len(buckets))
-
-
-def _numel(step: Step, bucket: Bucket) -> int:
-    return sum(step.request.workload.tensors[tensor].numel for tensor in bucket.tensors)
 
 
 def _last_gradients(step: Step, owner: dict[int, int]) -> frozenset[int]:

@@ -141,8 +141,9 @@ def plan(
     `sockets`: what processes on CPUs share on this machine.
     """
     options, faster = job.options, what_if_of(job.scenario).compute
+    gradients = [job.workload.tensors[tensor].nbytes for tensor in job.workload.ready_order]
     host = host_work(
-        job.library, job.gpu, sockets or Sockets(), _gradients(job.workload), ranks,
+        job.library, job.gpu, sockets or Sockets(), gradients, ranks,
         views=options.gradient_as_bucket_view,
     )  # fmt: skip
     request = StepRequest(
@@ -163,11 +164,6 @@ def plan(
         core=host.core,
     )
     return job.strategy.plan(request, options)
-
-
-def _gradients(workload: Workload) -> list[int]:
-    """Bytes of each gradient."""
-    return [workload.tensors[tensor].nbytes for tensor in workload.ready_order]
 
 
 def buckets(job: TrainingJob) -> tuple[Bucket, ...]:

@@ -81,7 +81,8 @@ def simulate_steps(
                 overlap_slowdown=setup.slowdown, estimator=timer,
                 stretch=Variation(plan, jitters, slow),
             )  # fmt: skip
-            return plan, run, f"{_count_ranks(plan)} as vectors"
+            count = sum(len(each.ranks) for each in plan.classes)
+            return plan, run, f"{count:,} ranks as vectors"
         plan, slow = _split_into_ranks(plan, slow, reason, disturbances)
     run = simulate(
         plan, timer.machine, steps=steps, fidelity=fidelity, overlap_slowdown=setup.slowdown,
@@ -90,10 +91,6 @@ def simulate_steps(
     )  # fmt: skip
     classes = len(plan.classes)
     return plan, run, f"{classes} rank class{'es' if classes > 1 else ''}"
-
-
-def _count_ranks(plan: StepPlan) -> str:
-    return f"{sum(len(each.ranks) for each in plan.classes):,} ranks"
 
 
 # ---------------------------------------------------------------- ranks

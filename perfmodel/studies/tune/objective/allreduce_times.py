@@ -65,7 +65,8 @@ class AllReduceTimes:
             time_s = self.factor * (self._simulate(size) if self.in_order else time_s)
             self._record_error(size, time_s)
             self._timed[size] = (time_s, (lowered.schedule.algorithm, lowered.protocol))
-            links = self.factor * link_times_s(self._capacity_Bps, lowered) / size
+            capacity_Bps = self.estimator.machine.topology.arcs.bandwidth_Bps
+            links = self.factor * link_times_s(capacity_Bps, lowered) / size
             self._per_byte = links if self._per_byte is None else np.minimum(self._per_byte, links)
             insort(self._sizes, size)
             self._arrays = None
@@ -78,10 +79,6 @@ class AllReduceTimes:
     def in_order(self) -> bool:
         """Whether the messages of a connection are in order, so that each is simulated."""
         return self.estimator.machine.library.in_order
-
-    @property
-    def _capacity_Bps(self) -> FloatArray:
-        return self.estimator.machine.topology.arcs.bandwidth_Bps
 
     def _simulate(self, size: int) -> float:
         """Simulate an all-reduce alone; seconds."""
