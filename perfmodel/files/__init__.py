@@ -9,13 +9,7 @@ from perfmodel.files.find import USER_FOLDER, data_folder, find_file, list_shipp
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
 from perfmodel.files.spec import Bandwidth, Bytes, Count, FileModel, FlopRate, Power, Seconds
 from perfmodel.files.validate import load_document, require_finite, validate_document
-from perfmodel.files.write import (
-    as_json,
-    attributes,
-    csv_text,
-    write_atomically,
-    write_json,
-)
+from perfmodel.files.write import as_json, attributes, csv_text, write_atomically, write_json
 
 __all__ = [
     "USER_FOLDER",

@@ -21,13 +21,8 @@ from perfmodel.scenario.sections.plan import (
     TargetSection,
     UpgradeSection,
 )
-from perfmodel.scenario.sections.strategy import (
-    DataParallelStrategy,
-    DdpStrategy,
-)
-from perfmodel.scenario.sections.training import (
-    ModelSection,
-)
+from perfmodel.scenario.sections.strategy import DataParallelStrategy, DdpStrategy
+from perfmodel.scenario.sections.training import ModelSection
 from perfmodel.scenario.sections.what_if import WhatIf
 
 __all__ = [

@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import (
-    Bullets,
-    Figure,
-    Header,
-    header,
-    section,
-)
+from perfmodel.report.common.document import Bullets, Figure, Header, header, section
 from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    GetJsonSchemaHandler,
-    StringConstraints,
-)
+from pydantic import Field, GetJsonSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema
 
 Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]

@@ -101,8 +101,8 @@ class Hardware:
 class PredictedStep:
     """The outcome of a request.
 
-    `scenario`: none where the changes make none.
-    `step`: none where it failed, and then `reason` says why.
+    `scenario`: None where the changes make none.
+    `step`: None where it failed, and then `reason` says why.
     """
 
     request: StepRequest

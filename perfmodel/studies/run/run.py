@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest
-from perfmodel.studies.run.resolve.resolved_scenario import (
-    ResolvedScenario,
-    resolve_scenario,
-)
+from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult

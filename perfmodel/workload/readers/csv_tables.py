@@ -35,7 +35,7 @@ class ParameterRow:
     """One row: a parameter, or the times of a layer.
 
     `line`: one-based, in the file.
-    `shape`: none in a file of times alone.
+    `shape`: None in a file of times alone.
     """
 
     line: int

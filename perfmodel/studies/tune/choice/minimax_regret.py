@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 class SharedCap:
     """One cap for all scenarios.
 
-    `bucket_cap_mb`: none: PyTorch's default.
+    `bucket_cap_mb`: None: PyTorch's default.
     `steps_s`: scenario by scenario; seconds.
     `regrets`: how much longer a step is than with the best cap for that scenario alone, relatively.
     """
