@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -73,6 +74,36 @@ def example(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
+_Row = tuple[str, Callable[..., None], tuple[str, ...]]
+"""Name, function and examples of a command."""
+
+_COMMANDS: tuple[_Row, ...] = (
+    ("run", run.run, run.RUN_EXAMPLES),
+    ("tune", tune.tune, tune.TUNE_EXAMPLES),
+    ("compare", compare.compare, compare.COMPARE_EXAMPLES),
+    ("sweep", sweep.sweep, sweep.SWEEP_EXAMPLES),
+    ("plan", plan.plan, plan.PLAN_EXAMPLES),
+    ("collective", collective.collective, collective.COLLECTIVE_EXAMPLES),
+    ("buckets", buckets.buckets, buckets.BUCKETS_EXAMPLES),
+    ("verify", verify.verify, verify.VERIFY_EXAMPLES),
+    ("measure", measure.measure, measure.MEASURE_EXAMPLES),
+    ("calibrate", calibrate.calibrate, calibrate.CALIBRATE_EXAMPLES),
+    ("validate", validate.validate, validate.VALIDATE_EXAMPLES),
+    ("scenarios", scenarios.scenarios, scenarios.SCENARIOS_EXAMPLES),
+    ("models", buckets.models, buckets.MODELS_EXAMPLES),
+    ("schema", scenarios.schema, scenarios.SCHEMA_EXAMPLES),
+)
+
+_HARDWARE: tuple[_Row, ...] = (
+    ("list", topology.topologies, topology.LIST_EXAMPLES),
+    ("show", topology.show, topology.SHOW_EXAMPLES),
+    ("import", topology_import.import_, topology_import.IMPORT_EXAMPLES),
+    ("discover", topology_import.discover, topology_import.DISCOVER_EXAMPLES),
+    ("check", topology.check, topology.CHECK_EXAMPLES),
+)
+"""Commands below ``perfmodel topology``."""
+
+
 def _build() -> typer.Typer:
     root = typer.Typer(
         cls=Commands,
@@ -83,36 +114,15 @@ def _build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     root.callback()(_root)
-    for name, command, lines in (
-        ("run", run.run, run.RUN_EXAMPLES),
-        ("tune", tune.tune, tune.TUNE_EXAMPLES),
-        ("compare", compare.compare, compare.COMPARE_EXAMPLES),
-        ("sweep", sweep.sweep, sweep.SWEEP_EXAMPLES),
-        ("plan", plan.plan, plan.PLAN_EXAMPLES),
-        ("collective", collective.collective, collective.COLLECTIVE_EXAMPLES),
-        ("buckets", buckets.buckets, buckets.BUCKETS_EXAMPLES),
-        ("verify", verify.verify, verify.VERIFY_EXAMPLES),
-        ("measure", measure.measure, measure.MEASURE_EXAMPLES),
-        ("calibrate", calibrate.calibrate, calibrate.CALIBRATE_EXAMPLES),
-        ("validate", validate.validate, validate.VALIDATE_EXAMPLES),
-        ("scenarios", scenarios.scenarios, scenarios.SCENARIOS_EXAMPLES),
-        ("models", buckets.models, buckets.MODELS_EXAMPLES),
-        ("schema", scenarios.schema, scenarios.SCHEMA_EXAMPLES),
-    ):
+    for name, command, lines in _COMMANDS:
         root.command(name, epilog=example(*lines))(command)
     hardware = typer.Typer(
         help="List, show, check and import hardware descriptions.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
-    for name, subcommand, lines in (
-        ("list", topology.topologies, topology.LIST_EXAMPLES),
-        ("show", topology.show, topology.SHOW_EXAMPLES),
-        ("import", topology_import.import_, topology_import.IMPORT_EXAMPLES),
-        ("discover", topology_import.discover, topology_import.DISCOVER_EXAMPLES),
-        ("check", topology.check, topology.CHECK_EXAMPLES),
-    ):
-        hardware.command(name, epilog=example(*lines))(subcommand)
+    for name, command, lines in _HARDWARE:
+        hardware.command(name, epilog=example(*lines))(command)
     root.add_typer(hardware, name="topology")
     return root
 

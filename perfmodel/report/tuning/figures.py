@@ -177,6 +177,25 @@ def _row(
         marker={"color": WORK["idle"]}, hoverinfo="text", showlegend=last,
         hovertext=[f"step {quantities.duration(choice.step_time_s)}"],
     )  # fmt: skip
+    _add_buckets(figure, place, choice, scale, last=last)
+    figure.add_annotation(
+        x=0, xref="paper", y=place + 0.2, xanchor="left", yanchor="bottom", showarrow=False,
+        text=escape(f"{title}: {fine(choice.step_time_s)}", quote=False),
+        font={"size": 12, "color": QUIET_INK},
+    )  # fmt: skip
+    for bucket in choice.buckets:
+        length_s = bucket.end_s - bucket.start_s
+        if length_s >= _ROOM * choice.step_time_s * 1.6:
+            figure.add_annotation(
+                x=(bucket.start_s + length_s / 2) / scale, y=place, showarrow=False,
+                text=quantities.size(bucket.nbytes), font={"size": 12, "color": "#1b2430"},
+            )  # fmt: skip
+
+
+def _add_buckets(
+    figure: go.Figure, place: int, choice: Choice, scale: float, *, last: bool
+) -> None:
+    """Draw when each bucket was ready, and when it was reduced."""
     spans = [(b.start_s / scale, (b.end_s - b.start_s) / scale) for b in choice.buckets]
     figure.add_bar(
         y=[place] * len(spans),
@@ -204,15 +223,3 @@ def _row(
         marker={"color": WORK["backward"], "size": 7, "symbol": "triangle-up"},
         hoverinfo="skip",
     )
-    figure.add_annotation(
-        x=0, xref="paper", y=place + 0.2, xanchor="left", yanchor="bottom", showarrow=False,
-        text=escape(f"{title}: {fine(choice.step_time_s)}", quote=False),
-        font={"size": 12, "color": QUIET_INK},
-    )  # fmt: skip
-    for bucket in choice.buckets:
-        length_s = bucket.end_s - bucket.start_s
-        if length_s >= _ROOM * choice.step_time_s * 1.6:
-            figure.add_annotation(
-                x=(bucket.start_s + length_s / 2) / scale, y=place, showarrow=False,
-                text=quantities.size(bucket.nbytes), font={"size": 12, "color": "#1b2430"},
-            )  # fmt: skip

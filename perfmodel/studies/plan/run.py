@@ -103,6 +103,16 @@ def plan_scenario(
         progress=progress,
     )  # fmt: skip
     shared.bases.update(_find_bases(shared, predictions))
+    return _assemble_result(shared, workload, predictions, profile)
+
+
+def _assemble_result(
+    shared: _Plan,
+    workload: Workload,
+    predictions: Sequence[PredictedStep],
+    profile: Profile | None,
+) -> PlanResult:
+    scenario, section = shared.scenario, shared.section
     plain = [p for p in predictions if p.request.upgrade is None and not p.request.alone]
     options = [_option(shared, prediction) for prediction in plain]
     budget = None if section.budget is None else section.budget.amount
@@ -121,8 +131,8 @@ def plan_scenario(
         answers=choose_answers(usable, section.deadline, budget),
         outcomes=_compare_upgrades(shared, predictions, options),
         cautions=cautions(scenario, options),
-        assumptions=assumptions(scenario, options, hardware),
-        sources=sources(section, hardware),
+        assumptions=assumptions(scenario, options, shared.hardware),
+        sources=sources(section, shared.hardware),
         provenance=_provenance(scenario, section, profile),
     )
 

@@ -121,6 +121,17 @@ def _tune(
     if evaluator.reasons:
         say("simulating, because " + ", ".join(evaluator.reasons))
         lists, exact = _search_lists_by_simulation(evaluator, partitions), False
+    return _assemble_result(evaluator, partitions, lists, exact, horovod)
+
+
+def _assemble_result(
+    evaluator: Evaluator,
+    partitions: Sequence[UniformPartition],
+    lists: Sequence[Caps],
+    exact: bool,
+    horovod: bool,
+) -> TuneResult:
+    """Choose among what was simulated, and rate every cap."""
     uniform = choose_uniform_cap(evaluator, partitions)
     best, best_integer = choose_lists(evaluator, lists, partitions)
     curve, default_regrets = build_curve(evaluator, partitions)
