@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.files import collect_faults
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
 from perfmodel.simulate.engine.background import BackgroundJob
@@ -125,10 +126,8 @@ def load_other_workloads(scenario: Scenario) -> tuple[Workload, ...]:
     faults: list[Fault] = []
     workloads: list[Workload] = []
     for number, job in enumerate(scenario.jobs):
-        try:
+        with collect_faults(faults):
             workloads.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
-        except InputError as error:
-            faults += error.faults
     if faults:
         raise InputError(faults)
     return tuple(workloads)

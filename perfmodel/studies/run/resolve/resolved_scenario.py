@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import collect_faults
 from perfmodel.scenario import ClusterSize, Scenario, sizes
 from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.studies.run.resolve.machine import (
     MachineEnsemble,
     build_ensemble,
     machine,
-    relocate_error,
+    relocated_errors,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
@@ -79,10 +80,8 @@ def _check_fidelity(name: str) -> Fidelity:
 def _read_profile(scenario: Scenario, name: str) -> Profile:
     from perfmodel.calibrate import read_profile
 
-    try:
+    with relocated_errors(scenario, "profile"):
         return read_profile(scenario.origin.beside("profile", name))
-    except InputError as error:
-        raise relocate_error(scenario, error, "profile") from None
 
 
 def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
@@ -93,24 +92,16 @@ def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workloa
     faults: list[Fault] = []
     node, workload = None, None
     other_workloads: tuple[Workload, ...] = ()
-    try:
+    with collect_faults(faults), relocated_errors(scenario, "cluster.node"):
         node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
-    except InputError as error:
-        faults += relocate_error(scenario, error, "cluster.node").faults
-    try:
+    with collect_faults(faults):
         workload = resolve_workload(scenario)
-    except InputError as error:
-        faults += error.faults
-    try:
+    with collect_faults(faults):
         other_workloads = load_other_workloads(scenario)
-    except InputError as error:
-        faults += error.faults
     for number, mixed in enumerate(scenario.cluster.mixed):
-        try:
+        fields = {"gpu": f"cluster.mixed.{number}.gpu"}
+        with collect_faults(faults), relocated_errors(scenario, "cluster.mixed", fields):
             load_gpu(mixed.gpu)
-        except InputError as error:
-            field = {"gpu": f"cluster.mixed.{number}.gpu"}
-            faults += relocate_error(scenario, error, "cluster.mixed", field).faults
     if node is None or workload is None or faults:
         raise InputError(faults)
     return node, workload, other_workloads

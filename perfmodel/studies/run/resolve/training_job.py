@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from perfmodel.errors import InputError
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.studies.run.resolve.host_overhead import host_work
-from perfmodel.studies.run.resolve.machine import relocate_error
+from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
 from perfmodel.studies.run.result import Memory
 from perfmodel.topology.model import Gpu, Sockets
@@ -68,16 +67,14 @@ def resolve_workload(
     """
     section = model or scenario.model
     name = section.name or str(scenario.origin.resolve(f"{field}.file", section.file or ""))
-    try:
+    part = "name" if section.file is None else "file"
+    with relocated_errors(scenario, field, {"model": f"{field}.{part}"}):
         return load_workload(
             name,
             dtype=section.dtype,
             image_size=section.image_size,
             sequence_length=section.sequence_length,
         )
-    except InputError as error:
-        part = "name" if section.file is None else "file"
-        raise relocate_error(scenario, error, field, {"model": f"{field}.{part}"}) from None
 
 
 def on_gpu(job: TrainingJob, name: str) -> TrainingJob:
@@ -98,7 +95,7 @@ def times(job: TrainingJob, batch: int) -> LayerTimes:
 
 def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
     compute = job.scenario.compute
-    try:
+    with relocated_errors(job.scenario, "compute"):
         if compute.source == "file":
             path = job.scenario.origin.resolve("compute.times", compute.times or "")
             return read_layer_times(
@@ -118,8 +115,6 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
             channels_last=compute.channels_last,
             fused_attention=compute.fused_attention,
         )
-    except InputError as error:
-        raise relocate_error(job.scenario, error, "compute") from None
 
 
 MERGED, UNMERGED = 128, 1_000_000

@@ -17,7 +17,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.events import resolve_events
 from perfmodel.studies.run.resolve.limits import check_message_size
-from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocate_error
+from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
     allocate_ranks,
@@ -156,9 +156,8 @@ def size_job(
 def locate_errors(sized: SizedJob) -> Iterator[None]:
     """Add file, line and field of the scenario to errors of lower layers."""
     try:
-        yield
-    except InputError as error:
-        raise relocate_error(sized.job.scenario, error, "library") from None
+        with relocated_errors(sized.job.scenario, "library"):
+            yield
     except SimulationError as error:
         raise _explain_unreachable(sized, error) from error
 
