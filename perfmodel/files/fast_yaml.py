@@ -56,8 +56,12 @@ def parse_with_libyaml(text: str) -> Any:
     """Parse one YAML 1.2 document.
 
     `text`: of a file that ships: libyaml follows nesting of any depth until the stack ends.
-    Raises `UnsupportedYaml`: there is no libyaml, the document is faulty or empty, or it holds
-        something beyond plain mappings, lists and scalars.
+
+    Raises
+    ------
+    UnsupportedYaml
+        There is no libyaml, the document is faulty or empty, or it holds something beyond plain
+        mappings, lists and scalars.
     """
     if _UNSUPPORTED.search(text):
         raise UnsupportedYaml

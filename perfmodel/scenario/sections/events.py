@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
-from perfmodel.scenario.sections.base import Index, Name, OrName, Placement
+from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
 from perfmodel.scenario.sections.strategy import DdpStrategy
 from perfmodel.scenario.sections.training import ModelSection
 
@@ -159,15 +159,11 @@ class EventSection(FileModel):
         return next(iter(self.model_fields_set), EVENT_KINDS[0])
 
 
-def _expand_name(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
 class OtherJob(FileModel):
     """Another DDP job on the same network, step after step; it computes as `compute` says."""
 
     name: Name | None = Field(default=None, description="default: its model's")
-    model: Annotated[ModelSection, BeforeValidator(_expand_name), OrName()] = Field(
+    model: Annotated[ModelSection, expand_name("name"), OrName()] = Field(
         description="as for this job; a name alone will do"
     )
     strategy: DdpStrategy = DdpStrategy()
