@@ -137,10 +137,7 @@ def _options(
 def read_order(path: Path, names: Sequence[str]) -> list[int]:
     """Read parameter names, one a line; return their indices in registration order.
 
-    Raises
-    ------
-    InputError
-        Unreadable, or names that the model does not have; with lines.
+    Raises `InputError`: unreadable, or names that the model does not have; with lines.
     """
     from perfmodel.files import read_text
 

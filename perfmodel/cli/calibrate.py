@@ -191,15 +191,14 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
     """Read files of any kind; each may be given once, and measure collectives or links."""
     from perfmodel.calibrate.readers import read_files
     from perfmodel.collectives.catalog import ALGORITHMS
+    from perfmodel.files import collect_faults
 
     faults: list[Fault] = []
     if op is not None and op not in ALGORITHMS:
         faults.append(Fault("--op", repr(op), allowed_names(ALGORITHMS, op)))
     contents: list[Found] = []
-    try:
+    with collect_faults(faults):
         contents = read_files(files, op=op, ranks=ranks)
-    except InputError as error:
-        faults += error.faults
     for path, content in zip(files, contents, strict=False):
         if content.measurement is not None and content.measurement.backend == "device":
             allowed = "backend 'gloo' or 'nccl': collectives between ranks"

@@ -133,15 +133,13 @@ def _print_times(times: list[dict[str, Any]]) -> None:
 def sizes_between(smallest: str, largest: str, factor: float) -> list[int]:
     """Sizes from the smallest to the largest, each `factor` times the one before; whole bytes.
 
+    Raises `InputError`: a size without unit, a largest below the smallest, or a factor of 1 or
+        less.
+
     Examples
     --------
     >>> sizes_between("8 B", "1 KiB", 4)
     [8, 32, 128, 512]
-
-    Raises
-    ------
-    InputError
-        A size without unit, a largest below the smallest, or a factor of 1 or less.
     """
     from perfmodel.units import parse_bytes
 

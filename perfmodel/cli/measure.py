@@ -90,13 +90,8 @@ def measure(
         topology=name,
     )
     spent = ["--budget", budget] if repeats is None else ["--repeats", str(repeats)]
-    place = [] if topology is None else ["--topology", _without_folders(topology)]
-    command = [
-        "perfmodel", "measure", job.algorithm, "--backend", backend, "--ranks", str(ranks),
-        "--collective", job.collective, "--dtype", dtype, "-b", smallest, "-e", largest,
-        "-f", _shortest(factor), *spent, "--timeout", timeout, *place,
-    ]  # fmt: skip
-    job = replace(job, command=shlex.join(command))
+    sizes = ["-b", smallest, "-e", largest, "-f", _shortest(factor)]
+    job = replace(job, command=_command(job, sizes, [*spent, "--timeout", timeout], topology))
     documents = [
         measurement.model_dump()
         for number in range(1, runs + 1)
@@ -106,13 +101,23 @@ def measure(
         print_json(documents[0] if runs == 1 else {"runs": documents})
 
 
+def _command(
+    job: MeasurementJob, sizes: Sequence[str], times: Sequence[str], topology: str | None
+) -> str:
+    """The command that measures the same again, without folders of this machine."""
+    place = []
+    if topology is not None:
+        path = Path(topology)
+        place = ["--topology", path.name if path.is_absolute() else topology]
+    command = [
+        "perfmodel", "measure", job.algorithm, "--backend", job.backend, "--ranks", str(job.ranks),
+        "--collective", job.collective, "--dtype", job.dtype, *sizes, *times, *place,
+    ]  # fmt: skip
+    return shlex.join(command)
+
+
 def _shortest(factor: float) -> str:
     return f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor)
-
-
-def _without_folders(topology: str) -> str:
-    """A name or path without folders that exist on this machine only."""
-    return Path(topology).name if Path(topology).is_absolute() else topology
 
 
 def _measure_once(

@@ -31,13 +31,7 @@ OneProcess = Annotated[
 
 
 def check_algorithm(library: str, algorithm: str) -> None:
-    """Refuse NCCL's own algorithms for MPI and Gloo; `plain` may try any.
-
-    Raises
-    ------
-    InputError
-        Such an algorithm.
-    """
+    """Refuse NCCL's own algorithms for MPI and Gloo; `plain` may try any."""
     from perfmodel.collectives.catalog import NCCL_ONLY
 
     if library in {"gloo", "mpi"} and algorithm.replace("-", "_") in NCCL_ONLY:
@@ -50,10 +44,8 @@ def library_settings(
 ) -> LibrarySettings:
     """Return what the flags tell the library.
 
-    Raises
-    ------
-    InputError
-        A variable or value that NCCL does not know, or NCCL's flags for another library.
+    Raises `InputError`: a variable or value that NCCL does not know, or NCCL's flags for another
+        library.
     """
     from perfmodel.library.settings import environment_of, settings_of
 
@@ -139,10 +131,8 @@ def parse_quantities(
 ) -> dict[str, float]:
     """Read flags with units, all faults at once; flags that are None are left out.
 
-    Raises
-    ------
-    InputError
-        A unit that is missing or unknown, or a value that is not above zero; names the flag.
+    Raises `InputError`: a unit that is missing or unknown, or a value that is not above zero; names
+        the flag.
     """
     values: dict[str, float] = {}
     faults: list[Fault] = []

@@ -117,15 +117,8 @@ def find_output_fault(flag: str, path: Path) -> Fault | None:
 def check_outputs(files: Mapping[str, Path | None]) -> None:
     """Refuse before any work what could not be written afterwards.
 
-    Parameters
-    ----------
-    files : mapping of str to Path or None
-        By flag.
-
-    Raises
-    ------
-    InputError
-        Names each flag whose file cannot be written.
+    `files`: by flag.
+    Raises `InputError`: names each flag whose file cannot be written.
     """
     candidates = [find_output_fault(flag, path) for flag, path in files.items() if path is not None]
     if faults := [fault for fault in candidates if fault is not None]:

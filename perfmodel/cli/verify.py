@@ -66,10 +66,7 @@ def verify(
 def ranks_between(text: str) -> range:
     """Read ``8`` or ``2..17``.
 
-    Raises
-    ------
-    InputError
-        Not whole numbers, below 2, or the wrong way round.
+    Raises `InputError`: not whole numbers, below 2, or the wrong way round.
     """
     first, _, last = text.partition("..")
     if (text.isascii() and first.isdecimal() and (last.isdecimal() or ".." not in text)) and len(

@@ -8,14 +8,13 @@ file, the line, the field, what was found and what is allowed.
 from perfmodel.files.find import USER_FOLDER, data_folder, find_file, list_shipped
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
 from perfmodel.files.spec import Bandwidth, Bytes, Count, FileModel, FlopRate, Power, Seconds
-from perfmodel.files.validate import load_document, require_finite, validate_document
-from perfmodel.files.write import (
-    as_json,
-    attributes,
-    csv_text,
-    write_atomically,
-    write_json,
+from perfmodel.files.validate import (
+    collect_faults,
+    load_document,
+    require_finite,
+    validate_document,
 )
+from perfmodel.files.write import as_json, attributes, csv_text, write_atomically, write_json
 
 __all__ = [
     "USER_FOLDER",
@@ -28,6 +27,7 @@ __all__ = [
     "Seconds",
     "as_json",
     "attributes",
+    "collect_faults",
     "csv_text",
     "data_folder",
     "find_file",

@@ -42,14 +42,9 @@ def read_table(path: Path, faults: list[Fault]) -> list[Record]:
 def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> Table:
     """Read a CSV with a header.
 
-    Parameters
-    ----------
-    path : Path
-    faults : list of Fault
-        Faults are appended: an unreadable or empty file, bad quotes, rows of another length.
-    hand_written : bool
-        Skip lines that start with ``#`` and lines of empty cells, allow spaces after a comma, and
-        read quotes leniently.
+    `faults`: faults are appended: an unreadable or empty file, bad quotes, rows of another length.
+    `hand_written`: skip lines that start with ``#`` and lines of empty cells, allow spaces after a
+        comma, and read quotes leniently.
     """
     columns: tuple[str, ...] = ()
     header_line, records = 0, list[Record]()

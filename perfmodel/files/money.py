@@ -55,25 +55,13 @@ def parse_money(
 ) -> Money:
     """Read an amount of money.
 
-    Parameters
-    ----------
-    text : object
-        The user's text.
-    per : mapping of str to float, optional
-        Units allowed after a slash, and their size in the unit of the result; "" if the slash may
-        be left out. Default: no slash.
-    example : str
-        For the message.
+    `text`: the user's text.
+    `per`: units allowed after a slash, and their size in the unit of the result; "" if the slash
+        may be left out. Default: no slash.
+    `example`: for the message.
+    The amount is per unit of size 1.
 
-    Returns
-    -------
-    Money
-        Per unit of size 1.
-
-    Raises
-    ------
-    UnitError
-        No currency, a sign instead of one, a comma, or a price per something else.
+    Raises `UnitError`: no currency, a sign instead of one, a comma, or a price per something else.
 
     Examples
     --------

@@ -57,10 +57,7 @@ an option, for which importing ruamel would take longer than the rest of the com
 def parse_yaml(text: str, file: str | None = None) -> Any:
     """Parse one YAML 1.2 document, or the value of an option (no `file`); None if it is empty.
 
-    Raises
-    ------
-    InputError
-        Not YAML, or a duplicate key.
+    Raises `InputError`: not YAML, or a duplicate key.
     """
     if file is None and len(text) <= SHORT:
         with suppress(UnsupportedYaml):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -19,55 +20,39 @@ def _schema(example: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "examples": [example]})
 
 
-def _at_least_zero(value: float) -> float:
-    if value < 0:
-        raise ValueError("zero or more")
-    return value
+def _at_least_zero(parse: Callable[[object], float]) -> BeforeValidator:
+    def validate(value: object) -> float:
+        number = parse(value)
+        if number < 0:
+            raise ValueError("zero or more")
+        return float(number)
+
+    return BeforeValidator(validate)
 
 
-def _above_zero(value: float) -> float:
-    if value <= 0:
-        raise ValueError("more than zero")
-    return value
+def _above_zero(parse: Callable[[object], float]) -> BeforeValidator:
+    def validate(value: object) -> float:
+        number = parse(value)
+        if number <= 0:
+            raise ValueError("more than zero")
+        return float(number)
+
+    return BeforeValidator(validate)
 
 
-def _parsed(value: object, parse: Any, check: Any) -> float:
-    return float(check(parse(value)))
-
-
-Bytes = Annotated[
-    float,
-    BeforeValidator(lambda v: _parsed(v, parse_bytes, _above_zero)),
-    _schema("25 MiB"),
-]
+Bytes = Annotated[float, _above_zero(parse_bytes), _schema("25 MiB")]
 """A size above zero, written with its unit; bytes."""
 
-Bandwidth = Annotated[
-    float,
-    BeforeValidator(lambda v: _parsed(v, parse_bandwidth, _above_zero)),
-    _schema("25 GB/s"),
-]
+Bandwidth = Annotated[float, _above_zero(parse_bandwidth), _schema("25 GB/s")]
 """A bandwidth above zero, written with its unit; bytes per second."""
 
-Seconds = Annotated[
-    float,
-    BeforeValidator(lambda v: _parsed(v, parse_time, _at_least_zero)),
-    _schema("1.3 us"),
-]
+Seconds = Annotated[float, _at_least_zero(parse_time), _schema("1.3 us")]
 """A time of zero or more, written with its unit; seconds."""
 
-FlopRate = Annotated[
-    float,
-    BeforeValidator(lambda v: _parsed(v, parse_flop_rate, _above_zero)),
-    _schema("312 TFLOP/s"),
-]
+FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s")]
 """A compute rate above zero, written with its unit; operations per second."""
 
-Power = Annotated[
-    float,
-    BeforeValidator(lambda v: _parsed(v, parse_power, _above_zero)),
-    _schema("700 W"),
-]
+Power = Annotated[float, _above_zero(parse_power), _schema("700 W")]
 """A power above zero, written with its unit; watts."""
 
 Count = Annotated[int, Field(strict=True, gt=0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -172,3 +173,12 @@ def require_finite(value: float, field: str) -> float:
     if not math.isfinite(value):
         raise InputError(Fault(field, repr(value), "a finite number"))
     return value
+
+
+@contextmanager
+def collect_faults(faults: list[Fault]) -> Iterator[None]:
+    """Add the faults of an error to those found before, and go on."""
+    try:
+        yield
+    except InputError as error:
+        faults += error.faults

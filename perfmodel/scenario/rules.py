@@ -13,16 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.scenario.model import Scenario, divisible_by
-from perfmodel.scenario.sections.cluster import ClusterSection
-from perfmodel.scenario.sections.events import EventSection, OtherJob
 from perfmodel.scenario.sections.plan import PlanSection
-from perfmodel.scenario.sections.strategy import StrategySection
-from perfmodel.scenario.sections.training import (
-    ComputeSection,
-    ModelSection,
-    ScaleSection,
-    TrainingSection,
-)
 from perfmodel.scenario.source_map import SourceMap
 
 
@@ -83,25 +74,17 @@ def _repeated_names(kind: str, names: list[str]) -> Iterator[tuple[str, str, str
 
 
 _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
-    "model": TypeAdapter(ModelSection),
-    "compute": TypeAdapter(ComputeSection),
-    "strategy": TypeAdapter(StrategySection),
-    "cluster": TypeAdapter(ClusterSection),
-    "training": TypeAdapter(TrainingSection),
-    "scale": TypeAdapter(ScaleSection),
-    "events": TypeAdapter(tuple[EventSection, ...]),
-    "jobs": TypeAdapter(tuple[OtherJob, ...]),
-    "plan": TypeAdapter(PlanSection),
-}
+    name: TypeAdapter(Scenario.model_fields[name].rebuild_annotation())
+    for name in (
+        "model", "compute", "strategy", "cluster", "training", "scale", "events", "jobs", "plan",
+    )
+}  # fmt: skip
 
 
 def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
     """Find faults between sections; sections that are faulty themselves are skipped.
 
-    Parameters
-    ----------
-    content : mapping
-        The file with its overrides, as plain values.
+    `content`: the file with its overrides, as plain values.
     """
     parts: dict[str, Any] = {}
     for name, adapter in _SECTIONS.items():

@@ -15,20 +15,12 @@ from perfmodel.errors import Fault
 class SourceMap:
     """The file of a scenario, and the line of each field in it.
 
-    Parameters
-    ----------
-    name : str
-        The file's name without folder and suffix.
-    question : str
-        Its first comment line.
-    file : str or None
-        Path as the user would recognise it; None for a scenario made in Python.
-    lines : mapping of str to int
-        One-based line of each dotted field.
-    flags : tuple of str
-        Dotted fields that ``--set`` gave.
-    content : mapping
-        The file's plain values, with the flags applied.
+    `name`: the file's name without folder and suffix.
+    `question`: its first comment line.
+    `file`: path as the user would recognise it; None for a scenario made in Python.
+    `lines`: one-based line of each dotted field.
+    `flags`: dotted fields that ``--set`` gave.
+    `content`: the file's plain values, with the flags applied.
     """
 
     name: str = "scenario"

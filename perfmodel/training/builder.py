@@ -16,14 +16,9 @@ COMPUTE = Stream("compute", "compute")
 class TaskList:
     """Tasks of a plan in the order in which the host issues them.
 
-    Parameters
-    ----------
-    launch_s : float
-        Host time to issue one kernel; seconds. Zero leaves the host out of the plan.
-    kernel_s : float
-        Least device time of one copy kernel, added per kernel; seconds.
-    copy_Bps : float
-        Rate of device copies, each byte read and written once; bytes per second.
+    `launch_s`: host time to issue one kernel; seconds. Zero leaves the host out of the plan.
+    `kernel_s`: least device time of one copy kernel, added per kernel; seconds.
+    `copy_Bps`: rate of device copies, each byte read and written once; bytes per second.
     """
 
     launch_s: float

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.errors import Fault, InputError
-from perfmodel.scenario.sections.strategy import DataParallelStrategy
 from perfmodel.training.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
@@ -20,7 +18,7 @@ from perfmodel.training.forward_backward import backward_segments, forward_segme
 from perfmodel.training.memory import MemoryUse, Setup, replicated
 from perfmodel.training.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest, Strategy
-from perfmodel.workload.model import ITEM_BYTES, LayerTimes, ParameterTensor, Workload
+from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 COALESCED_BYTES = 10 * MIB
 """Parameters and gradients travel in pieces of this size (default `buffer_size`, comm.py)."""
@@ -28,71 +26,34 @@ COALESCED_BYTES = 10 * MIB
 FIRST, OTHERS = "gpu 0", "other gpus"
 GROUP = "data parallel"
 
+NO_OPTIONS = DdpOptions(broadcast_buffers=False)
+"""It has none; buffers are broadcast with the parameters."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    workload: Workload
-    times: LayerTimes
-    ranks: int
-    batch: int
-    item_bytes: int
-    segments: int
+    request: StepRequest
     tasks: TaskList
 
 
-def data_parallel_plan(
-    workload: Workload,
-    times: LayerTimes,
-    *,
-    ranks: int,
-    batch_per_gpu: int,
-    item_bytes: int = 4,
-    kernel_s: float = 0.0,
-    segments: int = 128,
-) -> StepPlan:
+def data_parallel_plan(request: StepRequest, _options: DdpOptions = NO_OPTIONS) -> StepPlan:
     """Return one step of nn.DataParallel training; of plain training for one GPU.
 
     The threads that run forward share Python's interpreter lock: assumption: all launches of
     forward happen one after the other (`ranks` times as long). Backward is issued by one C++
     thread per GPU. The loss is taken as free, the input as already on GPU 0.
 
-    Parameters
-    ----------
-    workload : Workload
-    times : LayerTimes
-        Of `batch_per_gpu` samples on one GPU.
-    ranks : int
-        GPUs of the host.
-    batch_per_gpu : int
-        The batch of the step over the number of GPUs.
-    item_bytes : int
-        Bytes per element of inputs and outputs.
-    kernel_s : float
-        Least device time of a copy kernel; seconds.
-    segments : int
-        Tasks per pass that layers are merged into at most.
-
-    Raises
-    ------
-    InputError
-        Ranks or batch below 1.
-    ScheduleError
-        Times that do not fit the workload.
+    Raises `ScheduleError`: times that do not fit the workload.
     """
+    workload, times, ranks = request.workload, request.times, request.ranks
     if ranks == 1:
-        return ddp_plan(
-            workload, times, ranks=1, batch_per_gpu=batch_per_gpu, options=DdpOptions(),
-            kernel_s=kernel_s, segments=segments,
+        alone = StepRequest(
+            workload, times, 1, request.batch_per_gpu, kernel_s=request.kernel_s,
+            segments=request.segments,
         )  # fmt: skip
-    faults = [
-        Fault(name, repr(value), "a whole number, 1 or more")
-        for name, value in (("ranks", ranks), ("batch_per_gpu", batch_per_gpu))
-        if value < 1
-    ]
-    if faults:
-        raise InputError(faults)
-    tasks = TaskList(times.launch_s, kernel_s, times.copy_Bps)
-    step = _Step(workload, times, ranks, batch_per_gpu, item_bytes, segments, tasks)
+        return ddp_plan(alone, DdpOptions())
+    tasks = TaskList(times.launch_s, request.kernel_s, times.copy_Bps)
+    step = _Step(request, tasks)
     _add_forward(step)
     _add_backward(step)
     _add_reduction(step)
@@ -102,7 +63,7 @@ def data_parallel_plan(
         streams=((HOST,) if times.launch_s > 0 else ()) + (COMPUTE, Stream("comm", "comm")),
         communicators=(Communicator(GROUP, (range(ranks),)),),
         tasks=tuple(tasks.tasks),
-        samples=ranks * batch_per_gpu,
+        samples=ranks * request.batch_per_gpu,
     )
 
 
@@ -151,28 +112,35 @@ def _together(step: _Step, name: str, op: Op, nbytes: int, ready: dict[str, int]
     }  # fmt: skip
 
 
+def _batch_bytes(request: StepRequest, elements: float) -> int:
+    """Bytes of all GPUs' samples, each of so many elements."""
+    return round(request.ranks * request.batch_per_gpu * elements) * request.item_bytes
+
+
 def _add_forward(step: _Step) -> None:
-    inputs = round(step.ranks * step.batch * step.workload.input_elements) * step.item_bytes
+    inputs = _batch_bytes(step.request, step.request.workload.input_elements)
     ready: dict[str, int] = {}
     if inputs:
         ready = _together(step, "scatter inputs", "scatter", inputs, {})
-    pieces = [*broadcast_pieces(step.workload.tensors)]
-    if step.workload.buffer_bytes:
-        pieces.append(step.workload.buffer_bytes)
+    pieces = [*broadcast_pieces(step.request.workload.tensors)]
+    if step.request.workload.buffer_bytes:
+        pieces.append(step.request.workload.buffer_bytes)
     for number, nbytes in enumerate(pieces):
-        issued = step.tasks.issue(f"replicate {number}", 1 + step.ranks, FIRST)
+        issued = step.tasks.issue(f"replicate {number}", 1 + step.request.ranks, FIRST)
         before = (ready[FIRST],) if ready else ()
         flat = step.tasks.copy(
             f"flatten parameters {number}", nbytes, 1, FIRST, after=(*issued, *before)
         )
         name = f"broadcast parameters {number}"
         ready = _together(step, name, "broadcast", nbytes, {FIRST: flat})
-    parts = forward_segments(step.workload, step.times, at_most=step.segments)
+    parts = forward_segments(
+        step.request.workload, step.request.times, at_most=step.request.segments
+    )
     for rank_class in (FIRST, OTHERS):
         waits: tuple[int, ...] = (ready[rank_class],)
         for part in parts:
             name = f"forward {part.name}"
-            issued = step.tasks.issue(name, part.kernels * step.ranks, rank_class)
+            issued = step.tasks.issue(name, part.kernels * step.request.ranks, rank_class)
             step.tasks.compute(
                 name, "forward", part.duration_s, rank_class, after=(*issued, *waits)
             )
@@ -180,14 +148,16 @@ def _add_forward(step: _Step) -> None:
 
 
 def _add_backward(step: _Step) -> None:
-    outputs = round(step.ranks * step.batch * step.workload.output_elements) * step.item_bytes
+    outputs = _batch_bytes(step.request, step.request.workload.output_elements)
     ready = _newest(step)
     if outputs:
         gathered = _together(step, "gather outputs", "gather", outputs, ready)
         ready = _together(step, "scatter gradient of outputs", "scatter", outputs, gathered)
     for rank_class in (FIRST, OTHERS):
         waits: tuple[int, ...] = (ready[rank_class],)
-        for part in backward_segments(step.workload, step.times, at_most=step.segments):
+        for part in backward_segments(
+            step.request.workload, step.request.times, at_most=step.request.segments
+        ):
             name = f"backward {part.name}"
             issued = step.tasks.issue(name, part.kernels, rank_class)
             step.tasks.compute(
@@ -198,7 +168,7 @@ def _add_backward(step: _Step) -> None:
 
 def _add_reduction(step: _Step) -> None:
     """Reduce all gradients to GPU 0 once backward has ended, and let it run the optimizer."""
-    tensors = [step.workload.tensors[index] for index in step.workload.ready_order]
+    tensors = [step.request.workload.tensors[index] for index in step.request.workload.ready_order]
     ready: dict[str, int] = {}
     for number, nbytes in enumerate(reduction_pieces(tensors)):
         flat = {
@@ -209,9 +179,13 @@ def _add_reduction(step: _Step) -> None:
             for rank_class in (FIRST, OTHERS)
         }  # fmt: skip
         ready = _together(step, f"reduce gradients {number}", "reduce", nbytes, flat)
-    issued = step.tasks.issue("optimizer", step.times.optimizer_kernels, FIRST)
+    issued = step.tasks.issue("optimizer", step.request.times.optimizer_kernels, FIRST)
     end = step.tasks.compute(
-        "optimizer", "optimizer", step.times.optimizer_s, FIRST, after=(*issued, ready[FIRST])
+        "optimizer",
+        "optimizer",
+        step.request.times.optimizer_s,
+        FIRST,
+        after=(*issued, ready[FIRST]),
     )
     for index in _firsts(step):
         task = step.tasks.tasks[index]
@@ -242,10 +216,7 @@ def data_parallel_memory(setup: Setup) -> MemoryUse:
     With several GPUs, it holds its own gradients and the reduced ones, and the outputs of all GPUs
     with their gradient.
 
-    Raises
-    ------
-    InputError
-        Ranks or batch below 1, an unknown precision or optimizer.
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     use = replicated(setup)
     if setup.ranks == 1:
@@ -258,26 +229,10 @@ def data_parallel_memory(setup: Setup) -> MemoryUse:
     )
 
 
-def _options(_section: DataParallelStrategy) -> DdpOptions:
-    return DdpOptions(broadcast_buffers=False)
-
-
-def _plan(request: StepRequest, _options: DdpOptions) -> StepPlan:
-    return data_parallel_plan(
-        request.workload,
-        request.times,
-        ranks=request.ranks,
-        batch_per_gpu=request.batch_per_gpu,
-        item_bytes=request.item_bytes,
-        kernel_s=request.kernel_s,
-        segments=request.segments,
-    )
-
-
 DATA_PARALLEL = Strategy(
     "nn.DataParallel",
-    _options,
-    _plan,
+    lambda _section: NO_OPTIONS,
+    data_parallel_plan,
     data_parallel_memory,
     assumptions=("Cloning Python modules per replica costs nothing here: a lower bound.",),
 )

@@ -24,20 +24,10 @@ GATHERED_UNITS = 2
 class Setup:
     """Everything that the memory of training depends on, besides the strategy.
 
-    Parameters
-    ----------
-    workload : Workload
-    precision : str
-        Of the compute: "fp32", "tf32", "bf16", "fp16".
-    optimizer : str
-        "sgd", "sgd-momentum", "adam", "adamw".
-    ranks, batch_per_gpu : int
-        `batch_per_gpu` samples per micro-batch.
-    options : DdpOptions
-    hook : {"none", "fp16", "bf16"}
-    fused_attention : bool
-    activations_bytes : float, optional
-        Measured, of a whole micro-batch; instead of counting them; bytes.
+    `precision`: of the compute: "fp32", "tf32", "bf16", "fp16".
+    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
+    `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
+    `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
     """
 
     workload: Workload
@@ -84,10 +74,7 @@ MemoryRule = Callable[[Setup], MemoryUse]
 def replicated(setup: Setup) -> MemoryUse:
     """Add up the memory of training without sharding and without buckets.
 
-    Raises
-    ------
-    InputError
-        Ranks or batch below 1, an unknown precision or optimizer.
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     _check(setup)
     workload = setup.workload
@@ -118,13 +105,8 @@ def largest_batch(setup: Setup, capacity_bytes: float, memory: MemoryRule) -> in
 def advice(setup: Setup, capacity_bytes: float, memory: MemoryRule) -> tuple[str, ...]:
     """Propose what could make training fit, each with its memory; nothing where it fits.
 
-    Parameters
-    ----------
-    setup : Setup
-    capacity_bytes : float
-        Memory of the GPU; bytes.
-    memory : callable
-        Memory of a setup with the strategy in question.
+    `capacity_bytes`: memory of the GPU; bytes.
+    `memory`: memory of a setup with the strategy in question.
     """
     if memory(setup).total_bytes <= capacity_bytes:
         return ()
@@ -177,12 +159,17 @@ def _with_batch(setup: Setup, batch: int) -> Setup:
     return replace(setup, batch_per_gpu=batch, activations_bytes=measured)
 
 
-def _check(setup: Setup) -> None:
-    faults = [
+def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:
+    """Faults of numbers of ranks and samples that are below 1."""
+    return [
         Fault(name, repr(value), "a whole number, 1 or more")
-        for name, value in (("ranks", setup.ranks), ("batch_per_gpu", setup.batch_per_gpu))
+        for name, value in (("ranks", ranks), ("batch_per_gpu", batch_per_gpu))
         if value < 1
     ]
+
+
+def _check(setup: Setup) -> None:
+    faults = count_faults(setup.ranks, setup.batch_per_gpu)
     if setup.precision not in ITEM_BYTES:
         faults.append(
             Fault("precision", repr(setup.precision), allowed_names(ITEM_BYTES, setup.precision))

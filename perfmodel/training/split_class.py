@@ -19,15 +19,9 @@ from perfmodel.training.step_plan import Compute, RankClass, StepPlan, Task
 class ClassPart:
     """Some ranks of a class.
 
-    Parameters
-    ----------
-    name : str
-        Of the new class.
-    ranks : range or tuple of int
-    scale : float
-        Factor on the time of their work on the device; that on the host stays.
-    like : StepPlan, optional
-        Plan to take the work from: the same tasks with other durations (another GPU).
+    `name`: of the new class.
+    `scale`: factor on the time of their work on the device; that on the host stays.
+    `like`: plan to take the work from: the same tasks with other durations (another GPU).
     """
 
     name: str
@@ -39,18 +33,10 @@ class ClassPart:
 def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
     """Split a class into parts; ranks that no part names stay in the class.
 
-    Parameters
-    ----------
-    plan : StepPlan
-    name : str
-        The class.
-    parts : sequence of ClassPart
-        With ranks of that class, each in one part at most.
-
-    Raises
-    ------
-    ScheduleError
-        An unknown class, ranks that it does not have, or a plan that is not alike.
+    `name`: the class.
+    `parts`: with ranks of that class, each in one part at most.
+    Raises `ScheduleError`: an unknown class, ranks that it does not have, or a plan that is not
+        alike.
     """
     whole = _class_of(plan, name)
     rest = _remaining_ranks(whole, parts)

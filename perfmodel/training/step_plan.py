@@ -20,11 +20,7 @@ Op = Literal[
 class RankClass:
     """Ranks that do the same work at the same time.
 
-    Parameters
-    ----------
-    name : str
-    ranks : tuple of int or range
-        All of its members.
+    `ranks`: all of its members.
     """
 
     name: str
@@ -35,14 +31,9 @@ class RankClass:
 class Stream:
     """A queue that starts its tasks in plan order, `workers` at a time.
 
-    Parameters
-    ----------
-    name : str
-        Unique within its class; "host" streams model the CPU thread that issues work.
-    kind : {"compute", "comm", "host", "copy"}
-        Compute streams slow down while a comm stream of the same class is busy.
-    workers : int
-        1 for a CUDA stream; 2 for Gloo's two worker threads.
+    `name`: unique within its class; "host" streams model the CPU thread that issues work.
+    `kind`: compute streams slow down while a comm stream of the same class is busy.
+    `workers`: 1 for a CUDA stream; 2 for Gloo's two worker threads.
     """
 
     name: str
@@ -54,12 +45,8 @@ class Stream:
 class Communicator:
     """A set of ranks that run collectives together.
 
-    Parameters
-    ----------
-    name : str
-    groups : tuple of (range or tuple of int)
-        The groups that run each collective at the same time (one for data parallelism; one per
-        node for tensor parallelism inside nodes). Ring order is rank order within a group.
+    `groups`: the groups that run each collective at the same time (one for data parallelism; one
+        per node for tensor parallelism inside nodes). Ring order is rank order within a group.
     """
 
     name: str
@@ -77,17 +64,10 @@ class Compute:
 class Collective:
     """A collective: starts when every class of its communicator has reached it.
 
-    Parameters
-    ----------
-    op : Op
-    nbytes : int
-        Size as nccl-tests counts it (all-reduce: the buffer; all-gather and reduce-scatter: the
-        whole, over all ranks).
-    communicator : str
-    key : str
-        Tasks of different classes with the same key are the same collective.
-    root : int
-        Rank that sends or receives everything, for rooted operations.
+    `nbytes`: size as nccl-tests counts it (all-reduce: the buffer; all-gather and reduce-scatter:
+        the whole, over all ranks).
+    `key`: tasks of different classes with the same key are the same collective.
+    `root`: rank that sends or receives everything, for rooted operations.
     """
 
     op: Op
@@ -111,27 +91,15 @@ class Transfer:
 class Task:
     """One piece of a step.
 
-    Parameters
-    ----------
-    name : str
-        Shown on the timeline.
-    kind : str
-        "forward", "backward", "optimizer", "copy", "issue", "wait", "communication" ...
-    rank_class, stream : str
-        Where it runs.
-    work : Compute, Collective or Transfer
-    after : tuple of int
-        Tasks of this step (indices) that must have ended.
-    after_previous : tuple of int
-        Tasks of the previous step that must have ended.
-    bucket : int, optional
-        DDP bucket (or FSDP unit) that it belongs to.
-    micro_batch : int
-    acquires, releases : str, optional
-        Semaphore taken before it starts and given back when it ends.
-    core_s : float
-        Work of the process of each rank on a core after the task. It delays only what needs that
-        core.
+    `name`: shown on the timeline.
+    `kind`: "forward", "backward", "optimizer", "copy", "issue", "wait", "communication" ...
+    `rank_class`, `stream`: where it runs.
+    `after`: tasks of this step (indices) that must have ended.
+    `after_previous`: tasks of the previous step that must have ended.
+    `bucket`: DDP bucket (or FSDP unit) that it belongs to.
+    `acquires`, `releases`: semaphore taken before it starts and given back when it ends.
+    `core_s`: work of the process of each rank on a core after the task. It delays only what needs
+        that core.
     """
 
     name: str
@@ -152,19 +120,10 @@ class Task:
 class StepPlan:
     """A training step.
 
-    Parameters
-    ----------
-    name : str
-    classes : tuple of RankClass
-    streams : tuple of Stream
-        Each class has its own copy of every stream.
-    communicators : tuple of Communicator
-    tasks : tuple of Task
-        In an order in which the host could issue them: `after` points to earlier tasks only.
-    samples : int
-        Samples that one step trains, over all ranks.
-    semaphores : tuple of (str, int)
-        Name and capacity; one per class.
+    `streams`: each class has its own copy of every stream.
+    `tasks`: in an order in which the host could issue them: `after` points to earlier tasks only.
+    `samples`: samples that one step trains, over all ranks.
+    `semaphores`: name and capacity; one per class.
     """
 
     name: str

@@ -6,69 +6,105 @@ A new strategy is a module or folder beside this one that defines a `Strategy`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.forward_backward import CoreWork
-from perfmodel.training.memory import MemoryUse, Setup
+from perfmodel.training.memory import MemoryUse, Setup, count_faults
 from perfmodel.training.step_plan import StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class CoreWork:
+    """Work of backward on a core of its process, where layers run elsewhere.
+
+    `layer_s`: for each layer: Python, autograd.
+    `gradient_s`: for each gradient: autograd, DDP's hook.
+    `copies_Bps`: rate at which gradients are copied to their buckets.
+    """
+
+    layer_s: float = 0.0
+    gradient_s: float = 0.0
+    copies_Bps: float = math.inf
+
+    def of(self, layers: int, gradients: int, nbytes: float) -> float:
+        """Work for some layers and their gradients; seconds."""
+        return layers * self.layer_s + gradients * self.gradient_s + nbytes / self.copies_Bps
+
+
+NO_CORE_WORK = CoreWork()
 
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
     """What a strategy's plan of one step depends on, besides its options.
 
-    Parameters
-    ----------
-    item_bytes : int
-        Bytes per element of activations.
-    bucket_copy_Bps : float, optional
-        Rate of copies to and from buckets. Default: `times.copy_Bps`.
-    others
-        As the parameters of `perfmodel.training.ddp.step_plan.ddp_plan`.
+    `times`: of one micro-batch of `batch_per_gpu` samples on one GPU.
+    `ranks`: GPUs, all alike.
+    `batch_per_gpu`: samples per GPU and micro-batch.
+    `iteration`: whether buckets are the initial or the rebuilt ones. With ``static_graph`` the
+        first iteration reduces after backward.
+    `hook`: communication hook that compresses each bucket to 16 bits.
+    `item_bytes`: bytes per element of inputs and outputs.
+    `comm_workers`: all-reduces in progress at once: 1 for NCCL's stream, 2 for Gloo's worker
+        threads.
+    `blocking_wait`: the host waits for each all-reduce before it issues the copy back (Gloo),
+        instead of letting the device wait (NCCL).
+    `kernel_s`: least device time of a copy kernel, one per parameter, which small gradients are
+        bound by; seconds.
+    `segments`: tasks per pass that layers are merged into at most (more where buckets end).
+    `host_s`: work of the process of a rank at the end of a step, after the last gradient; seconds.
+    `bucket_copy_Bps`: rate of copies to and from buckets; by default `times.copy_Bps`.
+    `cast_Bps`: the hook converts gradients at this rate (of their own bytes) beside the device's
+        work. By default the device does, at the rate of its copies.
+    `core`: work of backward on a core of each rank's process.
+    `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
+    Raises `InputError`: ranks or batch below 1, or a hook that does not exist.
     """
 
     workload: Workload
     times: LayerTimes
     ranks: int
     batch_per_gpu: int
-    iteration: Iteration
-    hook: Hook
-    item_bytes: int
-    comm_workers: int
-    blocking_wait: bool
-    kernel_s: float
-    segments: int
-    host_s: float
-    bucket_copy_Bps: float | None
-    cast_Bps: float | None
-    core: CoreWork
+    iteration: Iteration = "steady"
+    hook: Hook = "none"
+    item_bytes: int = 4
+    comm_workers: int = 1
+    blocking_wait: bool = False
+    kernel_s: float = 0.0
+    segments: int = 128
+    host_s: float = 0.0
+    bucket_copy_Bps: float | None = None
+    cast_Bps: float | None = None
+    core: CoreWork = NO_CORE_WORK
+    ready_order: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        faults = count_faults(self.ranks, self.batch_per_gpu)
+        hooks = get_args(Hook)
+        if self.hook not in hooks:
+            faults.append(Fault("hook", repr(self.hook), allowed_names(hooks, self.hook)))
+        if faults:
+            raise InputError(faults)
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """One row of the table of strategies.
 
-    Parameters
-    ----------
-    name : str
-        For people.
-    options : callable
-        From the section of the scenario to options of the strategy.
-    plan : callable
-        One training step.
-    memory : callable
-        Bytes on the fullest GPU.
-    buckets : callable, optional
-        Gradient buckets of the steady state in launch order. None: the strategy has none, so that
-        there are no bucket caps to tune.
-    assumptions : tuple of str
-        Of its plan, as sentences.
+    `name`: for people.
+    `options`: from the section of the scenario to options of the strategy.
+    `plan`: one training step.
+    `memory`: bytes on the fullest GPU.
+    `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
+        that there are no bucket caps to tune.
+    `assumptions`: of its plan, as sentences.
     """
 
     name: str

@@ -23,21 +23,15 @@ class OptimizerKind:
 class KernelConstants:
     """Assumptions of the roofline about kernels on every GPU; the file states each source.
 
-    Parameters
-    ----------
-    overlap_exponent : float
-        p in (compute^p + memory^p)^(1/p), the time of one matrix kernel.
-    attention_efficiency : float
-        Of a fused attention kernel, against the GPU's efficiency in large matrix products.
-    vector_backward : float
-        Element-wise traffic of backward over that of forward.
-    fused_attention_backward : float
-        Operations of backward over those of forward in a fused attention kernel.
-    unfused_passes, unfused_kernels, unfused_saved : float
-        Memory passes, kernels and kept elements per score where attention is not fused.
-    optimizers : mapping of str to OptimizerKind
-    elements_per_launch : int
-        Parameter elements that one optimizer launch can cover.
+    `overlap_exponent`: p in (compute^p + memory^p)^(1/p), the time of one matrix kernel.
+    `attention_efficiency`: of a fused attention kernel, against the GPU's efficiency in large
+        matrix products.
+    `vector_backward`: element-wise traffic of backward over that of forward.
+    `fused_attention_backward`: operations of backward over those of forward in a fused attention
+        kernel.
+    `unfused_passes`, `unfused_kernels`, `unfused_saved`: memory passes, kernels and kept elements
+        per score where attention is not fused.
+    `elements_per_launch`: parameter elements that one optimizer launch can cover.
     """
 
     overlap_exponent: float
@@ -53,10 +47,7 @@ class KernelConstants:
     def optimizer(self, name: str) -> OptimizerKind:
         """Look an optimizer up.
 
-        Raises
-        ------
-        InputError
-            Nothing by that name.
+        Raises `InputError`: nothing by that name.
         """
         if name not in self.optimizers:
             raise InputError(Fault("optimizer", repr(name), allowed_names(self.optimizers, name)))

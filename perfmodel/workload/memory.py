@@ -13,22 +13,11 @@ STATE_BYTES = 4
 def activation_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True
 ) -> float:
-    """Memory that forward keeps for backward: activations, and weights cast by autocast.
+    """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
-    Parameters
-    ----------
-    workload : Workload
-    batch : int
-        Samples of one micro-batch.
-    precision : str
-        Of the compute; "fp16" and "bf16" keep 2 bytes per element.
-    fused_attention : bool
-        Otherwise softmax and dropout of all attention scores are kept too.
-
-    Returns
-    -------
-    float
-        Bytes.
+    `batch`: samples of one micro-batch.
+    `precision`: of the compute; "fp16" and "bf16" keep 2 bytes per element.
+    `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
     """
     if precision not in ITEM_BYTES:
         raise InputError(
@@ -52,15 +41,10 @@ def cast_weights(workload: Workload, precision: str) -> bool:
 
 
 def optimizer_state_bytes(workload: Workload, optimizer: str) -> int:
-    """Memory of the optimizer's state over all trained parameters.
+    """Bytes of the optimizer's state over all trained parameters.
 
     fp32 states per element (momentum 1, Adam 2), and fp32 master weights where parameters are
     narrower (Rajbhandari et al. 2019, arXiv 1910.02054, section 3.1: K = 12 for Adam).
-
-    Returns
-    -------
-    int
-        Bytes.
     """
     states = kernel_constants().optimizer(optimizer).state_tensors
     return sum(

@@ -93,13 +93,8 @@ class Layer:
 class Buffers:
     """Buffers of one dtype (running statistics ...), which DDP broadcasts together.
 
-    Parameters
-    ----------
-    dtype : str
-    tensors : int
-        How many there are; each is copied back by a kernel of its own.
-    nbytes : int
-        Of all of them.
+    `tensors`: how many there are; each is copied back by a kernel of its own.
+    `nbytes`: of all of them.
     """
 
     dtype: str

@@ -107,14 +107,7 @@ def layer_times(
         or an efficiency out of range.
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
-    gpu = replace(
-        gpu,
-        matmul_efficiency={
-            **gpu.matmul_efficiency,
-            precision: matmul_efficiency or gpu.matmul_efficiency[precision],
-        },
-        memory_efficiency=memory_efficiency or gpu.memory_efficiency,
-    )
+    gpu = _with_efficiencies(gpu, precision, matmul_efficiency, memory_efficiency)
     roofline = _make_roofline(
         gpu,
         batch,
@@ -139,6 +132,15 @@ def layer_times(
             workload, batch, precision, fused_attention=fused_attention
         ),
         source=f"roofline on {gpu.name}",
+    )
+
+
+def _with_efficiencies(gpu: Gpu, precision: str, matmul: float | None, memory: float | None) -> Gpu:
+    of_precision = {precision: matmul or gpu.matmul_efficiency[precision]}
+    return replace(
+        gpu,
+        matmul_efficiency={**gpu.matmul_efficiency, **of_precision},
+        memory_efficiency=memory or gpu.memory_efficiency,
     )
 
 
@@ -185,10 +187,7 @@ def step_s(times: LayerTimes) -> float:
     A layer starts when the device is free and its first kernel is issued, and cannot end before
     its last kernel is issued.
 
-    Returns
-    -------
-    float
-        Seconds, forward to the end of the optimizer step.
+    In seconds, from forward to the end of the optimizer step.
     """
     host = device = 0.0
     for duration, kernels in _issue_order(times):

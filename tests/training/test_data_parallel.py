@@ -19,6 +19,7 @@ from perfmodel.training.data_parallel import (
     reduction_pieces,
 )
 from perfmodel.training.step_plan import Collective, StepPlan
+from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model
 
@@ -42,7 +43,7 @@ def resnet() -> Workload:
 
 
 def test_bytes_of_each_phase(resnet: Workload, times_of: Times) -> None:
-    plan = data_parallel_plan(resnet, times_of(resnet), ranks=4, batch_per_gpu=8)
+    plan = data_parallel_plan(StepRequest(resnet, times_of(resnet), 4, 8))
     check_plan(plan)
     for rank_class in ("gpu 0", "other gpus"):
         sent = sum(work.nbytes for work in collectives(plan, "broadcast", rank_class))
@@ -58,7 +59,7 @@ def test_bytes_of_each_phase(resnet: Workload, times_of: Times) -> None:
 
 
 def test_gradients_are_reduced_only_after_backward(resnet: Workload, times_of: Times) -> None:
-    plan = data_parallel_plan(resnet, times_of(resnet), ranks=4, batch_per_gpu=8)
+    plan = data_parallel_plan(StepRequest(resnet, times_of(resnet), 4, 8))
     names = [(task.kind, task.name.split(" ")[0]) for task in plan.tasks]
     last_backward = max(i for i, (kind, _) in enumerate(names) if kind == "backward")
     assert min(i for i, (_, what) in enumerate(names) if what == "reduce") > last_backward
@@ -67,7 +68,7 @@ def test_gradients_are_reduced_only_after_backward(resnet: Workload, times_of: T
 
 
 def test_each_pass_waits_for_what_gpu_0_sends(resnet: Workload, times_of: Times) -> None:
-    plan = data_parallel_plan(resnet, times_of(resnet), ranks=4, batch_per_gpu=8)
+    plan = data_parallel_plan(StepRequest(resnet, times_of(resnet), 4, 8))
     for rank_class in ("gpu 0", "other gpus"):
         mine = [task for task in plan.tasks if task.rank_class == rank_class]
         forward = next(task for task in mine if task.kind == "forward")
@@ -88,7 +89,7 @@ def test_each_pass_waits_for_what_gpu_0_sends(resnet: Workload, times_of: Times)
 
 
 def test_only_gpu_0_runs_the_optimizer(resnet: Workload, times_of: Times) -> None:
-    plan = data_parallel_plan(resnet, times_of(resnet), ranks=4, batch_per_gpu=8)
+    plan = data_parallel_plan(StepRequest(resnet, times_of(resnet), 4, 8))
     places = [i for i, task in enumerate(plan.tasks) if task.kind == "optimizer"]
     assert [plan.tasks[i].rank_class for i in places] == ["gpu 0"]
     waits = [plan.tasks[i].name for i in plan.tasks[places[0]].after]
@@ -100,7 +101,7 @@ def test_only_gpu_0_runs_the_optimizer(resnet: Workload, times_of: Times) -> Non
 
 
 def test_all_gpus_compute_all_layers(resnet: Workload, times_of: Times) -> None:
-    plan = data_parallel_plan(resnet, times_of(resnet), ranks=4, batch_per_gpu=8)
+    plan = data_parallel_plan(StepRequest(resnet, times_of(resnet), 4, 8))
     count = Counter((task.rank_class, task.kind) for task in plan.tasks)
     for rank_class in ("gpu 0", "other gpus"):
         assert count[rank_class, "forward"] == count[rank_class, "backward"] == len(resnet.layers)
@@ -110,7 +111,7 @@ def test_one_python_thread_launches_forward_for_all(resnet: Workload, times_of: 
     times = times_of(resnet, launch_s=1e-6)
 
     def issued_s(ranks: int, direction: str) -> float:
-        plan = data_parallel_plan(resnet, times, ranks=ranks, batch_per_gpu=8)
+        plan = data_parallel_plan(StepRequest(resnet, times, ranks, 8))
         return sum(
             task.work.duration_s  # type: ignore[union-attr]
             for task in plan.tasks
@@ -122,7 +123,7 @@ def test_one_python_thread_launches_forward_for_all(resnet: Workload, times_of: 
 
 
 def test_one_gpu_is_plain_training(resnet: Workload, times_of: Times) -> None:
-    plan = data_parallel_plan(resnet, times_of(resnet), ranks=1, batch_per_gpu=8)
+    plan = data_parallel_plan(StepRequest(resnet, times_of(resnet), 1, 8))
     check_plan(plan)
     assert not plan.communicators
     assert {task.kind for task in plan.tasks} == {"forward", "backward", "optimizer"}
@@ -131,14 +132,14 @@ def test_one_gpu_is_plain_training(resnet: Workload, times_of: Times) -> None:
 def test_a_workload_without_inputs_or_outputs_still_has_a_plan(times_of: Times) -> None:
     bare = build_model("resnet18")
     bare = Workload(bare.name, bare.tensors, bare.layers)
-    plan = data_parallel_plan(bare, times_of(bare), ranks=2, batch_per_gpu=1)
+    plan = data_parallel_plan(StepRequest(bare, times_of(bare), 2, 1))
     check_plan(plan)
     assert not collectives(plan, "scatter", "gpu 0")
 
 
 def test_refuses_nothing_to_do(resnet: Workload, times_of: Times) -> None:
     with pytest.raises(InputError) as caught:
-        data_parallel_plan(resnet, times_of(resnet), ranks=0, batch_per_gpu=0)
+        data_parallel_plan(StepRequest(resnet, times_of(resnet), 0, 0))
     assert [fault.field for fault in caught.value.faults] == ["ranks", "batch_per_gpu"]
 
 
@@ -178,7 +179,7 @@ def test_a_broadcast_closes_when_another_such_tensor_would_fill_it() -> None:
 
 
 def test_gradients_leave_in_pieces_of_10_mib(resnet: Workload, times_of: Times) -> None:
-    plan = data_parallel_plan(resnet, times_of(resnet), ranks=2, batch_per_gpu=1)
+    plan = data_parallel_plan(StepRequest(resnet, times_of(resnet), 2, 1))
     pieces = np.array([work.nbytes for work in collectives(plan, "reduce", "gpu 0")])
     assert len(pieces) >= resnet.nbytes / COALESCED_BYTES
     assert pieces.max() <= COALESCED_BYTES

@@ -9,7 +9,6 @@ import pytest
 
 from perfmodel.scenario.sections.strategy import StrategySection
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.forward_backward import NO_CORE_WORK
 from perfmodel.training.memory import Setup
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest
@@ -42,7 +41,7 @@ def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
         StepRequest(
             workload=model, times=times, ranks=ranks, batch_per_gpu=8, iteration="steady",
             hook=section.hook, item_bytes=4, comm_workers=1, blocking_wait=False, kernel_s=0.0,
-            segments=16, host_s=0.0, bucket_copy_Bps=None, cast_Bps=None, core=NO_CORE_WORK,
+            segments=16, host_s=0.0,
         ),
         options,
     )  # fmt: skip

@@ -56,15 +56,9 @@ class Definitions(Block):
 class Table(Block):
     """Cells as text.
 
-    Parameters
-    ----------
-    header : sequence of str
-        Those of columns of numbers, which are set to the right, start with ``>``.
-    rows : sequence of sequences of str
-    marked : collection of int
-        Rows above which a line is drawn (in HTML).
-    ruled : bool
-        Whether a rule follows the header (in the terminal).
+    `header`: those of columns of numbers, which are set to the right, start with ``>``.
+    `marked`: rows above which a line is drawn (in HTML).
+    `ruled`: whether a rule follows the header (in the terminal).
     """
 
     header: Sequence[str]

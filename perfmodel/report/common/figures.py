@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,18 @@ def axis_layout(title: str = "", **more: Any) -> dict[str, Any]:
         "automargin": True,
         "fixedrange": True,
     } | more
+
+
+def log_axis(
+    title: str,
+    ends: tuple[float, float],
+    ticks: Sequence[float],
+    write: Callable[[float], str],
+    **more: Any,
+) -> dict[str, Any]:
+    """Describe a logarithmic axis from one end to the other, with labels at `ticks`."""
+    span, labels = [math.log10(end) for end in ends], [write(tick) for tick in ticks]
+    return axis_layout(title, type="log", range=span, tickvals=ticks, ticktext=labels, **more)
 
 
 def time_unit(longest_s: float, least: float = 2.0) -> tuple[str, float]:

@@ -54,10 +54,7 @@ def write_report_files(folder: Path, files: Mapping[str, Any]) -> Path:
 
     Text and bytes are written as they are, mappings as JSON.
 
-    Raises
-    ------
-    InputError
-        The folder cannot be written to.
+    Raises `InputError`: the folder cannot be written to.
     """
     for name, content in files.items():
         if isinstance(content, Mapping):

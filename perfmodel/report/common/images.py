@@ -48,10 +48,7 @@ class Picture:
 def check_images() -> None:
     """Refuse before any work if kaleido, which draws images, is missing.
 
-    Raises
-    ------
-    ExecutorUnavailable
-        Says what to install.
+    Raises `ExecutorUnavailable`: says what to install.
     """
     if find_spec("kaleido") is None:
         raise ExecutorUnavailable(f"kaleido is not installed; {HOW_TO}")
@@ -84,21 +81,10 @@ def pictures(result: Result) -> dict[str, Picture]:
 def render(drawn: Mapping[str, Picture], kind: ImageFormat) -> dict[str, bytes]:
     """Draw pictures on white paper, all in one browser.
 
-    Parameters
-    ----------
-    drawn : mapping of str to Picture
-        By the name of the file, without its ending.
-    kind : {"png", "svg"}
+    `drawn`: by the name of the file, without its ending.
+    Returns the files by name; nothing is written.
 
-    Returns
-    -------
-    dict of str to bytes
-        By file name. Nothing is written.
-
-    Raises
-    ------
-    ExecutorUnavailable
-        kaleido or a browser is missing; says what to install.
+    Raises `ExecutorUnavailable`: kaleido or a browser is missing; says what to install.
     """
     check_images()
     on_paper = {name: _on_paper(picture) for name, picture in drawn.items()}

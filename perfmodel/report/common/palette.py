@@ -36,6 +36,9 @@ MEMORY: Mapping[str, str] = {
 }
 """Colour per part of a GPU's memory; buckets share the colour of communication."""
 
+CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7d8794")
+"""For lines and marks that no other colour belongs to; again from the first one on if more."""
+
 UTILISATION: tuple[tuple[float, str, str], ...] = (
     (0.0, "#cfd6dd", "unused"),
     (0.10, "#f0b04a", "up to 10 %"),

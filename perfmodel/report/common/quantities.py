@@ -17,8 +17,14 @@ _DURATIONS = tuple(
 )
 
 
-def _three_digits(value: float) -> str:
-    """Three significant digits, never an exponent, thousands separated."""
+def count(value: float) -> str:
+    """Write a number with three significant digits, never an exponent, thousands separated.
+
+    Examples
+    --------
+    >>> count(31234.0), count(0.5)
+    ('31,200', '0.500')
+    """
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     rounded = float(f"{value:.3g}")
@@ -29,18 +35,7 @@ def _three_digits(value: float) -> str:
 def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
     fitting = [(name, scale) for name, scale in units if abs(value) >= scale * 0.9995]
     name, scale = fitting[-1] if fitting else units[0]
-    return f"{_three_digits(value / scale)}{_SPACE}{name}"
-
-
-def count(value: float) -> str:
-    """Write a number with three significant digits and separated thousands.
-
-    Examples
-    --------
-    >>> count(31234.0), count(0.5)
-    ('31,200', '0.500')
-    """
-    return _three_digits(value)
+    return f"{count(value / scale)}{_SPACE}{name}"
 
 
 def duration(time_s: float) -> str:
@@ -57,6 +52,12 @@ def duration(time_s: float) -> str:
 def size(nbytes: float) -> str:
     """Write a size with a binary prefix and three digits."""
     return _scaled(nbytes, _SIZES)
+
+
+def whole(text: str) -> str:
+    """Drop the decimals of a round number: ``"25.0 MiB"`` becomes ``"25 MiB"``."""
+    number, space, unit = text.partition(_SPACE)
+    return f"{float(number.replace(',', '')):,g}{space}{unit}"
 
 
 def rate(rate_Bps: float) -> str:

@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import (
-    Bullets,
-    Figure,
-    Header,
-    header,
-    section,
-)
+from perfmodel.report.common.document import Bullets, Figure, Header, header, section
 from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
@@ -30,11 +24,8 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
 
     Returns and raises as `write_report_files`.
     """
-    files = {
-        "compare.html": comparison_html(comparison),
-        "compare.csv": to_csv(comparison),
-        "compare.json": to_json(comparison),
-    }
+    page, table = comparison_html(comparison), to_csv(comparison)
+    files = {"compare.html": page, "compare.csv": table, "compare.json": to_json(comparison)}
     return write_report_files(folder, files)
 
 

@@ -43,11 +43,7 @@ def change(difference: Change, more: str, less: str) -> str:
     """Say a change with its interval: ``"18 % shorter (15 % to 20 %)"``."""
     if abs(difference.ratio - 1) < NOTHING and difference.interval is None:
         return "no change"
-    sentence = (
-        "no change"
-        if abs(difference.ratio - 1) < NOTHING
-        else f"{_direction(difference.ratio, more, less)}"
-    )
+    sentence = _direction(difference.ratio, more, less)
     if difference.interval is None:
         return f"{sentence} (no interval is known)"
     low, high = sorted(difference.interval, key=lambda ratio: abs(ratio - 1))

@@ -41,20 +41,17 @@ _BETWEEN = (0.25, 0.5, 0.75)
 Settings = Mapping[str, Any]
 """Fields of a scenario and their values as written."""
 
+Size = tuple[int, int]
+"""GPUs and nodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """One position of a slider.
 
-    Parameters
-    ----------
-    at : float
-        Position among the simulated points of the axis; whole where it is one of them.
-    label : str
-        What the slider says there, with its unit.
-    value : float
-        Bytes, factor or GPUs.
-    settings : mapping of str to object
+    `at`: position among the simulated points of the axis; whole where it is one of them.
+    `label`: what the slider says there, with its unit.
+    `value`: bytes, factor or GPUs.
     """
 
     at: float
@@ -96,7 +93,7 @@ def axes_of(scenario: Scenario, result: Result, most: int = MOST_POINTS) -> tupl
     """
     caps = _caps(scenario, result)
     rates, delays = _network_factors(scenario, result)
-    sizes = [(p.gpus, p.nodes) for p in _spread_sizes(_cluster_sizes(scenario, result))]
+    sizes = _spread_sizes(_cluster_sizes(scenario, result))
     axes = [_cap_axis(scenario, caps)] if caps else []
     if rates:
         axes.append(_factor_axis(scenario, "bandwidth", rates))
@@ -181,17 +178,11 @@ def _cap_axis(scenario: Scenario, caps: Sequence[float]) -> Axis:
         settings = {"strategy.bucket_cap": f"{nbytes:.0f} B"}
         if first is not None:
             settings["strategy.first_bucket"] = f"{first:.0f} B"
-        return Stop(at, _trim_decimals(quantities.size(nbytes)), nbytes, settings)
+        return Stop(at, quantities.whole(quantities.size(nbytes)), nbytes, settings)
 
     # Nothing between: a parameter goes into one bucket or the other, so that the time jumps.
     stops = tuple(stop(float(at), nbytes) for at, nbytes in enumerate(caps))
     return Axis("cap", "Bucket cap", stops, caps.index(_cap_asked(options)))
-
-
-def _trim_decimals(text: str) -> str:
-    """Drop the decimals of a round number: ``"25.0 MiB"`` becomes ``"25 MiB"``."""
-    number, space, unit = text.partition("\N{NO-BREAK SPACE}")
-    return f"{float(number.replace(',', '')):,g}{space}{unit}"
 
 
 # ---------------------------------------------------------------- network
@@ -219,25 +210,24 @@ def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axi
     def stop(at: float, factor: float) -> Stop:
         value = baseline * factor
         if kind == "bandwidth":
-            text = (
-                ""
-                if rate_Bps is None
-                else f"{float(f'{rate_Bps * value * 8 / 1e9:.3g}'):,g} Gbit/s"
-            )
+            text = "" if rate_Bps is None else f"{_round(rate_Bps * value * 8 / 1e9):,g} Gbit/s"
         else:
-            text = "" if not delay_s else _trim_decimals(quantities.duration(delay_s * value))
-        label = (
-            f"{text} (\N{MULTIPLICATION SIGN}{factor:.3g})"
-            if text
-            else f"\N{MULTIPLICATION SIGN}{factor:.3g}"
+            text = "" if not delay_s else quantities.whole(quantities.duration(delay_s * value))
+        times = f"\N{MULTIPLICATION SIGN}{factor:.3g}"
+        return Stop(
+            at, f"{text} ({times})" if text else times, factor, {f"what_if.network_{kind}": value}
         )
-        return Stop(at, label, factor, {f"what_if.network_{kind}": value})
 
-    name = {
-        "bandwidth": "Network bandwidth per adapter",
-        "latency": "Network latency per adapter",
-    }[kind]
-    return Axis(kind, name, _stops_with_between(factors, stop), list(factors).index(1.0))
+    return Axis(
+        kind,
+        f"Network {kind} per adapter",
+        _stops_with_between(factors, stop),
+        list(factors).index(1.0),
+    )
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def _adapter_rates(scenario: Scenario) -> tuple[float | None, float | None]:
@@ -252,20 +242,14 @@ def _adapter_rates(scenario: Scenario) -> tuple[float | None, float | None]:
 # ---------------------------------------------------------------- GPUs
 
 
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    gpus: int
-    nodes: int
-
-
-def _cluster_sizes(scenario: Scenario, result: Result) -> list[_Cluster]:
+def _cluster_sizes(scenario: Scenario, result: Result) -> list[Size]:
     """Sizes of the curve; powers of two of nodes where the scenario has only one size."""
     if scenario.scale is not None:
-        return [_Cluster(point.gpus, point.nodes) for point in result.points]
+        return [(point.gpus, point.nodes) for point in result.points]
     nodes, each = result.main.nodes, result.main.gpus // result.main.nodes
     powers = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
     return [
-        _Cluster(count * each, count)
+        (count * each, count)
         for count in (*powers, nodes)
         if _divides(scenario, count * each)
         and (count == nodes or _has_what_events_name(scenario, count))
@@ -286,7 +270,7 @@ def _has_what_events_name(scenario: Scenario, nodes: int) -> bool:
     return True
 
 
-def _spread_sizes(sizes: Sequence[_Cluster]) -> list[_Cluster]:
+def _spread_sizes(sizes: Sequence[Size]) -> list[Size]:
     """At most `MOST_SIZES`: both ends, and others evenly between them."""
     if len(sizes) <= MOST_SIZES:
         return list(sizes)
@@ -300,7 +284,7 @@ def _divides(scenario: Scenario, gpus: int) -> bool:
     return total is None or total % (gpus * scenario.accumulate) == 0
 
 
-def _gpu_axis(scenario: Scenario, result: Result, sizes: Sequence[tuple[int, int]]) -> Axis:
+def _gpu_axis(scenario: Scenario, result: Result, sizes: Sequence[Size]) -> Axis:
     each = result.main.gpus // result.main.nodes
 
     def stop(at: float, gpus: int, nodes: int) -> Stop:

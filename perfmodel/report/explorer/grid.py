@@ -28,13 +28,8 @@ _RANDOM_CHECKS = 12
 class InterpolationCheck:
     """A place between points, simulated only to measure the error of interpolation there.
 
-    Parameters
-    ----------
-    place : tuple of float
-    axis : str
-        Key of the only axis along which it lies between points; "several" else.
-    simulated_s, interpolated_s : float
-        Step time.
+    `axis`: key of the only axis along which it lies between points; "several" else.
+    `simulated_s`, `interpolated_s`: step time.
     """
 
     place: Place
@@ -52,18 +47,10 @@ class InterpolationCheck:
 class Grid:
     """Simulated points: the product of all axes, the last axis varying fastest.
 
-    Parameters
-    ----------
-    axes : tuple of Axis
-    rows : tuple of mapping or None
-        Columns of `perfmodel.studies.sweep.Swept.table`; None where the simulation failed.
-    samples_per_gpu : float or None
-        Samples of a step per GPU; None where the global batch is fixed.
-    samples : float
-        Samples of a step at the size that is asked about.
-    checks : tuple of InterpolationCheck
-    failed : str
-        The first message of a point that could not be simulated; "" if there is none.
+    `rows`: columns of `perfmodel.studies.sweep.Swept.table`; None where the simulation failed.
+    `samples_per_gpu`: samples of a step per GPU; None where the global batch is fixed.
+    `samples`: samples of a step at the size that is asked about.
+    `failed`: the first message of a point that could not be simulated; "" if there is none.
     """
 
     axes: tuple[Axis, ...]
@@ -110,16 +97,7 @@ def value_at(grid: Grid, place: Place, column: str) -> float | None:
     goes with a power of the setting, such as bytes over bandwidth. Exposed communication, which may
     be zero, is what the step has beyond its other parts, and both are interpolated that way.
 
-    Parameters
-    ----------
-    grid : Grid
-    place : tuple of float
-    column : {"step_time_s", "low_s", "high_s", "exposed_comm_s"}
-
-    Returns
-    -------
-    float or None
-        Seconds; None where a point around the place has no value.
+    In seconds; None where a point around the place has no value.
     """
     around = [(grid.rows[index], weight) for index, weight in corners(grid.axes, place)]
     rows = [(row, weight) for row, weight in around if row is not None and row[column] is not None]
@@ -150,19 +128,11 @@ def explore(
 ) -> Grid:
     """Simulate the points of all sliders, and places between them to see how good those are.
 
-    Parameters
-    ----------
-    scenario : Scenario
-        As it was loaded.
-    result : Result
-        Its answer.
-    axes : tuple of Axis
-        As `axes_of` makes them.
-    profile : Profile, optional
-    jobs : int, optional
-        Processes; default: one per physical core.
-    progress : callable, optional
-        Called with (simulations done, simulations in all).
+    `scenario`: as it was loaded.
+    `result`: its answer.
+    `axes`: as `axes_of` makes them.
+    `jobs`: processes; default: one per physical core.
+    `progress`: called with (simulations done, simulations in all).
     """
     places = [tuple(map(float, at)) for at in itertools.product(*(range(len(a)) for a in axes))]
     between = list(_places_between(axes))

@@ -8,17 +8,14 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure
-from perfmodel.report.common.palette import INK, QUIET_INK
+from perfmodel.report.common.figures import axis_layout, log_axis, log_ticks, new_figure
+from perfmodel.report.common.palette import CYCLE, INK, QUIET_INK
 from perfmodel.report.planning.text import DAY_S, HOUR_S, amount_only, given_span, money, span
 from perfmodel.studies.plan.model import PlanOption, PlanResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7d8794")
-"""One per candidate, again from the first one on if there are more (Okabe and Ito)."""
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "hexagon")
 """One per candidate beside its colour."""
@@ -65,7 +62,7 @@ def _trace(
     plan: PlanResult, own: Sequence[PlanOption], at: int, unit_s: float, *, labelled: bool
 ) -> dict[str, Any]:
     """One candidate: its sizes joined by a thin line, each with its intervals."""
-    colour = COLOURS[at % len(COLOURS)]
+    colour = CYCLE[at % len(CYCLE)]
     x = [option.wall_s / unit_s for option in own]
     y = [option.cost or 0.0 for option in own]
     bars = {"color": colour, "thickness": 1, "width": 3}
@@ -156,12 +153,8 @@ def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
     ticks = log_ticks(low, high)
     if len(ticks) < 2:
         ticks = _between(low, high)
-    return axis_layout(
-        title,
-        type="log",
-        range=[math.log10(low), math.log10(high)],
-        tickvals=ticks,
-        ticktext=[f"{tick:,.4g}" if tick < 1e4 else f"{tick:,.0f}" for tick in ticks],
+    return log_axis(
+        title, (low, high), ticks, lambda tick: f"{tick:,.4g}" if tick < 1e4 else f"{tick:,.0f}"
     )
 
 

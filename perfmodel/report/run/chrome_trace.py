@@ -66,20 +66,10 @@ def to_kineto(timeline: Timeline, *, world_size: int, backend: str, gpu: str) ->
     same time on one stream get threads of their own, because viewers drop overlapping spans.
     Arrows lead from the compute that made a bucket ready to the start of its collective.
 
-    Parameters
-    ----------
-    timeline : Timeline
-    world_size : int
-        Ranks of the job.
-    backend : str
-        "nccl" or "gloo".
-    gpu : str
-        Name of the device.
-
-    Returns
-    -------
-    dict
-        A JSON document; ``ts`` and ``dur`` in microseconds.
+    `world_size`: ranks of the job.
+    `backend`: "nccl" or "gloo".
+    `gpu`: name of the device.
+    Returns a JSON document; ``ts`` and ``dur`` in microseconds.
     """
     classes = list(dict.fromkeys(span.rank_class for span in timeline.spans))
     tracks = _tracks(timeline, classes)
@@ -104,10 +94,7 @@ def write_kineto(
 ) -> None:
     """Write `to_kineto` to a file, compressed when its name ends in ``.gz``.
 
-    Raises
-    ------
-    InputError
-        The file cannot be written.
+    Raises `InputError`: the file cannot be written.
     """
     document = to_kineto(timeline, world_size=world_size, backend=backend, gpu=gpu)
     data = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()

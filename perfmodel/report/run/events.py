@@ -173,34 +173,21 @@ def _wait_row(wait: Wait) -> tuple[str, ...]:
 
 def draw_steps(cost: DisturbanceCost) -> go.Figure:
     """Draw the duration of each counted step, beside that of an undisturbed one."""
-    import plotly.graph_objects as go
-
     unit, scale = time_unit(max(cost.steps_s))
     numbers = list(range(len(cost.steps_s)))
     figure = new_figure(260, bargap=0.25)
-    figure.add_trace(
-        go.Bar(
-            x=numbers,
-            y=[step / scale for step in cost.steps_s],
-            name="step",
-            marker={"color": WORK["backward"]},
-            hovertext=[
-                f"<b>step {at}</b><br>{quantities.duration(step)}"
-                for at, step in enumerate(cost.steps_s)
-            ],
-            hoverinfo="text",
-        )
-    )
-    figure.add_trace(
-        go.Scatter(
-            x=[-0.5, numbers[-1] + 0.5],
-            y=[cost.undisturbed_s / scale] * 2,
-            name="undisturbed",
-            mode="lines",
-            line={"color": INK, "dash": "dot", "width": 1.5},
-            hoverinfo="skip",
-        )
-    )
+    figure.add_bar(
+        x=numbers, y=[step / scale for step in cost.steps_s], name="step",
+        marker={"color": WORK["backward"]}, hoverinfo="text",
+        hovertext=[
+            f"<b>step {at}</b><br>{quantities.duration(step)}"
+            for at, step in enumerate(cost.steps_s)
+        ],
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[-0.5, numbers[-1] + 0.5], y=[cost.undisturbed_s / scale] * 2, name="undisturbed",
+        mode="lines", line={"color": INK, "dash": "dot", "width": 1.5}, hoverinfo="skip",
+    )  # fmt: skip
     figure.update_xaxes(axis_layout("step, counted from the settled state"))
     figure.update_yaxes(axis_layout(f"duration, {unit}", rangemode="tozero"))
     return figure

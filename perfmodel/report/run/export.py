@@ -17,10 +17,7 @@ def to_json(result: Result) -> dict[str, Any]:
     The top level speaks of the size that the scenario asks about; ``curve`` holds the same
     values for every size.
 
-    Raises
-    ------
-    InputError
-        A number is infinite or not a number; names the field.
+    Raises `InputError`: a number is infinite or not a number; names the field.
     """
     names = "scenario question workload strategy machine scaling efficiency_base"
     document = {

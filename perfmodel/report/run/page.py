@@ -45,26 +45,13 @@ def write_report(
     and ``sizes.csv`` (one row per size, in brief and in full), ``buckets.csv`` and
     ``timeline.json`` (Kineto-shaped, for Perfetto).
 
-    Parameters
-    ----------
-    result : Result
-    folder : Path
-    grid : Grid, optional
-        Points of the what-if explorer, which is left out without them.
-    images : {"png", "svg"}, optional
-        Write the figures as such files too, below ``images``.
+    `grid`: points of the what-if explorer, which is left out without them.
+    `images`: write the figures as such files too, below ``images``.
+    Returns the page.
 
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be written to, or a number of the result is not finite.
-    ExecutorUnavailable
-        Images are wanted, and what draws them is missing; nothing is written then.
+    Raises `InputError`: the folder cannot be written to, or a number of the result is not finite.
+    Raises `ExecutorUnavailable`: images are wanted, and what draws them is missing; nothing is
+        written then.
     """
     page = report_html(result, grid)
     drawn = {} if images is None else render(pictures(result), images)

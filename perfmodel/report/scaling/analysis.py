@@ -25,19 +25,12 @@ Range = tuple[float, float]
 class SizeGain:
     """One size of the curve, beside the sizes before it.
 
-    Parameters
-    ----------
-    point : SizeResult
-    samples : (low, high) or None
-        80 % interval of throughput, samples per second; from that of the step time.
-    efficiency : (low, high) or None
-        80 % interval of the efficiency; throughput at `Result.efficiency_base` is held at its
-        predicted value.
-    marginal : float or None
-        Throughput that each GPU added since the size before brings, over the throughput per GPU
-        at `Result.efficiency_base`. None for the smallest size.
-    moved : bool
-        Whether the bottleneck is of another kind than at the size before.
+    `samples`: 80 % interval of throughput, samples per second; from that of the step time.
+    `efficiency`: 80 % interval of the efficiency; throughput at `Result.efficiency_base` is held at
+        its predicted value.
+    `marginal`: throughput that each GPU added since the size before brings, over the throughput per
+        GPU at `Result.efficiency_base`. None for the smallest size.
+    `moved`: whether the bottleneck is of another kind than at the size before.
     """
 
     point: SizeResult
@@ -51,16 +44,10 @@ class SizeGain:
 class Reach:
     """Up to which size a value is high enough.
 
-    Parameters
-    ----------
-    gpus : int
-        The largest such size.
-    beyond : int or None
-        The next size, where it is too low; None where `gpus` is the largest size.
-    value : float
-        The value at `beyond`, or else at `gpus`.
-    exceptions : tuple of int
-        Smaller sizes at which the value is too low.
+    `gpus`: the largest such size.
+    `beyond`: the next size, where it is too low; None where `gpus` is the largest size.
+    `value`: the value at `beyond`, or else at `gpus`.
+    `exceptions`: smaller sizes at which the value is too low.
     """
 
     gpus: int
@@ -131,15 +118,8 @@ def _per_gpu(result: Result) -> float:
 def marginal_efficiencies(result: Result, samples_per_s: Sequence[float]) -> tuple[float, ...]:
     """Extra throughput per extra GPU over the base's throughput per GPU, for each growth.
 
-    Parameters
-    ----------
-    result : Result
-    samples_per_s : sequence of float, shape (sizes,)
-
-    Returns
-    -------
-    tuple of float, shape (sizes - 1,)
-        Negative where a larger cluster is slower.
+    `samples_per_s` has shape (sizes,), the result (sizes - 1,). It is negative where a larger
+    cluster is slower.
     """
     each = _per_gpu(result)
     sizes = [point.gpus for point in result.points]

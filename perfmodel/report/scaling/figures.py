@@ -9,7 +9,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, gpu_ticks, log_ticks, new_figure, time_unit
+from perfmodel.report.common.figures import (
+    axis_layout,
+    gpu_ticks,
+    log_axis,
+    log_ticks,
+    new_figure,
+    time_unit,
+)
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK, channels
 from perfmodel.report.scaling.analysis import GOOD, Range, SizeGain, knee, runs, size_gains
 from perfmodel.studies.run.result import Result
@@ -213,10 +220,10 @@ def _gpu_axis(result: Result) -> Mapping[str, Any]:
 
 
 def _log_axis(low: float, high: float) -> Mapping[str, Any]:
-    ticks = log_ticks(low, high)
-    labels = [quantities.count(tick) if tick < 1000 else f"{tick:,.0f}" for tick in ticks]
-    return axis_layout(type="log", range=[math.log10(low), math.log10(high)],
-                tickvals=ticks, ticktext=labels)  # fmt: skip
+    def write(tick: float) -> str:
+        return quantities.count(tick) if tick < 1000 else f"{tick:,.0f}"
+
+    return log_axis("", (low, high), log_ticks(low, high), write)
 
 
 def _hover(result: Result) -> list[str]:

@@ -145,14 +145,9 @@ def draw_topology(
 ) -> go.Figure:
     """Draw a topology; with `links`, coloured by how busy each link was during a step.
 
-    Parameters
-    ----------
-    topology : Topology
-    links : sequence of LinkUse, optional
-        Traffic of one step. Without it, colours tell kinds of links apart.
-    places : mapping of str to (x, y), optional
-        Where devices stand; devices that are not in it are not drawn. By default the layout of
-        `perfmodel.report.topology.summary`, with the first hosts only.
+    `links`: traffic of one step. Without it, colours tell kinds of links apart.
+    `places`: where devices stand; devices that are not in it are not drawn. By default the layout
+        of `perfmodel.report.topology.summary`, with the first hosts only.
     """
     if places is None:
         places = default_places(topology)
@@ -301,10 +296,7 @@ def topology_caption(topology: Topology, shown_hosts: int = _HOSTS_SHOWN) -> str
 def write_topology(topology: Topology, path: Path) -> Path:
     """Write the picture as one self-contained HTML page.
 
-    Raises
-    ------
-    InputError
-        The file's name does not end in ``.html``, or it cannot be written.
+    Raises `InputError`: the file's name does not end in ``.html``, or it cannot be written.
     """
     if path.suffix.lower() not in {".html", ".htm"}:
         raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))

@@ -46,13 +46,8 @@ def summary(topology: Topology) -> list[str]:
 def path_matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
     """Path types of one host, as ``nvidia-smi topo -m`` prints them.
 
-    Returns
-    -------
-    names : list of str
-        GPUs, then NICs.
-    rows : list of list of str
-        Path type from each GPU and NIC to each; "X" on the diagonal, "-" where nothing connects
-        them. NVLink says how many lanes: "NV12"; a switched or direct path alike.
+    Returns the names, GPUs and then NICs, and the path type from each to each: "X" on the diagonal,
+    "-" where nothing connects them, "NV12" for 12 lanes of NVLink, switched or direct.
     """
     router = Router(topology)
     names = [
@@ -141,17 +136,9 @@ def _is_leaf(topology: Topology, name: str) -> bool:
 def positions(topology: Topology, hosts_shown: int = 2) -> dict[str, tuple[float, float]]:
     """Lay out the first hosts and the switches that they reach, in layers.
 
-    Parameters
-    ----------
-    topology : Topology
-    hosts_shown : int
-        Hosts to draw; the others and what only they reach are left out.
-
-    Returns
-    -------
-    dict of str to (float, float)
-        From bottom to top: NVSwitches, GPUs, PCIe switches, CPUs, NICs, then the fabric level by
-        level. One unit is the distance between neighbours of the widest layer.
+    `hosts_shown`: hosts to draw; the others and what only they reach are left out.
+    The layers from bottom to top: NVSwitches, GPUs, PCIe switches, CPUs, NICs, then the fabric
+    level by level. One unit is the distance between neighbours of the widest layer.
     """
     hosts = min(hosts_shown, topology.hosts)
     layers: dict[tuple[int, float], list[str]] = {}

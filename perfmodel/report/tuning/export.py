@@ -97,7 +97,9 @@ def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:
     caps = choice.bucket_cap_mb_list
     return {
         "bucket_cap_mb": choice.bucket_cap_mb,
-        "bucket_cap_mb_list": None if caps is None else [_whole_as_int(cap) for cap in caps],
+        "bucket_cap_mb_list": None
+        if caps is None
+        else [int(cap) if cap == int(cap) else cap for cap in caps],
         **attributes(choice, "step_time_s exposed_comm_s first_step_time_s"),
         "regret": tuned.regret(choice),
         "buckets": [{"index": index} | asdict(b) for index, b in enumerate(choice.buckets)],
@@ -115,7 +117,3 @@ def _horovod(horovod: Horovod) -> dict[str, Any]:
 def _shared(shared: SharedCap) -> dict[str, Any]:
     times = {"bucket_cap_mb": shared.bucket_cap_mb, "step_time_s": shared.steps_s}
     return times | attributes(shared, "regrets worst_regret")
-
-
-def _whole_as_int(cap: float) -> float | int:
-    return int(cap) if cap == int(cap) else cap

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure, time_unit
+from perfmodel.report.common.figures import axis_layout, log_axis, log_ticks, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK
 from perfmodel.report.tuning.text import caps, fine, wide_spans
 from perfmodel.studies.tune.caps import number
@@ -41,7 +40,8 @@ def draw_curve(tuned: TuneResult) -> go.Figure:
          WORK["backward"])  # fmt: skip
     _caps_axis(figure, points)
     top = _upper(tuned, points) / scale
-    bottom = min(_lowest(tuned), best.step_time_s) / scale
+    bound_s = tuned.best_list.step_time_s if tuned.lower_bound_s is None else tuned.lower_bound_s
+    bottom = min(bound_s, best.step_time_s) / scale
     pad = 0.06 * (top - bottom) or 0.01 * top
     figure.update_yaxes(**axis_layout(f"step time ({unit})", range=[bottom - pad, top + pad]))
     return figure
@@ -62,10 +62,6 @@ def draw_exposed(tuned: TuneResult) -> go.Figure:
 
 def _drawn(tuned: TuneResult) -> list[CurvePoint]:
     return [p for p in tuned.curve if p.high_mb > LEAST_MB] or list(tuned.curve)
-
-
-def _lowest(tuned: TuneResult) -> float:
-    return tuned.best_list.step_time_s if tuned.lower_bound_s is None else tuned.lower_bound_s
 
 
 def _upper(tuned: TuneResult, points: list[CurvePoint]) -> float:
@@ -143,17 +139,9 @@ def _shade(figure: go.Figure, tuned: TuneResult) -> None:
 
 
 def _caps_axis(figure: go.Figure, points: list[CurvePoint]) -> None:
-    low, high = _ends(points)
-    ticks = log_ticks(low, high)
-    figure.update_xaxes(
-        **axis_layout(
-            "bucket_cap_mb (MiB)",
-            type="log",
-            range=[math.log10(low), math.log10(high)],
-            tickvals=ticks,
-            ticktext=[f"{tick:g}" for tick in ticks],
-        )
-    )
+    ends = _ends(points)
+    axis = log_axis("bucket_cap_mb (MiB)", ends, log_ticks(*ends), lambda tick: f"{tick:g}")
+    figure.update_xaxes(**axis)
 
 
 # ---------------------------------------------------------------- buckets in time
@@ -189,6 +177,25 @@ def _row(
         marker={"color": WORK["idle"]}, hoverinfo="text", showlegend=last,
         hovertext=[f"step {quantities.duration(choice.step_time_s)}"],
     )  # fmt: skip
+    _add_buckets(figure, place, choice, scale, last=last)
+    figure.add_annotation(
+        x=0, xref="paper", y=place + 0.2, xanchor="left", yanchor="bottom", showarrow=False,
+        text=escape(f"{title}: {fine(choice.step_time_s)}", quote=False),
+        font={"size": 12, "color": QUIET_INK},
+    )  # fmt: skip
+    for bucket in choice.buckets:
+        length_s = bucket.end_s - bucket.start_s
+        if length_s >= _ROOM * choice.step_time_s * 1.6:
+            figure.add_annotation(
+                x=(bucket.start_s + length_s / 2) / scale, y=place, showarrow=False,
+                text=quantities.size(bucket.nbytes), font={"size": 12, "color": "#1b2430"},
+            )  # fmt: skip
+
+
+def _add_buckets(
+    figure: go.Figure, place: int, choice: Choice, scale: float, *, last: bool
+) -> None:
+    """Draw when each bucket was ready, and when it was reduced."""
     spans = [(b.start_s / scale, (b.end_s - b.start_s) / scale) for b in choice.buckets]
     figure.add_bar(
         y=[place] * len(spans),
@@ -216,15 +223,3 @@ def _row(
         marker={"color": WORK["backward"], "size": 7, "symbol": "triangle-up"},
         hoverinfo="skip",
     )
-    figure.add_annotation(
-        x=0, xref="paper", y=place + 0.2, xanchor="left", yanchor="bottom", showarrow=False,
-        text=escape(f"{title}: {fine(choice.step_time_s)}", quote=False),
-        font={"size": 12, "color": QUIET_INK},
-    )  # fmt: skip
-    for bucket in choice.buckets:
-        length_s = bucket.end_s - bucket.start_s
-        if length_s >= _ROOM * choice.step_time_s * 1.6:
-            figure.add_annotation(
-                x=(bucket.start_s + length_s / 2) / scale, y=place, showarrow=False,
-                text=quantities.size(bucket.nbytes), font={"size": 12, "color": "#1b2430"},
-            )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, log_ticks, new_figure
+from perfmodel.report.common.figures import axis_layout, log_axis, log_ticks, new_figure
 from perfmodel.report.validation.tables import MODE_NAMES, percent
 from perfmodel.validate.predict.forecast import Mode, SweepPrediction
 from perfmodel.validate.score.points import DataPoint, even_weights, weighted_quantile
@@ -41,10 +41,8 @@ def _line(mode: str) -> dict[str, object]:
     return {"color": COLOURS[mode], "width": _WIDTHS.get(mode, 1.8), "dash": _DASHES.get(mode)}
 
 
-def _round(text: str) -> str:
-    """Drop the decimals of a round number: ``"4.00 KiB"`` becomes ``"4 KiB"``."""
-    number, space, unit = text.partition("\N{NO-BREAK SPACE}")
-    return f"{float(number.replace(',', '')):g}{space}{unit}"
+def _round_time(time_s: float) -> str:
+    return quantities.whole(quantities.duration(time_s))
 
 
 def _sizes_axis(smallest: int, largest: int, most: int = 6, **more: Any) -> dict[str, object]:
@@ -52,7 +50,7 @@ def _sizes_axis(smallest: int, largest: int, most: int = 6, **more: Any) -> dict
     low, high = math.floor(math.log2(smallest)), math.ceil(math.log2(max(largest, 2 * smallest)))
     step = max(1, -(-(high - low) // (most - 1)))
     ticks = [2**e for e in range(low, high + 1, step)]
-    labels = [_round(quantities.size(tick)) for tick in ticks]
+    labels = [quantities.whole(quantities.size(tick)) for tick in ticks]
     span = [math.log10(2**low) - 0.1, math.log10(2**high) + 0.1]
     return axis_layout(type="log", tickvals=ticks, ticktext=labels, range=span, **more)
 
@@ -74,11 +72,7 @@ def draw_distribution(points: Sequence[DataPoint]) -> go.Figure:
                        for s, e in zip(shares, at, strict=True)],
             hoverinfo="text",
         )  # fmt: skip
-    ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
-    figure.update_xaxes(
-        **axis_layout("absolute error", type="log", range=[math.log10(0.005), math.log10(4)],
-               tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
-    )  # fmt: skip
+    figure.update_xaxes(**_error_axis("absolute error", 0.005, 4))
     figure.update_yaxes(**axis_layout("share of sizes", range=[0, 100], ticksuffix=" %"))
     return figure
 
@@ -126,10 +120,13 @@ def _ratio_at(points: Sequence[DataPoint], share: float) -> float:
 def _ratio_axis(title: str, low: float, high: float, **more: Any) -> dict[str, object]:
     """Logarithmic axis of predicted over measured."""
     ticks = [t for t in (0.125, 0.25, 0.5, 1, 2, 4, 8) if low <= t <= high]
-    return axis_layout(
-        title, type="log", range=[math.log10(low), math.log10(high)], tickvals=ticks,
-        ticktext=[f"{t:g}" for t in ticks], **more,
-    )  # fmt: skip
+    return log_axis(title, (low, high), ticks, lambda tick: f"{tick:g}", **more)
+
+
+def _error_axis(title: str, low: float, high: float) -> dict[str, object]:
+    """Logarithmic axis of errors."""
+    ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
+    return log_axis(title, (low, high), ticks, lambda tick: f"{100 * tick:g} %")
 
 
 def draw_machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> go.Figure:
@@ -151,12 +148,7 @@ def draw_machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> g
                        for name, score in rows],
             hoverinfo="text",
         )  # fmt: skip
-    ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
-    figure.update_xaxes(
-        **axis_layout(
-            "median absolute error", type="log", range=[math.log10(0.0025), math.log10(6)],
-            tickvals=ticks, ticktext=[f"{100 * t:g} %" for t in ticks])
-    )  # fmt: skip
+    figure.update_xaxes(**_error_axis("median absolute error", 0.0025, 6))
     figure.update_yaxes(
         **axis_layout(
             categoryorder="array",
@@ -204,7 +196,7 @@ def draw_sweep(
     ticks = log_ticks(low, high, 4)
     figure.update_layout(
         yaxis=axis_layout(type="log", domain=[0.46, 1], range=[math.log10(low), math.log10(high)],
-                   tickvals=ticks, ticktext=[_round(quantities.duration(t)) for t in ticks]),
+                   tickvals=ticks, ticktext=[_round_time(t) for t in ticks]),
         xaxis=_sizes_axis(min(sizes), max(sizes), 4, showticklabels=False, anchor="y"),
         xaxis2=_sizes_axis(min(sizes), max(sizes), 4, anchor="y2", matches="x"),
         yaxis2=_ratio_axis("", 0.25, 4, domain=[0, 0.38], anchor="x2"),
@@ -283,10 +275,8 @@ def draw_trainings(datasets: Sequence[Dataset]) -> go.Figure:
                        f"predicted {quantities.count(case.predicted)}" for case in ordered],
         )  # fmt: skip
     ticks = [0.25, 0.5, 0.8, 1, 1.25, 2, 4]
-    figure.update_xaxes(
-        **axis_layout("predicted / published", type="log", range=[math.log10(0.25), math.log10(4)],
-               tickvals=ticks, ticktext=[f"{t:g}" for t in ticks])
-    )  # fmt: skip
+    axis = log_axis("predicted / published", (0.25, 4), ticks, lambda tick: f"{tick:g}")
+    figure.update_xaxes(**axis)
     figure.update_yaxes(
         **axis_layout(showticklabels=False, showgrid=False, range=[-0.5, len(titles) - 0.25])
     )

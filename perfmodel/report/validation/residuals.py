@@ -8,9 +8,9 @@ from typing import Any
 from perfmodel.calibrate.profile import Fit, Profile
 from perfmodel.calibrate.transfer.model import Transfer
 from perfmodel.files import write_atomically
+from perfmodel.report.common.palette import CYCLE
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's set, which colour-blind people can tell apart."""
+COLOURS = CYCLE[:6]
 
 
 def write_residuals(profile: Profile, path: Path) -> Path:

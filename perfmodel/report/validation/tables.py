@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from perfmodel.library.prediction_error import BANDS
@@ -46,18 +46,20 @@ def pair(score: Score | None) -> str:
 def band_table(validation: Validation, *, common: bool = False) -> Table:
     """Errors by mode and band; `common`: on those sweeps that every mode predicts."""
     table = scores.on_common(validation.points) if common else validation.bands
-    names = [BAND_NAMES.get(band, band) for band in _BANDS]
-    header = ("mode", ">sweeps", *(f">{name}" for name in names))
+    return _bands_table("mode", {MODE_NAMES[mode]: table[mode] for mode in MODES if mode in table})
+
+
+def _bands_table(title: str, named: Mapping[str, Mapping[str, Score]]) -> Table:
+    """Errors by band, a row per name."""
     rows = tuple(
         (
-            MODE_NAMES[mode],
-            str(max(score.sweeps for score in table[mode].values())),
-            *(pair(table[mode].get(band)) for band in _BANDS),
+            name,
+            str(max(score.sweeps for score in bands.values())),
+            *(pair(bands.get(band)) for band in _BANDS),
         )
-        for mode in MODES
-        if mode in table
+        for name, bands in named.items()
     )
-    return Table(header, rows)
+    return Table((title, ">sweeps", *(f">{BAND_NAMES.get(band, band)}" for band in _BANDS)), rows)
 
 
 def machine_table(validation: Validation) -> Table:
@@ -98,17 +100,7 @@ def coverage_table(validation: Validation) -> Table:
 
 def split_table(validation: Validation) -> Table:
     """Datasheet errors of sweeps that constants were fitted on, and of the others."""
-    split = validation.split()
-    names = [BAND_NAMES.get(band, band) for band in _BANDS]
-    rows = tuple(
-        (
-            name,
-            str(max(score.sweeps for score in bands.values())),
-            *(pair(bands.get(band)) for band in _BANDS),
-        )
-        for name, bands in split.items()
-    )
-    return Table(("sweeps that constants were", ">sweeps", *(f">{name}" for name in names)), rows)
+    return _bands_table("sweeps that constants were", validation.split())
 
 
 def training_table(validation: Validation) -> Table:

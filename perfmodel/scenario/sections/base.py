@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    GetJsonSchemaHandler,
-    StringConstraints,
-)
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema
 
 Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
@@ -18,6 +14,11 @@ Index = Annotated[int, Field(strict=True, ge=0)]
 """A rank, a node or a step, counted from 0."""
 Placement = Literal["packed", "spread", "random"]
 """Which of the free nodes a job gets: neighbours, evenly spread ones, or any (by `seed`)."""
+
+
+def expand_name(key: str) -> BeforeValidator:
+    """Take a name alone for a section that has it in the field `key`."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
 @dataclass(frozen=True)

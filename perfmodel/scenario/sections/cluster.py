@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Index, Name, OrName, Placement
+from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
 
 
 class FabricSection(FileModel):
@@ -24,11 +24,7 @@ class FabricSection(FileModel):
     )
 
 
-def _expand_kind(value: object) -> object:
-    return {"kind": value} if isinstance(value, str) else value
-
-
-Fabric = Annotated[FabricSection, BeforeValidator(_expand_kind), OrName()]
+Fabric = Annotated[FabricSection, expand_name("kind"), OrName()]
 """A network between nodes, or its kind alone."""
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
-from perfmodel.scenario.sections.base import Index, Name, OrName, Placement
+from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
 from perfmodel.scenario.sections.strategy import DdpStrategy
 from perfmodel.scenario.sections.training import ModelSection
 
@@ -21,6 +21,11 @@ def _check_unique(numbers: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(f"each once, but {', '.join(map(str, twice))} is there again")
     return numbers
 
+
+Start = Annotated[
+    Seconds | None,
+    Field(description="since the settled state began; default: from before the start"),
+]
 
 Indices = Annotated[tuple[Index, ...], Field(min_length=1), AfterValidator(_check_unique)]
 """Ranks, nodes or steps, counted from 0."""
@@ -76,9 +81,7 @@ class DegradeEvent(FileModel):
     )
     by: Factor | None = Field(default=None, description="how many times slower")
     latency: Seconds | None = Field(default=None, description="its latency from then on")
-    at: Seconds | None = Field(
-        default=None, description="since the settled state began; default: from before the start"
-    )
+    at: Start = None
     until: Seconds | None = None
 
     @model_validator(mode="after")
@@ -96,9 +99,7 @@ class DownEvent(FileModel):
     """A link that goes down; traffic on it stands still until it is routed around."""
 
     link: Name = Field(description="as for `degrade`")
-    at: Seconds | None = Field(
-        default=None, description="since the settled state began; default: from before the start"
-    )
+    at: Start = None
     reroute_after: Seconds = Field(
         default=0.0, description="how long traffic over it stands still; unused without `at`"
     )
@@ -108,9 +109,7 @@ class LoseEvent(FileModel):
     """A NIC that is lost; its traffic stands still until another one takes it over."""
 
     nic: Name = Field(description="a NIC such as 'n1/nic3'")
-    at: Seconds | None = Field(
-        default=None, description="since the settled state began; default: from before the start"
-    )
+    at: Start = None
     reroute_after: Seconds = Field(
         default=0.0, description="how long its traffic stands still; unused without `at`"
     )
@@ -160,15 +159,11 @@ class EventSection(FileModel):
         return next(iter(self.model_fields_set), EVENT_KINDS[0])
 
 
-def _expand_name(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
 class OtherJob(FileModel):
     """Another DDP job on the same network, step after step; it computes as `compute` says."""
 
     name: Name | None = Field(default=None, description="default: its model's")
-    model: Annotated[ModelSection, BeforeValidator(_expand_name), OrName()] = Field(
+    model: Annotated[ModelSection, expand_name("name"), OrName()] = Field(
         description="as for this job; a name alone will do"
     )
     strategy: DdpStrategy = DdpStrategy()

@@ -1,13 +1,6 @@
 """Compare scenarios, and attribute the differences of their steps: `compare`."""
 
 from perfmodel.studies.compare.compare import compare
-from perfmodel.studies.compare.model import (
-    Change,
-    Comparison,
-    Field,
-    Side,
-    SideDifference,
-    WhatIfResult,
-)
+from perfmodel.studies.compare.model import Change, Comparison
 
-__all__ = ["Change", "Comparison", "Field", "Side", "SideDifference", "WhatIfResult", "compare"]
+__all__ = ["Change", "Comparison", "compare"]

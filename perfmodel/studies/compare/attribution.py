@@ -23,14 +23,14 @@ LEAST_DIFFERENCE = 1e-6
 def list_what_ifs(sides: Sequence[Side]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """List what-ifs that change some side: a description and the fields of ``what_if``."""
     points = [side.point for side in sides]
+    fast: Mapping[str, Any] = {}
     if any(point.nodes > 1 for point in points):
-        fast = {"network_bandwidth": "infinite"}
-        yield "an infinitely fast network", fast
-        yield "no latency", NO_LATENCY
-        yield "both", {**fast, **NO_LATENCY}
+        fast, description = {"network_bandwidth": "infinite"}, "an infinitely fast network"
     elif any(point.gpus > 1 for point in points):
         fast = {"node_bandwidth": "infinite"}
-        yield "infinitely fast links between the GPUs", fast
+        description = "infinitely fast links between the GPUs"
+    if fast:
+        yield description, fast
         yield "no latency", NO_LATENCY
         yield "both", {**fast, **NO_LATENCY}
     if any(point.gpus > 1 for point in points):
@@ -54,13 +54,7 @@ def attribute_step(
 ) -> tuple[WhatIfResult, ...]:
     """Simulate each what-if on each side.
 
-    Parameters
-    ----------
-    sides : sequence of Side
-    profile : Profile, optional
-    jobs : int, optional
-        Processes, as for `run_sweep`.
-    progress : callable, optional
+    `jobs`: processes, as for `run_sweep`.
     """
     what_ifs = list(list_what_ifs(sides))
     scenarios = [_add_what_if(side, fields) for _, fields in what_ifs for side in sides]

@@ -17,13 +17,8 @@ Ends = tuple[float, float]
 class Side:
     """One column of a comparison.
 
-    Parameters
-    ----------
-    label : str
-        Name of the scenario, or what was set.
-    scenario : Scenario
-        For its main size only.
-    result : Result
+    `label`: name of the scenario, or what was set.
+    `scenario`: for its main size only.
     """
 
     label: str
@@ -71,20 +66,12 @@ class Change:
 class SideDifference:
     """Differences between one side and the first.
 
-    Parameters
-    ----------
-    label : str
-    step, throughput : Change
-        Of the step time and of the samples per second.
-    exposed_s : float
-        By how much longer the exposed communication is; seconds.
-    parts_s : mapping of str to float
-        By how much longer each part of the step is; they add up to the difference of the steps.
-    bottleneck : (before, after)
-    same_samples : bool
-        Whether samples are of the same kind, so that throughputs can be compared.
-    same_batch : bool
-        Whether a step trains the same number of samples.
+    `step`, `throughput`: of the step time and of the samples per second.
+    `exposed_s`: by how much longer the exposed communication is; seconds.
+    `parts_s`: by how much longer each part of the step is; they add up to the difference of the
+        steps.
+    `same_samples`: whether samples are of the same kind, so that throughputs can be compared.
+    `same_batch`: whether a step trains the same number of samples.
     """
 
     label: str
@@ -114,18 +101,11 @@ class Field:
 class WhatIfResult:
     """Results of one of the common what-ifs, on every side.
 
-    Parameters
-    ----------
-    what : str
-        Description.
-    what_if : mapping
-        Fields of ``what_if``.
-    steps_s : tuple of (float or None)
-        Step times; None where a simulation failed.
-    messages : tuple of str
-        Why it failed.
-    shares : tuple of (float or None)
-        Share of the difference between this side and the first that the what-if removes. More
+    `what`: description.
+    `what_if`: fields of ``what_if``.
+    `steps_s`: step times; None where a simulation failed.
+    `messages`: why it failed.
+    `shares`: share of the difference between this side and the first that the what-if removes. More
         than one where it reverses the difference; None for the first side, and where there is no
         difference.
     """

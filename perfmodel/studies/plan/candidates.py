@@ -42,13 +42,7 @@ PASSES = 3
 class StepRequest:
     """One training step to predict.
 
-    Parameters
-    ----------
-    candidate : CandidateSection
-    nodes : int
-    upgrade : UpgradeSection or None
-    alone : bool
-        Whether on one GPU of the candidate, which its efficiency is relative to.
+    `alone`: whether on one GPU of the candidate, which its efficiency is relative to.
     """
 
     candidate: CandidateSection
@@ -107,13 +101,8 @@ class Hardware:
 class PredictedStep:
     """The outcome of a request.
 
-    Parameters
-    ----------
-    request : StepRequest
-    scenario : Scenario or None
-        None where the changes make none.
-    step : Step or None
-        None where it failed, and then `reason` says why.
+    `scenario`: None where the changes make none.
+    `step`: None where it failed, and then `reason` says why.
     """
 
     request: StepRequest
@@ -139,14 +128,6 @@ def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
             if upgrade.candidates is None or candidate.name in upgrade.candidates:
                 for nodes in candidate.nodes:
                     yield StepRequest(candidate, nodes, upgrade)
-
-
-def build_scenario(scenario: Scenario, request: StepRequest) -> Scenario | str:
-    """Return the scenario to predict, or why there is none."""
-    try:
-        return change_scenario(scenario, request.changes)
-    except InputError as error:
-        return describe_error(error)
 
 
 def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | str | None:
@@ -231,18 +212,10 @@ def predict(
 ) -> list[PredictedStep]:
     """Predict steps; one that fails has a reason and stops no other.
 
-    Parameters
-    ----------
-    scenario : Scenario
-        With a plan.
-    requests : sequence of StepRequest
-    profile, jobs, store, progress
-        As for `perfmodel.studies.sweep.run_sweep`.
+    `scenario`: with a plan.
+    `profile`, `jobs`, `store`, `progress`: as for `perfmodel.studies.sweep.run_sweep`.
     """
-    variants = [
-        _variant(at, request, build_scenario(scenario, request))
-        for at, request in enumerate(requests)
-    ]
+    variants = [_variant(at, request, scenario) for at, request in enumerate(requests)]
     swept = run_sweep(variants, jobs=jobs, store=store, profile=profile, progress=progress)
     return [
         PredictedStep(
@@ -252,12 +225,14 @@ def predict(
     ]
 
 
-def _variant(index: int, request: StepRequest, changed_scenario: Scenario | str) -> Variant:
-    if isinstance(changed_scenario, str):
-        return Variant(
-            index, request.labels, None, f"{index}: {changed_scenario}", changed_scenario
-        )
-    return Variant(index, request.labels, changed_scenario, scenario_digest(changed_scenario))
+def _variant(index: int, request: StepRequest, scenario: Scenario) -> Variant:
+    """Return the scenario to predict as a variant, or why there is none."""
+    try:
+        changed = change_scenario(scenario, request.changes)
+    except InputError as error:
+        reason = describe_error(error)
+        return Variant(index, request.labels, None, f"{index}: {reason}", reason)
+    return Variant(index, request.labels, changed, scenario_digest(changed))
 
 
 def _shorten_message(message: str, scenario: Scenario) -> str:
@@ -288,14 +263,8 @@ def _step(answer: Answer) -> Step | None:
 def add_efficiency(step: Step, gpus: int, base_per_gpu: float | None, flops: float | None) -> Step:
     """Add efficiency and model FLOPs utilisation.
 
-    Parameters
-    ----------
-    step : Step
-    gpus : int
-    base_per_gpu : float or None
-        Samples per second and GPU that are an efficiency of one.
-    flops : float or None
-        Of one sample over the dense peak of one GPU; seconds.
+    `base_per_gpu`: samples per second and GPU that are an efficiency of one.
+    `flops`: of one sample over the dense peak of one GPU; seconds.
     """
     each = step.samples_per_s / gpus
     return replace(

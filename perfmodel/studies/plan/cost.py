@@ -15,15 +15,9 @@ JOULES_PER_KWH = 3.6e6
 class Rates:
     """Cost per hour and power of a cluster, in the plan's currency.
 
-    Parameters
-    ----------
-    machines : float or None
-        Rent, or the purchase over the hours in which it is used.
-    energy_per_kWh : float
-        0 where none is charged.
-    power_W : float or None
-        With the building's losses.
-    outlay : float or None
+    `machines`: rent, or the purchase over the hours in which it is used.
+    `energy_per_kWh`: 0 where none is charged.
+    `power_W`: with the building's losses.
     """
 
     machines: float | None
@@ -42,15 +36,9 @@ def compute_rates(
 ) -> Rates:
     """Return the cost per hour and the power of a candidate at one size.
 
-    Parameters
-    ----------
-    candidate : CandidateSection
-    nodes, gpus_per_node : int
-        As they are used; a node is bought and powered as a whole.
-    gpu_W : float or None
-        Data-sheet power of one GPU; watts.
-    more_rent : float
-        Per GPU and hour, for an upgrade.
+    `nodes`, `gpus_per_node`: as they are used; a node is bought and powered as a whole.
+    `gpu_W`: data-sheet power of one GPU; watts.
+    `more_rent`: per GPU and hour, for an upgrade.
     """
     machines, outlay = None, None
     if candidate.price_per_gpu_hour is not None:
@@ -79,14 +67,8 @@ def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> floa
 def compute_cost(rates: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Cost:
     """Return the cost of a training.
 
-    Parameters
-    ----------
-    rates : Rates
-    wall_s : float
-        How long the cluster is rented or in use; seconds.
-    interval_s : (low, high) or None
-        Of `wall_s`.
-    steps : int
+    `wall_s`: how long the cluster is rented or in use; seconds.
+    `interval_s`: of `wall_s`.
     """
     energy_kWh = None if rates.power_W is None else rates.power_W * wall_s / JOULES_PER_KWH
     energy = 0.0 if energy_kWh is None else energy_kWh * rates.energy_per_kWh

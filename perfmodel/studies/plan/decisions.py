@@ -24,13 +24,8 @@ def compare_upgrade(
 ) -> UpgradeOutcome:
     """Compare an option with the same option after an upgrade.
 
-    Parameters
-    ----------
-    upgrade : UpgradeSection
-    candidate : CandidateSection
-        Of both options.
-    before, after : PlanOption
-        `after` pays the upgrade's rent already, if it has one.
+    `candidate`: of both options.
+    `before`, `after`: `after` pays the upgrade's rent already, if it has one.
     """
     price = one_off_price(upgrade, before.nodes)
     if after.status != "ok":
@@ -125,13 +120,8 @@ def choose_answers(
 ) -> Answers:
     """Choose the option for each question among those that run and fit.
 
-    Parameters
-    ----------
-    options : sequence of PlanOption
-        With status "ok".
-    deadline_s : float or None
-        Against expected wall times; seconds.
-    budget : float or None
+    `options`: with status "ok".
+    `deadline_s`: against expected wall times; seconds.
     """
     in_time = [o for o in options if deadline_s is not None and o.wall_s <= deadline_s]
     priced = [o for o in options if o.cost is not None]

@@ -64,20 +64,16 @@ def deadline_met(option: PlanOption, deadline_s: float | None) -> str | None:
 
 def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
     """Write one candidate at one size; null where it has no such number."""
-    sums = option.bill
+    sums, cost, budget = option.bill, option.cost, plan.budget
     return {
         **attributes(option, "candidate node fabric nodes gpus status reason"),
         "pareto": option in plan.answers.pareto,
         "in_time": deadline_met(option, plan.deadline_s),
-        "in_budget": _in_budget(option, plan.budget),
+        "in_budget": None if budget is None or cost is None else cost <= budget,
         "step": None if option.step is None else asdict(option.step),
         "training": None if option.training is None else _training(option.training),
         "cost": None if sums is None else asdict(sums) | {"total": sums.total},
     }
-
-
-def _in_budget(option: PlanOption, budget: float | None) -> bool | None:
-    return None if budget is None or option.cost is None else option.cost <= budget
 
 
 def _training(training: Training) -> dict[str, Any]:

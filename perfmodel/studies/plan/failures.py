@@ -36,16 +36,10 @@ INSIDE = (10.0, 90.0)
 class Upkeep:
     """How a job on some nodes fails and recovers; times in seconds.
 
-    Parameters
-    ----------
-    mtbf_s : float
-        Mean time between failures of the whole job.
-    write_s : float
-        Time to write a checkpoint, in which training stands still.
-    restart_s : float
-        From a failure to the first new step.
-    interval_s : float
-        Training time between checkpoints.
+    `mtbf_s`: mean time between failures of the whole job.
+    `write_s`: time to write a checkpoint, in which training stands still.
+    `restart_s`: from a failure to the first new step.
+    `interval_s`: training time between checkpoints.
     """
 
     mtbf_s: float
@@ -58,15 +52,9 @@ class Upkeep:
 class Simulated:
     """Wall times of simulated trainings; seconds.
 
-    Parameters
-    ----------
-    runs : int
-    mean_s, error_s : float
-        Mean, and its standard error.
-    low_s, high_s : float
-        80 % of trainings end between them.
-    failures : float
-        Failures per training, on average.
+    `mean_s`, `error_s`: mean, and its standard error.
+    `low_s`, `high_s`: 80 % of trainings end between them.
+    `failures`: failures per training, on average.
     """
 
     runs: int
@@ -117,11 +105,7 @@ def expected_wall_s(work_s: float, upkeep: Upkeep) -> float:
     interval is what is left of the work, so that the sum is exact where `interval_s` does not
     divide it; a checkpoint after it holds the result.
 
-    Parameters
-    ----------
-    work_s : float
-        Training time without failures and checkpoints, above zero; seconds.
-    upkeep : Upkeep
+    `work_s`: training time without failures and checkpoints, above zero; seconds.
     """
     whole, rest = _split_work(work_s, upkeep.interval_s)
     mtbf_s = upkeep.mtbf_s
@@ -152,18 +136,8 @@ def simulate_walls(
 ) -> tuple[FloatArray, IntArray]:
     """Simulate trainings, each with failures of its own, from failure to failure.
 
-    Parameters
-    ----------
-    work_s : float
-        Training time without failures and checkpoints; seconds.
-    upkeep : Upkeep
-    runs, seed : int
-
-    Returns
-    -------
-    walls_s : ndarray of float, shape (runs,)
-        Wall times; seconds.
-    failures : ndarray of int, shape (runs,)
+    `work_s`: training time without failures and checkpoints; seconds.
+    Returns wall times in seconds and numbers of failures, each of shape (runs,).
     """
     draws = np.random.default_rng(seed)
     walls_s, saved_s = np.zeros(runs), np.zeros(runs)
@@ -200,13 +174,9 @@ def summarise(walls_s: FloatArray, failures: IntArray) -> Simulated:
 def widen_by_luck(walls_s: FloatArray, low: float, high: float) -> tuple[float, float]:
     """Return the 80 % interval of wall times, the uncertainty of the step time included.
 
-    Parameters
-    ----------
-    walls_s : ndarray of float, shape (runs,)
-        At the likely step time; seconds.
-    low, high : float
-        Ends of the 80 % interval of the step time over the likely one. Its logarithm is taken as
-        normal, with a width of its own on either side, and as independent of failures.
+    `walls_s`: at the likely step time; seconds; shape (runs,).
+    `low`, `high`: ends of the 80 % interval of the step time over the likely one. Its logarithm is
+        taken as normal, with a width of its own on either side, and as independent of failures.
     """
     count = len(walls_s)
     normal = NormalDist()

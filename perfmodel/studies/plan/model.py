@@ -38,25 +38,14 @@ class Step:
 class Training:
     """A whole training: the target's samples, with failures and checkpoints.
 
-    Parameters
-    ----------
-    samples : float
-        That it takes at this global batch.
-    steps : int
-    work_s : float
-        Steps without failures and checkpoints.
-    wall_s : float
-        Expected time from start to end.
-    wall_interval_s : (low, high) or None
-        80 %, of the step time and of the number of failures together.
-    goodput : float
-        `work_s` over `wall_s`.
-    upkeep : Upkeep or None
-        None where nothing fails.
-    checkpoint_steps : int or None
-        Steps from checkpoint to checkpoint.
-    simulated : Simulated or None
-        At the likely step time.
+    `samples`: that it takes at this global batch.
+    `work_s`: steps without failures and checkpoints.
+    `wall_s`: expected time from start to end.
+    `wall_interval_s`: 80 %, of the step time and of the number of failures together.
+    `goodput`: `work_s` over `wall_s`.
+    `upkeep`: None where nothing fails.
+    `checkpoint_steps`: steps from checkpoint to checkpoint.
+    `simulated`: at the likely step time.
     """
 
     samples: float
@@ -74,20 +63,12 @@ class Training:
 class Cost:
     """Cost of a training in the plan's currency, None where no price is given.
 
-    Parameters
-    ----------
-    machines : float or None
-        Rent, or the share of the purchase that its hours are.
-    energy : float or None
-        Electricity; 0 where none is charged.
-    interval : (low, high) or None
-        Of the total, from the interval of the wall time.
-    per_step : float or None
-        Total over all steps, the work lost to failures included.
-    outlay : float or None
-        To buy the nodes.
-    energy_kWh, power_W : float or None
-        With the building's losses (PUE); None where no power is known.
+    `machines`: rent, or the share of the purchase that its hours are.
+    `energy`: electricity; 0 where none is charged.
+    `interval`: of the total, from the interval of the wall time.
+    `per_step`: total over all steps, the work lost to failures included.
+    `outlay`: to buy the nodes.
+    `energy_kWh`, `power_W`: with the building's losses (PUE); None where no power is known.
     """
 
     machines: float | None
@@ -160,21 +141,12 @@ purchase ends before; unknown where there is no cost to compare or the upgrade f
 class UpgradeOutcome:
     """An upgrade of one option.
 
-    Parameters
-    ----------
-    upgrade : str
-    before, after : PlanOption
-        `after` may have failed.
-    saved_s : float or None
-        Saved wall time of a training.
-    saved : float or None
-        Saved cost of a training, the rent of the upgrade deducted.
-    price : float or None
-        Once, for the whole cluster.
-    payback_s : float or None
-        Training time, with the upgrade, until what it saves is its price; 0 for one that is
-        rented and saves more than it costs; None for never.
-    pays : str
+    `before`, `after`: `after` may have failed.
+    `saved_s`: saved wall time of a training.
+    `saved`: saved cost of a training, the rent of the upgrade deducted.
+    `price`: once, for the whole cluster.
+    `payback_s`: training time, with the upgrade, until what it saves is its price; 0 for one that
+        is rented and saves more than it costs; None for never.
     """
 
     upgrade: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +103,16 @@ def plan_scenario(
         progress=progress,
     )  # fmt: skip
     shared.bases.update(_find_bases(shared, predictions))
+    return _assemble_result(shared, workload, predictions, profile)
+
+
+def _assemble_result(
+    shared: _Plan,
+    workload: Workload,
+    predictions: Sequence[PredictedStep],
+    profile: Profile | None,
+) -> PlanResult:
+    scenario, section = shared.scenario, shared.section
     plain = [p for p in predictions if p.request.upgrade is None and not p.request.alone]
     options = [_option(shared, prediction) for prediction in plain]
     budget = None if section.budget is None else section.budget.amount
@@ -121,8 +131,8 @@ def plan_scenario(
         answers=choose_answers(usable, section.deadline, budget),
         outcomes=_compare_upgrades(shared, predictions, options),
         cautions=cautions(scenario, options),
-        assumptions=assumptions(scenario, options, hardware),
-        sources=sources(section, hardware),
+        assumptions=assumptions(scenario, options, shared.hardware),
+        sources=sources(section, shared.hardware),
         provenance=_provenance(scenario, section, profile),
     )
 
@@ -169,17 +179,17 @@ def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
     candidate, nodes = prediction.request.candidate, prediction.request.nodes
     hardware = shared.hardware[candidate.name]
     if isinstance(hardware, str):
-        return _refuse(prediction.request, None, "failed", hardware)
+        return _make_option(prediction.request, None, "failed", hardware)
     gpus = nodes * hardware.gpus_per_node
     if prediction.step is None or prediction.scenario is None:
-        return _refuse(prediction.request, gpus, "failed", prediction.reason)
+        return _make_option(prediction.request, gpus, "failed", prediction.reason)
     precision = prediction.scenario.compute.precision
     peak_s = sample_at_peak_s(shared.workload(prediction.scenario), hardware, precision)
     step = add_efficiency(prediction.step, gpus, shared.bases.get(candidate.name), peak_s)
     if not step.fits:
         has = format_bytes(hardware.gpu.memory_bytes)
         why = f"needs {format_bytes(step.memory_bytes)} of memory per GPU, which has {has}"
-        return _refuse(prediction.request, gpus, "too big", why, step)
+        return _make_option(prediction.request, gpus, "too big", why, step)
     return _price(shared, prediction, hardware, step)
 
 
@@ -190,7 +200,7 @@ def _price(shared: _Plan, prediction: PredictedStep, hardware: Hardware, step: S
     gpus = request.nodes * hardware.gpus_per_node
     training = _train(shared, request, prediction.scenario, step)
     if isinstance(training, str):
-        return _refuse(request, gpus, "failed", training, step)
+        return _make_option(request, gpus, "failed", training, step)
     rent = None if request.upgrade is None else request.upgrade.price_per_gpu_hour
     rates = compute_rates(
         request.candidate,
@@ -201,13 +211,9 @@ def _price(shared: _Plan, prediction: PredictedStep, hardware: Hardware, step: S
     )
     if rates.power_W is None and rates.energy_per_kWh:
         why = f"an energy price, but no data sheet says what a {hardware.gpu.name} draws"
-        return _refuse(request, gpus, "failed", f"{why}: give power.per_gpu or per_node", step)
+        return _make_option(request, gpus, "failed", f"{why}: give power.per_gpu or per_node", step)
     cost = compute_cost(rates, training.wall_s, training.wall_interval_s, training.steps)
-    fabric = describe_fabric(request.candidate)
-    return PlanOption(
-        request.candidate.name, request.candidate.node, fabric, request.nodes, gpus, "ok", "",
-        step, training, cost,
-    )  # fmt: skip
+    return replace(_make_option(request, gpus, "ok", "", step), training=training, bill=cost)
 
 
 def _train(shared: _Plan, request: StepRequest, scenario: Scenario, step: Step) -> Training | str:
@@ -226,9 +232,10 @@ def _train(shared: _Plan, request: StepRequest, scenario: Scenario, step: Step) 
     return train(step, target, samples, upkeep, runs=runs, seed=seed)
 
 
-def _refuse(
+def _make_option(
     request: StepRequest, gpus: int | None, status: Status, why: str, step: Step | None = None
 ) -> PlanOption:
+    """Return an option without a training; `why` it has none, if it fails."""
     candidate = request.candidate
     return PlanOption(
         candidate.name, candidate.node, describe_fabric(candidate), request.nodes, gpus, status,

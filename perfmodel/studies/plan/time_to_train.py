@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-from perfmodel.errors import InputError
 from perfmodel.scenario import CandidateSection, FailureSection, Scenario, TargetSection
 from perfmodel.studies.plan.failures import (
     HOPELESS,
@@ -35,10 +34,7 @@ def tokens_per_sample(workload: Workload) -> int | None:
 def target_samples(scenario: Scenario, workload: Workload) -> float:
     """Samples of the target at its reference batch.
 
-    Raises
-    ------
-    InputError
-        Tokens of a model whose samples are no sequences.
+    Raises `InputError`: tokens of a model whose samples are no sequences.
     """
     assert scenario.plan is not None
     target = scenario.plan.target
@@ -57,13 +53,9 @@ def target_samples(scenario: Scenario, workload: Workload) -> float:
 def _tokens(scenario: Scenario, workload: Workload, field: str) -> int:
     each = tokens_per_sample(workload)
     if each is None:
-        raise _no_sequence(scenario, workload, field)
+        problem = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
+        raise scenario.fault(field, problem, "samples, or a transformer of the zoo")
     return each
-
-
-def _no_sequence(scenario: Scenario, workload: Workload, field: str) -> InputError:
-    problem = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
-    return scenario.fault(field, problem, "samples, or a transformer of the zoo")
 
 
 def samples_at(target: TargetSection, samples: float, global_batch: int) -> float:
@@ -124,16 +116,9 @@ def train(
 ) -> Training | str:
     """Return the training that reaches the target, or why it never ends.
 
-    Parameters
-    ----------
-    step : Step
-    target : TargetSection
-    samples : float
-        That the target takes at its reference batch.
-    upkeep : (Upkeep, steps between checkpoints) or None
-        See `upkeep_of`; None where nothing fails.
-    runs, seed : int
-        Of the simulation; with 0 runs the interval leaves the spread of failures out.
+    `samples`: that the target takes at its reference batch.
+    `upkeep`: see `upkeep_of`; None where nothing fails.
+    `runs`, `seed`: of the simulation; with 0 runs the interval leaves the spread of failures out.
     """
     needed = samples_at(target, samples, step.global_batch)
     steps = steps_for(needed, step.global_batch)
@@ -193,14 +178,7 @@ def upkeep_of(
 ) -> tuple[Upkeep, int]:
     """Return failures and checkpoints of one option, and the steps between checkpoints.
 
-    Parameters
-    ----------
-    failures : FailureSection
-    candidate : CandidateSection
-    nodes : int
-    step_time_s : float
-    checkpoint : float
-        Size by the model; bytes. Unused where the file gives size or time.
+    `checkpoint`: size by the model; bytes. Unused where the file gives size or time.
     """
     mtbf_s = job_mtbf_s(candidate.mtbf_per_node or failures.mtbf_per_node, nodes)
     write_s = failures.checkpoint_write

@@ -37,13 +37,6 @@ def hidden_s(
     nccl-tests starts the next one without waiting for the last, and divides the time of 20 by 20.
     A rank of a chain is done when it has passed its last piece on, before the end of the chain is.
     So the time in which a single piece passes along the chain counts once, not in each repetition.
-
-    Parameters
-    ----------
-    timer : UncontendedTimer
-    lowered : LoweredCollective
-    op : str
-    group : range or tuple of int
     """
     schedule = lowered.schedule
     hops = schedule.ranks - 1

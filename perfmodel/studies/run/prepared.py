@@ -34,15 +34,10 @@ if TYPE_CHECKING:
 class StepEstimate:
     """One settled step, or the means of the counted steps under disturbances.
 
-    Parameters
-    ----------
-    step_time_s, exposed_comm_s, comm_s, compute_s : float
-        As in `perfmodel.studies.run.result.SizeResult`.
-    run : Run
-        With the warm-up before.
-    plan : StepPlan
-    steps, counted : int
-        Steps in all, and how many of them (the last ones) count.
+    `step_time_s`, `exposed_comm_s`, `comm_s`, `compute_s`: as in
+        `perfmodel.studies.run.result.SizeResult`.
+    `run`: with the warm-up before.
+    `steps`, `counted`: steps in all, and how many of them (the last ones) count.
     """
 
     step_time_s: float
@@ -59,13 +54,9 @@ class StepEstimate:
 class PreparedSize:
     """One size of a scenario (see `prepare`).
 
-    Parameters
-    ----------
-    sized : SizedJob
-        The job at this size, with its disturbances.
-    alternatives : tuple of Machine
-        Alternatives of the machine: the fast and the slow end of an interval, or draws from a
-        profile; empty where no interval is known.
+    `sized`: the job at this size, with its disturbances.
+    `alternatives`: alternatives of the machine: the fast and the slow end of an interval, or draws
+        from a profile; empty where no interval is known.
     """
 
     sized: SizedJob
@@ -96,22 +87,11 @@ class PreparedSize:
     ) -> StepEstimate:
         """Simulate the job with some options of DDP.
 
-        Parameters
-        ----------
-        options : DdpOptions, optional
-            Default: the scenario's. The batch stays the scenario's.
-        machine : Machine, optional
-            One of `alternatives` instead of the likely one.
+        `options`: by default the scenario's. The batch stays the scenario's.
+        `machine`: one of `alternatives` instead of the likely one.
+        The estimate equals the result of `run_scenario` with these options to the bit.
 
-        Returns
-        -------
-        StepEstimate
-            Equal to the bit to the result of `run_scenario` with these options.
-
-        Raises
-        ------
-        InputError
-            Names file, line and field of the scenario.
+        Raises `InputError`: names file, line and field of the scenario.
         """
         sized = self.sized if machine is None else self._size_on(machine)
         sized = sized if options is None else sized.with_options(options)
@@ -139,20 +119,11 @@ def prepare(
 ) -> PreparedSize:
     """Resolve a scenario at one size.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    profile : Profile, optional
-        Measured numbers instead of those of datasheets.
-    size : ClusterSize, optional
-        Default: the scenario's main size, the last of its scaling curve.
-    fidelity : {"flow", "message"}, optional
-        Instead of the scenario's.
-
-    Raises
-    ------
-    InputError
-        A name that does not resolve or a size that does not fit; names file, line and field.
+    `profile`: measured numbers instead of those of datasheets.
+    `size`: by default the scenario's main size, the last of its scaling curve.
+    `fidelity`: instead of the scenario's.
+    Raises `InputError`: a name that does not resolve or a size that does not fit; names file, line
+        and field.
     """
     inputs = resolve_scenario(scenario, profile, fidelity)
     sized = size_job(inputs, size or inputs.sizes[-1])

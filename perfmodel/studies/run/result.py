@@ -80,14 +80,9 @@ class Memory:
 class EventCost:
     """Cost of one event or other job; times in seconds.
 
-    Parameters
-    ----------
-    what : str
-        Description of the event.
-    without_s : float
-        Mean step time with all other disturbances, but not this one.
-    costs_s : float
-        How much longer a step takes because of it, on average over the counted steps.
+    `what`: description of the event.
+    `without_s`: mean step time with all other disturbances, but not this one.
+    `costs_s`: how much longer a step takes because of it, on average over the counted steps.
     """
 
     what: str
@@ -99,18 +94,10 @@ class EventCost:
 class Wait:
     """Wait for the last rank of a collective, over the counted steps; times in seconds.
 
-    Parameters
-    ----------
-    collective : str
-    bucket : int, optional
-    last : str
-        The rank or the class of ranks that came last most often.
-    share : float
-        Of the counted steps, those in which it was the last; 0 to 1.
-    waited_s : float
-        How long the other ranks waited, on average.
-    longest_s : float
-        How long the first one waited, at most.
+    `last`: the rank or the class of ranks that came last most often.
+    `share`: of the counted steps, those in which it was the last; 0 to 1.
+    `waited_s`: how long the other ranks waited, on average.
+    `longest_s`: how long the first one waited, at most.
     """
 
     collective: str
@@ -139,19 +126,11 @@ class BackgroundJobStep:
 class DisturbanceCost:
     """Cost of events and other jobs together; times in seconds.
 
-    Parameters
-    ----------
-    steps_s : tuple of float
-        The counted steps, one after the other; `SizeResult.step_time_s` is their mean.
-    undisturbed_s : float
-        A step without any of the events.
-    mean_interval_s : (low, high) or None
-        80 % interval of the mean step under jitter; None where nothing is random.
-    events : tuple of EventCost
-        In the order of the scenario.
-    waits : tuple of Wait
-        In the order of the step.
-    jobs : tuple of BackgroundJobStep
+    `steps_s`: the counted steps, one after the other; `SizeResult.step_time_s` is their mean.
+    `undisturbed_s`: a step without any of the events.
+    `mean_interval_s`: 80 % interval of the mean step under jitter; None where nothing is random.
+    `events`: in the order of the scenario.
+    `waits`: in the order of the step.
     """
 
     steps_s: tuple[float, ...]
@@ -171,35 +150,21 @@ class DisturbanceCost:
 class SizeResult:
     """A training step at one cluster size. Times in seconds, of one step in steady state.
 
-    Parameters
-    ----------
-    gpus, nodes : int
-    step_time_s : float
-    first_step_time_s : float
-        The first iteration (before DDP rebuilds its buckets).
-    compute_s : float
-        Time during which the busiest class computes (forward, backward, copies, optimizer).
-    comm_s : float
-        Time during which communication is in flight.
-    exposed_comm_s : float
-        The part of `comm_s` during which no compute runs.
-    breakdown_s : mapping of str to float
-        Where the step goes; parts add up to `step_time_s`: "forward", "backward", "copies",
-        "optimizer", "slowdown" (compute made slower by overlap), "exposed communication", "idle".
-    samples_per_s : float
-        Over all GPUs.
-    scaling_efficiency : float
-        Throughput over that of `efficiency_base` GPUs scaled up linearly.
-    bottleneck : str
-        A link by name, the host, an event, or "compute".
-    interval_s : (low, high) or None
-        80 % interval of `step_time_s`; None where none is known.
-    mode : str
-        Fidelity, and how ranks were simulated ("flow, 1 rank class").
-    disturbance : DisturbanceCost, optional
-        Cost of events and other jobs; None where there are none.
-    notes : tuple of str
-        Approximations of the simulation, with their size.
+    `first_step_time_s`: the first iteration (before DDP rebuilds its buckets).
+    `compute_s`: time during which the busiest class computes (forward, backward, copies,
+        optimizer).
+    `comm_s`: time during which communication is in flight.
+    `exposed_comm_s`: the part of `comm_s` during which no compute runs.
+    `breakdown_s`: where the step goes; parts add up to `step_time_s`: "forward", "backward",
+        "copies", "optimizer", "slowdown" (compute made slower by overlap), "exposed communication",
+        "idle".
+    `samples_per_s`: over all GPUs.
+    `scaling_efficiency`: throughput over that of `efficiency_base` GPUs scaled up linearly.
+    `bottleneck`: a link by name, the host, an event, or "compute".
+    `interval_s`: 80 % interval of `step_time_s`; None where none is known.
+    `mode`: fidelity, and how ranks were simulated ("flow, 1 rank class").
+    `disturbance`: cost of events and other jobs; None where there are none.
+    `notes`: approximations of the simulation, with their size.
     """
 
     gpus: int

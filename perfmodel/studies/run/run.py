@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest
-from perfmodel.studies.run.resolve.resolved_scenario import (
-    ResolvedScenario,
-    resolve_scenario,
-)
+from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult
@@ -81,7 +78,7 @@ def _assemble_result(
         question=scenario.question,
         workload=job.workload.name,
         strategy=job.strategy.name,
-        machine=_name_machine(topology, largest.size),
+        machine=name_machine(topology, largest.size),
         scaling=scenario.training.scaling,
         points=tuple(_with_efficiency(point, base) for point in points),
         efficiency_base=base.gpus,
@@ -105,7 +102,7 @@ def _assemble_result(
     )
 
 
-def _name_machine(topology: Topology, size: ClusterSize) -> str:
+def name_machine(topology: Topology, size: ClusterSize) -> str:
     """Name the machine, and the number of its nodes that the job has."""
     return topology.name if topology.hosts == size.nodes else f"{size.nodes} of {topology.name}"
 

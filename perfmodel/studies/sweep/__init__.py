@@ -3,10 +3,9 @@
 from perfmodel.studies.sweep.run import SweepResult, run_sweep
 from perfmodel.studies.sweep.store import Store
 from perfmodel.studies.sweep.variants import Variant, variants
-from perfmodel.studies.sweep.worker import FIGURES, Answer, answer
+from perfmodel.studies.sweep.worker import Answer, answer
 
 __all__ = [
-    "FIGURES",
     "Answer",
     "Store",
     "SweepResult",

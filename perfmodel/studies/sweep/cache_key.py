@@ -55,15 +55,9 @@ def make_key(
 ) -> str:
     """Return the key of a variant's answer.
 
-    Parameters
-    ----------
-    variant : Variant
-    profile : str
-        `profile_digest`.
-    version : str
-        `model_version`.
-    digests : dict of Path to str, optional
-        Digests of files, extended here, so that many variants read each file once.
+    `profile`: `profile_digest`.
+    `version`: `model_version`.
+    `digests`: digests of files, extended here, so that many variants read each file once.
     """
     files = {} if variant.scenario is None else _digest_files(variant.scenario, digests)
     question = {"question": variant.digest, "files": files, "profile": profile, "model": version}

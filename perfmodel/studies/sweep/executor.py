@@ -48,10 +48,8 @@ def count_cores() -> int:
 def check_backend(backend: str, scheduler: str | None, jobs: int | None) -> Backend:
     """Return the name of a backend.
 
-    Raises
-    ------
-    InputError
-        An unknown one, a scheduler for loky, none for dask, or no workers; all faults.
+    Raises `InputError`: an unknown one, a scheduler for loky, none for dask, or no workers; all
+        faults.
     """
     faults = []
     if backend not in get_args(Backend):
@@ -79,26 +77,14 @@ def map_unordered(
 ) -> Iterator[R]:
     """Call a function with each of some arguments; results come as they are ready.
 
-    Parameters
-    ----------
-    function : callable
-        At the top level of a module.
-    calls : sequence of tuple
-    jobs : int, optional
-        Processes; 1 stays in this one. Default: one per physical core, or all that a cluster has.
-    backend : {"loky", "dask", "ray"}
-    scheduler : str, optional
-        Address of a cluster's scheduler.
-    threads : int, optional
-        Of linear algebra in each process of loky, which the last bits of a fit depend on; default:
-        the cores over the processes.
-
-    Raises
-    ------
-    SweepError
-        A worker was killed.
-    ExecutorUnavailable
-        A package is not installed, or no cluster answers.
+    `function`: at the top level of a module.
+    `jobs`: processes; 1 stays in this one. Default: one per physical core, or all that a cluster
+        has.
+    `scheduler`: address of a cluster's scheduler.
+    `threads`: of linear algebra in each process of loky, which the last bits of a fit depend on;
+        default: the cores over the processes.
+    Raises `SweepError`: a worker was killed.
+    Raises `ExecutorUnavailable`: a package is not installed, or no cluster answers.
     """
     if backend == "loky":
         jobs = min(jobs or count_cores(), max(1, len(calls)))
@@ -207,22 +193,12 @@ def _map_on_ray(
     joblib's own backend for ray gives results only when all are ready, so that a sweep that is
     stopped would keep none.
 
-    Parameters
-    ----------
-    function : callable
-        At the top level of a module that the workers have.
-    calls : sequence of tuple
-    jobs : int, optional
-        Calls at once; default: as many as the cluster has CPUs.
-    address : str, optional
-        HOST:PORT of a cluster, or "auto"; default: as ``ray.init`` finds one or makes one here.
-
-    Raises
-    ------
-    SweepError
-        A worker was killed, or lacks what the function needs.
-    ExecutorUnavailable
-        ray is not installed, or no cluster answers.
+    `function`: at the top level of a module that the workers have.
+    `jobs`: calls at once; default: as many as the cluster has CPUs.
+    `address`: HOST:PORT of a cluster, or "auto"; default: as ``ray.init`` finds one or makes one
+        here.
+    Raises `SweepError`: a worker was killed, or lacks what the function needs.
+    Raises `ExecutorUnavailable`: ray is not installed, or no cluster answers.
     """
     with _connect_ray(address) as ray:
         under_way = jobs or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))

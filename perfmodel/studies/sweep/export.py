@@ -34,10 +34,7 @@ def write_csv(swept: SweepResult, path: Path) -> None:
 def check_parquet() -> None:
     """Check before the sweep that Parquet can be written after it.
 
-    Raises
-    ------
-    ExecutorUnavailable
-        pyarrow is not installed.
+    Raises `ExecutorUnavailable`: pyarrow is not installed.
     """
     try:
         import pyarrow.parquet  # noqa: F401  (an extra)
@@ -50,10 +47,7 @@ def check_parquet() -> None:
 def write_parquet(swept: SweepResult, path: Path) -> None:
     """Write one row per variant.
 
-    Raises
-    ------
-    ExecutorUnavailable
-        pyarrow is not installed.
+    Raises `ExecutorUnavailable`: pyarrow is not installed.
     """
     check_parquet()
     import io

@@ -16,10 +16,9 @@ from perfmodel.studies.sweep.variants import Variant
 from perfmodel.studies.sweep.worker import FIGURES, Answer, answer
 
 if TYPE_CHECKING:
-    from perfmodel.calibrate import Profile
-
-if TYPE_CHECKING:
     import pandas as pd
+
+    from perfmodel.calibrate import Profile
 
 
 Progress = Callable[[int, int], None]

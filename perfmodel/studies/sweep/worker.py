@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.files import attributes
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import SizeResult
@@ -85,15 +86,11 @@ def _from_size(point: SizeResult) -> Answer:
     low_s, high_s = point.interval_s or (None, None)
     return Answer(
         "ok",
-        step_time_s=point.step_time_s,
         low_s=low_s,
         high_s=high_s,
-        compute_s=point.compute_s,
-        comm_s=point.comm_s,
-        exposed_comm_s=point.exposed_comm_s,
-        samples_per_s=point.samples_per_s,
-        gpus=point.gpus,
-        bottleneck=point.bottleneck,
         memory_bytes=point.memory.total_bytes,
         fits=point.memory.fits,
+        **attributes(
+            point, "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
+        ),
     )

@@ -13,14 +13,8 @@ def assumptions(
 ) -> tuple[str, ...]:
     """Return the assumptions that the result depends on.
 
-    Parameters
-    ----------
-    evaluator : Evaluator
-    exact : bool
-        Whether the list is proven to be the best.
-    curve : sequence of CurvePoint
-    curve_error : float
-        Largest relative error that the curve may have where it was not simulated.
+    `exact`: whether the list is proven to be the best.
+    `curve_error`: largest relative error that the curve may have where it was not simulated.
     """
     simulated = sum(point.simulated for point in curve)
     lines = [

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from perfmodel.studies.tune.objective.gradients import GradientOrder, Groups
 from perfmodel.training.ddp.buckets import ddp_buckets
@@ -60,11 +61,7 @@ class Window:
 class UniformPartition:
     """Buckets that one ``bucket_cap_mb`` makes, and all caps that make them.
 
-    Parameters
-    ----------
-    groups : tuple of tuple of int
-        Tensors of each bucket, in launch order.
-    window : Window
+    `groups`: tensors of each bucket, in launch order.
     """
 
     groups: Groups
@@ -187,19 +184,16 @@ def list_uniform_partitions(
     Buckets stay the same while the cap grows up to the smallest bucket that it closes; the next
     cap is one byte more. So all caps are covered by as few assignments as there are partitions.
 
-    Parameters
-    ----------
-    workload : Workload
-    gradients : GradientOrder
-        Of the same workload and options.
-    options : DdpOptions
-        Their caps are ignored.
+    `gradients`: of the same workload and options.
+    `options`: their caps are ignored.
     """
-    assign = _assign_contiguous if gradients.single_dtype else _assign_by_dtype
     partitions: list[UniformPartition] = []
     cap = 1
     while True:
-        groups = assign(workload, gradients, options, cap)
+        if gradients.single_dtype:
+            groups = _assign_contiguous(gradients, cap)
+        else:
+            groups = assign_buckets(workload, with_cap(options, cap))
         window = find_uniform_window(gradients, groups, cap)
         if partitions and partitions[-1].groups == groups:
             window = Window(partitions.pop().window.above_bytes, window.most_bytes)
@@ -216,14 +210,9 @@ def with_cap(options: DdpOptions, cap: float) -> DdpOptions:
     )
 
 
-def with_caps(options: DdpOptions, caps: tuple[float, ...]) -> DdpOptions:
-    """Return the options with a cap per bucket; bytes."""
+def with_caps(options: DdpOptions, caps: tuple[float, ...] | None) -> DdpOptions:
+    """Return the options with a cap per bucket; bytes. None: PyTorch's default caps."""
     return replace(options, bucket_cap_bytes=None, first_bucket_bytes=None, caps_list_bytes=caps)
-
-
-def as_default(options: DdpOptions) -> DdpOptions:
-    """Return the options with PyTorch's default caps."""
-    return replace(options, bucket_cap_bytes=None, first_bucket_bytes=None, caps_list_bytes=None)
 
 
 def assign_buckets(workload: Workload, options: DdpOptions) -> Groups:
@@ -231,23 +220,11 @@ def assign_buckets(workload: Workload, options: DdpOptions) -> Groups:
     return tuple(bucket.tensors for bucket in ddp_buckets(workload, options))
 
 
-def _assign_by_dtype(
-    workload: Workload, gradients: GradientOrder, options: DdpOptions, cap: int
-) -> Groups:
-    del gradients
-    return assign_buckets(workload, with_cap(options, cap))
-
-
-def _assign_contiguous(
-    workload: Workload, gradients: GradientOrder, options: DdpOptions, cap: int
-) -> Groups:
-    """As `_assign_by_dtype` where all share buckets: each goes on until it reaches the cap."""
-    del workload, options
+def _assign_contiguous(gradients: GradientOrder, cap: int) -> Groups:
+    """As `assign_buckets` where all share buckets: each goes on until it reaches the cap."""
     tensors = gradients.tensors[::-1] if gradients.reverse_filled else gradients.tensors
     nbytes = gradients.nbytes[::-1] if gradients.reverse_filled else gradients.nbytes
-    sums = [0]
-    for each in nbytes:
-        sums.append(sums[-1] + each)
+    sums = [0, *accumulate(nbytes)]
     groups, begin = [], 0
     while begin < len(tensors):
         end = min(bisect_left(sums, sums[begin] + cap), len(tensors))

@@ -79,13 +79,8 @@ def evaluate_threshold(
 def fuse_groups(surrogate: StepSurrogate, threshold: int, first_s: float) -> list[list[int]]:
     """Return which gradients are reduced together, by position.
 
-    Parameters
-    ----------
-    surrogate : StepSurrogate
-    threshold : int
-        Bytes of a buffer; 0 fuses nothing.
-    first_s : float
-        When the first cycle ends, since the host began to issue backward; seconds.
+    `threshold`: bytes of a buffer; 0 fuses nothing.
+    `first_s`: when the first cycle ends, since the host began to issue backward; seconds.
     """
     handed = surrogate.host_s if any(surrogate.host_s) else surrogate.ready_s
     groups: list[list[int]] = []

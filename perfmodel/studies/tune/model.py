@@ -22,16 +22,9 @@ class ReducedBucket:
 class Choice:
     """One setting of the caps, simulated.
 
-    Parameters
-    ----------
-    bucket_cap_mb : float, optional
-        One cap for all; None with a list, and for PyTorch's default.
-    bucket_cap_mb_list : tuple of float, optional
-    step_time_s, exposed_comm_s : float
-        Of the settled step.
-    first_step_time_s : float
-        Of the very first, whose buckets are not yet rebuilt.
-    buckets : tuple of ReducedBucket
+    `bucket_cap_mb`: one cap for all; None with a list, and for PyTorch's default.
+    `step_time_s`, `exposed_comm_s`: of the settled step.
+    `first_step_time_s`: of the very first, whose buckets are not yet rebuilt.
     """
 
     bucket_cap_mb: float | None
@@ -46,19 +39,11 @@ class Choice:
 class CurvePoint:
     """A range of uniform caps that make the same buckets, and their step.
 
-    Parameters
-    ----------
-    bucket_cap_mb : float
-        A short number among them; MiB.
-    low_mb, high_mb : float
-        The least, and the first one beyond (infinite for the last); MiB.
-    buckets : int
-    step_time_s, exposed_comm_s : float
-    simulated : bool
-        Whether by the full simulation; else by the surrogate.
-    regrets : tuple of float
-        How much longer the step is than with the best cap, relatively: on the likely machine, then
-        on the quick and the slow end of its interval, where that is known.
+    `bucket_cap_mb`: a short number among them; MiB.
+    `low_mb`, `high_mb`: the least, and the first one beyond (infinite for the last); MiB.
+    `simulated`: whether by the full simulation; else by the surrogate.
+    `regrets`: how much longer the step is than with the best cap, relatively: on the likely
+        machine, then on the quick and the slow end of its interval, where that is known.
     """
 
     bucket_cap_mb: float
@@ -89,11 +74,7 @@ Spans = tuple[tuple[float, float], ...]
 class Plateau:
     """Uniform caps that are as good as the best one on the likely machine.
 
-    Parameters
-    ----------
-    within : float
-        Largest regret that counts as good.
-    spans_mb : tuple of (float, float)
+    `within`: largest regret that counts as good.
     """
 
     within: float
@@ -104,15 +85,9 @@ class Plateau:
 class RobustCap:
     """The cap with the least largest regret on the likely, quick and slow machine.
 
-    Parameters
-    ----------
-    within : float
-    spans_mb : tuple of (float, float)
-        Caps whose largest regret is at most `within` above the least.
-    bucket_cap_mb : float
-        MiB.
-    worst_regret : float
-        Of that cap.
+    `spans_mb`: caps whose largest regret is at most `within` above the least.
+    `bucket_cap_mb`: MiB.
+    `worst_regret`: of that cap.
     """
 
     within: float
@@ -125,12 +100,7 @@ class RobustCap:
 class Fusion:
     """Horovod with one fusion threshold.
 
-    Parameters
-    ----------
-    threshold_mb : float
-        ``HOROVOD_FUSION_THRESHOLD``; MiB.
-    step_time_s, exposed_comm_s : float
-    all_reduces : int
+    `threshold_mb`: ``HOROVOD_FUSION_THRESHOLD``; MiB.
     """
 
     threshold_mb: float
@@ -154,35 +124,17 @@ class Horovod:
 class TuneResult:
     """The answer of ``perfmodel tune``.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    workload, machine : str
-    gpus, nodes : int
-    default : Choice
-        PyTorch's own: 1 MiB first, then 25 MiB.
-    requested : Choice or None
-        Caps of the scenario, where it sets any.
-    best_uniform, best_list, best_integer_list : Choice
-        The cap is a round one among those that are as good (see
-        `perfmodel.studies.tune.choice.tie_breaking`).
-    curve : tuple of CurvePoint
-        By growing cap; together they cover all caps.
-    plateau : Plateau
-    robust : RobustCap or None
-        None where no interval is known.
-    default_regrets : tuple of float
-        Of PyTorch's default buckets, like those of a `CurvePoint`; negative where they are better
-        than every cap for all.
-    lower_bound_s : float or None
-        No choice of buckets is below it; None where no bound is proven.
-    exact : bool
-        Whether the list is proven to be the best of all contiguous groups.
-    compute_s : float
-        Compute of the device in a step, without slowdown.
-    horovod : Horovod or None
-    assumptions : tuple of str
-    provenance : mapping of str to str
+    `default`: PyTorch's own: 1 MiB first, then 25 MiB.
+    `requested`: caps of the scenario, where it sets any.
+    `best_uniform`, `best_list`, `best_integer_list`: the cap is a round one among those that are as
+        good (see `perfmodel.studies.tune.choice.tie_breaking`).
+    `curve`: by growing cap; together they cover all caps.
+    `robust`: None where no interval is known.
+    `default_regrets`: of PyTorch's default buckets, like those of a `CurvePoint`; negative where
+        they are better than every cap for all.
+    `lower_bound_s`: no choice of buckets is below it; None where no bound is proven.
+    `exact`: whether the list is proven to be the best of all contiguous groups.
+    `compute_s`: compute of the device in a step, without slowdown.
     """
 
     scenario: Scenario = field(repr=False)

@@ -7,8 +7,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
-from perfmodel.studies.run.prepared import PreparedSize, prepare
+from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
+from perfmodel.studies.run.run import name_machine
 from perfmodel.studies.tune.assumptions import assumptions
 from perfmodel.studies.tune.caps import (
     Caps,
@@ -120,6 +121,17 @@ def _tune(
     if evaluator.reasons:
         say("simulating, because " + ", ".join(evaluator.reasons))
         lists, exact = _search_lists_by_simulation(evaluator, partitions), False
+    return _assemble_result(evaluator, partitions, lists, exact, horovod)
+
+
+def _assemble_result(
+    evaluator: Evaluator,
+    partitions: Sequence[UniformPartition],
+    lists: Sequence[Caps],
+    exact: bool,
+    horovod: bool,
+) -> TuneResult:
+    """Choose among what was simulated, and rate every cap."""
     uniform = choose_uniform_cap(evaluator, partitions)
     best, best_integer = choose_lists(evaluator, lists, partitions)
     curve, default_regrets = build_curve(evaluator, partitions)
@@ -133,7 +145,7 @@ def _tune(
     return TuneResult(
         scenario=evaluator.scenario,
         workload=evaluator.workload.name,
-        machine=_describe_machine(prepared),
+        machine=name_machine(prepared.machine.topology, prepared.size),
         gpus=prepared.size.gpus,
         nodes=prepared.size.nodes,
         default=_evaluate(evaluator, evaluator.default_options()),
@@ -265,11 +277,6 @@ def _evaluate(
         first_step_time_s=evaluator.simulate_first_step(options),
         buckets=outcome.buckets,
     )
-
-
-def _describe_machine(prepared: PreparedSize) -> str:
-    topology, nodes = prepared.machine.topology, prepared.size.nodes
-    return topology.name if topology.hosts == nodes else f"{nodes} of {topology.name}"
 
 
 def list_sizes(scenario: Scenario) -> tuple[ClusterSize, ...]:

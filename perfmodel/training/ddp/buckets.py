@@ -25,16 +25,10 @@ _SAME_STORAGE = {"tf32": "fp32"}  # tf32 is how fp32 is multiplied, not how it i
 class Bucket:
     """Gradients that are reduced together.
 
-    Parameters
-    ----------
-    index : int
-        Position in launch order.
-    nbytes : int
-        Size of the flat buffer; bytes.
-    tensors : tuple of int
-        Parameters in it (indices in registration order), as they lie in the buffer.
-    dtype : str
-        One for all of them.
+    `index`: position in launch order.
+    `nbytes`: size of the flat buffer; bytes.
+    `tensors`: parameters in it (indices in registration order), as they lie in the buffer.
+    `dtype`: one for all of them.
     """
 
     index: int
@@ -56,29 +50,15 @@ def assign_buckets(
     beyond, so tensors are never split and a bucket may exceed the cap by nearly its last tensor.
     Each dtype then moves on to the next cap and stays at the last one.
 
-    Parameters
-    ----------
-    tensors : sequence of ParameterTensor
-        In registration order.
-    caps_bytes : sequence of int
-        Caps of the first, second ... bucket of each dtype; bytes.
-    order : sequence of int, optional
-        Indices of `tensors` in the order in which gradients get ready.
-    sparse : sequence of bool, optional
-        Per tensor (registration order): its gradient is sparse and is reduced on its own.
-
-    Returns
-    -------
-    tuple of tuple of int
-        Tensor indices of each bucket. Without `order`, sorted by their smallest index; with it,
-        in the order in which they closed, then those that never did, the dtype that appeared
-        last coming first (torch keeps them in a hash map; with libstdc++, as in the Linux
-        wheels, and the dtypes known here, that is the order in which it lists them).
-
-    Raises
-    ------
-    InputError
-        No tensors, no caps, or an order or flags of another length.
+    `tensors`: in registration order.
+    `caps_bytes`: caps of the first, second ... bucket of each dtype; bytes.
+    `order`: indices of `tensors` in the order in which gradients get ready.
+    `sparse`: per tensor (registration order): its gradient is sparse and is reduced on its own.
+    Returns tensor indices of each bucket. Without `order`, sorted by their smallest index; with it,
+        in the order in which they closed, then those that never did, the dtype that appeared last
+        coming first (torch keeps them in a hash map; with libstdc++, as in the Linux wheels, and
+        the dtypes known here, that is the order in which it lists them).
+    Raises `InputError`: no tensors, no caps, or an order or flags of another length.
     """
     _check_assignment(tensors, caps_bytes, order, sparse)
     closed: list[tuple[int, ...]] = []
@@ -123,10 +103,7 @@ def bucket_caps(options: DdpOptions) -> tuple[tuple[int, ...], tuple[int, ...] |
 def gradient_order(workload: Workload) -> tuple[int, ...]:
     """Return the trained tensors in the order in which backward completes their gradients.
 
-    Raises
-    ------
-    InputError
-        A layer names a tensor that does not exist or that another layer has.
+    Raises `InputError`: a layer names a tensor that does not exist or that another layer has.
     """
     order = workload.ready_order
     indices = range(len(workload.tensors))
@@ -153,25 +130,14 @@ def ddp_buckets(
 ) -> tuple[Bucket, ...]:
     """Return DDP's buckets in the order in which it launches them.
 
-    Parameters
-    ----------
-    model : Workload or sequence of ParameterTensor
-        Of a workload, the tensors that stand in a layer; the others are not trained.
-    options : DdpOptions
-    iteration : {"first", "steady"}
-        The first backward runs with the initial buckets (by default one per dtype, so nothing
-        overlaps); then they are rebuilt once, unless unused parameters are looked for. With
+    `model`: of a workload, the tensors that stand in a layer; the others are not trained.
+    `iteration`: the first backward runs with the initial buckets (by default one per dtype, so
+        nothing overlaps); then they are rebuilt once, unless unused parameters are looked for. With
         ``static_graph`` the second iteration still runs with the initial ones.
-    ready_order : sequence of int, optional
-        Order in which gradients got ready (rank 0 decides for all). Default: backward over the
-        workload's layers, or the reverse of registration where there are none.
-    sparse : sequence of bool, optional
-        Per tensor of the model: its gradient is sparse.
-
-    Raises
-    ------
-    InputError
-        Nothing to train, or `ready_order` is not an order of the trained tensors.
+    `ready_order`: order in which gradients got ready (rank 0 decides for all). Default: backward
+        over the workload's layers, or the reverse of registration where there are none.
+    `sparse`: per tensor of the model: its gradient is sparse.
+    Raises `InputError`: nothing to train, or `ready_order` is not an order of the trained tensors.
     """
     tensors, default_order = _trained(model)
     initial, rebuilt = bucket_caps(options)

@@ -21,28 +21,18 @@ FIRST_BUCKET_BYTES = MIB
 class DdpOptions:
     """Options of ``torch.nn.parallel.DistributedDataParallel``.
 
-    Parameters
-    ----------
-    bucket_cap_bytes : float, optional
-        ``bucket_cap_mb`` in bytes (see `cap_bytes`). Naming it drops the small first bucket, as
-        in torch since the explicit cap counts for all buckets.
-    first_bucket_bytes : float, optional
-        Cap of the first bucket (``dist._DEFAULT_FIRST_BUCKET_BYTES``); kept beside an explicit
-        cap if given; bytes.
-    caps_list_bytes : tuple of float, optional
-        ``bucket_cap_mb_list`` (torch 2.13): a cap per bucket, the last for all that follow; wins
-        over the two above; bytes.
-    find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers : bool
-        As in PyTorch.
-    accumulate : int
-        Micro-batches per step; all but the last run under ``no_sync()``.
-    set_last_bucket_cap : bool
-        Environment variable ``DDP_SET_LAST_BUCKET_CAP=1``: the small bucket is launched last.
-
-    Raises
-    ------
-    InputError
-        A cap that is not a number above zero, an empty list, or no micro-batch.
+    `bucket_cap_bytes`: ``bucket_cap_mb`` in bytes (see `cap_bytes`). Naming it drops the small
+        first bucket, as in torch since the explicit cap counts for all buckets.
+    `first_bucket_bytes`: cap of the first bucket (``dist._DEFAULT_FIRST_BUCKET_BYTES``); kept
+        beside an explicit cap if given; bytes.
+    `caps_list_bytes`: ``bucket_cap_mb_list`` (torch 2.13): a cap per bucket, the last for all that
+        follow; wins over the two above; bytes.
+    `find_unused_parameters`, `static_graph`, `gradient_as_bucket_view`, `broadcast_buffers`: as in
+        PyTorch.
+    `accumulate`: micro-batches per step; all but the last run under ``no_sync()``.
+    `set_last_bucket_cap`: environment variable ``DDP_SET_LAST_BUCKET_CAP=1``: the small bucket is
+        launched last.
+    Raises `InputError`: a cap that is not a number above zero, an empty list, or no micro-batch.
     """
 
     bucket_cap_bytes: float | None = None

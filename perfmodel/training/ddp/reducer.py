@@ -28,18 +28,15 @@ class _Filling:
 def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, ...]:
     """Add the backward that launches each bucket once it and all before it are complete.
 
-    Returns
-    -------
-    tuple of int
-        Per bucket the task after which it is reduced; then that of the used-parameter map.
+    Returns per bucket the task after which it is reduced; then that of the used-parameter map.
     """
-    if step.options.static_graph and step.iteration == "first":
+    if step.options.static_graph and step.request.iteration == "first":
         return _add_delayed_reduction(step, buckets)
     filling = _empty_buckets(buckets)
     reduced: list[int] = []
     for part in backward_segments(
-        step.workload,
-        step.times,
+        step.request.workload,
+        step.request.times,
         at_most=step.resolution(step.last_micro_batch),
         cut_after=_last_gradients(step, filling.owner),
     ):
@@ -56,7 +53,7 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
 def _add_delayed_reduction(step: Step, buckets: Sequence[Bucket]) -> tuple[int, ...]:
     """First iteration of a static graph: everything after backward, the map first."""
     at_most = step.resolution(step.last_micro_batch)
-    parts = backward_segments(step.workload, step.times, at_most=at_most)
+    parts = backward_segments(step.request.workload, step.request.times, at_most=at_most)
     ends = [add_backward_segment(step, part, step.last_micro_batch) for part in parts]
     used_map = _add_used_map_reduction(step, after=ends[-1])
     filling = _empty_buckets(buckets)
@@ -79,7 +76,7 @@ def add_copy_out(
     for bucket, done in zip(buckets, reduced, strict=False):
         name, kernels = f"copy out bucket {bucket.index}", len(bucket.tensors)
         marks: dict[str, Any] = {"bucket": bucket.index, "micro_batch": step.last_micro_batch}
-        waits = (done,) if step.blocking_wait else ()
+        waits = (done,) if step.request.blocking_wait else ()
         issued = step.tasks.issue(name, kernels, step.rank_class, after=waits, **marks)
         after = dict.fromkeys((*issued, done))
         ends.append(
@@ -112,12 +109,12 @@ def _add_all_reduce(step: Step, bucket: Bucket, filling: _Filling) -> int:
     It waits for its own last copy and for those of the buckets before it, which one worker's
     order implies and two workers' does not.
     """
-    tasks, name = step.tasks, f"bucket {bucket.index}"
+    tasks, name, tensors = step.tasks, f"bucket {bucket.index}", step.request.workload.tensors
     marks: dict[str, Any] = {"bucket": bucket.index, "micro_batch": step.last_micro_batch}
     complete = filling.copied[bucket.index], max(filling.copied[: bucket.index + 1])
     ready, nbytes = tuple(dict.fromkeys(complete)), bucket.nbytes
     if step.item_bytes is not None:  # one cast, then one division in place (default_hooks.py)
-        nbytes = step.item_bytes * _numel(step, bucket)
+        nbytes = step.item_bytes * sum(tensors[tensor].numel for tensor in bucket.tensors)
         ready = (_add_compression(step, bucket, nbytes, ready, marks),)
     done = tasks.collective(
         f"all-reduce {name}", "all_reduce", nbytes, step.rank_class,
@@ -136,8 +133,8 @@ def _add_compression(
 ) -> int:
     """Convert a bucket to 16 bits, on the device or on the host."""
     name = f"compress bucket {bucket.index}"
-    if step.cast_Bps is not None:
-        cast_s = bucket.nbytes / step.cast_Bps
+    if step.request.cast_Bps is not None:
+        cast_s = bucket.nbytes / step.request.cast_Bps
         return step.tasks.compute(
             name, "copy", cast_s, step.rank_class, after=ready, stream="cast", **marks
         )
@@ -148,7 +145,7 @@ def _add_compression(
 
 
 def _add_used_map_reduction(step: Step, *, after: int) -> int:
-    trained = len(step.workload.ready_order)
+    trained = len(step.request.workload.ready_order)
     return step.tasks.collective(
         "all-reduce used-parameter map", "all_reduce", USED_MAP_ITEM_BYTES * trained,
         step.rank_class, communicator=GROUP, key="used map", after=(after,),
@@ -161,13 +158,9 @@ def _empty_buckets(buckets: Sequence[Bucket]) -> _Filling:
     return _Filling(owner, [len(each.tensors) for each in buckets], [0] * len(buckets))
 
 
-def _numel(step: Step, bucket: Bucket) -> int:
-    return sum(step.workload.tensors[tensor].numel for tensor in bucket.tensors)
-
-
 def _last_gradients(step: Step, owner: dict[int, int]) -> frozenset[int]:
     """Return the tensor of each bucket whose gradient gets ready last."""
     last: dict[int, int] = {}
-    for tensor in step.workload.ready_order:
+    for tensor in step.request.workload.ready_order:
         last[owner[tensor]] = tensor
     return frozenset(last.values())

@@ -10,25 +10,17 @@ backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.training.builder import COMPUTE, HOST, TaskList
-from perfmodel.training.ddp.buckets import Iteration, ddp_buckets
+from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.reducer import GROUP, add_copy_out, add_reducing_backward
-from perfmodel.training.forward_backward import (
-    NO_CORE_WORK,
-    CoreWork,
-    Step,
-    add_forward,
-    add_local_backward,
-)
+from perfmodel.training.forward_backward import Step, add_forward, add_local_backward
 from perfmodel.training.step_plan import Communicator, RankClass, StepPlan, Stream
-from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import LayerTimes, Workload
 
 HOOKS = (Stream("cast", "copy"), Stream("hook", "copy"))
 
@@ -39,90 +31,33 @@ COALESCED_BYTES = 250 * MIB
 """Buffers are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
 
 
-def ddp_plan(
-    workload: Workload,
-    times: LayerTimes,
-    *,
-    ranks: int,
-    batch_per_gpu: int,
-    options: DdpOptions,
-    iteration: Iteration = "steady",
-    hook: Hook = "none",
-    ready_order: Sequence[int] | None = None,
-    comm_workers: int = 1,
-    blocking_wait: bool = False,
-    kernel_s: float = 0.0,
-    segments: int = 128,
-    host_s: float = 0.0,
-    cast_Bps: float | None = None,
-    core: CoreWork = NO_CORE_WORK,
-) -> StepPlan:
+def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     """Return one step of DDP training; of plain training for one rank.
 
     Gradients have the dtype of the workload's tensors. One rank runs without DDP, so that scaling
     is measured against a GPU that neither copies nor communicates.
 
-    Parameters
-    ----------
-    workload : Workload
-    times : LayerTimes
-        Of one micro-batch of `batch_per_gpu` samples.
-    ranks : int
-        GPUs, all alike.
-    batch_per_gpu : int
-        Samples per GPU and micro-batch.
-    options : DdpOptions
-    iteration : {"first", "steady"}
-        Whether the buckets are the initial or the rebuilt ones. With ``static_graph`` the first
-        iteration reduces after backward.
-    hook : {"none", "fp16", "bf16"}
-        Communication hook that compresses each bucket to 16 bits.
-    ready_order : sequence of int, optional
-        See `ddp_buckets`.
-    comm_workers : int
-        All-reduces in progress at once: 1 for NCCL's stream, 2 for Gloo's worker threads.
-    blocking_wait : bool
-        The host waits for each all-reduce before it issues the copy back (Gloo), instead of
-        letting the device wait (NCCL).
-    kernel_s : float
-        Least device time of a copy kernel, one per parameter, which small gradients are bound
-        by; seconds.
-    segments : int
-        Tasks per pass that layers are merged into at most (more where buckets end).
-    host_s : float
-        Work of the process of a rank at the end of a step, after the last gradient; seconds.
-    cast_Bps : float, optional
-        The hook converts gradients at this rate (of their own bytes) beside the device's work.
-        Default: the device does, at the rate of its copies.
-    core : CoreWork
-        Work of backward on a core of each rank's process.
-
-    Raises
-    ------
-    InputError
-        Ranks or batch below 1, a hook that does not exist, or a bad ready order.
-    ScheduleError
-        Times that do not fit the workload.
+    Raises `InputError`: a bad ready order.
+    Raises `ScheduleError`: times that do not fit the workload.
     """
-    _check(ranks, batch_per_gpu, hook)
-    tasks = TaskList(times.launch_s, kernel_s, times.copy_Bps)
-    item_bytes = None if hook == "none" else ITEM_BYTES[hook]
-    step = Step(
-        workload, times, options, tasks, RANKS, iteration, item_bytes, blocking_wait, segments,
-        host_s, cast_Bps, core,
-    )  # fmt: skip
+    if request.bucket_copy_Bps is not None:
+        request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
+    times, ranks = request.times, request.ranks
+    tasks = TaskList(times.launch_s, request.kernel_s, times.copy_Bps)
+    step = Step(request, options, tasks, RANKS)
     if ranks == 1:
         _add_local_step(step)
     else:
-        _add_reduced_step(step, ready_order)
-    comm = Stream("comm", "comm", comm_workers)
+        _add_reduced_step(step)
+    comm = Stream("comm", "comm", request.comm_workers)
+    kind = "one GPU" if ranks == 1 else "DDP"
     return StepPlan(
-        name=f"{'one GPU' if ranks == 1 else 'DDP'}, {workload.name}, {iteration} iteration",
+        name=f"{kind}, {request.workload.name}, {request.iteration} iteration",
         classes=(RankClass(RANKS, range(ranks)),),
         streams=_used_streams(tasks, (HOST, COMPUTE, comm, *HOOKS)),
         communicators=() if ranks == 1 else (Communicator(GROUP, (range(ranks),)),),
         tasks=tuple(tasks.tasks),
-        samples=ranks * batch_per_gpu * options.accumulate,
+        samples=ranks * request.batch_per_gpu * options.accumulate,
     )
 
 
@@ -133,10 +68,12 @@ def _add_local_step(step: Step) -> None:
     _add_optimizer(step, ())
 
 
-def _add_reduced_step(step: Step, ready_order: Sequence[int] | None) -> None:
+def _add_reduced_step(step: Step) -> None:
+    request = step.request
     buckets = ddp_buckets(
-        step.workload, step.options, iteration=step.iteration, ready_order=ready_order
-    )
+        request.workload, step.options, iteration=request.iteration,
+        ready_order=request.ready_order,
+    )  # fmt: skip
     synced = _add_buffer_broadcasts(step) if step.options.broadcast_buffers else ()
     for micro_batch in range(step.last_micro_batch):
         add_forward(step, micro_batch, after=synced)
@@ -154,7 +91,7 @@ def _add_buffer_broadcasts(step: Step) -> tuple[int, ...]:
     (``broadcast_coalesced`` in torch/csrc/distributed/c10d/comm.cpp).
     """
     pending: list[tuple[int, int, int]] = []  # collective, bytes, kernels to copy back
-    for group in step.workload.buffers:
+    for group in step.request.workload.buffers:
         for piece in range(-(-group.nbytes // COALESCED_BYTES)):
             nbytes = min(group.nbytes - piece * COALESCED_BYTES, COALESCED_BYTES)
             kernels = group.tensors if piece == 0 else 1
@@ -175,15 +112,17 @@ def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
     """Add the optimizer; the first device work of the next step follows it."""
     tasks = step.tasks
     marks: dict[str, Any] = {"micro_batch": step.last_micro_batch}
-    waits = reduced if step.blocking_wait else ()
-    kernels = step.times.optimizer_kernels
+    waits = reduced if step.request.blocking_wait else ()
+    kernels = step.request.times.optimizer_kernels
     issued = tasks.issue("optimizer", kernels, RANKS, after=waits, **marks)
     end = tasks.compute(
-        "optimizer", "optimizer", step.times.optimizer_s, RANKS,
+        "optimizer", "optimizer", step.request.times.optimizer_s, RANKS,
         after=dict.fromkeys((*issued, *reduced)), **marks,
     )  # fmt: skip
-    if step.host_s > 0:
-        end = tasks.compute("end of the step", "copy", step.host_s, RANKS, after=(end,), **marks)
+    if step.request.host_s > 0:
+        end = tasks.compute(
+            "end of the step", "copy", step.request.host_s, RANKS, after=(end,), **marks
+        )
     first = next(i for i, task in enumerate(tasks.tasks) if task.stream == COMPUTE.name)
     tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))
 
@@ -193,33 +132,14 @@ def _used_streams(tasks: TaskList, streams: tuple[Stream, ...]) -> tuple[Stream,
     return tuple(stream for stream in streams if stream.name in used)
 
 
-def _check(ranks: int, batch_per_gpu: int, hook: str) -> None:
-    faults = [
-        Fault(name, repr(value), "a whole number, 1 or more")
-        for name, value in (("ranks", ranks), ("batch_per_gpu", batch_per_gpu))
-        if value < 1
-    ]
-    if hook not in ("none", "fp16", "bf16"):
-        faults.append(Fault("hook", repr(hook), allowed_names(("none", "fp16", "bf16"), hook)))
-    if faults:
-        raise InputError(faults)
-
-
 def unbucketed_plan(
     workload: Workload, times: LayerTimes, mode: str, ranks: int, *, host_s: float
 ) -> StepPlan:
     """One step whose gradients are reduced one after the other once backward has ended.
 
-    Parameters
-    ----------
-    workload : Workload
-    times : LayerTimes
-    mode : {"none", "flat", "pertensor"}
-        Nothing, one all-reduce of everything, or one for each tensor (the last of the model
+    `mode`: nothing, one all-reduce of everything, or one for each tensor (the last of the model
         first), each waited for.
-    ranks : int
-    host_s : float
-        What the process does at the end of a step.
+    `host_s`: what the process does at the end of a step.
     """
     tasks = TaskList(0.0, 0.0, times.copy_Bps)
     start = tasks.compute("forward", "forward", float(times.forward_s.sum()), RANKS)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.scenario.sections.strategy import DdpStrategy
-from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
+from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory import MemoryUse, Setup, replicated
-from perfmodel.training.step_plan import StepPlan
-from perfmodel.training.strategy import StepRequest, Strategy
-from perfmodel.workload.model import ITEM_BYTES, Workload
+from perfmodel.training.strategy import Strategy
+from perfmodel.workload.model import ITEM_BYTES
 
 
 def ddp_memory(setup: Setup) -> MemoryUse:
@@ -20,10 +19,7 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     Buckets are a second copy of all gradients, unless gradients are views of them; a compressing
     hook adds its 16-bit copy of every bucket (all may be in flight). One rank has no buckets.
 
-    Raises
-    ------
-    InputError
-        Ranks or batch below 1, an unknown precision or optimizer.
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     use = replicated(setup)
     if setup.ranks == 1:
@@ -47,30 +43,4 @@ def _options(section: DdpStrategy) -> DdpOptions:
     )
 
 
-def _plan(request: StepRequest, options: DdpOptions) -> StepPlan:
-    times = request.times
-    if request.bucket_copy_Bps is not None:
-        times = replace(times, copy_Bps=request.bucket_copy_Bps)
-    return ddp_plan(
-        request.workload,
-        times,
-        ranks=request.ranks,
-        batch_per_gpu=request.batch_per_gpu,
-        options=options,
-        iteration=request.iteration,
-        hook=request.hook,
-        comm_workers=request.comm_workers,
-        blocking_wait=request.blocking_wait,
-        kernel_s=request.kernel_s,
-        segments=request.segments,
-        host_s=request.host_s,
-        cast_Bps=request.cast_Bps,
-        core=request.core,
-    )
-
-
-def _buckets(workload: Workload, options: DdpOptions) -> tuple[Bucket, ...]:
-    return ddp_buckets(workload, options, iteration="steady")
-
-
-DDP = Strategy("DistributedDataParallel", _options, _plan, ddp_memory, _buckets)
+DDP = Strategy("DistributedDataParallel", _options, ddp_plan, ddp_memory, ddp_buckets)

@@ -21,6 +21,7 @@ from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.strategy import StepRequest
 from perfmodel.validate.sweeps.match import Allocation, build_cluster, one_line
 from perfmodel.validate.trainings.model import Case, Dataset
 from perfmodel.validate.trainings.parse import TrainingRow, UnsupportedRow, parse_row
@@ -152,15 +153,15 @@ def _step_s(training: TrainingRow) -> tuple[int, float]:
     if ranks == 1:
         return 1, step_s(times)
     timer = _estimator(training.machine, training.nodes)
-    plan = ddp_plan(
+    request = StepRequest(
         zoo.build_model(training.model, sequence_length=training.sequence_length),
         times,
-        ranks=ranks,
-        batch_per_gpu=training.batch,
-        options=DdpOptions(bucket_cap_bytes=training.cap_bytes),
+        ranks,
+        training.batch,
         comm_workers=timer.machine.library.workers,
         kernel_s=gpu.kernel_overhead_s,
     )
+    plan = ddp_plan(request, DdpOptions(bucket_cap_bytes=training.cap_bytes))
     return ranks, simulate(plan, timer.machine, steps=3, estimator=timer).step_time_s
 
 

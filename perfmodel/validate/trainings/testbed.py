@@ -26,6 +26,7 @@ from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.training.ddp.step_plan import ddp_plan, unbucketed_plan
 from perfmodel.training.split_class import ClassPart, split
 from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.strategy import StepRequest
 from perfmodel.validate.trainings.model import Case, Dataset
 from perfmodel.validate.trainings.shaped_links import (
     Links,
@@ -224,11 +225,11 @@ def _step(cells: Mapping[str, str], model: Model, machine: Machine, scale: float
         host_s = library.host_step if mode == "none" else host.step_s
         return unbucketed_plan(workload, times, mode, ranks, host_s=host_s)
     hook: Hook = "fp16" if mode == "fp16" else "none"
-    return ddp_plan(
-        workload, times, ranks=ranks, batch_per_gpu=1, options=options, hook=hook,
-        comm_workers=library.workers, host_s=host.step_s, cast_Bps=host.cast_Bps,
-        core=host.core,
+    request = StepRequest(
+        workload, times, ranks, batch_per_gpu=1, hook=hook, comm_workers=library.workers,
+        host_s=host.step_s, cast_Bps=host.cast_Bps, core=host.core,
     )  # fmt: skip
+    return ddp_plan(request, options)
 
 
 def options_of(cells: Mapping[str, str]) -> DdpOptions:

@@ -34,17 +34,8 @@ _TIMED = {f"{name}_{unit}": (name, unit) for name in ("forward", "backward") for
 class ParameterRow:
     """One row: a parameter, or the times of a layer.
 
-    Parameters
-    ----------
-    line : int
-        One-based, in the file.
-    name : str
-    shape : tuple of int or None
-        None in a file of times alone.
-    dtype : str
-    requires_grad : bool
-    layer : str or None
-    forward_s, backward_s : float or None
+    `line`: one-based, in the file.
+    `shape`: None in a file of times alone.
     """
 
     line: int
@@ -60,16 +51,8 @@ class ParameterRow:
 def read_rows(path: Path, *, sized: bool) -> list[ParameterRow]:
     """Read a CSV.
 
-    Parameters
-    ----------
-    path : Path
-    sized : bool
-        Whether each row needs a shape or a number of elements.
-
-    Raises
-    ------
-    InputError
-        With every fault: file, line, column, found, allowed.
+    `sized`: whether each row needs a shape or a number of elements.
+    Raises `InputError`: with every fault: file, line, column, found, allowed.
     """
     faults: list[Fault] = []
     table = read_csv(path, faults, hand_written=True)

@@ -29,10 +29,7 @@ _TRUTH: Mapping[str, bool] = {
 def parse_shape(value: object) -> tuple[int, ...]:
     """Read a shape: a list, or text such as "64x3x7x7", "(64, 3)" or "torch.Size([64])".
 
-    Raises
-    ------
-    ValueError
-        What is allowed.
+    Raises `ValueError`: what is allowed.
 
     Examples
     --------
@@ -67,10 +64,7 @@ def list_first(names: Sequence[str], limit: int = 5) -> str:
 def parse_numel(text: str) -> int:
     """Read a number of elements.
 
-    Raises
-    ------
-    ValueError
-        What is allowed.
+    Raises `ValueError`: what is allowed.
     """
     if not re.fullmatch(r"\d{1,18}", text.strip()) or int(text) < 1:
         raise ValueError("a whole number above zero")
@@ -80,10 +74,7 @@ def parse_numel(text: str) -> int:
 def parse_dtype(value: object) -> str:
     """Read a data type: "fp32", "float32", "torch.bfloat16" ...
 
-    Raises
-    ------
-    ValueError
-        What is allowed.
+    Raises `ValueError`: what is allowed.
     """
     word = str(value).strip().removeprefix("torch.")
     if word not in DTYPES:
@@ -94,10 +85,7 @@ def parse_dtype(value: object) -> str:
 def parse_truth(text: str) -> bool:
     """Read true or false.
 
-    Raises
-    ------
-    ValueError
-        What is allowed.
+    Raises `ValueError`: what is allowed.
     """
     word = text.strip().lower()
     if word not in _TRUTH:
@@ -108,10 +96,7 @@ def parse_truth(text: str) -> bool:
 def parse_duration(text: str, unit: str | None) -> float:
     """Read a time of zero or more: with its unit, or a number in the column's unit; seconds.
 
-    Raises
-    ------
-    ValueError
-        What is allowed.
+    Raises `ValueError`: what is allowed.
     """
     if unit is None:
         value = parse_time(text.strip() or None)

@@ -73,10 +73,7 @@ def load_workload(
 def read_model(path: Path) -> Workload:
     """Read a parameter file.
 
-    Raises
-    ------
-    InputError
-        With every fault.
+    Raises `InputError`: with every fault.
     """
     if path.suffix.lower() == ".csv":
         return _from_csv(path)

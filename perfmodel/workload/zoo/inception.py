@@ -8,15 +8,11 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     Image,
     Module,
-    adaptive_pooling,
-    assemble,
+    classifier,
     convolution,
-    linear,
+    image_model,
     pooling,
-    weight_and_bias,
 )
-
-CLASSES = 1000
 
 Step = tuple[str, int, int | tuple[int, int], int, int | tuple[int, int]]
 """Name, channels, kernel, stride, padding of one convolution."""
@@ -36,18 +32,11 @@ def inception_v3(*, dtype: str, image_size: int) -> Workload:
     image = _mixed(parts, image, "Mixed_7a", _branches_d())
     for number in ("7b", "7c"):
         image = _mixed(parts, image, f"Mixed_{number}", _branches_e(), 192)
-    pool, image = adaptive_pooling("avgpool", image, 1)
-    head = weight_and_bias("fc", CLASSES, image.channels)
-    parts += [pool, linear("fc", 1, image.channels, CLASSES, parameters=head)]
-    return assemble(
-        "inception-v3",
-        parts,
-        dtype=dtype,
-        sample="image",
+    parts += classifier(image)
+    return image_model(
+        "inception-v3", parts, dtype=dtype, image_size=image_size,
         source="torchvision inception_v3, auxiliary classifier on; arXiv 1512.00567",
-        input_elements=3.0 * image_size**2,
-        output_elements=CLASSES,
-    )
+    )  # fmt: skip
 
 
 def _conv(image: Image, prefix: str, step: Step) -> tuple[Module, Image]:
@@ -165,7 +154,4 @@ def _auxiliary(image: Image) -> list[Module]:
     pool, image = pooling("AuxLogits.pool", image, 5, stride=3, indices=False)
     steps: tuple[Step, ...] = (("conv0", 128, 1, 1, 0), ("conv1", 768, 5, 1, 0))
     parts, image = _chain(image, "AuxLogits.", steps)
-    average, image = adaptive_pooling("AuxLogits.avgpool", image, 1)
-    head = weight_and_bias("AuxLogits.fc", CLASSES, image.channels)
-    classifier = linear("AuxLogits.fc", 1, image.channels, CLASSES, parameters=head)
-    return [pool, *parts, average, classifier]
+    return [pool, *parts, *classifier(image, "AuxLogits.")]

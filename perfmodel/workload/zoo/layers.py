@@ -32,6 +32,9 @@ DROPOUT_PASSES = 2.25
 MASK_ELEMENTS = 0.25
 """That mask, saved for backward."""
 
+CLASSES = 1000
+"""Classes of ImageNet."""
+
 Parameter = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor that a module registers."""
 
@@ -40,16 +43,10 @@ Parameter = tuple[str, tuple[int, ...]]
 class Module:
     """A layer, the parameters that it registers, and which gradients its backward completes.
 
-    Parameters
-    ----------
-    layer : Layer
-        With no tensor indices yet.
-    parameters : tuple of (str, tuple of int)
-        Name and shape, in registration order.
-    ready : tuple of str
-        Names in the order in which their gradients are complete.
-    buffers : tuple of Buffers
-        That it registers.
+    `layer`: with no tensor indices yet.
+    `parameters`: name and shape, in registration order.
+    `ready`: names in the order in which their gradients are complete.
+    `buffers`: that it registers.
     """
 
     layer: Layer
@@ -98,10 +95,7 @@ def output_size(
 ) -> tuple[int, int]:
     """Height and width after a sliding output_size.
 
-    Raises
-    ------
-    InputError
-        The image is too small for this layer.
+    Raises `InputError`: the image is too small for this layer.
     """
     height = (image.height + 2 * padding[0] - kernel[0]) // stride + 1
     width = (image.width + 2 * padding[1] - kernel[1]) // stride + 1
@@ -197,21 +191,11 @@ def linear(
 ) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
 
-    Parameters
-    ----------
-    name : str
-    tokens, inputs, outputs : int
-        Of one sample: rows, columns before and after.
-    parameters : tuple of (str, tuple of int)
-        In registration order.
-    ready : tuple of str, optional
-        Ready order; the reverse of `parameters` if not given.
-    vector_elements : float
-        Element passes of the other kernels, per sample.
-    saved_elements : float
-    kernels : int
-        With the matrix product.
-    kind : LayerKind
+    `tokens`, `inputs`, `outputs`: of one sample: rows, columns before and after.
+    `parameters`: in registration order.
+    `ready`: ready order; the reverse of `parameters` if not given.
+    `vector_elements`: element passes of the other kernels, per sample.
+    `kernels`: with the matrix product.
     """
     layer = Layer(
         name=name,
@@ -224,6 +208,29 @@ def linear(
         kind=kind,
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
+
+
+def classifier(image: Image, prefix: str = "") -> list[Module]:
+    """Average every channel, and map the averages to ImageNet's classes."""
+    pool, pooled = adaptive_pooling(f"{prefix}avgpool", image, 1)
+    head = weight_and_bias(f"{prefix}fc", CLASSES, pooled.channels)
+    return [pool, linear(f"{prefix}fc", 1, pooled.channels, CLASSES, parameters=head)]
+
+
+def image_model(
+    name: str,
+    parts: Sequence[Module],
+    *,
+    dtype: str,
+    image_size: int,
+    source: str,
+    registered: Sequence[Parameter] | None = None,
+) -> Workload:
+    """Turn parts in execution order into a model of square colour images and ImageNet's classes."""
+    return assemble(
+        name, parts, dtype=dtype, sample="image", source=source,
+        input_elements=3.0 * image_size**2, output_elements=CLASSES, registered=registered,
+    )  # fmt: skip
 
 
 def assemble(
@@ -240,12 +247,8 @@ def assemble(
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
-    Parameters
-    ----------
-    registered : sequence of (str, tuple of int), optional
-        All parameters in registration order, where that is not the order of the parts.
-    buffers : tuple of Buffers
-        That belong to no part.
+    `registered`: all parameters in registration order, where that is not the order of the parts.
+    `buffers`: that belong to no part.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}

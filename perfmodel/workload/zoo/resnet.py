@@ -6,15 +6,12 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     Image,
     Module,
-    adaptive_pooling,
-    assemble,
+    classifier,
     convolution,
-    linear,
+    image_model,
     pooling,
-    weight_and_bias,
 )
 
-CLASSES = 1000
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3),
           152: (3, 8, 36, 3)}  # fmt: skip
 """Residual blocks per stage by depth: He et al. 2015, table 1."""
@@ -36,18 +33,11 @@ def resnet(depth: int, *, dtype: str, image_size: int) -> Workload:
                 bottleneck=depth >= 50,
             )
             parts += added
-    pool, pooled = adaptive_pooling("avgpool", image, 1)
-    head = weight_and_bias("fc", CLASSES, pooled.channels)
-    parts += [pool, linear("fc", 1, pooled.channels, CLASSES, parameters=head)]
-    return assemble(
-        f"resnet{depth}",
-        parts,
-        dtype=dtype,
-        sample="image",
+    parts += classifier(image)
+    return image_model(
+        f"resnet{depth}", parts, dtype=dtype, image_size=image_size,
         source="torchvision resnet (v1.5); He et al. 2015, arXiv 1512.03385",
-        input_elements=3.0 * image_size**2,
-        output_elements=CLASSES,
-    )
+    )  # fmt: skip
 
 
 def _block(

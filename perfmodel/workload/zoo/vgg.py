@@ -5,19 +5,19 @@ from __future__ import annotations
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    CLASSES,
     DROPOUT_PASSES,
     MASK_ELEMENTS,
     Image,
     Module,
     adaptive_pooling,
-    assemble,
     convolution,
+    image_model,
     linear,
     pooling,
     weight_and_bias,
 )
 
-CLASSES = 1000
 HIDDEN = 4096
 STAGES = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """Convolutions per stage: Simonyan and Zisserman 2014, table 1, columns D and E."""
@@ -42,15 +42,10 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
         position += 1
     pool, image = adaptive_pooling("avgpool", image, 7)
     parts += [pool, *_classifier(image.elements, numbers=(0, 3, 6), dropout=(False, True, True))]
-    return assemble(
-        f"vgg{depth}",
-        parts,
-        dtype=dtype,
-        sample="image",
+    return image_model(
+        f"vgg{depth}", parts, dtype=dtype, image_size=image_size,
         source="torchvision vgg; Simonyan and Zisserman 2014, arXiv 1409.1556",
-        input_elements=3.0 * image_size**2,
-        output_elements=CLASSES,
-    )
+    )  # fmt: skip
 
 
 def alexnet(*, dtype: str, image_size: int) -> Workload:
@@ -69,15 +64,10 @@ def alexnet(*, dtype: str, image_size: int) -> Workload:
             position += 1
     pool, image = adaptive_pooling("avgpool", image, 6)
     parts += [pool, *_classifier(image.elements, numbers=(1, 4, 6), dropout=(True, True, False))]
-    return assemble(
-        "alexnet",
-        parts,
-        dtype=dtype,
-        sample="image",
+    return image_model(
+        "alexnet", parts, dtype=dtype, image_size=image_size,
         source="torchvision alexnet; Krizhevsky 2014, arXiv 1404.5997",
-        input_elements=3.0 * image_size**2,
-        output_elements=CLASSES,
-    )
+    )  # fmt: skip
 
 
 def _classifier(

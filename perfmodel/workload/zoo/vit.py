@@ -6,12 +6,13 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
+    CLASSES,
     NORM_PASSES,
     Image,
     Module,
     Parameter,
-    assemble,
     convolution,
+    image_model,
     linear,
     names,
     names_reversed,
@@ -25,7 +26,6 @@ from perfmodel.workload.zoo.transformer import (
     pre_norm_block,
 )
 
-CLASSES = 1000
 PATCH, LAYERS, WIDTH, HEADS, MLP_WIDTH = 16, 12, 768, 12, 3072
 """ViT-B/16: Dosovitskiy et al. 2020 (arXiv 2010.11929), table 1."""
 
@@ -33,10 +33,7 @@ PATCH, LAYERS, WIDTH, HEADS, MLP_WIDTH = 16, 12, 768, 12, 3072
 def vit_b_16(*, dtype: str, image_size: int) -> Workload:
     """ViT-B/16; `image_size` also sets the length of the position embedding.
 
-    Raises
-    ------
-    InputError
-        The image size is no multiple of the patch.
+    Raises `InputError`: the image size is no multiple of the patch.
     """
     if image_size % PATCH:
         raise InputError(Fault("image_size", str(image_size), f"a multiple of {PATCH}"))
@@ -62,16 +59,11 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
     # the class token belongs to the model itself and is registered before all modules
     token: Parameter = ("class_token", (1, 1, WIDTH))
     rest = [item for part in parts for item in part.parameters if item != token]
-    return assemble(
-        "vit-b-16",
-        parts,
-        dtype=dtype,
-        sample="image",
+    return image_model(
+        "vit-b-16", parts, dtype=dtype, image_size=image_size,
         source="torchvision vit_b_16; Dosovitskiy et al. 2020, arXiv 2010.11929",
-        input_elements=3.0 * image_size**2,
-        output_elements=CLASSES,
         registered=[token, *rest],
-    )
+    )  # fmt: skip
 
 
 def _positions(tokens: int) -> Module:

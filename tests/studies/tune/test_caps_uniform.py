@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.studies.tune.caps import (
-    as_default,
     assign_buckets,
     list_uniform_partitions,
     with_cap,
+    with_caps,
 )
 from perfmodel.studies.tune.objective.gradients import order_gradients
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
@@ -88,7 +88,7 @@ def test_caps_of_resnet18_are_as_its_authors_saw() -> None:
     found = {cap: one for one in partitions for cap in (25, 46) if one.window.contains(cap)}
     assert [gradients.size(group) for group in found[25].groups] == [30_904_224, 15_853_824]
     assert [gradients.size(group) for group in found[46].groups] == [46_758_048]
-    default = assign_buckets(workload, as_default(options))
+    default = assign_buckets(workload, with_caps(options, None))
     assert [gradients.size(group) for group in default] == [2_052_000, 28_852_224, 15_853_824]
 
 

@@ -14,6 +14,7 @@ from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model
 
@@ -22,8 +23,9 @@ Run = Callable[..., list[tuple[float, float]]]
 
 
 def plan_of(workload: Workload, times: LayerTimes, **changed: Any) -> StepPlan:
-    given: dict[str, Any] = {"ranks": 4, "batch_per_gpu": 8, "options": DdpOptions()}
-    return ddp_plan(workload, times, **(given | changed))
+    options = changed.pop("options", DdpOptions())
+    given: dict[str, Any] = {"ranks": 4, "batch_per_gpu": 8}
+    return ddp_plan(StepRequest(workload, times, **(given | changed)), options)
 
 
 def reductions(plan: StepPlan) -> list[Task]:

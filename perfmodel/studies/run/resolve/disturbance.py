@@ -17,16 +17,10 @@ ALWAYS_S = -math.inf
 class LinkFault:
     """Links and devices that are degraded or dead from one time to another.
 
-    Parameters
-    ----------
-    from_s, until_s : float
-        Since the settled state; seconds.
-    bandwidth_Bps, latency_s : mapping of int to float
-        Changed numbers by arc; at a bandwidth of 0 traffic waits.
-    arcs : tuple of int
-        Dead arcs.
-    nodes : tuple of str
-        Dead devices.
+    `from_s`, `until_s`: since the settled state; seconds.
+    `bandwidth_Bps`, `latency_s`: changed numbers by arc; at a bandwidth of 0 traffic waits.
+    `arcs`: dead arcs.
+    `nodes`: dead devices.
     """
 
     from_s: float
@@ -41,20 +35,12 @@ class LinkFault:
 class Disturbance:
     """One event, group of other GPUs, or other job.
 
-    Parameters
-    ----------
-    description : str
-        As reports name it.
-    origin : str
-        Field of the scenario.
-    ranks : tuple of int
-        Ranks of the topology that are slow or have another GPU.
-    by : float
-        How many times slower they are.
-    gpu : str, optional
-        The GPU that they have instead.
-    steps : frozenset of int, optional
-        Counted steps in which they are slow; default: all.
+    `description`: as reports name it.
+    `origin`: field of the scenario.
+    `ranks`: ranks of the topology that are slow or have another GPU.
+    `by`: how many times slower they are.
+    `gpu`: the GPU that they have instead.
+    `steps`: counted steps in which they are slow; default: all.
     """
 
     description: str
@@ -103,3 +89,9 @@ def background_traffic(disturbances: Sequence[Disturbance], settled_s: float) ->
         for flow in disturbance.traffic:
             steady = flow.nbytes is None and flow.start_s == 0
             yield replace(flow, start_s=0.0 if steady else settled_s + flow.start_s)
+
+
+def join_names(names: Sequence[str], most: int = 4) -> str:
+    """List names for a description; of many the first ones, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -19,7 +19,7 @@ from perfmodel.scenario import (
 )
 from perfmodel.simulate.engine.background import Traffic
 from perfmodel.simulate.ranks.jitter import Jitter
-from perfmodel.studies.run.resolve.disturbance import ALWAYS_S, Disturbance, LinkFault
+from perfmodel.studies.run.resolve.disturbance import ALWAYS_S, Disturbance, LinkFault, join_names
 from perfmodel.topology.faults import find_arcs, no_device
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
@@ -36,19 +36,10 @@ def resolve_events(
 ) -> tuple[Disturbance, ...]:
     """Resolve the events of a scenario, and nodes with other GPUs, on a machine.
 
-    Parameters
-    ----------
-    ranks : sequence of int
-        Ranks of the topology that are the job's, in its order.
-    gpus_per_node : int
-    strict : bool
-        Whether a name that this machine does not have is an error. If not, its event is left out,
-        as for the smaller sizes of a scaling curve.
-
-    Raises
-    ------
-    InputError
-        With the faults of all events.
+    `ranks`: ranks of the topology that are the job's, in its order.
+    `strict`: whether a name that this machine does not have is an error. If not, its event is left
+        out, as for the smaller sizes of a scaling curve.
+    Raises `InputError`: with the faults of all events.
     """
     resolver = _EventResolver(scenario, topology, ranks, gpus_per_node)
     disturbances: list[Disturbance] = []
@@ -109,7 +100,7 @@ class _EventResolver:
         section = self.scenario.cluster.mixed[at]
         ranks = self._ranks_of(section.nodes)
         verb = "have" if len(section.nodes) > 1 else "has"
-        description = f"{_join_names(self._node_names(section.nodes))} {verb} {section.gpu}"
+        description = f"{join_names(self._node_names(section.nodes))} {verb} {section.gpu}"
         return Disturbance(description, f"cluster.mixed.{at}", ranks, gpu=section.gpu)
 
     def _resolve_slow(self, origin: str, slow: SlowEvent) -> Disturbance:
@@ -121,8 +112,8 @@ class _EventResolver:
             ranks = tuple(self.ranks[rank] for rank in slow.ranks)
             names = [self.topology.ranks[rank] for rank in ranks]
         steps = None if slow.steps is None else frozenset(slow.steps)
-        when = "" if steps is None else f" in step {_join_names([str(s) for s in sorted(steps)])}"
-        description = f"{_join_names(names)} {slow.by:g} times slower{when}"
+        when = "" if steps is None else f" in step {join_names([str(s) for s in sorted(steps)])}"
+        description = f"{join_names(names)} {slow.by:g} times slower{when}"
         return Disturbance(description, origin, ranks, slow.by, steps=steps)
 
     def _ranks_of(self, nodes: Sequence[int]) -> tuple[int, ...]:
@@ -254,16 +245,10 @@ def _link_faults(
 ) -> tuple[LinkFault, ...]:
     """Faults of links that carry nothing at first, and are routed around later.
 
-    Parameters
-    ----------
-    at_s : float, optional
-        When they fail; default: before the job starts.
-    after_s : float
-        Until they are routed around; seconds.
-    arcs : sequence of int
-        The links.
-    dead : LinkFault
-        Names the dead arcs or devices.
+    `at_s`: when they fail; default: before the job starts.
+    `after_s`: until they are routed around; seconds.
+    `arcs`: the links.
+    `dead`: names the dead arcs or devices.
     """
     if at_s is None:
         return (replace(dead, from_s=ALWAYS_S),)
@@ -280,8 +265,3 @@ def _format_start(at_s: float | None) -> str:
 def _format_failure(at_s: float | None, after_s: float) -> str:
     rerouting = "" if at_s is None else f", routed around after {format_time(after_s)}"
     return f"{_format_start(at_s)}{rerouting}"
-
-
-def _join_names(names: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -8,24 +8,18 @@ from dataclasses import dataclass
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.topology.model import Gpu, Sockets
-from perfmodel.training.forward_backward import NO_CORE_WORK, CoreWork
+from perfmodel.training.strategy import NO_CORE_WORK, CoreWork
 
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
     """CPU time of a step of DistributedDataParallel beyond layers and collectives.
 
-    Parameters
-    ----------
-    step_s : float
-        After the last gradients are reduced: Python, and copies and memory of all gradients.
-    cast_Bps : float, optional
-        Rate at which a compressing hook converts gradients.
-    copies_Bps : float, optional
-        Instead of the GPU's rate of copies to and from buckets: infinite where `step_s` holds the
-        time of these copies.
-    core : CoreWork
-        Core time that backward needs.
+    `step_s`: after the last gradients are reduced: Python, and copies and memory of all gradients.
+    `cast_Bps`: rate at which a compressing hook converts gradients.
+    `copies_Bps`: instead of the GPU's rate of copies to and from buckets: infinite where `step_s`
+        holds the time of these copies.
+    `core`: core time that backward needs.
     """
 
     step_s: float = 0.0
@@ -45,19 +39,11 @@ def host_work(
 ) -> HostWork:
     """Compute the CPU time of a step in each of several processes.
 
-    Parameters
-    ----------
-    library : CommLibrary
-        Holds the measured numbers.
-    gpu : Gpu
-        For real ones the time is zero.
-    sockets : Sockets
-        The cores that all processes share; more processes than cores take turns.
-    gradients_bytes : sequence of float
-        Of each tensor of one rank.
-    ranks : int
-    views : bool
-        Gradients are views of their buckets: what is copied to a bucket is not copied back.
+    `library`: holds the measured numbers.
+    `gpu`: for real ones the time is zero.
+    `sockets`: the cores that all processes share; more processes than cores take turns.
+    `gradients_bytes`: of each tensor of one rank.
+    `views`: gradients are views of their buckets: what is copied to a bucket is not copied back.
     """
     if gpu.generation != "cpu":
         return HostWork()

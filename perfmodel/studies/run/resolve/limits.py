@@ -25,20 +25,10 @@ def check_message_size(
 ) -> None:
     """Refuse a run at fidelity "message" whose sends would take minutes.
 
-    Parameters
-    ----------
-    machine : Machine
-    collectives : iterable of (op, nbytes)
-        Among all ranks. Sends are those of the library's schedule: rings, pieces of trees and
-        chains, segments.
-    field : str
-    algorithm : str, optional
-        As for `perfmodel.library.lowering.lower.lower_collective`.
-
-    Raises
-    ------
-    InputError
-        Says how many sends there would be and what to use instead.
+    `collectives`: among all ranks. Sends are those of the library's schedule: rings, pieces of
+        trees and chains, segments.
+    `algorithm`: as for `perfmodel.library.lowering.lower.lower_collective`.
+    Raises `InputError`: says how many sends there would be and what to use instead.
     """
     if len(machine.topology.ranks) < 2:
         return
@@ -65,11 +55,6 @@ def check_message_size(
 
 
 def check_cluster_size(gpus: int, field: str) -> None:
-    """Refuse a cluster that would not fit a workstation's memory.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a cluster that would not fit a workstation's memory."""
     if gpus > MOST_GPUS:
         raise InputError(Fault(field, f"{gpus:,} GPUs", f"at most {MOST_GPUS:,} GPUs"))

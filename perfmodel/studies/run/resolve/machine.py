@@ -7,6 +7,7 @@ from how far recorded runs of similar machines were off predictions from datashe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -50,27 +51,16 @@ def machine(
 ) -> Machine:
     """Build the cluster at one size, with the library that drives it.
 
-    Parameters
-    ----------
-    hosts : int, optional
-        Nodes on the network; default: as many as the job has.
-
-    Raises
-    ------
-    InputError
-        Names file, line and field of the scenario.
+    `hosts`: nodes on the network; default: as many as the job has.
+    Raises `InputError`: names file, line and field of the scenario.
     """
-    try:
+    with relocated_errors(scenario, "cluster.nodes"):
         check_cluster_size((hosts or size.nodes) * size.gpus_per_node, "cluster.nodes")
-    except InputError as error:
-        raise relocate_error(scenario, error, "cluster.nodes") from None
     fabric = _resolve_fabric(scenario)
-    try:
+    with relocated_errors(scenario, "cluster"):
         topology = build_topology(
             node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
         )
-    except InputError as error:
-        raise relocate_error(scenario, error, "cluster") from None
     built = make_machine(
         topology,
         _load_library(scenario.library),
@@ -93,19 +83,15 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
             allowed = "a file alone: it says all of its fabric"
             raise InputError(scenario.origin.fault("cluster.fabric", conflict, allowed))
         return scenario.origin.beside("cluster.fabric", section.kind)
-    try:
+    with relocated_errors(scenario, "cluster.fabric"):
         return validate_document(FabricSpec, fields)
-    except InputError as error:
-        raise relocate_error(scenario, error, "cluster.fabric") from None
 
 
 def resolve_settings(scenario: Scenario) -> LibrarySettings:
     """Return the settings of the library: its version and environment.
 
-    Raises
-    ------
-    InputError
-        An unknown variable or value, or NCCL's settings for another library; names line and field.
+    Raises `InputError`: an unknown variable or value, or NCCL's settings for another library; names
+        line and field.
     """
     section = scenario.library
     env = dict(section.env)
@@ -116,15 +102,13 @@ def resolve_settings(scenario: Scenario) -> LibrarySettings:
     else:
         choices = {"NCCL_ALGO": section.algorithm, "NCCL_PROTO": section.protocol}
         env = {name: choice for name, choice in choices.items() if choice != "auto"} | env
-    try:
+    with relocated_errors(scenario, "library"):
         return settings_of(
             version=section.version,
             env=env,
             one_process=section.processes == "per-host",
             fields=("library.version", "library.env"),
         )
-    except InputError as error:
-        raise relocate_error(scenario, error, "library") from None
 
 
 def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
@@ -228,31 +212,29 @@ def bound_machines(machine: Machine) -> tuple[Machine, ...]:
     return scale_to(0), scale_to(1)
 
 
-def relocate_error(
-    scenario: Scenario,
-    error: InputError,
-    section: str,
-    also: Mapping[str, str] = MappingProxyType({}),
-) -> InputError:
-    """Return an error of a lower layer with the scenario's file, line and field in it.
+@contextmanager
+def relocated_errors(
+    scenario: Scenario, section: str, also: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
+    """Add the scenario's file, line and field to errors of a lower layer.
 
     Faults in another file (a node template, a model file) keep their place.
     """
-    fields = (
-        _FIELDS
-        | {"model": "model.name" if scenario.model.file is None else "model.file"}
-        | dict(also)
-    )
-    return InputError(
-        f
-        if f.file or f.field.startswith("--set ")
-        else scenario.origin.fault(
-            f.field if _is_scenario_field(f.field) else fields.get(f.field, f"{section}.{f.field}"),
-            f.found,
-            f.allowed,
-        )
-        for f in error.faults
-    )
+    model = {"model": "model.name" if scenario.model.file is None else "model.file"}
+    fields = _FIELDS | model | dict(also)
+
+    def relocate(fault: Fault) -> Fault:
+        field = fault.field
+        if fault.file or field.startswith("--set "):
+            return fault
+        if not _is_scenario_field(field):
+            field = fields.get(field, f"{section}.{field}")
+        return scenario.origin.fault(field, fault.found, fault.allowed)
+
+    try:
+        yield
+    except InputError as error:
+        raise InputError(map(relocate, error.faults)) from None
 
 
 def _is_scenario_field(field: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.files import collect_faults
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
 from perfmodel.simulate.engine.background import BackgroundJob
@@ -23,21 +24,11 @@ def choose_hosts(
 ) -> tuple[int, ...]:
     """Choose nodes for a job among those that are free.
 
-    Parameters
-    ----------
-    free : sequence of int
-        Rising; adjacent ones share switches.
-    count : int
-        At most as many as are free.
-    placement : {"packed", "spread", "random"}
-        The first ones; at equal distances; or drawn at random.
-    seed : int
-        For "random".
-
-    Returns
-    -------
-    tuple of int
-        Rising, as schedulers list nodes (Slurm sorts them), so that rings follow the fabric.
+    `free`: rising; adjacent ones share switches.
+    `count`: at most as many as are free.
+    `placement`: the first ones; at equal distances; or drawn at random.
+    `seed`: for "random".
+    The result rises, as schedulers list nodes (Slurm sorts them), so that rings follow the fabric.
 
     Examples
     --------
@@ -55,10 +46,7 @@ def choose_hosts(
 def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
     """Return the plan on other ranks: its rank r becomes ``ranks[r]``.
 
-    Raises
-    ------
-    ScheduleError
-        Fewer ranks than the plan has.
+    Raises `ScheduleError`: fewer ranks than the plan has.
     """
     needed = 1 + max(max(each.ranks) for each in plan.classes)
     if needed > len(ranks):
@@ -97,12 +85,8 @@ Ranks = range | tuple[int, ...]
 class RankAllocation:
     """Ranks of the topology that each job has.
 
-    Parameters
-    ----------
-    own : range or tuple of int
-        Of the scenario's main job.
-    others : tuple of (range or tuple of int)
-        Of each other job.
+    `own`: of the scenario's main job.
+    `others`: of each other job.
     """
 
     own: Ranks
@@ -137,18 +121,13 @@ def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> Ranks:
 def load_other_workloads(scenario: Scenario) -> tuple[Workload, ...]:
     """Load the models of the other jobs on the network.
 
-    Raises
-    ------
-    InputError
-        With the faults of all of them.
+    Raises `InputError`: with the faults of all of them.
     """
     faults: list[Fault] = []
     workloads: list[Workload] = []
     for number, job in enumerate(scenario.jobs):
-        try:
+        with collect_faults(faults):
             workloads.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
-        except InputError as error:
-            faults += error.faults
     if faults:
         raise InputError(faults)
     return tuple(workloads)

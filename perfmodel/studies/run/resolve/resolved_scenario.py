@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import collect_faults
 from perfmodel.scenario import ClusterSize, Scenario, sizes
 from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.studies.run.resolve.machine import (
     MachineEnsemble,
     build_ensemble,
     machine,
-    relocate_error,
+    relocated_errors,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
@@ -29,17 +30,8 @@ if TYPE_CHECKING:
 class ResolvedScenario:
     """A scenario and what its names refer to.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    node : NodeSpec
-    workload : Workload
-    other_workloads : tuple of Workload
-        Models of the other jobs on the network.
-    profile : Profile, optional
-    fidelity : {"flow", "message"}
-    sizes : tuple of ClusterSize
-        Of the scaling curve; the last one is the scenario's main size.
+    `other_workloads`: models of the other jobs on the network.
+    `sizes`: of the scaling curve; the last one is the scenario's main size.
     """
 
     scenario: Scenario
@@ -66,18 +58,9 @@ def resolve_scenario(
 ) -> ResolvedScenario:
     """Look up the names of a scenario.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    profile : Profile, optional
-        Instead of the scenario's.
-    fidelity : {"flow", "message"}, optional
-        Instead of the scenario's.
-
-    Raises
-    ------
-    InputError
-        A name that does not resolve; names file, line and field.
+    `profile`: instead of the scenario's.
+    `fidelity`: instead of the scenario's.
+    Raises `InputError`: a name that does not resolve; names file, line and field.
     """
     checked = _check_fidelity(fidelity or scenario.fidelity)
     if profile is None and scenario.profile is not None:
@@ -97,41 +80,28 @@ def _check_fidelity(name: str) -> Fidelity:
 def _read_profile(scenario: Scenario, name: str) -> Profile:
     from perfmodel.calibrate import read_profile
 
-    try:
+    with relocated_errors(scenario, "profile"):
         return read_profile(scenario.origin.beside("profile", name))
-    except InputError as error:
-        raise relocate_error(scenario, error, "profile") from None
 
 
 def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
     """Look up the node, the model, and the models of the other jobs of a scenario.
 
-    Raises
-    ------
-    InputError
-        With the faults of all names at once.
+    Raises `InputError`: with the faults of all names at once.
     """
     faults: list[Fault] = []
     node, workload = None, None
     other_workloads: tuple[Workload, ...] = ()
-    try:
+    with collect_faults(faults), relocated_errors(scenario, "cluster.node"):
         node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
-    except InputError as error:
-        faults += relocate_error(scenario, error, "cluster.node").faults
-    try:
+    with collect_faults(faults):
         workload = resolve_workload(scenario)
-    except InputError as error:
-        faults += error.faults
-    try:
+    with collect_faults(faults):
         other_workloads = load_other_workloads(scenario)
-    except InputError as error:
-        faults += error.faults
     for number, mixed in enumerate(scenario.cluster.mixed):
-        try:
+        fields = {"gpu": f"cluster.mixed.{number}.gpu"}
+        with collect_faults(faults), relocated_errors(scenario, "cluster.mixed", fields):
             load_gpu(mixed.gpu)
-        except InputError as error:
-            field = {"gpu": f"cluster.mixed.{number}.gpu"}
-            faults += relocate_error(scenario, error, "cluster.mixed", field).faults
     if node is None or workload is None or faults:
         raise InputError(faults)
     return node, workload, other_workloads

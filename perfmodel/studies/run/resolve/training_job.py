@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from perfmodel.errors import InputError
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.studies.run.resolve.host_overhead import host_work
-from perfmodel.studies.run.resolve.machine import relocate_error
+from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
 from perfmodel.studies.run.result import Memory
 from perfmodel.topology.model import Gpu, Sockets
@@ -62,40 +61,26 @@ def resolve_workload(
 ) -> Workload:
     """The model of a scenario.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    model : ModelSection, optional
-        Of another job of the scenario.
-    field : str
-        Where the model stands.
-
-    Raises
-    ------
-    InputError
-        Names file, line and field.
+    `model`: of another job of the scenario.
+    `field`: where the model stands.
+    Raises `InputError`: names file, line and field.
     """
     section = model or scenario.model
     name = section.name or str(scenario.origin.resolve(f"{field}.file", section.file or ""))
-    try:
+    part = "name" if section.file is None else "file"
+    with relocated_errors(scenario, field, {"model": f"{field}.{part}"}):
         return load_workload(
             name,
             dtype=section.dtype,
             image_size=section.image_size,
             sequence_length=section.sequence_length,
         )
-    except InputError as error:
-        part = "name" if section.file is None else "file"
-        raise relocate_error(scenario, error, field, {"model": f"{field}.{part}"}) from None
 
 
 def on_gpu(job: TrainingJob, name: str) -> TrainingJob:
     """Return the same job on another GPU of the table.
 
-    Raises
-    ------
-    InputError
-        No such GPU, or times that were measured on one GPU only.
+    Raises `InputError`: no such GPU, or times that were measured on one GPU only.
     """
     if job.scenario.compute.source == "file":
         allowed = "'roofline' with cluster.mixed: a file has the times of one GPU"
@@ -110,7 +95,7 @@ def times(job: TrainingJob, batch: int) -> LayerTimes:
 
 def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
     compute = job.scenario.compute
-    try:
+    with relocated_errors(job.scenario, "compute"):
         if compute.source == "file":
             path = job.scenario.origin.resolve("compute.times", compute.times or "")
             return read_layer_times(
@@ -130,8 +115,6 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
             channels_last=compute.channels_last,
             fused_attention=compute.fused_attention,
         )
-    except InputError as error:
-        raise relocate_error(job.scenario, error, "compute") from None
 
 
 MERGED, UNMERGED = 128, 1_000_000
@@ -153,8 +136,9 @@ def plan(
     `sockets`: what processes on CPUs share on this machine.
     """
     options, faster = job.options, what_if_of(job.scenario).compute
+    gradients = [job.workload.tensors[tensor].nbytes for tensor in job.workload.ready_order]
     host = host_work(
-        job.library, job.gpu, sockets or Sockets(), _gradients(job.workload), ranks,
+        job.library, job.gpu, sockets or Sockets(), gradients, ranks,
         views=options.gradient_as_bucket_view,
     )  # fmt: skip
     request = StepRequest(
@@ -177,11 +161,6 @@ def plan(
     return job.strategy.plan(request, options)
 
 
-def _gradients(workload: Workload) -> list[int]:
-    """Bytes of each gradient."""
-    return [workload.tensors[tensor].nbytes for tensor in workload.ready_order]
-
-
 def buckets(job: TrainingJob) -> tuple[Bucket, ...]:
     """Gradient buckets of the steady state; none for a strategy without."""
     buckets_of = job.strategy.buckets
@@ -191,10 +170,7 @@ def buckets(job: TrainingJob) -> tuple[Bucket, ...]:
 def memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
     """Bytes on the fullest GPU and what would make them fit, on the smallest of all GPUs.
 
-    Parameters
-    ----------
-    others : sequence of str
-        GPUs beside the job's own, by name.
+    `others`: GPUs beside the job's own, by name.
     """
     compute = job.scenario.compute
     setup = Setup(
@@ -209,12 +185,5 @@ def memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ())
     )
     use = job.strategy.memory(setup)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
-    return Memory(
-        parameters_bytes=use.parameters_bytes,
-        gradients_bytes=use.gradients_bytes,
-        optimizer_bytes=use.optimizer_bytes,
-        buckets_bytes=use.buckets_bytes,
-        activations_bytes=use.activations_bytes,
-        capacity_bytes=capacity_bytes,
-        advice=advice(setup, capacity_bytes, job.strategy.memory),
-    )
+    proposals = advice(setup, capacity_bytes, job.strategy.memory)
+    return Memory(**asdict(use), capacity_bytes=capacity_bytes, advice=proposals)

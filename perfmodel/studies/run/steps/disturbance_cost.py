@@ -68,10 +68,7 @@ def _simulate_other_job(
 def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tuple[Wait, ...]:
     """Find who came last to each collective, over the counted steps.
 
-    Parameters
-    ----------
-    by_rank : bool
-        Whether the last one is named as a rank of its class rather than as the class.
+    `by_rank`: whether the last one is named as a rank of its class rather than as the class.
     """
     ranks = sized.ensemble.likely.topology.ranks
     usual = [each.name for each in sized.plan_for(None).classes]

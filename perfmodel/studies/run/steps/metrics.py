@@ -80,12 +80,8 @@ def _busiest_class(spans: list[Span], kinds: Mapping[str, str]) -> str:
 def _break_down(compute: list[Span], exposed: float, step_s: float) -> dict[str, float]:
     """Parts of a step that add up to its duration.
 
-    Parameters
-    ----------
-    compute : list of Span
-        Of one compute stream, which runs one task at a time.
-    exposed, step_s : float
-        Exposed communication and the whole step; seconds.
+    `compute`: of one compute stream, which runs one task at a time.
+    `exposed`, `step_s`: exposed communication and the whole step; seconds.
     """
     parts = dict.fromkeys(PARTS, 0.0)
     for span in compute:

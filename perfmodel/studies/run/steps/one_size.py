@@ -35,16 +35,8 @@ LISTED_HOSTS = 2
 def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
     """Simulate one size.
 
-    Parameters
-    ----------
-    sized : SizedJob
-    with_first : bool
-        Whether the very first step is simulated, too; its time is nan otherwise.
-
-    Raises
-    ------
-    InputError
-        Names file, line and field of the scenario.
+    `with_first`: whether the very first step is simulated, too; its time is nan otherwise.
+    Raises `InputError`: names file, line and field of the scenario.
     """
     with locate_errors(sized):
         reported = simulate_reported(sized)

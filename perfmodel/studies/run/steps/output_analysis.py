@@ -44,10 +44,7 @@ RANK_TASKS = 4e8
 def count_needed_steps(disturbances: Sequence[Disturbance], step_s: float, plan: StepPlan) -> int:
     """Count the steps that a mean needs, given an undisturbed step of `step_s` seconds.
 
-    Raises
-    ------
-    InputError
-        Something happens after more steps than can be simulated.
+    Raises `InputError`: something happens after more steps than can be simulated.
     """
     faults = [
         Fault(
@@ -99,12 +96,8 @@ def jitter_steps(cv: float, plan: StepPlan) -> int:
     The mean of n independent steps has a relative half width of Z80 cv / sqrt(n), if a step
     varies like the work that jitter applies to, which it does at most.
 
-    Parameters
-    ----------
-    cv : float
-        Coefficient of variation of the jitter.
-    plan : StepPlan
-        Its ranks and tasks limit the number of steps that can be simulated in seconds.
+    `cv`: coefficient of variation of the jitter.
+    `plan`: its ranks and tasks limit the number of steps that can be simulated in seconds.
     """
     needed = math.ceil((Z80 * cv / MEAN_WITHIN) ** 2)
     pieces = len(plan.tasks) * sum(len(each.ranks) for each in plan.classes)

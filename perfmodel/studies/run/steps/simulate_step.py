@@ -18,6 +18,7 @@ from perfmodel.studies.run.resolve.disturbance import (
     Disturbance,
     background_jobs,
     background_traffic,
+    join_names,
 )
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
@@ -34,19 +35,11 @@ PlanFor = Callable[[str | None], StepPlan]
 class SimulationSetup:
     """What a simulation needs besides its disturbances.
 
-    Parameters
-    ----------
-    machine : Machine
-        Undisturbed.
-    plan_for : callable
-    fidelity : {"flow", "message", "free"}
-    slowdown : float, optional
-    settled_s : float
-        When the settled state begins, from which times of disturbances count; seconds.
-    warm_up : int
-        Steps before it, from which numbers of disturbed steps count.
-    estimators : dict
-        Cache of timers: of machines with faults from the start, by the fields of these faults.
+    `machine`: undisturbed.
+    `settled_s`: when the settled state begins, from which times of disturbances count; seconds.
+    `warm_up`: steps before it, from which numbers of disturbed steps count.
+    `estimators`: cache of timers: of machines with faults from the start, by the fields of these
+        faults.
     """
 
     machine: Machine
@@ -63,23 +56,11 @@ def simulate_steps(
 ) -> tuple[StepPlan, Run, str]:
     """Simulate some steps with some disturbances.
 
-    Parameters
-    ----------
-    free : bool
-        Let communication take no time.
+    `free`: let communication take no time.
+    Returns the plan with disturbed ranks in classes of their own, the run, and how ranks were
+    simulated.
 
-    Returns
-    -------
-    plan : StepPlan
-        With disturbed ranks in classes of their own.
-    run : Run
-    mode : str
-        How ranks were simulated.
-
-    Raises
-    ------
-    InputError
-        Disturbances that cannot be simulated together.
+    Raises `InputError`: disturbances that cannot be simulated together.
     """
     plan, slow = _split_classes(setup, disturbances)
     timer = timer_of(setup, disturbances)
@@ -100,7 +81,8 @@ def simulate_steps(
                 overlap_slowdown=setup.slowdown, estimator=timer,
                 stretch=Variation(plan, jitters, slow),
             )  # fmt: skip
-            return plan, run, f"{_count_ranks(plan)} as vectors"
+            count = sum(len(each.ranks) for each in plan.classes)
+            return plan, run, f"{count:,} ranks as vectors"
         plan, slow = _split_into_ranks(plan, slow, reason, disturbances)
     run = simulate(
         plan, timer.machine, steps=steps, fidelity=fidelity, overlap_slowdown=setup.slowdown,
@@ -109,10 +91,6 @@ def simulate_steps(
     )  # fmt: skip
     classes = len(plan.classes)
     return plan, run, f"{classes} rank class{'es' if classes > 1 else ''}"
-
-
-def _count_ranks(plan: StepPlan) -> str:
-    return f"{sum(len(each.ranks) for each in plan.classes):,} ranks"
 
 
 # ---------------------------------------------------------------- ranks
@@ -166,8 +144,7 @@ def _name_ranks(machine: Machine, ranks: Sequence[int], most: int = 3) -> str:
         names = [f"n{host}" for host in hosts]
     else:
         names = [topology.ranks[rank] for rank in sorted(numbers)]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return join_names(names, most)
 
 
 def _split_into_ranks(

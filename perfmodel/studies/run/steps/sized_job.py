@@ -17,7 +17,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.events import resolve_events
 from perfmodel.studies.run.resolve.limits import check_message_size
-from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocate_error
+from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
     allocate_ranks,
@@ -39,18 +39,9 @@ from perfmodel.workload.model import LayerTimes, Workload
 class SizedJob:
     """A job at one size, ready to be simulated with any of its disturbances.
 
-    Parameters
-    ----------
-    job : TrainingJob
-    ensemble : MachineEnsemble
-    size : ClusterSize
-    allocation : RankAllocation
-    other_workloads : tuple of Workload
-        Models of the other jobs.
-    fidelity : {"flow", "message"}
-    is_main : bool
-        Whether this is the scenario's main size: all names in events have to resolve, and the cost
-        of each event is simulated.
+    `other_workloads`: models of the other jobs.
+    `is_main`: whether this is the scenario's main size: all names in events have to resolve, and
+        the cost of each event is simulated.
     """
 
     job: TrainingJob
@@ -100,13 +91,8 @@ class SizedJob:
     ) -> StepPlan:
         """Plan one step on the job's ranks.
 
-        Parameters
-        ----------
-        gpu : str or None
-            Instead of the job's own GPU.
-        iteration : {"first", "steady"}
-        launches : bool
-            Whether launching kernels takes time on the host.
+        `gpu`: instead of the job's own GPU.
+        `launches`: whether launching kernels takes time on the host.
         """
         key = (iteration, launches, gpu)
         if key not in self._plans:
@@ -152,12 +138,7 @@ def size_job(
 ) -> SizedJob:
     """Build the machine at one size, and place the job and the other jobs on it.
 
-    Parameters
-    ----------
-    inputs : ResolvedScenario
-    size : ClusterSize
-    job : TrainingJob, optional
-        Default: with the GPU and the library of the machine at this size.
+    `job`: by default with the GPU and the library of the machine at this size.
     """
     ensemble = inputs.ensemble_at(size)
     return SizedJob(
@@ -175,9 +156,8 @@ def size_job(
 def locate_errors(sized: SizedJob) -> Iterator[None]:
     """Add file, line and field of the scenario to errors of lower layers."""
     try:
-        yield
-    except InputError as error:
-        raise relocate_error(sized.job.scenario, error, "library") from None
+        with relocated_errors(sized.job.scenario, "library"):
+            yield
     except SimulationError as error:
         raise _explain_unreachable(sized, error) from error
 
@@ -199,15 +179,8 @@ def _explain_unreachable(sized: SizedJob, error: SimulationError) -> PerfmodelEr
 class ReportedRun:
     """A run whose last `counted` steps are reported, after a warm-up.
 
-    Parameters
-    ----------
-    plan : StepPlan
-    run : Run
-    mode : str
-        How ranks were simulated.
-    setup : SimulationSetup
-    steps, counted : int
-        Steps in all, and how many of them are counted.
+    `mode`: how ranks were simulated.
+    `steps`, `counted`: steps in all, and how many of them are counted.
     """
 
     plan: StepPlan
@@ -241,13 +214,8 @@ class ReportedRun:
     ) -> float:
         """Simulate the same steps with other disturbances; mean of the counted ones in seconds.
 
-        Parameters
-        ----------
-        disturbances : tuple of Disturbance
-        setup : SimulationSetup, optional
-            Default: the run's own.
-        free : bool
-            Let communication take no time.
+        `setup`: by default the run's own.
+        `free`: let communication take no time.
         """
         _, run, _ = simulate_steps(setup or self.setup, disturbances, self.steps, free=free)
         return fmean(run.step_times_s[-self.counted :])

@@ -17,14 +17,9 @@ ROUNDING = 1e-9
 class SharedCap:
     """One cap for all scenarios.
 
-    Parameters
-    ----------
-    bucket_cap_mb : float or None
-        None: PyTorch's default.
-    steps_s : tuple of float
-        Scenario by scenario; seconds.
-    regrets : tuple of float
-        How much longer a step is than with the best cap for that scenario alone, relatively.
+    `bucket_cap_mb`: None: PyTorch's default.
+    `steps_s`: scenario by scenario; seconds.
+    `regrets`: how much longer a step is than with the best cap for that scenario alone, relatively.
     """
 
     bucket_cap_mb: float | None
@@ -41,15 +36,9 @@ class SharedCap:
 class MinimaxCap:
     """The answer of ``perfmodel tune`` for several scenarios.
 
-    Parameters
-    ----------
-    each : tuple of TuneResult
-    best : SharedCap
-        The cap whose largest regret is the least.
-    low_mb, high_mb : float
-        Caps that do exactly the same everywhere; MiB.
-    default : SharedCap
-        PyTorch's own caps.
+    `best`: the cap whose largest regret is the least.
+    `low_mb`, `high_mb`: caps that do exactly the same everywhere; MiB.
+    `default`: PyTorch's own caps.
     """
 
     each: tuple[TuneResult, ...]
@@ -62,15 +51,8 @@ class MinimaxCap:
 def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:
     """Find one cap for several scenarios.
 
-    Parameters
-    ----------
-    results : sequence of TuneResult
-        Two or more; their curves cover all caps, so that none is missed.
-
-    Raises
-    ------
-    InputError
-        Fewer than two.
+    `results`: two or more; their curves cover all caps, so that none is missed.
+    Raises `InputError`: fewer than two.
     """
     if len(results) < 2:
         raise InputError(Fault("scenarios", f"{len(results)}", "two or more for one setting"))

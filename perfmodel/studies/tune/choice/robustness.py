@@ -202,18 +202,9 @@ def compute_regrets(
 ) -> list[tuple[float, ...]]:
     """Return by machine how much longer a step is than with the best uniform cap, relatively.
 
-    Parameters
-    ----------
-    evaluator : Evaluator
-    default : RatedPartition
-        PyTorch's default buckets, which may be better than every uniform cap.
-    caps : sequence of RatedPartition
-        Uniform caps. The difference of a step on another machine is that of the surrogate.
-
-    Returns
-    -------
-    list of tuple of float
-        Of the default, then of each cap: on the likely machine, then on the quick and slow one.
+    `default`: PyTorch's default buckets, which may be better than every uniform cap.
+    `caps`: uniform caps. The difference of a step on another machine is that of the surrogate.
+    One row for the default, then one per cap: on the likely machine, the quick and the slow one.
     """
     partitions = (default, *caps)
     machines_s = [[rated.step_s for rated in partitions]]

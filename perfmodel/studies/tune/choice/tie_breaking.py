@@ -24,17 +24,12 @@ def choose_uniform_cap(evaluator: Evaluator, partitions: Sequence[UniformPartiti
     simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
     best = min(simulated, key=lambda partition: evaluator.outcomes[partition.groups].step_time_s)
     least_s = evaluator.outcomes[best.groups].step_time_s
-    limit_s = least_s * (1 + tolerance(evaluator))
+    limit_s = least_s * (1 + (FEWER if evaluator.workers > 1 else AS_GOOD))
     candidates = [partition for partition in partitions if _step_s(evaluator, partition) <= limit_s]
     for partition in sorted(candidates, key=lambda each: _complexity(evaluator, each))[:LOOKS]:
         if evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s <= limit_s:
             return partition.cap_mb
     return best.cap_mb
-
-
-def tolerance(evaluator: Evaluator) -> float:
-    """Relative difference of steps up to which a simpler setting is preferred."""
-    return FEWER if evaluator.workers > 1 else AS_GOOD
 
 
 def _step_s(evaluator: Evaluator, partition: UniformPartition) -> float:

@@ -39,16 +39,9 @@ UNSEEN = 0.05
 class AllReduceTimes:
     """Times of all-reduces of one group with nothing else on the network.
 
-    Parameters
-    ----------
-    estimator : UncontendedTimer
-    group : range or tuple of int
-    scale : float
-        Bytes on the network per byte of gradients (a hook that compresses sends fewer).
-    factor : float
-        On all times; 0 where communication takes no time.
-    computed_sizes : int
-        Number of sizes computed so far.
+    `scale`: bytes on the network per byte of gradients (a hook that compresses sends fewer).
+    `factor`: on all times; 0 where communication takes no time.
+    `computed_sizes`: number of sizes computed so far.
     """
 
     estimator: UncontendedTimer
@@ -72,7 +65,8 @@ class AllReduceTimes:
             time_s = self.factor * (self._simulate(size) if self.in_order else time_s)
             self._record_error(size, time_s)
             self._timed[size] = (time_s, (lowered.schedule.algorithm, lowered.protocol))
-            links = self.factor * link_times_s(self._capacity_Bps, lowered) / size
+            capacity_Bps = self.estimator.machine.topology.arcs.bandwidth_Bps
+            links = self.factor * link_times_s(capacity_Bps, lowered) / size
             self._per_byte = links if self._per_byte is None else np.minimum(self._per_byte, links)
             insort(self._sizes, size)
             self._arrays = None
@@ -85,10 +79,6 @@ class AllReduceTimes:
     def in_order(self) -> bool:
         """Whether the messages of a connection are in order, so that each is simulated."""
         return self.estimator.machine.library.in_order
-
-    @property
-    def _capacity_Bps(self) -> FloatArray:
-        return self.estimator.machine.topology.arcs.bandwidth_Bps
 
     def _simulate(self, size: int) -> float:
         """Simulate an all-reduce alone; seconds."""
@@ -177,10 +167,7 @@ class AllReduceTimes:
 
         Times do not fall with the size while algorithm and protocol are the same.
 
-        Returns
-        -------
-        list of tuple
-            First size and last, in bytes on the network, and seconds.
+        Returns first size and last, in bytes on the network, and seconds.
         """
         bounds = []
         for low, high in zip(self._sizes, self._sizes[1:], strict=False):

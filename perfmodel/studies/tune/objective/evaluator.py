@@ -11,7 +11,7 @@ from perfmodel.studies.run.prepared import PreparedSize, StepEstimate
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
-from perfmodel.studies.tune.caps import as_bytes, as_default, assign_buckets, with_cap, with_caps
+from perfmodel.studies.tune.caps import as_bytes, assign_buckets, with_cap, with_caps
 from perfmodel.studies.tune.model import ReducedBucket
 from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
 from perfmodel.studies.tune.objective.gradients import GradientOrder, Groups, order_gradients
@@ -42,18 +42,9 @@ class Outcome:
 class Evaluator:
     """Evaluates settings of one scenario, by the simulation or by the surrogate.
 
-    Parameters
-    ----------
-    prepared : PreparedSize
-    gradients : GradientOrder
-    surrogate : StepSurrogate
-    allreduce : AllReduceTimes
-    reasons : list of str
-        Why the surrogate may differ from the simulation; empty where it is exact.
-    outcomes : dict of Groups to Outcome
-        All buckets that were simulated.
-    surrogate_error : float
-        Largest relative difference of the surrogate from the simulation so far.
+    `reasons`: why the surrogate may differ from the simulation; empty where it is exact.
+    `outcomes`: all buckets that were simulated.
+    `surrogate_error`: largest relative difference of the surrogate from the simulation so far.
     """
 
     prepared: PreparedSize
@@ -97,7 +88,7 @@ class Evaluator:
 
     def default_options(self) -> DdpOptions:
         """Return the options with PyTorch's default caps."""
-        return as_default(self.options)
+        return with_caps(self.options, None)
 
     def simulate(self, options: DdpOptions) -> Outcome:
         """Simulate a setting, unless its buckets were before."""

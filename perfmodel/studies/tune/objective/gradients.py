@@ -21,17 +21,11 @@ Cuts = tuple[int, ...]
 class GradientOrder:
     """Trained tensors in the order in which their buckets are launched.
 
-    Parameters
-    ----------
-    tensors : tuple of int
-        Indices in registration order.
-    nbytes : tuple of int
-        Sizes of their gradients.
-    dtypes : tuple of str
-        What they are stored as.
-    reverse_filled : bool
-        Whether buckets are filled from the end of the order: where PyTorch never rebuilds them, it
-        fills them in registration order and launches the last one first.
+    `tensors`: indices in registration order.
+    `nbytes`: sizes of their gradients.
+    `dtypes`: what they are stored as.
+    `reverse_filled`: whether buckets are filled from the end of the order: where PyTorch never
+        rebuilds them, it fills them in registration order and launches the last one first.
     """
 
     tensors: tuple[int, ...]
@@ -74,11 +68,7 @@ class GradientOrder:
 def order_gradients(workload: Workload, options: DdpOptions) -> GradientOrder:
     """Return the gradients of a workload in the order in which DDP reduces them.
 
-    Parameters
-    ----------
-    workload : Workload
-    options : DdpOptions
-        Whether PyTorch rebuilds its buckets in the order in which gradients get ready.
+    `options`: whether PyTorch rebuilds its buckets in the order in which gradients get ready.
     """
     single = DdpOptions(
         bucket_cap_bytes=1.0,

@@ -23,28 +23,16 @@ from perfmodel.training.step_plan import Compute, StepPlan, Task
 class StepSurrogate:
     """Work of a step that does not depend on its buckets.
 
-    Parameters
-    ----------
-    gradients : GradientOrder
-    before_s : float
-        From the end of the step before to the start of the last backward.
-    ready_s : tuple of float
-        Work from there until each gradient is in its bucket, without slowdown.
-    backward_s : float
-        Work of all of that backward, copies in included.
-    out_s : tuple of float
-        Work to copy each gradient back.
-    optimizer_s : float
-        With what follows it.
-    slowdown : float
-        Factor on compute while an all-reduce is under way.
-    forward_s : float
-        Work from the end of the step before to the start of the last backward.
-    in_s : tuple of float
-        Work to copy each gradient into its bucket, which `ready_s` holds too.
-    host_s : tuple of float
-        When the host has issued the backward of each gradient, since that backward began; zeros
-        where issuing takes no time.
+    `before_s`: from the end of the step before to the start of the last backward.
+    `ready_s`: work from there until each gradient is in its bucket, without slowdown.
+    `backward_s`: work of all of that backward, copies in included.
+    `out_s`: work to copy each gradient back.
+    `optimizer_s`: with what follows it.
+    `slowdown`: factor on compute while an all-reduce is under way.
+    `forward_s`: work from the end of the step before to the start of the last backward.
+    `in_s`: work to copy each gradient into its bucket, which `ready_s` holds too.
+    `host_s`: when the host has issued the backward of each gradient, since that backward began;
+        zeros where issuing takes no time.
     """
 
     gradients: GradientOrder
@@ -119,14 +107,8 @@ def build_surrogate(
 ) -> StepSurrogate:
     """Build the surrogate from a plan in which each gradient has a bucket of its own.
 
-    Parameters
-    ----------
-    plan : StepPlan
-    gradients : GradientOrder
-        In the order of the plan's buckets.
-    before_s : float
-        From the end of a step to the start of the last backward of the next; seconds.
-    slowdown : float
+    `gradients`: in the order of the plan's buckets.
+    `before_s`: from the end of a step to the start of the last backward of the next; seconds.
     """
     last = max(task.micro_batch for task in plan.tasks)
     begin = next(

@@ -67,21 +67,11 @@ def best_cuts(
 ) -> list[Cuts]:
     """Return the best contiguous groups, and the runners-up of the other labels at the end.
 
-    Parameters
-    ----------
-    surrogate : StepSurrogate
-    read : callable
-        Times of all-reduces.
-    allowed : ndarray of bool, shape (gradients, gradients + 1), optional
-        Whether a group may go from one position to another.
-    keep : int
-        Most labels per position.
-
-    Returns
-    -------
-    list of tuple of int
-        By growing time according to the labels, which count copies back as if all-reduces did not
-        slow them down. Empty if nothing is allowed.
+    `read`: times of all-reduces.
+    `allowed`: whether a group may go from one position to another; (gradients, gradients + 1).
+    `keep`: most labels per position.
+    They come by growing time according to the labels, which count copies back as if all-reduces did
+    not slow them down. Empty if nothing is allowed.
     """
     gradients = surrogate.gradients
     n, sums = len(gradients), np.array(gradients.sums, dtype=np.int64)
@@ -160,11 +150,7 @@ def _trace_back(labels: _Labels, at: int) -> Cuts:
 def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) -> Cuts | None:
     """Return the contiguous groups with the shortest step; None if none are allowed.
 
-    Parameters
-    ----------
-    evaluator : Evaluator
-    allowed : ndarray of bool, shape (gradients, gradients + 1), optional
-        Whether a group may go from one position to another.
+    `allowed`: whether a group may go from one position to another; (gradients, gradients + 1).
     """
     surrogate, allreduce = evaluator.surrogate, evaluator.allreduce
     slowed = surrogate.slowdown > 1.0
@@ -193,17 +179,21 @@ def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) 
 
 def all_sizes_timed(evaluator: Evaluator) -> bool:
     """Whether the time of every contiguous group was computed, none interpolated."""
-    sums = evaluator.gradients.sums
-    sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
+    sizes = _group_sizes(evaluator.gradients)
     return all(evaluator.allreduce.is_timed(size) for size in sizes)
+
+
+def _group_sizes(gradients: GradientOrder) -> set[int]:
+    """Bytes of all contiguous groups."""
+    sums = gradients.sums
+    return {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
 
 
 def time_all_sizes(evaluator: Evaluator, at_most: int) -> None:
     """Compute the time of every contiguous group, if these are few."""
-    sums = evaluator.gradients.sums
-    if len(sums) ** 2 > 4 * at_most:
+    if len(evaluator.gradients.sums) ** 2 > 4 * at_most:
         return
-    sizes = {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
+    sizes = _group_sizes(evaluator.gradients)
     if len(sizes) <= at_most:
         for size in sorted(sizes):
             evaluator.allreduce.compute(size)

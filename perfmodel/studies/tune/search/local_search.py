@@ -20,11 +20,7 @@ LEAST_GAIN = 1e-10
 def neighbourhood(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
     """Yield the groups that differ from given ones in one end.
 
-    Parameters
-    ----------
-    cuts : tuple of int
-    every : bool
-        Whether to try all new ends, or only the middle of each group.
+    `every`: whether to try all new ends, or only the middle of each group.
     """
     inner, n = cuts[:-1], cuts[-1]
     ends = set(inner)
@@ -45,12 +41,7 @@ def neighbourhood(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
 def improve(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
     """Take the best neighbour as long as it is better and effort remains.
 
-    Parameters
-    ----------
-    cuts : tuple of int
-    rate : callable
-    effort : int
-        Most buckets to rate.
+    `effort`: most buckets to rate.
     """
     best_s = rate(cuts)
     while effort > 0:

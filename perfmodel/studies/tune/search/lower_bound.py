@@ -33,13 +33,8 @@ CLOSE = 1e-3
 def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int) -> float:
     """Return a time that no step is below, whatever its buckets; seconds.
 
-    Parameters
-    ----------
-    surrogate : StepSurrogate
-    allreduce : AllReduceTimes
-        With exact times of the least and the largest possible size.
-    workers : int
-        All-reduces under way at a time.
+    `allreduce`: with exact times of the least and the largest possible size.
+    `workers`: all-reduces under way at a time.
     """
     return _compute_bound(surrogate, allreduce, workers)[0]
 
@@ -49,10 +44,7 @@ def tighten_bound(
 ) -> float:
     """Compute sizes where that may raise the bound, as long as it is below a step of `best_s`.
 
-    Returns
-    -------
-    float
-        The bound; seconds.
+    Returns the raised bound; seconds.
     """
     for _ in range(at_most):
         bound_s, weakest = _compute_bound(surrogate, allreduce, workers)

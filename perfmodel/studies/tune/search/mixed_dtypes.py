@@ -34,12 +34,8 @@ FINALISTS = 12
 def search_shared_lists(evaluator: Evaluator, starts: Sequence[Caps]) -> list[Caps]:
     """Return lists of caps, MiB, with the shortest steps by the surrogate, the best first.
 
-    Parameters
-    ----------
-    evaluator : Evaluator
-        Of gradients of several dtypes.
-    starts : sequence of tuple of float
-        Lists to start from; MiB.
+    `evaluator`: of gradients of several dtypes.
+    `starts`: lists to start from; MiB.
     """
     queues = _fill_queues(evaluator)
     rated: dict[Groups, tuple[float, Bytes]] = {}

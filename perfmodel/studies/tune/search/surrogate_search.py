@@ -54,15 +54,9 @@ GAIN = 1e-5
 class Budget:
     """Work that is left for simulations.
 
-    Parameters
-    ----------
-    remaining : float
-        Tasks.
-    per_step : float
-        Tasks of a simulation without its buckets.
-    per_bucket : float
-    target_s : float
-        A step that is good enough; seconds.
+    `remaining`: tasks.
+    `per_step`: tasks of a simulation without its buckets.
+    `target_s`: a step that is good enough; seconds.
     """
 
     remaining: float
@@ -83,12 +77,8 @@ class Budget:
 def make_budget(evaluator: Evaluator, stepped: StepEstimate, bound_s: float | None) -> Budget:
     """Return the budget of a search.
 
-    Parameters
-    ----------
-    stepped : StepEstimate
-        A step that was simulated.
-    bound_s : float, optional
-        That no step is below; seconds.
+    `stepped`: a step that was simulated.
+    `bound_s`: that no step is below; seconds.
     """
     ranks = sum(len(each.ranks) for each in stepped.plan.classes) if stepped.counted > 1 else 0
     crowded = any(d.background_job or d.traffic for d in evaluator.prepared.sized.disturbances)
@@ -195,12 +185,7 @@ def search_by_simulation(
 ) -> Cuts:
     """Return the best contiguous groups found by local search from several starts.
 
-    Parameters
-    ----------
-    evaluator : Evaluator
-    budget : Budget
-    uniform_starts : sequence of UniformPartition
-        Starts beside those that the surrogate proposes.
+    `uniform_starts`: starts beside those that the surrogate proposes.
     """
     main = select_main_dtype(evaluator)
     starts = list(dict.fromkeys((*_propose(main), *_to_cuts(main, uniform_starts))))

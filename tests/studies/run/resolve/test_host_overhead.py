@@ -17,8 +17,8 @@ from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.forward_backward import CoreWork
 from perfmodel.training.step_plan import Compute, StepPlan
+from perfmodel.training.strategy import CoreWork, StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 
 NONE = np.zeros(2, dtype=np.int64)
@@ -34,7 +34,7 @@ OPTIONS = DdpOptions(broadcast_buffers=False, bucket_cap_bytes=1)
 
 
 def planned(**given: object) -> StepPlan:
-    return ddp_plan(MODEL, TIMES, ranks=2, batch_per_gpu=1, options=OPTIONS, **given)  # type: ignore[arg-type]
+    return ddp_plan(StepRequest(MODEL, TIMES, 2, 1, **given), OPTIONS)  # type: ignore[arg-type]
 
 
 def test_the_next_step_waits_for_the_end_of_this_one() -> None:
