@@ -1,14 +1,73 @@
-"""Link shares of edges that are active in some repeats only, as in chains and trees."""
+"""Rates of the edges of a collective alone on its links.
+
+Edges that are active in all repeats share links max-min fairly. Those of chains and trees are
+active in some repeats only, and share a link with those that are active in the same ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
+from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import Stage
+from perfmodel.simulate.sharing.max_min import max_min_rates
+
+StageKey = tuple[int, ...]
+"""Ids of the edges of a stage and of its phases."""
+
+
+@dataclass
+class StageRates:
+    """Rates of stages without other traffic, with a cache; wire bytes per second.
+
+    They follow from links, caps and bytes: stages that differ in latencies only have the same.
+    Cache entries hold the objects whose ids are their keys, so that no id is used again.
+
+    Parameters
+    ----------
+    capacity_Bps : ndarray of float, shape (links,)
+    """
+
+    capacity_Bps: FloatArray
+    _max_min: dict[int, tuple[Edges, FloatArray]] = field(default_factory=dict)
+    _duty_cycled: dict[StageKey, tuple[Stage, FloatArray]] = field(default_factory=dict)
+    _fill_and_drain: dict[StageKey, tuple[Stage, FloatArray]] = field(default_factory=dict)
+
+    def of(self, stage: Stage) -> FloatArray:
+        """Return the rate of each edge; shape (edges,)."""
+        if not is_steady(stage):
+            key = _key(stage)
+            if key not in self._duty_cycled:
+                self._duty_cycled[key] = (stage, duty_cycle_rates(self.capacity_Bps, stage))
+            return np.minimum(stage.cap_Bps, self._duty_cycled[key][1])
+        edges, unlimited = stage.edges, bool(np.isinf(stage.cap_Bps).all())
+        if unlimited and id(edges) in self._max_min:
+            return self._max_min[id(edges)][1]
+        rates = max_min_rates(self.capacity_Bps, edges.pointers, edges.arcs, stage.cap_Bps)
+        if unlimited:
+            self._max_min[id(edges)] = (edges, rates)
+        return rates
+
+    def fill_and_drain(self, stage: Stage) -> FloatArray:
+        """Return the rate of each edge of a pipeline while it fills or drains; shape (edges,)."""
+        key = _key(stage)
+        if key not in self._fill_and_drain:
+            self._fill_and_drain[key] = (stage, fill_and_drain_rates(self.capacity_Bps, stage))
+        return np.minimum(stage.cap_Bps, self._fill_and_drain[key][1])
+
+
+def _key(stage: Stage) -> StageKey:
+    return id(stage.edges), *map(id, stage.phases)
+
+
+def is_steady(stage: Stage) -> bool:
+    """Whether all edges are active in all repeats."""
+    return all(bool((phase.active == phase.repeat).all()) for phase in stage.phases)
 
 
 def duty_cycle_rates(capacity_Bps: FloatArray, stage: Stage) -> FloatArray:

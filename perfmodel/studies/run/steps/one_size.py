@@ -155,8 +155,7 @@ def _simulate_interval(
     setup = replace(reported.setup, fidelity="flow")
 
     def simulate_on(machine: Machine) -> float:
-        other = replace(setup, machine=machine, estimators={})
-        return simulate_steps(other, sized.disturbances, SETTLED)[1].step_time_s
+        return simulate_steps(setup.on(machine), sized.disturbances, SETTLED)[1].step_time_s
 
     if sized.ensemble.bounds:
         ends = [point.step_time_s, *map(simulate_on, sized.ensemble.bounds)]
