@@ -24,7 +24,6 @@ from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.sharing.duty_cycle import StageRates, is_steady
 
-
 CollectiveKey = tuple[str, int, RankGroup, int, str | None]
 """Operation, bytes, group, root and algorithm of a collective."""
 

@@ -128,9 +128,8 @@ class PlanRun:
         for records in (self._task_ends, self._has_ended, self._tasks_left, self._step_ends):
             records.pop(step, None)
 
-    def _end(self, task: Task, step: int, index: int) -> None:
+    def _end(self, task: Task, step: int, index: int, now: float) -> None:
         """Fire the event of a task, and with the last task of a step that of the step."""
-        now = self._env.now
         if index in self._depended_on:
             self._task_ends[step][index].succeed(now)
         self._has_ended[step][index] = True
@@ -191,6 +190,7 @@ class PlanRun:
     ) -> Steps:
         """Wait for the dependencies of a task, run it, and fire its event."""
         task, ready_s = self.plan.tasks[index], 0.0
+        work = task.work
         if (
             self._steps is None
             and step >= MAX_STEPS_AHEAD
@@ -207,18 +207,19 @@ class PlanRun:
         if begun:
             begun.succeed()
         start_s, stretch = self._env.now, 1.0
-        if isinstance(task.work, Compute):
+        if isinstance(work, Compute):
             stretch = 1.0 if self._stretch is None else self._class_stretch(step, index)
-            yield self._compute(task, task.work.duration_s * stretch, stream)
+            yield self._compute(task, work.duration_s * stretch, stream)
             if task.core_s > 0:
                 self._network.occupy(task.core_s, len(self._ranks[task.rank_class]))
         else:
-            start_s = yield self._join(task, task.work, step)
+            start_s = yield self._join(task, work, step)
         if task.releases:
             yield self._semaphores[task.rank_class, task.releases].put(1)
+        now = self._env.now
         if self._steps is not None:
-            self.executions.append((task, step, start_s, self._env.now, ready_s, stretch))
-        self._end(task, step, index)
+            self.executions.append((task, step, start_s, now, ready_s, stretch))
+        self._end(task, step, index, now)
 
     def _dependencies(self, task: Task, step: int) -> list[simpy.Event]:
         ends = self._events(step)
