@@ -13,7 +13,7 @@ from perfmodel.studies.run.resolve.training_job import buckets, memory
 from perfmodel.studies.run.result import BucketTime, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottleneck import find_bottleneck
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
-from perfmodel.studies.run.steps.metrics import mean, mean_breakdown, parts_of_steps, spans_by_step
+from perfmodel.studies.run.steps.metrics import mean, mean_breakdown, parts_of_steps
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import (
@@ -107,7 +107,8 @@ def _longest_step(reported: ReportedRun) -> tuple[Span, ...]:
             end_s=span.end_s - start_s,
             ready_s=span.ready_s - start_s,
         )
-        for span in spans_by_step(reported.run)[step]
+        for span in reported.run.timeline.spans
+        if span.step == step
     )
 
 
