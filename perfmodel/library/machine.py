@@ -111,3 +111,11 @@ class Machine:
         for name in ("_rings", "_known"):
             object.__setattr__(machine, name, getattr(self, name))
         return machine
+
+    def corrected(self, measured: Corrections) -> Machine:
+        """The same machine with other measured corrections."""
+        return self.stretched(self.topology, measured)
+
+    def differs_in_corrections_only(self, other: Machine) -> bool:
+        """Whether both are `stretched` from one machine and have the same links."""
+        return self._known is other._known and self.topology.arcs is other.topology.arcs

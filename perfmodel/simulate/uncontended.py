@@ -14,13 +14,18 @@ import numpy as np
 from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends, schedule_s
 from perfmodel.collectives.timing.variable_rate import CompletionTimes
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lower import lower_collective, lower_message
+from perfmodel.library.lowering.lower import (
+    correct,
+    lower_message,
+    lower_without_corrections,
+)
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.sharing.duty_cycle import duty_cycle_rates, fill_and_drain_rates
-from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.simulate.sharing.duty_cycle import StageRates, is_steady
+
+CollectiveKey = tuple[str, int, RankGroup, int, str | None]
+"""Operation, bytes, group, root and algorithm of a collective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,33 @@ class TimedLeg:
 
 
 @dataclass
+class _Uncorrected:
+    """What machines have in common that differ in measured corrections only.
+
+    Parameters
+    ----------
+    machine : Machine
+        One of them.
+    """
+
+    machine: Machine
+    rates: StageRates = field(init=False)
+    _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rates = StageRates(self.machine.topology.arcs.bandwidth_Bps)
+
+    def lower(self, key: CollectiveKey) -> tuple[LoweredCollective, ...]:
+        """Return the candidates of the library for a collective, without corrections."""
+        if key not in self._lowered:
+            op, nbytes, group, root, algorithm = key
+            self._lowered[key] = lower_without_corrections(
+                self.machine, op, nbytes, group, root=root, algorithm=algorithm
+            )
+        return self._lowered[key]
+
+
+@dataclass
 class UncontendedTimer:
     """Times collectives alone on a machine, with a cache.
 
@@ -53,14 +85,27 @@ class UncontendedTimer:
     """
 
     machine: Machine
-    _best: dict[tuple[object, ...], tuple[LoweredCollective, float]] = field(default_factory=dict)
-    _rates: dict[int, tuple[Edges, FloatArray]] = field(default_factory=dict)
+    _best: dict[CollectiveKey, tuple[LoweredCollective, float]] = field(default_factory=dict)
     _bound_s: dict[int, tuple[LoweredCollective, float]] = field(default_factory=dict)
-    _duty_cycled: dict[tuple[int, int], tuple[Stage, FloatArray]] = field(default_factory=dict)
     _timed_legs: dict[int, tuple[LoweredCollective, tuple[TimedLeg, ...]]] = field(
         default_factory=dict
     )
     _legs: dict[int, tuple[LoweredCollective, tuple[Stage, ...]]] = field(default_factory=dict)
+    _common: _Uncorrected = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._common = _Uncorrected(self.machine)
+
+    def on(self, machine: Machine) -> UncontendedTimer:
+        """Return a timer of another machine.
+
+        Of one that differs in measured corrections only, it shares schedules, routes and rates
+        with this timer, and works out times alone.
+        """
+        timer = UncontendedTimer(machine)
+        if machine.differs_in_corrections_only(self.machine):
+            timer._common = self._common
+        return timer
 
     def best(
         self, op: str, nbytes: int, group: RankGroup, root: int = 0, algorithm: str | None = None
@@ -68,9 +113,9 @@ class UncontendedTimer:
         """Return the fastest of the candidates of the library, and its time in seconds."""
         key = (op, nbytes, group, root, algorithm)
         if key not in self._best:
-            candidates = lower_collective(
-                self.machine, op, nbytes, group, root=root, algorithm=algorithm
-            )
+            candidates = [
+                correct(self.machine, lowered, nbytes, group) for lowered in self._common.lower(key)
+            ]
             timed = [(lowered, self.way_s(lowered)) for lowered in candidates]
             self._best[key] = min(timed, key=lambda pair: pair[1])
             for lowered in candidates:
@@ -115,7 +160,7 @@ class UncontendedTimer:
         """
         if id(lowered) not in self._bound_s:
             stages = self.legs(lowered)
-            implied = len(stages) < 2 and all(_is_steady(stage) for stage in stages)
+            implied = len(stages) < 2 and all(is_steady(stage) for stage in stages)
             least_s = (
                 0.0
                 if implied
@@ -144,10 +189,9 @@ class UncontendedTimer:
         while the pipeline fills or drains share links with fewer others and arrive earlier; the
         edge is busy for as long.
         """
-        if len(stage.phases) != 1 or _is_steady(stage) or not stage.phases[0].first.any():
+        if len(stage.phases) != 1 or is_steady(stage) or not stage.phases[0].first.any():
             return stage
-        capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
-        ends_Bps = np.minimum(stage.cap_Bps, fill_and_drain_rates(capacity_Bps, stage))
+        ends_Bps = self._common.rates.fill_and_drain(stage)
         usual_Bps = self.rates(stage)
         with np.errstate(divide="ignore", invalid="ignore"):
             sooner_s = stage.phases[0].nbytes * (1 / usual_Bps - 1 / ends_Bps) * lowered.wire_factor
@@ -156,30 +200,7 @@ class UncontendedTimer:
 
     def rates(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge without other traffic; wire bytes per second."""
-        unlimited = bool(np.isinf(stage.cap_Bps).all())
-        cached = self._rates.get(id(stage.edges))
-        if unlimited and cached is not None:
-            return cached[1]
-        edges, capacity = stage.edges, self.machine.topology.arcs.bandwidth_Bps
-        if not _is_steady(stage):
-            return np.minimum(stage.cap_Bps, self._duty_cycle_rates(stage))
-        rates = max_min_rates(capacity, edges.pointers, edges.arcs, stage.cap_Bps)
-        if unlimited:
-            self._rates[id(edges)] = (edges, rates)
-        return rates
-
-    def _duty_cycle_rates(self, stage: Stage) -> FloatArray:
-        """As `duty_cycle.duty_cycle_rates`; the same for all protocols."""
-        key = (id(stage.edges), id(stage.phases))
-        if key not in self._duty_cycled:
-            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
-            self._duty_cycled[key] = (stage, duty_cycle_rates(capacity_Bps, stage))
-        return self._duty_cycled[key][1]
-
-
-def _is_steady(stage: Stage) -> bool:
-    """Whether all edges are active in all repeats."""
-    return all(bool((phase.active == phase.repeat).all()) for phase in stage.phases)
+        return self._common.rates.of(stage)
 
 
 def joined_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

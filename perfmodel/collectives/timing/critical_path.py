@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import reduce
 
 import numpy as np
 
@@ -306,22 +305,32 @@ def _heaviest(
 ) -> FloatArray:
     """Heaviest path to each edge: its weights, and the first gain or the two others once each.
 
-    `own_s` and the gains have shape (edges,).
+    `own_s` and the gains have shape (edges,). Edges are taken in the order in which they begin, so
+    that those of a level are neighbours.
     """
-    edges = len(own_s)
+    edges, order = len(own_s), np.argsort(first, kind="stable")
+    place = np.full(edges + 1, edges)
+    place[order] = np.arange(edges)
+    sources, own, gains = place[feeders[order]].T.copy(), own_s[order], np.stack(gains_s)[:, order]
     # Rows: nothing gained yet, the first gain, the second, the third, the second and the third.
     best = np.zeros((5, edges + 1))
-    gains, others = np.stack(gains_s), np.stack(gains_s[:0:-1])
-    order = np.argsort(first, kind="stable")
+    more = gains[_GAIN]
     ends = np.flatnonzero(np.diff(first[order])) + 1
     for begin, end in itertools.pairwise([0, *ends.tolist(), edges]):
-        level = order[begin:end]
-        before = reduce(np.maximum, (best[:, column] for column in feeders[level].T))
-        gained = before[0] + gains[:, level]
-        both = np.maximum.reduce(before[2:4] + others[:, level])
-        last = np.maximum(before[4], gained[1] + gains[2, level])
-        np.maximum(before[4], np.maximum(both, last), out=before[4])
-        np.maximum(before[1:4], gained, out=before[1:4])
-        best[:, level] = before + own_s[level]
-    landed: FloatArray = np.maximum(best[1, :edges], best[4, :edges])
+        before, *others = (best.take(column[begin:end], axis=1) for column in sources)
+        for other in others:
+            np.maximum(before, other, out=before)
+        gained = before.take(_GAINING, axis=0)
+        gained += more[:, begin:end]
+        last = gained[1] + gains[2, begin:end]
+        np.maximum(before[1:4], gained[:3], out=before[1:4])
+        for both in (gained[3], gained[4], last):
+            np.maximum(before[4], both, out=before[4])
+        np.add(before, own[begin:end], out=best[:, begin:end])
+    landed = np.empty(edges)
+    landed[order] = np.maximum(best[1, :edges], best[4, :edges])
     return landed
+
+
+_GAINING, _GAIN = np.array([0, 0, 0, 2, 3]), np.array([0, 1, 2, 2, 1])
+"""Rows of `_heaviest` that gain something on an edge, and which gain that is."""

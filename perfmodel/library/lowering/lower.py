@@ -117,14 +117,32 @@ def lower_collective(
     InputError
         An operation without such an algorithm, or one that these ranks do not allow.
     """
-    size = -(-int(nbytes) // ITEM_BYTES) * ITEM_BYTES
+    nominal = lower_without_corrections(machine, op, nbytes, group, root=root, algorithm=algorithm)
+    return tuple(correct(machine, lowered, nbytes, group) for lowered in nominal)
+
+
+def lower_without_corrections(
+    machine: Machine,
+    op: str,
+    nbytes: int,
+    group: RankGroup,
+    *,
+    root: int = 0,
+    algorithm: str | None = None,
+) -> tuple[LoweredCollective, ...]:
+    """As `lower_collective`, without the machine's measured corrections."""
+    size = _whole_items(nbytes)
     name, protocols = _candidate(machine, op, size, group, algorithm)
     lay = _layer(machine, op, name, size, group, root)
     return tuple(
-        _apply_profile(machine, with_protocol(lay(key), key, protocol, size), size, group)
+        with_protocol(lay(key), key, protocol, size)
         for key, protocol in protocols.items()
         if not protocol.bounded or protocol.serves(chunk_bytes(lay(key).schedule))
     )
+
+
+def _whole_items(nbytes: int) -> int:
+    return -(-int(nbytes) // ITEM_BYTES) * ITEM_BYTES
 
 
 Candidate = tuple[str, Mapping[str, Protocol]]
@@ -175,13 +193,19 @@ def lower_message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredC
     lowered = with_protocol(
         LaidSchedule(schedule, ((schedule.phases, edges),)), name, protocol, nbytes
     )
-    return _apply_profile(machine, lowered, nbytes, (src, dst))
+    return _correct(machine, lowered, nbytes, (src, dst))
 
 
-def _apply_profile(
+def correct(
     machine: Machine, lowered: LoweredCollective, nbytes: int, group: RankGroup
 ) -> LoweredCollective:
-    """A lowered collective with the corrections of the profile."""
+    """Apply the machine's measured corrections to a collective lowered without them."""
+    return _correct(machine, lowered, _whole_items(nbytes), group)
+
+
+def _correct(
+    machine: Machine, lowered: LoweredCollective, nbytes: int, group: RankGroup
+) -> LoweredCollective:
     if machine.measured == Corrections():
         return lowered
     hosts = len(np.unique(rank_array(group) // machine.topology.gpus_per_host))

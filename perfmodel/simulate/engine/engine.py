@@ -20,7 +20,6 @@ from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
 from perfmodel.simulate.network import FreeNetwork, Network, schedule_last
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.timeline import Timeline
 from perfmodel.training.step_plan import StepPlan
 
 __all__ = ["Fidelity", "Run", "simulate"]
@@ -114,7 +113,7 @@ def simulate(
             _detect_deadlock(env, job)
     _run(env, main)
     return Run(
-        Timeline(tuple(sorted(main.spans, key=lambda span: (span.start_s, span.end_s)))),
+        main.executions,
         (*main.step_ends_s, *[0.0] * (steps - len(main.step_ends_s))),
         network.counted,
         tuple(main.meetings),

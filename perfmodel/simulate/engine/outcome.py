@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
 
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.flow.approximation import ApproximationNote
@@ -11,15 +13,18 @@ from perfmodel.simulate.network import LinkCounters
 from perfmodel.timeline import Span, Timeline
 from perfmodel.training.step_plan import Compute, Task
 
+TaskExecution = tuple[Task, int, float, float, float, float]
+"""A task as it ran, as `span_of` takes it: task, step, start, end, ready and stretch."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Run:
     """A simulated run.
 
     Parameters
     ----------
-    timeline : Timeline
-        All spans; times since the start of the run.
+    executions : sequence of TaskExecution
+        All tasks, in the order in which they ended; times since the start of the run.
     step_ends_s : tuple of float
         When the last task of each step off the host ended.
     counted : LinkCounters
@@ -32,12 +37,18 @@ class Run:
         Where fidelity "flow" was an approximation, and how far off it may be.
     """
 
-    timeline: Timeline
+    executions: Sequence[TaskExecution] = field(repr=False)
     step_ends_s: tuple[float, ...]
     counted: LinkCounters
     meetings: tuple[CollectiveArrivals, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[ApproximationNote, ...] = ()
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """All spans; made when they are looked at first, as most runs are for their time only."""
+        ordered = sorted(self.executions, key=itemgetter(2, 3))
+        return Timeline(tuple(span_of(*execution) for execution in ordered))
 
     @property
     def step_time_s(self) -> float:

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.simulate.engine.background import CollectiveArrivals
-from perfmodel.simulate.engine.outcome import span_of
+from perfmodel.simulate.engine.outcome import TaskExecution
 from perfmodel.simulate.engine.rank_class import ComputeResource, participants_of
 from perfmodel.simulate.network import Network
-from perfmodel.timeline import Span
 from perfmodel.training.step_plan import (
     Collective,
     Compute,
@@ -65,7 +64,7 @@ class PlanRun:
         start_s: float = 0.0,
         stretch: Stretch | None = None,
     ) -> None:
-        self.plan, self.spans = plan, list[Span]()
+        self.plan, self.executions = plan, list[TaskExecution]()
         self.meetings: list[CollectiveArrivals] = []
         self.step_ends_s: list[float] = []
         self._env, self._network, self._steps = env, network, steps
@@ -73,7 +72,9 @@ class PlanRun:
         self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
         self._participants = participants_of(plan)
         self._ranks = {c.name: c.ranks for c in plan.classes}
-        self._task_ends: dict[int, list[Any]] = {}
+        self._depended_on = {i for task in plan.tasks for i in (*task.after, *task.after_previous)}
+        self._task_ends: dict[int, dict[int, simpy.Event]] = {}
+        self._has_ended: dict[int, bytearray] = {}
         self._tasks_left: dict[int, int] = {}
         self._step_ends: dict[int, simpy.Event] = {}
         self._pending: dict[tuple[int, str, str], _PendingCollective] = {}
@@ -109,10 +110,14 @@ class PlanRun:
         steps = itertools.count() if self._steps is None else range(self._steps)
         return ((step, index) for step in (steps if mine else ()) for index in mine)
 
-    def _events(self, step: int) -> list[Any]:
-        """Return an event for each task of a step, which fires with the time at which it ended."""
+    def _events(self, step: int) -> dict[int, simpy.Event]:
+        """Return events of a step that fire with the time at which a task ended.
+
+        By index, of the tasks that others depend on.
+        """
         if step not in self._task_ends:
-            self._task_ends[step] = [self._env.event() for _ in self.plan.tasks]
+            self._task_ends[step] = {index: self._env.event() for index in self._depended_on}
+            self._has_ended[step] = bytearray(len(self.plan.tasks))
             self._tasks_left[step] = len(self.plan.tasks)
             self._step_ends[step] = self._env.event()
             if self._steps is None:
@@ -120,13 +125,14 @@ class PlanRun:
         return self._task_ends[step]
 
     def _forget(self, step: int) -> None:
-        for events in (self._task_ends, self._tasks_left, self._step_ends):
-            events.pop(step, None)
+        for records in (self._task_ends, self._has_ended, self._tasks_left, self._step_ends):
+            records.pop(step, None)
 
-    def _end(self, task: Task, step: int, index: int) -> None:
+    def _end(self, task: Task, step: int, index: int, now: float) -> None:
         """Fire the event of a task, and with the last task of a step that of the step."""
-        now = self._env.now
-        self._events(step)[index].succeed(now)
+        if index in self._depended_on:
+            self._task_ends[step][index].succeed(now)
+        self._has_ended[step][index] = True
         self._tasks_left[step] -= 1
         if task.stream not in self._host_streams:
             while len(self.step_ends_s) <= step:
@@ -184,6 +190,7 @@ class PlanRun:
     ) -> Steps:
         """Wait for the dependencies of a task, run it, and fire its event."""
         task, ready_s = self.plan.tasks[index], 0.0
+        work = task.work
         if (
             self._steps is None
             and step >= MAX_STEPS_AHEAD
@@ -200,25 +207,26 @@ class PlanRun:
         if begun:
             begun.succeed()
         start_s, stretch = self._env.now, 1.0
-        if isinstance(task.work, Compute):
+        if isinstance(work, Compute):
             stretch = 1.0 if self._stretch is None else self._class_stretch(step, index)
-            yield self._compute(task, task.work.duration_s * stretch, stream)
+            yield self._compute(task, work.duration_s * stretch, stream)
             if task.core_s > 0:
                 self._network.occupy(task.core_s, len(self._ranks[task.rank_class]))
         else:
-            start_s = yield self._join(task, task.work, step)
+            start_s = yield self._join(task, work, step)
         if task.releases:
             yield self._semaphores[task.rank_class, task.releases].put(1)
+        now = self._env.now
         if self._steps is not None:
-            self.spans.append(span_of(task, step, start_s, self._env.now, ready_s, stretch))
-        self._end(task, step, index)
+            self.executions.append((task, step, start_s, now, ready_s, stretch))
+        self._end(task, step, index, now)
 
     def _dependencies(self, task: Task, step: int) -> list[simpy.Event]:
-        now = self._events(step)
-        events = [now[index] for index in task.after]
+        ends = self._events(step)
+        events = [ends[index] for index in task.after]
         if step and task.after_previous:
-            before = self._events(step - 1)
-            events += [before[index] for index in task.after_previous]
+            ends_before = self._events(step - 1)
+            events += [ends_before[index] for index in task.after_previous]
         return events
 
     def _class_stretch(self, step: int, index: int) -> float:
@@ -332,8 +340,8 @@ class PlanRun:
             f"{self.plan.tasks[index].name} (step {step})"
             f"{self._missing_classes(self.plan.tasks[index], step)}"
             for step in sorted(self._task_ends)
-            for index, event in enumerate(self._task_ends[step])
-            if not event.triggered
+            for index, has_ended in enumerate(self._has_ended[step])
+            if not has_ended
             and all(e.triggered for e in self._dependencies(self.plan.tasks[index], step))
         ]
         return f"the plan {self.plan.name!r} cannot finish; waiting: {', '.join(waiting[:8])}"

@@ -74,7 +74,6 @@ class _Work:
     done: simpy.Event
     left_s: float
     since_s: float
-    version: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -84,15 +83,15 @@ class ComputeResource:
     env: simpy.Environment
     slowdown: float
     """1 or more."""
+    _factor: float = 1.0
     _communicating: int = 0
-    _running: list[_Work] = field(default_factory=list)
+    _running: dict[simpy.Event, _Work] = field(default_factory=dict)
 
     def compute(self, duration_s: float) -> simpy.Event:
         """Start work that takes `duration_s` without slowdown; the event fires when it is done."""
         if self.slowdown == 1.0 or duration_s == 0.0:
             return self.env.timeout(duration_s)
         work = _Work(self.env.event(), duration_s, self.env.now)
-        self._running.append(work)
         self._schedule(work)
         return work.done
 
@@ -100,23 +99,21 @@ class ComputeResource:
         """Count collectives in progress: +1 when one starts, -1 when one ends."""
         before = self._factor
         self._communicating += change
+        self._factor = self.slowdown if self._communicating else 1.0
         if self._factor != before:
-            for work in self._running:
+            running, self._running = self._running, {}
+            for work in running.values():
                 work.left_s -= (self.env.now - work.since_s) / before
                 work.since_s = self.env.now
                 self._schedule(work)
 
-    @property
-    def _factor(self) -> float:
-        return self.slowdown if self._communicating else 1.0
-
     def _schedule(self, work: _Work) -> None:
-        work.version += 1
-        version = work.version
         end = self.env.timeout(max(0.0, work.left_s) * self._factor)
-        end.callbacks.append(lambda _: self._finish(work, version))
+        self._running[end] = work
+        end.callbacks.append(self._finish)
 
-    def _finish(self, work: _Work, version: int) -> None:
-        if version == work.version:
-            self._running.remove(work)
+    def _finish(self, end: simpy.Event) -> None:
+        """Finish the work that ends now, unless it has been scheduled again since."""
+        work = self._running.pop(end, None)
+        if work is not None:
             work.done.succeed()

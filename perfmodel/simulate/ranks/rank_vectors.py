@@ -21,13 +21,12 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.engine.engine import Fidelity, network_class
-from perfmodel.simulate.engine.outcome import Run, span_of
+from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.network import LinkCounters, sum_counters, zero_counters
 from perfmodel.simulate.ranks.task_order import Node, execution_order, why_unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.timeline import Span, Timeline
 from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
 
 Clock = float | FloatArray
@@ -117,7 +116,7 @@ class _Recurrence:
         self._uses_left: dict[Node, int] = {}
         self._from_s: list[float] = []  # of the collectives so far, which never overlap
         self._to_s: list[float] = []
-        self._spans: list[Span] = []
+        self._executions: list[TaskExecution] = []
         self._meetings: list[CollectiveArrivals] = []
         self._step_ends = [0.0] * steps
         self._counted = zero_counters(len(times.estimator.machine.topology.arcs))
@@ -130,9 +129,8 @@ class _Recurrence:
                 self._compute(step, index, task, task.work.duration_s)
             elif isinstance(task.work, Collective):
                 self._run_collective(nodes, task.work)
-        spans = tuple(sorted(self._spans, key=lambda span: (span.start_s, span.end_s)))
         return Run(
-            Timeline(spans),
+            self._executions,
             tuple(self._step_ends),
             self._counted,
             tuple(self._meetings),
@@ -206,7 +204,7 @@ class _Recurrence:
         if self._kind[task.stream] != "host":
             self._step_ends[step] = max(self._step_ends[step], _last(end))
         first = (_first(start), _first(end), _first(ready), _first(stretch))
-        self._spans.append(span_of(task, step, *first))
+        self._executions.append((task, step, *first))
 
     def _slowed(self, start: Clock, end: Clock) -> Clock:
         """Delay compute by the collectives that were in progress meanwhile.

@@ -1,14 +1,72 @@
-"""Link shares of edges that are active in some repeats only, as in chains and trees."""
+"""Rates of the edges of a collective alone on its links.
+
+Edges that are active in all repeats share links max-min fairly. Those of chains and trees are
+active in some repeats only, and share a link with those that are active in the same ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
+from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import Stage
+from perfmodel.simulate.sharing.max_min import max_min_rates
+
+StageKey = tuple[int, ...]
+"""Ids of the edges of a stage and of its phases."""
+
+
+@dataclass
+class StageRates:
+    """Rates of stages without other traffic, with a cache; wire bytes per second.
+
+    They follow from links, caps and bytes: stages that differ in latencies only have the same.
+    Cache entries hold the objects whose ids are their keys, so that no id is used again.
+
+    Parameters
+    ----------
+    capacity_Bps : ndarray of float, shape (links,)
+    """
+
+    capacity_Bps: FloatArray
+    _max_min: dict[int, tuple[Edges, FloatArray]] = field(default_factory=dict)
+    _duty_cycled: dict[StageKey, tuple[Stage, FloatArray]] = field(default_factory=dict)
+    _fill_and_drain: dict[StageKey, tuple[Stage, FloatArray]] = field(default_factory=dict)
+
+    def of(self, stage: Stage) -> FloatArray:
+        """Return the rate of each edge; shape (edges,)."""
+        if not is_steady(stage):
+            key = _key(stage)
+            if key not in self._duty_cycled:
+                self._duty_cycled[key] = (stage, duty_cycle_rates(self.capacity_Bps, stage))
+            return np.minimum(stage.cap_Bps, self._duty_cycled[key][1])
+        edges, unlimited = stage.edges, bool(np.isinf(stage.cap_Bps).all())
+        if unlimited and id(edges) in self._max_min:
+            return self._max_min[id(edges)][1]
+        rates = max_min_rates(self.capacity_Bps, edges.pointers, edges.arcs, stage.cap_Bps)
+        if unlimited:
+            self._max_min[id(edges)] = (edges, rates)
+        return rates
+
+    def fill_and_drain(self, stage: Stage) -> FloatArray:
+        """Return the rate of each edge of a pipeline while it fills or drains; shape (edges,)."""
+        key = _key(stage)
+        if key not in self._fill_and_drain:
+            self._fill_and_drain[key] = (stage, fill_and_drain_rates(self.capacity_Bps, stage))
+        return np.minimum(stage.cap_Bps, self._fill_and_drain[key][1])
+
+
+def _key(stage: Stage) -> StageKey:
+    return id(stage.edges), *map(id, stage.phases)
+
+
+def is_steady(stage: Stage) -> bool:
+    """Whether all edges are active in all repeats."""
+    return all(bool((phase.active == phase.repeat).all()) for phase in stage.phases)
 
 
 def duty_cycle_rates(capacity_Bps: FloatArray, stage: Stage) -> FloatArray:
@@ -67,7 +125,7 @@ def _bytes_met(
             ((base + ends)[by_end], weight[by_end], ends[by_end]),
         )
     ]
-    lows, highs = np.searchsorted(base, base), np.searchsorted(base, base, side="right")
+    lows, highs = _runs(base)
 
     def crossed(until: IntArray) -> FloatArray:
         total: list[FloatArray] = []
@@ -114,33 +172,50 @@ def _busy_bytes(arcs: IntArray, lengths: IntArray, phase: Phase) -> tuple[FloatA
     span = int((phase.first + phase.active).max(initial=0)) + 1
     base = arcs * span
     weight = np.repeat(phase.nbytes, lengths)
-    begun, ended = (
-        _cumulate(base + np.repeat(starts, lengths), weight)
-        for starts in (phase.first, phase.first + phase.active)
-    )
+    first, end = (np.repeat(at, lengths) for at in (phase.first, phase.first + phase.active))
+    begun, ended = _CumulativeWeights(base + first, weight), _CumulativeWeights(base + end, weight)
 
-    def busy(repeat: IntArray) -> FloatArray:
-        now = base + np.repeat(repeat, lengths)
-        (begun_edges, begun_bytes), (ended_edges, ended_bytes) = begun(now), ended(now)
-        active_edges, active_bytes = begun_edges - ended_edges, begun_bytes - ended_bytes
+    def busy(begun_until: IntArray, ended_until: IntArray) -> FloatArray:
+        active_edges = begun_until - ended_until
+        active_bytes = begun.sums[begun_until] - ended.sums[ended_until]
         nbytes: FloatArray = np.maximum(weight, np.minimum(active_edges * weight, active_bytes))
         return nbytes
 
-    return busy(phase.first), busy(phase.first + (phase.active - 1))
+    at_first = busy(begun.up_to_own(), ended.up_to(base + first))
+    return at_first, busy(begun.up_to(base + end - 1), ended.below_own())
 
 
-def _cumulate(
-    keys: IntArray, weight: FloatArray
-) -> Callable[[IntArray], tuple[IntArray, FloatArray]]:
-    """Return a function of a key: how many keys are not above it, and the sum of their weights."""
-    order = np.argsort(keys, kind="stable")
-    ascending, sums = keys[order], _cumulative_sum(weight[order])
+class _CumulativeWeights:
+    """How many keys lie up to a key; `sums` has the sum of their weights by this number."""
 
-    def until(most: IntArray) -> tuple[IntArray, FloatArray]:
-        position = np.searchsorted(ascending, most, side="right")
-        return position, sums[position]
+    def __init__(self, keys: IntArray, weight: FloatArray) -> None:
+        self._order = np.argsort(keys, kind="stable")
+        self._ascending = keys[self._order]
+        self.sums = _cumulative_sum(weight[self._order])
 
-    return until
+    def up_to(self, most: IntArray) -> IntArray:
+        """How many keys are not above each of some keys."""
+        return np.searchsorted(self._ascending, most, side="right")
+
+    def up_to_own(self) -> IntArray:
+        """As `up_to` of each of the keys."""
+        return self._in_order_of_keys(_runs(self._ascending)[1])
+
+    def below_own(self) -> IntArray:
+        """How many keys are below each of the keys."""
+        return self._in_order_of_keys(_runs(self._ascending)[0])
+
+    def _in_order_of_keys(self, values: IntArray) -> IntArray:
+        ordered = np.empty_like(values)
+        ordered[self._order] = values
+        return ordered
+
+
+def _runs(ascending: IntArray) -> tuple[IntArray, IntArray]:
+    """Where the values equal to each value begin, and where they end."""
+    begins = np.flatnonzero(np.diff(ascending, prepend=-1))  # no value is negative
+    ends = np.append(begins, len(ascending))[1:]
+    return np.repeat(begins, ends - begins), np.repeat(ends, ends - begins)
 
 
 def _cumulative_sum(values: FloatArray) -> FloatArray:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
 import pytest
 
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import spread_factors
 from perfmodel.scenario import load_scenario
+from perfmodel.simulate import uncontended
+from perfmodel.simulate.sharing import duty_cycle
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import bound_machines
@@ -53,3 +60,73 @@ def test_a_step_has_an_interval_without_a_profile() -> None:
     assert low < several.step_time_s < high
     assert high - several.step_time_s < 3 * several.comm_s, "only collectives take longer"
     assert DATASHEET_INTERVAL in answer.assumptions
+
+
+def count_calls(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, key: Callable[..., object]
+) -> list[object]:
+    """Let a function of a module record what it was called with."""
+    called: list[object] = []
+    function = getattr(module, name)
+
+    def recorded(*args: Any, **options: Any) -> object:
+        called.append(key(*args, **options))
+        return function(*args, **options)
+
+    monkeypatch.setattr(module, name, recorded)
+    return called
+
+
+DEGRADED = "events=[{degrade: {link: n1/nic0 -- fabric/leaf0, to: 10 Gbit/s}}]"
+
+
+@pytest.mark.parametrize(("events", "machines"), [((), 1), ((DEGRADED,), 2)])
+def test_an_interval_lays_no_collective_again(
+    monkeypatch: pytest.MonkeyPatch, events: tuple[str, ...], machines: int
+) -> None:
+    """Bound machines differ in corrections only: schedules, routes and rates are the likely one's.
+
+    One lowering for each operation and size, and the shares of links once for each pipeline; of the
+    machine with an event and without.
+    """
+    lowered = count_calls(
+        monkeypatch, uncontended, "lower_without_corrections",
+        lambda machine, op, nbytes, group, **_: (op, nbytes, group),
+    )  # fmt: skip
+    shared = count_calls(monkeypatch, duty_cycle, "duty_cycle_rates", lambda _, stage: stage)
+    filled = count_calls(monkeypatch, duty_cycle, "fill_and_drain_rates", lambda _, stage: stage)
+    answer = run_scenario(load_scenario("resnet50-dgx-a100", ("scale.gpus=[16]", *events)))
+    assert answer.points[0].interval_s is not None
+    assert 3 < len(lowered) <= machines * len(set(lowered))
+    assert 0 < len(shared) == len(filled) <= len(lowered)
+
+
+def test_a_shared_timer_times_as_one_of_its_own() -> None:
+    topology = build_topology("dgx-a100", hosts=4, fabric="rail-optimised")
+    machine = make_machine(topology, load_library("nccl"))
+    likely, group = UncontendedTimer(machine), range(32)
+    for nbytes in (1000, MIB, 25 * MIB, 400 * MIB):
+        likely.best("all_reduce", nbytes, group)
+        for bound in bound_machines(machine):
+            assert bound.differs_in_corrections_only(machine)
+            shared, alone = likely.on(bound), UncontendedTimer(replace(bound))
+            assert (
+                shared.best("all_reduce", nbytes, group)[1]
+                == (alone.best("all_reduce", nbytes, group)[1])
+            )
+
+
+def test_machines_with_other_links_share_nothing() -> None:
+    machine = make_machine(build_topology("dgx-h100"), load_library("nccl"))
+    (quick, _), other = bound_machines(machine), build_topology("dgx-a100")
+    assert not machine.differs_in_corrections_only(replace(machine))
+    assert not quick.stretched(other, quick.measured).differs_in_corrections_only(machine)
+    timer = UncontendedTimer(machine)
+    times = [
+        each.best("all_reduce", 25 * MIB, range(8))[1]
+        for each in (
+            timer.on(replace(machine, topology=other)),
+            UncontendedTimer(replace(machine, topology=other)),
+        )
+    ]
+    assert times[0] == times[1] != timer.best("all_reduce", 25 * MIB, range(8))[1]

@@ -13,7 +13,7 @@ from perfmodel.studies.run.resolve.training_job import buckets, memory
 from perfmodel.studies.run.result import BucketTime, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottleneck import find_bottleneck
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
-from perfmodel.studies.run.steps.metrics import mean, mean_breakdown, parts_of_steps, spans_by_step
+from perfmodel.studies.run.steps.metrics import mean, mean_breakdown, parts_of_steps
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import (
@@ -99,7 +99,8 @@ def _longest_step(reported: ReportedRun) -> tuple[Span, ...]:
             end_s=span.end_s - start_s,
             ready_s=span.ready_s - start_s,
         )
-        for span in spans_by_step(reported.run)[step]
+        for span in reported.run.timeline.spans
+        if span.step == step
     )
 
 
@@ -147,8 +148,7 @@ def _simulate_interval(
     setup = replace(reported.setup, fidelity="flow")
 
     def simulate_on(machine: Machine) -> float:
-        other = replace(setup, machine=machine, estimators={})
-        return simulate_steps(other, sized.disturbances, SETTLED)[1].step_time_s
+        return simulate_steps(setup.on(machine), sized.disturbances, SETTLED)[1].step_time_s
 
     if sized.ensemble.bounds:
         ends = [point.step_time_s, *map(simulate_on, sized.ensemble.bounds)]

@@ -50,6 +50,19 @@ class SimulationSetup:
     warm_up: int
     estimators: dict[tuple[str, ...], UncontendedTimer]
 
+    def on(self, machine: Machine) -> SimulationSetup:
+        """Return the same setup on the machine with other numbers.
+
+        Its timers share with those of this one what does not depend on these numbers.
+        """
+        timers = {}
+        if machine.differs_in_corrections_only(self.machine):
+            timers = {
+                key: timer.on(timer.machine.corrected(machine.measured) if key else machine)
+                for key, timer in self.estimators.items()
+            }
+        return replace(self, machine=machine, estimators=timers)
+
 
 def simulate_steps(
     setup: SimulationSetup, disturbances: Sequence[Disturbance], steps: int, *, free: bool = False
