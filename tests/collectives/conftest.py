@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from perfmodel.collectives import catalog
@@ -19,4 +21,10 @@ def _impossible(item: pytest.Item) -> bool:
     given = getattr(getattr(item, "callspec", None), "params", {})
     if not {"op", "name", "ranks"} <= given.keys():
         return False
-    return catalog.allows(given["op"], given["name"], given["ranks"]) is not None
+    return _refused(given["op"], given["name"], given["ranks"])
+
+
+@cache
+def _refused(op: str, name: str, ranks: int) -> bool:
+    """Whether an algorithm is not for so many ranks: asked once for all tests that have them."""
+    return catalog.allows(op, name, ranks) is not None

@@ -12,44 +12,11 @@ from perfmodel.scenario import (
     sizes,
 )
 
-GOOD = """\
-# How long is a step?
-perfmodel: 1
-model: {name: resnet50}
-compute: {precision: fp16}
-strategy:
-  kind: ddp
-  bucket_cap: 25 MiB
-cluster:
-  node: dgx-a100
-  nodes: 4
-  gpus_per_node: 8
-  fabric: rail-optimised
-training:
-  batch_per_gpu: 64
-scale: {gpus: [1, 2, 8, 16, 32]}
-"""
-
-
-@pytest.fixture
-def scenario_file(tmp_path):
-    def write(text=GOOD, name="mine.yaml"):
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return write
-
 
 def faults(path, *overrides):
     with pytest.raises(InputError) as caught:
         load_scenario(path, overrides)
     return [(f.field, f.line, f.found, f.allowed) for f in caught.value.faults]
-
-
-def edited(old, new):
-    assert old in GOOD
-    return GOOD.replace(old, new)
 
 
 def test_a_scenario_is_read_whole(scenario_file):
@@ -114,7 +81,7 @@ def test_the_least_a_scenario_needs(scenario_file):
     ],
 )  # fmt: skip
 def test_each_fault_names_line_field_found_and_allowed(
-    scenario_file, old, new, line, field, found, allowed
+    edited, scenario_file, old, new, line, field, found, allowed
 ):
     told = faults(scenario_file(edited(old, new)))
     assert len(told) == 1, told
@@ -124,15 +91,15 @@ def test_each_fault_names_line_field_found_and_allowed(
     assert allowed in told[0][3]
 
 
-def test_shape_faults_and_faults_between_sections_are_told_together(scenario_file):
-    path = scenario_file(GOOD.replace("fp16", "fp17").replace("32]", "64]").replace("25 MiB", "25"))
+def test_shape_faults_and_faults_between_sections_are_told_together(good, scenario_file):
+    path = scenario_file(good.replace("fp16", "fp17").replace("32]", "64]").replace("25 MiB", "25"))
     assert [fault[0] for fault in faults(path)] == [
         "compute.precision", "strategy.bucket_cap", "scale.gpus.4",
     ]  # fmt: skip
 
 
-def test_the_question_comes_first(scenario_file):
-    assert faults(scenario_file(GOOD.split("\n", 1)[1]))[0][:2] == ("question", 1)
+def test_the_question_comes_first(good, scenario_file):
+    assert faults(scenario_file(good.split("\n", 1)[1]))[0][:2] == ("question", 1)
     assert read_question("\ufeff---\n\n# yaml-language-server: x\n## Why? \n# no\n") == "Why?"
     assert read_question("a: 1 # no\n") == ""
 
@@ -179,10 +146,12 @@ def test_the_last_override_of_a_field_wins(scenario_file):
         ("scale=[1: ", "--set scale", "", "YAML"),
     ],
 )
-def test_a_fault_in_an_override_names_the_flag(scenario_file, override, field, found, allowed):
-    told = [f for f in faults(scenario_file(GOOD + "seed: 1\n"), override) if f[0] == field]
+def test_a_fault_in_an_override_names_the_flag(
+    good, scenario_file, override, field, found, allowed
+):
+    told = [f for f in faults(scenario_file(good + "seed: 1\n"), override) if f[0] == field]
     if override.startswith("seed.x"):
-        assert faults(scenario_file(GOOD + "seed: 1\n"), override)[0][2] == "seed = 1"
+        assert faults(scenario_file(good + "seed: 1\n"), override)[0][2] == "seed = 1"
         return
     assert len(told) == 1
     assert told[0][1] is None

@@ -38,7 +38,7 @@ def made(op: str, name: str, ranks: int, elements: int, **own: Any) -> Schedule:
 @pytest.mark.parametrize("ranks", range(1, 18))
 @pytest.mark.parametrize(("op", "name"), ALL)
 def test_data_is_right(op: str, name: str, ranks: int) -> None:
-    for elements in (0, 1, 7, ranks, 3 * ranks + 1, 97):
+    for elements in {0, 1, 7, ranks, 3 * ranks + 1, 97}:
         verify(made(op, name, ranks, elements), orders=1, seed=ranks + elements)
 
 

@@ -241,7 +241,7 @@ def test_only_what_ifs_that_make_sense(file: str) -> None:
     inside = ["infinitely fast links between the GPUs", "no latency", "both"]
     flags = ("model.name=resnet18", "model.sequence_length=null", "scale=null")
     assert words(*flags, node="gpt2-xl-pcie-p2p") == [*inside, *everywhere]
-    jitter = "events=[{jitter: {cv: 0.1}}, {slow: {ranks: [0], by: 1.5}}]"
+    jitter = "events=[{jitter: {cv: 0.01}}, {slow: {ranks: [0], by: 1.5}}]"
     assert words(jitter) == [*network, *everywhere, "no jitter", "no events"]
     jobs = "jobs=[{model: resnet18, batch_per_gpu: 8, nodes: 2}]"
     assert words(jobs)[-1] == "no other jobs"

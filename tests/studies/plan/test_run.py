@@ -270,8 +270,9 @@ def test_the_same_plan_gives_the_same_bits(planned, plan_file):
 def test_the_schema_knows_plans(planned):
     scenario, _ = planned
     schema = Scenario.model_json_schema()
-    jsonschema.validate(dict(scenario.origin.content), schema)
+    validate = jsonschema.validators.validator_for(schema)(schema).validate
+    validate(dict(scenario.origin.content))
     for wrong in ({"budget": 5}, {"deadline": 5}, {"candidates": []}, {"nodes": 1}):
         content = dict(scenario.origin.content) | {"plan": scenario.origin.content["plan"] | wrong}
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(content, schema)
+            validate(content)

@@ -6,16 +6,6 @@ from perfmodel.errors import InputError
 from perfmodel.workload import load_workload
 
 
-@pytest.fixture
-def write(tmp_path):
-    def written(name, text):
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return written
-
-
 def faults(call, *arguments):
     with pytest.raises(InputError) as raised:
         call(*arguments)

@@ -37,16 +37,6 @@ activations: 3 MiB
 """
 
 
-@pytest.fixture
-def write(tmp_path):
-    def written(name, text):
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return written
-
-
 def faults(call, *arguments):
     with pytest.raises(InputError) as raised:
         call(*arguments)

@@ -85,7 +85,7 @@ def test_the_slow_steps_are_slow_and_no_others(tmp_path: Path, quiet: Result) ->
 def test_parts_of_a_step_still_add_up_to_the_mean(tmp_path: Path) -> None:
     result = answered(
         tmp_path,
-        "events:\n  - jitter: {kind: normal, cv: 0.02}\n  - slow: {nodes: [0], by: 1.1}\n",
+        "events:\n  - jitter: {kind: normal, cv: 0.01}\n  - slow: {nodes: [0], by: 1.1}\n",
     )
     point, disturbance = result.main, result.main.disturbance
     assert disturbance is not None
@@ -99,7 +99,7 @@ def test_parts_of_a_step_still_add_up_to_the_mean(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) -> None:
-    event = "events:\n  - jitter: {{cv: 0.02, seed: {seed}}}\n"
+    event = "events:\n  - jitter: {{cv: 0.01, seed: {seed}}}\n"
     first, again, other = (
         answered(tmp_path, event.format(seed=seed)).main.step_time_s for seed in (1, 1, 2)
     )
@@ -108,7 +108,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) 
 
 def test_jitter_per_layer_costs_less_than_per_step(tmp_path: Path) -> None:
     per = {
-        per: answered(tmp_path, f"events:\n  - jitter: {{cv: 0.02, per: {per}}}\n").main
+        per: answered(tmp_path, f"events:\n  - jitter: {{cv: 0.01, per: {per}}}\n").main
         for per in ("layer", "step")
     }
     undisturbed = per["step"].disturbance
@@ -234,8 +234,9 @@ def test_names_that_do_not_resolve_are_told_with_their_line(
 
 
 def test_other_jobs_are_told_apart_by_name(tmp_path: Path) -> None:
+    text = TEXT.replace("nodes: 2", "nodes: 2, gpus_per_node: 2")
     other = "  - {%smodel: resnet18, nodes: 1, batch_per_gpu: %d}\n"
-    unnamed = answered(tmp_path, "jobs:\n" + other % ("", 32) + other % ("", 256))
+    unnamed = answered(tmp_path, "jobs:\n" + other % ("", 32) + other % ("", 256), text)
     assert unnamed.main.disturbance is not None
     small, large = unnamed.main.disturbance.jobs
     assert (small.name, large.name) == ("resnet18 (job 0)", "resnet18 (job 1)")
@@ -264,7 +265,8 @@ def test_what_is_lost_is_no_bottleneck(tmp_path: Path) -> None:
 
 def test_a_job_that_starts_late_disturbs_from_then_on(tmp_path: Path, quiet: Result) -> None:
     text = TEXT.replace("one-switch", "{kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 2}")
-    text = text.replace("nodes: 2", "nodes: 2, placement: spread, pool: 4")
+    # one GPU per node: what is shared is the network between nodes
+    text = text.replace("nodes: 2", "nodes: 2, gpus_per_node: 1, placement: spread, pool: 4")
     job = "jobs:\n  - {model: vgg16, nodes: 2, batch_per_gpu: 1%s}\n"
     late = answered(tmp_path, job % ', start: "200 ms"', text).main.disturbance
     early = answered(tmp_path, job % "", text).main.disturbance
@@ -296,9 +298,8 @@ def test_jitter_beside_other_traffic_is_refused_for_many_ranks(tmp_path: Path) -
 
 def test_jitter_beside_other_traffic_gives_each_rank_a_process(tmp_path: Path) -> None:
     text = TEXT.replace("nodes: 2", "nodes: 2, gpus_per_node: 1")
-    events = (
-        "events:\n  - jitter: {cv: 0.02}\n  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s}\n"
-    )
+    traffic = "  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s}\n"
+    events = "events:\n  - jitter: {cv: 0.005}\n" + traffic
     result = answered(tmp_path, events, text)
     assert result.main.mode.startswith("flow, 2 rank classes, mean of ")
 
