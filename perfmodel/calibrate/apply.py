@@ -203,7 +203,7 @@ def _apply_transfer(profile: Profile, transfer: Transfer, machine: Machine) -> M
         topology = scale_bandwidths(topology, rates)
     differences = transfer.settings_differences(machine.settings)
     cited = _cite_transfer(topology, profile, transfer, differences)
-    return machine.stretched(cited, corrections)
+    return machine.with_corrections(cited, corrections)
 
 
 def _cite_transfer(

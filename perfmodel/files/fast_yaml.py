@@ -63,7 +63,7 @@ class LinedList(list[Any]):
 def parse_with_libyaml(text: str) -> Any:
     """Parse one YAML 1.2 document.
 
-    `text`: of a file that ships, or short: libyaml follows nesting of any depth until the stack ends.
+    `text`: of a file that ships, or short: libyaml follows nesting until the stack ends.
 
     Raises
     ------

@@ -81,7 +81,7 @@ class Machine:
     """The machine by whose links NCCL searches its channels; default: this one."""
     router: Router = field(init=False)
     _rings: dict[RankGroup, Rings] = field(default_factory=dict, init=False, repr=False)
-    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "router", Router(self.topology))
@@ -94,28 +94,28 @@ class Machine:
             )
         return self._rings[group]
 
-    def known(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What is found for a key; found once."""
-        if key not in self._known:
-            self._known[key] = find()
-        cached: T = self._known[key]
-        return cached
+    def cached(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What `find` returns for a key; found once."""
+        if key not in self._cache:
+            self._cache[key] = find()
+        stored: T = self._cache[key]
+        return stored
 
-    def stretched(self, topology: Topology, measured: Corrections) -> Machine:
+    def with_corrections(self, topology: Topology, measured: Corrections) -> Machine:
         """The same machine as it was measured.
 
         Only its links' bandwidths may differ. What the library chose and laid by its own numbers
         stays, and is looked up once for all of them.
         """
         machine = replace(self, topology=topology, measured=measured)
-        for name in ("_rings", "_known"):
+        for name in ("_rings", "_cache"):
             object.__setattr__(machine, name, getattr(self, name))
         return machine
 
     def corrected(self, measured: Corrections) -> Machine:
         """The same machine with other measured corrections."""
-        return self.stretched(self.topology, measured)
+        return self.with_corrections(self.topology, measured)
 
     def differs_in_corrections_only(self, other: Machine) -> bool:
-        """Whether both are `stretched` from one machine and have the same links."""
-        return self._known is other._known and self.topology.arcs is other.topology.arcs
+        """Whether both are `with_corrections` from one machine and have the same links."""
+        return self._cache is other._cache and self.topology.arcs is other.topology.arcs

@@ -120,7 +120,7 @@ class Network(ABC):
     """A network that carries collectives and messages in simulated time; one to an environment."""
 
     env: simpy.Environment
-    estimator: UncontendedTimer
+    timer: UncontendedTimer
     """Of the machine on which the run begins, whose library chooses algorithms and protocols."""
     changes_left: int | None = None
     """How often the machine will still change, if that is known: then traffic that stalls after the
@@ -130,8 +130,8 @@ class Network(ABC):
     _counted: LinkCounters = field(init=False)
 
     def __post_init__(self) -> None:
-        self.machine = self.estimator.machine
-        self._rerouted = ReroutedCollectives(self.estimator, self.machine)
+        self.machine = self.timer.machine
+        self._rerouted = ReroutedCollectives(self.timer, self.machine)
         self._counted = zero_counters(len(self.machine.topology.arcs))
 
     @property
@@ -148,7 +148,7 @@ class Network(ABC):
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
     ) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
-        return self.launch(self.estimator.lower(op, nbytes, groups, root))
+        return self.launch(self.timer.lower(op, nbytes, groups, root))
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""

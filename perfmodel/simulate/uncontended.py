@@ -116,7 +116,7 @@ class UncontendedTimer:
             candidates = [
                 correct(self.machine, lowered, nbytes, group) for lowered in self._common.lower(key)
             ]
-            timed = [(lowered, self.way_s(lowered)) for lowered in candidates]
+            timed = [(lowered, self.time_s(lowered)) for lowered in candidates]
             self._best[key] = min(timed, key=lambda pair: pair[1])
             for lowered in candidates:
                 if lowered is not self._best[key][0]:
@@ -135,7 +135,7 @@ class UncontendedTimer:
         for cache in (self._bound_s, self._timed_legs, self._legs):
             cache.pop(id(lowered), None)
 
-    def way_s(self, lowered: LoweredCollective) -> float:
+    def time_s(self, lowered: LoweredCollective) -> float:
         """Return the time of a whole collective without other traffic; seconds."""
         last_s = max((leg.ends.last_s for leg in self.timed_legs(lowered)), default=0.0)
         return lowered.launch_s + max(last_s, self.busiest_link_bound_s(lowered))
@@ -264,17 +264,17 @@ def add_traffic(
 
 @dataclass
 class ReroutedCollectives:
-    """Collectives lowered on the machine of `estimator`, over the routes of the present machine.
+    """Collectives lowered on the machine of `timer`, over the routes of the present machine.
 
     Parameters
     ----------
-    estimator : UncontendedTimer
+    timer : UncontendedTimer
         Of the machine on which the run began.
     machine : Machine
         The present one.
     """
 
-    estimator: UncontendedTimer
+    timer: UncontendedTimer
     machine: Machine
     _rerouted: dict[int, tuple[LoweredCollective, LoweredCollective]] = field(default_factory=dict)
     _legs: dict[int, tuple[LoweredCollective, tuple[Stage, ...]]] = field(default_factory=dict)
@@ -284,7 +284,7 @@ class ReroutedCollectives:
         """Return a point-to-point message lowered on the first machine (see `now`)."""
         key = (src, dst, nbytes)
         if key not in self._messages:
-            self._messages[key] = lower_message(self.estimator.machine, src, dst, nbytes)
+            self._messages[key] = lower_message(self.timer.machine, src, dst, nbytes)
         return self._messages[key]
 
     def now(self, lowered: LoweredCollective) -> LoweredCollective:
@@ -295,7 +295,7 @@ class ReroutedCollectives:
         TopologyError
             Two ranks that have to communicate cannot reach each other any more.
         """
-        if self.machine is self.estimator.machine:
+        if self.machine is self.timer.machine:
             return lowered
         if (
             id(lowered) not in self._rerouted
@@ -311,8 +311,8 @@ class ReroutedCollectives:
         TopologyError
             Two ranks that have to communicate cannot reach each other any more.
         """
-        legs = self.estimator.legs(lowered)
-        if self.machine is self.estimator.machine:
+        legs = self.timer.legs(lowered)
+        if self.machine is self.timer.machine:
             return legs
         if id(lowered) not in self._legs:
             self._legs[id(lowered)] = (

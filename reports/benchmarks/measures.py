@@ -78,7 +78,12 @@ def eight_gpus() -> Iterator[Measured]:
     """A step of ResNet-50 on one DGX A100: building, planning and simulating; and simulating."""
     from perfmodel.scenario import ClusterSize, load_scenario
     from perfmodel.studies.run.resolve.machine import machine
-    from perfmodel.studies.run.resolve.training_job import TrainingJob, load_workload, plan, times
+    from perfmodel.studies.run.resolve.training_job import (
+        TrainingJob,
+        load_workload,
+        plan_step,
+        price_layers,
+    )
     from perfmodel.topology.templates.build import load_node
 
     scenario, node = load_scenario("resnet50-dgx-a100"), load_node("dgx-a100")
@@ -86,16 +91,16 @@ def eight_gpus() -> Iterator[Measured]:
     def asked() -> tuple[Machine, object]:
         here = machine(scenario, node, ClusterSize(8, 1, 8))
         job = TrainingJob(scenario, load_workload(scenario), here.topology.gpu, here.library)
-        return here, plan(job, times(job, 256), 8, 256, "steady")
+        return here, plan_step(job, price_layers(job, 256), 8, 256, "steady")
 
     def answered() -> None:
         here, step = asked()
         simulate(step, here)  # type: ignore[arg-type]  # a StepPlan
 
     here, step = asked()
-    estimator, steps = UncontendedTimer(here), 10
+    timer, steps = UncontendedTimer(here), 10
     whole_s = least_s(answered, repeats=7)
-    many_s = least_s(lambda: simulate(step, here, steps=steps, estimator=estimator), repeats=7)  # type: ignore[arg-type]
+    many_s = least_s(lambda: simulate(step, here, steps=steps, timer=timer), repeats=7)  # type: ignore[arg-type]
     yield at_most("one DDP step of ResNet-50, 8 GPUs: built, planned and simulated", 20,
                   whole_s * 1e3, "ms")  # fmt: skip
     yield Measured("steps of ResNet-50 on 8 GPUs simulated", "", steps / many_s, "steps/s")
@@ -155,7 +160,7 @@ def heterogeneous() -> Iterator[Measured]:
     asked = question(1024)
     machine = Machine(odd, library)
     step_s = least_s(
-        lambda: simulate(asked.plan, machine, estimator=UncontendedTimer(machine)), repeats=1
+        lambda: simulate(asked.plan, machine, timer=UncontendedTimer(machine)), repeats=1
     )
     yield at_most("one DDP step of GPT-2 XL, 1,024 unlike GPUs (machine built)", 1, step_s, "s")
 

@@ -20,7 +20,12 @@ from perfmodel.library.machine import Machine  # noqa: E402  (the imports are wh
 from perfmodel.scenario import ClusterSize, load_scenario  # noqa: E402
 from perfmodel.simulate.engine.engine import simulate  # noqa: E402
 from perfmodel.studies.run.resolve.machine import machine  # noqa: E402
-from perfmodel.studies.run.resolve.training_job import TrainingJob, load_workload, plan, times  # noqa: E402
+from perfmodel.studies.run.resolve.training_job import (  # noqa: E402
+    TrainingJob,
+    load_workload,
+    plan_step,
+    price_layers,
+)
 from perfmodel.topology.templates.build import load_node  # noqa: E402
 from perfmodel.training.step_plan import StepPlan  # noqa: E402
 
@@ -49,7 +54,7 @@ def question(gpus: int, *overrides: str, name: str = "resnet50-dgx-a100") -> Que
     each = min(gpus, 8)
     here = machine(scenario, load_node("dgx-a100"), ClusterSize(gpus, -(-gpus // 8), each))
     job = TrainingJob(scenario, load_workload(scenario), here.topology.gpu, here.library)
-    return Question(here, plan(job, times(job, BATCH), gpus, BATCH, "steady"))
+    return Question(here, plan_step(job, price_layers(job, BATCH), gpus, BATCH, "steady"))
 
 
 def took_s(work: Callable[[], object]) -> float:

@@ -61,7 +61,7 @@ def _size(rng: np.random.Generator, ranks: int) -> int:
 
 
 def _alone_s(machine: Machine, way: LoweredCollective) -> float:
-    return UncontendedTimer(machine).way_s(way)
+    return UncontendedTimer(machine).time_s(way)
 
 
 def _crossing(name: str, rng: np.random.Generator) -> Scene:

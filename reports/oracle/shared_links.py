@@ -243,7 +243,7 @@ def _ring_meets(name: str, rng: np.random.Generator) -> Scene:
     topology = crossbar(speeds, late, trunk_Bps=float(rng.uniform(1e10, 1e11)))
     machine = Machine(topology, with_credits(int(rng.choice([1, 2]))))
     way = ring_way(machine, ranks * 4 * int(rng.integers(10**4, 10**6)), range(ranks))
-    whole_s = UncontendedTimer(machine).way_s(way)
+    whole_s = UncontendedTimer(machine).time_s(way)
     at_s = rng.uniform(0, 0.8, 2) * whole_s
     link = int(rng.integers(ranks))
     arcs = topology.arcs

@@ -57,10 +57,10 @@ def test_sends_with_contention(benchmark: Any, case: str, compiled: bool) -> Non
     """25 MiB among 64 ranks. Rings and routes are laid beforehand, the sends' tables too."""
     template, fabric, op = CASES[case]
     topology = unlike(build_topology(template, hosts=8, fabric=fabric))
-    estimator = UncontendedTimer(Machine(topology, load_library("plain")))
-    way = estimator.best(op, 25 << 20, range(64))[0]
+    timer = UncontendedTimer(Machine(topology, load_library("plain")))
+    way = timer.best(op, 25 << 20, range(64))[0]
     env = simpy.Environment()
-    network = MessageNetwork(env, estimator, compiled=compiled)
+    network = MessageNetwork(env, timer, compiled=compiled)
 
     def run() -> None:
         env.run(until=network.launch([way]))
@@ -81,14 +81,14 @@ def test_sends_with_contention(benchmark: Any, case: str, compiled: bool) -> Non
 def test_sends_from_nothing(benchmark: Any, compiled: bool) -> None:
     """The first case with everything that a single run needs: dependencies, tables, simulation."""
     template, fabric, op = next(iter(CASES.values()))
-    estimator = UncontendedTimer(
+    timer = UncontendedTimer(
         Machine(unlike(build_topology(template, hosts=8, fabric=fabric)), load_library("plain"))
     )
-    way = estimator.best(op, 25 << 20, range(64))[0]
+    way = timer.best(op, 25 << 20, range(64))[0]
 
     def run() -> int:
         env = simpy.Environment()
-        network = MessageNetwork(env, estimator, compiled=compiled)
+        network = MessageNetwork(env, timer, compiled=compiled)
         env.run(until=network.launch([way]))
         return network.counts[0]
 

@@ -18,7 +18,12 @@ from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import machine
-from perfmodel.studies.run.resolve.training_job import TrainingJob, load_workload, plan, times
+from perfmodel.studies.run.resolve.training_job import (
+    TrainingJob,
+    load_workload,
+    plan_step,
+    price_layers,
+)
 from perfmodel.topology.templates.build import build_topology, load_node
 
 pytestmark = pytest.mark.benchmarks
@@ -37,7 +42,7 @@ def test_resnet50_step(benchmark: Callable[..., object], resnet50: Scenario, gpu
     def answer() -> float:
         here = machine(resnet50, node, ClusterSize(gpus, gpus // 8, 8))
         job = TrainingJob(resnet50, load_workload(resnet50), here.topology.gpu, here.library)
-        step = plan(job, times(job, 256), gpus, 256, "steady")
+        step = plan_step(job, price_layers(job, 256), gpus, 256, "steady")
         return simulate(step, here, steps=3).step_time_s
 
     assert benchmark(answer) > 0
@@ -50,11 +55,11 @@ def test_message_ring(benchmark: Callable[..., object], ranks: int) -> None:
     topology = build_topology(
         "dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None
     )
-    estimator = UncontendedTimer(Machine(topology, load_library("plain")))
+    timer = UncontendedTimer(Machine(topology, load_library("plain")))
 
     def run() -> float:
         env = simpy.Environment()
-        network = MessageNetwork(env, estimator)
+        network = MessageNetwork(env, timer)
         env.run(until=network.collective("all_reduce", 25 << 20, (range(ranks),), 0))
         return float(env.now)
 

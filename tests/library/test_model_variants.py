@@ -72,7 +72,7 @@ def test_uneven_channels_cost_the_root_of_the_bytes(one: Topology) -> None:
         (rough,), (smooth,) = (
             lower_collective(machine, "all_reduce", nbytes, range(8)) for machine in (uneven, even)
         )
-        return UncontendedTimer(uneven).way_s(rough) - UncontendedTimer(even).way_s(smooth)
+        return UncontendedTimer(uneven).time_s(rough) - UncontendedTimer(even).time_s(smooth)
 
     assert loss_s(MIB) == pytest.approx(10e-6)
     assert loss_s(16 * MIB) == pytest.approx(10e-6 * math.sqrt(16))

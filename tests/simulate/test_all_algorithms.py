@@ -31,13 +31,13 @@ NOT_HERE = {*IN_SWITCH, "pat"}
 def ways(
     topology: Topology, op: str, name: str, nbytes: int, library: str = "plain"
 ) -> tuple[UncontendedTimer, LoweredCollective]:
-    estimator = UncontendedTimer(Machine(topology, load_library(library)))
-    return estimator, estimator.best(op, nbytes, range(len(topology.ranks)), 0, name)[0]
+    timer = UncontendedTimer(Machine(topology, load_library(library)))
+    return timer, timer.best(op, nbytes, range(len(topology.ranks)), 0, name)[0]
 
 
-def timed(network: type, estimator: UncontendedTimer, way: LoweredCollective) -> float:
+def timed(network: type, timer: UncontendedTimer, way: LoweredCollective) -> float:
     env = simpy.Environment()
-    env.run(until=network(env, estimator).launch([way]))
+    env.run(until=network(env, timer).launch([way]))
     return float(env.now)
 
 
@@ -60,8 +60,8 @@ def test_flow_equals_message_on_a_crossbar(
     But for NCCL's tree in one host, a chain whose ways up and down share each port.
     """
     topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS)
-    estimator, way = ways(topology, op, name, 4 * elements, library)
-    flow, message = (timed(n, estimator, way) for n in (FlowNetwork, MessageNetwork))
+    timer, way = ways(topology, op, name, 4 * elements, library)
+    flow, message = (timed(n, timer, way) for n in (FlowNetwork, MessageNetwork))
     shares = library == "nccl" and name == "tree"
     assert flow == pytest.approx(message, rel=0.03 if shares else 1e-6)
 
@@ -93,8 +93,8 @@ def test_flow_is_near_message_over_several_hosts(
     share a link do not see each other where some ranks are ahead (too quick).
     """
     topology = build_topology(template, hosts=hosts, fabric="rail-optimised")
-    estimator, way = ways(topology, op, name, 1 << 20, library)
-    flow, message = (timed(network, estimator, way) for network in (FlowNetwork, MessageNetwork))
+    timer, way = ways(topology, op, name, 1 << 20, library)
+    flow, message = (timed(network, timer, way) for network in (FlowNetwork, MessageNetwork))
     assert 0.85 * message <= flow <= 1.35 * message
 
 
@@ -108,12 +108,12 @@ def test_message_is_the_closed_form_on_uniform_ports(
     """
     topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS, down_Bps=50e9)
     nbytes = 6400 * RANKS * 4
-    estimator, way = ways(topology, op, name, nbytes)
+    timer, way = ways(topology, op, name, nbytes)
     uniform = {"alpha_s": 1e-6, "beta_s_per_B": 1 / 50e9}
     # One host is one group of the hierarchical algorithm, which is then a ring.
     form = "ring" if name == "hierarchical" else name
     wanted = closed_forms.closed_form_s(op, form, RANKS, nbytes, **uniform)
-    found = timed(MessageNetwork, estimator, way)
+    found = timed(MessageNetwork, timer, way)
     assert found >= closed_forms.lower_bound_s(op, form, RANKS, nbytes, **uniform) * (1 - 1e-9)
     if name in {"tree", *IN_SWITCH}:
         assert 0.3 * wanted <= found <= wanted
@@ -142,13 +142,13 @@ def test_no_algorithm_beats_the_bounds(
     switched_topology: Maker, op: str, name: str, theory: ModuleType
 ) -> None:
     topology = switched_topology([50e9] * RANKS, [1e-6] * RANKS)
-    estimator, way = ways(topology, op, name, 64000 * RANKS)
+    timer, way = ways(topology, op, name, 64000 * RANKS)
     # A reducing switch sends a rank nothing that it has to send itself: half of the bytes.
     share = 0.5 if way.schedule.switches else 1.0
     wire = theory.egress_bound_s(op, RANKS, 64000 * RANKS, 50e9)
     rooted = {"gather", "scatter"}
     for network in (FlowNetwork, MessageNetwork):
-        found = timed(network, estimator, way)
+        found = timed(network, timer, way)
         assert found >= theory.latency_bound_s(op, 2 if way.schedule.switches else RANKS, 1e-6)
         if op not in rooted and op != "all_gather":
             assert found >= share * wire * (1 - 1e-9)

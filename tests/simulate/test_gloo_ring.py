@@ -31,9 +31,9 @@ def with_credits(credits: int) -> CommLibrary:
     return plain.model_copy(update={"protocols": {"simple": simple}})
 
 
-def timed(network: type, estimator: UncontendedTimer, way: LoweredCollective) -> float:
+def timed(network: type, timer: UncontendedTimer, way: LoweredCollective) -> float:
     env = simpy.Environment()
-    env.run(until=network(env, estimator).launch([way]))
+    env.run(until=network(env, timer).launch([way]))
     return float(env.now)
 
 
@@ -61,13 +61,13 @@ def test_flow_equals_message_on_unshared_links_of_any_speed(
     nbytes = ranks * segments * 4 * elements
     if segments > 2:
         nbytes = ranks * segments * (ring.SEGMENT_BYTES - 4 * elements)
-    estimator = UncontendedTimer(Machine(topology, with_credits(credits)))
-    way = lower_collective(
-        estimator.machine, "all_reduce", nbytes, range(ranks), algorithm=algorithm
-    )[0]
+    timer = UncontendedTimer(Machine(topology, with_credits(credits)))
+    way = lower_collective(timer.machine, "all_reduce", nbytes, range(ranks), algorithm=algorithm)[
+        0
+    ]
     if algorithm == "gloo_ring":
         assert {phase.lag for phase in way.schedule.phases} == {segments}
-    flow, message = (timed(network, estimator, way) for network in (FlowNetwork, MessageNetwork))
+    flow, message = (timed(network, timer, way) for network in (FlowNetwork, MessageNetwork))
     assert flow == pytest.approx(message, rel=1e-6)
 
 
@@ -177,10 +177,10 @@ def test_collectives_that_wait_for_latency_share_a_link_without_loss(
 ) -> None:
     """Two at once, each on the wire for less than half of its time, are as quick as one."""
     topology = switched_topology([1e9] * 4, [1e-3] * 4)
-    estimator = UncontendedTimer(Machine(topology, load_library("gloo")))
-    way, alone_s = estimator.best("all_reduce", 1 << 20, range(4))
+    timer = UncontendedTimer(Machine(topology, load_library("gloo")))
+    way, alone_s = timer.best("all_reduce", 1 << 20, range(4))
     env = simpy.Environment()
-    env.run(until=FlowNetwork(env, estimator).launch([way, way]))
+    env.run(until=FlowNetwork(env, timer).launch([way, way]))
     assert env.now == pytest.approx(alone_s, rel=1e-9)
 
 
@@ -188,10 +188,10 @@ def test_collectives_that_fill_a_link_share_its_work(switched_topology: Maker) -
     """Two at once on the wire all the time take twice as long."""
     topology = switched_topology([1e6] * 4, [0.0] * 4)
     library = load_library("gloo").model_copy(update={"protocols": with_credits(2).protocols})
-    estimator = UncontendedTimer(Machine(topology, library))
-    way, alone_s = estimator.best("all_reduce", 1 << 20, range(4))
+    timer = UncontendedTimer(Machine(topology, library))
+    way, alone_s = timer.best("all_reduce", 1 << 20, range(4))
     env = simpy.Environment()
-    env.run(until=FlowNetwork(env, estimator).launch([way, way]))
+    env.run(until=FlowNetwork(env, timer).launch([way, way]))
     assert env.now == pytest.approx(2 * alone_s, rel=1e-9)
 
 

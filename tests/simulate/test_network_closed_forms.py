@@ -218,11 +218,11 @@ def test_fidelities_agree_on_real_machines(template: str, hosts: int) -> None:
     """
     topology = build_topology(template, hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
     for library in ("plain", "nccl"):
-        estimator = UncontendedTimer(Machine(topology, load_library(library)))
+        timer = UncontendedTimer(Machine(topology, load_library(library)))
         times = []
         for make in NETWORKS.values():
             env = simpy.Environment()
             ranks = range(len(topology.ranks))
-            env.run(until=make(env, estimator).collective("all_reduce", 25 << 20, (ranks,), 0))
+            env.run(until=make(env, timer).collective("all_reduce", 25 << 20, (ranks,), 0))
             times.append(env.now)
         assert times[1] * 0.93 <= times[0] <= times[1] * 1.25

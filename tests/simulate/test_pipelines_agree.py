@@ -140,9 +140,9 @@ def test_pieces_arrive_sooner_while_a_pipeline_fills() -> None:
     """The first piece of a chain meets nobody; the last ones up meet those on their way down."""
     here = machine("dgx-h100", 1)
     way = lower_collective(here, "all_reduce", 96 * MiB, range(8), algorithm="tree")[-1]
-    estimator = UncontendedTimer(here)
+    timer = UncontendedTimer(here)
     alone = fill_and_drain_rates(here.topology.arcs.bandwidth_Bps, way.stages[0])
-    shared = estimator.rates(way.stages[0])
+    shared = timer.rates(way.stages[0])
     assert (alone >= shared * (1 - 1e-12)).all()
     assert alone.max() > 1.5 * shared.min()
-    assert (estimator.legs(way)[0].latency_s <= way.stages[0].latency_s).all()
+    assert (timer.legs(way)[0].latency_s <= way.stages[0].latency_s).all()

@@ -21,7 +21,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from perfmodel import load_scenario
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.run.resolve.training_job import buckets
+from perfmodel.studies.run.resolve.training_job import assign_buckets
 from reports.experiments.gloo_ddp import compare
 from reports.experiments.gloo_ddp.lab import Net
 from reports.experiments.gloo_ddp.models import MODELS
@@ -123,7 +123,7 @@ def test_the_scenario_has_the_buckets_that_were_made(tmp_path: Path, model: str,
     }
     net = Net(hosts=2, rate_mbit=300, mtu=9000, delay_us=0)
     path = write_scenario(tmp_path, net, model, [], f", bucket_cap: {cap} MiB")
-    made = buckets(prepare(load_scenario(path)).job)
+    made = assign_buckets(prepare(load_scenario(path)).job)
     assert said == {"|".join(str(bucket.nbytes) for bucket in made)}
 
 

@@ -267,7 +267,7 @@ class _Candidate:
             for leg in self.legs
         )
         if not all(self.steady):  # pipelines fill and drain: the timer models that
-            return timer.way_s(replace(lowered, stages=legs, launch_s=begun_s))
+            return timer.time_s(replace(lowered, stages=legs, launch_s=begun_s))
         parts = []
         for leg, priced in zip(self.legs, legs, strict=True):
             key = (id(leg.edges), lowered.protocol)

@@ -197,7 +197,7 @@ class _Candidate:
                 timers[id(machine)] = UncontendedTimer(replace(machine, topology=topology))
             lowered = replace(self.lowered, launch_s=0.0)
             corrected = apply_corrections(corrections_of(factors), lowered, self.context)
-            self.cache[key] = timers[id(machine)].way_s(corrected)
+            self.cache[key] = timers[id(machine)].time_s(corrected)
         launch_s = (self.lowered.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
         return self.cache[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)
 

@@ -41,7 +41,7 @@ def fold_rails(machine: Machine, edges: Edges, rails: int) -> Edges:
     """
     topology = machine.topology
     inside = edges.arcs < topology.hosts * topology.host_arcs
-    to, times = machine.known(("folded", rails), lambda: _folds(topology, rails))
+    to, times = machine.cached(("folded", rails), lambda: _folds(topology, rails))
     local = edges.arcs % topology.host_arcs
     arcs = np.where(inside, edges.arcs - local + to[local], edges.arcs)
     crossed = np.where(inside, times[local], 1)

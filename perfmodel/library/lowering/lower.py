@@ -74,7 +74,7 @@ def apply_corrections(
     )
     rate = measured.rates.get(f"{situation.algorithm}/{lowered.protocol}", 1.0) / whole
 
-    def stretched(stage: Stage) -> Stage:
+    def with_corrections(stage: Stage) -> Stage:
         # A cap is in bytes on the wire, of which there are more or fewer now: it stays.
         return replace(stage, latency_s=stage.latency_s * steps[stage.edges.hop])
 
@@ -83,7 +83,7 @@ def apply_corrections(
         launch_s=((lowered.launch_s - uneven_s) * measured.launch + uneven_s * measured.uneven)
         * whole,
         wire_factor=lowered.wire_factor / rate,
-        stages=tuple(stretched(stage) for stage in lowered.stages),
+        stages=tuple(with_corrections(stage) for stage in lowered.stages),
     )
 
 

@@ -245,9 +245,9 @@ def system_on(machine: Machine, group: RankGroup) -> System:
         regular = bool((counts == counts[0]).all()) and local == of_one * len(hosts)
         if not regular or machine.topology.dead:
             return search()
-        return machine.known(("nccl system", of_one, len(hosts)), search)
+        return machine.cached(("nccl system", of_one, len(hosts)), search)
 
-    return machine.known(("nccl system", group), search_once_per_shape)
+    return machine.cached(("nccl system", group), search_once_per_shape)
 
 
 def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple[Prediction, ...]:

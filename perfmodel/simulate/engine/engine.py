@@ -61,7 +61,7 @@ def simulate(
     steps: int = 1,
     fidelity: Fidelity | Literal["free"] = "flow",
     overlap_slowdown: float | None = None,
-    estimator: UncontendedTimer | None = None,
+    timer: UncontendedTimer | None = None,
     changes: Sequence[Change] = (),
     traffic: Sequence[Traffic] = (),
     background_jobs: Sequence[BackgroundJob | StepPlan] = (),
@@ -79,7 +79,7 @@ def simulate(
         communication takes no time.
     overlap_slowdown : float, optional
         Factor by which compute is slower while its class communicates; default: the GPU's.
-    estimator : UncontendedTimer, optional
+    timer : UncontendedTimer, optional
         Of the same machine, so that several runs share its cache.
     changes : sequence of Change
         What the machine becomes, and when.
@@ -96,7 +96,7 @@ def simulate(
         The plan cannot finish: the message names the tasks that wait, or ranks without a route.
     """
     env = simpy.Environment()
-    timer = estimator or UncontendedTimer(machine)
+    timer = timer or UncontendedTimer(machine)
     sockets = not changes and not traffic and uses_sockets(machine, fidelity)
     network = network_class("sockets" if sockets else fidelity)(env, timer)
     usual = machine.topology.gpu.overlap_slowdown
@@ -116,7 +116,7 @@ def simulate(
         main.executions,
         (*main.step_ends_s, *[0.0] * (steps - len(main.step_ends_s))),
         network.counted,
-        tuple(main.meetings),
+        tuple(main.arrivals),
         {job.plan.name: job.completed_s for job in others},
         network.notes,
     )

@@ -29,7 +29,7 @@ class Run:
         When the last task of each step off the host ended.
     counted : LinkCounters
         Bytes over each directed link, whole run.
-    meetings : tuple of CollectiveArrivals
+    arrivals : tuple of CollectiveArrivals
         When the ranks of each collective arrived; empty where all ranks are alike.
     others_step_ends_s : mapping of str to tuple of float
         Of the background jobs, by the name of their plan.
@@ -40,7 +40,7 @@ class Run:
     executions: Sequence[TaskExecution] = field(repr=False)
     step_ends_s: tuple[float, ...]
     counted: LinkCounters
-    meetings: tuple[CollectiveArrivals, ...] = ()
+    arrivals: tuple[CollectiveArrivals, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[ApproximationNote, ...] = ()
 

@@ -65,7 +65,7 @@ class PlanRun:
         stretch: Stretch | None = None,
     ) -> None:
         self.plan, self.executions = plan, list[TaskExecution]()
-        self.meetings: list[CollectiveArrivals] = []
+        self.arrivals: list[CollectiveArrivals] = []
         self.step_ends_s: list[float] = []
         self._env, self._network, self._steps = env, network, steps
         self._start_s, self._stretch = start_s, stretch
@@ -310,7 +310,7 @@ class PlanRun:
         waited_s = sum(n * wait for n, wait in waits) / (sum(n for n, _ in waits) - 1)
         longest_s = max(wait for _, wait in waits)
         rank = self._ranks[last][0]
-        self.meetings.append(
+        self.arrivals.append(
             CollectiveArrivals(step, task.name, task.bucket, now, last, rank, waited_s, longest_s)
         )
 

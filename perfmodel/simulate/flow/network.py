@@ -63,7 +63,7 @@ class FlowNetwork(Network):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._timer = self.estimator
+        self._timer = self.timer
 
     @property
     def counted(self) -> LinkCounters:
@@ -105,8 +105,8 @@ class FlowNetwork(Network):
         """
         self._count_streams()
         self._note_change(machine)
-        same = machine is self.estimator.machine
-        self._timer = self.estimator if same else UncontendedTimer(machine)
+        same = machine is self.timer.machine
+        self._timer = self.timer if same else UncontendedTimer(machine)
         for job in self._active:
             if isinstance(job, Flow):
                 route = reroute_stream(machine, job.stage.edges.arcs.tolist())

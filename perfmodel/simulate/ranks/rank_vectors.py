@@ -40,14 +40,14 @@ def simulate_ranks(
     steps: int = 1,
     fidelity: Fidelity | Literal["free"] = "flow",
     overlap_slowdown: float | None = None,
-    estimator: UncontendedTimer | None = None,
+    timer: UncontendedTimer | None = None,
     stretch: Stretch | None = None,
 ) -> Run:
     """Run a plan whose ranks differ for some steps.
 
     Parameters
     ----------
-    plan, machine, steps, fidelity, overlap_slowdown, estimator
+    plan, machine, steps, fidelity, overlap_slowdown, timer
         As for `perfmodel.simulate.engine.engine.simulate`.
     stretch : callable, optional
         Factor on a task's work on each rank of its class, by step and index.
@@ -68,7 +68,7 @@ def simulate_ranks(
     slowdown = (
         machine.topology.gpu.overlap_slowdown if overlap_slowdown is None else overlap_slowdown
     )
-    times = _CollectiveTimes(plan, estimator or UncontendedTimer(machine), fidelity)
+    times = _CollectiveTimes(plan, timer or UncontendedTimer(machine), fidelity)
     return _Recurrence(plan, times, steps, slowdown, stretch).run()
 
 
@@ -77,7 +77,7 @@ class _CollectiveTimes:
     """Time of each collective of a plan without other traffic."""
 
     plan: StepPlan
-    estimator: UncontendedTimer
+    timer: UncontendedTimer
     fidelity: str
     notes: dict[str, ApproximationNote] = field(default_factory=dict)
     """Where what was simulated is an approximation, by kind."""
@@ -87,7 +87,7 @@ class _CollectiveTimes:
         """Return its duration in seconds, and its bytes on each arc."""
         if work not in self._cache:
             env = simpy.Environment()
-            network = network_class(self.fidelity)(env, self.estimator)
+            network = network_class(self.fidelity)(env, self.timer)
             groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
             env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
             self._cache[work] = (env.now, network.counted)
@@ -117,9 +117,9 @@ class _Recurrence:
         self._from_s: list[float] = []  # of the collectives so far, which never overlap
         self._to_s: list[float] = []
         self._executions: list[TaskExecution] = []
-        self._meetings: list[CollectiveArrivals] = []
+        self._arrivals_seen: list[CollectiveArrivals] = []
         self._step_ends = [0.0] * steps
-        self._counted = zero_counters(len(times.estimator.machine.topology.arcs))
+        self._counted = zero_counters(len(times.timer.machine.topology.arcs))
 
     def run(self) -> Run:
         for nodes in execution_order(self._plan, self._steps):
@@ -133,7 +133,7 @@ class _Recurrence:
             self._executions,
             tuple(self._step_ends),
             self._counted,
-            tuple(self._meetings),
+            tuple(self._arrivals_seen),
             notes=tuple(self._times.notes.values()),
         )
 
@@ -168,7 +168,7 @@ class _Recurrence:
         self._counted = sum_counters(self._counted, counted)
         for (_, index), task, at in zip(nodes, tasks, ready, strict=True):
             self._record(step, index, task, at, start_s, end_s)
-        self._meetings += _arrivals(step, tasks, arrived, start_s, self._ranks)
+        self._arrivals_seen += _arrivals(step, tasks, arrived, start_s, self._ranks)
 
     def _ready(self, step: int, task: Task) -> Clock:
         """When all dependencies of a task have ended, on each rank."""

@@ -197,7 +197,7 @@ class SocketNetwork(Network):
                 "turns", schedule.collective, schedule.algorithm, schedule.ranks, schedule.nbytes,
                 schedule.root, credits,
             )  # fmt: skip
-            rounds = machine.known(key, lambda: rank_rounds(schedule, credits))
+            rounds = machine.cached(key, lambda: rank_rounds(schedule, credits))
             self._compiled[id(lowered)] = _Compiled(lowered, rounds, self._pairs(lowered))
         return self._compiled[id(lowered)]
 
@@ -236,7 +236,7 @@ class SocketNetwork(Network):
             edge = edges_between(machine.topology, machine.router, *ends)
             return tuple(edge.arcs.tolist()), float(edge.latency_s[0])
 
-        return self._connection(*machine.known(("back", dst, src), route))
+        return self._connection(*machine.cached(("back", dst, src), route))
 
     def _connection(self, arcs: tuple[int, ...], link_s: float) -> Connection:
         if arcs not in self._connections:

@@ -48,8 +48,8 @@ def hidden_s(
     first = next((each for each in pieces if each.protocol == lowered.protocol), None)
     if first is None:
         return 0.0
-    travel_s = (timer.way_s(first) - first.launch_s) * (1 - 1 / hops)
-    slack_s = timer.way_s(lowered) - lowered.launch_s - _busy_s(timer, lowered)
+    travel_s = (timer.time_s(first) - first.launch_s) * (1 - 1 / hops)
+    slack_s = timer.time_s(lowered) - lowered.launch_s - _busy_s(timer, lowered)
     return max(0.0, min(travel_s, slack_s))
 
 

@@ -162,7 +162,7 @@ def _step_s(training: TrainingRow) -> tuple[int, float]:
         kernel_s=gpu.kernel_overhead_s,
     )
     plan = ddp_plan(request, DdpOptions(bucket_cap_bytes=training.cap_bytes))
-    return ranks, simulate(plan, timer.machine, steps=3, estimator=timer).step_time_s
+    return ranks, simulate(plan, timer.machine, steps=3, timer=timer).step_time_s
 
 
 UNSTATED_BATCH = 256

@@ -192,9 +192,9 @@ def predicted_s(
     shaped = shaped_of(cells, links, int(cells.get("cores") or CORES))
     if shaped not in timers:
         timers[shaped] = UncontendedTimer(machine_of(shaped))
-    estimator = timers[shaped]
-    plan = _plan(cells, model, estimator.machine)
-    return simulate(plan, estimator.machine, steps=STEPS, estimator=estimator).step_time_s
+    timer = timers[shaped]
+    plan = _plan(cells, model, timer.machine)
+    return simulate(plan, timer.machine, steps=STEPS, timer=timer).step_time_s
 
 
 def _plan(cells: Mapping[str, str], model: Model, machine: Machine) -> StepPlan:

@@ -153,9 +153,9 @@ def test_fewer_channels_can_be_asked_for() -> None:
 
 def test_protocol_follows_size() -> None:
     """Small messages go by the protocol of low latency, large ones by that of full bandwidth."""
-    estimator = UncontendedTimer(machine("dgx-a100"))
-    assert estimator.best("all_reduce", 1 << 10, range(8))[0].protocol == "ll"
-    assert estimator.best("all_reduce", 1 << 30, range(8))[0].protocol == "simple"
+    timer = UncontendedTimer(machine("dgx-a100"))
+    assert timer.best("all_reduce", 1 << 10, range(8))[0].protocol == "ll"
+    assert timer.best("all_reduce", 1 << 30, range(8))[0].protocol == "simple"
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def test_one_rail_takes_about_as_long_as_all(template: str, algorithm: str, nbyt
     times = []
     for whole in (True, False):
         cluster = machine(template, 16, whole=whole)
-        estimator = UncontendedTimer(cluster)
-        lowered, time_s = estimator.best("all_reduce", nbytes, range(128), 0, algorithm)
+        timer = UncontendedTimer(cluster)
+        lowered, time_s = timer.best("all_reduce", nbytes, range(128), 0, algorithm)
         assert (lowered.multiplicity > 1) != whole
         times.append(time_s)
     assert 0.88 * times[0] <= times[1] <= 1.02 * times[0]

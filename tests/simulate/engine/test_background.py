@@ -79,7 +79,7 @@ def test_a_slow_rank_is_a_class_of_its_own_and_all_wait_for_it(machine: Machine)
     run = simulate(cut, machine, steps=2)
     assert run.step_times_s[0] == pytest.approx(15e-3 + 6e-3 + 1.5e-3)
     assert [task.work.key for task in cut.tasks if isinstance(task.work, Collective)] == ["r", "r"]
-    meeting = run.meetings[0]
+    meeting = run.arrivals[0]
     assert (meeting.name, meeting.last, meeting.last_rank) == ("r", "slow", 2)
     assert meeting.waited_s == meeting.longest_s == pytest.approx(5e-3)
 

@@ -199,7 +199,7 @@ class PlainMessageNetwork:
     """The network at fidelity "message", all in SimPy."""
 
     env: simpy.Environment
-    estimator: UncontendedTimer
+    timer: UncontendedTimer
     machine: Machine = field(init=False)
     counted: LinkCounters = field(init=False)
     _wires: Wires = field(init=False)
@@ -208,7 +208,7 @@ class PlainMessageNetwork:
     _streams: list[Transfer] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self.machine = self.estimator.machine
+        self.machine = self.timer.machine
         arcs = self.machine.topology.arcs
         self.counted = zero_counters(len(arcs))
         self._wires = Wires(self.env, arcs.bandwidth_Bps.tolist(), self.machine.library.in_order)
@@ -218,7 +218,7 @@ class PlainMessageNetwork:
     ) -> simpy.Event:
         """Start a collective in every group now; the event fires when the last has ended."""
         real = [group for group in groups if len(group) > 1]
-        return self.launch([self.estimator.best(op, nbytes, group, root)[0] for group in real])
+        return self.launch([self.timer.best(op, nbytes, group, root)[0] for group in real])
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""
@@ -228,7 +228,7 @@ class PlainMessageNetwork:
         """Start collectives now, each as it is carried; the event fires when all have ended."""
         ended = []
         for way in ways:
-            now = way if self.machine is self.estimator.machine else reroute(way, self.machine)
+            now = way if self.machine is self.timer.machine else reroute(way, self.machine)
             count_collective(self.counted, now)
             run = _Run(self.env, self._wires, way, self._unrolled(way))
             run.lay(now)

@@ -91,15 +91,15 @@ def ends(
 ) -> list[float]:
     """When each collective ends."""
     env = simpy.Environment()
-    estimator = UncontendedTimer(machine)
-    net = network(env, estimator, **how)
+    timer = UncontendedTimer(machine)
+    net = network(env, timer, **how)
     found = [0.0] * len(begun)
 
     def run(index: int) -> Any:
         at_s, op, name, ranks, elements = begun[index]
         group = range(ranks)
         yield env.timeout(at_s)
-        way = estimator.best(op, 4 * elements * len(group), group, 0, name)[0]
+        way = timer.best(op, 4 * elements * len(group), group, 0, name)[0]
         yield net.launch([way])
         found[index] = env.now
 

@@ -163,7 +163,7 @@ def test_the_same_again_takes_the_same_time(switched_topology: Maker, compiled: 
     env, network = started(machine, compiled=compiled)
     took: list[float] = []
     for op, name in [("all_reduce", "ring"), ("all_reduce", "tree"), ("all_to_all", None)] * 3:
-        way = network.estimator.best(op, 40_000, range(4), 0, name)[0]
+        way = network.timer.best(op, 40_000, range(4), 0, name)[0]
         before = env.now
         env.run(until=network.launch([way, way]))
         took.append(env.now - before)
@@ -188,7 +188,7 @@ def test_running_in_pieces_changes_nothing(switched_topology: Maker) -> None:
 def test_a_collective_that_begins_as_another_ends_shares_nothing(switched_topology: Maker) -> None:
     machine = plain(switched_topology([1e9] * 4, [0.0] * 4))
     env, network = started(machine)
-    ways = [network.estimator.best("all_reduce", 40_000, range(4), 0, None)[0] for _ in range(3)]
+    ways = [network.timer.best("all_reduce", 40_000, range(4), 0, None)[0] for _ in range(3)]
     for way in ways:
         env.run(until=network.launch([way]))
     assert env.now == pytest.approx(3 * 6 * 1e4 / 1e9, rel=1e-12)

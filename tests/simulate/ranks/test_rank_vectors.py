@@ -142,8 +142,8 @@ def test_a_vector_of_ranks_is_a_process_for_each(
     assert vector.step_ends_s == pytest.approx(engine.step_ends_s, rel=1e-9, abs=1e-15)
     assert vector.counted.wire_bytes == pytest.approx(engine.counted.wire_bytes)
     assert vector.counted.payload_bytes == pytest.approx(engine.counted.payload_bytes)
-    found = {(m.step, m.name): m for m in vector.meetings}
-    for meeting in engine.meetings:
+    found = {(m.step, m.name): m for m in vector.arrivals}
+    for meeting in engine.arrivals:
         other = found[meeting.step, meeting.name]
         assert other.start_s == pytest.approx(meeting.start_s, rel=1e-9, abs=1e-15)
         assert other.waited_s == pytest.approx(meeting.waited_s, rel=1e-9, abs=1e-12)
@@ -245,7 +245,7 @@ def test_a_hundred_thousand_ranks_are_vectors() -> None:
         plan, one, steps=1, stretch=Variation(plan, [Jitter("normal", 0.1, "layer", 0)]),
         fidelity="free",
     )  # fmt: skip
-    (meeting,) = run.meetings
+    (meeting,) = run.arrivals
     assert meeting.longest_s > meeting.waited_s > 0
     wanted = expected_largest(stats.norm(3e-3, 1e-4 * math.sqrt(3)), 100_000)
     assert run.step_time_s == pytest.approx(wanted, rel=0.03)

@@ -31,7 +31,7 @@ class LaidForest:
 
 def rails_of(machine: Machine, group: RankGroup) -> Rails:
     """The channels of a group; found once."""
-    return machine.known(
+    return machine.cached(
         ("rails", group),
         lambda: rails_over(
             machine.topology, machine.router, rank_array(group), at_most=machine.channels
@@ -46,7 +46,7 @@ def lay_tree(
 
     `channels`: those that NCCL uses for this message; each that is laid represents some of them.
     """
-    laid = machine.known(("tree", group), lambda: _lay(machine, group))
+    laid = machine.cached(("tree", group), lambda: _lay(machine, group))
     nodes, size = laid.rails.hosts.shape
     chunk = tree_bytes(protocol, nbytes, channels, nodes, size)
     schedule = pipelined_trees.all_reduce(

@@ -207,7 +207,7 @@ def bound_machines(machine: Machine) -> tuple[Machine, ...]:
         def factor(context: CollectiveContext) -> float:
             return factors_of(context.op)[band_of(context.nbytes)][end]
 
-        return machine.stretched(machine.topology, Corrections(residual=factor))
+        return machine.with_corrections(machine.topology, Corrections(residual=factor))
 
     return scale_to(0), scale_to(1)
 

@@ -14,7 +14,12 @@ from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
 from perfmodel.simulate.engine.background import BackgroundJob
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.resolve.training_job import TrainingJob, plan, resolve_workload, times
+from perfmodel.studies.run.resolve.training_job import (
+    TrainingJob,
+    plan_step,
+    price_layers,
+    resolve_workload,
+)
 from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
 from perfmodel.workload.model import Workload
 
@@ -165,7 +170,8 @@ def _resolve_other_job(
     scenario = main.scenario.model_copy(update={"strategy": section.strategy})
     job = replace(main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None)
     batch = section.batch_per_gpu
-    step = plan(job, times(job, batch), len(ranks), batch, "steady", sockets=topology.sockets)
+    times = price_layers(job, batch)
+    step = plan_step(job, times, len(ranks), batch, "steady", sockets=topology.sockets)
     background = BackgroundJob(
         replace(place_plan(step, ranks), name=name),
         section.start,

@@ -77,7 +77,7 @@ def resolve_workload(
         )
 
 
-def on_gpu(job: TrainingJob, name: str) -> TrainingJob:
+def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
     """Return the same job on another GPU of the table.
 
     Raises `InputError`: no such GPU, or times that were measured on one GPU only.
@@ -88,7 +88,7 @@ def on_gpu(job: TrainingJob, name: str) -> TrainingJob:
     return replace(job, gpu=load_gpu(name))
 
 
-def times(job: TrainingJob, batch: int) -> LayerTimes:
+def price_layers(job: TrainingJob, batch: int) -> LayerTimes:
     """Time of each layer for one micro-batch."""
     return scale_layer_times(what_if_of(job.scenario), _as_is(job, batch))
 
@@ -121,7 +121,7 @@ MERGED, UNMERGED = 128, 1_000_000
 """Segments per pass at most: enough for overlap, or so many that each layer stays its own task."""
 
 
-def plan(
+def plan_step(
     job: TrainingJob,
     layer_times_: LayerTimes,
     ranks: int,
@@ -161,13 +161,13 @@ def plan(
     return job.strategy.plan(request, options)
 
 
-def buckets(job: TrainingJob) -> tuple[Bucket, ...]:
+def assign_buckets(job: TrainingJob) -> tuple[Bucket, ...]:
     """Gradient buckets of the steady state; none for a strategy without."""
     buckets_of = job.strategy.buckets
     return () if buckets_of is None else buckets_of(job.workload, job.options)
 
 
-def memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
+def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
     """Bytes on the fullest GPU and what would make them fit, on the smallest of all GPUs.
 
     `others`: GPUs beside the job's own, by name.

@@ -55,7 +55,7 @@ def _simulate_other_job(
     times_s = [b - a for a, b in itertools.pairwise(ends) if a >= from_s]
     alone = simulate(
         job.plan, sized.ensemble.likely, steps=SETTLED, overlap_slowdown=job.overlap_slowdown,
-        estimator=timer_of(reported.setup, ()),
+        timer=timer_of(reported.setup, ()),
     )  # fmt: skip
     gpus = sum(len(each.ranks) for each in job.plan.classes)
     step_s = fmean(times_s) if times_s else alone.step_time_s
@@ -78,7 +78,7 @@ def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tup
         return ranks[meeting.last_rank] if by_rank else class_names[meeting.last]
 
     meetings_of: dict[str, list[CollectiveArrivals]] = {}
-    for meeting in reported.run.meetings:
+    for meeting in reported.run.arrivals:
         if meeting.step in reported.counted_steps:
             meetings_of.setdefault(meeting.name, []).append(meeting)
     return tuple(_wait_of(name, each, name_last) for name, each in meetings_of.items())
@@ -96,22 +96,22 @@ def _name_classes(plan: StepPlan, usual: Collection[str]) -> dict[str, str]:
 
 def _wait_of(
     name: str,
-    meetings: Sequence[CollectiveArrivals],
+    arrivals: Sequence[CollectiveArrivals],
     name_last: Callable[[CollectiveArrivals], str],
 ) -> Wait:
     counts: dict[str, int] = {}
-    for meeting in meetings:
+    for meeting in arrivals:
         if meeting.longest_s > ROUNDING_S:
             last = name_last(meeting)
             counts[last] = counts.get(last, 0) + 1
     most_often = max(counts, key=lambda last: counts[last], default="")
     return Wait(
         collective=name,
-        bucket=meetings[0].bucket,
+        bucket=arrivals[0].bucket,
         last=most_often,
-        share=counts.get(most_often, 0) / len(meetings),
-        waited_s=_round_to_zero(fmean([meeting.waited_s for meeting in meetings])),
-        longest_s=_round_to_zero(max(meeting.longest_s for meeting in meetings)),
+        share=counts.get(most_often, 0) / len(arrivals),
+        waited_s=_round_to_zero(fmean([meeting.waited_s for meeting in arrivals])),
+        longest_s=_round_to_zero(max(meeting.longest_s for meeting in arrivals)),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import LinkCounters
-from perfmodel.studies.run.resolve.training_job import buckets, memory
+from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_memory
 from perfmodel.studies.run.result import BucketTime, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottleneck import find_bottleneck
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
@@ -74,9 +74,9 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         bottleneck="",
         global_batch=reported.plan.samples,
         batch_per_gpu=sized.batch,
-        memory=memory(sized.job, sized.size.gpus, sized.batch, other_gpus),
+        memory=estimate_memory(sized.job, sized.size.gpus, sized.batch, other_gpus),
         interval_s=None,
-        buckets=_time_buckets(spans, buckets(sized.job), sized.job.workload),
+        buckets=_time_buckets(spans, assign_buckets(sized.job), sized.job.workload),
         links=_sum_link_uses(topology, run.counted, reported.steps, step_s),
         timeline=Timeline(spans),
         mode=f"{sized.fidelity}, {reported.mode}{means}",

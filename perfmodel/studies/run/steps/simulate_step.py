@@ -91,7 +91,7 @@ def simulate_steps(
         if reason is None:
             run = simulate_ranks(
                 plan, timer.machine, steps=steps, fidelity=fidelity,
-                overlap_slowdown=setup.slowdown, estimator=timer,
+                overlap_slowdown=setup.slowdown, timer=timer,
                 stretch=Variation(plan, jitters, slow),
             )  # fmt: skip
             count = sum(len(each.ranks) for each in plan.classes)
@@ -99,7 +99,7 @@ def simulate_steps(
         plan, slow = _split_into_ranks(plan, slow, reason, disturbances)
     run = simulate(
         plan, timer.machine, steps=steps, fidelity=fidelity, overlap_slowdown=setup.slowdown,
-        estimator=timer, changes=changes, traffic=traffic, background_jobs=jobs,
+        timer=timer, changes=changes, traffic=traffic, background_jobs=jobs,
         stretch=Variation(plan, jitters, slow) if jitters or slow else None,
     )  # fmt: skip
     classes = len(plan.classes)

@@ -25,7 +25,12 @@ from perfmodel.studies.run.resolve.placement import (
     resolve_other_jobs,
 )
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
-from perfmodel.studies.run.resolve.training_job import TrainingJob, on_gpu, plan, times
+from perfmodel.studies.run.resolve.training_job import (
+    TrainingJob,
+    move_to_gpu,
+    plan_step,
+    price_layers,
+)
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
@@ -96,15 +101,15 @@ class SizedJob:
         """
         key = (iteration, launches, gpu)
         if key not in self._plans:
-            job = self.job if gpu is None else on_gpu(self.job, gpu)
+            job = self.job if gpu is None else move_to_gpu(self.job, gpu)
             if gpu not in self._times:
-                self._times[gpu] = times(job, self.batch)
+                self._times[gpu] = price_layers(job, self.batch)
             layers = self._times[gpu]
             layers = layers if launches else replace(layers, launch_s=0.0)
             per_layer = any(
                 each.jitter and each.jitter.per == "layer" for each in self.disturbances
             )
-            step = plan(
+            step = plan_step(
                 job, layers, self.size.gpus, self.batch, iteration, merge=not per_layer,
                 sockets=self.ensemble.likely.topology.sockets,
             )  # fmt: skip

@@ -142,10 +142,10 @@ def _compare_machine(evaluator: Evaluator, machine: Machine, sizes: Sequence[int
             return 1.0 if residual is None else residual(situation)
 
         return cache(factor)
-    estimator = UncontendedTimer(machine)
-    likely = evaluator.allreduce.estimator
+    timer = UncontendedTimer(machine)
+    likely = evaluator.allreduce.timer
     ratios = [
-        _time_s(evaluator, estimator, n) / max(_time_s(evaluator, likely, n), TINY_S) for n in sizes
+        _time_s(evaluator, timer, n) / max(_time_s(evaluator, likely, n), TINY_S) for n in sizes
     ]
     logs = np.log(sizes)
     return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, ratios)))
@@ -180,11 +180,11 @@ def smooth_residual(machine: Machine) -> Machine:
         residuals = [np.log(residual(replace(situation, nbytes=int(n)))) for n in middles]
         return float(np.exp(np.interp(np.log(max(1, situation.nbytes)), logs, residuals)))
 
-    return machine.stretched(machine.topology, Corrections(residual=factor))
+    return machine.with_corrections(machine.topology, Corrections(residual=factor))
 
 
-def _time_s(evaluator: Evaluator, estimator: UncontendedTimer, nbytes: int) -> float:
-    return estimator.best(
+def _time_s(evaluator: Evaluator, timer: UncontendedTimer, nbytes: int) -> float:
+    return timer.best(
         "all_reduce", evaluator.allreduce.wire_bytes(nbytes), evaluator.allreduce.group
     )[1]
 

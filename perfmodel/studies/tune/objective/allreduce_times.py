@@ -44,7 +44,7 @@ class AllReduceTimes:
     `computed_sizes`: number of sizes computed so far.
     """
 
-    estimator: UncontendedTimer
+    timer: UncontendedTimer
     group: RankGroup
     scale: float = 1.0
     factor: float = 1.0
@@ -61,11 +61,11 @@ class AllReduceTimes:
         """Compute the time of one size of gradients; seconds."""
         size = self.wire_bytes(nbytes)
         if size not in self._timed:
-            lowered, time_s = self.estimator.best("all_reduce", size, self.group)
+            lowered, time_s = self.timer.best("all_reduce", size, self.group)
             time_s = self.factor * (self._simulate(size) if self.in_order else time_s)
             self._record_error(size, time_s)
             self._timed[size] = (time_s, (lowered.schedule.algorithm, lowered.protocol))
-            capacity_Bps = self.estimator.machine.topology.arcs.bandwidth_Bps
+            capacity_Bps = self.timer.machine.topology.arcs.bandwidth_Bps
             links = self.factor * link_times_s(capacity_Bps, lowered) / size
             self._per_byte = links if self._per_byte is None else np.minimum(self._per_byte, links)
             insort(self._sizes, size)
@@ -78,7 +78,7 @@ class AllReduceTimes:
     @property
     def in_order(self) -> bool:
         """Whether the messages of a connection are in order, so that each is simulated."""
-        return self.estimator.machine.library.in_order
+        return self.timer.machine.library.in_order
 
     def _simulate(self, size: int) -> float:
         """Simulate an all-reduce alone; seconds."""
@@ -92,8 +92,8 @@ class AllReduceTimes:
             (Task("all-reduce", "communication", "ranks", "comm", work),),
             samples=1,
         )
-        machine = self.estimator.machine
-        return simulate(plan, machine, estimator=self.estimator).step_time_s
+        machine = self.timer.machine
+        return simulate(plan, machine, timer=self.timer).step_time_s
 
     def is_timed(self, nbytes: int) -> bool:
         """Whether the time of a size has been computed."""
@@ -224,9 +224,9 @@ class AllReduceTimes:
                 self.compute(int(size / self.scale))
 
     def _select_at(self, size: int) -> AlgorithmProtocol:
-        lowerings = lower_collective(self.estimator.machine, "all_reduce", size, self.group)
+        lowerings = lower_collective(self.timer.machine, "all_reduce", size, self.group)
         if len(lowerings) > 1:
-            lowered, _ = self.estimator.best("all_reduce", size, self.group)
+            lowered, _ = self.timer.best("all_reduce", size, self.group)
             return lowered.schedule.algorithm, lowered.protocol
         return lowerings[0].schedule.algorithm, lowerings[0].protocol
 

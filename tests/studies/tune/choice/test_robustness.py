@@ -48,7 +48,7 @@ def test_draws_of_a_profile_make_a_quick_and_a_slow_machine() -> None:
     drawn = [UncontendedTimer(machine) for machine in evaluator.prepared.alternatives]
     quick, slow = compare_machines(evaluator)
     nbytes = 5_000_000
-    likely_s = evaluator.allreduce.estimator.best("all_reduce", nbytes, range(2))[1]
+    likely_s = evaluator.allreduce.timer.best("all_reduce", nbytes, range(2))[1]
     seen = sorted(one.best("all_reduce", nbytes, range(2))[1] / likely_s for one in drawn)
     assert len(seen) == 20
     assert seen[0] <= quick(nbytes) <= slow(nbytes) <= seen[-1]

@@ -12,37 +12,37 @@ from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
 
 
 @pytest.fixture(scope="module")
-def estimator() -> UncontendedTimer:
+def timer() -> UncontendedTimer:
     return UncontendedTimer(
         prepare(load_scenario("bucket-size-slow-ethernet", ["scale=null"])).machine
     )
 
 
-def test_times_are_read_off_on_both_sides_of_a_jump(estimator: UncontendedTimer) -> None:
+def test_times_are_read_off_on_both_sides_of_a_jump(timer: UncontendedTimer) -> None:
     """NCCL goes from trees to rings at some KiB, where times more than double."""
-    allreduce = AllReduceTimes(estimator, range(8))
+    allreduce = AllReduceTimes(timer, range(8))
     allreduce.prepare(256, 100_000_000)
     few = allreduce.computed_sizes
     for size in np.geomspace(256, 100_000_000, 70):
         nbytes = int(size) // 4 * 4
-        exact = estimator.best("all_reduce", nbytes, range(8))[1]
+        exact = timer.best("all_reduce", nbytes, range(8))[1]
         assert allreduce.time_s(nbytes) == pytest.approx(exact, rel=1e-2)
         assert allreduce.lower_s(nbytes) <= exact * (1 + 1e-12)
     assert allreduce.computed_sizes == few < 40
 
 
-def test_what_was_worked_out_is_not_read_off(estimator: UncontendedTimer) -> None:
-    allreduce = AllReduceTimes(estimator, range(8))
+def test_what_was_worked_out_is_not_read_off(timer: UncontendedTimer) -> None:
+    allreduce = AllReduceTimes(timer, range(8))
     allreduce.prepare(1000, 10_000_000)
     exact = allreduce.compute(3_333_332)
-    assert exact == estimator.best("all_reduce", 3_333_332, range(8))[1]
+    assert exact == timer.best("all_reduce", 3_333_332, range(8))[1]
     assert allreduce.time_s(3_333_332) == allreduce.lower_s(3_333_332) == exact
     assert allreduce.refine([3_333_332, 5_000_000, 6_000_000], at_most=1) == 1
 
 
-def test_a_hook_halves_the_bytes(estimator: UncontendedTimer) -> None:
+def test_a_hook_halves_the_bytes(timer: UncontendedTimer) -> None:
     whole, half = (
-        AllReduceTimes(estimator, range(8)),
-        AllReduceTimes(estimator, range(8), scale=0.5),
+        AllReduceTimes(timer, range(8)),
+        AllReduceTimes(timer, range(8), scale=0.5),
     )
     assert half.compute(8_000_000) == whole.compute(4_000_000)
