@@ -1,27 +1,25 @@
 """A machine with a profile's numbers in place of datasheet ones.
 
-`Fit`: absolute numbers, for the ranks that were measured. `Transfer`: factors, for any scale.
+A fit has numbers, for the ranks that were measured, or factors on numbers, for any scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.profile import Fit, Parameter, ParameterName, Profile, Rows
-from perfmodel.calibrate.transfer.forward_model import scale_bandwidths
-from perfmodel.calibrate.transfer.model import SETTLED_SHARE, Transfer, model_of
-from perfmodel.calibrate.transfer.parameters import MEANINGS, bandwidth_factors, corrections_of
+from perfmodel.calibrate.parameters import MEANINGS, ParameterName, Values
+from perfmodel.calibrate.profile import Fit, Profile, Rows
+from perfmodel.calibrate.transfer.forward_model import model_of, scale_bandwidths
+from perfmodel.calibrate.transfer.priors import bandwidth_factors, corrections_of
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, WireSegment
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.model import Topology
-
-Values = Mapping[Parameter, float]
-"""A number for each parameter; seconds or bytes per second."""
 
 
 def apply(profile: Profile, machine: Machine, *, rows: Rows | None = None) -> Machine:
@@ -45,41 +43,31 @@ def apply(profile: Profile, machine: Machine, *, rows: Rows | None = None) -> Ma
     InputError
         A profile of another machine or library, or with names that the machine lacks; all faults.
     """
-    if profile.transfer is not None and rows is None:
-        return _apply_transfer(profile, profile.transfer, machine)
-    return _apply_fit(profile, profile.fit_of(rows), machine)
-
-
-def _library_faults(profile: Profile, machine: Machine) -> list[Fault]:
-    if profile.library == machine.library.name:
-        return []
-    allowed = f"a profile of library {machine.library.name!r}"
-    return [Fault("profile", f"{profile.name!r}, made for library {profile.library!r}", allowed)]
-
-
-def _add_sources(topology: Topology, measured: Mapping[str, str], assumption: str) -> Topology:
-    """Return the topology whose sources and assumptions say what was measured."""
-    return replace(
-        topology,
-        sources={**topology.sources, **measured},
-        assumptions=(*topology.assumptions, assumption),
-    )
-
-
-# ---------------------------------------------------------------- numbers of a fit
-
-
-def _apply_fit(profile: Profile, fit: Fit, machine: Machine) -> Machine:
-    values = {value.key: value.si for value in fit.values}
-    faults = []
-    if profile.topology != machine.topology.template:
-        allowed = f"a profile of {machine.topology.template!r}"
-        faults.append(Fault("profile", f"{profile.name!r}, made for {profile.topology!r}", allowed))
-    faults += [*_library_faults(profile, machine), *_unknown_names(profile, values, machine)]
+    fit = profile.fit_of(rows)
+    topology, library = machine.topology, machine.library.name
+    differing = []
+    if fit.gpu and fit.gpu != model_of(topology.gpu.name):
+        differing.append((f"made on {fit.gpu}", model_of(topology.gpu.name)))
+    if not fit.gpu and profile.topology != topology.template:
+        differing.append((f"made for {profile.topology!r}", repr(topology.template)))
+    if profile.library != library:
+        differing.append((f"made for library {profile.library!r}", f"library {library!r}"))
+    faults = [
+        Fault("profile", f"{profile.name!r}, {actual}", f"a profile of {allowed}")
+        for actual, allowed in differing
+    ]
+    if not fit.gpu:
+        faults += _unknown_names(profile, fit.numbers, machine)
     if faults:
         raise InputError(faults)
-    changed = with_values(machine, values)
-    return replace(changed, topology=_cite_fit(changed.topology, profile, fit))
+    if not fit.gpu:
+        changed = with_values(machine, fit.numbers)
+        return replace(changed, topology=_cite(changed.topology, profile, fit, machine.settings))
+    corrections = replace(corrections_of(fit.numbers), residual=fit.residual)
+    rates = bandwidth_factors(fit.numbers)
+    if any(factor != 1.0 for factor in rates.values()):
+        topology = scale_bandwidths(topology, rates)
+    return machine.with_corrections(_cite(topology, profile, fit, machine.settings), corrections)
 
 
 def with_values(machine: Machine, values: Values) -> Machine:
@@ -166,64 +154,42 @@ def _unknown_names(profile: Profile, values: Values, machine: Machine) -> list[F
     ]  # fmt: skip
 
 
-def _cite_fit(topology: Topology, profile: Profile, fit: Fit) -> Topology:
-    names = ", ".join(source.file for source in profile.source)
-    rows = "the library's own collective" if fit.rows == "library" else "perfmodel's schedule"
-    ranks = " and ".join(str(count) for count in fit.ranks)
-    origin = f"profile {profile.name} of {profile.date}, {rows} on {ranks} ranks ({names})"
+def _cite(
+    topology: Topology, profile: Profile, fit: Fit, settings: LibrarySettings
+) -> Topology:  # fmt: skip
+    """The topology whose sources and assumptions say what was measured."""
+    if fit.gpu:
+        scales = sorted({(point.hosts, point.ranks) for point in fit.points})
+        where = " and ".join(f"{ranks} ranks on {hosts} hosts" for hosts, ranks in scales)
+        origin = f"profile {profile.name} of {profile.date}, {', '.join(fit.files)}: {where}"
+    else:
+        rows = "the library's own collective" if fit.rows == "library" else "perfmodel's schedule"
+        ranks = " and ".join(str(count) for count in fit.ranks)
+        names = ", ".join(source.file for source in profile.source)
+        origin = f"profile {profile.name} of {profile.date}, {rows} on {ranks} ranks ({names})"
+    settled = [value for value in fit.values if value.settled]
     measured = {
-        f"measured {value.key}": f"{value.value}, 80 % interval {value.interval[0]} to "
-        f"{value.interval[1]}: {origin}"
-        for value in fit.values
+        f"measured {value.key}": f"{MEANINGS[value.parameter]}: {value.value}, 80 % interval "
+        f"{value.interval[0]} to {value.interval[1]}: {origin}"
+        for value in settled
     }
-    numbers = ", ".join(f"{value.key} {value.value}" for value in fit.values)
-    datasheet = "".join(
-        f" Not determined, datasheet kept: {number.parameter} of {number.where} ({number.reason})."
+    numbers = ", ".join(f"{value.key} {value.value}" for value in settled)
+    sentences = [f"Measured by {origin}: {numbers or 'no number by itself'}."]
+    if fit.gpu:
+        sentences.append("What these leave is a correction over size, which fades away from what "
+                         "was measured.")  # fmt: skip
+    else:
+        sentences.append("Every other number is from datasheets.")
+    if unsettled := ", ".join(str(value.key) for value in fit.values if not value.settled):
+        sentences.append(f"Hardly told by these data: {unsettled}.")
+    if differences := "; ".join(fit.settings_differences(settings)):
+        sentences.append(f"It may not hold for these settings: {differences}.")
+    sentences += [
+        f"Not determined, datasheet kept: {number.parameter} of {number.where} ({number.reason})."
         for number in fit.undetermined
+    ]
+    return replace(
+        topology,
+        sources={**topology.sources, **measured},
+        assumptions=(*topology.assumptions, " ".join(sentences)),
     )
-    sentence = f"Measured by {origin}: {numbers}. Every other number is from datasheets.{datasheet}"
-    return _add_sources(topology, measured, sentence)
-
-
-# ---------------------------------------------------------------- factors of a transfer
-
-
-def _apply_transfer(profile: Profile, transfer: Transfer, machine: Machine) -> Machine:
-    faults = []
-    if transfer.gpu != model_of(machine.topology.gpu.name):
-        allowed = f"a profile of {model_of(machine.topology.gpu.name)}"
-        faults.append(Fault("profile", f"{profile.name!r}, made on {transfer.gpu}", allowed))
-    faults += _library_faults(profile, machine)
-    if faults:
-        raise InputError(faults)
-    factors = transfer.factors_by_parameter
-    corrections = replace(corrections_of(factors), residual=transfer.residual)
-    topology, rates = machine.topology, bandwidth_factors(factors)
-    if any(factor != 1.0 for factor in rates.values()):
-        topology = scale_bandwidths(topology, rates)
-    differences = transfer.settings_differences(machine.settings)
-    cited = _cite_transfer(topology, profile, transfer, differences)
-    return machine.with_corrections(cited, corrections)
-
-
-def _cite_transfer(
-    topology: Topology, profile: Profile, transfer: Transfer, differences: Sequence[str]
-) -> Topology:
-    scales = sorted({(point.hosts, point.ranks) for point in transfer.points})
-    where = " and ".join(f"{ranks} ranks on {hosts} hosts" for hosts, ranks in scales)
-    origin = f"profile {profile.name} of {profile.date}, {', '.join(transfer.files)}: {where}"
-    settled = [factor for factor in transfer.factors if factor.told >= SETTLED_SHARE]
-    measured = {
-        f"measured {factor.parameter}": f"{MEANINGS[factor.of]} times {factor.factor:.3g}, 80 % "
-        f"interval {factor.interval[0]:.3g} to {factor.interval[1]:.3g}: {origin}"
-        for factor in settled
-    }
-    numbers = ", ".join(f"{factor.parameter} x {factor.factor:.3g}" for factor in settled)
-    unsettled = ", ".join(str(f.parameter) for f in transfer.factors if f.told < SETTLED_SHARE)
-    sentence = (
-        f"Measured ({origin}): {numbers or 'no factor by itself'}; what these leave is a "
-        f"correction over size, which fades away from what was measured."
-        + (f" Hardly told by these data: {unsettled}." if unsettled else "")
-        + (f" It may not hold for these settings: {'; '.join(differences)}." if differences else "")
-    )
-    return _add_sources(topology, measured, sentence)

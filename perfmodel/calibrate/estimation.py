@@ -1,38 +1,218 @@
-"""What both estimators share: interval probability, identifiability threshold, drawing, rounding.
+"""Estimation of parameters from measured times: the maximum a posteriori of their logarithms.
 
-`link_costs` fits the numbers of one machine to its own measurements by least squares; `transfer`
-fits factors on the mechanism's numbers to sweeps, with priors, and holds at other scales.
+All times and values are lognormal, so the unknowns are logarithms. What a fit brings along is its
+forward model (`link_costs`: numbers of a machine; `transfer`: factors on them), the prior of its
+parameters and the noise of its rows.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-
-PROBABILITY = 0.8
-"""That the truth lies inside an interval."""
-
-NORMAL_QUANTILE = 1.2816
-"""Standard deviations about zero that hold `PROBABILITY` of a normal distribution."""
+from perfmodel.calibrate.parameters import Parameter, Prior, Values, invert
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.machine import Machine
 
 NO_EFFECT = 1e-4
 """A parameter is not identifiable if doubling it changes no time by more than about this much."""
 
+RELINEARISE_BEYOND = 0.15
+"""Change of the logarithm of a value from which on the slopes are computed again."""
 
-def draw_logs(
-    covariance: FloatArray, rng: np.random.Generator, widening: float = 1.0
-) -> FloatArray:
-    """Draw deviations of logarithms with a covariance, their standard deviations times `widening`.
+MAX_LOG_STEP = 2.0
+"""Logarithm of the largest factor that one step may apply."""
 
-    By eigenvalues: rounding in a file may have pushed one just below zero.
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One measured time.
+
+    Parameters
+    ----------
+    machine : Machine
+    op : str
+    ranks : int
+    nbytes : int
+    measured_s : float
+    run : int
+        Rows of one run were measured by the same processes.
+    algorithm : str or None
+        None: the library's own.
+    lowered : tuple of LoweredCollective
+        Of which the library may have chosen; one object for all that measured the same.
     """
-    variances, axes = np.linalg.eigh(covariance)
-    normal = rng.standard_normal(len(variances))
-    logs: FloatArray = axes @ (widening * np.sqrt(np.maximum(variances, 0.0)) * normal)
-    return logs
+
+    machine: Machine
+    op: str
+    ranks: int
+    nbytes: int
+    measured_s: float
+    run: int
+    algorithm: str | None
+    lowered: tuple[LoweredCollective, ...]
+
+    @staticmethod
+    def of(
+        machine: Machine, op: str, ranks: int, nbytes: int, measured_s: float, run: int = 0,
+        algorithm: str | None = None,
+    ) -> Observation:  # fmt: skip
+        """Observe the library's own collective among the first ranks, or a named algorithm."""
+        lowered = machine.cached(
+            ("observed", op, ranks, nbytes, algorithm),
+            lambda: lower_collective(machine, op, nbytes, range(ranks), algorithm=algorithm),
+        )
+        return Observation(machine, op, ranks, nbytes, measured_s, run, algorithm, lowered)
 
 
-def round_digits(number: float) -> float:
-    """Round to six digits: more would feign accuracy."""
-    return float(f"{number:.6g}")
+class ForwardModel(ABC):
+    """Predicts the times of measured collectives from values of parameters.
+
+    Several runs measured the same collective: its time is computed once, as one of `distinct`.
+
+    Parameters
+    ----------
+    observations : sequence of Observation
+    """
+
+    log_step: ClassVar[float]
+    """Step of a value's logarithm for finite differences."""
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        self.observations = tuple(observations)
+        self.measured_s = np.array([o.measured_s for o in observations])
+        self.run = np.array([o.run for o in observations], dtype=np.int64)
+        first = {id(o.lowered): o for o in reversed(self.observations)}
+        self.distinct = tuple(reversed(first.values()))
+        position = {id(o.lowered): at for at, o in enumerate(self.distinct)}
+        self._position = np.array([position[id(o.lowered)] for o in observations], dtype=np.int64)
+
+    @abstractmethod
+    def times_s(self, values: Values) -> FloatArray:
+        """Time of each observation; seconds, shape (observations,)."""
+
+    def slopes(self, values: Values, base_s: FloatArray | None = None) -> FloatArray:
+        """Change of the logarithm of each time per logarithm of each value.
+
+        Returns
+        -------
+        ndarray of float, shape (observations, values)
+        """
+        base = np.log(self.times_s(values) if base_s is None else base_s)
+        columns = [
+            (np.log(self.times_s({**values, key: value * np.exp(self.log_step)})) - base)
+            / self.log_step
+            for key, value in values.items()
+        ]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(base), 0))
+
+
+@dataclass(frozen=True)
+class Iterate:
+    """Where an estimate is after some steps.
+
+    Parameters
+    ----------
+    values : dict
+    over : ndarray of float, shape (rows,)
+        Logarithm of measured over fitted time.
+    by_prior : ndarray of float, shape (rows,)
+        The same with the values at the mean of their prior, times linear in their logarithms.
+    slopes : ndarray of float, shape (rows, values)
+    last : bool
+        Whether no step follows; noise of a whole covariance then stays as it was fitted.
+    """
+
+    values: dict[Parameter, float]
+    over: FloatArray
+    by_prior: FloatArray
+    slopes: FloatArray
+    last: bool
+
+
+RowNoise = Callable[[Iterate], FloatArray]
+"""Fits the noise of the rows to them; inverse of its covariance, shape (rows, rows)."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Values with the covariance of their logarithms.
+
+    Parameters
+    ----------
+    values : dict
+        By parameter, in the order of the covariance.
+    covariance : ndarray of float, shape (values, values)
+    fitted_s : ndarray of float, shape (rows,)
+        Times with these values.
+    slopes : ndarray of float, shape (rows, values)
+    """
+
+    values: dict[Parameter, float]
+    covariance: FloatArray
+    fitted_s: FloatArray
+    slopes: FloatArray
+
+
+def estimate(
+    forward: ForwardModel, keys: Sequence[Parameter], prior: Prior, noise: RowNoise,
+    *, steps: int, converged: float, halvings: int = 0,
+) -> Estimate:  # fmt: skip
+    """Maximise the posterior by Gauss-Newton steps, the noise fitted anew in each.
+
+    Parameters
+    ----------
+    forward : ForwardModel
+    keys : sequence of Parameter
+    prior : Prior
+        The steps begin at its mean.
+    noise : RowNoise
+    steps : int
+        Most that are taken; times are nearly linear unless another algorithm takes over.
+    converged : float
+        Logarithm of the last step.
+    halvings : int
+        Of a step that leads away from the measured times; most.
+    """
+    measured, logs = np.log(forward.measured_s), prior.mean
+    moved = np.inf
+    values, slopes, since = _values_of(keys, logs), np.zeros((0, 0)), np.inf
+    fitted_s = forward.times_s(values)
+    for number in range(steps + 1):
+        if since > RELINEARISE_BEYOND:
+            slopes, since = forward.slopes(values, fitted_s), 0.0
+        over = measured - np.log(fitted_s)
+        by_prior, last = over + slopes @ (logs - prior.mean), number == steps or moved < converged
+        rows = noise(Iterate(values, over, by_prior, slopes, last))
+        curvature = slopes.T @ rows @ slopes + prior.information
+        if last:
+            break
+        gradient = slopes.T @ rows @ over + prior.information @ (prior.mean - logs)
+        step = np.clip(np.linalg.solve(curvature, gradient), -MAX_LOG_STEP, MAX_LOG_STEP)
+        before = _misfit(over, rows, logs, prior)
+        for halving in range(halvings + 1):
+            reached = logs + step / 2**halving
+            values = _values_of(keys, reached)
+            fitted_s = forward.times_s(values)
+            if _misfit(measured - np.log(fitted_s), rows, reached, prior) <= before:
+                break
+        moved = float(np.abs(reached - logs).max(initial=0.0))
+        since += moved
+        logs = reached
+    return Estimate(values, invert(curvature), fitted_s, slopes)
+
+
+def _values_of(keys: Sequence[Parameter], logs: FloatArray) -> dict[Parameter, float]:
+    return dict(zip(keys, np.exp(logs).tolist(), strict=True))
+
+
+def _misfit(over: FloatArray, rows: FloatArray, logs: FloatArray, prior: Prior) -> float:
+    """Twice the negative logarithm of the posterior, but for a constant."""
+    pulled = logs - prior.mean
+    return float(over @ rows @ over + pulled @ prior.information @ pulled)

@@ -1,114 +1,35 @@
 """Profile: the numbers of a machine that were estimated from measurements, as a file.
 
-Every value carries an interval that holds the truth with a probability of 80 %. The file has the
-covariance of all values (of their natural logarithms, which were fitted), and a list of parameters
-that the data do not identify, with the reason.
+Every value carries an interval that holds the truth with a probability of 80 %. The file also has
+the covariance of all values (of their natural logarithms) and what the data do not identify.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+import numpy as np
+from pydantic import Field, model_validator
 
-from perfmodel.calibrate.transfer.model import Transfer
+from perfmodel.arrays import FloatArray
+from perfmodel.calibrate.checks import settings_differences
+from perfmodel.calibrate.estimation import Estimate, Observation
+from perfmodel.calibrate.parameters import Parameter, ParameterName, Value, round_digits
+from perfmodel.calibrate.transfer.gaussian_process import (
+    ContextArrays,
+    ResidualProcess,
+    run_covariance,
+)
+from perfmodel.calibrate.transfer.priors import NoisePrior, ResidualPrior
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, find_file, load_document, write_atomically
-from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
-
-ParameterName = Literal["launch", "step", "host_step", "reduce", "bandwidth", "rank_rate"]
-RATES = frozenset({"reduce", "bandwidth", "rank_rate"})
-"""Parameters in bytes per second; the others are times."""
+from perfmodel.library.corrections import CollectiveContext
+from perfmodel.library.settings import LibrarySettings
 
 Rows = Literal["library", "schedule"]
-
-
-class Parameter(NamedTuple):
-    """Which number of a machine a value is of.
-
-    Parameters
-    ----------
-    name : {"launch", "step", "host_step", "reduce", "bandwidth", "rank_rate"}
-        Time of a collective before its first step; time of a step beyond its bytes (alpha); what
-        each rank's step costs the cores of a host that all its ranks share; rate at which a rank
-        adds what it received (1 / gamma); rate of the link, which ranks share (1 / beta); most that
-        a rank sends when it has the link to itself.
-    where : str
-        A protocol ("ring"), a protocol and a kind of hop ("ring/memory"), or a kind of link.
-    beyond_bytes : float
-        For a bandwidth: it is that of a chunk's bytes beyond this many.
-    """
-
-    name: ParameterName
-    where: str
-    beyond_bytes: float = 0.0
-
-    def parse(self, text: object) -> float:
-        """Read a value of this parameter; seconds, or bytes per second."""
-        return parse_bandwidth(text) if self.name in RATES else parse_time(text)
-
-    def format(self, value: float) -> str:
-        """Write a value of this parameter, to seven digits."""
-        if self.name in RATES:
-            return f"{value * 1e-9:.7g} GB/s"
-        return f"{value * 1e6:.7g} us"
-
-    def __str__(self) -> str:
-        beyond = f" beyond {self.beyond_bytes:.0f} B of a chunk" if self.beyond_bytes else ""
-        return f"{self.name} of {self.where}{beyond}"
-
-
-def _size(text: str) -> str:
-    parse_bytes(text)
-    return text
-
-
-SizeText = Annotated[str, AfterValidator(_size)]
-
-
-class Value(FileModel):
-    """One measured number with its 80 % interval, both with units."""
-
-    parameter: ParameterName
-    where: str
-    beyond: SizeText = "0 B"
-    value: str
-    interval: tuple[str, str]
-
-    @model_validator(mode="after")
-    def _check_numbers(self) -> Value:
-        for text in (self.value, *self.interval):
-            if self.key.parse(text) <= 0:
-                raise ValueError(f"more than zero, not {text!r}")
-        if not self.low <= self.si <= self.high:
-            raise ValueError(f"an interval around {self.value!r}, from low to high")
-        return self
-
-    @property
-    def key(self) -> Parameter:
-        """Which number the value is of."""
-        return Parameter(self.parameter, self.where, parse_bytes(self.beyond))
-
-    @property
-    def is_rate(self) -> bool:
-        """Whether the value is a rate; otherwise it is a time."""
-        return self.parameter in RATES
-
-    @property
-    def si(self) -> float:
-        """The value in seconds or bytes per second."""
-        return self.key.parse(self.value)
-
-    @property
-    def low(self) -> float:
-        """Lower end of the interval."""
-        return self.key.parse(self.interval[0])
-
-    @property
-    def high(self) -> float:
-        """Upper end of the interval."""
-        return self.key.parse(self.interval[1])
 
 
 class Undetermined(FileModel):
@@ -133,54 +54,156 @@ class RunSpread(FileModel):
     source: str
 
 
-class Residual(FileModel):
-    """Measured against fitted, one size; measured: geometric mean of the runs."""
+class FittedObservation(FileModel):
+    """One measured time and that of the fitted machine, before any residual.
 
-    collective: str
+    `run` numbers the file, `own` is the standard deviation of the logarithm that is this row's
+    alone (large for an outlier), `share` the part of the time that the residual multiplies (the
+    rest is the host's start of the collective).
+    """
+
+    run: int
+    op: str
     ranks: int
+    hosts: int
     nbytes: int
-    runs: int = 1
-    measured_s: float
-    fitted_s: float
+    algorithm: str
+    protocol: str
+    measured_s: float = Field(gt=0)
+    fitted_s: float = Field(gt=0)
+    own: float = Field(ge=0)
+    share: float = Field(1.0, ge=0, le=1)
 
     @property
-    def error(self) -> float:
-        """Fitted over measured, minus one."""
-        return self.fitted_s / self.measured_s - 1.0
-
-
-class Residuals(FileModel):
-    """Absolute relative errors of the fit: of all runs, and of each size."""
-
-    median_abs: float
-    p90_abs: float
-    sizes: tuple[Residual, ...]
+    def context(self) -> CollectiveContext:
+        """The context on which the residual depends."""
+        return CollectiveContext(
+            self.op, self.nbytes, self.ranks, self.hosts, self.algorithm, self.protocol
+        )
 
 
 class Fit(FileModel):
-    """Numbers from one kind of row: the library's own collective, or our schedule."""
+    """Values from one kind of row: the library's own collective, or our schedule.
+
+    `values` are numbers, or factors on them (a transfer), which hold at other scales too. `points`
+    are the rows, `slopes` the change of the logarithm of each `fitted_s` per logarithm of each
+    value, `files` the runs, `median_abs` and `p90_abs` how far the fit is from its rows (absolute
+    relative errors, after the residual).
+
+    Numbers: `scatter` is the standard deviation of the logarithm of a time about the fit within a
+    run, outliers aside. Factors: `gpu` is the model of GPU that they belong to, `left` the
+    residual's prior with the deviations fitted to this machine, `noise` the prior of runs; `odd`
+    multiplies the variance of each run: more than one for an outlier. `settings` are the library's
+    in each run.
+    """
 
     rows: Rows
-    ranks: tuple[int, ...]
-    """Numbers of ranks that were measured."""
     method: str
     values: tuple[Value, ...]
     covariance: tuple[tuple[float, ...], ...]
     """Of the natural logarithms of the values, in their order."""
-    scatter: float = Field(ge=0)
-    """Standard deviation of the logarithm of a time about the fit within a run, outliers aside."""
-    runs: int = Field(1, ge=1)
-    """Files, each from processes that were started afresh."""
-    run_spread: RunSpread | None = None
-    residuals: Residuals
+    points: tuple[FittedObservation, ...] = ()
+    slopes: tuple[tuple[float, ...], ...] = ()
+    median_abs: float = 0.0
+    p90_abs: float = 0.0
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     undetermined: tuple[Undetermined, ...] = ()
+    scatter: float = Field(default=0.0, ge=0)
+    run_spread: RunSpread | None = None
+    gpu: str = ""
+    left: ResidualPrior | None = None
+    noise: NoisePrior | None = None
+    odd: tuple[float, ...] = ()
+    settings: tuple[LibrarySettings, ...] = ()
 
     @model_validator(mode="after")
-    def _check_covariance(self) -> Fit:
-        sides = {len(row) for row in self.covariance} | {len(self.covariance)}
-        if sides != {len(self.values)}:
-            raise ValueError(f"covariance with {len(self.values)} rows and columns, as values")
+    def _check_lengths(self) -> Fit:
+        count = len(self.values)
+        if {len(row) for row in self.covariance} | {len(self.covariance)} != {count}:
+            raise ValueError(f"covariance with {count} rows and columns, as values")
+        if [len(row) for row in self.slopes] != [count] * len(self.points):
+            raise ValueError(f"{len(self.points)} rows of slopes, as points, of {count}, as values")
         return self
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of ranks that were measured."""
+        return tuple(sorted({point.ranks for point in self.points}))
+
+    @property
+    def runs(self) -> int:
+        """Files with rows, each from processes that were started afresh."""
+        return len({point.run for point in self.points})
+
+    @property
+    def numbers(self) -> dict[Parameter, float]:
+        """The values by parameter; seconds, bytes per second, or factors."""
+        return {value.key: value.si for value in self.values}
+
+    @property
+    def by_size(self) -> dict[tuple[str, int, int], list[FittedObservation]]:
+        """Points by collective, ranks and size."""
+        groups: dict[tuple[str, int, int], list[FittedObservation]] = {}
+        for point in self.points:
+            groups.setdefault((point.op, point.ranks, point.nbytes), []).append(point)
+        return groups
+
+    def settings_differences(self, settings: LibrarySettings) -> tuple[str, ...]:
+        """Differences from the runs' settings under which the fit may not hold."""
+        pairs = {(point.op, point.run) for point in self.points if point.run < len(self.settings)}
+        differences = {
+            f"{self.files[run]}: {difference}"
+            for op, run in pairs
+            for difference in settings_differences(op, self.settings[run], settings)
+        }
+        return tuple(sorted(differences))
+
+    @cached_property
+    def residual(self) -> ResidualProcess | None:
+        """The residual beside factors; None without points."""
+        if self.left is None or self.noise is None or not self.points:
+            return None
+        contexts = ContextArrays.of(
+            [point.context for point in self.points], [point.share for point in self.points]
+        )
+        over = np.log([point.measured_s / point.fitted_s for point in self.points])
+        own = np.array([point.own**2 for point in self.points])
+        run = np.array([point.run for point in self.points])
+        noise = run_covariance(contexts, run, self.noise, self.odd or None) + np.diag(own)
+        return ResidualProcess(contexts, over, noise, self.left, self.noise)
+
+    def with_errors(self) -> Fit:
+        """The same with how far it is from its rows."""
+        if not self.points:
+            return self
+        predicted_s = [
+            p.fitted_s * (self.residual(p.context) ** p.share if self.residual else 1.0)
+            for p in self.points
+        ]
+        errors = np.abs(np.divide(predicted_s, [p.measured_s for p in self.points]) - 1.0)
+        median, p90 = (round_digits(float(np.quantile(errors, q))) for q in (0.5, 0.9))
+        return self.model_copy(update={"median_abs": median, "p90_abs": p90})
+
+
+def fitted_observations(
+    observations: Sequence[Observation],
+    estimate: Estimate,
+    protocols: Sequence[tuple[str, str]],
+    own: FloatArray,
+    shares: FloatArray,
+) -> tuple[FittedObservation, ...]:
+    """Rows of a fit as a profile has them; `protocols`: algorithm and protocol of each."""
+    return tuple(
+        FittedObservation(
+            run=o.run, op=o.op, ranks=o.ranks, hosts=o.machine.topology.hosts, nbytes=o.nbytes,
+            algorithm=algorithm, protocol=protocol, measured_s=round_digits(o.measured_s),
+            fitted_s=round_digits(fitted_s), own=round_digits(deviation), share=round_digits(share),
+        )
+        for o, (algorithm, protocol), fitted_s, deviation, share in zip(
+            observations, protocols, estimate.fitted_s, own, shares, strict=True
+        )
+    )  # fmt: skip
 
 
 class Source(FileModel):
@@ -201,32 +224,35 @@ class Profile(FileModel):
     """Measured numbers of one machine with one library.
 
     `topology` is the template that the numbers belong to, `library` the library model; `fits` are
-    numbers of the ranks that were measured, `transfer` holds at other scales too.
+    numbers of the ranks that were measured, or factors that hold at other scales too.
     """
 
-    perfmodel: Literal[1] = 1
+    perfmodel: Literal[2] = 2
     kind: Literal["profile"] = "profile"
     name: str
     topology: str
     library: str
     date: str
     source: tuple[Source, ...]
-    fits: tuple[Fit, ...] = ()
-    transfer: Transfer | None = None
+    fits: tuple[Fit, ...] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _has_numbers(self) -> Profile:
-        if not self.fits and self.transfer is None:
-            raise ValueError("fits, or a transfer")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _check_format(cls, document: Any) -> Any:
+        if isinstance(document, dict) and document.get("perfmodel") == 1:
+            raise ValueError("version 2 (perfmodel: 2): this one is of an earlier version; make it "
+                             "again from its measurements with 'perfmodel calibrate'")  # fmt: skip
+        return document
+
+    @property
+    def transfer(self) -> Fit | None:
+        """Factors that hold at other scales, if it has them."""
+        return next((fit for fit in self.fits if fit.left is not None), None)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Numbers of ranks that were measured."""
-        counts = {count for fit in self.fits for count in fit.ranks}
-        if self.transfer is not None:
-            counts |= {point.ranks for point in self.transfer.points}
-        return tuple(sorted(counts))
+        return tuple(sorted({count for fit in self.fits for count in fit.ranks}))
 
     def fit_of(self, rows: Rows | None = None) -> Fit:
         """The numbers from one kind of row; default: the library's own collective if there.
@@ -236,12 +262,10 @@ class Profile(FileModel):
         InputError
             There are none from such rows.
         """
-        if rows is None and self.fits:
-            return min(self.fits, key=lambda fit: fit.rows != "library")
-        for fit in self.fits:
-            if fit.rows == rows:
+        for fit in sorted(self.fits, key=lambda fit: fit.rows != "library"):
+            if rows in {None, fit.rows}:
                 return fit
-        available = " and ".join(repr(fit.rows) for fit in self.fits) or "factors from sweeps alone"
+        available = " and ".join(repr(fit.rows) for fit in self.fits)
         raise InputError(Fault("rows", repr(rows), f"what profile {self.name!r} has: {available}"))
 
 

@@ -8,9 +8,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from perfmodel.calibrate.estimation import draw_logs
-from perfmodel.calibrate.profile import Fit, Profile, Rows, Value
-from perfmodel.calibrate.transfer.model import Transfer
+from perfmodel.arrays import FloatArray
+from perfmodel.calibrate.parameters import RATES, draw_logs
+from perfmodel.calibrate.profile import Fit, Profile, Rows
 
 GOLDEN = (5.0**0.5 - 1.0) / 2.0
 """Multiples of it fill the unit interval evenly however many they are (Kronecker sequence)."""
@@ -33,9 +33,9 @@ def measured_at(
     a model: an interval from other numbers of ranks, from another collective or (for rows of
     "schedule") from another schedule would rest on no measurement.
     """
-    if profile.transfer is not None and rows is None:
-        return True  # its intervals are wide where nothing was measured
     fit = profile.fit_of(rows)
+    if fit.left is not None:
+        return True  # its intervals are wide where nothing was measured
     sources = [source for source in profile.source if source.collective == op]
     if fit.rows == "schedule":
         sources = [source for source in sources if source.algorithm == algorithm]
@@ -74,51 +74,18 @@ def draws(profile: Profile, count: int, seed: int, *, scatter: bool = True) -> l
     rng = np.random.default_rng(seed)
     return [
         profile.model_copy(
-            update={
-                "fits": tuple(_draw_fit(fit, rng, scatter) for fit in profile.fits),
-                "transfer": profile.transfer
-                and draw_transfer(profile.transfer, rng, number, new_run=scatter),
-            }
+            update={"fits": tuple(draw_fit(f, rng, number, new_run=scatter) for f in profile.fits)}
         )
         for number in range(count)
     ]
 
 
-def _draw_fit(fit: Fit, rng: np.random.Generator, scatter: bool) -> Fit:
-    covariance = np.array(fit.covariance).reshape(len(fit.values), len(fit.values))
-    logs = draw_logs(covariance, rng)
-    longer, slower = _draw_run(fit, rng) if scatter else (0.0, 0.0)
-    values = tuple(
-        value.model_copy(
-            update={"value": _scaled_text(value, log - slower if value.is_rate else log + longer)}
-        )
-        for value, log in zip(fit.values, logs.tolist(), strict=True)
-    )
-    return fit.model_copy(update={"values": values})
-
-
-def _draw_run(fit: Fit, rng: np.random.Generator) -> tuple[float, float]:
-    """Logarithms of how much longer all times of a new run are, and how much lower its rates."""
-    off = fit.scatter * rng.standard_normal()
-    if fit.run_spread is None:  # a profile from before the spread was kept
-        return off, off
-    spread = fit.run_spread
-    both = rng.standard_t(spread.freedom, 2)
-    return off + spread.times * float(both[0]), off + spread.rates * float(both[1])
-
-
-def _scaled_text(value: Value, log: float) -> str:
-    return value.key.format(value.si * float(np.exp(log)))
-
-
-def draw_transfer(
-    transfer: Transfer, rng: np.random.Generator, number: int = 0, *, new_run: bool
-) -> Transfer:
-    """Draw factors from their covariance, and with them a residual that the rows allow.
+def draw_fit(fit: Fit, rng: np.random.Generator, number: int = 0, *, new_run: bool) -> Fit:
+    """Draw values from their covariance, and with them a residual that the rows allow.
 
     Parameters
     ----------
-    transfer : Transfer
+    fit : Fit
     rng : Generator
     number : int
         Of the draw, from 0 on: deviations of the residual are those of an even sequence, so that
@@ -127,21 +94,30 @@ def draw_transfer(
         Also draw what a run has of its own: an interval then covers a time that is measured, and
         not only what is expected of one.
     """
-    covariance = np.array(transfer.covariance).reshape(len(transfer.factors), -1)
-    widening = transfer.runs.widened
+    covariance = np.array(fit.covariance).reshape(len(fit.values), -1)
+    widening = fit.noise.widened if fit.noise else 1.0
     logs = draw_logs(covariance, rng, widening)
     deviations = widening * NormalDist().inv_cdf((0.5 + number * GOLDEN) % 1.0)
-    # Hosts that start collectives differ from run to run as what they start does.
-    start = deviations * transfer.runs.start * new_run
-    own = [log + start * (f.of in STARTS) for f, log in zip(transfer.factors, logs, strict=True)]
-    factors = tuple(
-        factor.model_copy(update={"factor": factor.factor * float(np.exp(log))})
-        for factor, log in zip(transfer.factors, own, strict=True)
-    )
-    draw = transfer.model_copy(update={"factors": factors})
-    residual = transfer.residual
-    if residual is not None:
-        slopes = np.array([point.slopes for point in transfer.points])
-        shifted = residual.shift(residual.over - slopes @ logs, deviations)
-        vars(draw)["residual"] = shifted if new_run else replace(shifted, new_run=False)
+    own = _run_logs(fit, rng, deviations) if new_run else np.zeros(len(logs))
+    values = tuple(v.scaled(log) for v, log in zip(fit.values, (logs + own).tolist(), strict=True))
+    draw = fit.model_copy(update={"values": values})
+    if fit.residual is not None:
+        shifted = fit.residual.shift(fit.residual.over - np.array(fit.slopes) @ logs, deviations)
+        vars(draw)["residual"] = replace(shifted, new_run=new_run)
     return draw
+
+
+def _run_logs(fit: Fit, rng: np.random.Generator, deviations: float) -> FloatArray:
+    """Logarithms by which the values differ in a new run.
+
+    All times are longer by a factor, and all rates lower by another. Of factors: hosts that start
+    collectives differ from run to run as what they start does, so many `deviations`.
+    """
+    if fit.noise is not None:
+        start = deviations * fit.noise.start
+        return np.array([start * (value.parameter in STARTS) for value in fit.values])
+    both = fit.scatter * rng.standard_normal() * np.ones(2)
+    if fit.run_spread is not None:
+        spread = fit.run_spread
+        both += rng.standard_t(spread.freedom, 2) * [spread.times, spread.rates]
+    return np.array([-both[1] if v.parameter in RATES else both[0] for v in fit.values])

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from perfmodel.calibrate.profile import Fit
     from perfmodel.calibrate.readers import MeasurementFile as Found
     from perfmodel.calibrate.transfer.inputs import MachineRequest
-    from perfmodel.calibrate.transfer.model import Transfer
     from perfmodel.measure.record import Measurement
 
 
@@ -127,7 +126,7 @@ def _profile_from_sweeps(
         raise InputError(Fault("--library", repr(library), allowed))
     with flags_as_fields(_FLAGS):
         profile = profile_of(contents, request, name=name, paths=files)
-    for text in profile.transfer.notes if profile.transfer else ():
+    for text in (note for fit in profile.fits for note in fit.notes):
         print_note(f"Note: {text}.")
     return profile
 
@@ -216,71 +215,72 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
 
 
 def _print(profile: Profile) -> None:
-    if profile.transfer is not None:
-        _print_transfer(profile.transfer)
     for fit in profile.fits:
-        ranks = ", ".join(str(count) for count in fit.ranks)
-        subjects = {"library": f"{profile.library}'s own collective", "schedule": "our schedule"}
-        runs = "1 run" if fit.runs == 1 else f"{fit.runs} runs"
-        typer.echo(f"{subjects[fit.rows]}, measured on {ranks} ranks, {runs}")
-        print_table(
-            ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
-            [(v.parameter, v.where, v.beyond, v.value, *v.interval) for v in fit.values],
+        if fit.gpu:
+            _print_factors(fit)
+        else:
+            _print_numbers(fit, profile.library)
+
+
+def _print_numbers(fit: Fit, library: str) -> None:
+    ranks = ", ".join(str(count) for count in fit.ranks)
+    subjects = {"library": f"{library}'s own collective", "schedule": "our schedule"}
+    runs = "1 run" if fit.runs == 1 else f"{fit.runs} runs"
+    typer.echo(f"{subjects[fit.rows]}, measured on {ranks} ranks, {runs}")
+    print_table(
+        ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
+        [(v.parameter, v.where, v.beyond, v.value, *v.interval) for v in fit.values],
+    )
+    _print_residuals(fit)
+    if fit.run_spread is not None:
+        spread, source = fit.run_spread, fit.run_spread.source.partition(":")[0]
+        typer.echo(
+            f"another run: times {100 * spread.times:.0f} %, rates {100 * spread.rates:.0f} % "
+            f"up or down (one standard deviation; {source}); within a run single sizes "
+            f"scatter by {100 * fit.scatter:.0f} %"
         )
-        _print_residuals(fit)
-        if fit.run_spread is not None:
-            spread, source = fit.run_spread, fit.run_spread.source.partition(":")[0]
-            typer.echo(
-                f"another run: times {100 * spread.times:.0f} %, rates {100 * spread.rates:.0f} % "
-                f"up or down (one standard deviation; {source}); within a run single sizes "
-                f"scatter by {100 * fit.scatter:.0f} %"
-            )
-        for lost in fit.undetermined:
-            typer.echo(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
-                       f"kept: {lost.kept}")  # fmt: skip
-        typer.echo("")
+    for lost in fit.undetermined:
+        typer.echo(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
+                   f"kept: {lost.kept}")  # fmt: skip
+    typer.echo("")
 
 
-def _print_transfer(transfer: Transfer) -> None:
-    from perfmodel.calibrate.transfer.parameters import MEANINGS
+def _print_factors(fit: Fit) -> None:
+    from perfmodel.calibrate.parameters import MEANINGS
 
-    typer.echo(f"{transfer.gpu}, {len(transfer.points)} times of {len(transfer.files)} runs")
+    typer.echo(f"{fit.gpu}, {len(fit.points)} times of {len(fit.files)} runs")
     print_table(
         ("number", "of", ">now", ">factor", ">80 % from", ">to", ">settled"),
         [
-            (MEANINGS[f.of], f.where or "all", f.now, f"{f.factor:.3f}", f"{f.interval[0]:.3f}",
-             f"{f.interval[1]:.3f}", f"{100 * f.told:.0f} %")
-            for f in transfer.factors
+            (MEANINGS[v.parameter], v.where or "all", v.now, f"{v.si:.3f}", f"{v.low:.3f}",
+             f"{v.high:.3f}", f"{100 * v.told:.0f} %")
+            for v in fit.values
         ],
     )  # fmt: skip
-    for factor in transfer.factors:
-        if factor.reason:
-            typer.echo(f"cannot tell {factor.parameter} by itself: {factor.reason}")
-    if not transfer.points:  # matrices of links alone: no collective was timed
+    for value in fit.values:
+        if value.reason:
+            typer.echo(f"cannot tell {value.key} by itself: {value.reason}")
+    if not fit.points:  # matrices of links alone: no collective was timed
         return
     typer.echo(
         f"with what these leave, by size: absolute error of these times, median "
-        f"{100 * transfer.median_abs:.1f} %, 90th percentile {100 * transfer.p90_abs:.1f} %"
+        f"{100 * fit.median_abs:.1f} %, 90th percentile {100 * fit.p90_abs:.1f} %"
     )
 
 
 def _print_residuals(fit: Fit) -> None:
+    from statistics import geometric_mean
+
     from perfmodel.units import format_bytes, format_time
 
     typer.echo("")
-    print_table(
-        ("collective", ">ranks", ">size", ">measured", ">fitted", ">error"),
-        [
-            (
-                size.collective,
-                str(size.ranks),
-                format_bytes(size.nbytes),
-                format_time(size.measured_s),
-                format_time(size.fitted_s),
-                f"{100 * size.error:+.1f} %",
-            )
-            for size in fit.residuals.sizes
-        ],
-    )
-    median, p90 = fit.residuals.median_abs, fit.residuals.p90_abs
+    rows = []
+    for (op, ranks, nbytes), points in fit.by_size.items():
+        measured_s, fitted_s = geometric_mean(p.measured_s for p in points), points[0].fitted_s
+        rows.append(
+            (op, str(ranks), format_bytes(nbytes), format_time(measured_s), format_time(fitted_s),
+             f"{100 * (fitted_s / measured_s - 1):+.1f} %")
+        )  # fmt: skip
+    print_table(("collective", ">ranks", ">size", ">measured", ">fitted", ">error"), rows)
+    median, p90 = fit.median_abs, fit.p90_abs
     typer.echo(f"absolute error: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %")

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.calibrate.checks import differences
+from perfmodel.calibrate.estimation import Observation
+from perfmodel.calibrate.parameters import Parameter, prior_covariance
 from perfmodel.calibrate.transfer.fit import thin
-from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observation
+from perfmodel.calibrate.transfer.forward_model import FactorModel
 from perfmodel.calibrate.transfer.gaussian_process import (
     ContextArrays,
     residual_covariance,
@@ -19,7 +21,7 @@ from perfmodel.calibrate.transfer.gaussian_process import (
     run_deviation,
 )
 from perfmodel.calibrate.transfer.noise_model import fit_noise
-from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, prior_covariance
+from perfmodel.calibrate.transfer.priors import Priors
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine
@@ -47,7 +49,7 @@ class Prepared:
     nbytes : ndarray of int, shape (rows,)
     over : ndarray of float, shape (rows,)
         Logarithm of measured over predicted time.
-    parameters : tuple of TransferParameter
+    parameters : tuple of Parameter
     slopes : ndarray of float, shape (rows, parameters)
     contexts : tuple of CollectiveContext
     shares : ndarray of float, shape (rows,)
@@ -62,7 +64,7 @@ class Prepared:
     op: str
     nbytes: np.ndarray
     over: np.ndarray
-    parameters: tuple[TransferParameter, ...]
+    parameters: tuple[Parameter, ...]
     slopes: np.ndarray
     contexts: tuple[CollectiveContext, ...]
     shares: np.ndarray
@@ -78,7 +80,7 @@ class Prepared:
             thin=np.arange(len(at)),
         )  # fmt: skip
 
-    def slopes_along(self, parameters: Sequence[TransferParameter]) -> np.ndarray:
+    def slopes_along(self, parameters: Sequence[Parameter]) -> np.ndarray:
         """Slopes along other parameters; zero where this sweep does not depend on them."""
         column = {parameter: at for at, parameter in enumerate(self.parameters)}
         zero = np.zeros(len(self.nbytes))
@@ -152,8 +154,9 @@ def _prepare(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared
     machine = make_machine(matched.topology, load_library("nccl"), settings=matched.settings)
     rows = [row for row in sweep.rows if row.nbytes > 0 and row.time_s > 0]
     used = {row.nbytes for row in thin(rows)}
-    forward = ForwardModel(
-        [Observation(machine, matched.op, row.nbytes, row.time_s, 0, sweep.id) for row in rows]
+    ranks = len(machine.topology.ranks)
+    forward = FactorModel(
+        [Observation.of(machine, matched.op, ranks, row.nbytes, row.time_s) for row in rows]
     )
     parameters = forward.parameters()
     ones = dict.fromkeys(parameters, 1.0)
@@ -201,7 +204,7 @@ def fold_of(
     own = runs[name] if every else runs[name].thinned()
     fitted = [runs[other].thinned() for other in others]
     parameters = sorted({parameter for run in (own, *fitted) for parameter in run.parameters})
-    before = prior_covariance(parameters, priors)
+    before = prior_covariance(parameters, priors.levers)
     slopes = np.concatenate([run.slopes_along(parameters) for run in fitted])
     over = np.concatenate([run.over for run in fitted])
     fitted_contexts = ContextArrays.of(

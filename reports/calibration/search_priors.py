@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from calibration.leave_one_out import Fold, Prepared, fold_of, folds, prepare  # noqa: E402  (line above)
-from perfmodel.calibrate.transfer.parameters import Priors, shipped_priors  # noqa: E402
+from perfmodel.calibrate.transfer.priors import Priors, shipped_priors  # noqa: E402
 from perfmodel.validate.score.points import weighted_quantile  # noqa: E402
 
 WITHIN = 1.2816

@@ -22,13 +22,12 @@ def value(parameter, where, text, beyond="0 B"):
 def document(*values, **changes):
     side = len(values)
     one = {
-        "rows": "library", "ranks": [4], "method": "by hand", "values": list(values),
-        "covariance": np.eye(side).tolist(), "scatter": 0.0,
-        "residuals": {"median_abs": 0.0, "p90_abs": 0.0, "sizes": []},
+        "rows": "library", "method": "by hand", "values": list(values),
+        "covariance": np.eye(side).tolist(),
         "undetermined": [{"parameter": "launch", "where": "ring", "kept": "0 us", "reason": "r"}],
     }  # fmt: skip
     return {
-        "perfmodel": 1, "kind": "profile", "name": "mine", "topology": "cpu-loopback",
+        "perfmodel": 2, "kind": "profile", "name": "mine", "topology": "cpu-loopback",
         "library": "gloo", "date": "2026-01-02", "source": [], "fits": [one],
     } | changes  # fmt: skip
 
@@ -113,7 +112,7 @@ def test_a_profile_of_something_else_is_refused_with_every_fault(machine):
 
 
 BAD = """\
-perfmodel: 1
+perfmodel: 2
 kind: profile
 name: mine
 topology: cpu-loopback
@@ -122,7 +121,6 @@ date: '2026-01-02'
 sauce: []
 fits:
 - rows: libary
-  ranks: [4]
   method: by hand
   values:
   - {parameter: bandwidth, where: memory, value: 3 us, interval: [2 GB/s, 4 GB/s]}
@@ -131,7 +129,6 @@ fits:
   - {parameter: speed, where: ring/memory, value: 3 us, interval: [2 us, 5 us]}
   covariance: []
   scatter: -1.0
-  residuals: {median_abs: 0.0, p90_abs: 0.0, sizes: []}
 """
 
 
@@ -142,14 +139,21 @@ def test_a_bad_file_is_told_every_fault_with_its_line(tmp_path):
         read_profile(path)
     text = str(caught.value)
     for line, words in (
-        (7, "an unknown field"), (9, "did you mean 'library'"), (13, "a bandwidth such as"),
-        (14, "an interval around '3 us'"), (15, "more than zero"), (16, "'bandwidth'"),
-        (18, "greater than or equal to 0"),
+        (7, "an unknown field"), (9, "did you mean 'library'"), (12, "a bandwidth such as"),
+        (13, "an interval around '3 us'"), (14, "more than zero"), (15, "'bandwidth'"),
+        (17, "greater than or equal to 0"),
     ):  # fmt: skip
         assert any(f":{line}:" in said and words in said for said in text.splitlines()), (
             line,
             text,
         )
+
+
+def test_a_profile_of_an_earlier_version_is_to_be_made_again(tmp_path):
+    path = tmp_path / "old.yaml"
+    path.write_text("perfmodel: 1" + BAD.partition("\n")[2].join(["\n", ""]))
+    with pytest.raises(InputError, match="again from its measurements with 'perfmodel calibrate'"):
+        read_profile(path)
 
 
 def test_covariance_must_be_as_long_as_the_values(tmp_path):

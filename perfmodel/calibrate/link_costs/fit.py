@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
-from perfmodel.calibrate.estimation import round_digits
-from perfmodel.calibrate.link_costs.forward_model import ForwardModel, observations_of
-from perfmodel.calibrate.link_costs.least_squares import (
-    MAX_INTERVAL_FACTOR,
-    Solution,
+from perfmodel.calibrate.link_costs.forward_model import CostModel, observations_of
+from perfmodel.calibrate.link_costs.least_squares import Solution, solve, spread_of
+from perfmodel.calibrate.link_costs.model_selection import (
+    fit_rate_pieces,
     select_identifiable,
-    solve,
-    spread_of,
+    separate_host_limits,
 )
-from perfmodel.calibrate.link_costs.model_selection import fit_rate_pieces, separate_host_limits
 from perfmodel.calibrate.link_costs.run_variance import estimate_run_spread, widen_covariance
+from perfmodel.calibrate.parameters import Parameter, Value, round_digits, rounded_rows
 from perfmodel.calibrate.profile import (
     Fit,
-    Parameter,
     Profile,
-    Residual,
-    Residuals,
     Rows,
     Source,
     Undetermined,
-    Value,
+    fitted_observations,
 )
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import CommLibrary
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
+
+MAX_INTERVAL_FACTOR = 3.0
+"""Most that the ends of an interval may be apart from their value, as a factor."""
 
 DROP_ORDER = ("host_step", "rank_rate", "reduce", "launch", "step", "bandwidth")
 """Which parameters to drop first where the data do not identify all."""
@@ -89,7 +87,7 @@ def fit(
     for rows in get_args(Rows):
         observations = observations_of(measurements, machine, rows, files)
         if observations:
-            fits.append(_fit(ForwardModel(machine, observations), rows))
+            fits.append(_fit(CostModel(machine, observations), rows))
     if not fits:
         allowed = "rows of what 'library' or 'schedule'"
         raise InputError(Fault("measurements", "no row that says how a collective did", allowed))
@@ -120,7 +118,7 @@ def source_of(measurement: Measurement, path: Path | None) -> Source:
     )
 
 
-def _fit(forward: ForwardModel, rows: Rows) -> Fit:
+def _fit(forward: CostModel, rows: Rows) -> Fit:
     start, dropped = select_identifiable(forward, forward.parameters())
     if not forward.reduced_shares_differ():
         for gamma in [key for key in start if key.name == "reduce"]:
@@ -134,24 +132,30 @@ def _fit(forward: ForwardModel, rows: Rows) -> Fit:
     between, scatter = estimate_run_spread(forward, solution)
     covariance = widen_covariance(solution, between, runs)
     spread = spread_of(solution.values, covariance, solution.factor)
+    lowered = [observation.lowered[0] for observation in forward.observations]
+    ones = np.ones(len(lowered))
     return Fit(
         rows=rows,
-        ranks=tuple(sorted({observation.ranks for observation in forward.observations})),
         method=METHOD,
-        values=tuple(_value(key, si, spread[key]) for key, si in solution.values.items()),
-        covariance=tuple(tuple(round_digits(x) for x in row) for row in covariance.tolist()),
+        values=tuple(
+            Value.of(key, si, spread[key], factor=False) for key, si in solution.values.items()
+        ),
+        covariance=rounded_rows(covariance),
+        points=fitted_observations(
+            forward.observations, solution,
+            [(each.schedule.algorithm, each.protocol) for each in lowered], scatter * ones, ones,
+        ),
+        slopes=rounded_rows(solution.slopes),
         scatter=round_digits(scatter),
-        runs=runs,
         run_spread=between.model_copy(
             update={"times": round_digits(between.times), "rates": round_digits(between.rates)}
         ),
-        residuals=_residuals(forward, solution.values),
         undetermined=tuple(
             Undetermined(parameter=key.name, where=key.where, reason=why,
                          kept=_default_value(forward.machine, key))
             for key, why in dropped.items()
         ),
-    )  # fmt: skip
+    ).with_errors()  # fmt: skip
 
 
 def _least_identified(solution: Solution) -> Parameter | None:
@@ -163,22 +167,9 @@ def _least_identified(solution: Solution) -> Parameter | None:
 
 
 def _explain_drop(factor: float) -> str:
-    if factor > 1e6:
+    if factor > 1e3:
         return "these data show no sign of it"
     return f"these data leave a factor of {factor:.2g} up and down open"
-
-
-# ---------------------------------------------------------------- the file's entries
-
-
-def _value(key: Parameter, value: float, factor: float) -> Value:
-    return Value(
-        parameter=key.name,
-        where=key.where,
-        beyond=f"{key.beyond_bytes:.0f} B",
-        value=key.format(value),
-        interval=(key.format(value / factor), key.format(value * factor)),
-    )
 
 
 def _default_value(machine: Machine, key: Parameter) -> str:
@@ -195,29 +186,3 @@ def _default_value(machine: Machine, key: Parameter) -> str:
         return "no limit of its own"
     time_s = spec.launch if key.name == "launch" else getattr(spec.step, hop)
     return key.format(time_s) + ", as the library says"
-
-
-def _residuals(forward: ForwardModel, values: Mapping[Parameter, float]) -> Residuals:
-    times = forward.times_s(values)
-    groups: dict[tuple[str, int, int], list[int]] = {}
-    for at, observation in enumerate(forward.observations):
-        groups.setdefault(
-            (observation.collective, observation.ranks, observation.nbytes), []
-        ).append(at)
-    sizes = tuple(
-        Residual(
-            collective=collective,
-            ranks=ranks,
-            nbytes=nbytes,
-            runs=len(rows),
-            measured_s=round_digits(np.exp(np.log(forward.measured_s[rows]).mean())),
-            fitted_s=round_digits(times[rows[0]]),
-        )
-        for (collective, ranks, nbytes), rows in groups.items()
-    )
-    errors = np.abs(times / forward.measured_s - 1.0)
-    return Residuals(
-        median_abs=round_digits(np.median(errors)),
-        p90_abs=round_digits(np.quantile(errors, 0.9)),
-        sizes=sizes,
-    )

@@ -1,54 +1,68 @@
-"""Robust least squares on the logarithm of times, and which parameters are identifiable."""
+"""Robust least squares on the logarithm of times: noise whose scale the rows themselves show."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.estimation import NO_EFFECT, PROBABILITY
-from perfmodel.calibrate.link_costs.forward_model import ForwardModel
-from perfmodel.calibrate.profile import Parameter
-
-COLLINEAR = 1e-3
-"""A parameter is not identifiable if others explain all of its effect but for this share."""
-
-MAX_INTERVAL_FACTOR = 4.0
-"""Most that the ends of an interval may be apart from their value, as a factor."""
-
-FLAT_DEVIATION = 100.0
-"""Standard deviation of the logarithm of a value that has shrunk until nothing depends on it."""
-
-FIRST_SCALE = 0.1
-"""Scatter that the first pass assumes."""
-
-PIECE_PRIOR_FACTOR = 3.0
-"""Factor, one standard deviation, by which rates of neighbouring sizes of chunk may differ."""
-
-MAX_LOG_DISTANCE = 20.0
-"""Logarithm of how far a value may go from where it starts: anything physical, no overflow."""
+from perfmodel.calibrate.estimation import Estimate, Iterate, estimate
+from perfmodel.calibrate.link_costs.forward_model import CostModel
+from perfmodel.calibrate.parameters import (
+    PROBABILITY,
+    FactorPrior,
+    Parameter,
+    ParameterName,
+    Prior,
+    Values,
+    invert,
+    prior_covariance,
+)
+from perfmodel.calibrate.profile import RunSpread
+from perfmodel.files import FileModel, load_document
 
 MAX_STEPS = 25
-"""Of one pass. Smooth problems take 3 to 10; more steps alternate across a kink, where another
-lowering or another limit takes over, without any gain."""
+"""Of Gauss and Newton. Smooth problems take 3 to 10; more steps alternate across a kink, where
+another lowering or another limit takes over, without any gain."""
+
+CONVERGED = 1e-5
+"""Logarithm of the last step."""
+
+MAX_HALVINGS = 3
+"""Of a step that leads away from the measured times."""
+
+LINEAR_UP_TO = 1.5
+"""Standard deviations up to which the loss is about quadratic."""
 
 MIN_SCATTER = 1e-6
 """Smallest scatter, that of rounding: the loss is quadratic below it."""
 
 
+class CostPriors(FileModel):
+    """What a fit of our own runs expects before it sees data: `levers` of values, `runs`."""
+
+    levers: dict[ParameterName, FactorPrior]
+    runs: RunSpread
+    source: str
+
+
+@cache
+def shipped_cost_priors() -> CostPriors:
+    """Read the shipped priors."""
+    return load_document(CostPriors, Path(__file__).with_name("priors.yaml"))
+
+
 @dataclass(frozen=True)
-class Solution:
+class Solution(Estimate):
     """Values with the covariance of their logarithms.
 
     Parameters
     ----------
-    values : dict
-        By parameter, in the order of the covariance.
-    covariance : ndarray of float, shape (values, values)
     scatter : float
         Robust standard deviation of the logarithm of measured over fitted times.
     cost : float
@@ -57,8 +71,6 @@ class Solution:
         Standard deviations of a logarithm from its value to the end of its interval.
     """
 
-    values: dict[Parameter, float]
-    covariance: FloatArray
     scatter: float
     cost: float
     factor: float
@@ -78,85 +90,10 @@ def spread_of(
     return dict(zip(values, np.exp(np.minimum(deviations * factor, 50.0)).tolist(), strict=True))
 
 
-def solve(forward: ForwardModel, start: Mapping[Parameter, float], *, passes: int = 3) -> Solution:
-    """Find the values whose predicted times come closest to the measured ones.
-
-    Loss: soft L1 of the logarithms' differences, quadratic up to 1.5 standard deviations, which are
-    estimated by the pass before. A weak prior ties rates of one link for neighbouring sizes of
-    chunk (`PIECE_PRIOR_FACTOR`). Covariance of an M-estimator: Huber, Robust Statistics (1981),
-    section 7.6, with n - p degrees of freedom.
-
-    Parameters
-    ----------
-    forward : ForwardModel
-    start : mapping of Parameter to float
-    passes : int
-        One is enough to compare models.
-    """
-    from scipy import optimize, stats
-
-    keys = list(start)
-    measured, ties = np.log(forward.measured_s), _ties(keys)
-    freedom = max(len(measured) - len(keys), 1)
-    logs, scale = np.log(list(start.values())), FIRST_SCALE
-    first = logs
-
-    def residuals_at(logs: FloatArray) -> FloatArray:
-        difference: FloatArray = np.log(forward.times_s(_values_of(keys, logs))) - measured
-        return difference
-
-    def residuals_and_ties(logs: FloatArray) -> FloatArray:
-        return np.concatenate([residuals_at(logs), scale * (ties @ logs)])
-
-    for number in range(passes if keys else 0):
-        tight = 1e-10 if number == passes - 1 > 0 else 1e-4  # early passes only set the scale
-        fitted = optimize.least_squares(
-            residuals_and_ties, logs, loss="soft_l1", f_scale=scale, x_scale="jac",
-            bounds=(first - MAX_LOG_DISTANCE, first + MAX_LOG_DISTANCE), max_nfev=MAX_STEPS,
-            xtol=tight, ftol=tight, gtol=tight,
-        )  # fmt: skip
-        logs = fitted.x
-        scale = max(1.5 * robust_deviation(residuals_at(logs), freedom), MIN_SCATTER)
-    residuals = residuals_at(logs)
-    return Solution(
-        values=_values_of(keys, logs),
-        covariance=_covariance(
-            slopes(forward, _values_of(keys, logs)), ties, residuals, scale, freedom
-        ),
-        scatter=robust_deviation(residuals, freedom),
-        cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (residuals / scale) ** 2) - 1.0))),
-        factor=float(stats.t.ppf(0.5 + PROBABILITY / 2, freedom)),
-    )
-
-
-def _values_of(keys: Sequence[Parameter], logs: FloatArray) -> dict[Parameter, float]:
-    return dict(zip(keys, np.exp(logs).tolist(), strict=True))
-
-
-def _ties(keys: Sequence[Parameter]) -> FloatArray:
-    """Rows that compare the logarithms of rates for neighbouring sizes of chunk."""
-    rates = sorted((k for k in keys if k.name == "bandwidth"), key=lambda k: k[1:])
-    pairs = [(a, b) for a, b in itertools.pairwise(rates) if a.where == b.where]
-    rows = np.zeros((len(pairs), len(keys)))
-    for row, (low, high) in zip(rows, pairs, strict=True):
-        row[keys.index(low)], row[keys.index(high)] = 1.0, -1.0
-    rows /= 1.5 * np.log(PIECE_PRIOR_FACTOR)
-    return rows
-
-
-def _covariance(
-    jacobian: FloatArray, ties: FloatArray, residuals: FloatArray, scale: float, freedom: int
-) -> FloatArray:
-    z = residuals / scale
-    psi, bend = scale * z / np.sqrt(1.0 + z**2), float(np.mean((1.0 + z**2) ** -1.5))
-    identifiable = np.flatnonzero(np.abs(jacobian).max(axis=0, initial=0.0) >= NO_EFFECT)
-    covariance: FloatArray = np.diag(np.full(jacobian.shape[1], FLAT_DEVIATION**2))
-    if len(identifiable):
-        matrix = np.concatenate([jacobian, scale * ties])[:, identifiable]
-        inverse = np.linalg.pinv(matrix.T @ matrix)
-        variance = float(np.sum(psi**2)) / freedom / bend**2
-        covariance[np.ix_(identifiable, identifiable)] = inverse * variance
-    return covariance
+def robust_weights(over: FloatArray, scatter: float) -> FloatArray:
+    """Weights of rows in least squares that give soft L1; Huber, Robust Statistics (1981), 7.8."""
+    weights: FloatArray = (1.0 + (over / (LINEAR_UP_TO * scatter)) ** 2) ** -0.5
+    return weights
 
 
 def robust_deviation(residuals: FloatArray, freedom: int) -> float:
@@ -164,66 +101,32 @@ def robust_deviation(residuals: FloatArray, freedom: int) -> float:
     return 1.4826 * float(np.median(np.abs(residuals))) * math.sqrt(len(residuals) / freedom)
 
 
-def slopes(
-    forward: ForwardModel, values: Mapping[Parameter, float], *, only: Parameter | None = None
-) -> FloatArray:
-    """Elasticity of each time to each value; shape (observations, values)."""
-    step = 1e-4
-    columns = []
-    for key, value in values.items():
-        if only not in {None, key}:
-            continue
-        up = forward.times_s({**values, key: value * np.exp(step)})
-        down = forward.times_s({**values, key: value * np.exp(-step)})
-        columns.append((np.log(up) - np.log(down)) / (2 * step))
-    return np.stack(columns, axis=1) if columns else np.zeros((len(forward.observations), 0))
+def solve(forward: CostModel, start: Values) -> Solution:
+    """Find the values whose predicted times come closest to the measured ones.
 
-
-def select_identifiable(
-    forward: ForwardModel, start: Mapping[Parameter, float]
-) -> tuple[dict[Parameter, float], dict[Parameter, str]]:
-    """Split parameters into identifiable ones and the others, with the reason.
-
-    Where two have the same effect the later one is dropped.
+    Rows are independent with the loss soft L1, whose scale is that of the median residual.
+    Intervals are those of Student's t with n - p degrees of freedom.
     """
-    columns = slopes(forward, start)
-    most = max(len(forward.observations) - 2, 0)
-    identifiable: dict[Parameter, float] = {}
-    chosen: list[int] = []
-    dropped: dict[Parameter, str] = {}
-    for at, (key, value) in enumerate(start.items()):
-        column = columns[:, at]
-        if np.abs(column).max() < NO_EFFECT:
-            dropped[key] = "no measured time depends on it"
-            continue
-        rest = column - _explained(columns[:, chosen], column)
-        if np.linalg.norm(rest) < COLLINEAR * np.linalg.norm(column):
-            names = " and ".join(
-                str(key) for key in _equivalent_parameters(columns, chosen, column, list(start))
-            )
-            dropped[key] = f"in these data its effect is that of {names}"
-        elif len(chosen) >= most:
-            dropped[key] = (
-                f"{len(forward.observations)} times are too few for more than {most} numbers"
-            )
-        else:
-            identifiable[key] = value
-            chosen.append(at)
-    return identifiable, dropped
+    from scipy import stats
 
+    keys = list(start)
+    freedom = max(len(forward.measured_s) - len(keys), 1)
+    information = invert(prior_covariance(keys, shipped_cost_priors().levers))
+    prior = Prior(np.log(list(start.values())), information)
 
-def _explained(columns: FloatArray, column: FloatArray) -> FloatArray:
-    if not columns.shape[1]:
-        return np.zeros_like(column)
-    weights, *_ = np.linalg.lstsq(columns, column, rcond=None)
-    explained: FloatArray = columns @ weights
-    return explained
+    def noise(iterate: Iterate) -> FloatArray:
+        scatter = max(robust_deviation(iterate.over, freedom), MIN_SCATTER)
+        return np.diag(robust_weights(iterate.over, scatter) / scatter**2)
 
-
-def _equivalent_parameters(
-    columns: FloatArray, chosen: Sequence[int], column: FloatArray, keys: Sequence[Parameter]
-) -> list[Parameter]:
-    """Parameters that together have a column's effect."""
-    weights, *_ = np.linalg.lstsq(columns[:, chosen], column, rcond=None)
-    sizes = np.abs(weights) * np.linalg.norm(columns[:, chosen], axis=0)
-    return [keys[at] for at, size in zip(chosen, sizes, strict=True) if size > 0.05 * sizes.max()]
+    fitted = estimate(
+        forward, keys, prior, noise, steps=MAX_STEPS, converged=CONVERGED, halvings=MAX_HALVINGS
+    )
+    residuals = np.log(fitted.fitted_s / forward.measured_s)
+    scatter = robust_deviation(residuals, freedom)
+    scale = LINEAR_UP_TO * max(scatter, MIN_SCATTER)
+    return Solution(
+        **vars(fitted),
+        scatter=scatter,
+        cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (residuals / scale) ** 2) - 1.0))),
+        factor=float(stats.t.ppf(0.5 + PROBABILITY / 2, freedom)),
+    )

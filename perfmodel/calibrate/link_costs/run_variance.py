@@ -8,42 +8,24 @@ about the long-run values. Latency-bound sizes follow the first, bandwidth-bound
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
 import numpy as np
-from pydantic import Field
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.estimation import NORMAL_QUANTILE, PROBABILITY
-from perfmodel.calibrate.link_costs.forward_model import ForwardModel
-from perfmodel.calibrate.link_costs.least_squares import Solution, robust_deviation, slopes
-from perfmodel.calibrate.profile import RATES, RunSpread
-from perfmodel.files import FileModel, load_document
+from perfmodel.calibrate.link_costs.forward_model import CostModel
+from perfmodel.calibrate.link_costs.least_squares import (
+    Solution,
+    robust_deviation,
+    robust_weights,
+    shipped_cost_priors,
+)
+from perfmodel.calibrate.parameters import NORMAL_QUANTILE, PROBABILITY, RATES
+from perfmodel.calibrate.profile import RunSpread
 
 UNINFORMATIVE = 1.0
 """Standard deviation of a run's factor from which on that run does not count for it."""
 
 
-class RunSpreadPrior(FileModel):
-    """Prior of the spread between runs of a machine; see `RunSpread`.
-
-    `freedom` is its weight against the measured spread, as degrees of freedom.
-    """
-
-    times: float = Field(gt=0)
-    rates: float = Field(gt=0)
-    freedom: float = Field(gt=0)
-    source: str
-
-
-@cache
-def run_spread_prior() -> RunSpreadPrior:
-    """Read the shipped prior."""
-    return load_document(RunSpreadPrior, Path(__file__).with_suffix(".yaml"))
-
-
-def estimate_run_spread(forward: ForwardModel, solution: Solution) -> tuple[RunSpread, float]:
+def estimate_run_spread(forward: CostModel, solution: Solution) -> tuple[RunSpread, float]:
     """Estimate the spread between runs, and the scatter within them.
 
     Variance between runs by the method of moments (DerSimonian and Laird, Controlled Clinical
@@ -51,7 +33,7 @@ def estimate_run_spread(forward: ForwardModel, solution: Solution) -> tuple[RunS
 
     Parameters
     ----------
-    forward : ForwardModel
+    forward : CostModel
     solution : Solution
         Of all runs together.
 
@@ -61,17 +43,14 @@ def estimate_run_spread(forward: ForwardModel, solution: Solution) -> tuple[RunS
     scatter : float
         Standard deviation of the logarithm of a time about its own run's fit.
     """
-    prior = run_spread_prior()
-    run = np.array([observation.run for observation in forward.observations])
+    prior, run = shipped_cost_priors().runs, forward.run
     numbers = np.unique(run)
-    residuals = np.log(forward.measured_s) - np.log(forward.times_s(solution.values))
+    residuals = np.log(forward.measured_s / solution.fitted_s)
     spent = len(solution.values) + 2 * (len(numbers) - 1)
     if len(numbers) < 2:
-        source = f"one run; usual spread: {prior.source}"
-        return RunSpread(
-            times=prior.times, rates=prior.rates, freedom=prior.freedom, source=source
-        ), _scatter(residuals, spent)
-    effects = run_effects(slopes(forward, solution.values), solution)
+        single_run = prior.model_copy(update={"source": f"one run; usual spread: {prior.source}"})
+        return single_run, _scatter(residuals, spent)
+    effects = run_effects(solution)
     fits = [
         _fit_run(effects[run == number], residuals[run == number], solution.scatter)
         for number in numbers
@@ -108,43 +87,45 @@ def _scatter(residuals: FloatArray, parameters: int) -> float:
     )
 
 
-def run_effects(columns: FloatArray, solution: Solution) -> FloatArray:
+def run_effects(solution: Solution) -> FloatArray:
     """Relative change of each time per relative change of all times, and of all rates downwards.
 
     Returns
     -------
     ndarray of float, shape (observations, 2)
     """
-    rates = np.array([key.name in RATES for key in solution.values], dtype=bool)
-    both = [columns[:, ~rates].sum(axis=1), -columns[:, rates].sum(axis=1)]
-    return np.stack(both, axis=1)
+    times, rates = _sides(solution)
+    return np.stack([solution.slopes @ times, -solution.slopes @ rates], axis=1)
 
 
 def widen_covariance(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
     """Covariance of the values with that of the mean of few runs added, shape (values, values)."""
-    rates = np.array([key.name in RATES for key in solution.values], dtype=bool)
     total: FloatArray = solution.covariance.copy()
-    for chosen, deviations in ((~rates, spread.times), (rates, spread.rates)):
-        total += np.outer(chosen, chosen) * deviations**2 / runs
+    for side, deviation in zip(_sides(solution), (spread.times, spread.rates), strict=True):
+        total += np.outer(side, side) * deviation**2 / runs
     return total
+
+
+def _sides(solution: Solution) -> tuple[FloatArray, FloatArray]:
+    """Which values are times, and which are rates: 1 or 0 for each."""
+    rates = np.array([float(key.name in RATES) for key in solution.values])
+    return 1.0 - rates, rates
 
 
 def _fit_run(
     effects: FloatArray, residuals: FloatArray, scatter: float
 ) -> tuple[FloatArray, FloatArray]:
     """Two factors of a run (logarithms) and their variances; infinite if not identifiable."""
-    matrix, target = effects, residuals
     weights = np.ones(len(residuals))
-    scale = max(1.5 * scatter, 1e-9)
     factors: FloatArray = np.zeros(2)
-    for _ in range(10):  # least squares of soft L1, by reweighting
+    for _ in range(10):
         root = np.sqrt(weights)
-        solved, *_ = np.linalg.lstsq(matrix * root[:, None], target * root, rcond=1e-3)
+        solved, *_ = np.linalg.lstsq(effects * root[:, None], residuals * root, rcond=1e-3)
         factors = np.asarray(solved, dtype=float)
-        weights = (1.0 + ((target - matrix @ factors) / scale) ** 2) ** -0.5
+        weights = robust_weights(residuals - effects @ factors, max(scatter, 1e-9))
     spent = max(len(residuals) - 2, 1)
-    variance = max(robust_deviation(target - matrix @ factors, spent), 1e-9) ** 2
-    inverse = np.linalg.pinv((matrix * weights[:, None]).T @ matrix, rcond=1e-6)
+    variance = max(robust_deviation(residuals - effects @ factors, spent), 1e-9) ** 2
+    inverse = np.linalg.pinv((effects * weights[:, None]).T @ effects, rcond=1e-6)
     variances = np.diag(inverse) * variance
     variances = np.where(np.abs(effects).max(axis=0) < 0.05, np.inf, variances)
     return factors, variances

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate.readers.infer_op import OPS, op_named, op_of_file
-from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, SweepRow, version_text
+from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, rows_of, version_text
 from perfmodel.errors import Fault, InputError, allowed_names
 
 Document = Mapping[str, Any]
@@ -98,7 +98,7 @@ def _of_nccl(document: Document, file: str, op: str | None) -> list[Sweep]:
             file=Path(file).name,
         )
         for place, in_place in PLACES
-        if (rows := _rows(_timed(document["results"], place)))
+        if (rows := rows_of(_timed(document["results"], place)))
     ]  # fmt: skip
 
 
@@ -113,11 +113,6 @@ def _timed(results: Iterable[Document], place: str) -> Iterable[tuple[int, float
         cell = result.get(place)
         if cell:
             yield int(result["size"]), float(cell.get("time", cell.get("cpu_time")))
-
-
-def _rows(timed: Iterable[tuple[int, float]]) -> tuple[SweepRow, ...]:
-    times_s = {nbytes: time_us * 1e-6 for nbytes, time_us in timed if nbytes > 0 and time_us > 0}
-    return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 
 def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | None) -> list[Sweep]:
@@ -143,7 +138,7 @@ def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | No
             file=Path(file).name,
         )
         for (name, count, nodes, dtype, in_place), timed in tables.items()
-        if (rows := _rows(timed))
+        if (rows := rows_of(timed))
     ]  # fmt: skip
 
 

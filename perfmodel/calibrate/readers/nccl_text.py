@@ -14,7 +14,7 @@ from pathlib import Path
 
 from perfmodel.calibrate.readers.infer_op import op_named, op_of_file, ops_allowed, ranks_of_factor
 from perfmodel.calibrate.readers.log_lines import number, plain
-from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, SweepRow, version_text
+from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, rows_of, version_text
 from perfmodel.errors import Fault, InputError, allowed_names
 
 TYPES = (
@@ -220,7 +220,7 @@ def _sweeps(table: _Table, log: _Log, file: str, op: str | None, ranks: int | No
             notes=tuple(table.notes),
         )
         for place, start in enumerate(starts)
-        if (rows := _rows(table, start))
+        if (rows := rows_of((n, number(cells[start])) for n, *_, cells in table.cells))
     ]  # fmt: skip
     if not sweeps:
         raise InputError(Fault("table", "no row with a size and a time", "one", line=table.line))
@@ -233,16 +233,6 @@ def _listed_ranks(table: _Table) -> list[tuple[str, str, str, str]]:
         actual = f"{len(groups)} groups of ranks that run at once (NCCL_TESTS_SPLIT)"
         raise InputError(Fault("table", actual, "one group", line=table.line))
     return table.ranks
-
-
-def _rows(table: _Table, start: int) -> tuple[SweepRow, ...]:
-    """Sizes and times of one placement; rows of size zero and without a time are left out."""
-    times_s: dict[int, float] = {}
-    for nbytes, _, _, _, cells in table.cells:
-        time_us = number(cells[start])
-        if nbytes > 0 and time_us is not None and time_us > 0:
-            times_s[nbytes] = time_us * 1e-6
-    return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 
 def _identify(

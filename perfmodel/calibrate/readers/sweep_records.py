@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 PREFIX = "NCCL_"
@@ -114,6 +114,12 @@ class LinkMatrix:
     devices: tuple[str, ...] = ()
     tool: str = ""
     file: str = ""
+
+
+def rows_of(times_us: Iterable[tuple[int, float | None]]) -> tuple[SweepRow, ...]:
+    """Sizes and times (us) by size; rows of size zero and without a time are left out."""
+    times_s = {n: time_us * 1e-6 for n, time_us in times_us if n > 0 and time_us and time_us > 0}
+    return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 
 def version_text(number: int) -> str | None:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from perfmodel.calibrate.estimation import NO_EFFECT, NORMAL_QUANTILE, round_digits
-from perfmodel.calibrate.profile import Parameter, Profile, Source
-from perfmodel.calibrate.transfer.forward_model import ForwardModel, Observation
-from perfmodel.calibrate.transfer.model import (
+from perfmodel.calibrate.estimation import NO_EFFECT, Estimate, Observation, estimate
+from perfmodel.calibrate.parameters import (
+    NORMAL_QUANTILE,
     SETTLED_SHARE,
-    Factor,
-    FittedObservation,
-    Transfer,
-    model_of,
+    Parameter,
+    Value,
+    invert,
+    prior_covariance,
+    round_digits,
+    rounded_rows,
 )
-from perfmodel.calibrate.transfer.parameters import (
+from perfmodel.calibrate.profile import (
+    Fit,
+    Profile,
+    Source,
+    fitted_observations,
+)
+from perfmodel.calibrate.transfer.forward_model import FactorModel, model_of
+from perfmodel.calibrate.transfer.noise_model import SweepNoise
+from perfmodel.calibrate.transfer.priors import (
+    DirectMeasurement,
     Priors,
     ResidualPrior,
-    TransferParameter,
-    prior_covariance,
+    prior_of,
     shipped_priors,
-)
-from perfmodel.calibrate.transfer.posterior import (
-    DirectMeasurement,
-    Posterior,
-    fit_posterior,
 )
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine, make_machine
@@ -38,6 +42,12 @@ from perfmodel.topology.model import Topology
 
 PER_OCTAVE = 2
 """Rows of a run that are used for each factor of two in size; more carry no information."""
+
+MAX_STEPS = 6
+"""Of Gauss and Newton; times are nearly linear in the factors unless the algorithm changes."""
+
+CONVERGED = 0.01
+"""Logarithm of the last step: far below any interval."""
 
 METHOD = (
     "maximum a posteriori of factors on the mechanism's numbers beside a Gaussian process over "
@@ -105,20 +115,38 @@ def fit_profile(
         raise InputError(faults)
     priors = priors or shipped_priors()
     names = list(files) or [f"run {number + 1}" for number in range(len(runs))]
-    forward = ForwardModel(_observations(runs, load_library(library), names))
+    forward = FactorModel(_observations(runs, load_library(library)))
     measured_directly = (measurement.parameter for measurement in direct)
     parameters = list(dict.fromkeys([*forward.parameters(), *measured_directly]))
-    posterior = fit_posterior(forward, parameters, priors, direct)
-    transfer = _transfer(posterior, forward, priors, model_of(first.gpu.name), tuple(names))
-    settings = tuple(settings for _, settings, *_ in runs)
+    prior = prior_of(parameters, priors, direct)
+    noise = SweepNoise(forward, invert(prior.information), priors)
+    steps = MAX_STEPS if forward.observations else 0  # 0: the prior with direct measurements
+    fitted = estimate(forward, parameters, prior, noise, steps=steps, converged=CONVERGED)
+    chosen = zip(noise.contexts.algorithm.tolist(), noise.contexts.protocol.tolist(), strict=True)
+    fit = Fit(
+        rows="library",
+        method=METHOD,
+        values=tuple(_values(fitted, priors, forward.nominal_values())),
+        covariance=rounded_rows(fitted.covariance),
+        points=fitted_observations(
+            forward.observations, fitted, list(chosen), noise.model.row_variances**0.5,
+            np.clip(noise.contexts.shares, 0.0, 1.0),
+        ),
+        slopes=rounded_rows(fitted.slopes),
+        files=tuple(names),
+        gpu=model_of(first.gpu.name),
+        left=_round_prior(noise.model.residual),
+        noise=priors.runs,
+        odd=tuple(round_digits(x) for x in noise.model.run_factors),
+        settings=tuple(settings for _, settings, *_ in runs),
+    )  # fmt: skip
     return Profile(
         name=name,
         topology=first.template,
         library=library,
         date=date or dt.datetime.now(tz=dt.UTC).date().isoformat(),
         source=tuple(sources),
-        fits=(),
-        transfer=transfer.model_copy(update={"settings": settings}),
+        fits=(fit.with_errors(),),
     )
 
 
@@ -132,9 +160,7 @@ def _faults(runs: Sequence[SweepRun], direct: Sequence[DirectMeasurement]) -> li
     return []
 
 
-def _observations(
-    runs: Sequence[SweepRun], library: CommLibrary, names: Sequence[str]
-) -> list[Observation]:
+def _observations(runs: Sequence[SweepRun], library: CommLibrary) -> list[Observation]:
     machines: dict[tuple[int, str], Machine] = {}
     observations = []
     for run, (topology, settings, op, rows) in enumerate(runs):
@@ -142,7 +168,7 @@ def _observations(
         if key not in machines:
             machines[key] = make_machine(topology, library, settings=settings)
         observations += [
-            Observation(machines[key], op, row.nbytes, row.time_s, run, names[run])
+            Observation.of(machines[key], op, len(topology.ranks), row.nbytes, row.time_s, run)
             for row in thin(rows)
         ]
     return observations
@@ -160,97 +186,42 @@ def thin(rows: Iterable[Timed], per_octave: int = PER_OCTAVE) -> list[Timed]:
 # ---------------------------------------------------------------- the file's entries
 
 
-def _transfer(
-    posterior: Posterior, forward: ForwardModel, priors: Priors, gpu: str, files: tuple[str, ...]
-) -> Transfer:
-    points = _points(posterior, forward)
-    transfer = Transfer(
-        gpu=gpu,
-        factors=_factors(posterior, priors, forward.nominal_values()),
-        covariance=tuple(
-            tuple(round_digits(x) for x in row) for row in posterior.covariance.tolist()
-        ),
-        left=_round_prior(posterior.noise.residual),
-        runs=priors.runs,
-        files=files,
-        points=points,
-        median_abs=0.0,
-        p90_abs=0.0,
-        method=METHOD,
-        odd=tuple(round_digits(x) for x in posterior.noise.run_factors),
-    )
-    residual = transfer.residual
-    if residual is None:
-        return transfer
-    ratios = [residual(p.situation) ** p.share * p.fitted_s / p.measured_s for p in points]
-    errors = np.abs(np.array(ratios) - 1.0)
-    return transfer.model_copy(
-        update={
-            "median_abs": round_digits(np.median(errors)),
-            "p90_abs": round_digits(np.quantile(errors, 0.9)),
-        }
-    )
-
-
-def _points(posterior: Posterior, forward: ForwardModel) -> tuple[FittedObservation, ...]:
-    contexts = posterior.contexts
-    return tuple(
-        FittedObservation(
-            run=o.run, op=o.op, ranks=len(o.machine.topology.ranks), hosts=o.machine.topology.hosts,
-            nbytes=o.nbytes, algorithm=str(algorithm), protocol=str(protocol),
-            measured_s=round_digits(o.measured_s), fitted_s=round_digits(fitted_s),
-            own=round_digits(variance**0.5), slopes=tuple(round_digits(x) for x in slopes),
-            share=round_digits(min(max(share, 0.0), 1.0)),
-        )
-        for o, algorithm, protocol, share, fitted_s, variance, slopes in zip(
-            forward.observations, contexts.algorithm, contexts.protocol, contexts.shares,
-            posterior.fitted_s, posterior.noise.row_variances, posterior.slopes, strict=True,
-        )
-    )  # fmt: skip
-
-
-def _factors(
-    posterior: Posterior, priors: Priors, nominal: Mapping[TransferParameter, float]
-) -> tuple[Factor, ...]:
-    before = np.sqrt(np.diag(prior_covariance(posterior.parameters, priors)))
-    after = np.sqrt(np.diag(posterior.covariance))
-    effects = np.abs(posterior.slopes).max(axis=0, initial=0.0)
-    factors = []
-    for at, parameter in enumerate(posterior.parameters):
+def _values(
+    fitted: Estimate, priors: Priors, nominal: Mapping[Parameter, float]
+) -> Iterator[Value]:
+    before = np.sqrt(np.diag(prior_covariance(list(fitted.values), priors.levers)))
+    after = np.sqrt(np.diag(fitted.covariance))
+    effects = np.abs(fitted.slopes).max(axis=0, initial=0.0)
+    for at, (parameter, factor) in enumerate(fitted.values.items()):
         shrinkage = float(np.clip(1.0 - after[at] / before[at], 0.0, 1.0))
-        log, reach = posterior.logs[at], NORMAL_QUANTILE * after[at]
-        factors.append(
-            Factor(
-                of=parameter.name, where=parameter.where, factor=round_digits(np.exp(log)),
-                interval=(round_digits(np.exp(log - reach)), round_digits(np.exp(log + reach))),
-                told=round_digits(shrinkage),
-                now=_format_value(parameter, nominal.get(parameter), float(np.exp(log))),
-                reason=_explain_shrinkage(posterior, at, shrinkage, effects[at]),
-            )
+        yield Value.of(
+            parameter, factor, np.exp(NORMAL_QUANTILE * after[at]), factor=True,
+            told=round_digits(shrinkage),
+            now=_format_value(parameter, nominal.get(parameter), factor),
+            reason=_explain_shrinkage(fitted, at, shrinkage, effects[at]),
         )  # fmt: skip
-    return tuple(factors)
 
 
-def _format_value(parameter: TransferParameter, nominal: float | None, factor: float) -> str:
+def _format_value(parameter: Parameter, nominal: float | None, factor: float) -> str:
     """The number that results, with its unit; empty where no lowering has it."""
     if nominal is None:
         return ""
     if parameter.name == "rate":
         return f"{100 * nominal * factor:.3g} % of the links' rate"
-    unit = Parameter("bandwidth" if parameter.name == "bandwidth" else "launch", parameter.where)
-    return unit.format(float(f"{nominal * factor:.4g}"))
+    return parameter.format(float(f"{nominal * factor:.4g}"))
 
 
-def _explain_shrinkage(posterior: Posterior, at: int, shrinkage: float, effect: float) -> str:
+def _explain_shrinkage(fitted: Estimate, at: int, shrinkage: float, effect: float) -> str:
     """Why a factor is not identifiable; empty where it is."""
     if shrinkage >= SETTLED_SHARE:
         return ""
     if effect < NO_EFFECT:
         return "no measured time depends on it"
-    deviation = np.sqrt(np.diag(posterior.covariance))
-    correlation = posterior.covariance[at] / (deviation * deviation[at])
+    deviation = np.sqrt(np.diag(fitted.covariance))
+    parameters = list(fitted.values)
+    correlation = fitted.covariance[at] / (deviation * deviation[at])
     correlated = [
-        str(posterior.parameters[other])
+        str(parameters[other])
         for other in np.argsort(-np.abs(correlation)).tolist()
         if other != at and abs(correlation[other]) > 0.4
     ]

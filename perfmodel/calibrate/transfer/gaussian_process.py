@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.calibrate.transfer.parameters import NoisePrior, ResidualPrior
+from perfmodel.calibrate.parameters import invert
+from perfmodel.calibrate.transfer.priors import NoisePrior, ResidualPrior
 from perfmodel.library.corrections import CollectiveContext
 
 
@@ -50,12 +51,6 @@ class ContextArrays:
             np.array([s.protocol for s in contexts]),
             np.ones(len(contexts)) if shares is None else np.array(shares),
         )
-
-
-def invert(matrix: FloatArray) -> FloatArray:
-    """Inverse of a covariance."""
-    inverse: FloatArray = np.asarray(np.linalg.inv(matrix), dtype=float)
-    return inverse
 
 
 def residual_covariance(

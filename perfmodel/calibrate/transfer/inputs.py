@@ -148,11 +148,9 @@ def profile_of(
         inputs.runs, topology=topology, name=name, files=inputs.files, sources=inputs.sources,
         direct=direct,
     )  # fmt: skip
-    assert profile.transfer is not None
     notes = (*inputs.notes, *inputs.compare_runs(), *unused)
-    return profile.model_copy(
-        update={"transfer": profile.transfer.model_copy(update={"notes": notes})}
-    )
+    (fit,) = profile.fits
+    return profile.model_copy(update={"fits": (fit.model_copy(update={"notes": notes}),)})
 
 
 def _prefer_out_of_place(sweeps: Sequence[Sweep]) -> list[Sweep]:

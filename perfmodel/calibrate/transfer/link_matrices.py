@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
+from perfmodel.calibrate.parameters import Parameter
 from perfmodel.calibrate.readers import LinkMatrix
-from perfmodel.calibrate.transfer.parameters import TransferParameter
-from perfmodel.calibrate.transfer.posterior import DirectMeasurement
+from perfmodel.calibrate.transfer.priors import DirectMeasurement
 from perfmodel.errors import Fault, InputError, TopologyError
 from perfmodel.files import FileModel, load_document
 from perfmodel.topology.model import Topology
@@ -96,9 +96,7 @@ def measure_links(
 def _direct_measurement(kind: str, logs: np.ndarray) -> DirectMeasurement:
     spread = float(np.quantile(np.abs(logs - np.median(logs)), 0.68)) if len(logs) > 2 else 0.0
     deviation = float(np.hypot(copy_rates().deviation, spread / np.sqrt(len(logs))))
-    return DirectMeasurement(
-        TransferParameter("bandwidth", kind), float(np.median(logs)), deviation
-    )
+    return DirectMeasurement(Parameter("bandwidth", kind), float(np.median(logs)), deviation)
 
 
 def _reason_unused(matrix: LinkMatrix) -> str | None:

@@ -14,20 +14,51 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.calibrate.estimation import Iterate
+from perfmodel.calibrate.parameters import invert
+from perfmodel.calibrate.transfer.forward_model import FactorModel
 from perfmodel.calibrate.transfer.gaussian_process import (
     ContextArrays,
-    invert,
     residual_covariance,
     row_variance,
     run_covariance,
 )
-from perfmodel.calibrate.transfer.parameters import Priors, ResidualPrior
+from perfmodel.calibrate.transfer.priors import Priors, ResidualPrior
 
 ROUNDS = 4
 """Of fitting variances of rows, of runs and of the residual in turn."""
 
 FACTORS = np.exp2(np.arange(-0.5, 3.6, 0.5))
 """Factors on the residual's deviations that are tried: from 0.7 to 11."""
+
+
+class SweepNoise:
+    """Noise of the rows of a fit of sweeps: residual, runs and rows.
+
+    Parameters
+    ----------
+    forward : FactorModel
+    by_prior : ndarray of float, shape (factors, factors)
+        Covariance of the factors before any sweep.
+    priors : Priors
+    """
+
+    def __init__(self, forward: FactorModel, by_prior: FloatArray, priors: Priors) -> None:
+        self._forward, self._by_prior, self._priors = forward, by_prior, priors
+        self.contexts = ContextArrays.of(())
+        self.model = NoiseModel(priors.left, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
+
+    def __call__(self, iterate: Iterate) -> FloatArray:
+        """Fit the variances; inverse covariance of the rows by residual and noise."""
+        forward, priors, values = self._forward, self._priors, iterate.values
+        contexts = ContextArrays.of(forward.contexts(values), forward.shares(values).tolist())
+        model = self.model
+        if not iterate.last:
+            by_factors = iterate.slopes @ self._by_prior @ iterate.slopes.T
+            model = fit_noise(by_factors, contexts, forward.run, iterate.by_prior, priors)
+        residual = residual_covariance(contexts, contexts, model.residual, priors.runs)
+        self.contexts, self.model = contexts, model
+        return invert(residual + model.covariance(contexts, forward.run, priors))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.profile import Fit, Profile
-from perfmodel.calibrate.transfer.model import Transfer
+from perfmodel.calibrate.profile import Fit, FittedObservation, Profile
 from perfmodel.files import write_atomically
 from perfmodel.report.common.palette import CYCLE
 
@@ -18,22 +18,18 @@ def write_residuals(profile: Profile, path: Path) -> Path:
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    groups = [(fit, key) for fit in profile.fits for key in _groups(fit)]
-    for number, (fit, (collective, ranks)) in enumerate(groups):
-        sizes = [
-            size
-            for size in fit.residuals.sizes
-            if (size.collective, size.ranks) == (collective, ranks)
-        ]
-        figure.add_scatter(
-            x=[size.nbytes for size in sizes],
-            y=[100 * size.error for size in sizes],
-            mode="lines+markers",
-            name=f"{fit.rows}: {collective}, {ranks} ranks",
-            marker={"color": COLOURS[number % len(COLOURS)]},
-        )
-    if profile.transfer is not None:
-        _add_transfer(figure, profile.transfer, len(groups))
+    groups = [
+        (fit, name, points) for fit in profile.fits for (_, name), points in _groups(fit).items()
+    ]
+    for number, (fit, name, points) in enumerate(groups):
+        line = {"color": COLOURS[number % len(COLOURS)]}
+        plain = [1.0] * len(points)
+        if fit.residual is None:
+            _add_line(figure, name, points, plain, line)
+            continue
+        _add_line(figure, f"{name}: factors", points, plain, line | {"dash": "dot"})
+        corrections = [fit.residual(point.context) for point in points]
+        _add_line(figure, f"{name}: and correction", points, corrections, line)
     figure.update_layout(
         title=f"Profile {profile.name}: fitted against measured",
         template="plotly_white",
@@ -44,27 +40,28 @@ def write_residuals(profile: Profile, path: Path) -> Path:
     return path
 
 
-def _add_transfer(figure: Any, transfer: Transfer, shift: int) -> None:
-    """Two lines per run: the mechanism with its factors, dotted, and with what these leave."""
-    residual = transfer.residual
-    for run, file in enumerate(transfer.files):
-        points = [point for point in transfer.points if point.run == run]
-        corrections = [residual(point.situation) if residual else 1.0 for point in points]
-        for name, factors in (("factors", [1.0] * len(points)), ("and correction", corrections)):
-            figure.add_scatter(
-                x=[point.nbytes for point in points],
-                y=[
-                    100 * (point.fitted_s * factor / point.measured_s - 1)
-                    for point, factor in zip(points, factors, strict=True)
-                ],
-                mode="lines+markers",
-                name=f"{file}, {points[0].op}, {points[0].ranks} ranks: {name}",
-                line={
-                    "color": COLOURS[(run + shift) % len(COLOURS)],
-                    "dash": "dot" if name == "factors" else "solid",
-                },
-            )
+def _groups(fit: Fit) -> dict[tuple[int, str], list[FittedObservation]]:
+    """Points by line: of numbers one per number of ranks, of factors one per run."""
+    groups: dict[tuple[int, str], list[FittedObservation]] = {}
+    for point in fit.points:
+        name = f"{point.op}, {point.ranks} ranks"
+        if fit.gpu:
+            key = (point.run, f"{fit.files[point.run]}, {name}")
+        else:
+            key = (0, f"{fit.rows}: {name}")
+        groups.setdefault(key, []).append(point)
+    return groups
 
 
-def _groups(fit: Fit) -> list[tuple[str, int]]:
-    return list(dict.fromkeys((size.collective, size.ranks) for size in fit.residuals.sizes))
+def _add_line(
+    figure: Any, name: str, points: Sequence[FittedObservation], factors: Sequence[float],
+    line: Mapping[str, str],
+) -> None:  # fmt: skip
+    figure.add_scatter(
+        x=[point.nbytes for point in points],
+        y=[
+            100 * (point.fitted_s * factor / point.measured_s - 1)
+            for point, factor in zip(points, factors, strict=True)
+        ],
+        mode="lines+markers", name=name, line=line,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel.calibrate import fit
 from perfmodel.calibrate.apply import apply
-from perfmodel.calibrate.profile import Parameter
+from perfmodel.calibrate.parameters import Parameter
 from perfmodel.collectives.catalog import make
 from perfmodel.library.lowering.protocol_costs import chunk_bytes, reduced_bytes
 from perfmodel.library.machine import Machine

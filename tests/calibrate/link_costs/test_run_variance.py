@@ -5,7 +5,7 @@ import pytest
 
 from perfmodel.calibrate import draws, fit, read_profile, write_profile
 from perfmodel.calibrate.apply import apply
-from perfmodel.calibrate.link_costs.run_variance import run_spread_prior
+from perfmodel.calibrate.link_costs.least_squares import shipped_cost_priors
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
@@ -41,7 +41,7 @@ def machine():
 
 def test_many_runs_show_their_spread(machine):
     found = fit([run(seed) for seed in range(20)], machine.topology, machine.library).fits[0]
-    usual = run_spread_prior()
+    usual = shipped_cost_priors().runs
     assert found.runs == 20
     assert found.run_spread.freedom == usual.freedom + 19
     # Twenty runs tell a standard deviation to 16 %, and the usual one pulls a little.
@@ -52,7 +52,7 @@ def test_many_runs_show_their_spread(machine):
 
 def test_one_run_has_the_usual_spread_and_says_so(machine):
     found = fit([run(0)], machine.topology, machine.library).fits[0]
-    usual = run_spread_prior()
+    usual = shipped_cost_priors().runs
     assert (found.run_spread.times, found.run_spread.rates) == (usual.times, usual.rates)
     assert "one run; usual spread: own measurement" in found.run_spread.source
 
@@ -61,7 +61,7 @@ def test_like_runs_narrow_the_spread_and_the_values(machine):
     alike = [run(seed, times=0.0, rates=0.0) for seed in range(6)]
     many = fit(alike, machine.topology, machine.library).fits[0]
     one = fit(alike[:1], machine.topology, machine.library).fits[0]
-    assert many.run_spread.times < run_spread_prior().times
+    assert many.run_spread.times < shipped_cost_priors().runs.times
     for few, more in zip(one.values, many.values, strict=True):
         assert more.high / more.low < few.high / few.low
 

@@ -7,16 +7,16 @@ import pytest
 
 from perfmodel.calibrate import draws, interval_s, read_profile, write_profile
 from perfmodel.calibrate.apply import apply
+from perfmodel.calibrate.parameters import Parameter
 from perfmodel.calibrate.transfer.fit import fit_profile, thin
+from perfmodel.calibrate.transfer.forward_model import model_of
 from perfmodel.calibrate.transfer.gaussian_process import (
     ContextArrays,
     ResidualProcess,
     residual_covariance,
     run_covariance,
 )
-from perfmodel.calibrate.transfer.model import model_of
-from perfmodel.calibrate.transfer.parameters import Priors, TransferParameter, shipped_priors
-from perfmodel.calibrate.transfer.posterior import DirectMeasurement
+from perfmodel.calibrate.transfer.priors import DirectMeasurement, Priors, shipped_priors
 from perfmodel.errors import InputError
 from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.machine import make_machine
@@ -89,7 +89,7 @@ def sweep(topology, stretch=1.0, measured=None, op="all_reduce", sizes=SIZES):
 
 
 def factors(profile):
-    return {(f.of, f.where): f for f in profile.transfer.factors}
+    return {(f.parameter, f.where): f for f in profile.transfer.values}
 
 
 def off(profile, topology, wanted, op="all_reduce", sizes=SIZES):
@@ -101,8 +101,8 @@ def test_a_slower_machine_is_found_to_be_slower_and_its_own_times_are_met():
     run = sweep(dgx(), measured=Corrections(steps=slower))
     profile = fit([run])
     step = factors(profile)["step", "ll/nvlink"]
-    assert step.factor > 1.1
-    assert step.interval[0] < 1.5 < step.interval[1]
+    assert step.si > 1.1
+    assert step.low < 1.5 < step.high
     assert off(profile, dgx(), [row.time_s for row in run[3]]).max() < 0.05
     assert profile.transfer.median_abs < 0.02
 
@@ -123,8 +123,8 @@ def test_an_algorithm_that_reaches_less_of_the_links_is_found_too():
     measured = Corrections(rates={"ring/simple": 0.85})
     profile = fit([sweep(dgx(), measured=measured, sizes=[2**n for n in range(28, 34)])])
     share = factors(profile)["rate", "ring/simple"]
-    assert share.factor < 0.99  # the links' rate and the correction have the rest
-    assert share.interval[0] < 0.9
+    assert share.si < 0.99  # the links' rate and the correction have the rest
+    assert share.low < 0.9
     other = [2**27 * 3]
     wanted = times(replace(plain(dgx()), measured=measured), sizes=other)
     assert off(profile, dgx(), wanted, sizes=other)[0] < 0.03
@@ -168,22 +168,22 @@ def test_what_the_data_cannot_tell_is_said_and_stays_as_it_was():
     lost = factors(profile)["launch", ""]
     assert lost.reason
     assert lost.told < 0.3
-    assert lost.factor == pytest.approx(1.0, abs=0.1)
-    assert lost.interval[1] / lost.interval[0] > 2.0
+    assert lost.si == pytest.approx(1.0, abs=0.1)
+    assert lost.high / lost.low > 2.0
     said = apply(profile, plain(dgx())).topology.assumptions[-1]
     assert "Hardly told by these data" in said
     assert "by these data: launch" in said
 
 
 def test_a_rate_that_was_measured_by_itself_moves_its_link():
-    kind = TransferParameter("bandwidth", "nvlink")
+    kind = Parameter("bandwidth", "nvlink")
     profile = fit([], topology=dgx(), direct=[DirectMeasurement(kind, float(np.log(0.8)), 0.01)])
-    assert factors(profile)["bandwidth", "nvlink"].factor == pytest.approx(0.8, rel=0.01)
+    assert factors(profile)["bandwidth", "nvlink"].si == pytest.approx(0.8, rel=0.01)
     slow, usual = apply(profile, plain(dgx())), plain(dgx())
     (large,) = times(slow, sizes=[2**32]) / times(usual, sizes=[2**32])
     assert large == pytest.approx(1 / 0.8, rel=0.02)
     both = fit([sweep(dgx(), 1.25, sizes=SIZES[-3:])], direct=[DirectMeasurement(kind, 0.0, 0.001)])
-    assert factors(both)["bandwidth", "nvlink"].factor == pytest.approx(1.0, abs=0.01)
+    assert factors(both)["bandwidth", "nvlink"].si == pytest.approx(1.0, abs=0.01)
 
 
 def test_intervals_are_wider_where_nothing_was_measured():
@@ -204,7 +204,7 @@ def test_factors_that_trade_with_each_other_leave_measured_times_certain():
     """Launch and steps are open by tens of percent; the times they make up are not."""
     profile = fit([sweep(dgx(), sizes=[2**10, 2**11, 2**12, 2**13])])
     launch = factors(profile)["launch", ""]
-    assert launch.interval[1] / launch.interval[0] > 3.0
+    assert launch.high / launch.low > 3.0
     machine = plain(dgx())
     each = [times(apply(one, machine), sizes=[2**11])[0] for one in draws(profile, 40, seed=0)]
     low, high = np.quantile(each, [0.1, 0.9])

@@ -14,7 +14,7 @@ from perfmodel.calibrate.transfer.gaussian_process import (
     run_covariance,
 )
 from perfmodel.calibrate.transfer.noise_model import fit_noise
-from perfmodel.calibrate.transfer.parameters import shipped_priors
+from perfmodel.calibrate.transfer.priors import shipped_priors
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
@@ -71,10 +71,8 @@ def test_a_busy_process_tells_nothing_of_the_ways_that_it_starts():
     slow = replace(busy, library=longer)
     rows = [Row(n, float(t)) for n, t in zip(small, times(slow, small), strict=True)]
     profile = fit_profile([(topology, LibrarySettings(one_process=True), "all_reduce", rows)])
-    issue = next(f for f in profile.transfer.factors if f.of == "issue")
-    assert (
-        1.15 < issue.factor < 1.4
-    )  # other hosts' processors differ: not all of it is carried over
+    issue = next(f for f in profile.transfer.values if f.parameter == "issue")
+    assert 1.15 < issue.si < 1.4  # other hosts' processors differ: not all of it is carried over
     plain = times(on(topology), small)
     assert times(apply(profile, on(topology)), small) == pytest.approx(plain, rel=0.05)
     again = times(apply(profile, on(topology, one_process=True)), small)
@@ -84,7 +82,7 @@ def test_a_busy_process_tells_nothing_of_the_ways_that_it_starts():
 def test_what_a_script_adds_is_not_taken_for_the_librarys():
     topology = dgx()
     profile = fit_profile([run(on(topology, awaited=True))])
-    assert any(factor.of == "awaited" for factor in profile.transfer.factors)
+    assert any(value.parameter == "awaited" for value in profile.transfer.values)
     queued = times(on(topology))
     assert times(apply(profile, on(topology))) == pytest.approx(queued, rel=0.03)
     assert times(on(topology, awaited=True))[0] > 1.3 * queued[0]
@@ -97,7 +95,7 @@ def test_starts_differ_from_run_to_run_however_many_runs_there_were():
     def spread(*, scatter):
         found = draws(profile, 40, seed=0, scatter=scatter)
         return np.std(
-            [np.log(f.factor) for d in found for f in d.transfer.factors if f.of == "issue"]
+            [np.log(f.si) for d in found for f in d.transfer.values if f.parameter == "issue"]
         )
 
     assert spread(scatter=False) < spread(scatter=True)

@@ -38,7 +38,7 @@ class SimulationSetup:
     `machine`: undisturbed.
     `settled_s`: when the settled state begins, from which times of disturbances count; seconds.
     `warm_up`: steps before it, from which numbers of disturbed steps count.
-    `estimators`: cache of timers: of machines with faults from the start, by the fields of these
+    `timers`: cache of timers: of machines with faults from the start, by the fields of these
         faults.
     """
 
@@ -48,7 +48,7 @@ class SimulationSetup:
     slowdown: float | None
     settled_s: float
     warm_up: int
-    estimators: dict[tuple[str, ...], UncontendedTimer]
+    timers: dict[tuple[str, ...], UncontendedTimer]
 
     def on(self, machine: Machine) -> SimulationSetup:
         """Return the same setup on the machine with other numbers.
@@ -59,9 +59,9 @@ class SimulationSetup:
         if machine.differs_in_corrections_only(self.machine):
             timers = {
                 key: timer.on(timer.machine.corrected(machine.measured) if key else machine)
-                for key, timer in self.estimators.items()
+                for key, timer in self.timers.items()
             }
-        return replace(self, machine=machine, estimators=timers)
+        return replace(self, machine=machine, timers=timers)
 
 
 def simulate_steps(
@@ -189,10 +189,10 @@ def timer_of(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Unc
         each for each in disturbances if any(fault.from_s == ALWAYS_S for fault in each.faults)
     ]
     key = tuple(each.origin for each in early)
-    if key not in setup.estimators:
+    if key not in setup.timers:
         machine = _machine_at(setup.machine, early, ALWAYS_S)
-        setup.estimators[key] = UncontendedTimer(machine)
-    return setup.estimators[key]
+        setup.timers[key] = UncontendedTimer(machine)
+    return setup.timers[key]
 
 
 def _list_changes(

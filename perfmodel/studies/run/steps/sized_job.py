@@ -61,7 +61,7 @@ class SizedJob:
     _plans: dict[tuple[Iteration, bool, str | None], StepPlan] = field(
         default_factory=dict, init=False
     )
-    _estimators: dict[tuple[str, ...], UncontendedTimer] = field(default_factory=dict, init=False)
+    _timers: dict[tuple[str, ...], UncontendedTimer] = field(default_factory=dict, init=False)
     _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class SizedJob:
     def on_machine(self, machine: Machine) -> SizedJob:
         """Return the same job on the machine with other numbers, at fidelity "flow"."""
         other = copy(self)
-        other.ensemble, other.fidelity, other._estimators = MachineEnsemble(machine), "flow", {}
+        other.ensemble, other.fidelity, other._timers = MachineEnsemble(machine), "flow", {}
         return other
 
     def plan_for(
@@ -127,7 +127,7 @@ class SizedJob:
             self.job.scenario.compute.overlap_slowdown,
             settled_s,
             WARM_UP,
-            self._estimators,
+            self._timers,
         )
 
     def check_message_count(self, steps: int) -> None:

@@ -7,63 +7,30 @@ numbers, and stays at it where the data are silent: the result holds at other sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from perfmodel.arrays import FloatArray
+from perfmodel.calibrate.parameters import (
+    FactorPrior,
+    Parameter,
+    ParameterName,
+    Prior,
+    Values,
+    invert,
+    prior_covariance,
+)
 from perfmodel.files import FileModel, load_document
 from perfmodel.library.corrections import Corrections
 
-TransferParameterName = Literal["launch", "issue", "awaited", "uneven", "step", "bandwidth", "rate"]
-
-MEANINGS: Mapping[str, str] = {
-    "launch": "time before the first byte moves",
-    "issue": "the host's time to start a collective on one GPU of several",
-    "awaited": "what waiting for each collective adds",
-    "uneven": "what uneven channels lose",
-    "step": "time of a step beyond its bytes",
-    "bandwidth": "rate of a kind of link",
-    "rate": "share of the links' rate that an algorithm reaches",
-}
-
-
-class TransferParameter(NamedTuple):
-    """One factor.
-
-    Parameters
-    ----------
-    name : {"launch", "issue", "awaited", "uneven", "step", "bandwidth", "rate"}
-    where : str
-        "" (the first four), "protocol/hop", a kind of link, or "algorithm/protocol".
-    """
-
-    name: TransferParameterName
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.name} of {self.where}" if self.where else self.name
-
-
-LAUNCH = TransferParameter("launch", "")
-ISSUE = TransferParameter("issue", "")
-AWAITED = TransferParameter("awaited", "")
-UNEVEN = TransferParameter("uneven", "")
-
-
-class FactorPrior(FileModel):
-    """Prior of a factor: how far machines usually differ from a shipped number.
-
-    `deviation` is that of the logarithm of the factor; `alike` is the correlation between factors
-    of the same name.
-    """
-
-    deviation: float = Field(gt=0)
-    alike: float = Field(0.0, ge=0, lt=1)
+LAUNCH = Parameter("launch")
+ISSUE = Parameter("issue")
+AWAITED = Parameter("awaited")
+UNEVEN = Parameter("uneven")
 
 
 class ResidualPrior(FileModel):
@@ -125,7 +92,7 @@ class Priors(FileModel):
     `levers`: of factors, by name; `left`: of the residual; `runs`: of the noise.
     """
 
-    levers: dict[TransferParameterName, FactorPrior]
+    levers: dict[ParameterName, FactorPrior]
     left: ResidualPrior
     runs: NoisePrior
     source: str
@@ -137,21 +104,29 @@ def shipped_priors() -> Priors:
     return load_document(Priors, Path(__file__).with_name("priors.yaml"))
 
 
-def prior_covariance(parameters: Sequence[TransferParameter], priors: Priors) -> FloatArray:
-    """Covariance of the logarithms of factors before any data; shape (parameters, parameters)."""
-    deviation = np.array([priors.levers[parameter.name].deviation for parameter in parameters])
-    correlation = np.array(
-        [
-            [1.0 if a == b else priors.levers[a.name].alike if a.name == b.name else 0.0
-             for b in parameters]
-            for a in parameters
-        ]
-    ).reshape(len(parameters), len(parameters))  # fmt: skip
-    covariance: FloatArray = correlation * np.outer(deviation, deviation)
-    return covariance
+@dataclass(frozen=True, slots=True)
+class DirectMeasurement:
+    """Rate of a link that was measured by itself: logarithm of its factor, standard deviation."""
+
+    parameter: Parameter
+    log: float
+    deviation: float
 
 
-def corrections_of(factors: Mapping[TransferParameter, float]) -> Corrections:
+def prior_of(
+    parameters: Sequence[Parameter], priors: Priors, direct: Sequence[DirectMeasurement]
+) -> Prior:
+    """Prior of factors, with measurements of single ones."""
+    information = invert(prior_covariance(parameters, priors.levers))
+    pull = np.zeros(len(parameters))
+    for measurement in direct:
+        at = list(parameters).index(measurement.parameter)
+        information[at, at] += measurement.deviation**-2
+        pull[at] += measurement.log * measurement.deviation**-2
+    return Prior(invert(information) @ pull, information)
+
+
+def corrections_of(factors: Values) -> Corrections:
     """Return the factors that correct lowered collectives: all but those on bandwidths."""
     return Corrections(
         launch=factors.get(LAUNCH, 1.0),
@@ -163,6 +138,6 @@ def corrections_of(factors: Mapping[TransferParameter, float]) -> Corrections:
     )
 
 
-def bandwidth_factors(factors: Mapping[TransferParameter, float]) -> dict[str, float]:
+def bandwidth_factors(factors: Values) -> dict[str, float]:
     """Return the factors on bandwidths, by kind of link."""
     return {parameter.where: f for parameter, f in factors.items() if parameter.name == "bandwidth"}
