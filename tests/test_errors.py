@@ -9,9 +9,11 @@ from perfmodel.errors import (
     ExecutorUnavailable,
     Fault,
     InputError,
+    MeasurementError,
     PerfmodelError,
     ScheduleError,
     SimulationError,
+    SweepError,
     TopologyError,
     UnitError,
     allowed_names,
@@ -50,8 +52,9 @@ def test_exit_codes():
     wrong_input = (InputError, UnitError, TopologyError, ScheduleError, SimulationError,
                    ExecutorUnavailable)  # fmt: skip
     assert {error.exit_code for error in wrong_input} == {2}
-    assert DataMismatch.exit_code == 1
-    assert all(issubclass(error, PerfmodelError) for error in (*wrong_input, DataMismatch))
+    failed_work = (DataMismatch, MeasurementError, SweepError)
+    assert {error.exit_code for error in failed_work} == {1}
+    assert all(issubclass(error, PerfmodelError) for error in (*wrong_input, *failed_work))
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,13 @@ def mutants(path: Path) -> Iterator[Mutant]:
     """All mutants of a file."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(text)):
+    parsed = ast.parse(text)
+    decorated = (d for n in ast.walk(parsed) for d in getattr(n, "decorator_list", ()))
+    options = {id(node) for decorator in decorated for node in ast.walk(decorator)}
+    for node in ast.walk(parsed):
         if not isinstance(node, ast.expr) or node.lineno != node.end_lineno:
+            continue
+        if id(node) in options:  # that a dataclass is frozen changes no answer
             continue
         line = lines[node.lineno - 1]
         start, end = (len(line.encode()[:column].decode()) for column in

@@ -109,6 +109,16 @@ def test_a_plan_without_money_or_failures_still_makes_a_page(planned, option):
     assert plan_markdown(bare).startswith("# Fastest: a, 2")
 
 
+def test_error_bars_reach_the_ends_of_the_intervals_in_hours(planned, option):
+    _, plan = planned
+    options = (option(5e4, 1.0, 16, interval=(4e4, 7e4)),)
+    answers = choose_answers(options, None, None)
+    figure = draw_time_against_cost(replace(plan, options=options, answers=answers, outcomes=()))
+    (bars,) = (trace.error_x for trace in figure.data if trace.error_x.array is not None)
+    assert bars.array == pytest.approx([2e4 / 3600])
+    assert bars.arrayminus == pytest.approx([1e4 / 3600])
+
+
 def test_nothing_in_time_names_the_quickest(planned, option):
     _, plan = planned
     options = (option(9 * 86400.0, 5.0, 8), option(8 * 86400.0, 9.0, 16))

@@ -190,6 +190,9 @@ def test_one_rack_of_many_trays_is_one_host():
     trays = {"gpu": "GB200", "nodes": 18, "gpus_per_node": 4, "nranks": 72, "nic_count": 4.0}
     found = match(sweep(**trays, intra_node="NVLink5", inter_node="MNNVL (NVL72)"))
     assert (found.topology.hosts, len(found.topology.ranks)) == (1, 72)
+    several = {"gpu": "GB200", "nodes": 35, "gpus_per_node": 4, "nranks": 140, "nic_count": 4.0}
+    found = match(sweep(**several, intra_node="NVLink5", inter_node="400G InfiniBand, NVL72"))
+    assert (found.topology.hosts, len(found.topology.ranks)) == (2, 140), "the fewest even racks"
 
 
 @pytest.mark.parametrize(
