@@ -134,5 +134,8 @@ def __getattr__(name: str) -> Any:
 
 def main() -> None:
     """Entry point of the console script."""
+    # OpenBLAS starts a thread for each core, which spin while modules load: a tenth of a small run.
+    # The matrices here are small, and sums should not depend on the number of cores.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     build_app([first] if first in COMMANDS else COMMANDS)(prog_name="perfmodel")
