@@ -80,7 +80,8 @@ class Machine:
     decides_on: Machine | None = None
     """The machine by whose links NCCL searches its channels; default: this one."""
     router: Router = field(init=False)
-    _rings: dict[RankGroup, Rings] = field(default_factory=dict, init=False, repr=False)
+    _routed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    """What depends on the topology and its routes only."""
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -88,11 +89,18 @@ class Machine:
 
     def rings(self, group: RankGroup) -> Rings:
         """Rings over a group of ranks; laid once."""
-        if group not in self._rings:
-            self._rings[group] = rings_over(
-                self.topology, self.router, group, at_most=self.channels
-            )
-        return self._rings[group]
+        key = ("rings", group)
+        if key not in self._routed:
+            self._routed[key] = rings_over(self.topology, self.router, group, at_most=self.channels)
+        rings: Rings = self._routed[key]
+        return rings
+
+    def few_edges(self, key: Hashable, find: Callable[[], T]) -> T:
+        """The edges that `find` lays for a key, which names their ends; laid once."""
+        if key not in self._routed:
+            self._routed[key] = find()
+        edges: T = self._routed[key]
+        return edges
 
     def cached(self, key: Hashable, find: Callable[[], T]) -> T:
         """What `find` returns for a key; found once."""
@@ -108,7 +116,14 @@ class Machine:
         stays, and is looked up once for all of them.
         """
         machine = replace(self, topology=topology, measured=measured)
-        for name in ("_rings", "_cache"):
+        for name in ("_routed", "_cache"):
+            object.__setattr__(machine, name, getattr(self, name))
+        return machine
+
+    def with_library(self, library: CommLibrary) -> Machine:
+        """The same machine under other numbers of its library: what is routed stays."""
+        machine = replace(self, library=library)
+        for name in ("router", "_routed"):
             object.__setattr__(machine, name, getattr(self, name))
         return machine
 

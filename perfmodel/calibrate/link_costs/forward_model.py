@@ -95,16 +95,24 @@ class CostModel(ForwardModel):
     def __init__(self, machine: Machine, observations: Sequence[Observation]) -> None:
         super().__init__(observations)
         self.machine = machine
+        self._routed: tuple[Values, Machine] = ({}, machine)
 
     def times_s(self, values: Values) -> FloatArray:
         """Time of each observation; seconds, shape (observations,)."""
-        library = with_times(self.machine.library, values)
-        topology = with_bandwidths(self.machine.topology, values)
-        timer = UncontendedTimer(replace(self.machine, topology=topology, library=library))
+        machine = self._with_bandwidths(values)
+        timer = UncontendedTimer(machine.with_library(with_times(machine.library, values)))
         times = [
             timer.best(o.op, o.nbytes, range(o.ranks), 0, o.algorithm)[1] for o in self.distinct
         ]
         return np.array(times)[self._position]
+
+    def _with_bandwidths(self, values: Values) -> Machine:
+        """The machine with these bandwidths; routes stay until one of them changes."""
+        rates = {key: si for key, si in values.items() if key.name == "bandwidth"}
+        if rates != self._routed[0]:
+            topology = with_bandwidths(self.machine.topology, rates)
+            self._routed = rates, replace(self.machine, topology=topology)
+        return self._routed[1]
 
     def parameters(self) -> dict[Parameter, float]:
         """Every parameter on which the times depend, with a start value.

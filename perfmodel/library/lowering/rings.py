@@ -18,6 +18,10 @@ from perfmodel.library.lowering.edges import Edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 
+FEW_EDGES = 256
+"""Edges that a machine keeps: the same pairs serve collectives of all sizes. A large cluster's many
+sets would take more memory than laying them again takes time."""
+
 
 def lay_on_rings(
     machine: Machine, op: str, nbytes: int, group: RankGroup, root: int
@@ -75,9 +79,18 @@ def lay_directly(machine: Machine, schedule: Schedule, group: RankGroup) -> Laid
         else:
             ends = ranks[src], ranks[dst]
             relayed = machine.library.name == "nccl" and schedule.collective in SINGLE_SENDS
-            edges = edges_between(machine.topology, machine.router, *ends, relayed=relayed)
+            edges = _edges_between(machine, *ends, relayed=relayed)
         laid.append((phases, edges))
     return LaidSchedule(schedule, tuple(laid))
+
+
+def _edges_between(machine: Machine, src: IntArray, dst: IntArray, *, relayed: bool) -> Edges:
+    def lay() -> Edges:
+        return edges_between(machine.topology, machine.router, src, dst, relayed=relayed)
+
+    if len(src) > FEW_EDGES:
+        return lay()
+    return machine.few_edges((src.tobytes(), dst.tobytes(), relayed), lay)
 
 
 def _names(
