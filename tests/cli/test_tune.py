@@ -29,8 +29,10 @@ def test_json_is_the_documented_contract() -> None:
     assert found["lower_bound_s"] <= found["best_list"]["step_time_s"]
     assert found["curve"][-1]["high_mb"] is None
     assert found["horovod"]["snippet"].startswith("HOROVOD_FUSION_THRESHOLD=")
-    caps = found["best_list"]["bucket_cap_mb_list"]
+    first, *_ = found["recommended"]["choices"]
+    caps = found[first]["bucket_cap_mb_list"]
     assert found["snippet"] == f"DistributedDataParallel(model, bucket_cap_mb_list={caps})"
+    assert "unsure" in found["recommended"]
 
 
 def test_the_terminal_says_what_to_paste() -> None:
