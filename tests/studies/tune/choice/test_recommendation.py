@@ -54,10 +54,9 @@ SCENARIOS = [
     ("bucket-size-slow-ethernet", ("strategy.bucket_cap=49 MiB", "cluster.nodes=2")),
     ("bucket-size-slow-ethernet", ("model.name=vgg16", "cluster.nodes=2")),
     ("bucket-size-slow-ethernet", ("model.name=resnet18", "strategy.gradient_as_bucket_view=true")),
-    ("resnet50-dgx-a100", ("training.batch_per_gpu=8",)),
+    ("bucket-size-slow-ethernet", ("cluster.nodes=32",)),
+    ("resnet50-dgx-a100", ("training.batch_per_gpu=8", "cluster.nodes=256")),
     ("bert-large-v100-100g", ()),
-    ("gpt2-xl-pcie-p2p", ()),
-    ("jitter", ("cluster.nodes=2",)),
 ]  # fmt: skip
 
 
@@ -94,7 +93,7 @@ def test_what_is_pasted_is_not_slower_when_it_is_simulated(
             assert step_s <= result.default.step_time_s * (1 - WORTH)
 
 
-@pytest.mark.parametrize(("name", "settings"), SCENARIOS[:1] + SCENARIOS[5:8])
+@pytest.mark.parametrize(("name", "settings"), [SCENARIOS[0], *SCENARIOS[5:]])
 def test_words_and_code_agree(name: str, settings: tuple[str, ...]) -> None:
     result = tuned_of(name, settings)
     (first, _), *others = to_paste(result)
@@ -105,6 +104,13 @@ def test_words_and_code_agree(name: str, settings: tuple[str, ...]) -> None:
     else:
         assert "less than with PyTorch's default" in headline(result)
     assert any(first in str(block) for block in tuned_lines(result))
+
+
+def test_larger_clusters_earn_another_setting() -> None:
+    """Else keeping the default always would pass: 32 hosts on 10 GbE gain by it everywhere."""
+    result = tuned_of(*SCENARIOS[5])
+    assert not result.recommended.keep
+    assert len(to_paste(result)) >= 2
 
 
 def test_the_network_is_named_where_buckets_hide_little_of_it() -> None:
