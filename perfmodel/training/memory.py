@@ -1,7 +1,7 @@
 """Memory that training takes on a GPU, and advice where it does not fit.
 
-`MemoryUse` has the parts of ``result.Memory`` under the same names. Not counted: the CUDA
-context, the workspaces of kernels and the allocator's fragmentation.
+`MemoryUse` has the parts of ``result.Memory`` under the same names. The CUDA context, NCCL's
+buffers and the allocator take more (`perfmodel.training.memory_reserve`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Setup:
     `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
     `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
+    `kept`: factor on what layers keep for backward (see `activation_bytes`).
     """
 
     workload: Workload
@@ -39,6 +40,7 @@ class Setup:
     hook: Hook = "none"
     fused_attention: bool = True
     activations_bytes: float | None = None
+    kept: float = 1.0
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -81,8 +83,9 @@ def replicated(setup: Setup) -> MemoryUse:
     activations = setup.activations_bytes
     if activations is None:
         activations = activation_bytes(
-            workload, setup.batch_per_gpu, setup.precision, fused_attention=setup.fused_attention
-        )
+            workload, setup.batch_per_gpu, setup.precision, fused_attention=setup.fused_attention,
+            kept=setup.kept,
+        )  # fmt: skip
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
         gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),

@@ -190,6 +190,7 @@ def _list_assumptions(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
     source = "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
     return (
         *describe_what_if(what_if_of(job.scenario)),
+        *job.workload.notes,
         f"Compute times come from {source}; the input pipeline never holds a GPU up.",
         f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
         if slow != 1
