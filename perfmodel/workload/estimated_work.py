@@ -146,8 +146,8 @@ def _complete(
 ) -> tuple[Layer, _Kept]:
     """Estimate one layer; `rows`: of its product, or of the last product before it."""
     if not layer.matmul_flops:
-        kept = known.kept or 0.0
-        return replace(layer, saved_elements=kept), _Kept(kept, kept, kept)
+        elements = known.kept or 0.0
+        return replace(layer, saved_elements=elements), _Kept(elements, elements, elements)
     is_conv = any(len(tensor.shape) > 2 for tensor in weights)
     shares = estimate_rule().conv if is_conv else estimate_rule().linear
     kept, moved = _estimate(layer, shares, weights, rows)
