@@ -93,16 +93,16 @@ def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
         if not layer.matmul_flops
         for tensor in _tensors(workload, layer)
     ]
-    for layer, known in zip(workload.layers, stated, strict=True):
+    for layer, statement in zip(workload.layers, stated, strict=True):
         own = _tensors(workload, layer)
         weights = _shaped(own) or _tied(layer, tables, rows) or _largest(own)
         elements = sum(tensor.numel for tensor in weights)
         rows = layer.matmul_flops / (2 * elements) if elements and layer.matmul_flops else rows
-        completed, kept = _complete(layer, known, weights, rows)
+        completed, kept = _complete(layer, statement, weights, rows)
         layers.append(completed)
         ranges.append(kept)
-    estimated = [layer.name for layer, known in zip(layers, stated, strict=True)
-                 if known.kept is None and layer.matmul_flops]  # fmt: skip
+    estimated = [layer.name for layer, statement in zip(layers, stated, strict=True)
+                 if statement.kept is None and layer.matmul_flops]  # fmt: skip
     return replace(
         workload,
         layers=tuple(layers),
@@ -135,30 +135,30 @@ def _largest(tensors: Sequence[ParameterTensor]) -> list[ParameterTensor]:
 
 
 def _sides(tensor: ParameterTensor) -> float:
-    """Columns before and after a product with a weight; a square one where only numel is known."""
+    """Columns before and after a product with a weight; a square one where numel alone tells."""
     if len(tensor.shape) > 1:
         return tensor.shape[0] + tensor.shape[1]
     return 2 * math.sqrt(tensor.numel)
 
 
 def _complete(
-    layer: Layer, known: Stated, weights: Sequence[ParameterTensor], rows: float
+    layer: Layer, statement: Stated, weights: Sequence[ParameterTensor], rows: float
 ) -> tuple[Layer, _Kept]:
     """Estimate one layer; `rows`: of its product, or of the last product before it."""
     if not layer.matmul_flops:
-        elements = known.kept or 0.0
+        elements = statement.kept or 0.0
         return replace(layer, saved_elements=elements), _Kept(elements, elements, elements)
     is_conv = any(len(tensor.shape) > 2 for tensor in weights)
     shares = estimate_rule().conv if is_conv else estimate_rule().linear
     kept, moved = _estimate(layer, shares, weights, rows)
-    if known.kept is not None:
-        kept = _Kept(known.kept, known.kept, known.kept)
+    if statement.kept is not None:
+        kept = _Kept(statement.kept, statement.kept, statement.kept)
     passes = ELEMENT_BYTES * shares.passes * moved
     operands = ELEMENT_BYTES * moved
     completed = replace(
         layer,
-        matmul_bytes=operands if known.matmul_bytes is None else known.matmul_bytes,
-        vector_bytes=passes if known.vector_bytes is None else known.vector_bytes,
+        matmul_bytes=operands if statement.matmul_bytes is None else statement.matmul_bytes,
+        vector_bytes=passes if statement.vector_bytes is None else statement.vector_bytes,
         weight_elements=float(sum(tensor.numel for tensor in weights)),
         saved_elements=kept.likely,
         kind="conv" if is_conv else layer.kind,

@@ -14,8 +14,7 @@ from perfmodel.studies.run.result import Memory
 from perfmodel.training.data_parallel import data_parallel_memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
-from perfmodel.training.memory import Setup, advice, largest_batch
-from perfmodel.training.memory_reserve import reserve_bytes
+from perfmodel.training.memory import Setup, advice, largest_batch, reserve_bytes
 from perfmodel.units import format_bytes
 from perfmodel.workload.zoo import build_model
 

@@ -43,7 +43,7 @@ def stripped(model: Workload, folder: Path, *, shapes: bool = True, name: str = 
 
 
 def ends(model: Workload) -> list[float]:
-    return [activation_bytes(model, 8, "bf16", kept=end) for end in model.kept_range]
+    return [activation_bytes(model, 8, "bf16", kept_share=end) for end in model.kept_range]
 
 
 @pytest.mark.parametrize("name", zoo_names())

@@ -190,8 +190,8 @@ def memory(part: Memory) -> str:
     if not part.fits:
         return f"May not fit: takes {used}"
     if part.tight:
-        beside = f"CUDA, NCCL and the allocator take about {size(part.reserve_bytes)} beside it"
-        return f"Tight: {used}, and {beside}"
+        reserve = f"CUDA, NCCL and the allocator take about {size(part.reserve_bytes)} beside it"
+        return f"Tight: {used}, and {reserve}"
     return f"Fits: {used}"
 
 

@@ -19,8 +19,7 @@ from perfmodel.studies.tune.caps import (
     integer_caps_mb,
     list_uniform_partitions,
 )
-from perfmodel.studies.tune.choice.candidates import evaluate_candidates
-from perfmodel.studies.tune.choice.recommendation import recommend
+from perfmodel.studies.tune.choice.recommendation import evaluate_candidates, recommend
 from perfmodel.studies.tune.choice.robustness import (
     build_curve,
     compare_machines,

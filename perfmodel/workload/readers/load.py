@@ -152,8 +152,8 @@ def _from_yaml(path: Path) -> Workload:
 
 
 def _stated(spec: LayerSpec) -> Stated:
-    kept = None if spec.activations is None else spec.activations / ELEMENT_BYTES
-    return Stated(spec.vector, spec.operands, kept)
+    elements = None if spec.activations is None else spec.activations / ELEMENT_BYTES
+    return Stated(spec.vector, spec.operands, elements)
 
 
 def _make_layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:

@@ -16,8 +16,7 @@ from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory import Setup, advice
-from perfmodel.training.memory_reserve import reserve_bytes
+from perfmodel.training.memory import Setup, advice, reserve_bytes
 from perfmodel.training.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
@@ -187,8 +186,10 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
     )
     setup = replace(setup, activations_bytes=_measured_activations(job))
     use, rule = job.strategy.memory(setup), job.strategy.memory
-    low, high = (rule(replace(setup, kept=end)).total_bytes for end in job.workload.kept_range)
-    advised = replace(setup, kept=job.workload.kept_range[1])
+    low, high = (
+        rule(replace(setup, kept_share=end)).total_bytes for end in job.workload.kept_range
+    )
+    advised = replace(setup, kept_share=job.workload.kept_range[1])
     if setup.activations_bytes is None and not job.workload.states_activations:
         high += _most_activations_bytes(job, batch)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
