@@ -1,21 +1,26 @@
 """Memory that training takes on a GPU, and advice where it does not fit.
 
-`MemoryUse` has the parts of ``result.Memory`` under the same names. Not counted: the CUDA
-context, the workspaces of kernels and the allocator's fragmentation.
+`MemoryUse` has the parts of ``result.Memory`` under the same names. The CUDA context, NCCL's
+buffers and the allocator take more (`reserve_bytes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import read_yaml
 from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.units import format_bytes
 from perfmodel.workload.memory import activation_bytes, optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
+GIB = 2**30
 GATHERED_UNITS = 2
 """Units that FSDP holds whole at once (`limit_all_gathers`, torch/distributed/fsdp/api.py)."""
 
@@ -28,6 +33,7 @@ class Setup:
     `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
     `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
+    `kept_share`: factor on what layers keep for backward (see `activation_bytes`).
     """
 
     workload: Workload
@@ -39,6 +45,7 @@ class Setup:
     hook: Hook = "none"
     fused_attention: bool = True
     activations_bytes: float | None = None
+    kept_share: float = 1.0
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -81,8 +88,9 @@ def replicated(setup: Setup) -> MemoryUse:
     activations = setup.activations_bytes
     if activations is None:
         activations = activation_bytes(
-            workload, setup.batch_per_gpu, setup.precision, fused_attention=setup.fused_attention
-        )
+            workload, setup.batch_per_gpu, setup.precision, fused_attention=setup.fused_attention,
+            kept_share=setup.kept_share,
+        )  # fmt: skip
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
         gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
@@ -176,3 +184,27 @@ def _check(setup: Setup) -> None:
         )
     if faults:
         raise InputError(faults)
+
+
+# ---------------------------------------------------------------- beside the training
+
+
+def reserve_bytes(allocated_bytes: float, *, nccl: bool) -> float:
+    """Bytes that have to be left: of the CUDA context, NCCL's buffers and unused remainders.
+
+    `allocated_bytes`: what training takes.
+    `nccl`: whether it communicates by NCCL, among several GPUs.
+    """
+    data = _constants()
+    buffers = data["nccl"]
+    connections = buffers["connections"] * buffers["channels"] if nccl else 0
+    return float(
+        GIB * data["cuda_context"]["GiB"]
+        + connections * buffers["connection_bytes"]
+        + data["allocator"]["share"] * allocated_bytes
+    )
+
+
+@cache
+def _constants() -> Any:
+    return read_yaml(Path(__file__).with_suffix(".yaml"))

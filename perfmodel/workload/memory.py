@@ -11,20 +11,22 @@ STATE_BYTES = 4
 
 
 def activation_bytes(
-    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True
-) -> float:
+    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
+    kept_share: float = 1.0,
+) -> float:  # fmt: skip
     """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
     `batch`: samples of one micro-batch.
     `precision`: of the compute; "fp16" and "bf16" keep 2 bytes per element.
     `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
+    `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
     """
     if precision not in ITEM_BYTES:
         raise InputError(
             Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
         )
     item = ITEM_BYTES[precision]
-    saved = sum(layer.saved_elements for layer in workload.layers)
+    saved = kept_share * sum(layer.saved_elements for layer in workload.layers)
     if not fused_attention:
         scores = sum(layer.score_elements for layer in workload.layers)
         saved += kernel_constants().unfused_saved * scores

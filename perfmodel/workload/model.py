@@ -121,6 +121,11 @@ class Workload:
         Elements of the model's input per sample (scattered by nn.DataParallel).
     source : str
         Where architecture and counts come from.
+    kept_range : tuple of float
+        Least and most of the elements kept for backward, over `Layer.saved_elements`, where these
+        are estimated.
+    notes : tuple of str
+        What is estimated, in sentences.
     """
 
     name: str
@@ -131,6 +136,13 @@ class Workload:
     output_elements: float = 0.0
     input_elements: float = 0.0
     source: str = ""
+    kept_range: tuple[float, float] = (1.0, 1.0)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def states_activations(self) -> bool:
+        """Whether anything is known of what forward keeps for backward."""
+        return any(layer.saved_elements for layer in self.layers)
 
     @property
     def ready_order(self) -> tuple[int, ...]:

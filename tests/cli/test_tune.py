@@ -29,8 +29,9 @@ def test_json_is_the_documented_contract() -> None:
     assert found["lower_bound_s"] <= found["best_list"]["step_time_s"]
     assert found["curve"][-1]["high_mb"] is None
     assert found["horovod"]["snippet"].startswith("HOROVOD_FUSION_THRESHOLD=")
-    caps = found["best_list"]["bucket_cap_mb_list"]
-    assert found["snippet"] == f"DistributedDataParallel(model, bucket_cap_mb_list={caps})"
+    assert found["recommended"].keys() == {"keep", "choices", "unsure"}
+    assert found["recommended"]["keep"] == "default"
+    assert found["snippet"] == found["snippet_uniform"] == "DistributedDataParallel(model)"
 
 
 def test_the_terminal_says_what_to_paste() -> None:
@@ -38,8 +39,8 @@ def test_the_terminal_says_what_to_paste() -> None:
     assert answer.exit_code == 0
     assert "PyTorch's default" in answer.stdout
     pasted = [line for line in answer.stdout.splitlines() if "DistributedDataParallel(" in line]
-    assert any("bucket_cap_mb=" in line for line in pasted)
-    assert any("bucket_cap_mb_list=" in line for line in pasted)
+    assert len(pasted) == 1
+    assert "keep it" in pasted[0]
     assert all("gradient_as_bucket_view=True" in line for line in pasted)
 
 
@@ -65,7 +66,7 @@ def test_several_scenarios_share_a_cap(tmp_path: Path) -> None:
     assert len(found["scenarios"]) == len(found["best"]["regrets"]) == 2
     assert found["best"]["worst_regret"] == max(found["best"]["regrets"])
     assert (tmp_path / "tune.html").exists()
-    assert "One cap for all 2" in RUN.invoke(app, command).stdout
+    assert "For all 2: keep PyTorch's default" in RUN.invoke(app, command).stdout
 
 
 @pytest.mark.parametrize(

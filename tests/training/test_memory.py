@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.report.common import quantities
+from perfmodel.studies.run.result import Memory
 from perfmodel.training.data_parallel import data_parallel_memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
-from perfmodel.training.memory import Setup, advice, largest_batch
+from perfmodel.training.memory import Setup, advice, largest_batch, reserve_bytes
 from perfmodel.units import format_bytes
 from perfmodel.workload.zoo import build_model
 
@@ -128,3 +130,28 @@ def test_refuses_unknown_words() -> None:
     assert [fault.field for fault in caught.value.faults] == ["ranks", "precision"]
     with pytest.raises(InputError, match="sgd-momentum"):
         memory(setup_of(optimizer="sgd-momentun"))
+
+
+def memory_of(share: float) -> Memory:
+    """A GPU of 80 GiB of which training takes a share."""
+    capacity = 80 * 2.0**30
+    reserve = reserve_bytes(share * capacity, nccl=True)
+    return Memory(share * capacity, 0, 0, 0, 0, capacity, reserve_bytes=reserve)
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [(0.5, "fits"), (0.94, "fits"), (0.97, "tight"), (0.997, "tight"), (1.01, "does not fit")],
+)
+def test_the_last_percents_are_tight(share: float, verdict: str) -> None:
+    """CUDA's context, NCCL's buffers and the allocator need 3 to 4 GiB of a full A100."""
+    assert quantities.memory_verdict(memory_of(share)) == verdict
+    assert quantities.memory(memory_of(share)).lower().startswith(verdict)
+
+
+def test_the_reserve_has_its_parts() -> None:
+    """NCCL's defaults: LL 512 KiB, LL128 4800 KiB, Simple 4 MiB for each connection."""
+    buffers = reserve_bytes(0.0, nccl=True) - reserve_bytes(0.0, nccl=False)
+    assert buffers % (8 * 512 * 8 * 16 + 120 * 640 * 8 * 8 + 2**22) == 0
+    assert 0.25 * 2**30 < buffers < 2**30
+    assert 0.3 * 2**30 <= reserve_bytes(0.0, nccl=False) <= 0.6 * 2**30

@@ -110,7 +110,11 @@ def headline(result: Result) -> str:
     verb = "trains" if main.gpus == 1 else "train"
     speed = f"{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
     if not main.memory.fits:
-        speed = f"Does not fit in GPU memory. If it did, {speed.replace('train', 'would train', 1)}"
+        if main.memory.may_fit:
+            doubt = "May not fit in GPU memory. If it does"
+        else:
+            doubt = "Does not fit in GPU memory. If it did"
+        speed = f"{doubt}, {speed.replace('train', 'would train', 1)}"
         speed = speed.replace("would trains", "would train")
     linear = ""
     if main.gpus != result.efficiency_base:
@@ -175,7 +179,24 @@ def efficiency_base(result: Result) -> str:
 
 
 def memory(part: Memory) -> str:
-    """Say whether the training state fits."""
+    """Say whether the training state fits, and how sure that is."""
     share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
-    used = f"{size(part.total_bytes)} of {size(part.capacity_bytes)} per GPU ({share})"
-    return f"Fits: {used}" if part.fits else f"Does not fit: needs {used}"
+    has = f"{size(part.capacity_bytes)} per GPU"
+    used = f"{size(part.total_bytes)} of {has} ({share})"
+    if part.low_bytes is not None and part.high_bytes is not None:
+        used = f"{span(part.low_bytes, part.high_bytes, size)} of {has}, activations estimated"
+    if not part.may_fit:
+        return f"Does not fit: needs {used}"
+    if not part.fits:
+        return f"May not fit: takes {used}"
+    if part.tight:
+        reserve = f"CUDA, NCCL and the allocator take about {size(part.reserve_bytes)} beside it"
+        return f"Tight: {used}, and {reserve}"
+    return f"Fits: {used}"
+
+
+def memory_verdict(part: Memory) -> str:
+    """Return the same in two words: "fits", "tight", "may not fit", "does not fit"."""
+    if not part.fits:
+        return "may not fit" if part.may_fit else "does not fit"
+    return "tight" if part.tight else "fits"

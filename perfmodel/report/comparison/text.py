@@ -172,8 +172,8 @@ def _throughput(side: Side) -> str:
 
 
 def _memory(side: Side) -> str:
-    memory = side.point.memory
-    return quantities.size(memory.total_bytes) + ("" if memory.fits else " (does not fit)")
+    memory, verdict = side.point.memory, quantities.memory_verdict(side.point.memory)
+    return quantities.size(memory.total_bytes) + ("" if verdict == "fits" else f" ({verdict})")
 
 
 def parts(comparison: Comparison) -> list[str]:

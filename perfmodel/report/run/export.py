@@ -44,7 +44,10 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
         ),
         "memory_bytes": memory.total_bytes,
         "fits": memory.fits,
-        "memory": attributes(memory, f"{needs} total_bytes capacity_bytes advice"),
+        "tight": memory.tight,
+        "memory": attributes(
+            memory, f"{needs} total_bytes capacity_bytes advice low_bytes high_bytes reserve_bytes"
+        ),
         "mode": point.mode,
     }
 

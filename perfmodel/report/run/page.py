@@ -106,9 +106,11 @@ def _tiles(result: Result) -> Tiles:
     speed = quantities.count(main.samples_per_s)
     first_step = f"first step {quantities.duration(main.first_step_time_s)}"
     waiting = quantities.duration(main.exposed_comm_s)
-    room = Tile("Memory per GPU", quantities.size(memory.total_bytes), f"fits, {used} used")
-    if not memory.fits:
-        room = Tile(room.title, room.figure, f"does not fit: {used}", "bad")
+    verdict = quantities.memory_verdict(memory)
+    title, figure = "Memory per GPU", quantities.size(memory.total_bytes)
+    room = Tile(title, figure, f"{verdict}, {used} used")
+    if not memory.fits or memory.tight:
+        room = Tile(title, figure, f"{verdict}: {used}", "bad")
     limit, below = main.bottleneck, "limits the communication"
     if limit == "compute":
         limit, below = "Compute", "the network is not what limits the step"

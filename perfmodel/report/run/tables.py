@@ -8,7 +8,7 @@ from perfmodel.files import csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Table
 from perfmodel.report.scaling.analysis import WORTH, Range, SizeGain, size_gains
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result import Result, SizeResult
 
 _EFFICIENCY = slice(6, 8)
 
@@ -66,8 +66,13 @@ def _row(grown_size: SizeGain) -> tuple[str, ...]:
         "" if marginal is None else quantities.percent_column(marginal),
         quantities.duration(point.exposed_comm_s),
         point.bottleneck,
-        quantities.size(point.memory.total_bytes) + ("" if point.memory.fits else ", does not fit"),
+        quantities.size(point.memory.total_bytes) + _memory_note(point),
     )
+
+
+def _memory_note(point: SizeResult) -> str:
+    verdict = quantities.memory_verdict(point.memory)
+    return "" if verdict == "fits" else f", {verdict}"
 
 
 def sizes_csv(result: Result) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,12 +29,34 @@ def tuned_json(tuned: TuneResult) -> dict[str, Any]:
         if tuned.robust is None
         else attributes(tuned.robust, "bucket_cap_mb worst_regret within spans_mb"),
         **attributes(tuned, "default_regrets curve"),
-        "snippet": snippet(tuned, tuned.best_list),
-        "snippet_uniform": snippet(tuned, tuned.best_uniform),
+        "recommended": _recommended(tuned),
+        "snippet": snippet(tuned, _to_use(tuned, tuned.recommended.choices)),
+        "snippet_uniform": snippet(
+            tuned, _to_use(tuned, [c for c in tuned.recommended.choices if c.bucket_cap_mb])
+        ),
         "horovod": None if tuned.horovod is None else _horovod(tuned.horovod),
         **attributes(tuned, "compute_s assumptions provenance"),
     }
     return dict(as_json(document, "tuning", infinite_as_null=True))
+
+
+def _to_use(tuned: TuneResult, choices: Sequence[Choice]) -> Choice:
+    """Return the first of some recommended settings; without any, what to keep."""
+    return choices[0] if choices else tuned.recommended.own or tuned.default
+
+
+def _recommended(tuned: TuneResult) -> dict[str, Any]:
+    recommended = tuned.recommended
+    names = {
+        id(tuned.best_uniform): "best_uniform",
+        id(tuned.best_list): "best_list",
+        id(tuned.best_integer_list): "best_integer_list",
+    }
+    return {
+        "keep": None if not recommended.keep else "asked" if recommended.own else "default",
+        "choices": [names[id(choice)] for choice in recommended.choices],
+        "unsure": None if recommended.unsure is None else names[id(recommended.unsure)],
+    }
 
 
 def compromise_json(compromise: MinimaxCap) -> dict[str, Any]:
@@ -49,6 +72,8 @@ def compromise_json(compromise: MinimaxCap) -> dict[str, Any]:
 
 def shared_snippet(compromise: MinimaxCap) -> str:
     """Return what to paste for a cap that serves several scenarios."""
+    if compromise.keep_default:
+        return "DistributedDataParallel(model)"
     cap = number(compromise.best.bucket_cap_mb or 0.0)
     return f"DistributedDataParallel(model, bucket_cap_mb={cap})"
 
@@ -100,7 +125,7 @@ def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:
         "bucket_cap_mb_list": None
         if caps is None
         else [int(cap) if cap == int(cap) else cap for cap in caps],
-        **attributes(choice, "step_time_s exposed_comm_s first_step_time_s"),
+        **attributes(choice, "step_time_s exposed_comm_s first_step_time_s gains noise"),
         "regret": tuned.regret(choice),
         "buckets": [{"index": index} | asdict(b) for index, b in enumerate(choice.buckets)],
     }

@@ -9,14 +9,18 @@ from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.report.tuning.export import shared_snippet, snippet
 from perfmodel.studies.tune.caps import format_caps, number
 from perfmodel.studies.tune.choice.minimax_regret import MinimaxCap
+from perfmodel.studies.tune.choice.recommendation import WORTH
 from perfmodel.studies.tune.model import Choice, Horovod, Spans, TuneResult
 from perfmodel.training.ddp.options import MIB
 
 SLIVER = 0.02
 """Gaps between equally good caps that are narrower than this share of the cap are ignored."""
 MOST_SPANS = 3
-WORTH = 5e-3
-"""Gain below which PyTorch's default counts as good."""
+NETWORK_BOUND = 0.1
+"""Share of the step that exposed communication is at least, and of which buckets save less, where
+the network is named as the limit."""
+SLIGHT = WORTH / 2
+"""Difference of regrets that is no reason to leave the default."""
 ROUNDING = 5e-5
 """Relative change below which there is none."""
 INTERVAL = "80\N{NO-BREAK SPACE}% interval"
@@ -24,23 +28,62 @@ _UNITS = (("ns", 1e-9), ("\N{MICRO SIGN}s", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
 def headline(tuned: TuneResult) -> str:
-    """State in one sentence what the best buckets save."""
-    default, best = tuned.default.step_time_s, tuned.best_list.step_time_s
+    """State in one sentence what to do about the buckets; where it matters, that it is little."""
     where = f"{tuned.workload} on {quantities.gpus(tuned.gpus)} ({tuned.machine})"
-    gain = 1.0 - best / default
+    return f"{where}: {_verdict(tuned)}.{_limit(tuned)}"
+
+
+def _verdict(tuned: TuneResult) -> str:
+    default, best = tuned.default.step_time_s, tuned.best_list.step_time_s
+    takes, gain = f"a step takes {fine(default)}", 1.0 - best / default
+    recommended = tuned.recommended
+    if recommended.own is not None:
+        own_s = recommended.own.step_time_s
+        return (
+            f"the scenario's own buckets are as good as any, keep them; a step takes {fine(own_s)}"
+        )
+    if not recommended.keep:
+        chosen = recommended.choices[0]
+        better = f"{_percent(chosen.gains[0])} less than with PyTorch's default"
+        return f"with {_setting(chosen)} a step takes {fine(chosen.step_time_s)}, {better}"
+    if tuned.requested is not None:
+        worse = f"of {fine(tuned.requested.step_time_s)} with the scenario's own"
+        return f"use PyTorch's default buckets; {takes} instead {worse}"
     if gain < ROUNDING:
-        return (
-            f"{where}: PyTorch's default buckets are as good as any; a step takes {fine(default)}."
-        )
-    if gain < WORTH:
-        return (
-            f"{where}: PyTorch's default buckets are as good; a step takes {fine(default)}, and "
-            f"the best list of caps would save {_percent(gain)} of it."
-        )
+        return f"PyTorch's default buckets are as good as any; {takes}"
+    if recommended.unsure is None:
+        saved = f"the best list of caps would save {_percent(gain)} of it"
+        return f"PyTorch's default buckets are as good, keep them; {takes}, and {saved}"
+    return f"keep PyTorch's default buckets; {takes}, and {_doubt(recommended.unsure)}"
+
+
+def _setting(choice: Choice) -> str:
+    if choice.bucket_cap_mb_list is not None:
+        return "the best list of caps"
+    return f"{number(choice.bucket_cap_mb or 0.0)} MiB buckets"
+
+
+def _doubt(unsure: Choice) -> str:
+    """Why a setting that is quicker on the likely network is not recommended."""
+    saves = f"{_setting(unsure)} would save {_percent(unsure.gains[0])} on the likely network"
+    if min(unsure.gains) > 0:
+        return f"{saves}, give or take {_percent(unsure.noise)}"
+    at = "quicker" if unsure.gains[1] == min(unsure.gains) else "slower"
+    return f"{saves} but may cost {_percent(-min(unsure.gains))} on a {at} one"
+
+
+def _limit(tuned: TuneResult) -> str:
+    """Say that the network is the limit where buckets hide little of what is waited for it."""
+    default, best = tuned.default, tuned.best_list
+    saved_s = default.step_time_s - best.step_time_s
+    waits = default.exposed_comm_s >= NETWORK_BOUND * default.step_time_s
+    if not waits or saved_s >= NETWORK_BOUND * default.exposed_comm_s:
+        return ""
+    exposed = quantities.duration(default.exposed_comm_s)
     return (
-        f"{where}: with the best list of caps a step takes {fine(best)}, "
-        f"{_percent(gain)} less than with PyTorch's default."
-    )
+        f" The network is the limit: a step waits {exposed} for it, of which no buckets that were "
+        f"found save more than {quantities.duration(saved_s) if saved_s > 0 else 'nothing'}."
+    ).replace("save more than nothing", "save anything")
 
 
 def _percent(fraction: float) -> str:
@@ -127,17 +170,25 @@ def caps(choice: Choice) -> str:
 
 def advice(tuned: TuneResult) -> tuple[str, ...]:
     """Say which caps for all are as good as the best, which is safe, what the default loses."""
-    plateau, robust = tuned.plateau, tuned.robust
-    within = quantities.percent(plateau.within)
-    lines = [f"Caps within {within} of the best cap: {spans(plateau.spans_mb)}."]
-    if robust is not None:
-        worst = robust.worst_regret
-        loses = "nothing" if worst < ROUNDING else f"at most {_percent(worst)}"
-        lines.append(
-            f"If the network is as quick or as slow as its {INTERVAL} allows: "
-            f"{number(robust.bucket_cap_mb)} MiB; it loses {loses} to the cap that is best then."
-        )
-    return (*lines, _default_sentence(tuned))
+    within = quantities.percent(tuned.plateau.within)
+    lines = [f"Caps within {within} of the best cap: {spans(tuned.plateau.spans_mb)}."]
+    if tuned.recommended.unsure is not None and not tuned.recommended.keep:
+        lines.append(f"Not recommended: {_doubt(tuned.recommended.unsure)}.")
+    return (*lines, *_robust_sentence(tuned), _default_sentence(tuned))
+
+
+def _robust_sentence(tuned: TuneResult) -> tuple[str, ...]:
+    """Say which cap for all is safe, which may be the default's buckets."""
+    robust = tuned.robust
+    if robust is None:
+        return ()
+    condition = f"If the network is as quick or as slow as its {INTERVAL} allows"
+    if max(tuned.default_regrets) <= robust.worst_regret + SLIGHT:
+        return (f"{condition}, no cap for all is safer than PyTorch's default.",)
+    worst = robust.worst_regret
+    loses = "nothing" if worst < ROUNDING else f"at most {_percent(worst)}"
+    cap = number(robust.bucket_cap_mb)
+    return (f"{condition}: {cap} MiB; it loses {loses} to the cap that is best then.",)
 
 
 def _default_sentence(tuned: TuneResult) -> str:
@@ -197,14 +248,20 @@ def _short(value: float) -> str:
 
 
 def to_paste(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
-    """What to paste, and a word about it."""
-    lines = [(snippet(tuned, tuned.best_uniform), "any torch")]
-    lines.append((snippet(tuned, tuned.best_list), "torch 2.13 or later"))
-    whole = tuned.best_integer_list
-    if whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
-        lost = whole.step_time_s / tuned.best_list.step_time_s - 1.0
-        lines.append((snippet(tuned, whole), f"the same in whole MiB, {slower(lost)}"))
-    return tuple(lines)
+    """What to paste, and a word about it: nothing that may be slower than PyTorch's default."""
+    recommended, whole = tuned.recommended, tuned.best_integer_list
+    if recommended.own is not None:
+        return ((snippet(tuned, recommended.own), "the scenario's own: keep it"),)
+    if recommended.keep:
+        return ((snippet(tuned, tuned.default), "PyTorch's default: keep it"),)
+    lines: dict[str, str] = {}
+    for choice in recommended.choices:
+        text = "any torch" if choice.bucket_cap_mb_list is None else "torch 2.13 or later"
+        if choice is whole and whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
+            lost = whole.step_time_s / tuned.best_list.step_time_s - 1.0
+            text = f"the same in whole MiB, {slower(lost)}"
+        lines.setdefault(snippet(tuned, choice), text)
+    return tuple(lines.items())
 
 
 def first_step(tuned: TuneResult) -> str:
@@ -234,11 +291,18 @@ def horovod_line(horovod: Horovod) -> str:
 
 def shared_headline(compromise: MinimaxCap) -> str:
     """Say in one sentence which cap serves all."""
-    return (
-        f"One cap for all {len(compromise.each)}: "
+    count, default = len(compromise.each), max(0.0, compromise.default.worst_regret)
+    best = (
         f"{number(compromise.best.bucket_cap_mb or 0)} MiB, at most "
-        f"{_percent(compromise.best.worst_regret)} slower than the best cap of each; PyTorch's "
-        f"default is at most {_percent(max(0.0, compromise.default.worst_regret))} slower."
+        f"{_percent(compromise.best.worst_regret)} slower than the best cap of each"
+    )
+    if compromise.keep_default:
+        return (
+            f"For all {count}: keep PyTorch's default buckets, at most {_percent(default)} slower "
+            f"than the best cap of each; one cap for all would be {best}."
+        )
+    return (
+        f"One cap for all {count}: {best}; PyTorch's default is at most {_percent(default)} slower."
     )
 
 

@@ -189,6 +189,8 @@ def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
     if not step.fits:
         has = format_bytes(hardware.gpu.memory_bytes)
         why = f"needs {format_bytes(step.memory_bytes)} of memory per GPU, which has {has}"
+        if step.memory_bytes <= hardware.gpu.memory_bytes:
+            why = f"may need more than {has} of memory per GPU: activations are estimated"
         return _make_option(prediction.request, gpus, "too big", why, step)
     return _price(shared, prediction, hardware, step)
 

@@ -15,6 +15,7 @@ from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.steps.metrics import mean, parts_of_steps
+from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
     SizedJob,
@@ -48,6 +49,14 @@ class StepEstimate:
     plan: StepPlan
     steps: int
     counted: int
+
+    @property
+    def noise_s(self) -> float:
+        """Half width of the 80 % interval of the mean step; 0 with one step; seconds."""
+        if self.counted < 2:
+            return 0.0
+        low, high = mean_interval_s(self.run.step_times_s[-self.counted :])
+        return (high - low) / 2
 
 
 @dataclass(frozen=True, slots=True)

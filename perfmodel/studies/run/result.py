@@ -49,7 +49,12 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes per GPU (the fullest one), and whether they fit."""
+    """Bytes per GPU (the fullest one), and whether they fit.
+
+    `low_bytes`, `high_bytes`: least and most of all parts together, where activations are
+        estimated; None: they are counted.
+    `reserve_bytes`: what CUDA, NCCL and the allocator take beside.
+    """
 
     parameters_bytes: float
     gradients_bytes: float
@@ -58,6 +63,9 @@ class Memory:
     activations_bytes: float
     capacity_bytes: float
     advice: tuple[str, ...] = ()
+    low_bytes: float | None = None
+    high_bytes: float | None = None
+    reserve_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:
@@ -72,8 +80,23 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether the parts fit the device's memory."""
-        return self.total_bytes <= self.capacity_bytes
+        """Whether the parts fit the device's memory, the high end of what is estimated too."""
+        return self._most_bytes <= self.capacity_bytes
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether the parts fit at the low end of what is estimated."""
+        least = self.total_bytes if self.low_bytes is None else self.low_bytes
+        return least <= self.capacity_bytes
+
+    @property
+    def tight(self) -> bool:
+        """Whether the parts fit, but not with what CUDA, NCCL and the allocator take."""
+        return self.fits and self._most_bytes + self.reserve_bytes > self.capacity_bytes
+
+    @property
+    def _most_bytes(self) -> float:
+        return self.total_bytes if self.high_bytes is None else self.high_bytes
 
 
 @dataclass(frozen=True, slots=True)

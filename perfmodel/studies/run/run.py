@@ -15,6 +15,7 @@ from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
+from perfmodel.studies.run.steps.routing_cost import describe_routing
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
@@ -87,6 +88,7 @@ def _assemble_result(
         assumptions=(
             *_list_assumptions(job, machine),
             *points[-1].notes,
+            *describe_routing(inputs, largest, points[-1]),
             *_describe_interval(profile, points[-1].interval_s is not None),
             *_describe_disturbances(points[-1], job),
         ),
@@ -190,6 +192,7 @@ def _list_assumptions(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
     source = "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
     return (
         *describe_what_if(what_if_of(job.scenario)),
+        *job.workload.notes,
         f"Compute times come from {source}; the input pipeline never holds a GPU up.",
         f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
         if slow != 1

@@ -25,6 +25,9 @@ class Choice:
     `bucket_cap_mb`: one cap for all; None with a list, and for PyTorch's default.
     `step_time_s`, `exposed_comm_s`: of the settled step.
     `first_step_time_s`: of the very first, whose buckets are not yet rebuilt.
+    `gains`: how much shorter the step is than with PyTorch's default, as a share of that: on the
+        likely machine, then on the quick and the slow end of its interval, where that is known.
+    `noise`: half width of the 80 % interval of the first gain where steps vary; 0 elsewhere.
     """
 
     bucket_cap_mb: float | None
@@ -33,6 +36,29 @@ class Choice:
     exposed_comm_s: float
     first_step_time_s: float
     buckets: tuple[ReducedBucket, ...]
+    gains: tuple[float, ...] = (0.0,)
+    noise: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What to paste, the best first.
+
+    `choices`: each certainly quicker than PyTorch's default by `WORTH`; empty: keep the default, or
+        `own`.
+    `own`: the scenario's own caps, where they are as good as any.
+    `unsure`: the quickest setting that may be slower than the default somewhere in the interval of
+        the network, or whose gain is within the noise; None where all that is worth it is sure.
+    """
+
+    choices: tuple[Choice, ...]
+    own: Choice | None = None
+    unsure: Choice | None = None
+
+    @property
+    def keep(self) -> bool:
+        """Whether nothing is to be changed."""
+        return not self.choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +173,7 @@ class TuneResult:
     best_uniform: Choice
     best_list: Choice
     best_integer_list: Choice
+    recommended: Recommendation
     curve: tuple[CurvePoint, ...] = field(repr=False)
     plateau: Plateau
     robust: RobustCap | None

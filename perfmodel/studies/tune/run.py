@@ -19,15 +19,17 @@ from perfmodel.studies.tune.caps import (
     integer_caps_mb,
     list_uniform_partitions,
 )
+from perfmodel.studies.tune.choice.recommendation import evaluate_candidates, recommend
 from perfmodel.studies.tune.choice.robustness import (
     build_curve,
+    compare_machines,
     curve_error,
     find_plateau,
     find_robust_cap,
 )
 from perfmodel.studies.tune.choice.tie_breaking import choose_lists, choose_uniform_cap
 from perfmodel.studies.tune.horovod import tune_horovod
-from perfmodel.studies.tune.model import Choice, TuneResult
+from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, make_evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 from perfmodel.studies.tune.search.exact import (
@@ -46,7 +48,6 @@ from perfmodel.studies.tune.search.surrogate_search import (
     simulate_uniform_caps,
 )
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.version import __version__
 
@@ -132,29 +133,24 @@ def _assemble_result(
     horovod: bool,
 ) -> TuneResult:
     """Choose among what was simulated, and rate every cap."""
-    uniform = choose_uniform_cap(evaluator, partitions)
-    best, best_integer = choose_lists(evaluator, lists, partitions)
-    curve, default_regrets = build_curve(evaluator, partitions)
-    best_s = evaluator.simulate(evaluator.list_options(best)).step_time_s
+    ratios = compare_machines(evaluator)
+    cap = choose_uniform_cap(evaluator, partitions)
+    caps, integer_caps = choose_lists(evaluator, lists, partitions)
+    choices = evaluate_candidates(evaluator, cap, caps, integer_caps, ratios)
+    curve, default_regrets = build_curve(evaluator, partitions, ratios)
+    best_s = choices.best_list.step_time_s
     prepared = evaluator.prepared
     bound_s = _prove_bound(evaluator, best_s)
     if bound_s is not None and bound_s > best_s * (1 + SAME):
         bound_s = None  # all-reduces that share a link made each other quicker: nothing is proven
-    mine = evaluator.options
-    own = mine.bucket_cap_bytes, mine.first_bucket_bytes, mine.caps_list_bytes
     return TuneResult(
         scenario=evaluator.scenario,
         workload=evaluator.workload.name,
         machine=name_machine(prepared.machine.topology, prepared.size),
         gpus=prepared.size.gpus,
         nodes=prepared.size.nodes,
-        default=_evaluate(evaluator, evaluator.default_options()),
-        requested=None if own == (None, None, None) else _evaluate(evaluator, mine),
-        best_uniform=_evaluate(evaluator, evaluator.uniform_options(uniform), cap=uniform),
-        best_list=_evaluate(evaluator, evaluator.list_options(best), caps=best),
-        best_integer_list=_evaluate(
-            evaluator, evaluator.list_options(best_integer), caps=best_integer
-        ),
+        **choices._asdict(),
+        recommended=recommend(choices.default, choices.requested, choices.tuned),
         curve=curve,
         plateau=find_plateau(curve),
         robust=find_robust_cap(curve),
@@ -263,20 +259,6 @@ def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
         return None
     sizes = 0 if evaluator.prepared.size.gpus > FEW_RANKS else BOUND_SIZES
     return tighten_bound(evaluator.surrogate, evaluator.allreduce, evaluator.workers, best_s, sizes)
-
-
-def _evaluate(
-    evaluator: Evaluator, options: DdpOptions, cap: float | None = None, caps: Caps | None = None
-) -> Choice:
-    outcome = evaluator.simulate(options)
-    return Choice(
-        bucket_cap_mb=cap,
-        bucket_cap_mb_list=caps,
-        step_time_s=outcome.step_time_s,
-        exposed_comm_s=outcome.exposed_comm_s,
-        first_step_time_s=evaluator.simulate_first_step(options),
-        buckets=outcome.buckets,
-    )
 
 
 def list_sizes(scenario: Scenario) -> tuple[ClusterSize, ...]:

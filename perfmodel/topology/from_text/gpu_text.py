@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError, allowed_names, nearest
+from perfmodel.topology.from_text.network_text import links_inside
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 
@@ -183,8 +184,11 @@ _LAYOUTS: tuple[tuple[str, Layout], ...] = (
 
 
 def read_intra(text: str) -> IntraText:
-    """Read what joins the GPUs of a host: "NVLink3 NVSwitch", "PCIe4 x16, two sockets"."""
-    text = text.lower()
+    """Read what joins the GPUs of a host: "NVLink3 NVSwitch", "PCIe4 x16, two sockets".
+
+    What the text says of the network between hosts does not count.
+    """
+    text = links_inside(text).lower()
     nvlink = bool(re.search(r"nv\s?link|nvswitch|\bnv\d+\b", text))
     layout = next((name for pattern, name in _LAYOUTS if re.search(pattern, text)), None)
     if layout is None and not nvlink and re.search(r"pci|pix|pxb|phb|\bsys\b|numa|root", text):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
@@ -28,6 +28,16 @@ _CPU_SOCKETS = re.compile(r"(?:across|between|cross|same|other|two|dual|2|in)[- 
 _GENERATIONS = {"qdr": 32.0, "fdr": 54.5, "edr": 100.0, "hdr100": 100.0, "hdr": 200.0,
                 "ndr200": 200.0, "ndr": 400.0, "xdr": 800.0}  # fmt: skip
 """InfiniBand of four lanes (two for those with a number), Gbit/s of data."""
+_NETWORK_WORD = re.compile(
+    r"infini.?band|\bib\b|(?<=\d)ib\b|\b[efhnqx]dr\d*\b|\befa\b|\broce|ethernet|omni.?path|\bopa\b"
+    r"|slingshot|\brdma\b|\btcp|\bnics?\b|\bhcas?\b|connect.?x|\bcx-?\d|gbe\b|gbit|gbps"
+)
+"""What names a network between hosts, never a link inside one."""
+_LINK_WORD = re.compile(r"nv\s?link|nv\s?switch|pci|\bnv\d+\b|\bnuma\b")
+"""What names a link inside a host."""
+_PART_END = re.compile(r"([,;+()&]|\band\b|\bwith\b)")
+_BIT_RATE = re.compile(r"(?:\d+\s*x\s*)?\d+(?:\.\d+)?\s*Gb(?:it|ps|E|/s)?\b(?:/s)?")
+"""Gigabits as they are written, with a small b: networks have such rates, NVLinks have bytes."""
 _NUMERALS = {"one": 1, "two": 2, "three": 3, "four": 4, "six": 6, "eight": 8}
 
 
@@ -75,7 +85,7 @@ def read_network(
             "none, infiniband, roce, efa, tcp, tcpx, tcpxo or omni-path, in any usual spelling"
         )
         raise InputError(Fault("network", repr(text), allowed))
-    nics, nic_Gbps, source = _rate(folded)
+    nics, nic_Gbps, source = _rate(" ".join(_parts_about(folded, "network")))
     slingshot = kind == "roce" and "roce" not in folded and "slingshot" in folded
     return NetworkText(
         kind=kind,
@@ -85,6 +95,38 @@ def read_network(
         across=bool(re.search(r"across|(?:other|remote) (?:cpu )?socket|\bsys\b", folded)),
         assumptions=("assumption: slingshot taken as RoCE v2",) if slingshot else (),
     )
+
+
+def links_inside(text: str) -> str:
+    """Return the parts of a text that are about links inside a host, and not about its network.
+
+    Parts end at commas, brackets and the like; one that names a network and no link inside a host
+    goes, and so do rates in bits.
+
+    Examples
+    --------
+    >>> links_inside("NVLink2 hybrid cube mesh, 4x 100 Gb InfiniBand per node")
+    'NVLink2 hybrid cube mesh ,'
+    """
+    return " ".join(_parts_about(_BIT_RATE.sub("", text), "link"))
+
+
+def _parts_about(text: str, subject: str) -> Iterator[str]:
+    """Yield the parts of a text about the "link" inside hosts, or about the "network".
+
+    What names neither is about both; in brackets, about what stands before them.
+    """
+    about, depth = "", 0
+    for part in _PART_END.split(text):
+        folded = part.lower()
+        network, link = _NETWORK_WORD.search(folded), _LINK_WORD.search(folded)
+        depth += (part == "(") - (part == ")")
+        if network or link:
+            about = "" if network and link else "network" if network else "link"
+        elif not depth and part != ")":
+            about = ""
+        if about in {"", subject}:
+            yield part
 
 
 def _kind_in_use(stated: NetworkKind | None, env: Mapping[str, str]) -> NetworkKind | None:

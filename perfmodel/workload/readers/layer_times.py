@@ -95,6 +95,17 @@ def read_layer_times(
     )
 
 
+def read_measured_activations(path: Path | str) -> float | None:
+    """Return the activations that a file of times states, of a whole micro-batch; bytes.
+
+    Raises `InputError`: a file that does not hold.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".csv":
+        return None
+    return validate_document(ModelSpec, read_yaml(path), str(path)).activations
+
+
 def _from_yaml(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
     document = read_yaml(path)
     spec = validate_document(ModelSpec, document, str(path))

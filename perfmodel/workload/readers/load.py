@@ -14,6 +14,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import line_of, read_yaml, validate_document
+from perfmodel.workload.estimated_work import ELEMENT_BYTES, Stated, complete_work
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
 from perfmodel.workload.readers.fields import list_first
@@ -139,7 +140,7 @@ def _from_yaml(path: Path) -> Workload:
         if spec.layers
         else _group_layers(tensors, trained, {index[p.name]: p.layer for p in spec.parameters})
     )
-    return Workload(
+    workload = Workload(
         name=spec.name or path.stem,
         tensors=tensors,
         layers=layers,
@@ -147,6 +148,12 @@ def _from_yaml(path: Path) -> Workload:
         buffers=(Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else (),
         source=str(path),
     )
+    return complete_work(workload, list(map(_stated, spec.layers))) if spec.layers else workload
+
+
+def _stated(spec: LayerSpec) -> Stated:
+    elements = None if spec.activations is None else spec.activations / ELEMENT_BYTES
+    return Stated(spec.vector, spec.operands, elements)
 
 
 def _make_layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:

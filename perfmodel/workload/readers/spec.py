@@ -54,12 +54,17 @@ class LayerSpec(FileModel):
     kernels: Count = 1
     matmul_flops: Annotated[float, Field(ge=0)] = 0.0
     vector: Bytes | None = None
+    operands: Bytes | None = None
+    activations: Bytes | None = None
 
 
 class ModelSpec(FileModel):
     """A model, its times, or both.
 
-    ``matmul_flops`` and ``vector`` are per sample, ``vector`` at 4 bytes per element.
+    ``matmul_flops``, ``vector`` (traffic of element-wise kernels), ``operands`` (activations that
+    matrix kernels read and write) and a layer's ``activations`` (kept for backward) are per sample,
+    bytes at 4 per element; without them they are estimated. ``activations`` of the model are
+    measured, of a whole micro-batch.
     """
 
     perfmodel: Literal[1] = 1

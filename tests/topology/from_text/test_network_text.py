@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
+from perfmodel.topology.from_text.describe import find_host
+from perfmodel.topology.from_text.gpu_text import read_intra
+from perfmodel.topology.from_text.match_template import read_host
 from perfmodel.topology.from_text.network_text import read_gpudirect, read_mtu, read_network
 
 
@@ -28,6 +33,49 @@ def test_network_in_any_spelling(words: str | None, kind: str | None, Gbps: floa
     found = read_network(words)
     assert found.kind == kind
     assert found.nic_Bps == (None if Gbps is None else pytest.approx(Gbps * 1e9 / 8))
+
+
+NVLINKS = st.sampled_from(
+    ["NVLink2 hybrid cube mesh", "NVLink3 NVSwitch (12x25 GB/s)", "12x25 GB/s NVLink", "PCIe4 x16"]
+)
+
+
+@given(
+    links=NVLINKS,
+    nics=st.integers(1, 16),
+    Gbps=st.sampled_from([25, 50, 100, 200, 400]),
+    rate=st.sampled_from(["{}x {} Gb ", "{} x {}Gb/s ", "{}x {} Gbit/s ", "{}x{}G "]),
+    network=st.sampled_from(["InfiniBand per node", "EDR InfiniBand", "RoCE v2", "IB NICs"]),
+    joint=st.sampled_from([", ", "; ", " + ", " and "]),
+    first=st.booleans(),
+    folded=st.booleans(),
+    in_brackets=st.booleans(),
+)
+def test_a_count_and_a_rate_beside_a_network_are_its_nics(
+    links: str,
+    nics: int,
+    Gbps: int,
+    rate: str,
+    network: str,
+    joint: str,
+    first: bool,
+    folded: bool,
+    in_brackets: bool,
+) -> None:
+    """PyTorch's table of DDP says "(NVLink2 ...), 4x 100 Gb InfiniBand per node"."""
+    rate = rate.format(nics, Gbps)
+    between = f"{network} ({rate})" if in_brackets else f"{rate}{network}"
+    text = joint.join([links, between] if first else [between, links])
+    text = text.lower() if folded else text
+    found = read_network(text)
+    assert (found.nics, found.nic_Bps) == (nics, pytest.approx(Gbps * 1e9 / 8))
+    assert read_intra(text) == read_intra(links)
+
+
+def test_the_host_of_pytorchs_table_of_ddp() -> None:
+    text = "DGX-1 V100 (NVLink2 hybrid cube mesh), 4x 100 Gb InfiniBand per node"
+    described = find_host(read_host("V100", gpus=8, intra=text, network=text))
+    assert described.template == "dgx1-v100"
 
 
 def test_sockets_of_cpus_are_no_network() -> None:

@@ -16,12 +16,13 @@ from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory import Setup, advice
+from perfmodel.training.memory import Setup, advice, reserve_bytes
 from perfmodel.training.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
+from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times
 
 
@@ -183,7 +184,44 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         hook=job.hook,
         fused_attention=compute.fused_attention,
     )
-    use = job.strategy.memory(setup)
+    setup = replace(setup, activations_bytes=_measured_activations(job))
+    use, rule = job.strategy.memory(setup), job.strategy.memory
+    low, high = (
+        rule(replace(setup, kept_share=end)).total_bytes for end in job.workload.kept_range
+    )
+    advised = replace(setup, kept_share=job.workload.kept_range[1])
+    if setup.activations_bytes is None and not job.workload.states_activations:
+        high += _most_activations_bytes(job, batch)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
-    proposals = advice(setup, capacity_bytes, job.strategy.memory)
-    return Memory(**asdict(use), capacity_bytes=capacity_bytes, advice=proposals)
+    proposals = advice(advised, capacity_bytes, rule)
+    is_estimated = low < high
+    if high > capacity_bytes and is_estimated:
+        proposals = (*proposals, STATE_ACTIVATIONS)
+    return Memory(
+        **asdict(use),
+        capacity_bytes=capacity_bytes,
+        advice=proposals,
+        low_bytes=low if is_estimated else None,
+        high_bytes=high if is_estimated else None,
+        reserve_bytes=reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
+    )
+
+
+STATE_ACTIVATIONS = (
+    "state what the model keeps for backward, to know more: `activations` of each layer in its "
+    "file, or of the whole micro-batch beside measured times"
+)
+
+
+def _measured_activations(job: TrainingJob) -> float | None:
+    """Activations that the file of times states, of a whole micro-batch; bytes."""
+    compute = job.scenario.compute
+    if compute.source != "file":
+        return None
+    path = job.scenario.origin.resolve("compute.times", compute.times or "")
+    return read_measured_activations(path)
+
+
+def _most_activations_bytes(job: TrainingJob, batch: int) -> float:
+    """Most that forward can keep in its time: each byte is written to memory once; bytes."""
+    return float(price_layers(job, batch).forward_s.sum()) * job.gpu.memory_Bps

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.studies.tune.caps import Window, round_cap_mb
+from perfmodel.studies.tune.choice.recommendation import WORTH
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.training.ddp.options import MIB
 
@@ -46,6 +47,15 @@ class MinimaxCap:
     low_mb: float
     high_mb: float
     default: SharedCap
+
+    @property
+    def keep_default(self) -> bool:
+        """Whether the cap is not worth leaving the default: in all, or in one scenario."""
+        gains = [
+            1.0 - best / usual
+            for best, usual in zip(self.best.steps_s, self.default.steps_s, strict=True)
+        ]
+        return max(gains) < WORTH or min(gains) < -ROUNDING
 
 
 def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:

@@ -41,9 +41,12 @@ CapCost = tuple[float, float, bool]
 
 
 def build_curve(
-    evaluator: Evaluator, partitions: Sequence[UniformPartition]
+    evaluator: Evaluator, partitions: Sequence[UniformPartition], ratios: Sequence[Ratio]
 ) -> tuple[tuple[CurvePoint, ...], tuple[float, ...]]:
-    """Return a point for every uniform cap, and the regrets of PyTorch's default."""
+    """Return a point for every uniform cap, and the regrets of PyTorch's default.
+
+    `ratios`: of `compare_machines`.
+    """
     costs = []
     base_s = _exposed_outside_buckets(evaluator)
     for partition in partitions:
@@ -59,7 +62,7 @@ def build_curve(
     default_s = evaluator.simulate(evaluator.default_options()).step_time_s
     caps = [RatedPartition(p.groups, cost[0]) for p, cost in zip(partitions, costs, strict=True)]
     default_regrets, *cap_regrets = compute_regrets(
-        evaluator, RatedPartition(default, default_s), caps
+        evaluator, RatedPartition(default, default_s), caps, ratios
     )
     curve = tuple(
         CurvePoint(
@@ -198,30 +201,44 @@ class RatedPartition:
 
 
 def compute_regrets(
-    evaluator: Evaluator, default: RatedPartition, caps: Sequence[RatedPartition]
+    evaluator: Evaluator,
+    default: RatedPartition,
+    caps: Sequence[RatedPartition],
+    ratios: Sequence[Ratio],
 ) -> list[tuple[float, ...]]:
     """Return by machine how much longer a step is than with the best uniform cap, relatively.
 
     `default`: PyTorch's default buckets, which may be better than every uniform cap.
-    `caps`: uniform caps. The difference of a step on another machine is that of the surrogate.
     One row for the default, then one per cap: on the likely machine, the quick and the slow one.
     """
-    partitions = (default, *caps)
-    machines_s = [[rated.step_s for rated in partitions]]
-    ratios = compare_machines(evaluator)
+    rows = steps_on_machines(evaluator, (default, *caps), ratios)
+    best_s = [min(of_machine) for of_machine in zip(*rows[1:], strict=True)]
+    return [
+        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(row, best_s, strict=True))
+        for row in rows
+    ]
+
+
+def steps_on_machines(
+    evaluator: Evaluator, partitions: Sequence[RatedPartition], ratios: Sequence[Ratio]
+) -> list[tuple[float, ...]]:
+    """Return the steps of each partition on the likely machine and on others; seconds.
+
+    `ratios`: of the other machines. What a step differs by on them is that of the surrogate.
+    """
     likely_s = [evaluator.predict_step_s(rated.groups) for rated in partitions] if ratios else []
+    machines_s = [[rated.step_s for rated in partitions]]
     for ratio in ratios:
         time_of = _scale_times(evaluator, ratio)
-        steps_s = []
-        for rated, likely in zip(partitions, likely_s, strict=True):
-            other_s = evaluator.surrogate.step_s(evaluator.buckets(rated.groups), time_of)
-            steps_s.append(rated.step_s + other_s - likely)
-        machines_s.append(steps_s)
-    best_s = [min(steps_s[1:]) for steps_s in machines_s]
-    return [
-        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(of_cap, best_s, strict=True))
-        for of_cap in zip(*machines_s, strict=True)
-    ]
+        machines_s.append(
+            [
+                rated.step_s
+                + evaluator.surrogate.step_s(evaluator.buckets(rated.groups), time_of)
+                - likely
+                for rated, likely in zip(partitions, likely_s, strict=True)
+            ]
+        )
+    return list(zip(*machines_s, strict=True))
 
 
 def _scale_times(evaluator: Evaluator, ratio: Ratio) -> TimeOf:

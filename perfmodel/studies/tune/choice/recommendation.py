@@ -1,0 +1,129 @@
+"""What to recommend: nothing that may be slower than PyTorch's default, or hardly quicker.
+
+The default needs no upkeep when the model changes, so that another setting has to earn its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import hypot
+from typing import NamedTuple
+
+from perfmodel.studies.tune.caps import Caps, assign_buckets
+from perfmodel.studies.tune.choice.robustness import (
+    WITHIN,
+    RatedPartition,
+    Ratio,
+    steps_on_machines,
+)
+from perfmodel.studies.tune.model import Choice, Recommendation
+from perfmodel.studies.tune.objective.evaluator import Evaluator
+from perfmodel.training.ddp.options import MIB, DdpOptions
+
+WORTH = WITHIN
+"""Gain below which PyTorch's default is kept: caps within it count as good as the best, too."""
+ROUNDING = 1e-9
+
+
+def recommend(
+    default: Choice, requested: Choice | None, candidates: Iterable[Choice]
+) -> Recommendation:
+    """Choose what to paste.
+
+    `requested`: the scenario's own caps, if it has any.
+    `candidates`: what was tuned, in the order in which to offer them; the best one comes first.
+    """
+    worthwhile = [choice for choice in candidates if choice.gains[0] >= WORTH]
+    sure = [choice for choice in worthwhile if _is_sure(choice)]
+    unsure = min(
+        (choice for choice in worthwhile if not _is_sure(choice)),
+        key=lambda choice: choice.step_time_s,
+        default=None,
+    )
+    own_s = default.step_time_s if requested is None else requested.step_time_s
+    better = [choice for choice in sure if choice.step_time_s < own_s]
+    best_s = min((choice.step_time_s for choice in better), default=own_s)
+    if requested is not None and own_s <= min(default.step_time_s, best_s * (1 + WORTH)):
+        return Recommendation((), requested, unsure)
+    better.sort(key=lambda choice: choice.step_time_s > best_s * (1 + ROUNDING))
+    return Recommendation(tuple(dict.fromkeys(better)), None, unsure)
+
+
+def _is_sure(choice: Choice) -> bool:
+    """Whether a setting is quicker than the default anywhere in the interval, noise or not."""
+    return min(choice.gains) > 0.0 and choice.gains[0] > choice.noise
+
+
+# ---------------------------------------------------------------- what there is to choose from
+
+
+class Candidates(NamedTuple):
+    """Settings under the names that `TuneResult` has for them."""
+
+    default: Choice
+    requested: Choice | None
+    best_uniform: Choice
+    best_list: Choice
+    best_integer_list: Choice
+
+    @property
+    def tuned(self) -> tuple[Choice, ...]:
+        """What may be recommended, in the order in which to offer it."""
+        return self.best_uniform, self.best_list, self.best_integer_list
+
+
+def evaluate_candidates(
+    evaluator: Evaluator, cap: float, caps: Caps, integer_caps: Caps, ratios: Sequence[Ratio]
+) -> Candidates:
+    """Simulate the settings of a result on the likely machine, and rate them on the others.
+
+    `cap`, `caps`, `integer_caps`: what was tuned; MiB.
+    `ratios`: of `perfmodel.studies.tune.choice.robustness.compare_machines`.
+    """
+
+    def evaluate(options: DdpOptions, cap: float | None = None, caps: Caps | None = None) -> Choice:
+        return _evaluate(evaluator, ratios, options, cap, caps)
+
+    own = evaluator.options
+    stated = own.bucket_cap_bytes, own.first_bucket_bytes, own.caps_list_bytes
+    return Candidates(
+        default=evaluate(evaluator.default_options()),
+        requested=None if stated == (None, None, None) else evaluate(own, *_own_caps(own)),
+        best_uniform=evaluate(evaluator.uniform_options(cap), cap=cap),
+        best_list=evaluate(evaluator.list_options(caps), caps=caps),
+        best_integer_list=evaluate(evaluator.list_options(integer_caps), caps=integer_caps),
+    )
+
+
+def _own_caps(options: DdpOptions) -> tuple[float | None, Caps | None]:
+    """Cap for all, or list, as the constructor takes them; MiB."""
+    if options.caps_list_bytes is not None:
+        return None, tuple(nbytes / MIB for nbytes in options.caps_list_bytes)
+    return None if options.bucket_cap_bytes is None else options.bucket_cap_bytes / MIB, None
+
+
+def _evaluate(
+    evaluator: Evaluator,
+    ratios: Sequence[Ratio],
+    options: DdpOptions,
+    cap: float | None,
+    caps: Caps | None,
+) -> Choice:
+    default, outcome = (
+        evaluator.simulate(setting) for setting in (evaluator.default_options(), options)
+    )
+    rated = [
+        RatedPartition(assign_buckets(evaluator.workload, setting), simulated.step_time_s)
+        for setting, simulated in ((evaluator.default_options(), default), (options, outcome))
+    ]
+    default_s, steps_s = steps_on_machines(evaluator, rated, ratios)
+    return Choice(
+        bucket_cap_mb=cap,
+        bucket_cap_mb_list=caps,
+        step_time_s=outcome.step_time_s,
+        exposed_comm_s=outcome.exposed_comm_s,
+        first_step_time_s=evaluator.simulate_first_step(options),
+        buckets=outcome.buckets,
+        gains=tuple(1.0 - step / usual for step, usual in zip(steps_s, default_s, strict=True)),
+        noise=hypot(outcome.noise_s, default.noise_s) / default.step_time_s,
+    )

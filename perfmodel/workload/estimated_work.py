@@ -1,0 +1,212 @@
+"""Activations and memory traffic of layers whose file states operations and parameters alone.
+
+Unknown is not zero: a model that keeps no activations fits any GPU. The rule is arithmetic as far
+as it goes (``estimated_work.yaml``); shares of it are those of the models of the zoo.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from perfmodel.files import read_yaml
+from perfmodel.workload.model import Layer, ParameterTensor, Workload
+
+ELEMENT_BYTES = 4
+"""Layers state their traffic at 4 bytes per element (see `Layer`)."""
+
+
+TIED_WITHIN = 1e-3
+"""Relative difference of operations for which a layer without parameters multiplies a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What the file states of one layer; None: nothing. As in `Layer`.
+
+    `kept`: elements kept for backward, per sample.
+    """
+
+    vector_bytes: float | None = None
+    matmul_bytes: float | None = None
+    kept: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the elements that matrix kernels read and write.
+
+    `kept`: for backward: low, likely and high. `passes`: of element-wise kernels.
+    """
+
+    kept: tuple[float, float, float]
+    passes: float
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateRule:
+    """Constants of the estimate; the file states each source."""
+
+    linear: Shares
+    conv: Shares
+    unshaped: float
+    operations: tuple[float, float, float]
+
+
+@cache
+def estimate_rule() -> EstimateRule:
+    """Read the shipped constants."""
+    data = read_yaml(Path(__file__).with_suffix(".yaml"))
+
+    def shares(kind: str) -> Shares:
+        low, likely, high = map(float, data["shares"][kind]["kept"])
+        return Shares((low, likely, high), float(data["shares"][kind]["passes"]))
+
+    few, usual, many = map(float, data["sideless"]["operations"])
+    return EstimateRule(
+        shares("linear"), shares("conv"), float(data["unshaped"]["widen"]), (few, usual, many)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Elements that a layer keeps for backward, per sample."""
+
+    low: float
+    likely: float
+    high: float
+
+
+def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
+    """Return the workload with estimates of what its file does not state.
+
+    `stated`: layer by layer.
+    Work that is stated stays. `Workload.kept_range` says how far activations may be off.
+    """
+    layers, ranges, rows = [], [], 0.0
+    tables = [
+        tensor
+        for layer in workload.layers
+        if not layer.matmul_flops
+        for tensor in _tensors(workload, layer)
+    ]
+    for layer, statement in zip(workload.layers, stated, strict=True):
+        own = _tensors(workload, layer)
+        weights = _shaped(own) or _tied(layer, tables, rows) or _largest(own)
+        elements = sum(tensor.numel for tensor in weights)
+        rows = layer.matmul_flops / (2 * elements) if elements and layer.matmul_flops else rows
+        completed, kept = _complete(layer, statement, weights, rows)
+        layers.append(completed)
+        ranges.append(kept)
+    estimated = [layer.name for layer, statement in zip(layers, stated, strict=True)
+                 if statement.kept is None and layer.matmul_flops]  # fmt: skip
+    return replace(
+        workload,
+        layers=tuple(layers),
+        kept_range=_range(ranges),
+        notes=_notes(estimated, len(layers), _range(ranges)),
+    )
+
+
+def _tensors(workload: Workload, layer: Layer) -> list[ParameterTensor]:
+    return [workload.tensors[index] for index in layer.tensors]
+
+
+def _tied(layer: Layer, tables: Sequence[ParameterTensor], rows: float) -> list[ParameterTensor]:
+    """Return the table whose product with all rows has a layer's operations: a tied head."""
+    return [
+        table
+        for table in tables
+        if math.isclose(layer.matmul_flops, 2 * rows * table.numel, rel_tol=TIED_WITHIN)
+    ][:1]
+
+
+def _shaped(tensors: Sequence[ParameterTensor]) -> list[ParameterTensor]:
+    """Return the matrices and kernels of products; biases and gains are vectors."""
+    return [tensor for tensor in tensors if len(tensor.shape) > 1]
+
+
+def _largest(tensors: Sequence[ParameterTensor]) -> list[ParameterTensor]:
+    """Return the tensor that is the weight where numel alone is stated."""
+    return sorted(tensors, key=lambda tensor: tensor.numel)[-1:]
+
+
+def _sides(tensor: ParameterTensor) -> float:
+    """Columns before and after a product with a weight; a square one where numel alone tells."""
+    if len(tensor.shape) > 1:
+        return tensor.shape[0] + tensor.shape[1]
+    return 2 * math.sqrt(tensor.numel)
+
+
+def _complete(
+    layer: Layer, statement: Stated, weights: Sequence[ParameterTensor], rows: float
+) -> tuple[Layer, _Kept]:
+    """Estimate one layer; `rows`: of its product, or of the last product before it."""
+    if not layer.matmul_flops:
+        elements = statement.kept or 0.0
+        return replace(layer, saved_elements=elements), _Kept(elements, elements, elements)
+    is_conv = any(len(tensor.shape) > 2 for tensor in weights)
+    shares = estimate_rule().conv if is_conv else estimate_rule().linear
+    kept, moved = _estimate(layer, shares, weights, rows)
+    if statement.kept is not None:
+        kept = _Kept(statement.kept, statement.kept, statement.kept)
+    passes = ELEMENT_BYTES * shares.passes * moved
+    operands = ELEMENT_BYTES * moved
+    completed = replace(
+        layer,
+        matmul_bytes=operands if statement.matmul_bytes is None else statement.matmul_bytes,
+        vector_bytes=passes if statement.vector_bytes is None else statement.vector_bytes,
+        weight_elements=float(sum(tensor.numel for tensor in weights)),
+        saved_elements=kept.likely,
+        kind="conv" if is_conv else layer.kind,
+    )
+    return completed, kept
+
+
+def _estimate(
+    layer: Layer, shares: Shares, weights: Sequence[ParameterTensor], rows: float
+) -> tuple[_Kept, float]:
+    """Return the elements kept, and those that the matrix kernel reads and writes."""
+    rule, moved = estimate_rule(), _moved(layer, weights, rows)
+    if not moved:
+        few, usual, many = (layer.matmul_flops / each for each in reversed(rule.operations))
+        return _Kept(few, usual, many), usual / shares.kept[1]
+    low, likely, high = (share * moved for share in shares.kept)
+    widen = rule.unshaped if any(len(tensor.shape) == 1 for tensor in weights) else 1.0
+    return _Kept(low / widen, likely, high * widen), moved
+
+
+def _moved(layer: Layer, weights: Sequence[ParameterTensor], rows: float) -> float:
+    """Elements that the product reads and writes beside its weight; 0 where nothing tells.
+
+    A product without a weight multiplies activations: of scores and of sums in attention, each of
+    rows^2 x width multiply-accumulates, hence 4 x rows x width elements are flops / rows.
+    """
+    if weights:
+        return rows * sum(map(_sides, weights))
+    return layer.matmul_flops / rows if rows else 0.0
+
+
+def _range(kept: Sequence[_Kept]) -> tuple[float, float]:
+    likely = sum(each.likely for each in kept)
+    if not likely:
+        return 1.0, 1.0
+    return sum(each.low for each in kept) / likely, sum(each.high for each in kept) / likely
+
+
+def _notes(
+    estimated: Sequence[str], layers: int, kept_range: tuple[float, float]
+) -> tuple[str, ...]:
+    if not estimated:
+        return ()
+    low, high = (100 * (end - 1) for end in kept_range)
+    note = (
+        f"The model's file states no activations for {len(estimated)} of {layers} layers: they and "
+        "the memory traffic of these layers are estimated from operations and weights, activations "
+        f"from {low:+.0f} to {high:+.0f} %; `activations`, `operands` and `vector` of a layer "
+        "state them."
+    )
+    return (note,)
