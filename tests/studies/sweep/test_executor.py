@@ -246,21 +246,19 @@ def finish_or_die(number: int, last: int) -> int:
 
 
 def test_what_was_finished_when_a_worker_is_killed_is_kept() -> None:
-    kept = []
+    kept: list[int] = []
     with pytest.raises(SweepError, match="a worker process was killed"):
-        for number in map_unordered(finish_or_die, [(at, 60) for at in range(61)], jobs=2):
-            kept.append(number)  # noqa: PERF402  (the list must outlive the error)
+        kept.extend(map_unordered(finish_or_die, [(at, 60) for at in range(61)], jobs=2))
     assert sorted(kept) == list(range(60))
 
 
 def test_a_dask_scheduler_that_dies_ends_the_sweep_with_a_sentence() -> None:
     distributed = pytest.importorskip("distributed")
-    here = distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None,
+    kept: list[int] = []
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0",
         host="127.0.0.1",
-    )  # fmt: skip
-    kept = []
-    with here:
+    ) as here:  # fmt: skip
         results = map_unordered(
             slow, iter_of(*range(40)), backend="dask", scheduler=here.scheduler_address
         )
