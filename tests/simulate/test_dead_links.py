@@ -6,7 +6,6 @@ import math
 import warnings
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,21 +25,20 @@ AT = st.sampled_from(["0 ms", "1 ms", "20 ms"])
 EVENTS = st.one_of(
     st.builds("{{lose: {{nic: n1/nic{}, at: {}, reroute_after: {}}}}}".format,
               st.integers(0, 3), AT, st.sampled_from(["0 ms", "5 ms"])),
-    st.builds("{{down: {{link: n0/nic{}, at: {}, until: 60 ms}}}}".format, st.integers(0, 3), AT),
+    st.builds("{{down: {{link: n0/nic{}, at: {}, reroute_after: 60 ms}}}}".format, st.integers(0, 3), AT),
     st.builds("{{degrade: {{link: n1/nic{}, by: {}}}}}".format,
               st.integers(0, 3), st.sampled_from([1, 2, 1000])),
 )  # fmt: skip
 
 
-@settings(max_examples=12)
+@settings(max_examples=20)
 @given(
     st.lists(EVENTS, min_size=1, max_size=2),
     st.sampled_from(["Ring", "Tree"]),
-    st.sampled_from(["flow", "message"]),
 )
-def test_no_event_makes_nan(events: list[str], algorithm: str, fidelity: str) -> None:
+def test_no_event_makes_nan(events: list[str], algorithm: str) -> None:
     changes = [
-        "scale=null", "cluster.nodes=3", f"fidelity={fidelity}", "model.name=resnet18",
+        "scale=null", "cluster.nodes=3", "model.name=resnet18",
         f"events=[{', '.join(events)}]", f"library.env={{NCCL_ALGO: {algorithm}}}",
     ]  # fmt: skip
     scenario = load_scenario("resnet50-dgx-a100", changes)
@@ -52,9 +50,3 @@ def test_no_event_makes_nan(events: list[str], algorithm: str, fidelity: str) ->
             return  # a link that is dead for good: said in a sentence
     assert math.isfinite(result.step_time_s)
     assert result.exposed_comm_s >= 0
-
-
-def test_a_link_that_stays_dead_is_an_error() -> None:
-    changes = ["scale=null", "cluster.nodes=2", "events=[{down: {link: n0/nic0, at: 0 ms}}]"]
-    with pytest.raises(Exception, match="n0/nic0"):
-        run_scenario(load_scenario("resnet50-dgx-a100", changes))
