@@ -62,7 +62,8 @@ def start(*words: str, file_bytes: int | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", MAIN, "sweep", "bucket-size-slow-ethernet", "--set", QUESTION]
     return subprocess.Popen(  # noqa: S603
         [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, preexec_fn=limit, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        start_new_session=True, preexec_fn=limit,  # noqa: PLW1509  (one thread)
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
 
 

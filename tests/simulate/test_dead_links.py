@@ -25,7 +25,8 @@ AT = st.sampled_from(["0 ms", "1 ms", "20 ms"])
 EVENTS = st.one_of(
     st.builds("{{lose: {{nic: n1/nic{}, at: {}, reroute_after: {}}}}}".format,
               st.integers(0, 3), AT, st.sampled_from(["0 ms", "5 ms"])),
-    st.builds("{{down: {{link: n0/nic{}, at: {}, reroute_after: 60 ms}}}}".format, st.integers(0, 3), AT),
+    st.builds("{{down: {{link: n0/nic{}, at: {}, reroute_after: 60 ms}}}}".format,
+              st.integers(0, 3), AT),
     st.builds("{{degrade: {{link: n1/nic{}, by: {}}}}}".format,
               st.integers(0, 3), st.sampled_from([1, 2, 1000])),
 )  # fmt: skip
