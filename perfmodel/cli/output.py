@@ -123,15 +123,15 @@ def check_outputs(
     `inputs`: files that must stay as they are, by what they are.
     Raises `InputError`: names each flag whose file cannot be written.
     """
-    given = {flag: path for flag, path in files.items() if path is not None}
-    candidates = [find_output_fault(flag, path) for flag, path in given.items()]
-    taken = {name: path for name, path in (inputs or {}).items() if path is not None}
-    for flag, path in given.items():
-        same = [name for name, other in taken.items() if _is_same_file(path, other)]
+    outputs = {flag: path for flag, path in files.items() if path is not None}
+    candidates = [find_output_fault(flag, path) for flag, path in outputs.items()]
+    used = {name: path for name, path in (inputs or {}).items() if path is not None}
+    for flag, path in outputs.items():
+        same = [name for name, other in used.items() if _is_same_file(path, other)]
         if same:
             allowed = f"another file than that of {same[0]}, which it would replace"
             candidates.append(Fault(flag, repr(str(path)), allowed))
-        taken[flag] = path
+        used[flag] = path
     if faults := [fault for fault in candidates if fault is not None]:
         raise InputError(faults)
 

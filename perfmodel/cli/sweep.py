@@ -81,9 +81,9 @@ def sweep(
     from perfmodel.studies.sweep.export import check_parquet, write_csv, write_parquet
 
     check_backend(backend, scheduler, jobs)
-    beside = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}
+    logs = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}
     inputs = {"the scenario": Path(scenario), "--profile": Path(profile) if profile else None}
-    check_outputs({"--store": store, "--csv": csv, "--parquet": parquet}, inputs | beside)
+    check_outputs({"--store": store, "--csv": csv, "--parquet": parquet}, inputs | logs)
     if parquet is not None:
         check_parquet()
     measured = load_profile(profile)

@@ -157,10 +157,10 @@ class Store:
                 elif (key := content[0].decode()) in keys:
                     answers[key] = Answer(**json.loads(content[3]))
         if damaged:
-            shown = ascii(damaged[0])[:20]
+            first = ascii(damaged[0])[:20]
             raise self._fault(
                 f"{len(damaged):,} of {count:,} rows damaged or edited (the first has the key "
-                f"{shown})",
+                f"{first})",
                 AS_WRITTEN,
             )
         return answers
