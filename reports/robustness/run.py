@@ -1,7 +1,7 @@
 """Try what machines do to sweeps and files; count outcomes: `python -m reports.robustness.run`.
 
 Writes `outcomes.csv` beside this file: what was tried, how it ended, how often. A full disk is the
-limit RLIMIT_FSIZE (files may not grow beyond 64 KiB), which needs no rights.
+limit RLIMIT_FSIZE (files may not grow beyond 40 KiB), which needs no rights.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def shared_stores(folder: Path) -> Iterator[str]:
 def bad_places(folder: Path) -> Iterator[str]:
     """Full disks, folders that cannot be written, tables onto stores, folders and links."""
     store = folder / "s.sqlite"
-    full = describe(start("--store", str(store), "-j", "1", file_bytes=64 << 10))
-    yield f"full disk (64 KiB a file), store: {full}, {'some' if count(store) else 'NO'} rows kept"
+    full = describe(start("--store", str(store), "-j", "1", file_bytes=40 << 10))
+    yield f"full disk (40 KiB a file), store: {full}, {'some' if count(store) else 'NO'} rows kept"
     again = describe(start("--store", str(store), "-j", "1"))
     yield f"and again with room: {again}, {count(store)} of {VARIANTS} rows"
     yield f"--csv onto the store: {describe(start('--store', str(store), '--csv', str(store)))}"
