@@ -20,3 +20,13 @@ def rank_array(group: RankGroup) -> IntArray:
     if isinstance(group, range):
         return np.arange(group.start, group.stop, group.step, dtype=np.int64)
     return np.asarray(group, dtype=np.int64)
+
+
+def sending_s(nbytes: FloatArray, rate_Bps: FloatArray) -> FloatArray:
+    """Time to send bytes at a rate, element by element; seconds.
+
+    Zero where there is nothing to send, also over a dead link; infinite where a dead link, of rate
+    0, has something to carry.
+    """
+    times_s = np.where(nbytes > 0, np.inf, 0.0) + np.zeros(np.shape(rate_Bps))
+    return np.divide(nbytes, rate_Bps, out=times_s, where=np.asarray(rate_Bps) > 0)

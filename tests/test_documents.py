@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +78,31 @@ def parse(line: str) -> None:
 @pytest.mark.parametrize("line", commands(needing=False))
 def test_a_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, shlex.split(line)[1:])
-    assert done.exit_code == 0, f"{line}\n{done.output}"
+    run_without_warnings(shlex.split(line)[1:], monkeypatch)
+
+
+def run_without_warnings(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command; warnings are errors, also in its processes."""
+    monkeypatch.setenv("PYTHONWARNINGS", "error::RuntimeWarning")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, f"{words}\n{done.output}\n{done.exception!r}"
+    assert "Warning" not in done.stderr
+
+
+def test_the_sample_of_events_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links that are dead for a while: no division by zero, no NaN."""
+    (events,) = (b for b in blocks("scenarios/README.md") if b.lines[0].startswith("events:"))
+    assert "8 DGX A100, rail-optimised" in events.lines[0]
+    head = (
+        "# Sample\nperfmodel: 1\nmodel: {name: resnet50}\ncompute: {precision: fp16}\n"
+        "cluster: {node: dgx-a100, nodes: 8, fabric: rail-optimised}\n"
+        "training: {batch_per_gpu: 64}\n"
+    )
+    file = tmp_path / "sample.yaml"
+    file.write_text(head + "\n".join(events.lines) + "\n")
+    run_without_warnings(["run", str(file), "--json"], monkeypatch)
 
 
 @pytest.mark.parametrize("line", commands(needing=True))

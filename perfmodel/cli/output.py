@@ -114,12 +114,30 @@ def find_output_fault(flag: str, path: Path) -> Fault | None:
         return Fault(flag, f"{name} ({reason})", "a place that can be written")
 
 
-def check_outputs(files: Mapping[str, Path | None]) -> None:
-    """Refuse before any work what could not be written afterwards.
+def check_outputs(
+    files: Mapping[str, Path | None], inputs: Mapping[str, Path | None] | None = None
+) -> None:
+    """Refuse before any work what could not be written afterwards, or would destroy another file.
 
     `files`: by flag.
+    `inputs`: files that must stay as they are, by what they are.
     Raises `InputError`: names each flag whose file cannot be written.
     """
-    candidates = [find_output_fault(flag, path) for flag, path in files.items() if path is not None]
+    outputs = {flag: path for flag, path in files.items() if path is not None}
+    candidates = [find_output_fault(flag, path) for flag, path in outputs.items()]
+    used = {name: path for name, path in (inputs or {}).items() if path is not None}
+    for flag, path in outputs.items():
+        same = [name for name, other in used.items() if _is_same_file(path, other)]
+        if same:
+            allowed = f"another file than that of {same[0]}, which it would replace"
+            candidates.append(Fault(flag, repr(str(path)), allowed))
+        used[flag] = path
     if faults := [fault for fault in candidates if fault is not None]:
         raise InputError(faults)
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    """Whether two names are of one file, also by links."""
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return path.resolve() == other.resolve()

@@ -33,6 +33,9 @@ SWEEP_EXAMPLES = (
 SHOWN_ROWS = 40
 """Rows of the table in the terminal; files have all."""
 
+STORE_FILES = ("wal", "shm", "journal")
+"""Files that SQLite keeps beside its own."""
+
 INTERRUPTED_EXIT = 130
 """128 + SIGINT: what a shell reports for a program that was stopped by Ctrl-C."""
 
@@ -78,7 +81,9 @@ def sweep(
     from perfmodel.studies.sweep.export import check_parquet, write_csv, write_parquet
 
     check_backend(backend, scheduler, jobs)
-    check_outputs({"--csv": csv, "--parquet": parquet})
+    logs = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}
+    inputs = {"the scenario": Path(scenario), "--profile": Path(profile) if profile else None}
+    check_outputs({"--store": store, "--csv": csv, "--parquet": parquet}, inputs | logs)
     if parquet is not None:
         check_parquet()
     measured = load_profile(profile)

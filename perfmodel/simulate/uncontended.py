@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, RankGroup
+from perfmodel.arrays import FloatArray, RankGroup, sending_s
 from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends, schedule_s
 from perfmodel.collectives.timing.variable_rate import CompletionTimes
 from perfmodel.library.lowering.lower import (
@@ -193,9 +193,12 @@ class UncontendedTimer:
             return stage
         ends_Bps = self._common.rates.fill_and_drain(stage)
         usual_Bps = self.rates(stage)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            sooner_s = stage.phases[0].nbytes * (1 / usual_Bps - 1 / ends_Bps) * lowered.wire_factor
-        sooner_s = np.where(np.isfinite(sooner_s), np.maximum(sooner_s, 0.0), 0.0)
+        alive = (usual_Bps > 0) & (ends_Bps > 0)  # over a dead link nothing comes sooner
+        inverse = [
+            np.divide(1.0, r, out=np.zeros(len(r)), where=alive) for r in (usual_Bps, ends_Bps)
+        ]
+        sooner_s = stage.phases[0].nbytes * (inverse[0] - inverse[1]) * lowered.wire_factor
+        sooner_s = np.maximum(sooner_s, 0.0)
         return replace(stage, latency_s=stage.latency_s - sooner_s)
 
     def rates(self, stage: Stage) -> FloatArray:
@@ -223,8 +226,7 @@ def link_times_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> FloatA
     """Time in which each link carries the bytes of a collective; seconds, shape (links,)."""
     nbytes = np.zeros(len(capacity_Bps))
     add_traffic(nbytes, lowered)
-    with np.errstate(divide="ignore"):
-        return np.divide(nbytes, capacity_Bps, out=np.zeros(len(nbytes)), where=nbytes > 0)
+    return sending_s(nbytes, capacity_Bps)
 
 
 def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray) -> TimedPhases:

@@ -172,3 +172,27 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     )
     assert "--csv: " in found.stderr
     assert "--parquet: " in found.stderr
+
+
+@pytest.mark.parametrize("name", ["s.sqlite", "./s.sqlite", "link", "s.sqlite-wal", "s.sqlite-shm"])
+def test_a_table_never_replaces_the_store(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    called(file, "--store", "s.sqlite")
+    before = Path("s.sqlite").read_bytes()
+    Path("link").symlink_to("s.sqlite")
+    said = called(file, "--store", "s.sqlite", "--csv", name, code=2).stderr
+    assert f"--csv: found '{Path(name)}'; allowed: another file than that of --store" in said
+    assert Path("s.sqlite").read_bytes() == before
+
+
+def test_outputs_and_inputs_are_different_files(file: str, tmp_path: Path) -> None:
+    before = Path(file).read_text()
+    table = str(tmp_path / "t")
+    said = called(file, "--csv", file, "--parquet", table, "--store", table, code=2).stderr
+    assert "--csv: found" in said
+    assert "allowed: another file than that of the scenario" in said
+    assert "--parquet: found" in said
+    assert Path(file).read_text() == before
+    assert not Path(table).exists()

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import feeders_of
 
@@ -255,7 +255,7 @@ def chains_s(
     )
     if not in_order:
         return None
-    hold_s = (phase.nbytes / rate_Bps).reshape(chains, -1)
+    hold_s = sending_s(phase.nbytes, rate_Bps).reshape(chains, -1)
     late_s = latency_s.reshape(chains, -1)
     delivery_s = hold_s + late_s
     longest, most = (np.maximum.accumulate(part, axis=1) for part in (hold_s, delivery_s))
@@ -288,7 +288,7 @@ def pipelines_s(
     pieces = int(phase.active[0])
     if (phase.active != pieces).any():
         return None
-    feeders, hold_s = feeders_of(phase), phase.nbytes / rate_Bps
+    feeders, hold_s = feeders_of(phase), sending_s(phase.nbytes, rate_Bps)
     whole, rest = divmod(pieces - 1, credits)
     delivery_s = hold_s + latency_s
     # Weight of waits on a path: of none, with all for a hold, and with some for a delivery.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import chains_s, pipelines_s, rings_s
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
@@ -135,8 +135,11 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
     Of legs that have a closed form, `landed_s` holds the last arrival of all.
     """
     phases, late = leg.phases, leg.latency_s
-    with np.errstate(divide="ignore"):  # a link that carries nothing: infinite
-        busy = [phase.nbytes / leg.rate_Bps for phase in phases]
+    busy = [sending_s(phase.nbytes, leg.rate_Bps) for phase in phases]
+    if any(
+        np.isinf(hold[phase.active > 0]).any() for phase, hold in zip(phases, busy, strict=True)
+    ):
+        return CompletionTimes(np.inf, np.array([np.inf]))  # over a dead link it never ends
     rings = _form_closed_rings(phases)
     blocking = credits == 1 or (rings and all(phase.lag == 1 for phase in phases))
     if blocking and _is_uniform(busy, late):

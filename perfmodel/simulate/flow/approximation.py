@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.timing.unrolled import places_of
 from perfmodel.library.lowering.lowered import Stage
 
@@ -78,9 +78,8 @@ def _overlap(stages: tuple[Stage, ...]) -> bool:
 
 def _sends(stage: Stage, rates_Bps: FloatArray) -> tuple[FloatArray, ...]:
     """Values that must be equal for edges to be alike, each of shape (edges,)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        held = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(rates_Bps)))
-        busy = np.nan_to_num(held / rates_Bps)
+    held = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(rates_Bps)))
+    busy = np.nan_to_num(sending_s(held, rates_Bps))  # equal infinities are alike
     first = np.asarray(stage.phases[0].first, float) if stage.phases else np.zeros(len(rates_Bps))
     return busy, stage.latency_s, first
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
@@ -182,7 +182,7 @@ def cycle_s(phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: 
     The elementary cycles of a ring's recurrence are an edge's own work, the return of its credits,
     and the path around the ring.
     """
-    busy = phase.nbytes / rate_Bps
+    busy = sending_s(phase.nbytes, rate_Bps)
     step = busy + latency_s
     own = np.maximum(busy, step / credits) if phase.repeat > 1 else busy
     slowest = float((own * phase.active).max(initial=0.0))

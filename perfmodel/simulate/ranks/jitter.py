@@ -18,6 +18,9 @@ from perfmodel.training.step_plan import StepPlan
 
 Kind = Literal["normal", "lognormal", "gamma", "exponential"]
 
+KEPT_BITS = 40
+"""Significant bits of a factor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Jitter:
@@ -32,7 +35,13 @@ class Jitter:
     seed: int
 
     def factors(self, ranks: int, step: int, piece: int) -> FloatArray:
-        """Draw one factor per rank for a numbered piece of work of a step; shape (ranks,)."""
+        """Draw one factor per rank for a numbered piece of work of a step; shape (ranks,).
+
+        Rounded to 40 bits: powers and logarithms differ in the last of 53 bits between processors.
+        """
+        return _round_bits(self._draw(ranks, step, piece))
+
+    def _draw(self, ranks: int, step: int, piece: int) -> FloatArray:
         entropy = (self.seed, step, piece if self.per == "layer" else 0)
         draw = np.random.Generator(np.random.SFC64(np.random.SeedSequence(entropy)))
         cv = self.cv
@@ -44,6 +53,13 @@ class Jitter:
         if self.kind == "gamma":
             return draw.gamma(1 / (cv * cv), cv * cv, ranks)
         return 1.0 - cv + draw.exponential(cv, ranks)
+
+
+def _round_bits(values: FloatArray) -> FloatArray:
+    """Round to `KEPT_BITS` significant bits, exactly the same on every processor."""
+    mantissa, exponent = np.frexp(values)
+    rounded: FloatArray = np.ldexp(np.rint(np.ldexp(mantissa, KEPT_BITS)), exponent - KEPT_BITS)
+    return rounded
 
 
 @dataclass(frozen=True, slots=True)

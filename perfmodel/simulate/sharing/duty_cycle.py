@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import Stage
@@ -158,13 +158,13 @@ def fill_and_drain_rates(capacity_Bps: FloatArray, stage: Stage) -> FloatArray:
     phase, edges = stage.phases[0], stage.edges
     lengths = np.diff(edges.pointers)
     at_first, at_last = _busy_bytes(edges.arcs, lengths, phase)
-    busy_s = np.minimum(at_first, at_last) / capacity_Bps[edges.arcs]
+    busy_s = sending_s(np.minimum(at_first, at_last), capacity_Bps[edges.arcs])
     longest_s, crosses = np.zeros(len(edges)), lengths > 0
     if crosses.any():
         longest_s[crosses] = np.maximum.reduceat(busy_s, edges.pointers[:-1][crosses])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares: FloatArray = np.where(longest_s > 0, phase.nbytes / longest_s, np.inf)
-    return shares
+    unlimited = np.full(len(edges), np.inf)
+    np.divide(phase.nbytes, longest_s, out=unlimited, where=longest_s > 0)
+    return unlimited
 
 
 def _busy_bytes(arcs: IntArray, lengths: IntArray, phase: Phase) -> tuple[FloatArray, FloatArray]:

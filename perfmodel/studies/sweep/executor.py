@@ -1,7 +1,7 @@
 """The process pool of sweep, plan and validate: many calls, each result as soon as it is ready.
 
-`map_unordered` runs calls on processes of this machine (loky) or on a dask cluster, both by joblib,
-or on a ray cluster (last section).
+`map_unordered` runs calls on processes of this machine (loky, by joblib), or on a dask or ray
+cluster (last section).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ CONNECT_S = 10
 
 AHEAD = 2
 """Calls per worker that are under way, so that none waits for the next."""
+
+KEPT = "what was done until then is kept in the store, if there is one"
 
 
 def count_cores() -> int:
@@ -91,42 +93,40 @@ def map_unordered(
         if jobs == 1:
             yield from (function(*call) for call in calls)
             return
-    if backend == "ray":
+        yield from _map_on_processes(function, calls, jobs, threads)
+    elif backend == "dask":
+        yield from _map_on_dask(function, calls, jobs, scheduler or "")
+    else:
         yield from _map_on_ray(function, calls, jobs, scheduler)
-        return
-    with _connect(backend, scheduler, threads) as options:
-        yield from _map_with_joblib(function, calls, backend, n_jobs=jobs or -1, **options)
 
 
-# ---------------------------------------------------------------- loky and dask, by joblib
+# ---------------------------------------------------------------- processes of this machine
 
 
-def _map_with_joblib(
-    function: Callable[..., R], calls: Sequence[tuple[Any, ...]], backend: Backend, **options: Any
+def _map_on_processes(
+    function: Callable[..., R], calls: Sequence[tuple[Any, ...]], jobs: int, threads: int | None
 ) -> Iterator[R]:
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    parent = os.getpid() if backend == "loky" else None
-    tasks: Iterable[Any] = (delayed(_call)(parent, function, call) for call in calls)
-    with parallel_config(backend, **options):
-        results = Parallel(return_as="generator_unordered")(tasks)
+    tasks: Iterable[Any] = (delayed(_call)(os.getpid(), function, call) for call in calls)
+    with parallel_config("loky", n_jobs=jobs, inner_max_num_threads=threads):
+        # of a batch of several calls, what was done would be lost with the worker
+        results = Parallel(return_as="generator_unordered", batch_size=1)(tasks)
         try:
             yield from results
         except TerminatedWorkerError:
             raise SweepError(
-                "a worker process was killed, most likely for want of memory; what was done until "
-                "then is kept in the store, if there is one. Run again with fewer processes (-j 1, "
-                "where the command has it)"
+                f"a worker process was killed, most likely for want of memory; {KEPT}. Run again "
+                "with fewer processes (-j 1, where the command has it)"
             ) from None
         finally:
             results.close()
 
 
-def _call(parent: int | None, function: Callable[..., R], call: tuple[Any, ...]) -> R:
+def _call(parent: int, function: Callable[..., R], call: tuple[Any, ...]) -> R:
     """Call a function in a worker, which ends soon after its parent."""
-    if parent is not None:
-        _end_with(parent)
+    _end_with(parent)
     return function(*call)
 
 
@@ -145,16 +145,62 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-@contextmanager
-def _connect(
-    backend: Backend, scheduler: str | None, threads: int | None
-) -> Iterator[dict[str, Any]]:
-    """Connect to the cluster of a backend; yields the options that joblib needs for it."""
-    if backend == "dask":
-        with _connect_dask(scheduler or "") as client:
-            yield {"client": client, "wait_for_workers_timeout": CONNECT_S}
-    else:
-        yield {"inner_max_num_threads": threads}
+# ---------------------------------------------------------------- dask
+
+
+def _map_on_dask(
+    function: Callable[..., R], calls: Sequence[tuple[Any, ...]], jobs: int | None, address: str
+) -> Iterator[R]:
+    """Call a function with each of some arguments; results come as they are ready.
+
+    joblib's own backend for dask waits forever for a scheduler that died.
+
+    `jobs`: calls at once; default: a few for each thread that the cluster has.
+    Raises `SweepError`: the scheduler died, or a worker died and took its call with it three times.
+    """
+    with _connect_dask(address) as client:
+        from asyncio import CancelledError as Cancelled
+
+        from distributed import CancelledError, KilledWorker
+        from distributed.comm.core import CommClosedError
+
+        under_way = jobs or AHEAD * max(1, sum(client.nthreads().values()))
+        begun = (client.submit(_call_in_cluster, function, call, pure=False) for call in calls)
+        try:
+            running = set(islice(begun, under_way))
+            while running:
+                done, running = _wait_on_dask(client, running)
+                running |= set(islice(begun, len(done)))
+                yield from (future.result() for future in done)
+        except (Cancelled, CancelledError, CommClosedError, OSError) as error:
+            raise SweepError(
+                f"the dask scheduler at {address} no longer answers; {KEPT}: start it and run "
+                f"again ({type(error).__name__})"
+            ) from None
+        except KilledWorker as error:
+            raise SweepError(
+                f"workers of the dask cluster were killed, most likely for want of memory; {KEPT}: "
+                f"run again with more memory for each ({str(error).splitlines()[0]})"
+            ) from None
+
+
+def _wait_on_dask(client: Any, running: set[Any]) -> tuple[set[Any], set[Any]]:
+    """Wait for a first result; dask itself would wait forever for new workers."""
+    from distributed import wait
+
+    while True:
+        try:
+            with client.as_current():
+                ended = wait(running, CONNECT_S, "FIRST_COMPLETED")  # type: ignore[no-untyped-call]
+        except TimeoutError:
+            if client.nthreads():
+                continue
+            raise SweepError(f"the dask cluster has no workers left; {KEPT}") from None
+        return set(ended.done), set(ended.not_done)
+
+
+def _call_in_cluster(function: Callable[..., R], call: tuple[Any, ...]) -> R:
+    return function(*call)
 
 
 @contextmanager
@@ -176,7 +222,13 @@ def _connect_dask(address: str) -> Iterator[Any]:
             client.wait_for_workers(1, timeout=CONNECT_S)
         except TimeoutError:
             raise ExecutorUnavailable(f"the dask scheduler at {address} has no workers") from None
-        yield client
+        log = logging.getLogger("distributed.client")
+        log.disabled = True  # it prints tracebacks of a scheduler that died; the error says so
+        try:
+            yield client
+        finally:
+            client.close()
+            log.disabled = False
 
 
 # ---------------------------------------------------------------- ray
@@ -202,7 +254,7 @@ def _map_on_ray(
     """
     with _connect_ray(address) as ray:
         under_way = jobs or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        work = ray.remote(max_retries=0)(_call_in_ray)
+        work = ray.remote(max_retries=0)(_call_in_cluster)
         begun = (work.remote(function, call) for call in calls)
         running = list(islice(begun, under_way))
         try:
@@ -212,14 +264,7 @@ def _map_on_ray(
                 yield from ray.get(done)
         except ray.exceptions.RayError as error:
             message = str(error).strip().splitlines()[-1]
-            raise SweepError(
-                f"a ray worker failed; what was done until then is kept in the store, if there is "
-                f"one: {message}"
-            ) from None
-
-
-def _call_in_ray(function: Callable[..., R], call: tuple[Any, ...]) -> R:
-    return function(*call)
+            raise SweepError(f"a ray worker failed; {KEPT}: {message}") from None
 
 
 @contextmanager

@@ -1,12 +1,13 @@
-"""Store of answers: one SQLite file that survives a kill at any moment."""
+"""Store of answers: one SQLite file that survives a kill at any moment, with checksums."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -17,20 +18,42 @@ from perfmodel.studies.sweep.worker import Answer
 APPLICATION = 0x70666D73
 """SQLite's application_id of such a file ("pfms")."""
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the tables (SQLite's user_version)."""
 
 BUSY_S = 60.0
 """How long to wait for another process that writes; seconds."""
 
+SMALLEST_BYTES = 512
+"""The smallest page, and so the smallest file, of SQLite (file format, 1.3.2). It takes a file of
+one byte for an empty one."""
+
+LONGEST_BYTES = 64 << 20
+"""The longest text that is read; a damaged length may claim a gigabyte."""
+
+A_STORE = "a new file, or a store of a sweep"
+AS_WRITTEN = "a store as sweeps wrote it: move this file away, or delete it, and run again"
+A_PLACE = "a place that can be written and has room; what was stored before is kept: run again"
+
 _TABLE = (
-    "CREATE TABLE answers (key TEXT PRIMARY KEY, status TEXT NOT NULL, "
-    "question TEXT NOT NULL, answer TEXT NOT NULL) WITHOUT ROWID"
+    "CREATE TABLE answers (key TEXT PRIMARY KEY, status TEXT NOT NULL, question TEXT NOT NULL, "
+    "answer TEXT NOT NULL, checksum TEXT NOT NULL) WITHOUT ROWID"
 )
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG)
+"""SQLite's codes of a file that was a store: torn pages, tables that are no more, lengths."""
+
+_NO_PLACE = (
+    sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+)  # fmt: skip
 
 
 class Store:
     """Answers by key. Rows are the same bytes whenever and in whatever order they were written.
+
+    Each row has a checksum of its content, which `find` checks, so that a damaged or edited row is
+    never taken for an answer.
 
     Parameters
     ----------
@@ -40,13 +63,15 @@ class Store:
     Raises
     ------
     InputError
-        A file that is no store, one of another version, or one that cannot be written.
+        A file that is no store, one that is damaged or of another version, or one that cannot be
+        written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._translate_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._check_file()
             self._base = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             try:
                 self._open()
@@ -54,15 +79,28 @@ class Store:
                 self._base.close()
                 raise
 
+    def _check_file(self) -> None:
+        """Refuse what SQLite would not: a pipe, which it waits for, and files too short for it."""
+        if self.path.is_dir():
+            raise self._fault("a folder", A_STORE)
+        if self.path.exists() and not self.path.is_file():
+            raise self._fault("a device or pipe", A_STORE)
+        if self.path.exists() and 0 < (size := self.path.stat().st_size) < SMALLEST_BYTES:
+            raise self._fault(f"a file of {size} bytes that is no store", A_STORE)
+
     def _open(self) -> None:
+        self._base.text_factory = bytes  # what is no UTF-8 is then a wrong checksum, not an error
+        self._base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_BYTES)
         self._base.execute("PRAGMA synchronous=NORMAL")
         if not self._is_store():
-            self._enter_wal_mode()
             with self._transaction():  # of several processes only the first finds nothing
                 if not self._is_store():
                     self._base.execute(f"PRAGMA application_id={APPLICATION}")
                     self._base.execute(f"PRAGMA user_version={SCHEMA}")
                     self._base.execute(_TABLE)
+        self._enter_wal_mode()
+        if self._base.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
+            raise self._fault("a damaged file", AS_WRITTEN)
 
     def _enter_wal_mode(self) -> None:
         """Change the file's mode; while another process does so SQLite does not wait by itself."""
@@ -78,19 +116,22 @@ class Store:
                 return
 
     def _is_store(self) -> bool:
-        """Whether this is a store; an empty file is not one yet."""
+        """Whether this is a store; a file without pages is not one yet."""
         query = (
-            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
-            "FROM pragma_application_id, pragma_user_version"
+            "SELECT page_count, application_id, user_version "
+            "FROM pragma_page_count, pragma_application_id, pragma_user_version"
         )
-        application, version, tables = self._base.execute(query).fetchone()
-        if not tables:
-            return False
+        pages, application, version = self._base.execute(query).fetchone()
+        if not pages or (self._base.in_transaction and not application):
+            return False  # BEGIN makes the first page
         if application != APPLICATION:
-            raise self._fault("another program's database", "a new file, or a store of a sweep")
+            raise self._fault("another program's database", A_STORE)
         if version != SCHEMA:
             allowed = f"a new file, or a store of version {SCHEMA}"
             raise self._fault(f"a store of version {version}", allowed)
+        tables = self._base.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        if tables != [(b"table", b"answers", _TABLE.encode())]:
+            raise self._fault("other tables than a store has", AS_WRITTEN)
         return True
 
     def __enter__(self) -> Self:
@@ -100,10 +141,29 @@ class Store:
         self.close()
 
     def find(self, keys: Mapping[str, object]) -> dict[str, Answer]:
-        """Return the stored answers of some keys."""
+        """Return the stored answers of some keys.
+
+        Raises
+        ------
+        InputError
+            Any row is not as it was written.
+        """
+        answers, damaged, count = {}, [], 0
         with self._translate_errors():
-            rows = self._base.execute("SELECT key, answer FROM answers")
-            return {key: Answer(**json.loads(text)) for key, text in rows if key in keys}
+            query = "SELECT key, status, question, answer, checksum FROM answers"
+            for count, (*content, checksum) in enumerate(self._base.execute(query), 1):  # noqa: B007
+                if _checksum(content) != checksum:
+                    damaged.append(content[0])
+                elif (key := content[0].decode()) in keys:
+                    answers[key] = Answer(**json.loads(content[3]))
+        if damaged:
+            first = ascii(damaged[0])[:20]
+            raise self._fault(
+                f"{len(damaged):,} of {count:,} rows damaged or edited (the first has the key "
+                f"{first})",
+                AS_WRITTEN,
+            )
+        return answers
 
     def add(self, key: str, question: Mapping[str, Any], answer: Answer) -> None:
         """Keep an answer, whole or not at all; one that is there already stays.
@@ -115,12 +175,15 @@ class Store:
             Fields that the sweep set, for people who read the store.
         answer : Answer
         """
-        row = (
+        row = [
             key, answer.status, json.dumps(question, sort_keys=True, default=str),
             json.dumps(asdict(answer), sort_keys=True, allow_nan=False),
-        )  # fmt: skip
+        ]  # fmt: skip
+        checksum = _checksum([cell.encode() for cell in row])
         with self._translate_errors(), self._transaction():
-            self._base.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", row)
+            self._base.execute(
+                "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?)", (*row, checksum.decode())
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -131,28 +194,43 @@ class Store:
         self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._base.execute("COMMIT")
         except BaseException:
-            self._base.execute("ROLLBACK")
+            with suppress(sqlite3.Error):  # SQLite has rolled back by itself where the disk is full
+                self._base.execute("ROLLBACK")
             raise
-        self._base.execute("COMMIT")
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
         """Turn errors of SQLite and of the system into faults of ``--store``."""
         try:
             yield
-        except sqlite3.DatabaseError as error:
-            raise self._fault(_describe(error), "a new file, or a store of a sweep") from None
+        except sqlite3.Error as error:
+            raise self._fault(*_describe(error)) from None
         except OSError as error:
-            fault = error.strerror or str(error)
-            raise self._fault(fault, "a place that can be written") from None
+            raise self._fault(error.strerror or str(error), A_PLACE) from None
 
     def _fault(self, problem: str, allowed: str) -> InputError:
         return InputError(Fault("--store", problem, allowed, str(self.path)))
 
 
-def _describe(error: sqlite3.DatabaseError) -> str:
-    text = str(error)
-    if "not a database" in text or "malformed" in text:
-        return f"a file that is no store ({text})"
-    return f"a file that cannot be used ({text})"
+def _checksum(content: list[Any]) -> bytes:
+    """Digest of a row's cells; b"" where one is no text, which equals no checksum."""
+    if not all(isinstance(cell, bytes) for cell in content):
+        return b""
+    digest = hashlib.sha256()
+    for cell in content:
+        digest.update(b"%d:" % len(cell) + cell)
+    return digest.hexdigest().encode()
+
+
+def _describe(error: sqlite3.Error) -> tuple[str, str]:
+    """Return what is wrong with the file, and what is allowed."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is detail
+    if code == sqlite3.SQLITE_NOTADB:
+        return f"a file that is no store ({error})", A_STORE
+    if code in _DAMAGED:
+        return f"a damaged file ({ascii(str(error))[1:-1]})", AS_WRITTEN
+    if code in _NO_PLACE:
+        return f"a file that cannot be written ({error})", A_PLACE
+    return f"a file that cannot be used ({error})", A_STORE

@@ -237,6 +237,43 @@ def test_a_killed_worker_is_said_and_no_traceback() -> None:
     ]  # and the next sweep has workers
 
 
+def finish_or_die(number: int, last: int) -> int:
+    """Be quick, but for the last one, whose worker is killed."""
+    if number == last:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_what_was_finished_when_a_worker_is_killed_is_kept() -> None:
+    kept: list[int] = []
+    with pytest.raises(SweepError, match="a worker process was killed"):
+        kept.extend(map_unordered(finish_or_die, [(at, 60) for at in range(61)], jobs=2))
+    assert sorted(kept) == list(range(60))
+
+
+def test_a_dask_scheduler_that_dies_ends_the_sweep_with_a_sentence() -> None:
+    distributed = pytest.importorskip("distributed")
+    kept: list[int] = []
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0",
+        host="127.0.0.1",
+    ) as here:  # fmt: skip
+        results = map_unordered(
+            slow, iter_of(*range(40)), backend="dask", scheduler=here.scheduler_address
+        )
+        kept.append(next(results))
+        here.sync(here.scheduler.close)
+        with pytest.raises(SweepError, match=r"scheduler at tcp.* no longer answers.*run again"):
+            kept.extend(results)
+    assert 1 <= len(kept) < 40
+
+
+def slow(number: int) -> int:
+    time.sleep(0.1)
+    return number
+
+
 def test_progress_counts_to_the_end(alone: SweepResult, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     path = tmp_path / "s.sqlite"
