@@ -26,6 +26,9 @@ class UseOrders:
 
     _order: dict[tuple[int, int], tuple[Edges, IntArray, UseOrder]] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(self._order)
+
     def of(self, edges: Edges, first: IntArray) -> UseOrder:
         """Return the uses of edges that begin in the repeats `first`."""
         key = id(edges), id(first)
@@ -108,7 +111,7 @@ def duty_cycle_rates(
     ndarray of float, shape (edges,)
         Wire bytes per second while an edge sends, whatever its own cap.
     """
-    edges, orders = stage.edges, orders or UseOrders()
+    edges, orders = stage.edges, UseOrders() if orders is None else orders
     lengths = np.diff(edges.pointers)
     met, own = np.zeros(len(edges.arcs)), np.zeros(len(edges))
     unit = max((float(phase.nbytes.max(initial=0.0)) for phase in stage.phases), default=0.0) or 1.0
@@ -146,7 +149,7 @@ def fill_and_drain_rates(
     """
     phase, edges = stage.phases[0], stage.edges
     lengths = np.diff(edges.pointers)
-    order = (orders or UseOrders()).of(edges, phase.first)
+    order = (UseOrders() if orders is None else orders).of(edges, phase.first)
     busy_bytes = np.repeat(phase.nbytes, lengths)
     busy_bytes[order.uses] = uses_in(order, phase).busy_bytes(phase.nbytes)
     busy_s = busy_bytes / capacity_Bps[edges.arcs]
