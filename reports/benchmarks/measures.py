@@ -80,9 +80,9 @@ def eight_gpus() -> Iterator[Measured]:
     from perfmodel.studies.run.resolve.machine import machine
     from perfmodel.studies.run.resolve.training_job import (
         TrainingJob,
-        load_workload,
         plan_step,
         price_layers,
+        resolve_workload,
     )
     from perfmodel.topology.templates.build import load_node
 
@@ -90,7 +90,7 @@ def eight_gpus() -> Iterator[Measured]:
 
     def asked() -> tuple[Machine, object]:
         here = machine(scenario, node, ClusterSize(8, 1, 8))
-        job = TrainingJob(scenario, load_workload(scenario), here.topology.gpu, here.library)
+        job = TrainingJob(scenario, resolve_workload(scenario), here.topology.gpu, here.library)
         return here, plan_step(job, price_layers(job, 256), 8, 256, "steady")
 
     def answered() -> None:

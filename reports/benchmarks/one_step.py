@@ -22,9 +22,9 @@ from perfmodel.simulate.engine.engine import simulate  # noqa: E402
 from perfmodel.studies.run.resolve.machine import machine  # noqa: E402
 from perfmodel.studies.run.resolve.training_job import (  # noqa: E402
     TrainingJob,
-    load_workload,
     plan_step,
     price_layers,
+    resolve_workload,
 )
 from perfmodel.topology.templates.build import load_node  # noqa: E402
 from perfmodel.training.step_plan import StepPlan  # noqa: E402
@@ -53,7 +53,7 @@ def question(gpus: int, *overrides: str, name: str = "resnet50-dgx-a100") -> Que
     scenario = load_scenario(name, [*OVERRIDES, *overrides])
     each = min(gpus, 8)
     here = machine(scenario, load_node("dgx-a100"), ClusterSize(gpus, -(-gpus // 8), each))
-    job = TrainingJob(scenario, load_workload(scenario), here.topology.gpu, here.library)
+    job = TrainingJob(scenario, resolve_workload(scenario), here.topology.gpu, here.library)
     return Question(here, plan_step(job, price_layers(job, BATCH), gpus, BATCH, "steady"))
 
 

@@ -20,9 +20,9 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import machine
 from perfmodel.studies.run.resolve.training_job import (
     TrainingJob,
-    load_workload,
     plan_step,
     price_layers,
+    resolve_workload,
 )
 from perfmodel.topology.templates.build import build_topology, load_node
 
@@ -41,7 +41,7 @@ def test_resnet50_step(benchmark: Callable[..., object], resnet50: Scenario, gpu
 
     def answer() -> float:
         here = machine(resnet50, node, ClusterSize(gpus, gpus // 8, 8))
-        job = TrainingJob(resnet50, load_workload(resnet50), here.topology.gpu, here.library)
+        job = TrainingJob(resnet50, resolve_workload(resnet50), here.topology.gpu, here.library)
         step = plan_step(job, price_layers(job, 256), gpus, 256, "steady")
         return simulate(step, here, steps=3).step_time_s
 

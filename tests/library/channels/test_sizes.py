@@ -1,4 +1,4 @@
-"""A size is not a switch: what a simulation leaves out at some size changes its times by 1 % at most.
+"""A size is not a switch: what is left out at some size changes times by 1 % at most.
 
 Every shortcut with a threshold is put beside going without it, on the same small machine.
 """

@@ -18,7 +18,6 @@ from perfmodel.simulate.sharing.duty_cycle import (
     fill_and_drain_rates,
 )
 
-
 Spans = list[tuple[int, int]]
 """Of each edge: the first repeat in which it works, and in how many."""
 
