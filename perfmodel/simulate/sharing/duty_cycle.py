@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import Stage
-from perfmodel.simulate.sharing.link_uses import UseOrder, order_uses, uses_in
+from perfmodel.simulate.sharing.link_uses import UseOrder, busy_bytes, bytes_met, order_uses
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
 StageKey = tuple[int, ...]
@@ -118,9 +118,9 @@ def duty_cycle_rates(
     for phase in stage.phases:
         nbytes = phase.nbytes / unit  # sums of equal ones are then exact
         order = orders.of(edges, phase.first)
-        bytes_met = np.repeat(phase.active * nbytes, lengths)
-        bytes_met[order.uses] = uses_in(order, phase).bytes_met(nbytes)
-        met += bytes_met
+        of_phase = np.repeat(phase.active * nbytes, lengths)
+        of_phase[order.uses] = bytes_met(order, phase, nbytes)
+        met += of_phase
         own += nbytes * phase.active
     overload = met / np.repeat(np.where(own > 0, own, np.inf), lengths)
     shares = capacity_Bps[edges.arcs] / np.maximum(overload, 1.0)
@@ -150,9 +150,9 @@ def fill_and_drain_rates(
     phase, edges = stage.phases[0], stage.edges
     lengths = np.diff(edges.pointers)
     order = (UseOrders() if orders is None else orders).of(edges, phase.first)
-    busy_bytes = np.repeat(phase.nbytes, lengths)
-    busy_bytes[order.uses] = uses_in(order, phase).busy_bytes(phase.nbytes)
-    busy_s = busy_bytes / capacity_Bps[edges.arcs]
+    busy_s = np.repeat(phase.nbytes, lengths)
+    busy_s[order.uses] = busy_bytes(order, phase)
+    busy_s /= capacity_Bps[edges.arcs]
     longest_s, crosses = np.zeros(len(edges)), lengths > 0
     if crosses.any():
         longest_s[crosses] = np.maximum.reduceat(busy_s, edges.pointers[:-1][crosses])

@@ -6,6 +6,7 @@ pieces follow each other, and of how many bytes, may differ from size to size.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,10 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edges import Edges
+
+
+PART = 1 << 17
+"""Uses at least that are counted at once, so that their numbers fit a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,15 @@ class UseOrder:
     """Positions in `Edges.arcs`."""
     edge: IntArray
     links: IntArray
-    first: IntArray
+
+    def parts(self) -> Iterator[UseOrder]:
+        """Yield the uses of some links after the others, all of a link at once."""
+        begin, count = 0, len(self.uses)
+        while begin < count:
+            end = min(begin + PART, count)
+            end = int(np.searchsorted(self.links, self.links[end - 1], side="right"))
+            yield UseOrder(self.uses[begin:end], self.edge[begin:end], self.links[begin:end])
+            begin = end
 
 
 def order_uses(edges: Edges, first: IntArray) -> UseOrder:
@@ -35,7 +48,22 @@ def order_uses(edges: Edges, first: IntArray) -> UseOrder:
     edge = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))[uses]
     order = np.argsort(edges.arcs[uses] * _span(first) + first[edge], kind="stable")
     uses, edge = uses[order], edge[order]
-    return UseOrder(uses, edge, edges.arcs[uses], first[edge])
+    return UseOrder(uses, edge, edges.arcs[uses])
+
+
+def bytes_met(order: UseOrder, phase: Phase, nbytes: FloatArray) -> FloatArray:
+    """Bytes of all edges on the link of each use, in the repeats of that use; shape (uses,).
+
+    `nbytes`: of each edge in one repeat; shape (edges,).
+    """
+    parts = [uses_in(part, phase).bytes_met(nbytes) for part in order.parts()]
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def busy_bytes(order: UseOrder, phase: Phase) -> FloatArray:
+    """Bytes that occupy a link in the first repeat of each use or in its last; shape (uses,)."""
+    parts = [uses_in(part, phase).busy_bytes(phase.nbytes) for part in order.parts()]
+    return np.concatenate([np.zeros(0), *parts])
 
 
 def _span(repeats: IntArray) -> int:
@@ -53,6 +81,8 @@ class LinkUses:
     order: UseOrder
     by_end: IntArray | slice
     """What puts the uses of each link in order of their ends."""
+    first: IntArray
+    """Repeat in which a use begins."""
     end: IntArray
     """First repeat after a use."""
     low: IntArray
@@ -80,7 +110,7 @@ class LinkUses:
         begins, ends = (
             (_cumulative_sum(own), _cumulative_sum(own * at))
             for own, at in (
-                (weight, self.order.first),
+                (weight, self.first),
                 (weight[self.by_end], self.end[self.by_end]),
             )
         )
@@ -89,7 +119,7 @@ class LinkUses:
             return self._up_to(ends, ended, until) - self._up_to(begins, begun, until)
 
         met: FloatArray = crossed(self.begun_before_end, self.ended_before_end, self.end) - crossed(
-            self.begun_before_first, self.ended_at_first, self.order.first
+            self.begun_before_first, self.ended_at_first, self.first
         )
         return met
 
@@ -122,17 +152,18 @@ class LinkUses:
 
 def uses_in(order: UseOrder, phase: Phase) -> LinkUses:
     """Count the uses that have begun and ended when each use begins and ends."""
-    active = phase.active[order.edge]
+    first, active = phase.first[order.edge], phase.active[order.edge]
     if len(active) and (active == active[0]).all():
-        return _alike_uses(order, int(active[0]))
-    end, span = order.first + active, _span(phase.first + phase.active)
+        return _alike_uses(order, first, int(active[0]))
+    end, span = first + active, _span(first + active)
     base = order.links * span
     by_end = np.argsort(base + end, kind="stable")
-    begins, ends = base + order.first, (base + end)[by_end]
+    begins, ends = base + first, (base + end)[by_end]
     low, high = _runs(order.links)
     return LinkUses(
         order,
         by_end,
+        first,
         end,
         low,
         high,
@@ -143,11 +174,11 @@ def uses_in(order: UseOrder, phase: Phase) -> LinkUses:
     )
 
 
-def _alike_uses(order: UseOrder, active: int) -> LinkUses:
+def _alike_uses(order: UseOrder, first: IntArray, active: int) -> LinkUses:
     """As `uses_in`, of edges that all are active for as many repeats: they end as they begin."""
     low, high = _runs(order.links)
-    span = _span(order.first)
-    begins = order.links * span + order.first
+    span = _span(first)
+    begins = order.links * span + first
     before, until = _runs(begins)
     ended, begun = low, high  # none is over before the last one begins
     if active < span:
@@ -156,7 +187,8 @@ def _alike_uses(order: UseOrder, active: int) -> LinkUses:
     return LinkUses(
         order,
         slice(None),
-        order.first + active,
+        first,
+        first + active,
         low,
         high,
         before,
