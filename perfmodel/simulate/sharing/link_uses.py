@@ -15,7 +15,6 @@ from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edges import Edges
 
-
 PART = 1 << 17
 """Uses at least that are counted at once, so that their numbers fit a processor's cache."""
 
