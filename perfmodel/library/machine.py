@@ -74,9 +74,6 @@ class Machine:
     """Version and environment of the library."""
     measured: Corrections = field(default_factory=Corrections)
     """From a profile: factors on the costs of the library."""
-    whole: bool = False
-    """Whether trees are laid over all rails of large clusters too, and not over one that stands for
-    those like it: where rails are, or become, unlike."""
     decides_on: Machine | None = None
     """The machine by whose links NCCL searches its channels; default: this one."""
     router: Router = field(init=False)

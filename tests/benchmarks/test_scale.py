@@ -22,8 +22,10 @@ from oracle.scenes import Launch, Scene, collective, play
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
+from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run import run_scenario
 from perfmodel.testing import closed_forms
 
 pytestmark = pytest.mark.benchmarks
@@ -39,6 +41,22 @@ def test_ddp_step(benchmark: Benchmark, gpus: int) -> None:
         return simulate(asked.plan, asked.machine).step_time_s
 
     assert benchmark(answer) > 0
+
+
+@pytest.mark.parametrize("fabric", ["fat-tree", "rail-optimised"])
+@pytest.mark.parametrize("nodes", [512, 513, 2048])
+def test_a_slow_rank_leaves_the_network_alone(
+    benchmark: Benchmark, nodes: int, fabric: str
+) -> None:
+    """Slower by a ten-millionth, on up to 16,384 GPUs: the same step, at every size."""
+    changed = ("scale=null", f"cluster.nodes={nodes}", f"cluster.fabric={fabric}")
+    event = "events=[{slow: {ranks: [3], by: 1.0000001}}]"
+
+    def step_s(*more: str) -> float:
+        scenario = load_scenario("resnet50-dgx-a100", (*changed, *more))
+        return run_scenario(scenario).points[0].step_time_s
+
+    assert benchmark(lambda: step_s(event)) == pytest.approx(step_s(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -127,26 +127,23 @@ class Switched:
     adds: NDArray[np.bool_]
 
 
-def switched_nodes(
-    table: IntArray, heads: int | None, collective: str = "all_reduce", *, only: int | None = None
-) -> Switched:
+def switched_nodes(table: IntArray, heads: int | None, collective: str = "all_reduce") -> Switched:
     """Lay out a collective over nodes with reducing switches.
 
     `table`: ranks of each node, heads first; shape (nodes, size). All are heads
-    by default. `only`: lay out only this head's part.
+    by default.
     """
     nodes, size = table.shape
     number = size if heads is None else min(heads, size)
-    selected = np.arange(number) if only is None else np.array([only])
     trees = [] if table.size < 2 else range(1 if nodes == 1 else 2)
-    parts = [_edges(table, table[:, selected], bool(tree), collective) for tree in trees]
+    parts = [_edges(table, table[:, :number], bool(tree), collective) for tree in trees]
     count = np.array([len(part.src) for part in parts], dtype=np.int64)
     all_of = _joined(parts)
     return Switched(
         collective=collective,
         ranks=table.size,
         nodes=nodes,
-        heads=len(selected),
+        heads=number,
         trees=max(1, len(parts)),
         src=all_of.src,
         dst=all_of.dst,

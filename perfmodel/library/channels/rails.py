@@ -43,11 +43,6 @@ class Rails:
         """Trees that each channel has: two between hosts."""
         return 1 if len(self.hosts) == 1 else 2
 
-    def only(self, channel: int) -> Rails:
-        """The same group on one of the channels."""
-        slot = slice(channel, channel + 1)
-        return Rails(self.hosts, self.chains[slot], self.nics[slot], self.spread[slot])
-
 
 def rails_over(
     topology: Topology, router: Router, ranks: IntArray, *, at_most: int | None = None

@@ -46,8 +46,6 @@ class LoweredCollective:
     wire_factor: float
     """Bytes on the wire per byte of payload."""
     credits: int
-    multiplicity: int = 1
-    """Rails that run the same side by side; one is laid, and `schedule` holds its share."""
 
 
 Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]
@@ -60,5 +58,3 @@ class LaidSchedule:
 
     schedule: Schedule
     laid: Laid
-    multiplicity: int = 1
-    """As in `LoweredCollective`."""

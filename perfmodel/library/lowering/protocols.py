@@ -85,8 +85,6 @@ def with_protocol(
 ) -> LoweredCollective:
     """Add to a laid schedule of so many bytes what a protocol costs."""
     schedule = laid.schedule
-    if laid.multiplicity > 1 and protocol.max_rate is not None:
-        protocol = protocol.model_copy(update={"max_rate": protocol.max_rate / laid.multiplicity})
 
     def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
         load = _wire_load(edges, protocol)
@@ -105,7 +103,6 @@ def with_protocol(
         launch_s=launch_s(protocol, nbytes),
         wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
         credits=credits_of(protocol, schedule),
-        multiplicity=laid.multiplicity,
     )
 
 

@@ -104,11 +104,6 @@ def test_heads_fewer_than_ranks_share_the_parts() -> None:
     assert {d for s, d in fetched if s == 13} == {4, 5}
 
 
-def test_only_one_head_is_a_collective_of_its_part() -> None:
-    nodes = nvls.switched_nodes(np.arange(8).reshape(2, 4), None, only=1)
-    verify(nvls.over_nodes(nodes, 4 * 40, pieces=3), orders=2)
-
-
 def test_a_network_that_adds_carries_the_buffer_once() -> None:
     """Each NIC sends S and is sent S, whatever the number of nodes."""
     for nodes in (2, 5):

@@ -93,8 +93,10 @@ def test_an_interval_lays_no_collective_again(
         monkeypatch, uncontended, "lower_without_corrections",
         lambda machine, op, nbytes, group, **_: (op, nbytes, group),
     )  # fmt: skip
-    shared = count_calls(monkeypatch, duty_cycle, "duty_cycle_rates", lambda _, stage: stage)
-    filled = count_calls(monkeypatch, duty_cycle, "fill_and_drain_rates", lambda _, stage: stage)
+    shared = count_calls(monkeypatch, duty_cycle, "duty_cycle_rates", lambda _, stage, *__: stage)
+    filled = count_calls(
+        monkeypatch, duty_cycle, "fill_and_drain_rates", lambda _, stage, *__: stage
+    )
     answer = run_scenario(load_scenario("resnet50-dgx-a100", ("scale.gpus=[16]", *events)))
     assert answer.points[0].interval_s is not None
     assert 3 < len(lowered) <= machines * len(set(lowered))

@@ -11,7 +11,6 @@ from perfmodel.collectives.algorithms import nvls
 from perfmodel.collectives.algorithms.nvls import Switched, switched_nodes
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels.rails import Rails
-from perfmodel.library.channels.symmetry import fold_rails, rails_represented
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
 from perfmodel.library.lowering.edges import HOP_KINDS, Edges, edges_over, merge_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
@@ -33,8 +32,7 @@ class LaidSwitched:
     nodes: Switched
     edges: Edges
     heads: int
-    """Of each node, those included that the laid one represents."""
-    multiplicity: int
+    """Of each node."""
 
 
 def lay_nvls(
@@ -51,10 +49,9 @@ def lay_nvls(
     laid = machine.cached(key, lambda: _lay(machine, op, algorithm, group))
     hosts, at_once = laid.nodes.nodes, channels * laid.heads
     chunk = nvls_bytes(nbytes, at_once) if hosts == 1 else nvls_tree_bytes(nbytes, at_once, hosts)
-    part = -(-nbytes // (laid.multiplicity * ITEM_BYTES)) * ITEM_BYTES
     pieces = pieces_of_share(nbytes, at_once, chunk)
-    schedule = nvls.over_nodes(laid.nodes, part, pieces=pieces, itemsize=ITEM_BYTES)
-    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), laid.multiplicity)
+    schedule = nvls.over_nodes(laid.nodes, nbytes, pieces=pieces, itemsize=ITEM_BYTES)
+    return LaidSchedule(schedule, ((schedule.phases, laid.edges),))
 
 
 def find_obstacle(machine: Machine, op: str, algorithm: str, group: RankGroup) -> str | None:
@@ -81,11 +78,7 @@ def _lay(machine: Machine, op: str, algorithm: str, group: RankGroup) -> LaidSwi
         raise InputError(Fault("algorithm", f"{algorithm!r} for {reason}", allowed))
     rails = rails_of(machine, group)
     heads, nics = _heads(rails)
-    represented = rails_represented(machine, rails) if len(heads) == len(rails.chains) else 1
-    if represented == 1:
-        return LaidSwitched(*_lay_heads(machine, rails, heads, nics, op, None), len(heads), 1)
-    nodes, edges = _lay_heads(machine, rails, heads, nics, op, 0)
-    return LaidSwitched(nodes, fold_rails(machine, edges, represented), len(heads), represented)
+    return LaidSwitched(*_lay_heads(machine, rails, heads, nics, op), len(heads))
 
 
 def _heads(rails: Rails) -> tuple[list[int], IntArray]:
@@ -101,16 +94,16 @@ def _heads(rails: Rails) -> tuple[list[int], IntArray]:
 
 
 def _lay_heads(
-    machine: Machine, rails: Rails, heads: list[int], nics: IntArray, op: str, only: int | None
+    machine: Machine, rails: Rails, heads: list[int], nics: IntArray, op: str
 ) -> tuple[Switched, Edges]:
     """Edges of some heads' parts over some hosts, and their links."""
     size = rails.hosts.shape[1]
     order = [*heads, *(place for place in range(size) if place not in heads)]
-    nodes = switched_nodes(rails.places[:, order], len(heads), op, only=only)
+    nodes = switched_nodes(rails.places[:, order], len(heads), op)
     at = np.flatnonzero(np.maximum(nodes.src, nodes.dst) >= nodes.ranks)
     between = np.flatnonzero(np.maximum(nodes.src, nodes.dst) < nodes.ranks)
     ranks = rails.hosts.ravel()
-    rail = nics[nodes.head[between] if only is None else only + 0 * between]
+    rail = nics[nodes.head[between]]
     ends = ranks[nodes.src[between]], ranks[nodes.dst[between]]
     parts = [
         _to_switches(machine, rails, nodes, at),

@@ -10,7 +10,6 @@ from perfmodel.arrays import RankGroup, rank_array
 from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import Forest, chained_parents, forest_of
 from perfmodel.library.channels.rails import Rails, rails_over
-from perfmodel.library.channels.symmetry import fold_rails, rails_represented
 from perfmodel.library.lowering.edge_routing import route_edges
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
@@ -25,8 +24,6 @@ class LaidForest:
     trees: Forest
     edges: Edges
     rails: Rails
-    multiplicity: int
-    """Rails that the laid one represents."""
 
 
 def rails_of(machine: Machine, group: RankGroup) -> Rails:
@@ -45,26 +42,24 @@ def lay_tree(
     """All-reduce up and down trees, in the pieces of a protocol.
 
     `channels`: those that NCCL uses for this message; each that is laid represents some of them.
+    Trees are laid over all rails at any size: where rails share switches their flows collide by
+    hash, and the most loaded cable decides.
     """
     laid = machine.cached(("tree", group), lambda: _lay(machine, group))
     nodes, size = laid.rails.hosts.shape
     chunk = tree_bytes(protocol, nbytes, channels, nodes, size)
     schedule = pipelined_trees.all_reduce(
         laid.trees,
-        -(-nbytes // (laid.multiplicity * ITEM_BYTES)) * ITEM_BYTES,
+        nbytes,
         pieces=pieces_of_share(nbytes, channels, chunk),
         itemsize=ITEM_BYTES,
     )
-    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), laid.multiplicity)
+    return LaidSchedule(schedule, ((schedule.phases, laid.edges),))
 
 
 def _lay(machine: Machine, group: RankGroup) -> LaidForest:
     rails = rails_of(machine, group)
-    represented = rails_represented(machine, rails)
-    if represented == 1:
-        return LaidForest(*over_rails(machine, rails), rails, 1)
-    trees, edges = over_rails(machine, rails.only(0))
-    return LaidForest(trees, fold_rails(machine, edges, represented), rails, represented)
+    return LaidForest(*over_rails(machine, rails), rails)
 
 
 def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:

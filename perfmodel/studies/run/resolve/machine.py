@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -61,13 +61,12 @@ def machine(
         topology = build_topology(
             node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
         )
-    built = make_machine(
+    return make_machine(
         topology,
         _load_library(scenario.library),
         settings=resolve_settings(scenario),
         channels=scenario.library.channels,
     )
-    return replace(built, whole=True) if scenario.events else built
 
 
 def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:

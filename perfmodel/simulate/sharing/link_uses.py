@@ -1,0 +1,209 @@
+"""Who else uses each link of an edge, and when, of edges that are active in some repeats only.
+
+A use is an edge on one of its links. Uses are put in order once for each set of edges; how many
+pieces follow each other, and of how many bytes, may differ from size to size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.collectives.schedule import Phase
+from perfmodel.library.lowering.edges import Edges
+
+PART = 1 << 17
+"""Uses at least that are counted at once, so that their numbers fit a processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class UseOrder:
+    """Uses of links that several edges use, link by link, in order of their first repeats.
+
+    Arrays have shape (uses,).
+    """
+
+    uses: IntArray
+    """Positions in `Edges.arcs`."""
+    edge: IntArray
+    links: IntArray
+
+    def parts(self) -> Iterator[UseOrder]:
+        """Yield the uses of some links after the others, all of a link at once."""
+        begin, count = 0, len(self.uses)
+        while begin < count:
+            end = min(begin + PART, count)
+            end = int(np.searchsorted(self.links, self.links[end - 1], side="right"))
+            yield UseOrder(self.uses[begin:end], self.edge[begin:end], self.links[begin:end])
+            begin = end
+
+
+def order_uses(edges: Edges, first: IntArray) -> UseOrder:
+    """Put the uses of shared links in order; `first`: repeat in which an edge begins."""
+    uses = np.flatnonzero(np.bincount(edges.arcs)[edges.arcs] > 1)
+    edge = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))[uses]
+    order = np.argsort(edges.arcs[uses] * _span(first) + first[edge], kind="stable")
+    uses, edge = uses[order], edge[order]
+    return UseOrder(uses, edge, edges.arcs[uses])
+
+
+def bytes_met(order: UseOrder, phase: Phase, nbytes: FloatArray) -> FloatArray:
+    """Bytes of all edges on the link of each use, in the repeats of that use; shape (uses,).
+
+    `nbytes`: of each edge in one repeat; shape (edges,).
+    """
+    parts = [uses_in(part, phase).bytes_met(nbytes) for part in order.parts()]
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def busy_bytes(order: UseOrder, phase: Phase) -> FloatArray:
+    """Bytes that occupy a link in the first repeat of each use or in its last; shape (uses,)."""
+    parts = [uses_in(part, phase).busy_bytes(phase.nbytes) for part in order.parts()]
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _span(repeats: IntArray) -> int:
+    return int(repeats.max(initial=0)) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUses:
+    """Uses of shared links in a phase.
+
+    Numbers of uses count from the first use of the first link, so that only differences mean
+    something. Arrays have shape (uses,), in the order of `order`.
+    """
+
+    order: UseOrder
+    by_end: IntArray | slice
+    """What puts the uses of each link in order of their ends."""
+    first: IntArray
+    """Repeat in which a use begins."""
+    end: IntArray
+    """First repeat after a use."""
+    low: IntArray
+    """Uses of links before this one's."""
+    high: IntArray
+    """The same, with those of this one's link."""
+    begun_before_first: IntArray
+    begun_at_first: IntArray
+    """Begun by the end of the repeat in which this use begins, itself included."""
+    begun_before_end: IntArray
+    ended_at_first: IntArray
+    """Over before the repeat in which this use begins."""
+    ended_before_end: IntArray
+    """Over before the last repeat of this use."""
+
+    def bytes_met(self, nbytes: FloatArray) -> FloatArray:
+        """Bytes of all edges on the link of a use, in the repeats of that use.
+
+        All that has crossed a link by repeat t is the sum of
+        nbytes (min(t, end) - min(t, first)) over its edges.
+
+        `nbytes`: in one repeat; shape (edges,).
+        """
+        weight = nbytes[self.order.edge]
+        begins, ends = (
+            (_cumulative_sum(own), _cumulative_sum(own * at))
+            for own, at in (
+                (weight, self.first),
+                (weight[self.by_end], self.end[self.by_end]),
+            )
+        )
+
+        def crossed(begun: IntArray, ended: IntArray, until: IntArray) -> FloatArray:
+            return self._up_to(ends, ended, until) - self._up_to(begins, begun, until)
+
+        met: FloatArray = crossed(self.begun_before_end, self.ended_before_end, self.end) - crossed(
+            self.begun_before_first, self.ended_at_first, self.first
+        )
+        return met
+
+    def _up_to(
+        self, sums: tuple[FloatArray, FloatArray], position: IntArray, until: IntArray
+    ) -> FloatArray:
+        """Sum of weight times the lesser of `until` and its own time, over the uses of a link."""
+        weights, products = sums
+        total: FloatArray = products[position] - products[self.low]
+        total += (weights[self.high] - weights[position]) * until
+        return total
+
+    def busy_bytes(self, nbytes: FloatArray) -> FloatArray:
+        """Bytes that occupy a link in the first repeat of a use or in its last, which are fewer.
+
+        `nbytes`: in one repeat; shape (edges,).
+        """
+        weight = nbytes[self.order.edge]
+        begun, ended = _cumulative_sum(weight), _cumulative_sum(weight[self.by_end])
+
+        def busy(begun_until: IntArray, ended_until: IntArray) -> FloatArray:
+            active_bytes = begun[begun_until] - ended[ended_until]
+            least: FloatArray = np.minimum((begun_until - ended_until) * weight, active_bytes)
+            return least
+
+        at_first = busy(self.begun_at_first, self.ended_at_first)
+        at_last = busy(self.begun_before_end, self.ended_before_end)
+        return np.maximum(weight, np.minimum(at_first, at_last))
+
+
+def uses_in(order: UseOrder, phase: Phase) -> LinkUses:
+    """Count the uses that have begun and ended when each use begins and ends."""
+    first, active = phase.first[order.edge], phase.active[order.edge]
+    if len(active) and (active == active[0]).all():
+        return _alike_uses(order, first, int(active[0]))
+    end, span = first + active, _span(first + active)
+    base = order.links * span
+    by_end = np.argsort(base + end, kind="stable")
+    begins, ends = base + first, (base + end)[by_end]
+    low, high = _runs(order.links)
+    return LinkUses(
+        order,
+        by_end,
+        first,
+        end,
+        low,
+        high,
+        *_runs(begins),
+        begun_before_end=np.searchsorted(begins, base + end, side="left"),
+        ended_at_first=np.searchsorted(ends, begins, side="right"),
+        ended_before_end=np.searchsorted(ends, base + end, side="left"),
+    )
+
+
+def _alike_uses(order: UseOrder, first: IntArray, active: int) -> LinkUses:
+    """As `uses_in`, of edges that all are active for as many repeats: they end as they begin."""
+    low, high = _runs(order.links)
+    span = _span(first)
+    begins = order.links * span + first
+    before, until = _runs(begins)
+    ended, begun = low, high  # none is over before the last one begins
+    if active < span:
+        ended = np.maximum(low, np.searchsorted(begins, begins - active, side="right"))
+        begun = np.minimum(high, np.searchsorted(begins, begins + active, side="left"))
+    return LinkUses(
+        order,
+        slice(None),
+        first,
+        first + active,
+        low,
+        high,
+        before,
+        until,
+        begun_before_end=begun,
+        ended_at_first=ended,
+        ended_before_end=before,
+    )
+
+
+def _runs(ascending: IntArray) -> tuple[IntArray, IntArray]:
+    """Where the values equal to each value begin, and where they end."""
+    begins = np.flatnonzero(np.diff(ascending, prepend=-1))  # no value is negative
+    ends = np.append(begins, len(ascending))[1:]
+    return np.repeat(begins, ends - begins), np.repeat(ends, ends - begins)
+
+
+def _cumulative_sum(values: FloatArray) -> FloatArray:
+    return np.concatenate([[0.0], np.cumsum(values)])

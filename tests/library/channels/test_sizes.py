@@ -1,0 +1,129 @@
+"""A size is not a switch: what is left out at some size changes times by 1 % at most.
+
+Every shortcut with a threshold is put beside going without it, on the same small machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfmodel.collectives.timing import (
+    critical_path,
+    recurrence,
+    recurrence_steps,
+    unrolled,
+    variable_rate,
+)
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.model import load_library
+from perfmodel.scenario import load_scenario
+from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
+from perfmodel.studies.run import run_scenario
+from perfmodel.topology.templates.build import build_topology
+
+MiB = 1 << 20
+MOST = 0.01
+"""Part of a time that a shortcut may change."""
+
+FABRICS = ("fat-tree", "leaf-spine", "rail-optimised", "one-switch")
+TEMPLATES = ("dgx-a100", "dgx-h100", "aws-p4d")
+
+
+def machine(template: str, hosts: int, fabric: str) -> Machine:
+    topology = build_topology(template, hosts=hosts, fabric=fabric)
+    return make_machine(topology, load_library("nccl"))
+
+
+def never(*_: object) -> None:
+    """No ring is like another, and none is periodic."""
+
+
+SHORTCUTS = {
+    "long rings and chains in closed form": (recurrence, "LONG", 1, 10**9),
+    "rings traced": (unrolled, "MOST_TRACED", 10**9, 0),
+    "rings of like hosts": (critical_path, "_MOST_PERIODS", 10**6, 1),
+    "steady cycles extrapolated": (recurrence_steps, "SAME_GAIN", 1e-13, -1.0),
+    "like rings computed once": (variable_rate, "find_parts", unrolled.find_parts, never),
+}
+"""What has the threshold, and its values with the shortcut and without."""
+
+
+@pytest.mark.parametrize("shortcut", SHORTCUTS)
+@settings(
+    deadline=None,
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    template=st.sampled_from(TEMPLATES),
+    fabric=st.sampled_from(FABRICS),
+    hosts=st.integers(2, 6),
+    op=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "broadcast"]),
+    nbytes=st.sampled_from([MiB, 25 * MiB, 1024 * MiB]) | st.integers(MiB, 1024 * MiB),
+    ring=st.booleans(),
+)
+def test_going_without_a_shortcut_changes_little(
+    shortcut: str, template: str, fabric: str, hosts: int, op: str, nbytes: int, ring: bool
+) -> None:
+    algorithm = "ring" if ring and op != "broadcast" else None
+    times_s = []
+    for value in SHORTCUTS[shortcut][2:]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(*SHORTCUTS[shortcut][:2], value)
+            timer = UncontendedTimer(machine(template, hosts, fabric))
+            times_s.append(timer.best(op, nbytes, range(8 * hosts), 0, algorithm)[1])
+    assert times_s[0] == pytest.approx(times_s[1], rel=MOST)
+
+
+@pytest.mark.parametrize(
+    ("template", "fabric", "algorithm"),
+    [(t, f, "tree") for t in ("dgx-a100", "dgx-h100") for f in FABRICS]
+    + [("dgx-h100", "fat-tree", "nvls_tree")],
+)
+@pytest.mark.parametrize("hosts", [2, 9, 64, 65])
+def test_every_rail_carries_its_share_at_any_size(
+    template: str, fabric: str, algorithm: str, hosts: int
+) -> None:
+    """On 512 GPUs and on 520: where rails share switches, their flows meet those of the others."""
+    cluster = machine(template, hosts, fabric)
+    lowered = lower_collective(
+        cluster, "all_reduce", 64 * MiB, range(8 * hosts), algorithm=algorithm
+    )[-1]
+    assert lowered.schedule.nbytes == 64 * MiB
+    arcs = cluster.topology.arcs
+    nbytes = np.zeros(len(arcs))
+    add_traffic(nbytes, lowered, payload=True)
+    sent = {
+        name: own
+        for (name, _), kind, own in zip(arcs.names, arcs.kinds, nbytes.tolist(), strict=True)
+        if "/nic" in name and kind not in {"pcie", "nvlink"}
+    }
+    assert len(sent) == 8 * hosts
+    for host in range(hosts):
+        rails = [sent[f"n{host}/nic{number}"] for number in range(8)]
+        assert rails == pytest.approx([rails[0]] * 8)
+        assert rails[0] > 0
+
+
+LOCAL_EVENTS = {
+    "slow rank": "{slow: {ranks: [3], by: 1.0000001}}",
+    "slow host": "{slow: {nodes: [5], by: 1.0000001}}",
+    "jitter": "{jitter: {cv: 0.0000001}}",
+}
+
+
+@pytest.mark.parametrize("fabric", ["rail-optimised", "fat-tree"])
+@pytest.mark.parametrize("event", LOCAL_EVENTS)
+def test_an_event_beside_the_links_leaves_the_network_alone(event: str, fabric: str) -> None:
+    """More than 512 GPUs, and ranks that are slower by a ten-millionth: no other step time."""
+    settings_of = ("cluster.nodes=66", f"cluster.fabric={fabric}", "scale=null")
+    plain, disturbed = (
+        run_scenario(load_scenario("resnet50-dgx-a100", (*settings_of, *events))).points[0]
+        for events in ((), (f"events=[{LOCAL_EVENTS[event]}]",))
+    )
+    assert plain.gpus == disturbed.gpus == 528
+    assert disturbed.step_time_s == pytest.approx(plain.step_time_s, rel=1e-5)
