@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from perfmodel.errors import Fault, allowed_names
-from perfmodel.scenario.model import Scenario, divisible_by
+from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
 from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.source_map import SourceMap
 
@@ -111,7 +111,7 @@ def _files_exist(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
 
 def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster, scale = parts.get("cluster"), parts.get("scale")
-    if cluster is None or scale is None:
+    if cluster is None or scale is None or is_resized_by_flag(origin):
         return
     for i, nodes in enumerate(scale.nodes or ()):
         if nodes > cluster.nodes:
@@ -126,13 +126,13 @@ def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
 
 def _batch_divides(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     training, scale, cluster = (parts.get(name) for name in ("training", "scale", "cluster"))
-    if training is None or training.global_batch is None:
-        return
     per_node = None if cluster is None else cluster.gpus_per_node
+    if training is None or training.global_batch is None or not per_node:
+        return
+    whole, counts = cluster.nodes * per_node, ()
     if scale is not None:
-        counts = scale.gpus or tuple(nodes * per_node for nodes in scale.nodes or () if per_node)
-    else:
-        counts = (cluster.nodes * per_node,) if cluster and per_node else ()
+        counts = scale.gpus or tuple(nodes * per_node for nodes in scale.nodes)
+    counts = (*(gpus for gpus in counts if gpus < whole), whole)
     steps = getattr(parts.get("strategy"), "accumulate", 1)
     if any(training.global_batch % (gpus * steps) for gpus in counts):
         allowed = divisible_by(counts, steps)

@@ -101,7 +101,7 @@ class TrainingSection(FileModel):
 
 
 class ScaleSection(FileModel):
-    """Sizes of the scaling curve, growing; the last one is the size that is asked about."""
+    """Sizes of the scaling curve, growing, below that of the cluster, which is its last point."""
 
     gpus: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     nodes: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
