@@ -170,6 +170,15 @@ def _jobs_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     yield origin.fault("cluster.pool", str(cluster.pool), f"at least {needed}, for this job{jobs}")
 
 
+def _placement_has_choice(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    cluster = parts.get("cluster")
+    if cluster is None or cluster.placement == "packed":
+        return
+    if max(_nodes_needed(parts), cluster.pool or 1) == cluster.nodes:
+        allowed = "'packed': all nodes are this job's; others need cluster.pool or jobs"
+        yield origin.fault("cluster.placement", repr(cluster.placement), allowed)
+
+
 def _job_names_differ(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     names: set[str] = set()
     for i, job in enumerate(parts.get("jobs", ())):
@@ -210,6 +219,6 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 
 _RULES = (
-    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given, _jobs_fit,
+    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given, _jobs_fit, _placement_has_choice,
     _job_names_differ, _events_fit, _plan_is_valid,
 )  # fmt: skip

@@ -288,9 +288,7 @@ def _gpu_axis(scenario: Scenario, result: Result, sizes: Sequence[Size]) -> Axis
     each = result.main.gpus // result.main.nodes
 
     def stop(at: float, gpus: int, nodes: int) -> Stop:
-        size: dict[str, Any] = {"scale": None, "cluster.nodes": nodes}
-        if gpus != nodes * each:
-            size["cluster.gpus_per_node"] = gpus
+        size = {"cluster.nodes": nodes, "cluster.gpus_per_node": min(gpus, each)}
         return Stop(at, quantities.gpus(gpus), float(gpus), size)
 
     points = [stop(float(at), gpus, nodes) for at, (gpus, nodes) in enumerate(sizes)]

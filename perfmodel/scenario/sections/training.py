@@ -67,6 +67,8 @@ class ComputeSection(FileModel):
     def _check_times(self) -> ComputeSection:
         if (self.source == "file") != (self.times is not None):
             raise ValueError("'times' together with 'source: file', and only then")
+        if self.source == "file" and self.channels_last:
+            raise ValueError("no 'channels_last' with 'source: file', whose times have it")
         return self
 
 

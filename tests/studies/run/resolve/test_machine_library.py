@@ -42,7 +42,7 @@ def faults(loaded):
 def test_settings_of_a_scenario(scenario):
     settings = resolve_settings(
         scenario(
-            "{version: 2.26.2, algorithm: nvls, protocol: simple, processes: per-host, "
+            "{version: 2.26.2, algorithm: nvls, protocol: simple, "
             "env: {NCCL_MIN_CTAS: 24}}"
         )
     )
@@ -88,7 +88,7 @@ def test_unknown_words_are_refused_on_reading(scenario):
     for words, named in (
         ("{algorithm: rign}", "did you mean 'ring'"),
         ("{name: ncl}", "did you mean 'nccl'"),
-        ("{processes: per-node}", "did you mean 'per-host'"),
+        ("{processes: per-host}", "perfmodel collective --one-process"),
         ("{protocl: ll}", "did you mean 'protocol'"),
     ):
         with pytest.raises(InputError, match=named):
