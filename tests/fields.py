@@ -73,7 +73,9 @@ def other_values(model: type[BaseModel], document: Document, field: str) -> list
     return [value for value in values if value != current]
 
 
-def _alternatives(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _alternatives(
+    part: Mapping[str, Any], schema: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
     if "$ref" in part:
         yield from _alternatives(schema["$defs"][part["$ref"].rpartition("/")[2]], schema)
     elif "anyOf" in part or "oneOf" in part:

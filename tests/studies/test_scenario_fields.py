@@ -16,8 +16,7 @@ import pytest
 from perfmodel.files import plain
 from perfmodel.files.read import parse_yaml
 from perfmodel.report.run.export import to_json
-from perfmodel.scenario import Scenario
-from perfmodel.scenario.load import load_scenario
+from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.workload import load_workload
 from tests.fields import Document, acts, list_fields, other_values, value_at
@@ -51,6 +50,10 @@ NO_EVENT = "leaves out what this scenario does not have; contexts with events an
 NO_CHANCE = "nothing is drawn at random; the contexts of jitter and of placement try it"
 OTHER_COMMAND = "another command reads it, and `compare` says so; its own context tries it"
 NO_ATTENTION = "the model has no attention to fuse; the context of a transformer tries it"
+RINGS = dict.fromkeys(
+    ("cluster.fabric.oversubscription", "cluster.fabric.routing"),
+    "a ring leaves each leaf once, so that one uplink is enough; the test of fabrics tries it",
+)
 A100 = "cluster: {node: dgx-a100, nodes: 2, gpus_per_node: 2, fabric: rail-optimised}\n"
 CONTEXTS = {
     "job": Context("", "", {
@@ -75,13 +78,14 @@ CONTEXTS = {
     **{f"fabric {shape}": Context(
         f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"
         f"{'' if shape == 'one-switch' else ', radix: 8, oversubscription: 2'}}}}}",
-        "cluster.fabric.") for shape in
+        "cluster.fabric.", RINGS if shape == "rail-optimised" else {}) for shape in
         ("one-switch", "leaf-spine", "rail-optimised", "fat-tree")},
     "some of a pool": Context(
         "cluster: {node: ethernet-10g, nodes: 4, pool: 16, placement: random, fabric: "
         "{kind: leaf-spine, hosts_per_leaf: 4, oversubscription: 4}}",
         "cluster.pool cluster.placement seed"),
-    **{f"library {name}": Context(A100 + f"library: {{name: {name}}}", "library.")
+    **{f"library {name}": Context(
+        A100 + f"library: {{name: {name}}}\nstrategy: {{bucket_cap: 1 MiB}}", "library.")
        for name in ("nccl", "plain", "gloo", "mpi")},
     "processes on CPUs": Context(
         "cluster: {node: cpu-loopback, gpus_per_node: 2}\ncompute: {precision: fp32}\n"
@@ -105,13 +109,12 @@ CONTEXTS = {
         "events: [{jitter: {cv: 0.01}}]\nwhat_if: {compute: 1.5}",
         "what_if.jitter what_if.events"),
     "jobs": Context(
-        "cluster: {node: ethernet-10g, nodes: 2, fabric: "
+        "cluster: {node: ethernet-100g, nodes: 2, fabric: "
         "{kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 2}, placement: spread}\n"
-        "jobs: [{model: {name: resnet18}, batch_per_gpu: 8, nodes: 2, strategy: {kind: ddp}}]\n"
+        "strategy: {bucket_cap: 100 MiB}\ncompute: {precision: fp16}\n"
+        "jobs: [{model: resnet18, batch_per_gpu: 8, nodes: 2}]\n"
         "what_if: {compute: 1.5}",
-        "jobs. cluster.placement what_if.jobs", {
-        "jobs.0.placement": "the last job has no choice of nodes",
-    }),
+        "jobs. cluster.placement what_if.jobs"),
 }  # fmt: skip
 
 VALUES: Mapping[str, list[Any]] = {
@@ -134,7 +137,7 @@ VALUES: Mapping[str, list[Any]] = {
     "events": [[{"slow": {"ranks": [1], "by": 2}}]],
     "jobs": [[{"model": "resnet18", "batch_per_gpu": 8, "nodes": 2}]],
     "library.name": ["gloo", "nccl"],
-    "library.version": ["2.10.3"],
+    "library.version": ["2.4.8"],
     "library.env": [{"NCCL_PROTO": "LL"}],
     "profile": ["no-such-profile"],
     "what_if": [{"compute": 2}],
@@ -142,6 +145,7 @@ VALUES: Mapping[str, list[Any]] = {
     "ranks": [[0], [2]],
     "nodes": [[1]],
     "steps": [[4]],
+    "library.processes": ["per-host"],
     "link": ["n1/nic0", "n0/pcie0"],
     "nic": ["n1/nic0", "n0/nic1"],
     "from": ["n0/gpu0", "n1/gpu0"],
@@ -162,10 +166,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that scenarios name."""
     place = tmp_path_factory.mktemp("fields")
     tensors = {"a.weight": "4000,1000", "b.weight": "1000,3000"}
-    shapes = [f'{tensor},"{shape}",fp32' for tensor, shape in tensors.items()]
-    for name, count in (("model.csv", 2), ("other.csv", 1)):
-        lines = ["name,shape,dtype", *shapes[:count]]
-        (place / name).write_text("\n".join(lines))
+    for name, dtype in (("model.csv", "fp32"), ("other.csv", "fp16")):
+        lines = [f'{tensor},"{shape}",{dtype}' for tensor, shape in tensors.items()]
+        (place / name).write_text("\n".join(["name,shape,dtype", *lines]))
     layers = [layer.name for layer in load_workload("resnet18").layers]
     for name, timed, time in (
         ("times.csv", tensors, "1 ms"), ("slow.csv", tensors, "2 ms"),
@@ -185,20 +188,23 @@ ECHOED = ("scenario", "question", "machine", "assumptions", "sources", "provenan
 """Parts of an answer that say what was asked."""
 
 
-def load(document: Document, folder: Path) -> Scenario:
-    path = folder / "asked.yaml"
-    path.write_text("# How long is a step?\n" + json.dumps(document))
-    return load_scenario(str(path))
+ANSWERS: dict[str, object] = {}
+"""By document: every field of a context is compared with the same one."""
 
 
 def answer(document: Document, folder: Path) -> object:
-    result = to_json(run_scenario(load(document, folder)))
-    return {name: part for name, part in result.items() if name not in ECHOED}
+    text = json.dumps(document)
+    if text not in ANSWERS:
+        path = folder / "asked.yaml"
+        path.write_text(f"# How long is a step?\n{text}")
+        result = to_json(run_scenario(load_scenario(path)))
+        ANSWERS[text] = {name: part for name, part in result.items() if name not in ECHOED}
+    return ANSWERS[text]
 
 
 def values_for(document: Document, name: str) -> list[Any]:
     last = name.rpartition(".")[2]
-    values = VALUES.get(name) or VALUES.get(last) or other_values(Scenario, document, name)
+    values = VALUES.get(name) or other_values(Scenario, document, name) or VALUES.get(last, [])
     return [value for value in values if value != value_at(document, name)]
 
 

@@ -118,7 +118,10 @@ class LoseEvent(FileModel):
 class TrafficEvent(FileModel):
     """Other traffic on the machine, such as an input pipeline or checkpoints."""
 
-    from_: Name = Field(alias="from", description="a device, or several such as 'n[0-3]/cpu0' (a range) or 'n0/gpu*'")
+    from_: Name = Field(
+        alias="from",
+        description="a device, or several such as 'n[0-3]/cpu0' (a range) or 'n0/gpu*'",
+    )
     to: Name = Field(description="a device, or several: one for each sender, or one for all")
     rate: Bandwidth | None = Field(default=None, description="most that each takes")
     nbytes: Bytes | None = Field(default=None, description="size of a burst; default: no end")

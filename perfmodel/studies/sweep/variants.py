@@ -15,6 +15,7 @@ from perfmodel.scenario import Scenario, change_scenario, scenario_digest
 from perfmodel.scenario.load import change_content
 from perfmodel.scenario.sections.sweep import SweepSection
 
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One point of a sweep.

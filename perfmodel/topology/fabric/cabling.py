@@ -180,7 +180,9 @@ def _fat_tree(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
                for a in range(pods * above) for c in range(cores)]  # fmt: skip
     notes = list(_rounded_taper(half, up, fabric.oversubscription))
     if adaptive:
-        notes.append(_adaptive_note(f"the {up} aggregation switches of a pod and all core switches"))
+        notes.append(
+            _adaptive_note(f"the {up} aggregation switches of a pod and all core switches")
+        )
     return Wiring(
         names + aggs + tops, leaf_of, tuple(trunks),
         leaves=edges, pod=half, above=above, cables=1, cores=cores,

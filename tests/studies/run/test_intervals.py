@@ -95,7 +95,9 @@ def test_an_interval_lays_no_collective_again(
     )  # fmt: skip
     shared = count_calls(monkeypatch, duty_cycle, "duty_cycle_rates", lambda _, stage: stage)
     filled = count_calls(monkeypatch, duty_cycle, "fill_and_drain_rates", lambda _, stage: stage)
-    answer = run_scenario(load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", *events)))
+    answer = run_scenario(
+        load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", *events))
+    )
     assert answer.points[0].interval_s is not None
     assert 3 < len(lowered) <= machines * len(set(lowered))
     assert 0 < len(shared) == len(filled) <= len(lowered)

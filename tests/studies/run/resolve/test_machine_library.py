@@ -41,13 +41,9 @@ def faults(loaded):
 
 def test_settings_of_a_scenario(scenario):
     settings = resolve_settings(
-        scenario(
-            "{version: 2.26.2, algorithm: nvls, protocol: simple, "
-            "env: {NCCL_MIN_CTAS: 24}}"
-        )
+        scenario("{version: 2.26.2, algorithm: nvls, protocol: simple, env: {NCCL_MIN_CTAS: 24}}")
     )
     assert settings.version == "2.26.2"
-    assert settings.one_process
     assert dict(settings.env) == {
         "NCCL_MIN_CTAS": "24", "NCCL_ALGO": "nvls", "NCCL_PROTO": "simple",
     }  # fmt: skip
@@ -56,7 +52,7 @@ def test_settings_of_a_scenario(scenario):
 
 def test_nothing_said_is_nothing_told(scenario):
     settings = resolve_settings(scenario("{}"))
-    assert (settings.version, dict(settings.env), settings.one_process) == (None, {}, False)
+    assert (settings.version, dict(settings.env)) == (None, {})
 
 
 def test_the_environment_wins_over_the_words(scenario):
