@@ -219,6 +219,6 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 
 _RULES = (
-    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given, _jobs_fit, _placement_has_choice,
-    _job_names_differ, _events_fit, _plan_is_valid,
+    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given, _jobs_fit,
+    _placement_has_choice, _job_names_differ, _events_fit, _plan_is_valid,
 )  # fmt: skip

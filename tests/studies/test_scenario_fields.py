@@ -158,7 +158,7 @@ VALUES: Mapping[str, list[Any]] = {
     "lose": [{"nic": "n0/nic0"}],
     "traffic": [{"from": "n0/cpu0", "to": "n1/cpu0", "rate": "1 GB/s"}],
 }  # fmt: skip
-"""Values that no schema can give: names, lists and whole sections; by field, or by its last part."""
+"""Values that no schema can give: names, lists, whole sections; by field or by its last part."""
 
 
 @pytest.fixture(scope="module")
