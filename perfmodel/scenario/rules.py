@@ -126,10 +126,12 @@ def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
 
 def _batch_divides(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     training, scale, cluster = (parts.get(name) for name in ("training", "scale", "cluster"))
-    per_node = None if cluster is None else cluster.gpus_per_node
-    if training is None or training.global_batch is None or not per_node:
+    if training is None or training.global_batch is None:
         return
-    whole, counts = cluster.nodes * per_node, ()
+    if cluster is None or cluster.gpus_per_node is None:
+        return
+    per_node = cluster.gpus_per_node
+    whole, counts = cluster.nodes * per_node, tuple[int, ...]()
     if scale is not None:
         counts = scale.gpus or tuple(nodes * per_node for nodes in scale.nodes)
     counts = (*(gpus for gpus in counts if gpus < whole), whole)

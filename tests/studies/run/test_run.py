@@ -210,6 +210,22 @@ def test_names_that_do_not_resolve(tmp_path: Path, override: str, wanted: str) -
         answered(tmp_path, override)
 
 
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("cluster.nodes=300000", "--set cluster.nodes"),
+        ("cluster.pool=300000", "--set cluster.pool"),
+        ("jobs=[{model: resnet18, batch_per_gpu: 8, nodes: 300000}]", "--set jobs.0.nodes"),
+    ],
+)
+def test_too_many_gpus_are_refused_by_the_field_that_asks_for_them(
+    tmp_path: Path, override: str, field: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        answered(tmp_path, override)
+    assert [fault.field for fault in caught.value.faults] == [field]
+
+
 def test_two_misspelt_names_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         answered(tmp_path, text=TEXT.replace("resnet50", "resnet5").replace("dgx-a100", "dgx-a10"))

@@ -55,7 +55,8 @@ def machine(
     Raises `InputError`: names file, line and field of the scenario.
     """
     with relocated_errors(scenario, "cluster.nodes"):
-        check_cluster_size((hosts or size.nodes) * size.gpus_per_node, "cluster.nodes")
+        count = (hosts or size.nodes) * size.gpus_per_node
+        check_cluster_size(count, _field_of_hosts(scenario, size))
     fabric = _resolve_fabric(scenario)
     with relocated_errors(scenario, "cluster"):
         topology = build_topology(
@@ -71,6 +72,15 @@ def machine(
         channels=scenario.library.channels,
     )
     return replace(built, whole=True) if scenario.events else built
+
+
+def _field_of_hosts(scenario: Scenario, size: ClusterSize) -> str:
+    """Field that most nodes on the network come from."""
+    if scenario.cluster.pool is not None:
+        return "cluster.pool"
+    nodes = {f"jobs.{at}.nodes": job.nodes for at, job in enumerate(scenario.jobs)}
+    nodes["cluster.nodes"] = size.nodes
+    return max(nodes, key=nodes.__getitem__)
 
 
 def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
