@@ -2,7 +2,14 @@
 
 from perfmodel.files.money import Money
 from perfmodel.scenario.load import change_scenario, load_scenario, read_question
-from perfmodel.scenario.model import ClusterSize, Scenario, batch_per_gpu, scenario_digest, sizes
+from perfmodel.scenario.model import (
+    ClusterSize,
+    Scenario,
+    batch_per_gpu,
+    scenario_digest,
+    sizes,
+    sizes_left_out,
+)
 from perfmodel.scenario.sections.events import (
     DegradeEvent,
     DownEvent,
@@ -53,4 +60,5 @@ __all__ = [
     "read_question",
     "scenario_digest",
     "sizes",
+    "sizes_left_out",
 ]

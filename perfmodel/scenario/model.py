@@ -107,7 +107,10 @@ class ClusterSize:
 
 
 def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
-    """Cluster sizes by growing number of GPUs; the last one is the main size of the scenario.
+    """Cluster sizes by growing number of GPUs; the last one, the whole cluster, is the main size.
+
+    Where a flag gave the cluster's size, sizes of the file's ``scale`` beyond it are left out
+    (`sizes_left_out`); beside a cluster of the same file they are faults.
 
     Parameters
     ----------
@@ -125,26 +128,52 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
         raise scenario.fault(
             "cluster.gpus_per_node", str(per_node), f"at most {gpus_in_node}, as {cluster.node} has"
         )
+    whole = ClusterSize(per_node * cluster.nodes, cluster.nodes, per_node)
     if scale is None:
-        return (ClusterSize(per_node * cluster.nodes, cluster.nodes, per_node),)
+        return (whole,)
     if scale.nodes is not None:
-        return tuple(ClusterSize(per_node * nodes, nodes, per_node) for nodes in scale.nodes)
-    gpu_counts = scale.gpus or ()
-    total = per_node * cluster.nodes
+        smaller = [ClusterSize(per_node * n, n, per_node) for n in scale.nodes if n < whole.nodes]
+        return (*smaller, whole)
     faults = [
-        origin.fault(f"scale.gpus.{i}", str(gpus), _allowed_gpus(per_node, total))
-        for i, gpus in enumerate(gpu_counts)
-        if gpus > total or (gpus > per_node and gpus % per_node)
+        origin.fault(f"scale.gpus.{at}", str(gpus), _allowed_gpus(per_node, whole.gpus))
+        for at, gpus in enumerate(scale.gpus or ())
+        if (gpus > per_node and gpus % per_node)
+        or (gpus > whole.gpus and not is_resized_by_flag(origin))
     ]
     if faults:
         raise InputError(faults)
-    return tuple(
-        ClusterSize(gpus, max(1, gpus // per_node), min(gpus, per_node)) for gpus in gpu_counts
-    )
+    smaller = [
+        ClusterSize(gpus, max(1, gpus // per_node), min(gpus, per_node))
+        for gpus in scale.gpus or ()
+        if gpus < whole.gpus
+    ]
+    return (*smaller, whole)
 
 
 def _allowed_gpus(per_node: int, total: int) -> str:
     return f"1 to {per_node}, or whole nodes of {per_node} up to the {total} GPUs of this cluster"
+
+
+def is_resized_by_flag(origin: SourceMap) -> bool:
+    """Whether flags gave the size of the cluster, and not the sizes of its curve."""
+    size = ("cluster.node", "cluster.nodes", "cluster.gpus_per_node")
+    curve = ("scale", "scale.gpus", "scale.nodes")
+    return any(map(origin.from_flag, size)) and not any(map(origin.from_flag, curve))
+
+
+def sizes_left_out(scenario: Scenario, whole: ClusterSize) -> tuple[str, ...]:
+    """Say which sizes of ``scale`` the cluster is too small for, in one sentence; none if none.
+
+    `whole`: the main size of the scenario.
+    """
+    scale = scenario.scale
+    if scale is None:
+        return ()
+    unit, most = ("GPUs", whole.gpus) if scale.gpus else ("nodes", whole.nodes)
+    larger = [str(size) for size in scale.gpus or scale.nodes or () if size > most]
+    if not larger:
+        return ()
+    return (f"Sizes beyond the {most} {unit} of the cluster are left out: {', '.join(larger)}.",)
 
 
 def batch_per_gpu(scenario: Scenario, gpus: int) -> int:
@@ -180,7 +209,7 @@ def divisible_by(sizes: Sequence[int], steps: int) -> str:
 
 
 _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
-"""Sections that do not change the result of `run`."""
+"""Sections that other commands than `run` read."""
 
 _LATER_LIBRARY_FIELDS = ("workers", "host_step")
 """Newer fields of `library`: scenarios without them keep their digests."""

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from perfmodel.errors import Fault, allowed_names
-from perfmodel.scenario.model import Scenario, divisible_by
+from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
 from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.source_map import SourceMap
 
@@ -111,7 +111,7 @@ def _files_exist(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
 
 def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster, scale = parts.get("cluster"), parts.get("scale")
-    if cluster is None or scale is None:
+    if cluster is None or scale is None or is_resized_by_flag(origin):
         return
     for i, nodes in enumerate(scale.nodes or ()):
         if nodes > cluster.nodes:
@@ -128,11 +128,13 @@ def _batch_divides(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
     training, scale, cluster = (parts.get(name) for name in ("training", "scale", "cluster"))
     if training is None or training.global_batch is None:
         return
-    per_node = None if cluster is None else cluster.gpus_per_node
+    if cluster is None or cluster.gpus_per_node is None:
+        return
+    per_node = cluster.gpus_per_node
+    whole, counts = cluster.nodes * per_node, tuple[int, ...]()
     if scale is not None:
-        counts = scale.gpus or tuple(nodes * per_node for nodes in scale.nodes or () if per_node)
-    else:
-        counts = (cluster.nodes * per_node,) if cluster and per_node else ()
+        counts = scale.gpus or tuple(nodes * per_node for nodes in scale.nodes)
+    counts = (*(gpus for gpus in counts if gpus < whole), whole)
     steps = getattr(parts.get("strategy"), "accumulate", 1)
     if any(training.global_batch % (gpus * steps) for gpus in counts):
         allowed = divisible_by(counts, steps)
@@ -168,6 +170,15 @@ def _jobs_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     needed = _nodes_needed(parts)
     jobs = " and its jobs" if parts.get("jobs") else ""
     yield origin.fault("cluster.pool", str(cluster.pool), f"at least {needed}, for this job{jobs}")
+
+
+def _placement_has_choice(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    cluster = parts.get("cluster")
+    if cluster is None or cluster.placement == "packed":
+        return
+    if max(_nodes_needed(parts), cluster.pool or 1) == cluster.nodes:
+        allowed = "'packed': all nodes are this job's; others need cluster.pool or jobs"
+        yield origin.fault("cluster.placement", repr(cluster.placement), allowed)
 
 
 def _job_names_differ(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
@@ -211,5 +222,5 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given, _jobs_fit,
-    _job_names_differ, _events_fit, _plan_is_valid,
+    _placement_has_choice, _job_names_differ, _events_fit, _plan_is_valid,
 )  # fmt: skip

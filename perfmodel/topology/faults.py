@@ -17,6 +17,7 @@ from types import MappingProxyType
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.graph import Arcs
 from perfmodel.topology.model import Topology
+from perfmodel.topology.templates.spec import expand_ranges
 
 _LINK = re.compile(r"(?P<src>\S+)\s*(?P<arrow>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?P<cable>\d+))?")
 
@@ -28,8 +29,8 @@ def find_arcs(topology: Topology, text: str) -> tuple[int, ...]:
     """Directed links by name, by rising number.
 
     `text`: ``"n0/nic0 -> fabric/leaf0"`` (one direction), ``"n0/nic0 -- fabric/leaf0"`` (both),
-    ``"n1/nic3"`` (all links of a device). Names may hold ``*`` and ``?``; of parallel cables all
-    are meant unless a number names one (``"fabric/leaf0 -- fabric/spine1 #2"``).
+    ``"n1/nic3"`` (all links of a device). Names may be patterns (see `find_devices`); of parallel
+    cables all are meant unless a number names one (``"fabric/leaf0 -- fabric/spine1 #2"``).
 
     Raises `InputError`: no such device, or devices that no link joins; the message names the
     nearest.
@@ -66,14 +67,32 @@ def _allowed(topology: Topology, name: str) -> str:
     return f"a device: {allowed_names(candidates, name, limit=12)}"
 
 
+def find_devices(topology: Topology, pattern: str, field: str) -> list[str]:
+    """Devices by name or pattern: ranges as in node templates, ``*`` and ``?`` for any text.
+
+    ``"n[0-3]/nic*"`` are all NICs of four nodes; each node of the range must be there.
+
+    Raises `InputError`: a device that there is not, or a malformed range; names `field`.
+    """
+    devices: dict[str, None] = {}
+    try:
+        for name in expand_ranges(pattern):
+            is_glob = "*" in name or "?" in name
+            candidates = topology.devices if is_glob else (name,)
+            literal = name.replace("[", "[[]")  # a bracket without its end
+            matches = [node for node in candidates if fnmatchcase(node, literal)]
+            if not all(node in topology.devices for node in matches) or not matches:
+                raise InputError(no_device(topology, name, field))
+            devices |= dict.fromkeys(matches)
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(Fault(field, repr(pattern), str(error))) from None
+    return list(devices)
+
+
 def _nodes(topology: Topology, name: str) -> set[str]:
-    if name in topology.devices:
-        return {name}
-    is_pattern = "*" in name or "?" in name
-    matches = {node for node in topology.devices if is_pattern and fnmatchcase(node, name)}
-    if not matches:
-        raise InputError(no_device(topology, name, "link"))
-    return matches
+    return set(find_devices(topology, name, "link"))
 
 
 def _between(

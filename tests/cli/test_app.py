@@ -262,7 +262,7 @@ def test_run_prints_the_contract(scenario_file):
                 "scaling_efficiency", "bottleneck", "global_batch", "scaling", "memory_bytes",
                 "fits", "interval_s", "buckets", "assumptions", "provenance"}  # fmt: skip
     assert contract <= answer.keys()
-    assert answer["global_batch"] == 64
+    assert answer["global_batch"] == 256
     assert answer["scaling"] == "weak"
     assert answer["step_time_s"] >= answer["compute_s"] > 0
     # ResNet-18 by default: https://github.com/pytorch/pytorch, a recorded run's bucket sizes

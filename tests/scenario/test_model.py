@@ -13,6 +13,7 @@ from perfmodel.scenario import (
     load_scenario,
     scenario_digest,
     sizes,
+    sizes_left_out,
 )
 
 
@@ -33,7 +34,22 @@ def test_sizes():
         ClusterSize(1, 1, 1), ClusterSize(4, 1, 4), ClusterSize(8, 1, 8),
         ClusterSize(16, 2, 8), ClusterSize(32, 4, 8),
     )  # fmt: skip
-    assert sizes(made(scale={"nodes": [1, 3]}), 8) == (ClusterSize(8, 1, 8), ClusterSize(24, 3, 8))
+    assert sizes(made(scale={"nodes": [1, 3]}), 8) == (
+        ClusterSize(8, 1, 8), ClusterSize(24, 3, 8), ClusterSize(32, 4, 8)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 32, 33])
+def test_the_cluster_is_the_main_size(nodes):
+    """Sizes of the file beyond a flag's cluster go, and it is said which."""
+    scenario = load_scenario("resnet50-dgx-a100", [f"cluster.nodes={nodes}"])
+    every = sizes(scenario, 8)
+    assert every[-1] == ClusterSize(8 * nodes, nodes, 8)
+    curve = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert [size.gpus for size in every[:-1]] == [gpus for gpus in curve if gpus < 8 * nodes]
+    larger = ", ".join(str(gpus) for gpus in curve if gpus > 8 * nodes)
+    text = f"Sizes beyond the {8 * nodes} GPUs of the cluster are left out: {larger}."
+    assert sizes_left_out(scenario, every[-1]) == ((text,) if larger else ())
 
 
 @pytest.mark.parametrize(

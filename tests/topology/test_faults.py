@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError, TopologyError
-from perfmodel.topology.faults import degrade_links, find_arcs, remove_links
+from perfmodel.topology.faults import degrade_links, find_arcs, find_devices, remove_links
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
@@ -49,6 +49,17 @@ def test_globs_mean_all_that_match() -> None:
     assert {a for a, _ in ends_of(RAILS, find_arcs(RAILS, "fabric/leaf? -> fabric/spine0"))} == {
         name for name in spine if len(name) == len("fabric/leaf0")
     }
+
+
+def test_ranges_mean_what_they_mean_in_node_templates() -> None:
+    """Of twelve hosts, not a class of the characters 0, 1 and 1."""
+    names = [f"n{host}/nic0" for host in range(12)]
+    assert find_devices(LEAVES, "n[0-11]/nic0", "from") == names
+    assert find_devices(LEAVES, "n[0,8-11:2]/nic*", "from") == [names[0], names[8], names[10]]
+    with pytest.raises(InputError, match="from: found 'n12/nic0'"):
+        find_devices(LEAVES, "n[0-12]/nic0", "from")
+    with pytest.raises(InputError, match="from low to high"):
+        find_devices(LEAVES, "n[5-1]/nic0", "from")
 
 
 def test_one_of_several_cables_can_be_meant() -> None:

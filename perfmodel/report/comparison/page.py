@@ -34,7 +34,8 @@ def comparison_html(comparison: Comparison) -> str:
     title = text.title(comparison)
     lead, tables = "Nothing: all sides ask the same.", []
     if comparison.fields:
-        lead, tables = "Fields of the scenarios.", [text.fields_table(comparison)]
+        lead = " ".join(["Fields of the scenarios.", *text.unread_fields(comparison)])
+        tables = [text.fields_table(comparison)]
     steps = Figure(draw_steps(comparison), "steps", "Bars: the parts of a step of each side")
     parts = "One step of each in its parts."
     sections = [

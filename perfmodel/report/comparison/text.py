@@ -106,6 +106,18 @@ def fields_table(comparison: Comparison) -> Table:
     return Table(["field", *(side.label for side in comparison.sides)], rows)
 
 
+def unread_fields(comparison: Comparison) -> list[str]:
+    """Sentences on fields that differ and by which no step does."""
+    names: dict[str, list[str]] = {}
+    for field in comparison.fields:
+        if field.reader is not None:
+            names.setdefault(field.reader, []).append(field.name)
+    return [
+        f"{', '.join(fields)}: acts in {reader} only, no step here differs by it."
+        for reader, fields in names.items()
+    ]
+
+
 def figures_table(comparison: Comparison) -> Table:
     """The figures of each side; with two of them the change too."""
     sides = comparison.sides
@@ -249,7 +261,8 @@ def comparison_lines(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = [*paragraphs(sentences(comparison)), blank]
     if len(comparison.sides) > 1:
         nothing = Paragraph("No field differs.")
-        blocks += [fields_table(comparison) if comparison.fields else nothing, blank]
+        blocks += [fields_table(comparison) if comparison.fields else nothing]
+        blocks += [*paragraphs(unread_fields(comparison)), blank]
     blocks += [figures_table(comparison), blank, parts_table(comparison)]
     if comparison.what_ifs:
         blocks += [blank, what_if_table(comparison)]

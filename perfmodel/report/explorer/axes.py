@@ -264,7 +264,7 @@ def _has_what_events_name(scenario: Scenario, nodes: int) -> bool:
     if not (scenario.events or scenario.cluster.mixed):
         return True
     try:
-        run_scenario(change_scenario(scenario, {"scale": {"nodes": [nodes]}}))
+        run_scenario(change_scenario(scenario, {"scale": None, "cluster.nodes": nodes}))
     except InputError:
         return False
     return True
@@ -288,8 +288,8 @@ def _gpu_axis(scenario: Scenario, result: Result, sizes: Sequence[Size]) -> Axis
     each = result.main.gpus // result.main.nodes
 
     def stop(at: float, gpus: int, nodes: int) -> Stop:
-        scale = {"nodes": [nodes]} if gpus == nodes * each else {"gpus": [gpus]}
-        return Stop(at, quantities.gpus(gpus), float(gpus), {"scale": scale})
+        size = {"cluster.nodes": nodes, "cluster.gpus_per_node": min(gpus, each)}
+        return Stop(at, quantities.gpus(gpus), float(gpus), size)
 
     points = [stop(float(at), gpus, nodes) for at, (gpus, nodes) in enumerate(sizes)]
     between = []

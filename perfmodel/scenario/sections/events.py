@@ -74,7 +74,7 @@ class DegradeEvent(FileModel):
 
     link: Name = Field(
         description="'n0/nic0 -> fabric/leaf0' (one way), '--' (both ways), or a device: all its "
-        "links"
+        "links; names may be patterns such as 'n[0-3]/nic*'"
     )
     to: Bandwidth | None = Field(
         default=None, description="what it still carries, headers taken off"
@@ -118,7 +118,10 @@ class LoseEvent(FileModel):
 class TrafficEvent(FileModel):
     """Other traffic on the machine, such as an input pipeline or checkpoints."""
 
-    from_: Name = Field(alias="from", description="a device, or several such as 'n[0-3]/cpu0'")
+    from_: Name = Field(
+        alias="from",
+        description="a device, or several such as 'n[0-3]/cpu0' (a range) or 'n0/gpu*'",
+    )
     to: Name = Field(description="a device, or several: one for each sender, or one for all")
     rate: Bandwidth | None = Field(default=None, description="most that each takes")
     nbytes: Bytes | None = Field(default=None, description="size of a burst; default: no end")

@@ -19,6 +19,15 @@ Word = Annotated[
 """Text; a whole number may stand without quotes."""
 
 
+def _check_processes(value: object) -> object:
+    if value == "per-host":
+        raise ValueError(
+            "'per-gpu', as DistributedDataParallel has them; one process that drives a host is "
+            "`perfmodel collective --one-process`, or strategy.kind: data_parallel"
+        )
+    return value
+
+
 if TYPE_CHECKING:
     AlgorithmName = str
 else:
@@ -47,8 +56,8 @@ class LibrarySection(FileModel):
         default_factory=dict,
         description="NCCL's environment variables, such as NCCL_PROTO: Simple",
     )
-    processes: Literal["per-gpu", "per-host"] = Field(
-        default="per-gpu", description="whether one process drives all GPUs of a host"
+    processes: Annotated[Literal["per-gpu"], BeforeValidator(_check_processes)] = Field(
+        default="per-gpu", description="one for each GPU, as DistributedDataParallel has them"
     )
     workers: Count | None = Field(
         default=None, description="collectives in progress at once; default: the library's"

@@ -23,6 +23,8 @@ def _check_field(name: str) -> str:
         raise ValueError("a dotted field as for --set, such as 'strategy.bucket_cap'")
     if name.partition(".")[0] in _NOT_VARIED:
         raise ValueError(f"a field of the question, not of {name.partition('.')[0]!r}")
+    if name.partition(".")[0] == "scale":
+        raise ValueError("cluster.nodes or cluster.gpus_per_node: a variant is a whole cluster")
     return name
 
 

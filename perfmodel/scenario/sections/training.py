@@ -67,6 +67,8 @@ class ComputeSection(FileModel):
     def _check_times(self) -> ComputeSection:
         if (self.source == "file") != (self.times is not None):
             raise ValueError("'times' together with 'source: file', and only then")
+        if self.source == "file" and self.channels_last:
+            raise ValueError("no 'channels_last' with 'source: file', whose times have it")
         return self
 
 
@@ -101,7 +103,7 @@ class TrainingSection(FileModel):
 
 
 class ScaleSection(FileModel):
-    """Sizes of the scaling curve, growing; the last one is the size that is asked about."""
+    """Sizes of the scaling curve, growing, below that of the cluster, which is its last point."""
 
     gpus: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     nodes: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None

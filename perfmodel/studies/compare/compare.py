@@ -20,13 +20,17 @@ from perfmodel.studies.compare.model import (
 )
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import SizeResult
-from perfmodel.studies.sweep.variants import of_last_size
+from perfmodel.studies.sweep.variants import without_curve
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
-NOT_COMPARED = frozenset({"sweep", "plan"})
-"""Sections that `run` does not read."""
+READERS: Mapping[str, str] = {
+    "sweep": "`perfmodel sweep`",
+    "plan": "`perfmodel plan`",
+    "scale": "the scaling curve of `perfmodel run`",
+}
+"""What reads the sections by which no step at the main size differs."""
 
 DEFAULT = "default"
 
@@ -34,11 +38,12 @@ DEFAULT = "default"
 def list_differing_fields(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
     """List the fields whose meaning differs, with the values as written in each scenario.
 
-    Two ways to write one value ("25 MiB", "25600 KiB") are no difference.
+    Two ways to write one value ("25 MiB", "25600 KiB") are no difference. Nor is a section of
+    `READERS` that some of the scenarios do not have: they do not ask its question.
     """
+    unasked = {name for name in READERS for each in scenarios if getattr(each, name) is None}
     documents = [
-        dict(_flatten(each.model_dump(mode="json", exclude=set(NOT_COMPARED))))
-        for each in scenarios
+        dict(_flatten(each.model_dump(mode="json", exclude=unasked))) for each in scenarios
     ]
     names = dict.fromkeys(name for document in documents for name in document)
     fields: dict[str, Field] = {}
@@ -48,12 +53,15 @@ def list_differing_fields(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
             shortest = min(written_names, key=len)
             values = tuple(_format_written(scenario, shortest) for scenario in scenarios)
             if len(set(values)) > 1:  # else it follows from another field
-                fields.setdefault(shortest, Field(shortest, values))
+                reader = READERS.get(shortest.partition(".")[0])
+                fields.setdefault(shortest, Field(shortest, values, reader))
     return tuple(fields.values())
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted name; lists are values."""
+    """Values by dotted name; lists are values, but for the long ones of a plan."""
+    if name.startswith("plan.") and isinstance(value, list):
+        value = dict(enumerate(value)) if isinstance(next(iter(value), 0), Mapping) else value
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
             yield from _flatten(part, f"{name}.{key}" if name else str(key))
@@ -66,6 +74,8 @@ def _find_written(scenario: Scenario, name: str) -> tuple[str, Any]:
     section: Any = scenario.origin.content
     parts = name.split(".")
     for depth, part in enumerate(parts):
+        if isinstance(section, list):
+            section = {str(at): member for at, member in enumerate(section)}
         if not isinstance(section, Mapping):
             return ".".join(parts[:depth]), section
         if part not in section:
@@ -113,13 +123,13 @@ def compare(
     labelled = scenarios if isinstance(scenarios, Mapping) else _label_by_name(scenarios)
     sides = []
     for done, (label, scenario) in enumerate(labelled.items(), 1):
-        at_main_size = of_last_size(scenario)
+        at_main_size = without_curve(scenario)
         sides.append(Side(label, at_main_size, run_scenario(at_main_size, profile=profile)))
         if progress is not None:
             progress(done, len(labelled))
     return Comparison(
         sides=tuple(sides),
-        fields=list_differing_fields([side.scenario for side in sides]),
+        fields=list_differing_fields(list(labelled.values())),
         differences=tuple(compare_with_first(sides[0], side) for side in sides[1:]),
         what_ifs=attribute_step(sides, profile=profile, jobs=jobs, progress=progress)
         if attribute

@@ -14,7 +14,10 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     sides = comparison.sides
     document = {
         "sides": [_side(side) for side in sides],
-        "fields": [{"field": field.name, "values": field.values} for field in comparison.fields],
+        "fields": [
+            {"field": field.name, "values": field.values, "acts_only_in": field.reader}
+            for field in comparison.fields
+        ],
         "changes": [_versus(versus) for versus in comparison.differences],
         "attribution": [_imagined(imagined, sides) for imagined in comparison.what_ifs],
         "assumptions": comparison.assumptions,

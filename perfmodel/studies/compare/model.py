@@ -91,10 +91,14 @@ class SideDifference:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field that differs, and its values as written; "default" where it is not written."""
+    """A field that differs, and its values as written; "default" where it is not written.
+
+    `reader`: the only one that reads it, where that is not the step itself.
+    """
 
     name: str
     values: tuple[str, ...]
+    reader: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ nccl-tests repeats a collective many times without waiting in between, and divid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import simpy
@@ -17,6 +17,7 @@ from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.profile import Rows
 from perfmodel.collectives.algorithms.chain import PIECE_BYTES
 from perfmodel.collectives.catalog import bus_factor, maker
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, make_machine, observed_time_s
@@ -109,8 +110,11 @@ def collective_rows(
     Raises
     ------
     InputError
-        Too many ranks for fidelity "message", or rows that the profile does not have.
+        A size or fidelity that there is not, too many ranks for fidelity "message", or
+        rows that the profile does not have.
     """
+    all_sizes = list(sizes)
+    _check_arguments(all_sizes, fidelity)
     nominal = make_machine(topology, load_library(library), settings=settings)
     machine = nominal if profile is None else apply(profile, nominal, rows=profile_rows)
     named = None if algorithm == "auto" else algorithm.replace("-", "_")
@@ -121,7 +125,6 @@ def collective_rows(
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=named):
         drawn = [apply(p, nominal, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
     timer, alternatives = UncontendedTimer(machine), [UncontendedTimer(other) for other in drawn]
-    all_sizes = list(sizes)
     if fidelity == "message":
         pairs = [(op, nbytes) for nbytes in all_sizes]
         check_message_size(machine, pairs, algorithm=named)
@@ -135,6 +138,20 @@ def collective_rows(
         if progress is not None:
             progress(done + 1, len(all_sizes))
     return rows
+
+
+def _check_arguments(sizes: Iterable[int], fidelity: str) -> None:
+    """Refuse what the types do not allow: callers from Python are not checked by a parser."""
+    faults = [
+        Fault(f"sizes.{at}", repr(nbytes), "a whole number of bytes above zero")
+        for at, nbytes in enumerate(sizes)
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 1
+    ]
+    names = get_args(Fidelity)
+    if fidelity not in names:
+        faults.append(Fault("fidelity", repr(fidelity), allowed_names(names, str(fidelity))))
+    if faults:
+        raise InputError(faults)
 
 
 def _time_row(

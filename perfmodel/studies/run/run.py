@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perfmodel.library.machine import Machine
-from perfmodel.scenario import ClusterSize, Scenario, scenario_digest
+from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes_left_out
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
@@ -87,6 +87,7 @@ def _assemble_result(
         topology=topology,
         assumptions=(
             *_list_assumptions(job, machine),
+            *sizes_left_out(scenario, largest.size),
             *points[-1].notes,
             *describe_routing(inputs, largest, points[-1]),
             *_describe_interval(profile, points[-1].interval_s is not None),

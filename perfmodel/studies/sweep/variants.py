@@ -15,9 +15,6 @@ from perfmodel.scenario import Scenario, change_scenario, scenario_digest
 from perfmodel.scenario.load import change_content
 from perfmodel.scenario.sections.sweep import SweepSection
 
-SIZE_FIELDS = ("cluster.nodes", "cluster.gpus_per_node")
-"""Fields of the size of the cluster; a sweep over one replaces ``scale``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -52,8 +49,7 @@ def variants(
 ) -> tuple[Variant, ...]:
     """Return the variants of a scenario, the last field varying fastest.
 
-    Each asks about one size: the last of ``scale``, or the whole cluster where the sweep varies
-    `SIZE_FIELDS` and no field of ``scale``.
+    Each asks about one size: the whole cluster.
 
     Parameters
     ----------
@@ -82,7 +78,7 @@ def variants(
         raise ValueError(
             f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.changed"
         )
-    base = _reduce_to_one_size(base, section)
+    base = change_scenario(base, {"scale": None})
     if faults := list(_find_faults(scenario, base, section)):
         raise InputError(dict.fromkeys(faults))
     return tuple(
@@ -103,14 +99,6 @@ def _section(
         allowed = "a section 'sweep' such as {grid: {strategy.bucket_cap: [1 MiB, 25 MiB]}}"
         raise scenario.fault("sweep", "nothing", allowed)
     return scenario.sweep
-
-
-def _reduce_to_one_size(base: Scenario, section: SweepSection) -> Scenario:
-    fields = [field for _, field, _ in section.axes]
-    asks = any(field.partition(".")[0] == "scale" for field in fields)
-    if not asks and any(field in SIZE_FIELDS or field == "cluster" for field in fields):
-        return change_scenario(base, {"scale": None})
-    return base
 
 
 def _combine_values(
@@ -159,7 +147,7 @@ def _build_variant(
 ) -> Variant:
     flags = () if base.origin.file and lines else tuple(values)
     try:
-        scenario = of_last_size(change_scenario(base, values, lines=lines, flags=flags))
+        scenario = change_scenario(base, values, lines=lines, flags=flags)
     except InputError as error:
         content, _, _ = change_content(base, values, {}, ())
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
@@ -168,12 +156,10 @@ def _build_variant(
     return Variant(index, values, scenario, scenario_digest(scenario))
 
 
-def of_last_size(scenario: Scenario) -> Scenario:
-    """Drop all but the last size of a scaling curve, the only one with a row."""
-    scale = scenario.scale
-    if scale is None:
+def without_curve(scenario: Scenario) -> Scenario:
+    """Drop all sizes but the whole cluster's."""
+    if scenario.scale is None:
         return scenario
-    only = {name: sizes[-1:] for name, sizes in scale if sizes}
-    reduced = scenario.model_copy(update={"scale": scale.model_copy(update=only)})
-    content = {**scenario.origin.content, "scale": {name: list(of) for name, of in only.items()}}
+    content = {name: part for name, part in scenario.origin.content.items() if name != "scale"}
+    reduced = scenario.model_copy(update={"scale": None})
     return reduced.with_origin(replace(scenario.origin, content=content))

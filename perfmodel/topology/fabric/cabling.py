@@ -118,11 +118,7 @@ def _with_spines(fabric: Fabric, leaves: int, leaf_of: Ints, down: int) -> Wirin
             f"assumption: {spines} modular spine switches of {leaves * up // spines} ports "
             f"each stand for the third level that switches of {fabric.radix} ports would need"
         )
-    if abs(down / up - fabric.oversubscription) > 1e-9:
-        notes.append(
-            f"assumption: {up} uplinks for {down} host ports of a leaf, so oversubscription "
-            f"{down / up:.3g} (asked: {fabric.oversubscription:g})"
-        )
+    notes += _rounded_taper(down, up, fabric.oversubscription)
     above, cables, lanes = spines, up // spines, 1
     if fabric.routing == "adaptive":
         notes.append(_adaptive_note(f"{spines} spine switches"))
@@ -133,6 +129,15 @@ def _with_spines(fabric: Fabric, leaves: int, leaf_of: Ints, down: int) -> Wirin
         names + upper, leaf_of, trunks,
         leaves=leaves, pod=leaves, above=above, cables=cables, assumptions=tuple(notes),
     )  # fmt: skip
+
+
+def _rounded_taper(down: int, up: int, oversubscription: float) -> Iterator[str]:
+    """Say what whole cables make of a ratio."""
+    if abs(down / up - oversubscription) > 1e-9:
+        yield (
+            f"assumption: {up} uplinks for {down} host ports of a leaf, so oversubscription "
+            f"{down / up:.3g} (asked: {oversubscription:g})"
+        )
 
 
 def _adaptive_note(switches: str) -> str:
@@ -146,14 +151,15 @@ def _fat_tree(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
     """Three levels of equal switches (Al-Fares et al., SIGCOMM 2008): k**3 / 4 host ports.
 
     Only what the ports in use need is built: their edge switches, whole pods above them, and core
-    switches if there are several pods.
+    switches if there are several pods. An oversubscribed tree is tapered at its edge: each edge
+    switch has fewer uplinks by that factor, so that its pod has as many aggregation switches fewer.
     """
     ports = hosts * len(rails)
     k = fabric.k or _smallest_k(ports)
     if ports > k**3 // 4 or k > max(fabric.radix, fabric.k or 0):
         most = (fabric.k or fabric.radix - fabric.radix % 2) ** 3 // 4
         raise InputError(
-            Fault("fabric", f"{ports} NICs", f"at most {most} in a fat tree of such switches")
+            Fault("fabric.radix", f"{ports} NICs", f"at most {most} in a fat tree of such switches")
         )
     half = k // 2
     edges = math.ceil(ports / half)
@@ -163,19 +169,24 @@ def _fat_tree(fabric: Fabric, rails: tuple[int, ...], hosts: int) -> Wiring:
         return Wiring(names, leaf_of)
     pods = math.ceil(edges / half)
     adaptive = fabric.routing == "adaptive"
-    above, lanes = (1, half) if adaptive else (half, 1)  # switches of a pod, cables to each
-    cores = above if pods > 1 else 0  # above each of those
+    up = max(1, round(half / fabric.oversubscription))
+    above, lanes = (1, up) if adaptive else (up, 1)  # switches of a pod, cables to each
+    cores = (1 if adaptive else half) if pods > 1 else 0  # above each of those
     aggs = tuple(f"fabric/agg{a}" for a in range(pods * above))
     tops = tuple(f"fabric/core{c}" for c in range(above * cores))
     trunks = [Trunk(names[e], aggs[e // half * above + a], 1, lanes)
               for e in range(edges) for a in range(above)]  # fmt: skip
-    trunks += [Trunk(aggs[a], tops[a % above * cores + c], 1, lanes * lanes)
+    trunks += [Trunk(aggs[a], tops[a % above * cores + c], 1, up * half if adaptive else 1)
                for a in range(pods * above) for c in range(cores)]  # fmt: skip
-    switched = _adaptive_note(f"the {half} aggregation switches of a pod and all core switches")
+    notes = list(_rounded_taper(half, up, fabric.oversubscription))
+    if adaptive:
+        notes.append(
+            _adaptive_note(f"the {up} aggregation switches of a pod and all core switches")
+        )
     return Wiring(
         names + aggs + tops, leaf_of, tuple(trunks),
         leaves=edges, pod=half, above=above, cables=1, cores=cores,
-        assumptions=(switched,) if adaptive else (),
+        assumptions=tuple(notes),
     )  # fmt: skip
 
 

@@ -56,7 +56,8 @@ def resolve_fabric(fabric: FabricSpec | str) -> Fabric:
     Raises `InputError`: unknown shape, unreadable or wrong file.
     """
     if isinstance(fabric, str):
-        return _merge(_read(_path(fabric)), None)
+        file = _read(_path(fabric))
+        return _merge(file, None if fabric in FABRIC_KINDS else file.fabric)
     shape = "one-switch" if fabric.kind == "listed" else fabric.kind  # for times alone
     return _merge(_read(_path(shape)), fabric)
 
@@ -97,12 +98,15 @@ def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
     settings = (
         {} if overrides is None else overrides.model_dump(exclude_none=True, exclude={"kind"})
     )
+    own_file = overrides is file.fabric  # has its own sources
     listed = overrides or file.fabric
     lists = {"hosts", "trunks"}
     values = file.fabric.model_dump(exclude_none=True, exclude=lists) | {
         name: value for name, value in settings.items() if name not in lists
     }
     settings.pop("routing", None)  # a choice, not a number that needs a source
+    if listed.kind == "fat-tree" and "radix" in settings:
+        values["k"] = values["radix"] - values["radix"] % 2  # half the ports face up, half down
     return Fabric(
         kind=listed.kind,
         switch_latency_s=values.get("switch_latency", 0.0),
@@ -114,7 +118,10 @@ def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
         uplink_Bps=values.get("uplink_bandwidth"),
         k=values.get("k"),
         routing=values.get("routing", "ecmp"),
-        sources={**file.sources, **dict.fromkeys(settings, "given in the scenario")},
+        sources={
+            **file.sources,
+            **({} if own_file else dict.fromkeys(settings, "given in the scenario")),
+        },
         hosts=listed.hosts or (),
         trunks=listed.trunks or (),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -32,41 +33,69 @@ def gpu_sources(name: str) -> Mapping[str, str]:
 
 def gpu_names() -> tuple[str, ...]:
     """Names in the table."""
-    return tuple(_current_table())
+    return tuple(_current_sections())
 
 
 def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
-    table = _current_table()
-    if name not in table:
-        raise InputError(Fault("gpu", repr(name), allowed_names(table, name)))
-    return table[name]
+    sections = _current_sections()
+    if name not in sections:
+        raise InputError(Fault("gpu", repr(name), allowed_names(sections, name)))
+    path = sections[name]
+    return _read_entry(path, path.stat().st_mtime_ns, name)
 
 
-def _current_table() -> Mapping[str, tuple[Gpu, Mapping[str, str]]]:
-    """Read the shipped table, then the user's own, whose entries win."""
+def _current_sections() -> Mapping[str, Path]:
+    """File of each GPU: the shipped table, then the user's own, whose entries win.
+
+    Entries are read where a machine has the GPU, so that a fault in another stops nobody.
+    """
     folders = (
         data_folder("topologies"),
         USER_FOLDER.expanduser() / "topologies",
         Path("topologies"),
     )
-    table: dict[str, tuple[Gpu, Mapping[str, str]]] = {}
+    sections: dict[str, Path] = {}
     for path in dict.fromkeys((folder / "gpus.yaml").resolve() for folder in folders):
         if path.is_file():
-            table |= _table(path, path.stat().st_mtime_ns)
-    return table
+            sections |= dict.fromkeys(_read_names(path, path.stat().st_mtime_ns), path)
+    return sections
 
 
 @lru_cache(maxsize=8)
-def _table(path: Path, _modified_ns: int) -> Mapping[str, tuple[Gpu, Mapping[str, str]]]:
+def _read_document(path: Path, _modified_ns: int) -> Any:
     """Read the table once per version of the file: parsing it costs more than building a host."""
-    document = read_yaml(path)
-    table = validate_document(GpuTable, document, str(path))
-    faults = source_faults(document, str(path))
+    return read_yaml(path)
+
+
+def _read_names(path: Path, modified_ns: int) -> tuple[str, ...]:
+    document = _read_document(path, modified_ns)
+    gpus = document.get("gpus") if isinstance(document, Mapping) else None
+    if not isinstance(gpus, Mapping):
+        validate_document(GpuTable, document, str(path))  # says what a table has
+        return ()
+    return tuple(str(name) for name in gpus)
+
+
+@lru_cache(maxsize=64)
+def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[str, str]]:
+    """Check and make one GPU of a table.
+
+    Raises `InputError`: with the faults of the table's head and of this entry.
+    """
+    document = _read_document(path, modified_ns)
+    alone = {**plain(document), "gpus": {name: plain(document)["gpus"][name]}}
+    try:
+        table = validate_document(GpuTable, alone)
+    except InputError as error:
+        raise InputError(
+            replace(fault, file=str(path), line=line_of(document, fault.field.split(".")))
+            for fault in error.faults
+        ) from None
+    faults = source_faults(document, str(path), only=name)
     if faults:
         raise InputError(faults)
-    return MappingProxyType(
-        {name: (_gpu(name, spec), _source_texts(spec, table)) for name, spec in table.gpus.items()}
-    )
+    spec = table.gpus[name]
+    return _gpu(name, spec), _source_texts(spec, table)
 
 
 def _gpu(name: str, spec: GpuSpec) -> Gpu:
@@ -92,13 +121,20 @@ def _source_texts(spec: GpuSpec, table: GpuTable) -> Mapping[str, str]:
     )
 
 
-def source_faults(document: Any, file: str | None = None) -> list[Fault]:
-    """Numbers of a GPU table without a source, sources of nothing, precisions that do not match."""
+def source_faults(
+    document: Any, file: str | None = None, *, only: str | None = None
+) -> list[Fault]:
+    """Numbers of a GPU table without a source, sources of nothing, precisions that do not match.
+
+    `only`: the one GPU to look at; default: all.
+    """
     data = plain(document)
     keys = data.get("sources") or {}
     fields = set(GpuSpec.model_fields) - _UNSOURCED
     faults = []
     for name, entry in data.get("gpus", {}).items():
+        if only not in {None, name}:
+            continue
         at = ["gpus", name, "sources"]
         sources = entry.get("sources") or {}
         required = fields - (_OPTIONAL - set(entry))

@@ -152,6 +152,17 @@ def _port_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
                 )
         elif port is not None:
             yield path, repr(port), "no port: only a NIC has one"
+        if entry.get("kind") != "nic" and entry.get("rails") is not None:
+            yield (
+                ["nodes", position, "rails"],
+                repr(entry["rails"]),
+                "no rails: only NICs have them",
+            )
+    for name, link in links.items():
+        network = link.get("network") if isinstance(link, Mapping) else None
+        if network is not None and link.get("kind") not in PORT_KINDS:
+            allowed = "nothing: only a NIC's port, of kind ethernet or infiniband, has a network"
+            yield ["links", name, "network"], repr(network), allowed
 
 
 def _source_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from perfmodel.errors import allowed_names
 from perfmodel.files import Bandwidth, Bytes, FileModel, FlopRate, Power, Seconds
@@ -35,6 +35,7 @@ PORT_KINDS = ("ethernet", "infiniband")
 """Kinds of link that a NIC's port may be."""
 
 _PATTERN = re.compile(r"(?P<head>[A-Za-z_]\w*)(?:\[(?P<items>[^\]]*)\])?(?P<tail>\w*)")
+_RANGE = re.compile(r"\[(?P<items>[^\]]*)\]")
 _ITEM = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)(?::(?P<step>[1-9]\d*))?)?")
 
 
@@ -62,12 +63,31 @@ def expand_pattern(pattern: str) -> tuple[str, ...]:
     ValueError
         Not a name, or a range that is empty or malformed.
     """
-    match = _PATTERN.fullmatch(pattern)
-    if match is None:
+    if _PATTERN.fullmatch(pattern) is None:
         raise ValueError("a name or a pattern such as 'gpu[0-7]', 'gpu[0,3]' or 'cpu[0-6:2]'")
-    if match["items"] is None:
-        return (pattern,)
-    return tuple(f"{match['head']}{i}{match['tail']}" for i in _numbers(match["items"]))
+    return tuple(expand_ranges(pattern))
+
+
+def expand_ranges(text: str) -> Iterator[str]:
+    """Texts with each range in brackets replaced by its numbers, the last range fastest.
+
+    Examples
+    --------
+    >>> list(expand_ranges("n[0-1]/nic[0,3]"))
+    ['n0/nic0', 'n0/nic3', 'n1/nic0', 'n1/nic3']
+
+    Raises
+    ------
+    ValueError
+        A range that is empty or malformed.
+    """
+    match = _RANGE.search(text)
+    if match is None:
+        yield text
+        return
+    for number in _numbers(match["items"]):
+        for rest in expand_ranges(text[match.end() :]):
+            yield f"{text[: match.start()]}{number}{rest}"
 
 
 def _numbers(items: str) -> Iterator[int]:
@@ -255,6 +275,26 @@ class ListedTrunk(FileModel):
     """Raw rate of each (default: as the NICs' ports)."""
 
 
+_EVERY_SHAPE = frozenset({"kind", "switch_latency", "cable_latency"})
+_LEAVES = frozenset(
+    {"radix", "oversubscription", "leaf_ports", "hosts_per_leaf", "uplink_bandwidth", "routing"}
+)
+_USES: Mapping[str, frozenset[str]] = {
+    "one-switch": frozenset(),
+    "rail-optimised": _LEAVES,
+    "leaf-spine": _LEAVES,
+    "fat-tree": frozenset({"radix", "oversubscription", "uplink_bandwidth", "k", "routing"}),
+    "listed": frozenset({"uplink_bandwidth", "hosts", "trunks"}),
+}
+"""Fields that each shape of fabric reads, besides those of every shape."""
+
+_TRUE_ANYWAY: Mapping[str, Any] = {"oversubscription": 1.0, "routing": "ecmp"}
+"""Values that hold for a shape without the field: one switch never blocks."""
+
+_SAME: Mapping[str, str] = {"hosts_per_leaf": "leaf_ports", "k": "radix"}
+"""Fields that settle what an earlier field would."""
+
+
 class FabricSpec(FileModel):
     """A network: its shape, and whatever differs from the defaults of the shape's file."""
 
@@ -264,9 +304,9 @@ class FabricSpec(FileModel):
     cable_latency: Seconds | None = None
     """Time through one cable."""
     radix: Annotated[int, Field(ge=2)] | None = None
-    """Ports of one switch."""
+    """Ports of one switch; of a fat tree, `k` by another name."""
     oversubscription: Annotated[float, Field(ge=1)] | None = None
-    """Rate into a leaf from its hosts over its rate towards the spines."""
+    """Rate into a leaf (edge switch of a fat tree) from its hosts over its rate upwards."""
     leaf_ports: Annotated[int, Field(ge=1)] | None = None
     """Ports of a leaf that face hosts (default: what radix and oversubscription leave)."""
     hosts_per_leaf: Annotated[int, Field(ge=1)] | None = None
@@ -286,6 +326,27 @@ class FabricSpec(FileModel):
     """Hosts of a listed fabric; the first are used."""
     trunks: tuple[ListedTrunk, ...] | None = None
     """Cables between switches of a listed fabric."""
+
+    @field_validator("*")
+    @classmethod
+    def _check_effect(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a number that this shape has no use for, unless it says what is so anyway."""
+        shape, field = info.data.get("kind"), info.field_name or ""
+        if shape is None or value is None or field in _EVERY_SHAPE | _USES[shape]:
+            return value
+        if _TRUE_ANYWAY.get(field) == value:
+            return value
+        uses = sorted((_EVERY_SHAPE | _USES[shape]) - {"kind"})
+        raise ValueError(f"nothing with kind: {shape}, which has {', '.join(uses)}")
+
+    @field_validator(*_SAME)
+    @classmethod
+    def _check_one_size(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse two numbers that say the same, one of which would be ignored."""
+        other = _SAME[info.field_name or ""]  # validated before: fields are in their order
+        if value is not None and info.data.get(other) is not None:
+            raise ValueError(f"nothing beside '{other}', which says as much")
+        return value
 
 
 class FabricFile(FileModel):

@@ -143,6 +143,11 @@ def _sum_by_layer(
         elif row.name not in frozen:
             allowed = allowed_names(positions, row.name)
             faults.append(Fault("name", repr(row.name), allowed, str(path), row.line))
+    for column, row_s in zip(("forward", "backward"), times, strict=True):
+        endless = [workload.layers[at].name for at in np.flatnonzero(~np.isfinite(row_s)).tolist()]
+        if endless:
+            text = f"an endless sum for {list_first(endless)}"
+            faults.append(Fault(column, text, "times whose sum is finite", str(path)))
     missing = [
         layer.name
         for position, layer in enumerate(workload.layers)

@@ -157,7 +157,9 @@ def test_words_about_the_network_stand_only_where_it_can_be_moved(
     explored: Grid, answer: Result
 ) -> None:
     assert "Network bandwidth and latency are" in render_block(explorer_section(answer, explored))
-    one_node = change_scenario(load_scenario("resnet50-dgx-a100"), {"scale": {"gpus": [1, 8]}})
+    one_node = change_scenario(
+        load_scenario("resnet50-dgx-a100"), {"cluster.nodes": 1, "scale": {"gpus": [1, 8]}}
+    )
     alone = run_scenario(one_node)
     axes = axes_of(one_node, alone, 12)  # as few as there may be: only words matter
     text = render_block(explorer_section(alone, explore(one_node, alone, axes, jobs=1)))

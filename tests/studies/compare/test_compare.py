@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.report.comparison.text import sentences
-from perfmodel.scenario import load_scenario
+from perfmodel.report.comparison.text import sentences, unread_fields
+from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.compare import Change, Comparison, compare
 from perfmodel.studies.compare.attribution import list_what_ifs
 from perfmodel.studies.compare.compare import (
@@ -91,9 +91,43 @@ def test_one_value_written_in_two_ways_is_no_difference(file: str) -> None:
 def test_the_asked_size_is_compared_and_no_smaller_one(tmp_path: Path) -> None:
     path = tmp_path / "curve.yaml"
     path.write_text(TEXT.replace("nodes: 2", "nodes: 4") + "scale: {nodes: [1, 2, 4]}\n")
-    comparison = compare([load_scenario(path), load_scenario(path, ["scale.nodes=[2]"])])
+    comparison = compare([load_scenario(path), load_scenario(path, ["cluster.nodes=2"])])
     assert [side.point.gpus for side in comparison.sides] == [4, 2]
     assert all(len(side.result.points) == 1 for side in comparison.sides)
+
+
+def test_what_acts_in_another_command_is_said(tmp_path: Path) -> None:
+    """A plan's fields differ, and so do sizes of a curve; no step does."""
+    changes = {
+        "plan.failures.restart=1 h": ("plan.failures.restart", "`perfmodel plan`"),
+        "scale.nodes=[1]": ("scale.nodes", "the scaling curve of `perfmodel run`"),
+    }
+    scenarios = [
+        load_scenario("plan-gpt2-xl", ["model.name=resnet18", "model.sequence_length=null",
+                                       "scale.nodes=[2]", "cluster.nodes=4", *change])
+        for change in ((), *((text,) for text in changes))
+    ]  # fmt: skip
+    for other, (name, reader) in zip(scenarios[1:], changes.values(), strict=True):
+        (field,) = list_differing_fields([scenarios[0], other])
+        assert (field.name, field.reader) == (name, reader)
+    prices = "plan.candidates.0.price_per_gpu_hour"
+    dearer = change_scenario(
+        scenarios[0],
+        {"plan.candidates": [
+            {**candidate, "price_per_gpu_hour": "9 USD/h"} if at == 0 else candidate
+            for at, candidate in enumerate(scenarios[0].origin.content["plan"]["candidates"])
+        ]},
+    )  # fmt: skip
+    (field,) = list_differing_fields([scenarios[0], dearer])
+    assert (field.name, field.values) == (prices, ("1.844 USD/h", "9 USD/h"))
+    comparison = compare([scenarios[0], dearer])
+    assert any("acts in `perfmodel plan` only" in line for line in unread_fields(comparison))
+    assert comparison.differences[0].step.ratio == 1
+
+
+def test_sections_of_one_side_only_are_no_difference(file: str) -> None:
+    more = ["scale={nodes: [1]}", "sweep={grid: {seed: [1, 2]}}"]
+    assert list_differing_fields([load_scenario(file), load_scenario(file, more)]) == ()
 
 
 # ---------------------------------------------------------------- by how much

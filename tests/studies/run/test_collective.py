@@ -11,6 +11,7 @@ import pytest
 
 from perfmodel.calibrate import read_profile
 from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.errors import InputError
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
@@ -150,3 +151,20 @@ def test_a_row_lies_inside_its_interval() -> None:
 def test_a_named_algorithm_was_not_validated() -> None:
     (row,) = collective_rows(build_topology("dgx-h100"), sizes=[MIB], algorithm="tree")
     assert row["interval_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"sizes": [8], "fidelity": "x"}, "fidelity"),
+        ({"sizes": [8, -1]}, "sizes.1"),
+        ({"sizes": [0]}, "sizes.0"),
+        ({"sizes": [1.5]}, "sizes.0"),
+        ({"sizes": [8], "op": "all_redoce"}, "op"),
+        ({"sizes": [8], "algorithm": "rign"}, "algorithm"),
+    ],
+)
+def test_arguments_from_python_are_checked(arguments: dict[str, object], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        collective_rows(build_topology("dgx-a100"), **arguments)  # type: ignore[arg-type]
+    assert field in {fault.field for fault in caught.value.faults}

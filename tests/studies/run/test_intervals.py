@@ -52,7 +52,7 @@ def test_hardware_that_nobody_ran_gets_the_widest_interval() -> None:
 
 
 def test_a_step_has_an_interval_without_a_profile() -> None:
-    answer = run_scenario(load_scenario("resnet50-dgx-a100", ("scale.gpus=[1, 16]",)))
+    answer = run_scenario(load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale.gpus=[1]")))
     alone, several = answer.points
     assert alone.interval_s is None, "one GPU sends nothing"
     assert several.interval_s is not None
@@ -97,7 +97,9 @@ def test_an_interval_lays_no_collective_again(
     filled = count_calls(
         monkeypatch, duty_cycle, "fill_and_drain_rates", lambda _, stage, *__: stage
     )
-    answer = run_scenario(load_scenario("resnet50-dgx-a100", ("scale.gpus=[16]", *events)))
+    answer = run_scenario(
+        load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", *events))
+    )
     assert answer.points[0].interval_s is not None
     assert 3 < len(lowered) <= machines * len(set(lowered))
     assert 0 < len(shared) == len(filled) <= len(lowered)

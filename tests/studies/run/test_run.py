@@ -108,7 +108,7 @@ def test_the_first_iteration_does_not_overlap(tmp_path: Path) -> None:
             "staging in host memory, over n0/mem0 -> n0/cpu0 (memory)",
         ),
         (
-            ("cluster.nodes=16", "scale.gpus=[128]", "training.batch_per_gpu=16",
+            ("cluster.nodes=16", "scale=null", "training.batch_per_gpu=16",
              "strategy.bucket_cap=100 KiB", "compute.overlap_slowdown=1.0",
              "library.protocol=simple"),
             "latency of the tree's steps",
@@ -154,7 +154,7 @@ def test_half_the_gradient_bytes_with_a_compression_hook(tmp_path: Path, result:
 
 def test_a_faster_network_is_never_slower(tmp_path: Path) -> None:
     steps = [
-        answered(tmp_path, f"cluster.node=ethernet-{rate}g", "scale.gpus=[2]").main.step_time_s
+        answered(tmp_path, f"cluster.node=ethernet-{rate}g", "scale=null").main.step_time_s
         for rate in (10, 25, 100)
     ]
     assert steps == sorted(steps, reverse=True)
@@ -210,6 +210,22 @@ def test_names_that_do_not_resolve(tmp_path: Path, override: str, wanted: str) -
         answered(tmp_path, override)
 
 
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("cluster.nodes=300000", "--set cluster.nodes"),
+        ("cluster.pool=300000", "--set cluster.pool"),
+        ("jobs=[{model: resnet18, batch_per_gpu: 8, nodes: 300000}]", "--set jobs.0.nodes"),
+    ],
+)
+def test_too_many_gpus_are_refused_by_the_field_that_asks_for_them(
+    tmp_path: Path, override: str, field: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        answered(tmp_path, override)
+    assert [fault.field for fault in caught.value.faults] == [field]
+
+
 def test_two_misspelt_names_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         answered(tmp_path, text=TEXT.replace("resnet50", "resnet5").replace("dgx-a100", "dgx-a10"))
@@ -221,7 +237,7 @@ def test_two_misspelt_names_are_named_at_once(tmp_path: Path) -> None:
 
 def test_message_fidelity_refuses_what_would_take_minutes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"fidelity.*sends.*use 'flow'"):
-        answered(tmp_path, "fidelity=message", "cluster.nodes=64", "scale.gpus=[512]")
+        answered(tmp_path, "fidelity=message", "cluster.nodes=64", "scale=null")
 
 
 @pytest.mark.parametrize("name", list_shipped("scenarios"))

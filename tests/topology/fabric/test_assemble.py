@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
+from perfmodel.files import validate_document
 from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
@@ -53,6 +54,54 @@ def test_fat_tree_has_full_bisection() -> None:
     assert max_flow_Bps(topology, set(range(8))) == pytest.approx(8 * nic_rate_Bps(topology))
     odd = set(range(1, 16, 2))
     assert max_flow_Bps(topology, odd) == pytest.approx(8 * nic_rate_Bps(topology))
+
+
+@pytest.mark.parametrize("routing", ["ecmp", "adaptive"])
+@pytest.mark.parametrize(("k", "ratio"), [(4, 1), (4, 2), (8, 2), (8, 4)])
+def test_tapered_fat_tree_has_its_share_of_bisection(k: int, ratio: int, routing: str) -> None:
+    """A cut between edge switches has 1 / ratio of the rate of its hosts, inside a pod and out."""
+    fabric = FabricSpec(kind="fat-tree", k=k, oversubscription=ratio, routing=routing)
+    half = k // 2
+    topology = build_topology("ethernet-10g", hosts=2 * half**2, fabric=fabric)
+    rate = nic_rate_Bps(topology)
+    edge, pod, alternate = set(range(half)), set(range(half**2)), set(range(0, 2 * half**2, half))
+    assert max_flow_Bps(topology, edge) == pytest.approx(half * rate / ratio)
+    assert max_flow_Bps(topology, pod) == pytest.approx(half**2 * rate / ratio)
+    assert max_flow_Bps(topology, alternate) == pytest.approx(2 * half * rate), "one a switch"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "named"),
+    [
+        ("one-switch", {"oversubscription": 4.0}, "oversubscription"),
+        ("one-switch", {"radix": 8}, "radix"),
+        ("one-switch", {"routing": "adaptive"}, "routing"),
+        ("fat-tree", {"hosts_per_leaf": 2}, "hosts_per_leaf"),
+        ("fat-tree", {"leaf_ports": 2}, "leaf_ports"),
+        ("fat-tree", {"radix": 8, "k": 8}, "k"),
+        ("leaf-spine", {"k": 8}, "k"),
+        ("leaf-spine", {"leaf_ports": 2, "hosts_per_leaf": 2}, "hosts_per_leaf"),
+    ],
+)
+def test_what_a_shape_does_not_have_is_refused(
+    kind: str, fields: dict[str, object], named: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        validate_document(FabricSpec, {"kind": kind, **fields})
+    assert [fault.field for fault in caught.value.faults] == [named]
+
+
+def test_one_switch_is_not_oversubscribed() -> None:
+    assert FabricSpec(kind="one-switch", oversubscription=1, routing="ecmp").oversubscription == 1
+
+
+def test_ports_of_a_fat_tree_are_those_asked_for() -> None:
+    trees = [
+        build_topology("ethernet-10g", hosts=16, fabric=FabricSpec(kind="fat-tree", **ports))
+        for ports in ({"k": 8}, {"radix": 8}, {"radix": 9})
+    ]
+    assert len({topology.arcs.names for topology in trees}) == 1
+    assert sum(name.startswith("fabric/edge") for name in trees[0].devices) == 16 // 4
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 4])
@@ -132,7 +181,8 @@ def test_nvl72_has_four_rails() -> None:
 def test_any_fabric_joins_all_and_keeps_the_block_order(
     name: str, kind: str, hosts: int, radix: int, ratio: float, data: st.DataObject
 ) -> None:
-    fabric = FabricSpec(kind=kind, radix=radix, oversubscription=ratio)
+    sized = {} if kind == "one-switch" else {"radix": radix, "oversubscription": ratio}
+    fabric = FabricSpec(kind=kind, **sized)
     topology = build_topology(TEMPLATES[name], hosts=hosts, fabric=fabric)
     assert check(topology) == ()
     assert nx.is_strongly_connected(topology.graph)

@@ -206,3 +206,11 @@ def test_a_user_adds_gpus_and_templates_beside_the_shipped_ones(
     monkeypatch.chdir(tmp_path)
     assert build_topology("box").gpu.memory_bytes == 60 * 2**30
     assert build_topology("dgx-a100").gpu.name == "a100-sxm4-80gb"
+    own = folder / "gpus.yaml"
+    own.write_text(own.read_text().replace("memory: 60 GiB", "memory: 60"))
+    assert build_topology("dgx-a100").gpu.name == "a100-sxm4-80gb", "a fault in a GPU of others"
+    with pytest.raises(InputError) as caught:
+        build_topology("box")
+    (fault,) = caught.value.faults
+    assert (fault.field, fault.file) == ("gpus.mine.memory", str(own.resolve()))
+    assert own.read_text().splitlines()[(fault.line or 0) - 1].strip() == "memory: 60"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
 from perfmodel.scenario import (
@@ -20,7 +19,7 @@ from perfmodel.scenario import (
 from perfmodel.simulate.engine.background import Traffic
 from perfmodel.simulate.ranks.jitter import Jitter
 from perfmodel.studies.run.resolve.disturbance import ALWAYS_S, Disturbance, LinkFault, join_names
-from perfmodel.topology.faults import find_arcs, no_device
+from perfmodel.topology.faults import find_arcs, find_devices, no_device
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.units import format_bandwidth, format_bytes, format_time
@@ -201,8 +200,8 @@ class _EventResolver:
 
     def _pair_devices(self, traffic: TrafficEvent) -> list[tuple[str, str]]:
         """Pair senders with receivers in order, or all with the only one of the other side."""
-        senders = self._find_devices("from", traffic.from_)
-        receivers = self._find_devices("to", traffic.to)
+        senders = find_devices(self.topology, traffic.from_, "from")
+        receivers = find_devices(self.topology, traffic.to, "to")
         if len(senders) == 1:
             pairs = [(senders[0], dst) for dst in receivers]
         elif len(receivers) == 1:
@@ -223,16 +222,6 @@ class _EventResolver:
             allowed = f"a device within reach: {error}"
             raise InputError(Fault("to", repr(traffic.to), allowed)) from None
         return pairs
-
-    def _find_devices(self, side: str, name: str) -> list[str]:
-        every = self.topology.devices
-        if name in every:
-            return [name]
-        is_pattern = any(sign in name for sign in "*?[")
-        devices = [node for node in every if is_pattern and fnmatchcase(node, name)]
-        if not devices:
-            raise InputError(no_device(self.topology, name, side))
-        return devices
 
 
 def _format_size(nbytes: float) -> str:

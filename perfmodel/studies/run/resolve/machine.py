@@ -55,18 +55,31 @@ def machine(
     Raises `InputError`: names file, line and field of the scenario.
     """
     with relocated_errors(scenario, "cluster.nodes"):
-        check_cluster_size((hosts or size.nodes) * size.gpus_per_node, "cluster.nodes")
+        count = (hosts or size.nodes) * size.gpus_per_node
+        check_cluster_size(count, _field_of_hosts(scenario, size))
     fabric = _resolve_fabric(scenario)
     with relocated_errors(scenario, "cluster"):
         topology = build_topology(
             node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
         )
+    if scenario.library.host_step is not None and topology.gpu.generation != "cpu":
+        allowed = f"nothing with {topology.gpu.name}, only for processes on CPUs"
+        raise scenario.fault("library.host_step", f"{scenario.library.host_step:g} s", allowed)
     return make_machine(
         topology,
         _load_library(scenario.library),
         settings=resolve_settings(scenario),
         channels=scenario.library.channels,
     )
+
+
+def _field_of_hosts(scenario: Scenario, size: ClusterSize) -> str:
+    """Field that most nodes on the network come from."""
+    if scenario.cluster.pool is not None:
+        return "cluster.pool"
+    nodes = {f"jobs.{at}.nodes": job.nodes for at, job in enumerate(scenario.jobs)}
+    nodes["cluster.nodes"] = size.nodes
+    return max(nodes, key=nodes.__getitem__)
 
 
 def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
@@ -105,20 +118,24 @@ def resolve_settings(scenario: Scenario) -> LibrarySettings:
         return settings_of(
             version=section.version,
             env=env,
-            one_process=section.processes == "per-host",
             fields=("library.version", "library.env"),
         )
 
 
 def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
-    """List NCCL's settings in a scenario with another library."""
+    """List settings that the library of a scenario, another than NCCL, does not have."""
     section = scenario.library
-    nccl_only = {
+    protocols = {"auto", *load_library(section.name).protocols}
+    rings = section.name == "plain"  # with the rings and the chunks of NCCL's
+    unused = {
         "algorithm": None if section.algorithm in {"auto", "ring"} else section.algorithm,
+        "protocol": None if section.protocol in protocols else section.protocol,
+        "channels": None if rings else section.channels,
+        "credits": section.credits if section.name == "mpi" else None,  # its sends block
         "version": section.version,
         "env": next(iter(section.env), None),
     }
-    for name, value in nccl_only.items():
+    for name, value in unused.items():
         if value is not None:
             allowed = f"nothing for {section.name}, only for name: nccl"
             yield scenario.origin.fault(f"library.{name}", repr(value), allowed)
@@ -132,10 +149,14 @@ def _load_library(section: LibrarySection) -> CommLibrary:
         for name, protocol in loaded.protocols.items()
         if section.protocol in {"auto", name}
     }
+    variants = loaded.variants
+    if section.credits is not None:  # for every machine
+        variants = tuple(each.model_copy(update={"credits": None}) for each in variants)
     overrides = {"workers": section.workers, "host_step": section.host_step}
     return loaded.model_copy(
         update={
             "protocols": protocols or loaded.protocols,
+            "variants": variants,
             **{name: value for name, value in overrides.items() if value is not None},
         }
     )

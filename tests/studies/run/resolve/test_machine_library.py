@@ -41,13 +41,9 @@ def faults(loaded):
 
 def test_settings_of_a_scenario(scenario):
     settings = resolve_settings(
-        scenario(
-            "{version: 2.26.2, algorithm: nvls, protocol: simple, processes: per-host, "
-            "env: {NCCL_MIN_CTAS: 24}}"
-        )
+        scenario("{version: 2.26.2, algorithm: nvls, protocol: simple, env: {NCCL_MIN_CTAS: 24}}")
     )
     assert settings.version == "2.26.2"
-    assert settings.one_process
     assert dict(settings.env) == {
         "NCCL_MIN_CTAS": "24", "NCCL_ALGO": "nvls", "NCCL_PROTO": "simple",
     }  # fmt: skip
@@ -56,7 +52,7 @@ def test_settings_of_a_scenario(scenario):
 
 def test_nothing_said_is_nothing_told(scenario):
     settings = resolve_settings(scenario("{}"))
-    assert (settings.version, dict(settings.env), settings.one_process) == (None, {}, False)
+    assert (settings.version, dict(settings.env)) == (None, {})
 
 
 def test_the_environment_wins_over_the_words(scenario):
@@ -88,7 +84,7 @@ def test_unknown_words_are_refused_on_reading(scenario):
     for words, named in (
         ("{algorithm: rign}", "did you mean 'ring'"),
         ("{name: ncl}", "did you mean 'nccl'"),
-        ("{processes: per-node}", "did you mean 'per-host'"),
+        ("{processes: per-host}", "perfmodel collective --one-process"),
         ("{protocl: ll}", "did you mean 'protocol'"),
     ):
         with pytest.raises(InputError, match=named):

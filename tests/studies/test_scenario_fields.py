@@ -1,0 +1,232 @@
+"""Every field of a scenario changes an answer, or is refused by its name, or says why it may not.
+
+The fields come from the schema, so that a new one is tried as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.files import plain
+from perfmodel.files.read import parse_yaml
+from perfmodel.report.run.export import to_json
+from perfmodel.scenario import Scenario, load_scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.workload import load_workload
+from tests.fields import Document, acts, list_fields, other_values, value_at
+
+BASE = """
+perfmodel: 1
+model: {name: resnet18}
+compute: {precision: fp16}
+strategy: {kind: ddp}
+cluster: {node: v100-x8-25g, nodes: 2, gpus_per_node: 2, fabric: {kind: one-switch}}
+training: {batch_per_gpu: 8}
+"""
+
+SHARED = "which all others share"
+"""Reason to skip what another context has tried."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """A scenario, and which of its sections are tried.
+
+    `changes`: sections in place of those of `BASE`. `idle`: fields that do nothing here, and why.
+    """
+
+    changes: str
+    tried: str
+    idle: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_EVENT = "leaves out what this scenario does not have; contexts with events and jobs try it"
+NO_CHANCE = "nothing is drawn at random; the contexts of jitter and of placement try it"
+OTHER_COMMAND = "another command reads it, and `compare` says so; its own context tries it"
+NO_ATTENTION = "the model has no attention to fuse; the context of a transformer tries it"
+RINGS = dict.fromkeys(
+    ("cluster.fabric.oversubscription", "cluster.fabric.routing"),
+    "a ring leaves each leaf once, so that one uplink is enough; the test of fabrics tries it",
+)
+A100 = "cluster: {node: dgx-a100, nodes: 2, gpus_per_node: 2, fabric: rail-optimised}\n"
+CONTEXTS = {
+    "job": Context("", "", {
+        "compute.fused_attention": NO_ATTENTION, "seed": NO_CHANCE,
+        "sweep": OTHER_COMMAND, "plan": OTHER_COMMAND,
+    }),
+    "what if": Context("what_if: {compute: 1.5}", "what_if.", {
+        "what_if.jitter": NO_EVENT, "what_if.events": NO_EVENT, "what_if.jobs": NO_EVENT}),
+    "transformer": Context("model: {name: bert-base}", "model. compute.", {
+        "compute.channels_last": "the model has no convolutions"}),
+    "model in a file": Context(
+        "model: {file: model.csv}\ncompute: {precision: fp16, source: file, times: times.csv}",
+        "model.file compute.times"),
+    "times in a file": Context(
+        "compute: {precision: fp16, source: file, times: resnet18.csv}", "compute.", {
+        "compute.fused_attention": NO_ATTENTION}),
+    "strong scaling": Context("training: {global_batch: 64}", "training."),
+    "data parallel": Context(
+        "strategy: {kind: data_parallel}\ncluster: {node: v100-x8-25g, gpus_per_node: 2}",
+        "strategy. model. compute.", {"compute.fused_attention": NO_ATTENTION}),
+    "accumulating": Context("strategy: {kind: ddp, accumulate: 2}", "strategy."),
+    **{f"fabric {shape}": Context(
+        f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"
+        f"{'' if shape == 'one-switch' else ', radix: 8, oversubscription: 2'}}}}}",
+        "cluster.fabric.", RINGS if shape == "rail-optimised" else {}) for shape in
+        ("one-switch", "leaf-spine", "rail-optimised", "fat-tree")},
+    "some of a pool": Context(
+        "cluster: {node: ethernet-10g, nodes: 4, pool: 16, placement: random, fabric: "
+        "{kind: leaf-spine, hosts_per_leaf: 4, oversubscription: 4}}",
+        "cluster.pool cluster.placement seed"),
+    **{f"library {name}": Context(
+        A100 + f"library: {{name: {name}}}\nstrategy: {{bucket_cap: 1 MiB}}", "library.")
+       for name in ("nccl", "plain", "gloo", "mpi")},
+    "processes on CPUs": Context(
+        "cluster: {node: cpu-loopback, gpus_per_node: 2}\ncompute: {precision: fp32}\n"
+        "library: {name: gloo}", "library."),
+    "slow": Context("events: [{slow: {ranks: [1], by: 2, steps: [3]}}]",
+                    "events.0.slow. what_if"),
+    "jitter": Context("events: [{jitter: {cv: 0.01}}]", "events. seed"),
+    "degrade": Context(
+        'events: [{degrade: {link: n0/nic0, by: 4, at: "10 ms", until: "50 ms"}}]',
+        "events.0.degrade."),
+    "down": Context(
+        A100 + 'events: [{down: {link: n0/nic0 -- fabric/leaf0, at: "1 ms", '
+        'reroute_after: "50 ms"}}]', "events.0.down."),
+    "lose": Context(
+        A100 + 'events: [{lose: {nic: n0/nic0, at: "1 ms", reroute_after: "50 ms"}}]',
+        "events.0.lose."),
+    "traffic": Context(
+        'events: [{traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s, nbytes: 20 MB, '
+        'every: "50 ms", at: "1 ms"}}]', "events.0.traffic."),
+    "events left out": Context(
+        "events: [{jitter: {cv: 0.01}}]\nwhat_if: {compute: 1.5}",
+        "what_if.jitter what_if.events"),
+    "jobs": Context(
+        "cluster: {node: ethernet-100g, nodes: 2, fabric: "
+        "{kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 2}, placement: spread}\n"
+        "strategy: {bucket_cap: 100 MiB}\ncompute: {precision: fp16}\n"
+        "jobs: [{model: resnet18, batch_per_gpu: 8, nodes: 2}]\n"
+        "what_if: {compute: 1.5}",
+        "jobs. cluster.placement what_if.jobs"),
+}  # fmt: skip
+
+VALUES: Mapping[str, list[Any]] = {
+    "perfmodel": [2],
+    "name": ["vgg11", "bert-large"],
+    "file": ["model.csv", "other.csv"],
+    "times": ["times.csv", "slow.csv"],
+    "library": [{"name": "gloo"}],
+    "plan": [{"target": {"samples": 1}, "candidates": [{"name": "a", "node": "dgx-a100",
+                                                        "nodes": [1]}]}],
+    "model": ["vgg11"],
+    "compute.source": ["file", "roofline"],
+    "bucket_caps": [["1 MiB", "4 MiB"]],
+    "cluster.node": ["ethernet-25g", "v100-x8-100g"],
+    "cluster.mixed": [[{"nodes": [1], "gpu": "v100-pcie-16gb"}]],
+    "cluster.fabric": ["leaf-spine"],
+    "kind": ["leaf-spine", "rail-optimised", "one-switch", "fat-tree"],
+    "training.scaling": ["strong", "weak"],
+    "scale": [{"gpus": [1]}],
+    "events": [[{"slow": {"ranks": [1], "by": 2}}]],
+    "jobs": [[{"model": "resnet18", "batch_per_gpu": 8, "nodes": 2}]],
+    "library.name": ["gloo", "nccl"],
+    "library.version": ["2.4.8"],
+    "library.env": [{"NCCL_PROTO": "LL"}],
+    "profile": ["no-such-profile"],
+    "what_if": [{"compute": 2}],
+    "sweep": [{"grid": {"seed": [1, 2]}}],
+    "ranks": [[0], [2]],
+    "nodes": [[1]],
+    "steps": [[4]],
+    "library.processes": ["per-host"],
+    "link": ["n1/nic0", "n0/pcie0"],
+    "nic": ["n1/nic0", "n0/nic1"],
+    "from": ["n0/gpu0", "n1/gpu0"],
+    "to": ["n1/gpu0", "n0/gpu1", "1 GB/s"],
+    "strategy": [{"bucket_cap": "1 MiB"}],
+    "slow": [{"ranks": [0], "by": 2}],
+    "jitter": [{"cv": 0.1}],
+    "degrade": [{"link": "n0/nic0", "by": 2}],
+    "down": [{"link": "n0/nic0"}],
+    "lose": [{"nic": "n0/nic0"}],
+    "traffic": [{"from": "n0/cpu0", "to": "n1/cpu0", "rate": "1 GB/s"}],
+}  # fmt: skip
+"""Values that no schema can give: names, lists, whole sections; by field or by its last part."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that scenarios name."""
+    place = tmp_path_factory.mktemp("fields")
+    tensors = {"a.weight": "4000,1000", "b.weight": "1000,3000"}
+    for name, dtype in (("model.csv", "fp32"), ("other.csv", "fp16")):
+        lines = [f'{tensor},"{shape}",{dtype}' for tensor, shape in tensors.items()]
+        (place / name).write_text("\n".join(["name,shape,dtype", *lines]))
+    layers = [layer.name for layer in load_workload("resnet18").layers]
+    for name, timed, time in (
+        ("times.csv", tensors, "1 ms"), ("slow.csv", tensors, "2 ms"),
+        ("resnet18.csv", layers, "0.1 ms"),
+    ):  # fmt: skip
+        lines = ["name,forward,backward", *(f"{layer},{time},{time}" for layer in timed)]
+        (place / name).write_text("\n".join(lines))
+    return place
+
+
+def document_of(context: Context) -> Document:
+    document: Document = dict(plain(parse_yaml(BASE)))
+    return document | dict(plain(parse_yaml(context.changes)) or {})
+
+
+ECHOED = ("scenario", "question", "machine", "assumptions", "sources", "provenance")
+"""Parts of an answer that say what was asked."""
+
+
+ANSWERS: dict[str, object] = {}
+"""By document: every field of a context is compared with the same one."""
+
+
+def answer(document: Document, folder: Path) -> object:
+    text = json.dumps(document)
+    if text not in ANSWERS:
+        path = folder / "asked.yaml"
+        path.write_text(f"# How long is a step?\n{text}")
+        result = to_json(run_scenario(load_scenario(path)))
+        ANSWERS[text] = {name: part for name, part in result.items() if name not in ECHOED}
+    return ANSWERS[text]
+
+
+def values_for(document: Document, name: str) -> list[Any]:
+    last = name.rpartition(".")[2]
+    values = VALUES.get(name) or other_values(Scenario, document, name) or VALUES.get(last, [])
+    return [value for value in values if value != value_at(document, name)]
+
+
+def tried_fields(context: Context) -> list[str]:
+    document = document_of(context)
+    names = list_fields(Scenario, document)
+    parts = tuple(context.tried.split()) or ("",)
+    return [name for name in names if name.startswith(parts)]
+
+
+CASES = [
+    pytest.param(context, name, id=f"{label}: {name}")
+    for label, context in CONTEXTS.items()
+    for name in tried_fields(context)
+]
+
+
+@pytest.mark.parametrize(("context", "name"), CASES)
+def test_every_field_acts_or_is_refused(context: Context, name: str, folder: Path) -> None:
+    document = document_of(context)
+    values = values_for(document, name)
+    assert values, f"no other value for {name}: give one in VALUES"
+    effect = acts(document, lambda asked: answer(asked, folder), name, values)
+    reason = context.idle.get(name)
+    assert effect == (reason is None), f"{name} with {values}: acts {effect}, listed: {reason}"
