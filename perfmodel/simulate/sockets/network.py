@@ -24,10 +24,11 @@ from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import Network, call_at, count_collective, schedule_last
-from perfmodel.simulate.sockets.connection import ENDLESS, Connection, Cores, Link
+from perfmodel.simulate.sockets.connection import Connection, Cores
+from perfmodel.simulate.sockets.link import Link
 from perfmodel.simulate.sockets.rank_loops import RankLoops, RankRound, rank_rounds
+from perfmodel.topology.templates.spec import PORT_KINDS
 
-SAME_RATE = 1e-9
 PIECE_BYTES = 65536
 """Bytes that a receiver processes at once (Linux delivers TCP in pieces of 64 KiB at most)."""
 
@@ -241,18 +242,23 @@ class SocketNetwork(Network):
     def _connection(self, arcs: tuple[int, ...], link_s: float) -> Connection:
         if arcs not in self._connections:
             machine = self.machine
-            rates = machine.topology.arcs.bandwidth_Bps[list(arcs)]
-            slowest = float(rates.min())
-            links = [
-                self._link(arc, float(rate), rate <= slowest * (1 + SAME_RATE))
-                for arc, rate in zip(arcs, rates, strict=True)
-                if rate < ENDLESS * slowest
-            ]
-            self._connections[arcs] = Connection(links, link_s, machine.library.device_queue)
+            links = [self._link(arc) for arc in arcs]
+            queue = machine.library.device_queue
+            self._connections[arcs] = Connection(links, link_s, queue, self._own_links(arcs))
         return self._connections[arcs]
 
-    def _link(self, arc: int, rate_Bps: float, slowest: bool) -> Link:
-        sockets = self.machine.topology.sockets
+    def _own_links(self, arcs: tuple[int, ...]) -> int | None:
+        """Return how many of the links of a route lead out of its host; None: it does not."""
+        between = (at for at, arc in enumerate(arcs, start=1) if self._is_between_hosts(arc))
+        return next(between, None)
+
+    def _is_between_hosts(self, arc: int) -> bool:
+        return self.machine.topology.arcs.kinds[arc] in PORT_KINDS
+
+    def _link(self, arc: int) -> Link:
+        """Return a link; shapers are in the network."""
+        topology = self.machine.topology
         if arc not in self._links:
-            self._links[arc] = Link(rate_Bps, sockets.burst_bytes if slowest else 0.0)
+            burst_bytes = topology.sockets.burst_bytes if self._is_between_hosts(arc) else 0.0
+            self._links[arc] = Link(float(topology.arcs.bandwidth_Bps[arc]), burst_bytes)
         return self._links[arc]
