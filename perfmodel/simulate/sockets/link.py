@@ -39,8 +39,24 @@ class FreeCapacity:
 
     def take(self, first_s: float, last_s: float, nbytes: float) -> tuple[float, float]:
         """Send bytes that arrive evenly between two times; return when they start and end."""
+        begin = self._split(first_s)
+        if begin == len(self._times_s) - 1:
+            end_s = first_s + nbytes / self.rate_Bps
+            if end_s >= last_s:
+                self._use(begin, end_s, self.rate_Bps)
+            else:
+                end_s = last_s
+                self._use(begin, end_s, nbytes / (last_s - first_s))
+            return first_s, end_s
+        start_s, end_s, index = self._take_what_is_free(begin, first_s, last_s, nbytes)
+        self._join(begin, index)
+        return start_s, end_s
+
+    def _take_what_is_free(
+        self, index: int, first_s: float, last_s: float, nbytes: float
+    ) -> tuple[float, float, int]:
+        """Send bytes among others; return when they start and end, and the index of the end."""
         input_Bps = nbytes / (last_s - first_s) if last_s > first_s else 0.0
-        begin = index = self._split(first_s)
         at_s, start_s, sent = first_s, math.inf, 0.0
         while True:
             arrived = (at_s - first_s) * input_Bps if at_s < last_s else nbytes
@@ -60,8 +76,7 @@ class FreeCapacity:
                 sent += (stop_s - at_s) * rate_Bps
             self._use(index, stop_s, rate_Bps)
             at_s, index = stop_s, index + 1
-        self._join(begin, index)
-        return min(start_s, at_s), at_s
+        return min(start_s, at_s), at_s, index
 
     def _next_s(self, index: int) -> float:
         return self._times_s[index + 1] if index + 1 < len(self._times_s) else math.inf

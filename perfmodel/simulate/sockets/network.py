@@ -133,12 +133,13 @@ class SocketNetwork(Network):
 
         Data before the last packet are processed piece by piece, each in the middle of its arrival.
         An idle machine is done at `idle_s`, wake-up included; a busy one waits for a core instead
-        of waking up, so that the later of both counts.
+        of waking up, so that the later of both counts. What lands at the same time lands in the
+        order in which it was written, however it was processed.
         """
-        library, cores = self.machine.library, self._cores
+        library, cores, order = self.machine.library, self._cores, next(self._count)
         sockets = self.machine.topology.sockets
         if cores.number is None:
-            self._at(idle_s, land)
+            self._at(idle_s, land, order)
             return
         last_bytes = min(nbytes, sockets.frame_bytes or PIECE_BYTES)
         pieces = math.ceil((nbytes - last_bytes) / PIECE_BYTES)
@@ -148,7 +149,11 @@ class SocketNetwork(Network):
             work_s = self._receiving_s(piece_bytes, rate_Bps)
             self._at(max(self._now_s, at_s - before_s), partial(self._occupy, work_s))
         last_s = library.core_message + self._receiving_s(last_bytes, rate_Bps)
-        self._at(at_s, lambda: self._at(max(idle_s, cores.done_s(self._now_s, last_s)), land))
+
+        def process_last() -> None:
+            self._at(max(idle_s, cores.done_s(self._now_s, last_s)), land, order)
+
+        self._at(at_s, process_last)
 
     def _occupy(self, work_s: float) -> None:
         """Keep a core busy from now on, or as soon as one is free."""
@@ -165,8 +170,10 @@ class SocketNetwork(Network):
             return min(nbytes / frame * library.core_frame, nbytes / rate_Bps * self._cores.speed)
         return 0.0 if library.core_bytes is None else nbytes / library.core_bytes
 
-    def _at(self, time_s: float, action: Callable[[], object]) -> None:
-        heapq.heappush(self._events, (time_s, next(self._count), action))
+    def _at(self, time_s: float, action: Callable[[], object], order: int | None = None) -> None:
+        """Act at a time; of what happens at the same time, in order (default: of these calls)."""
+        order = next(self._count) if order is None else order
+        heapq.heappush(self._events, (time_s, order, action))
         if self._wake is None or time_s < self._wake_s:
             self._wait(time_s)
 
