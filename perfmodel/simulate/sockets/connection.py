@@ -10,7 +10,8 @@ connection has to wait. Switches further on queue whatever arrives faster than t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.simulate.sockets.link import Link
@@ -27,6 +28,11 @@ class Connection:
     own: int | None = None
     """So many of the first links are the sender's host's, its device included; None: all."""
     sent_s: float = field(default=0.0, init=False)
+    """When all data have left the sender's host."""
+    begun_s: float = field(default=0.0, init=False)
+    """When the last data that were sent begin to leave the last link."""
+    waiting: deque[Callable[[], None]] = field(default_factory=deque, init=False)
+    """What is to be sent after it, in order."""
     rate_Bps: float = field(init=False)
     """Rate of the slowest link."""
 
@@ -41,6 +47,7 @@ class Connection:
             first_s, last_s = link.book(at_s, first_s, last_s, nbytes)
             if number == self.own:
                 self.sent_s = last_s
+        self.begun_s = first_s
         return last_s + self.latency_s
 
     def send_ready(self, at_s: float) -> float:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,6 +32,9 @@ from perfmodel.topology.templates.spec import PORT_KINDS
 
 PIECE_BYTES = 65536
 """Bytes that a receiver processes at once (Linux delivers TCP in pieces of 64 KiB at most)."""
+TURN_BYTES, MOST_PIECES = 16384, 16
+"""Pieces of a message whose connection shares links with other groups': they take turns. TCP's turn
+is a packet or some; one group is ahead of its fair share by a piece for each message in flight."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,8 @@ class _Compiled:
     """A collective as rounds of ranks; by (sender, receiver) two connections and the latency."""
 
     lowered: LoweredCollective
+    edges: tuple[bytes, ...]
+    """Between which ranks it sends."""
     rounds: tuple[tuple[RankRound, ...], ...]
     pairs: dict[tuple[int, int], tuple[Connection, Connection, float]]
 
@@ -50,6 +56,8 @@ class SocketNetwork(Network):
     _connections: dict[tuple[int, ...], Connection] = field(default_factory=dict, init=False)
     _compiled: dict[int, _Compiled] = field(default_factory=dict, init=False)
     _events: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list, init=False)
+    _in_progress: Counter[tuple[bytes, ...]] = field(default_factory=Counter, init=False)
+    """Collectives, by the edges over which they send."""
     _count: itertools.count[int] = field(default_factory=itertools.count, init=False)
     _wake: simpy.Event | None = field(default=None, init=False)
     _wake_s: float = field(default=0.0, init=False)
@@ -88,21 +96,35 @@ class SocketNetwork(Network):
 
         def send_ready(receiver: int, sender: int, number: int) -> None:
             _, backward, _ = compiled.pairs[sender, receiver]
-            at_s = backward.send_ready(self._now_s)
-            self._at(at_s, lambda: loops.receive_ready(sender, receiver, number))
+
+            def write_ready() -> None:
+                at_s = backward.send_ready(self._now_s)
+                self._at(at_s, lambda: loops.receive_ready(sender, receiver, number))
+
+            self._send_in_order(backward, [write_ready])
 
         def send(sender: int, receiver: int, number: int, nbytes: float) -> None:
             forward, _, software_s = compiled.pairs[sender, receiver]
             call_s = self._now_s
 
             def write() -> None:
-                at_s = forward.send(self._now_s, nbytes * compiled.lowered.wire_factor)
-                idle_s = at_s + software_s - (self._now_s - call_s)
-                self._receive(at_s, idle_s, nbytes, forward.rate_Bps, land)
+                rest_s = software_s - (self._now_s - call_s)
+                pieces = self._pieces(nbytes)
+                piece_bytes = nbytes * compiled.lowered.wire_factor / pieces
+
+                def send_piece() -> None:
+                    forward.send(self._now_s, piece_bytes)
+
+                def send_last() -> None:
+                    at_s = forward.send(self._now_s, piece_bytes)
+                    self._receive(at_s, at_s + rest_s, nbytes, forward.rate_Bps, land)
+
+                self._send_in_order(forward, [send_piece] * (pieces - 1) + [send_last])
 
             def land() -> None:
                 loops.count_message(receiver, number)
                 if loops.ended:
+                    self._end(compiled)
                     call_at(self.env, self._now_s, lambda _: done.succeed())
 
             self._when_free(self.machine.library.core_message, write)
@@ -110,10 +132,44 @@ class SocketNetwork(Network):
         loops = RankLoops(compiled.rounds, send_ready, send)
         if loops.ended:
             return self.env.timeout(compiled.lowered.launch_s)
+        self._in_progress[compiled.edges] += 1
         at_s = self.env.now + compiled.lowered.launch_s
         for rank in range(len(compiled.rounds)):
             self._at(at_s, partial(self._call, loops, rank))
         return done
+
+    def _end(self, compiled: _Compiled) -> None:
+        self._in_progress[compiled.edges] -= 1
+        if not self._in_progress[compiled.edges]:
+            del self._in_progress[compiled.edges]
+
+    def _pieces(self, nbytes: float) -> int:
+        """Return in how many pieces a message is sent.
+
+        Collectives on the same connections follow one another on them. Those of other groups have
+        connections of their own, which TCP lets share a link alike: they take turns, piece by
+        piece.
+        """
+        if len(self._in_progress) < 2:
+            return 1
+        return max(1, min(MOST_PIECES, math.ceil(nbytes / TURN_BYTES)))
+
+    def _send_in_order(
+        self, connection: Connection, actions: Sequence[Callable[[], None]]
+    ) -> None:
+        """Send after all that waits on a connection already."""
+        idle = not connection.waiting
+        connection.waiting.extend(actions)
+        if idle:
+            self._send_next(connection)
+
+    def _send_next(self, connection: Connection) -> None:
+        """Send what is first on a connection; the next once that has begun to arrive."""
+        waiting = connection.waiting
+        waiting.popleft()()
+        if waiting:
+            at_s = max(self._now_s, connection.begun_s)
+            self._at(at_s, partial(self._send_next, connection))
 
     def _call(self, loops: RankLoops, rank: int) -> None:
         self._when_free(self.machine.library.core_call, partial(loops.begin, rank))
@@ -206,7 +262,9 @@ class SocketNetwork(Network):
                 schedule.root, credits,
             )  # fmt: skip
             rounds = machine.cached(key, lambda: rank_rounds(schedule, credits))
-            self._compiled[id(lowered)] = _Compiled(lowered, rounds, self._pairs(lowered))
+            ends = [part for s in lowered.stages for part in (s.edges.src, s.edges.dst)]
+            edges = tuple(part.tobytes() for part in ends)
+            self._compiled[id(lowered)] = _Compiled(lowered, edges, rounds, self._pairs(lowered))
         return self._compiled[id(lowered)]
 
     def _pairs(
