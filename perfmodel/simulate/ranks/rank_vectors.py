@@ -78,7 +78,7 @@ class _CollectiveTimes:
 
     plan: StepPlan
     timer: UncontendedTimer
-    fidelity: Fidelity
+    fidelity: Fidelity | Literal["free"]
     notes: dict[str, ApproximationNote] = field(default_factory=dict)
     """Where what was simulated is an approximation, by kind."""
     _cache: dict[Collective, tuple[float, LinkCounters]] = field(default_factory=dict)

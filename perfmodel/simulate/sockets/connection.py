@@ -1,10 +1,11 @@
 """What messages between processes wait for: links, sockets and the cores that they share.
 
 Times only: every message takes its share of all links when it is written to a socket, after those
-that were written before (see `link.py`), and keeps it. A connection between two ranks carries all messages of one direction in the
-order in which they were written. Unsent data wait in the sockets of the host, but for a small part
-in the queue of its network device (TCP small queues), behind which a ready message on another
-connection has to wait. Switches further on queue whatever arrives faster than they can send it.
+that were written before (see `link.py`), and keeps it. A connection between two ranks carries all
+messages of one direction in the order in which they were written. Unsent data wait in the sockets
+of the host, but for a small part in the queue of its network device (TCP small queues), behind
+which a ready message on another connection has to wait. Switches further on queue whatever arrives
+faster than they can send it.
 """
 
 from __future__ import annotations

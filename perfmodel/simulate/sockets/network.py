@@ -109,17 +109,11 @@ class SocketNetwork(Network):
 
             def write() -> None:
                 rest_s = software_s - (self._now_s - call_s)
-                pieces = self._pieces(nbytes)
-                piece_bytes = nbytes * compiled.lowered.wire_factor / pieces
 
-                def send_piece() -> None:
-                    forward.send(self._now_s, piece_bytes)
-
-                def send_last() -> None:
-                    at_s = forward.send(self._now_s, piece_bytes)
+                def arrive(at_s: float) -> None:
                     self._receive(at_s, at_s + rest_s, nbytes, forward.rate_Bps, land)
 
-                self._send_in_order(forward, [send_piece] * (pieces - 1) + [send_last])
+                self._send(forward, nbytes * compiled.lowered.wire_factor, arrive)
 
             def land() -> None:
                 loops.count_message(receiver, number)
@@ -154,9 +148,19 @@ class SocketNetwork(Network):
             return 1
         return max(1, min(MOST_PIECES, math.ceil(nbytes / TURN_BYTES)))
 
-    def _send_in_order(
-        self, connection: Connection, actions: Sequence[Callable[[], None]]
-    ) -> None:
+    def _send(self, connection: Connection, nbytes: float, arrive: Callable[[float], None]) -> None:
+        """Send a message; call when it is known when all of it arrives."""
+        pieces = self._pieces(nbytes)
+
+        def send_piece() -> None:
+            connection.send(self._now_s, nbytes / pieces)
+
+        def send_last() -> None:
+            arrive(connection.send(self._now_s, nbytes / pieces))
+
+        self._send_in_order(connection, [send_piece] * (pieces - 1) + [send_last])
+
+    def _send_in_order(self, connection: Connection, actions: Sequence[Callable[[], None]]) -> None:
         """Send after all that waits on a connection already."""
         idle = not connection.waiting
         connection.waiting.extend(actions)

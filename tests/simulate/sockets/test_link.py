@@ -48,9 +48,7 @@ def test_an_interrupted_message_goes_on_where_it_stopped() -> None:
     assert link.book(0.0, 3.0, 3.0, 10.0) == (3.0, 18.0)
 
 
-arrivals = st.tuples(
-    st.floats(0, 50), st.just(0.0) | st.floats(1e-3, 20), st.floats(1, 200)
-)
+arrivals = st.tuples(st.floats(0, 50), st.just(0.0) | st.floats(1e-3, 20), st.floats(1, 200))
 
 
 @given(st.lists(arrivals, min_size=1, max_size=12), st.floats(0.5, 50))
@@ -74,9 +72,7 @@ def fluid_queue_empty_s(messages: list[tuple[float, float, float]], rate_Bps: fl
     for begin_s, stop_s in itertools.pairwise([*times, float("inf")]):
         waiting += sum(n for at, for_s, n in messages if at == begin_s and at + for_s == at)
         input_Bps = sum(
-            n / for_s
-            for at, for_s, n in messages
-            if at + for_s > at and at <= begin_s < at + for_s
+            n / for_s for at, for_s, n in messages if at + for_s > at and at <= begin_s < at + for_s
         )
         if stop_s == float("inf"):
             return max(end_s, begin_s + waiting / rate_Bps)

@@ -15,11 +15,14 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.engine.engine import uses_sockets
 from perfmodel.simulate.sockets.connection import Connection
-from perfmodel.simulate.sockets.network import SocketNetwork
 from perfmodel.simulate.sockets.link import Link
+from perfmodel.simulate.sockets.network import SocketNetwork
 from perfmodel.simulate.sockets.rank_loops import rank_rounds
 from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.collective import collective_rows
+from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
 from perfmodel.topology.model import Sockets, Topology
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.validate.trainings.shaped_links import ShapedCluster, machine_of
 
 Maker = Callable[..., Topology]
@@ -144,8 +147,6 @@ def test_alone_on_like_links_it_is_what_the_recurrence_says(
 LINK = (492.6e6 / 8 * 0.9963, 496.3e6 / 8 * 0.9963, 977e6 / 8, 1883e6 / 8)
 
 
-
-
 def shaped(ranks: int, rate_Bps: float, one_way_s: float, burst_bytes: float) -> Machine:
     """Hosts of one process each, with cores of their own."""
     racks = (0,) * ranks
@@ -199,6 +200,42 @@ def test_two_at_once_as_measured(
     machine = shaped(4, LINK[1], one_way_s, 18528)
     found = sorted(ends_s(machine, [nbytes] * 2, 4))
     assert found == [pytest.approx(ms / 1e3, rel=within) for ms in measured_ms]
+
+
+# ---------------------------------------------------------------- beside theory
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 8 << 20])
+def test_two_jobs_share_a_link_alike(nbytes: int) -> None:
+    """Both end when the shared link has carried the bytes of both, the first 8 % earlier at most."""
+    rate_Bps = 125e6
+    cluster = ShapedCluster(rate_Bps, 25e-6, (0, 0, 1, 1), rate_Bps, (), 0.0, 9000, 2, 2, 1.0)
+    machine = machine_of(cluster)
+    machine = Machine(replace(machine.topology, sockets=Sockets()), machine.library)
+    env = simpy.Environment()
+    network = SocketNetwork(env, UncontendedTimer(machine))
+    ends: list[float] = []
+    for group in ((0, 2), (1, 3)):
+        event = network.collective("all_reduce", nbytes, (group,), 0)
+        event.callbacks.append(lambda _: ends.append(float(env.now)))
+    env.run()
+    trunk_s = 2 * nbytes / rate_Bps
+    assert ends[0] >= 0.92 * trunk_s
+    assert trunk_s <= ends[1] <= 1.015 * trunk_s
+
+
+@pytest.mark.parametrize(("node", "nbytes"), [("v100-x8-25g", 16 << 20), ("ethernet-25g", 1 << 20)])
+def test_run_tune_and_collective_take_the_same_time(node: str, nbytes: int) -> None:
+    """One model of Gloo: an all-reduce in a step, as `tune` times it, and as a row."""
+    topology = build_topology(node, hosts=4, fabric="one-switch")
+    machine = Machine(topology, load_library("gloo"))
+    group = range(len(topology.ranks))
+    (in_run,) = ends_s(machine, [nbytes], len(group))
+    (row,) = collective_rows(topology, sizes=[nbytes], library="gloo")
+    assert row["time_s"] == pytest.approx(in_run, rel=1e-9)
+    timed = AllReduceTimes(UncontendedTimer(machine), group).compute(nbytes)
+    assert timed == pytest.approx(in_run, rel=1e-9)
+    assert uses_sockets(machine, "flow")
 
 
 # ---------------------------------------------------------------- who goes this way
