@@ -2,11 +2,12 @@
 
 For all libraries and fidelities, of links between hosts and of all links inside them. Where a
 library chooses another algorithm or protocol, times may jump; the choice is in the answer, and the
-test leaves such pairs out. Exact for one collective on cores of its own, over
-links that are slow against the memory of its hosts. Messages that wait for others' links or cores take turns in another order on a faster machine, and the last one may end
-later then, as in any schedule that serves what comes first (R. L. Graham, Bounds on multiprocessing
-timing anomalies, 1969: at most twice as late). In 700 random cases on sockets the worst was 0.2 %
-for two collectives at once, and 3.9 % where two cores are shared, too.
+test leaves such pairs out. Exact for one collective on cores of its own, over links
+that are slow against the memory of its hosts. Messages that wait for others' links or cores take
+turns in another order on a faster machine, and the last one may end later then, as in any schedule
+that serves what comes first (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969: at
+most twice as late). In 700 random cases on sockets the worst was 0.2 % for two collectives at once,
+1.3 % where memory is as slow as the network, and 3.9 % where two cores are shared, too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from perfmodel.topology.templates.spec import PORT_KINDS
 LIBRARIES = ("gloo", "nccl", "mpi", "plain")
 OPERATIONS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter")
 LITTLE = 1.01
-EXACT, LINKS_SHARED, CORES_SHARED = 1e-9, 0.01, 0.06
+EXACT, LINKS_SHARED, CORES_SHARED = 1e-9, 0.03, 0.06
 """How much slower a faster machine may be: see above."""
 SLOW_AGAINST_MEMORY = 40.0
 """Times 500 Mbit/s: an eighth of the memory of "shaped-ethernet"."""
@@ -160,7 +161,7 @@ def check(
 
 @pytest.mark.parametrize("nbytes", [1 << 20, 16 << 20])
 def test_gloo_over_all_rates_step_by_step(nbytes: int) -> None:
-    """From 100 Mbit/s to 200 Gbit/s by 8 %: no jump, in particular not where memory begins to count."""
+    """From 100 Mbit/s to 200 Gbit/s by 8 %: no jump, also where memory begins to count."""
     rates = 0.2 * 1.08 ** np.arange(99)
     case = Case("gloo", "shaped-ethernet", 4, "all_reduce", nbytes, 1, True, (1.0, 1.0))
     times = np.array([timed(case, "flow", bandwidth=float(rate))[0] for rate in rates])
