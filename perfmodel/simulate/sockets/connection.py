@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 
 from perfmodel.simulate.sockets.link import Link
 
+Schedule = Callable[[float, Callable[[], None]], None]
+"""Acts at a time, or now if that has passed."""
+
 
 @dataclass(slots=True)
 class Connection:
@@ -62,6 +65,22 @@ class Connection:
             most -= ahead
             at_s += ahead / link.rate_Bps
         return at_s + self.latency_s
+
+    def send_in_order(self, actions: Sequence[Callable[[], None]], schedule: Schedule) -> None:
+        """Do what sends something, in order, after all that waits already.
+
+        Each begins when what was sent before it begins to arrive, so that no more than one piece of
+        a message is ahead of what other connections send over the same links.
+        """
+        idle = not self.waiting
+        self.waiting.extend(actions)
+        if idle:
+            self._send_next(schedule)
+
+    def _send_next(self, schedule: Schedule) -> None:
+        self.waiting.popleft()()
+        if self.waiting:
+            schedule(self.begun_s, lambda: self._send_next(schedule))
 
 
 @dataclass(slots=True)

@@ -161,19 +161,7 @@ class SocketNetwork(Network):
         self._send_in_order(connection, [send_piece] * (pieces - 1) + [send_last])
 
     def _send_in_order(self, connection: Connection, actions: Sequence[Callable[[], None]]) -> None:
-        """Send after all that waits on a connection already."""
-        idle = not connection.waiting
-        connection.waiting.extend(actions)
-        if idle:
-            self._send_next(connection)
-
-    def _send_next(self, connection: Connection) -> None:
-        """Send what is first on a connection; the next once that has begun to arrive."""
-        waiting = connection.waiting
-        waiting.popleft()()
-        if waiting:
-            at_s = max(self._now_s, connection.begun_s)
-            self._at(at_s, partial(self._send_next, connection))
+        connection.send_in_order(actions, lambda at_s, act: self._at(max(self._now_s, at_s), act))
 
     def _call(self, loops: RankLoops, rank: int) -> None:
         self._when_free(self.machine.library.core_call, partial(loops.begin, rank))

@@ -207,7 +207,7 @@ def test_two_at_once_as_measured(
 
 @pytest.mark.parametrize("nbytes", [1 << 20, 8 << 20])
 def test_two_jobs_share_a_link_alike(nbytes: int) -> None:
-    """Both end when the shared link has carried the bytes of both, the first 8 % earlier at most."""
+    """Both end when the shared link has carried the bytes of both, the first up to 8 % earlier."""
     rate_Bps = 125e6
     cluster = ShapedCluster(rate_Bps, 25e-6, (0, 0, 1, 1), rate_Bps, (), 0.0, 9000, 2, 2, 1.0)
     machine = machine_of(cluster)
