@@ -12,9 +12,10 @@ flow         fidelity "flow", the default:     as the recurrence; elsewhere     
              any number of collectives         `Run.notes` gives the error      each collective
 message      fidelity "message": every send    max-min fair sharing of links    1e5 sends/s, 6e5
              is an event; up to 2e6 sends                                       with numba
-sockets      Gloo without other traffic, up    one connection for each pair     an event for each
-             to 32 ranks (any number at        of ranks, ready messages,        message
-             fidelity "message")               shared cores
+sockets      Gloo without other traffic, up    one connection for each pair     an event and a
+             to 32 ranks (any number at        of ranks, ready messages,        booking of each link
+             fidelity "message"), in run,      shared cores; jobs take turns    for each message
+             tune and collective
 rank vector  ranks with jitter, if one         at most one collective at a      an array operation
              collective is in progress at a    time, among all ranks            for each task
              time
@@ -32,7 +33,8 @@ message      simulate/message/network.py            = a plain SimPy version:
                                                     tests/simulate/message/test_event_loop;
                                                     = SimGrid: tests/simulate/test_simgrid
 sockets      simulate/sockets/network.py            = flow where nothing queues, and measurements:
-                                                    tests/simulate/sockets/test_network
+                                                    tests/simulate/sockets/test_network,
+                                                    tests/validate/trainings
 rank vector  simulate/ranks/rank_vectors.py         = an engine process for each rank:
                                                     tests/simulate/ranks/test_rank_vectors
 surrogate    studies/tune/objective/surrogate.py    = simulation of all partitions:

@@ -54,6 +54,14 @@ def uses_sockets(machine: Machine, fidelity: str) -> bool:
     )  # fmt: skip
 
 
+def lone_network(
+    env: simpy.Environment, timer: UncontendedTimer, fidelity: Fidelity | Literal["free"]
+) -> Network:
+    """Return the network of a machine that does not change and has no background traffic."""
+    sockets = uses_sockets(timer.machine, fidelity)
+    return network_class("sockets" if sockets else fidelity)(env, timer)
+
+
 def simulate(
     plan: StepPlan,
     machine: Machine,
@@ -97,8 +105,10 @@ def simulate(
     """
     env = simpy.Environment()
     timer = timer or UncontendedTimer(machine)
-    sockets = not changes and not traffic and uses_sockets(machine, fidelity)
-    network = network_class("sockets" if sockets else fidelity)(env, timer)
+    if changes or traffic:
+        network = network_class(fidelity)(env, timer)
+    else:
+        network = lone_network(env, timer, fidelity)
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
     main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)

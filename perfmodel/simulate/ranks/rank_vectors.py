@@ -20,7 +20,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals
-from perfmodel.simulate.engine.engine import Fidelity, network_class
+from perfmodel.simulate.engine.engine import Fidelity, lone_network
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.flow.approximation import ApproximationNote
@@ -78,7 +78,7 @@ class _CollectiveTimes:
 
     plan: StepPlan
     timer: UncontendedTimer
-    fidelity: str
+    fidelity: Fidelity | Literal["free"]
     notes: dict[str, ApproximationNote] = field(default_factory=dict)
     """Where what was simulated is an approximation, by kind."""
     _cache: dict[Collective, tuple[float, LinkCounters]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _CollectiveTimes:
         """Return its duration in seconds, and its bytes on each arc."""
         if work not in self._cache:
             env = simpy.Environment()
-            network = network_class(self.fidelity)(env, self.timer)
+            network = lone_network(env, self.timer, self.fidelity)
             groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
             env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
             self._cache[work] = (env.now, network.counted)

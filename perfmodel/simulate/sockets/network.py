@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,12 +25,16 @@ from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import Network, call_at, count_collective, schedule_last
-from perfmodel.simulate.sockets.connection import ENDLESS, Connection, Cores, Link
+from perfmodel.simulate.sockets.connection import Connection, Cores
+from perfmodel.simulate.sockets.link import Link
 from perfmodel.simulate.sockets.rank_loops import RankLoops, RankRound, rank_rounds
+from perfmodel.topology.templates.spec import PORT_KINDS
 
-SAME_RATE = 1e-9
 PIECE_BYTES = 65536
 """Bytes that a receiver processes at once (Linux delivers TCP in pieces of 64 KiB at most)."""
+TURN_BYTES, MOST_PIECES = 16384, 16
+"""Pieces of a message whose connection shares links with other groups': they take turns. TCP's turn
+is a packet or some; one group is ahead of its fair share by a piece for each message in flight."""
 
 
 @dataclass(slots=True)
@@ -37,6 +42,8 @@ class _Compiled:
     """A collective as rounds of ranks; by (sender, receiver) two connections and the latency."""
 
     lowered: LoweredCollective
+    edges: tuple[bytes, ...]
+    """Between which ranks it sends."""
     rounds: tuple[tuple[RankRound, ...], ...]
     pairs: dict[tuple[int, int], tuple[Connection, Connection, float]]
 
@@ -49,6 +56,8 @@ class SocketNetwork(Network):
     _connections: dict[tuple[int, ...], Connection] = field(default_factory=dict, init=False)
     _compiled: dict[int, _Compiled] = field(default_factory=dict, init=False)
     _events: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list, init=False)
+    _in_progress: Counter[tuple[bytes, ...]] = field(default_factory=Counter, init=False)
+    """Collectives, by the edges over which they send."""
     _count: itertools.count[int] = field(default_factory=itertools.count, init=False)
     _wake: simpy.Event | None = field(default=None, init=False)
     _wake_s: float = field(default=0.0, init=False)
@@ -87,21 +96,29 @@ class SocketNetwork(Network):
 
         def send_ready(receiver: int, sender: int, number: int) -> None:
             _, backward, _ = compiled.pairs[sender, receiver]
-            at_s = backward.send_ready(self._now_s)
-            self._at(at_s, lambda: loops.receive_ready(sender, receiver, number))
+
+            def write_ready() -> None:
+                at_s = backward.send_ready(self._now_s)
+                self._at(at_s, lambda: loops.receive_ready(sender, receiver, number))
+
+            self._send_in_order(backward, [write_ready])
 
         def send(sender: int, receiver: int, number: int, nbytes: float) -> None:
             forward, _, software_s = compiled.pairs[sender, receiver]
             call_s = self._now_s
 
             def write() -> None:
-                at_s = forward.send(self._now_s, nbytes * compiled.lowered.wire_factor)
-                idle_s = at_s + software_s - (self._now_s - call_s)
-                self._receive(at_s, idle_s, nbytes, forward.rate_Bps, land)
+                rest_s = software_s - (self._now_s - call_s)
+
+                def arrive(at_s: float) -> None:
+                    self._receive(at_s, at_s + rest_s, nbytes, forward.rate_Bps, land)
+
+                self._send(forward, nbytes * compiled.lowered.wire_factor, arrive)
 
             def land() -> None:
                 loops.count_message(receiver, number)
                 if loops.ended:
+                    self._end(compiled)
                     call_at(self.env, self._now_s, lambda _: done.succeed())
 
             self._when_free(self.machine.library.core_message, write)
@@ -109,10 +126,42 @@ class SocketNetwork(Network):
         loops = RankLoops(compiled.rounds, send_ready, send)
         if loops.ended:
             return self.env.timeout(compiled.lowered.launch_s)
+        self._in_progress[compiled.edges] += 1
         at_s = self.env.now + compiled.lowered.launch_s
         for rank in range(len(compiled.rounds)):
             self._at(at_s, partial(self._call, loops, rank))
         return done
+
+    def _end(self, compiled: _Compiled) -> None:
+        self._in_progress[compiled.edges] -= 1
+        if not self._in_progress[compiled.edges]:
+            del self._in_progress[compiled.edges]
+
+    def _pieces(self, nbytes: float) -> int:
+        """Return in how many pieces a message is sent.
+
+        Collectives on the same connections follow one another on them. Those of other groups have
+        connections of their own, which TCP lets share a link alike: they take turns, piece by
+        piece.
+        """
+        if len(self._in_progress) < 2:
+            return 1
+        return max(1, min(MOST_PIECES, math.ceil(nbytes / TURN_BYTES)))
+
+    def _send(self, connection: Connection, nbytes: float, arrive: Callable[[float], None]) -> None:
+        """Send a message; call when it is known when all of it arrives."""
+        pieces = self._pieces(nbytes)
+
+        def send_piece() -> None:
+            connection.send(self._now_s, nbytes / pieces)
+
+        def send_last() -> None:
+            arrive(connection.send(self._now_s, nbytes / pieces))
+
+        self._send_in_order(connection, [send_piece] * (pieces - 1) + [send_last])
+
+    def _send_in_order(self, connection: Connection, actions: Sequence[Callable[[], None]]) -> None:
+        connection.send_in_order(actions, lambda at_s, act: self._at(max(self._now_s, at_s), act))
 
     def _call(self, loops: RankLoops, rank: int) -> None:
         self._when_free(self.machine.library.core_call, partial(loops.begin, rank))
@@ -132,12 +181,13 @@ class SocketNetwork(Network):
 
         Data before the last packet are processed piece by piece, each in the middle of its arrival.
         An idle machine is done at `idle_s`, wake-up included; a busy one waits for a core instead
-        of waking up, so that the later of both counts.
+        of waking up, so that the later of both counts. What lands at the same time lands in the
+        order in which it was written, however it was processed.
         """
-        library, cores = self.machine.library, self._cores
+        library, cores, order = self.machine.library, self._cores, next(self._count)
         sockets = self.machine.topology.sockets
         if cores.number is None:
-            self._at(idle_s, land)
+            self._at(idle_s, land, order)
             return
         last_bytes = min(nbytes, sockets.frame_bytes or PIECE_BYTES)
         pieces = math.ceil((nbytes - last_bytes) / PIECE_BYTES)
@@ -147,7 +197,11 @@ class SocketNetwork(Network):
             work_s = self._receiving_s(piece_bytes, rate_Bps)
             self._at(max(self._now_s, at_s - before_s), partial(self._occupy, work_s))
         last_s = library.core_message + self._receiving_s(last_bytes, rate_Bps)
-        self._at(at_s, lambda: self._at(max(idle_s, cores.done_s(self._now_s, last_s)), land))
+
+        def process_last() -> None:
+            self._at(max(idle_s, cores.done_s(self._now_s, last_s)), land, order)
+
+        self._at(at_s, process_last)
 
     def _occupy(self, work_s: float) -> None:
         """Keep a core busy from now on, or as soon as one is free."""
@@ -164,8 +218,10 @@ class SocketNetwork(Network):
             return min(nbytes / frame * library.core_frame, nbytes / rate_Bps * self._cores.speed)
         return 0.0 if library.core_bytes is None else nbytes / library.core_bytes
 
-    def _at(self, time_s: float, action: Callable[[], object]) -> None:
-        heapq.heappush(self._events, (time_s, next(self._count), action))
+    def _at(self, time_s: float, action: Callable[[], object], order: int | None = None) -> None:
+        """Act at a time; of what happens at the same time, in order (default: of these calls)."""
+        order = next(self._count) if order is None else order
+        heapq.heappush(self._events, (time_s, order, action))
         if self._wake is None or time_s < self._wake_s:
             self._wait(time_s)
 
@@ -198,7 +254,9 @@ class SocketNetwork(Network):
                 schedule.root, credits,
             )  # fmt: skip
             rounds = machine.cached(key, lambda: rank_rounds(schedule, credits))
-            self._compiled[id(lowered)] = _Compiled(lowered, rounds, self._pairs(lowered))
+            ends = [part for s in lowered.stages for part in (s.edges.src, s.edges.dst)]
+            edges = tuple(part.tobytes() for part in ends)
+            self._compiled[id(lowered)] = _Compiled(lowered, edges, rounds, self._pairs(lowered))
         return self._compiled[id(lowered)]
 
     def _pairs(
@@ -241,18 +299,23 @@ class SocketNetwork(Network):
     def _connection(self, arcs: tuple[int, ...], link_s: float) -> Connection:
         if arcs not in self._connections:
             machine = self.machine
-            rates = machine.topology.arcs.bandwidth_Bps[list(arcs)]
-            slowest = float(rates.min())
-            links = [
-                self._link(arc, float(rate), rate <= slowest * (1 + SAME_RATE))
-                for arc, rate in zip(arcs, rates, strict=True)
-                if rate < ENDLESS * slowest
-            ]
-            self._connections[arcs] = Connection(links, link_s, machine.library.device_queue)
+            links = [self._link(arc) for arc in arcs]
+            queue = machine.library.device_queue
+            self._connections[arcs] = Connection(links, link_s, queue, self._own_links(arcs))
         return self._connections[arcs]
 
-    def _link(self, arc: int, rate_Bps: float, slowest: bool) -> Link:
-        sockets = self.machine.topology.sockets
+    def _own_links(self, arcs: tuple[int, ...]) -> int | None:
+        """Return how many of the links of a route lead out of its host; None: it does not."""
+        between = (at for at, arc in enumerate(arcs, start=1) if self._is_between_hosts(arc))
+        return next(between, None)
+
+    def _is_between_hosts(self, arc: int) -> bool:
+        return self.machine.topology.arcs.kinds[arc] in PORT_KINDS
+
+    def _link(self, arc: int) -> Link:
+        """Return a link; shapers are in the network."""
+        topology = self.machine.topology
         if arc not in self._links:
-            self._links[arc] = Link(rate_Bps, sockets.burst_bytes if slowest else 0.0)
+            burst_bytes = topology.sockets.burst_bytes if self._is_between_hosts(arc) else 0.0
+            self._links[arc] = Link(float(topology.arcs.bandwidth_Bps[arc]), burst_bytes)
         return self._links[arc]

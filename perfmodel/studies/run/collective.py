@@ -24,7 +24,7 @@ from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.simulate.engine.engine import Fidelity, network_class
+from perfmodel.simulate.engine.engine import Fidelity, lone_network
 from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.topology.model import Topology
@@ -131,7 +131,7 @@ def collective_rows(
     rows = []
     for done, nbytes in enumerate(all_sizes):
         row = _time_row(timer, op, nbytes, named, fidelity)
-        spread = _time_interval(alternatives, op, nbytes, named, row)
+        spread = _time_interval(timer, alternatives, op, nbytes, named, row)
         if profile is None and named is None and library == "nccl" and size > 1:
             spread = list(datasheet_interval_s(topology, op, nbytes, row["time_s"]))
         rows.append(row | {"interval_s": spread})
@@ -158,7 +158,7 @@ def _time_row(
     timer: UncontendedTimer, op: str, nbytes: int, algorithm: str | None, fidelity: Fidelity
 ) -> dict[str, Any]:
     env = simpy.Environment()
-    network = network_class(fidelity)(env, timer)
+    network = lone_network(env, timer, fidelity)
     ranks = range(len(timer.machine.topology.ranks))
     lowered = None
     if len(ranks) > 1:
@@ -180,19 +180,27 @@ def _time_row(
 
 
 def _time_interval(
+    timer: UncontendedTimer,
     alternatives: list[UncontendedTimer],
     op: str,
     nbytes: int,
     algorithm: str | None,
     row: dict[str, Any],
 ) -> list[float] | None:
-    """80 % interval of the time, from draws of the profile's numbers; None without them."""
+    """80 % interval of the time, from draws of the profile's numbers; None without them.
+
+    Draws are timed by the recurrence, and corrected by what the simulation of the likely machine
+    says: on sockets the two differ.
+    """
     ranks = range(len(alternatives[0].machine.topology.ranks)) if alternatives else range(0)
     if len(ranks) < 2:
         return None
-    times = []
-    for other in alternatives:
+
+    def repeated_s(other: UncontendedTimer) -> float:
         lowered, alone_s = other.best(op, nbytes, ranks, 0, algorithm)
-        times.append(observed_time_s(other.machine, alone_s - hidden_s(other, lowered, op, ranks)))
+        return observed_time_s(other.machine, alone_s - hidden_s(other, lowered, op, ranks))
+
+    factor = row["time_s"] / repeated_s(timer)
+    times = [factor * repeated_s(other) for other in alternatives]
     interval = interval_s(times, row["time_s"])
     return None if interval is None else list(interval)
