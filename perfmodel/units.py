@@ -55,6 +55,16 @@ time), and within them no product of quantities leaves the range of a float."""
 LONGEST_LATENCY_S = 10.0
 """No message waits longer: light takes 2.6 s to the moon and back."""
 
+MOST_COUNT = 2**31 - 1
+"""Samples, tokens or steps: more of them is taken for a mistake, and products of two stay below
+2^63, where NumPy's integers end."""
+
+MOST_PARTS = 65_536
+"""Lanes, cables, ports, channels or chunks in flight: no device has more."""
+
+MOST_NODES = 200_000
+"""Nodes of one cluster; of more than one GPU each, fewer are built (`build.MOST_GPUS`)."""
+
 _QUANTITY = re.compile(
     r"\s*(?P<number>[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\d\s_.].*?)?\s*",
     re.ASCII,

@@ -16,7 +16,7 @@ from perfmodel.cli.options import (
     flags_as_fields,
     output_option,
 )
-from perfmodel.cli.output import print_json, print_note, print_table, print_text
+from perfmodel.cli.output import check_outputs, print_json, print_note, print_table, print_text
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def show(
 
     Devices, links, path types as nvidia-smi topo -m names them, and the source of each number.
     """
+    check_outputs({"-o": output})
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
     from perfmodel.report.topology.summary import summary

@@ -9,6 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from perfmodel.units import (
     LONGEST_LATENCY_S,
+    MOST_COUNT,
+    MOST_NODES,
+    MOST_PARTS,
     parse_bandwidth,
     parse_bytes,
     parse_flop_rate,
@@ -71,16 +74,6 @@ FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s")
 
 Power = Annotated[float, _above_zero(parse_power), _schema("700 W")]
 """A power above zero, written with its unit; watts."""
-
-MOST_COUNT = 2**31 - 1
-"""Samples, tokens or steps: more of them is taken for a mistake, and products of two stay below
-2^63, where NumPy's integers end."""
-
-MOST_PARTS = 65_536
-"""Lanes, cables, ports, channels or chunks in flight: no device has more."""
-
-MOST_NODES = 131_072
-"""Nodes of one cluster: a million GPUs, eight in each; the largest that exist have a tenth."""
 
 Count = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]
 """A whole number above zero; neither ``true`` nor ``"4"`` nor ``4.5`` is one."""

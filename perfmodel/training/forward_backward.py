@@ -20,7 +20,6 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 
-
 MANY_MICRO_BATCHES = 64
 """Beyond it a pass of a micro-batch without communication is one segment: the device then waits
 for the host to issue a whole pass, once a step, as the host is ahead from then on."""

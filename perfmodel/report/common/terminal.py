@@ -40,7 +40,9 @@ def _table(block: Table) -> RenderableType:
         drawn = table.Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title, numeric in zip(block.titles, block.numeric, strict=True):
         drawn.add_column(
-            Text(printable(title)), justify="right" if numeric else "left", no_wrap=numeric and not block.ruled
+            Text(printable(title)),
+            justify="right" if numeric else "left",
+            no_wrap=numeric and not block.ruled,
         )
     for row in block.rows:
         drawn.add_row(*(Text(printable(cell)) for cell in row))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema
 
-from perfmodel.files.spec import MOST_COUNT
+from perfmodel.units import MOST_COUNT
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, strip_whitespace=True)]
 """A name, or the path of a file."""
