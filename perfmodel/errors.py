@@ -51,7 +51,12 @@ class Fault:
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.line) if part is not None)
         place = f"{where}: {self.field}" if where else self.field
-        return printable(f"{place}: found {self.found}; allowed: {self.allowed}")
+        text = self.found if len(self.found) <= _LONGEST else f"{self.found[: _LONGEST - 3]}..."
+        return printable(f"{place}: found {text}; allowed: {self.allowed}")
+
+
+_LONGEST = 400
+"""Characters of what was found that a message repeats."""
 
 
 class PerfmodelError(Exception):
@@ -94,11 +99,11 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
     if len(faults) <= MOST_LINES:
         return [_line(fault, faults[:at]) for at, fault in enumerate(faults)]
     lines = []
-    for alike in list(groups.values())[:MOST_LINES]:
-        more = f" (and {len(alike) - 1:,} more like it)" if len(alike) > 1 else ""
-        lines.append(str(alike[0]) + more)
+    for group in list(groups.values())[:MOST_LINES]:
+        more = f" (and {len(group) - 1:,} more like it)" if len(group) > 1 else ""
+        lines.append(str(group[0]) + more)
     if len(groups) > MOST_LINES:
-        rest = sum(len(alike) for alike in list(groups.values())[MOST_LINES:])
+        rest = sum(len(group) for group in list(groups.values())[MOST_LINES:])
         lines.append(f"and {rest:,} more")
     return lines
 

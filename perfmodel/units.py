@@ -43,7 +43,7 @@ POWERS: Mapping[str, float] = {f"{prefix}W": scale for prefix, scale in _DECIMAL
 
 LIMITS: Mapping[str, tuple[str, str]] = {
     "a size": ("1 B", "1 PiB"),
-    "a bandwidth": ("1 B/s", "1 PB/s"),
+    "a bandwidth": ("1 bit/s", "1 PB/s"),
     "a time": ("1e-9 ps", "36_525 d"),
     "a compute rate": ("1 FLOP/s", "1000 PFLOP/s"),
     "a power": ("0.001 W", "1 GW"),

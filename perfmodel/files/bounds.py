@@ -78,9 +78,9 @@ def _problem(value: Any) -> tuple[str, str] | None:
     if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
         digits = int(math.log10(abs(value))) + 1
         return f"a whole number of {digits} digits", f"at most {LARGEST_WHOLE:,} (2^53)"
-    if isinstance(value, float) and value and math.isfinite(value):
-        if not SMALLEST_REAL <= abs(value) <= LARGEST_REAL:
-            return repr(float(value)), f"0, or from {SMALLEST_REAL:g} to {LARGEST_REAL:g}"
+    real = isinstance(value, float) and value != 0 and math.isfinite(value)
+    if real and not SMALLEST_REAL <= abs(value) <= LARGEST_REAL:
+        return repr(float(value)), f"0, or from {SMALLEST_REAL:g} to {LARGEST_REAL:g}"
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         return f"a text of {len(value):,} characters", f"at most {LONGEST_TEXT:,}"
     return None

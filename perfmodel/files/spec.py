@@ -78,7 +78,7 @@ Power = Annotated[float, _above_zero(parse_power), _schema("700 W")]
 Count = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]
 """A whole number above zero; neither ``true`` nor ``"4"`` nor ``4.5`` is one."""
 
-Parts = Annotated[int, Field(strict=True, gt=0, le=MOST_PARTS)]
+Parts = Annotated[int, Field(strict=True, ge=1, le=MOST_PARTS)]
 """How many parts of one kind a device, a cable or a library has; a whole number above zero."""
 
 Nodes = Annotated[int, Field(strict=True, gt=0, le=MOST_NODES)]
