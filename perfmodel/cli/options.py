@@ -128,7 +128,8 @@ def load_profile(name: str | None) -> Profile | None:
 
     from perfmodel.calibrate import read_profile
 
-    return read_profile(name)
+    with flags_as_fields({"profile": "--profile"}):
+        return read_profile(name)
 
 
 def parse_quantities(

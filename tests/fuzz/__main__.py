@@ -84,6 +84,7 @@ def fuzz(inputs: int, seed: int, jobs: int, first: int = 0) -> dict[str, list[in
                 problem = json.loads(line) if line else "the process died (memory?)"
                 if problem is not None:
                     problems[problem].append(worker.number)
+                    print(f"input {worker.number}: {problem}", file=sys.stderr, flush=True)
                 if not line:
                     _restart(worker, selector)
                 if not _next(worker, numbers):

@@ -36,7 +36,7 @@ def check(given: Input, folder: Path) -> str | None:
         warnings.simplefilter("error")
         try:
             code = _call(given.arguments)
-        except BaseException as error:  # a fuzzer wants all of them
+        except BaseException as error:  # noqa: BLE001  (a fuzzer wants all of them)
             return _last_place(error)
     printed, message = (_text(stream) for stream in (out, err))
     return _find_problem(given, code, printed, message)
@@ -71,7 +71,9 @@ def _find_problem(given: Input, code: int, printed: str, message: str) -> str | 
     if code not in ALLOWED_EXITS:
         return f"exit code {code}"
     for stream, text in (("stdout", printed), ("stderr", message)):
-        control = sorted({c for c in text if not c.isprintable() and c not in "\n\t\u00a0\u202f\u2009"})
+        control = sorted(
+            {c for c in text if not c.isprintable() and c not in "\n\t\u00a0\u202f\u2009"}
+        )
         if control:
             return f"{stream} has {control!r}"
     if code == 2:
@@ -98,7 +100,7 @@ def _message_problem(given: Input, printed: str, message: str) -> str | None:
     place = faults[0].partition(": found ")[0]
     files = any(name in line for name in given.files for line in faults)
     flag = place.startswith("-") or place.split(".")[0].isupper() or "--" in place
-    damaged = given.arguments[0] not in {"verify"} and "own" in " ".join(given.arguments)
+    damaged = given.arguments[0] != "verify" and "own" in " ".join(given.arguments)
     return f"no file named: {faults[0][:160]!r}" if damaged and not (files or flag) else None
 
 

@@ -29,10 +29,10 @@ def _scenario(rng: random.Random) -> Input:
     name = rng.choice(samples.SCENARIOS)
     commands = {
         "plan-gpt2-xl": ("plan", "run"),
-        "sweep-buckets-and-nodes": ("run", "tune"),  # a sweep starts processes
-    }.get(name, ("run", "run", "run", "tune", "compare"))
+        "sweep-buckets-and-nodes": ("run",),  # a sweep starts processes
+    }.get(name, (*["run"] * 12, "tune", "compare"))
     command = rng.choice(commands)
-    more = {"compare": ("--attribute", "-j", "1"), "plan": ("-j", "1")}.get(command, ())
+    more = {"compare": ("--set", "seed=1", "-j", "1"), "plan": ("-j", "1")}.get(command, ())
     return Input(
         (command, "own.yaml", *more, *_format(rng)),
         {"own.yaml": damage(samples.scenario(name), rng)},
@@ -144,7 +144,7 @@ _SUBJECTS = {
 
 
 def _flags(rng: random.Random) -> Input:
-    command = rng.choice(list(_FLAGS))
+    command = rng.choice((*list(_FLAGS), "collective", "buckets", "topology", "verify"))
     flags = [
         word
         for _ in range(rng.choice((1, 1, 2)))

@@ -23,7 +23,10 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
 )
 
-CHARACTERS = "\x00\x07\x08\x1b\x7f\x85\x9b\u200b\u202e\u2028\u2066\ufeff\ud7ff\U000e0041{}[]:,&*#|>%@`'\"\\\t\r\n-0 9"
+CHARACTERS = (
+    "\x00\x07\x08\x1b\x7f\x85\x9b\u200b\u202e\u2028\u2066\ufeff\ud7ff\U000e0041"
+    "{}[]:,&*#|>%@`'\"\\\t\r\n-0 9"
+)
 
 SCALAR = re.compile(r"(?<=[:\[,] )[^\s\[\]{},#][^\[\]{},#\n]*|(?<=\")[^\"\n]*(?=\")|\b\d[\w.]*")
 """Values of YAML, attributes of XML, and numbers."""

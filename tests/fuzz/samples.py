@@ -106,7 +106,7 @@ host0:1000:1000 [0] NCCL INFO NCCL_BUFFSIZE set by environment to 8388608.
    134217728      33554432     float     sum      -1   940.20  142.75  142.75      0   938.10  143.07  143.07      0
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 59.2
-"""
+"""  # noqa: E501
 
 MEASUREMENT = """\
 {"perfmodel": 1, "kind": "measurement", "backend": "gloo", "collective": "all_reduce",
