@@ -68,6 +68,10 @@ def show(
     Devices, links, path types as nvidia-smi topo -m names them, and the source of each number.
     """
     check_outputs({"-o": output})
+    if output is not None:
+        from perfmodel.report.topology.figure import check_page_name
+
+        check_page_name(output)
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
     from perfmodel.report.topology.summary import summary
