@@ -163,5 +163,5 @@ def _format(rng: random.Random) -> tuple[str, ...]:
 
 
 MAKERS = (
-    _scenario, _scenario, _override, _topology, _fabric, _profile, _model, _log, _import, _flags,
+    _scenario, _override, _topology, _fabric, _profile, _model, _log, _import, _flags,
 )  # fmt: skip
