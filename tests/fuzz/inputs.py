@@ -30,7 +30,7 @@ def _scenario(rng: random.Random) -> Input:
     commands = {
         "plan-gpt2-xl": ("plan", "run"),
         "sweep-buckets-and-nodes": ("run",),  # a sweep starts processes
-    }.get(name, (*["run"] * 12, "tune", "compare"))
+    }.get(name, (*["run"] * 28, "tune", "compare"))
     command = rng.choice(commands)
     more = {"compare": ("--set", "seed=1", "-j", "1"), "plan": ("-j", "1")}.get(command, ())
     return Input(

@@ -18,7 +18,7 @@ def fuzz(*flags):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", ["1"])
+@pytest.mark.parametrize("seed", ["3"])
 def test_damaged_inputs_end_in_an_answer_or_a_message(seed):
     ended = fuzz("--inputs", "300", "--seed", seed)
     assert ended.returncode == 0, ended.stdout + ended.stderr
