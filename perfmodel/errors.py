@@ -17,8 +17,11 @@ The message of a fault names the file, the line, the field, what was found and w
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+from perfmodel.escape import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,12 @@ class Fault:
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.line) if part is not None)
         place = f"{where}: {self.field}" if where else self.field
-        return f"{place}: found {self.found}; allowed: {self.allowed}"
+        text = self.found if len(self.found) <= _LONGEST else f"{self.found[: _LONGEST - 3]}..."
+        return printable(f"{place}: found {text}; allowed: {self.allowed}")
+
+
+_LONGEST = 400
+"""Characters of what was found that a message repeats."""
 
 
 class PerfmodelError(Exception):
@@ -62,7 +70,7 @@ class InputError(PerfmodelError, ValueError):
 
     def __init__(self, faults: Fault | Iterable[Fault]) -> None:
         self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
-        super().__init__("\n".join(str(fault) for fault in self.faults))
+        super().__init__("\n".join(_fault_lines(self.faults)))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[tuple[Fault, ...]]]:
         """Keep the faults when a worker process sends the error back."""
@@ -74,6 +82,40 @@ class InputError(PerfmodelError, ValueError):
             replace(f, file=f.file or file, line=f.line if f.file else f.line or line)
             for f in self.faults
         )
+
+
+MOST_LINES = 10
+"""Faults that a message lists; `InputError.faults` has all."""
+
+_LONG_PHRASE = 120
+
+
+def _fault_lines(faults: Sequence[Fault]) -> list[str]:
+    """One line per fault, ten at most; of more than ten, alike ones are counted, not repeated."""
+    groups: dict[tuple[object, ...], list[Fault]] = {}
+    for fault in faults:
+        kind = (fault.file, re.sub(r"\d+", "N", fault.field), _without_hint(fault))
+        groups.setdefault(kind, []).append(fault)
+    if len(faults) <= MOST_LINES:
+        return [_line(fault, faults[:at]) for at, fault in enumerate(faults)]
+    lines = []
+    for group in list(groups.values())[:MOST_LINES]:
+        more = f" (and {len(group) - 1:,} more like it)" if len(group) > 1 else ""
+        lines.append(str(group[0]) + more)
+    if len(groups) > MOST_LINES:
+        rest = sum(len(group) for group in list(groups.values())[MOST_LINES:])
+        lines.append(f"and {rest:,} more")
+    return lines
+
+
+def _without_hint(fault: Fault) -> str:
+    return fault.allowed.partition(" (did you mean")[0]
+
+
+def _line(fault: Fault, before: Sequence[Fault]) -> str:
+    """The message of a fault; a long list of what is allowed is not repeated."""
+    same = len(fault.allowed) > _LONG_PHRASE and any(f.allowed == fault.allowed for f in before)
+    return str(replace(fault, allowed="as above") if same else fault)
 
 
 class UnitError(InputError):

@@ -41,10 +41,37 @@ FLOP_RATES: Mapping[str, float] = {f"{p}FLOP/s": scale for p, scale in _DECIMAL.
 POWERS: Mapping[str, float] = {f"{prefix}W": scale for prefix, scale in _DECIMAL.items()}
 """Watts per unit of power."""
 
+LIMITS: Mapping[str, tuple[str, str]] = {
+    "a size": ("1 B", "1 PiB"),
+    "a bandwidth": ("1 bit/s", "1 PB/s"),
+    "a time": ("1e-9 ps", "36_525 d"),
+    "a compute rate": ("1 FLOP/s", "1000 PFLOP/s"),
+    "a power": ("0.001 W", "1 GW"),
+}
+"""Smallest and largest quantity of each kind, zero aside: none of one GPU, link or training is
+beyond them (the fastest memory has 0.01 PB/s, the fastest GPU 20 PFLOP/s; a century is the longest
+time), and within them no product of quantities leaves the range of a float."""
+
+LONGEST_LATENCY_S = 10.0
+"""No message waits longer: light takes 2.6 s to the moon and back."""
+
+MOST_COUNT = 2**31 - 1
+"""Samples, tokens or steps: more of them is taken for a mistake, and products of two stay below
+2^63, where NumPy's integers end."""
+
+MOST_PARTS = 65_536
+"""Lanes, cables, ports, channels or chunks in flight: no device has more."""
+
+MOST_NODES = 200_000
+"""Nodes of one cluster; of more than one GPU each, fewer are built (`build.MOST_GPUS`)."""
+
 _QUANTITY = re.compile(
     r"\s*(?P<number>[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\d\s_.].*?)?\s*",
     re.ASCII,
 )
+
+_LONGEST_TEXT = 200
+"""Characters: the pattern takes time that grows with the square of them."""
 
 
 def parse_quantity(
@@ -71,7 +98,7 @@ def parse_quantity(
     Raises
     ------
     UnitError
-        Not a string, no unit, unknown unit, or not a finite number.
+        Not a string, no unit, unknown unit, not a finite number, or beyond `LIMITS`.
     """
 
     def refuse(reason: str, hint: str = "") -> UnitError:
@@ -79,7 +106,7 @@ def parse_quantity(
 
     if not isinstance(text, str):
         raise refuse("no unit" if isinstance(text, int | float) else "not text with a unit")
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
         raise refuse("not a number with a unit")
     unit = match["unit"]
@@ -91,7 +118,16 @@ def parse_quantity(
     value = float(match["number"].replace("_", "")) * units[unit]
     if not math.isfinite(value):
         raise refuse("not a finite number")
+    if kind in LIMITS:
+        least, most = LIMITS[kind]
+        if value and not _in_units(least, units) <= abs(value) <= _in_units(most, units) * 1.0001:
+            raise refuse("beyond what there is", f", from {least} to {most}")
     return value
+
+
+def _in_units(text: str, units: Mapping[str, float]) -> float:
+    number, _, unit = text.partition(" ")
+    return float(number) * units[unit]
 
 
 def _unit_choice(unit: str, units: Mapping[str, float]) -> str:

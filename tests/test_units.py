@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError, UnitError
@@ -11,6 +11,7 @@ from perfmodel.units import (
     BANDWIDTHS,
     BYTES,
     FLOP_RATES,
+    LIMITS,
     TIMES,
     format_bandwidth,
     format_bytes,
@@ -27,6 +28,24 @@ FAMILIES = {
     parse_time: TIMES,
     parse_flop_rate: FLOP_RATES,
 }
+
+KINDS = {
+    parse_bytes: "a size",
+    parse_bandwidth: "a bandwidth",
+    parse_time: "a time",
+    parse_flop_rate: "a compute rate",
+}
+
+
+def ends(parse):
+    """Smallest and largest quantity of a kind, in SI units."""
+    least, most = (text.split() for text in LIMITS[KINDS[parse]])
+    return [float(number) * FAMILIES[parse][unit] for number, unit in (least, most)]
+
+
+def within(parse, value):
+    least, most = ends(parse)
+    return least <= value <= most
 
 
 @pytest.mark.parametrize(
@@ -99,6 +118,7 @@ def test_a_bare_number_is_told_that_its_unit_is_missing():
 )
 def test_every_unit_scales_linearly(family, number):
     parse, unit = family
+    assume(within(parse, number * FAMILIES[parse][unit]))
     assert parse(f"{number!r} {unit}") == pytest.approx(number * parse(f"1 {unit}"), rel=1e-12)
 
 
@@ -114,6 +134,7 @@ def test_every_unit_scales_linearly(family, number):
 )
 def test_what_is_written_is_read_back_to_four_digits(pair, value):
     write, read = pair
+    assume(within(read, value * 0.999) and within(read, value * 1.001))
     assert read(write(value)) == pytest.approx(value, rel=6e-4)
 
 
@@ -139,3 +160,23 @@ def test_bits_are_an_eighth_of_bytes(unit):
 )
 def test_writes_in_the_unit_that_reads_best(written, text):
     assert written == text
+
+
+@given(
+    st.sampled_from([(parse, unit) for parse, family in FAMILIES.items() for unit in family]),
+    st.floats(min_value=-308, max_value=308),
+)
+def test_what_no_machine_has_is_refused(family, exponent):
+    """Whatever the unit, a quantity is read exactly where it is within the limits of its kind."""
+    parse, unit = family
+    text = f"1e{exponent:.0f} {unit}"
+    value = float(f"1e{exponent:.0f}") * FAMILIES[parse][unit]
+    if within(parse, value):
+        assert parse(text) == value
+    elif (
+        not math.isinf(value)
+        and value > 0
+        and not any(end == pytest.approx(value, rel=1e-3) for end in ends(parse))
+    ):
+        with pytest.raises(UnitError, match="beyond what there is"):
+            parse(text)

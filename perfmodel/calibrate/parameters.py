@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -126,8 +127,10 @@ class Value(FileModel):
     @model_validator(mode="after")
     def _check_numbers(self) -> Value:
         for text in (self.value, *self.interval):
-            if self.key.parse(text) <= 0:
+            if not 0 < self.key.parse(text) < math.inf:
                 raise ValueError(f"more than zero, not {text!r}")
+            if text.startswith(FACTOR) and not 1e-9 <= self.key.parse(text) <= 1e9:
+                raise ValueError(f"a factor from 1e-9 to 1e9, not {text!r}")
         if not self.low <= self.si <= self.high:
             raise ValueError(f"an interval around {self.value!r}, from low to high")
         return self

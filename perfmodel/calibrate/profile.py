@@ -28,8 +28,14 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, find_file, load_document, write_atomically
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.units import MOST_COUNT
 
 Rows = Literal["library", "schedule"]
+
+
+LARGEST_LOGARITHM = 100.0
+"""Of a ratio of times, its standard deviation, or how it changes with a value: what is beyond
+leaves the range of a float when its exponential is taken."""
 
 
 class Undetermined(FileModel):
@@ -62,16 +68,16 @@ class FittedObservation(FileModel):
     rest is the host's start of the collective).
     """
 
-    run: int
+    run: int = Field(ge=0)
     op: str
-    ranks: int
-    hosts: int
-    nbytes: int
+    ranks: int = Field(gt=0, le=MOST_COUNT)
+    hosts: int = Field(gt=0, le=MOST_COUNT)
+    nbytes: int = Field(ge=0)
     algorithm: str
     protocol: str
-    measured_s: float = Field(gt=0)
-    fitted_s: float = Field(gt=0)
-    own: float = Field(ge=0)
+    measured_s: float = Field(ge=1e-12, le=1e9)
+    fitted_s: float = Field(ge=1e-12, le=1e9)
+    own: float = Field(ge=0, le=LARGEST_LOGARITHM)
     share: float = Field(1.0, ge=0, le=1)
 
     @property
@@ -124,6 +130,18 @@ class Fit(FileModel):
             raise ValueError(f"covariance with {count} rows and columns, as values")
         if [len(row) for row in self.slopes] != [count] * len(self.points):
             raise ValueError(f"{len(self.points)} rows of slopes, as points, of {count}, as values")
+        largest = max((abs(slope) for row in self.slopes for slope in row), default=0.0)
+        if largest > LARGEST_LOGARITHM:
+            raise ValueError(f"slopes from -{LARGEST_LOGARITHM:g} to {LARGEST_LOGARITHM:g}")
+        if any(abs(entry) > LARGEST_LOGARITHM**2 for row in self.covariance for entry in row):
+            raise ValueError(f"a covariance of at most {LARGEST_LOGARITHM**2:g}")
+        runs = 1 + max((point.run for point in self.points), default=-1)
+        lengths = {"files": self.files, "odd": self.odd, "settings": self.settings}
+        for name, listed in lengths.items():
+            if listed and len(listed) < runs:
+                raise ValueError(f"{runs} {name}, as points name runs 0 to {runs - 1}")
+        if len(self.settings) > len(self.files):
+            raise ValueError(f"{len(self.files)} settings, as files")
         return self
 
     @property

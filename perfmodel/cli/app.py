@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from perfmodel.errors import PerfmodelError
+from perfmodel.errors import Fault, PerfmodelError
+from perfmodel.escape import PLAIN_ERRORS, printable
 from perfmodel.version import __version__
 
 SIGPIPE_EXIT = 141
@@ -21,20 +23,48 @@ SIGPIPE_EXIT = 141
 class Commands(TyperGroup):
     """The group of all commands; turns expected errors into messages and exit codes."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the flags of the root; what a terminal would obey is escaped in messages."""
+        with _plain_messages():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; errors of ours become lines on stderr and an exit code."""
         try:
-            answer = super().invoke(ctx)
+            with _plain_messages():
+                answer = super().invoke(ctx)
             sys.stdout.flush()
         except PerfmodelError as error:
-            typer.echo(str(error), err=True)
+            typer.echo(printable(str(error), lines=True), err=True)
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
-            # Nobody reads stdout any more. Later flushes, the interpreter's own too, must not fail.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_stdout()
             raise typer.Exit(SIGPIPE_EXIT) from None
+        except OSError as error:  # files are read and written where the errors of each are caught
+            _discard_stdout()
+            fault = Fault("stdout", error.strerror or str(error), "a place that can be written")
+            typer.echo(str(fault), err=True)
+            raise typer.Exit(2) from None
         else:
             return answer
+
+
+@contextmanager
+def _plain_messages() -> Iterator[None]:
+    """Escape what messages about flags repeat of them."""
+    try:
+        yield
+    except Exception as error:
+        # typer brings its own copy of click, whose classes have no public name
+        if isinstance(text := getattr(error, "message", None), str):
+            error.message = printable(text, lines=True)  # type: ignore[attr-defined]
+        raise
+
+
+def _discard_stdout() -> None:
+    """Later flushes, the interpreter's own too, must not fail."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version(requested: bool) -> None:
@@ -137,5 +167,16 @@ def main() -> None:
     # OpenBLAS starts a thread for each core, which spin while modules load: a tenth of a small run.
     # The matrices here are small, and sums should not depend on the number of cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _prepare_streams()
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     build_app([first] if first in COMMANDS else COMMANDS)(prog_name="perfmodel")
+
+
+def _prepare_streams() -> None:
+    """Let any encoding of a terminal do, and streams that were closed before the start."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=PLAIN_ERRORS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from perfmodel.cli.options import FabricOption, GpusPerNodeOption, JsonOption, flags_as_fields
-from perfmodel.cli.output import print_json, print_note, print_table
+from perfmodel.cli.output import print_json, print_note, print_table, print_text
 from perfmodel.errors import Fault, InputError, allowed_names
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _print_numbers(fit: Fit, library: str) -> None:
     ranks = ", ".join(str(count) for count in fit.ranks)
     subjects = {"library": f"{library}'s own collective", "schedule": "our schedule"}
     runs = "1 run" if fit.runs == 1 else f"{fit.runs} runs"
-    typer.echo(f"{subjects[fit.rows]}, measured on {ranks} ranks, {runs}")
+    print_text(f"{subjects[fit.rows]}, measured on {ranks} ranks, {runs}")
     print_table(
         ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
         [(v.parameter, v.where, v.beyond, v.value, *v.interval) for v in fit.values],
@@ -234,21 +234,21 @@ def _print_numbers(fit: Fit, library: str) -> None:
     _print_residuals(fit)
     if fit.run_spread is not None:
         spread, source = fit.run_spread, fit.run_spread.source.partition(":")[0]
-        typer.echo(
+        print_text(
             f"another run: times {100 * spread.times:.0f} %, rates {100 * spread.rates:.0f} % "
             f"up or down (one standard deviation; {source}); within a run single sizes "
             f"scatter by {100 * fit.scatter:.0f} %"
         )
     for lost in fit.undetermined:
-        typer.echo(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
+        print_text(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
                    f"kept: {lost.kept}")  # fmt: skip
-    typer.echo("")
+    print_text("")
 
 
 def _print_factors(fit: Fit) -> None:
     from perfmodel.calibrate.parameters import MEANINGS
 
-    typer.echo(f"{fit.gpu}, {len(fit.points)} times of {len(fit.files)} runs")
+    print_text(f"{fit.gpu}, {len(fit.points)} times of {len(fit.files)} runs")
     print_table(
         ("number", "of", ">now", ">factor", ">80 % from", ">to", ">settled"),
         [
@@ -259,10 +259,10 @@ def _print_factors(fit: Fit) -> None:
     )  # fmt: skip
     for value in fit.values:
         if value.reason:
-            typer.echo(f"cannot tell {value.key} by itself: {value.reason}")
+            print_text(f"cannot tell {value.key} by itself: {value.reason}")
     if not fit.points:  # matrices of links alone: no collective was timed
         return
-    typer.echo(
+    print_text(
         f"with what these leave, by size: absolute error of these times, median "
         f"{100 * fit.median_abs:.1f} %, 90th percentile {100 * fit.p90_abs:.1f} %"
     )
@@ -273,7 +273,7 @@ def _print_residuals(fit: Fit) -> None:
 
     from perfmodel.units import format_bytes, format_time
 
-    typer.echo("")
+    print_text("")
     rows = []
     for (op, ranks, nbytes), points in fit.by_size.items():
         measured_s, fitted_s = geometric_mean(p.measured_s for p in points), points[0].fitted_s
@@ -283,4 +283,4 @@ def _print_residuals(fit: Fit) -> None:
         )  # fmt: skip
     print_table(("collective", ">ranks", ">size", ">measured", ">fitted", ">error"), rows)
     median, p90 = fit.median_abs, fit.p90_abs
-    typer.echo(f"absolute error: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %")
+    print_text(f"absolute error: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.units import MOST_NODES, MOST_PARTS
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -73,10 +74,14 @@ FidelityOption = Annotated[
     typer.Option(help="flow: rates on links; message: every send (up to some hundred GPUs)."),
 ]
 NodesOption = Annotated[
-    int, typer.Option("--nodes", min=1, metavar="N", help="How many of these machines.")
+    int,
+    typer.Option("--nodes", min=1, max=MOST_NODES, metavar="N", help="How many of these machines."),
 ]
 GpusPerNodeOption = Annotated[
-    int | None, typer.Option("--gpus-per-node", min=1, metavar="G", help="Default: all of them.")
+    int | None,
+    typer.Option(
+        "--gpus-per-node", min=1, max=MOST_PARTS, metavar="G", help="Default: all of them."
+    ),
 ]
 FabricOption = Annotated[
     str | None, typer.Option("--fabric", metavar="F", help="Network between them, by name.")
@@ -123,7 +128,8 @@ def load_profile(name: str | None) -> Profile | None:
 
     from perfmodel.calibrate import read_profile
 
-    return read_profile(name)
+    with flags_as_fields({"profile": "--profile"}):
+        return read_profile(name)
 
 
 def parse_quantities(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.escape import printable
 
 if TYPE_CHECKING:
     from perfmodel.report.common.document import Block
@@ -53,9 +54,14 @@ def print_blocks(blocks: Iterable[Block]) -> None:
     typer.echo("\n".join(line.rstrip() for line in lines))
 
 
+def print_text(text: str) -> None:
+    """Print lines to stdout; what a terminal would obey is escaped."""
+    typer.echo(printable(text, lines=True))
+
+
 def print_note(text: str) -> None:
-    """Print a remark to stderr."""
-    typer.echo(text, err=True)
+    """Print a remark to stderr, on one line; what a terminal would obey is escaped."""
+    typer.echo(printable(text, lines=True), err=True)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from perfmodel.cli.options import (
     output_option,
     scenario_argument,
 )
-from perfmodel.cli.output import print_blocks, print_json, print_note, progress_bar
+from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def run(
     from perfmodel.scenario import change_scenario, load_scenario
 
     question = load_scenario(scenario, set_ or ())
+    check_outputs({"-o": output and output / "report.html"})
 
     from perfmodel.report.run.export import to_json
     from perfmodel.studies.run import run_scenario

@@ -16,7 +16,7 @@ from perfmodel.cli.options import (
     flags_as_fields,
     output_option,
 )
-from perfmodel.cli.output import print_json, print_note, print_table
+from perfmodel.cli.output import check_outputs, print_json, print_note, print_table, print_text
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,14 +67,19 @@ def show(
 
     Devices, links, path types as nvidia-smi topo -m names them, and the source of each number.
     """
+    check_outputs({"-o": output})
+    if output is not None:
+        from perfmodel.report.topology.figure import check_page_name
+
+        check_page_name(output)
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
     from perfmodel.report.topology.summary import summary
 
-    typer.echo("\n".join(summary(machine)).rstrip())
-    typer.echo("\nwhere the numbers come from")
+    print_text("\n".join(summary(machine)).rstrip())
+    print_text("\nwhere the numbers come from")
     for name, source in machine.sources.items():
-        typer.echo(f"  {name}: {source}")
+        print_text(f"  {name}: {source}")
     if output is not None:
         from perfmodel.report.topology.figure import write_topology
 
@@ -104,7 +109,7 @@ def check(
         faults = find_faults(build_cluster(topology, nodes, None, fabric))
     if faults:
         raise InputError(faults)
-    typer.echo(f"{topology}: no faults")
+    print_text(f"{topology}: no faults")
 
 
 def topologies(json: JsonOption = False) -> None:

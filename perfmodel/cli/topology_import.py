@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import flags_as_fields
-from perfmodel.cli.output import find_output_fault, print_note
+from perfmodel.cli.output import find_output_fault, print_note, print_text
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _write(imported: ImportedTopology, output: Path | None) -> None:
     for text in imported.notes:
         print_note(f"assumed: {text}")
     if output is None:
-        typer.echo(imported.text(), nl=False)
+        print_text(imported.text().rstrip("\n"))
         return
     write_atomically(output, imported.text())
     print_note(f"wrote {output}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.options import JsonOption, flags_as_fields
-from perfmodel.cli.output import print_json, print_table, progress_bar
+from perfmodel.cli.output import print_json, print_table, print_text, progress_bar
 from perfmodel.errors import Fault, InputError
 
 VERIFY_EXAMPLES = (
@@ -60,7 +60,7 @@ def verify(
         ],
     )
     each = "1 random order" if orders == 1 else f"{orders} random orders"
-    typer.echo(f"{algorithm}: data right on {ranks} ranks, {each} each")
+    print_text(f"{algorithm}: data right on {ranks} ranks, {each} each")
 
 
 def ranks_between(text: str) -> range:

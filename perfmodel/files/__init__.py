@@ -7,7 +7,19 @@ file, the line, the field, what was found and what is allowed.
 
 from perfmodel.files.find import USER_FOLDER, data_folder, find_file, list_shipped
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
-from perfmodel.files.spec import Bandwidth, Bytes, Count, FileModel, FlopRate, Power, Seconds
+from perfmodel.files.spec import (
+    Bandwidth,
+    Bytes,
+    Count,
+    Factor,
+    FileModel,
+    FlopRate,
+    Latency,
+    Nodes,
+    Parts,
+    Power,
+    Seconds,
+)
 from perfmodel.files.validate import (
     collect_faults,
     load_document,
@@ -21,8 +33,12 @@ __all__ = [
     "Bandwidth",
     "Bytes",
     "Count",
+    "Factor",
     "FileModel",
     "FlopRate",
+    "Latency",
+    "Nodes",
+    "Parts",
     "Power",
     "Seconds",
     "as_json",

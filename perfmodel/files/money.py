@@ -5,7 +5,6 @@ Currencies are three capital letters (ISO 4217) and are never converted.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,9 @@ _MONEY = re.compile(
 )
 
 _SIGNS = {"$": "USD", "\u20ac": "EUR", "\u00a3": "GBP", "\u00a5": "JPY or CNY"}
+
+MOST_MONEY = 1e15
+"""More than all there is, in any currency."""
 
 _NOT_MONEY = "not an amount of money"
 
@@ -81,8 +83,8 @@ def parse_money(
             text, f"per {unit!r}" if unit else "per nothing", f"{example}', with {slashes}"
         )
     amount = float(match["number"].replace("_", "")) / units[unit]
-    if not math.isfinite(amount):
-        raise _make_error(text, "not a finite number", example)
+    if amount > MOST_MONEY:
+        raise _make_error(text, "beyond what there is", example)
     return Money(amount, match["currency"])
 
 

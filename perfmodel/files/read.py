@@ -8,22 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.files.bounds import LARGEST_BYTES, LARGEST_YAML_BYTES, bound_faults
 from perfmodel.files.fast_yaml import UnsupportedYaml, parse_with_libyaml
 from perfmodel.files.find import is_shipped
 
 
-def read_text(path: Path) -> str:
+def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
+    """Read a file of at most `largest` bytes; raise `InputError` if that fails.
+
+    Devices and pipes, which may never end, are refused.
+    """
+    problem = ""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            problem = "a device or pipe"
+        else:
+            with path.open("rb") as stream:
+                data = stream.read(largest + 1)
+            problem = f"more than {largest / 2**20:g} MiB" if len(data) > largest else ""
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        problem = getattr(error, "strerror", None) or str(error)
+    if problem:
+        allowed = "a smaller file" if problem.startswith("more") else "a readable file"
+        raise InputError(Fault("file", problem, allowed, str(path)))
+    return data
+
+
+def read_text(path: Path, largest: int = LARGEST_BYTES) -> str:
     """Read a UTF-8 file; raise `InputError` if that fails."""
     try:
-        return path.read_text(encoding="utf-8")
+        text = read_bytes(path, largest).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             Fault("file", f"bytes that are not text ({error.reason})", "UTF-8 text", str(path))
         ) from None
-    except OSError as error:
-        raise InputError(
-            Fault("file", error.strerror or str(error), "a readable file", str(path))
-        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_yaml(path: Path) -> Any:
@@ -34,9 +53,9 @@ def read_yaml(path: Path) -> Any:
     Raises
     ------
     InputError
-        Unreadable, not YAML, a duplicate key, or empty.
+        Unreadable, not YAML, a duplicate key, empty, or beyond the bounds of `files.bounds`.
     """
-    document = _parse(read_text(path), path)
+    document = _parse(read_text(path, LARGEST_YAML_BYTES), path)
     if document is None:
         raise InputError(Fault("file", "nothing", "a YAML document", str(path)))
     return document
@@ -57,8 +76,15 @@ an option, for which importing ruamel would take longer than the rest of the com
 def parse_yaml(text: str, file: str | None = None) -> Any:
     """Parse one YAML 1.2 document, or the value of an option (no `file`); None if it is empty.
 
-    Raises `InputError`: not YAML, or a duplicate key.
+    Raises `InputError`: not YAML, a duplicate key, or beyond the bounds of `files.bounds`.
     """
+    document = _parse_unbounded(text, file)
+    if faults := bound_faults(document, file, line_of):
+        raise InputError(faults)
+    return document
+
+
+def _parse_unbounded(text: str, file: str | None) -> Any:
     if file is None and len(text) <= SHORT:
         with suppress(UnsupportedYaml):
             return parse_with_libyaml(text)
@@ -99,14 +125,11 @@ def plain(document: Any) -> Any:
     Raises
     ------
     InputError
-        An alias that contains itself.
+        Beyond the bounds of `files.bounds`, such as an alias that contains itself.
     """
-    try:
-        return _to_plain(document)
-    except RecursionError:
-        raise InputError(
-            Fault("document", "an alias that contains itself", "a tree of values")
-        ) from None
+    if faults := bound_faults(document, None, line_of):
+        raise InputError(faults)
+    return _to_plain(document)
 
 
 def _to_plain(document: Any) -> Any:

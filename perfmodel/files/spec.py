@@ -7,7 +7,17 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from perfmodel.units import parse_bandwidth, parse_bytes, parse_flop_rate, parse_power, parse_time
+from perfmodel.units import (
+    LONGEST_LATENCY_S,
+    MOST_COUNT,
+    MOST_NODES,
+    MOST_PARTS,
+    parse_bandwidth,
+    parse_bytes,
+    parse_flop_rate,
+    parse_power,
+    parse_time,
+)
 
 
 class FileModel(BaseModel):
@@ -30,6 +40,13 @@ def _at_least_zero(parse: Callable[[object], float]) -> BeforeValidator:
     return BeforeValidator(validate)
 
 
+def _parse_latency(value: object) -> float:
+    number = parse_time(value)
+    if number > LONGEST_LATENCY_S:
+        raise ValueError(f"a latency of at most {LONGEST_LATENCY_S:g} s")
+    return number
+
+
 def _above_zero(parse: Callable[[object], float]) -> BeforeValidator:
     def validate(value: object) -> float:
         number = parse(value)
@@ -49,11 +66,23 @@ Bandwidth = Annotated[float, _above_zero(parse_bandwidth), _schema("25 GB/s")]
 Seconds = Annotated[float, _at_least_zero(parse_time), _schema("1.3 us")]
 """A time of zero or more, written with its unit; seconds."""
 
+Latency = Annotated[float, _at_least_zero(_parse_latency), _schema("1.3 us")]
+"""What one message or call waits, written with its unit; seconds."""
+
 FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s")]
 """A compute rate above zero, written with its unit; operations per second."""
 
 Power = Annotated[float, _above_zero(parse_power), _schema("700 W")]
 """A power above zero, written with its unit; watts."""
 
-Count = Annotated[int, Field(strict=True, gt=0)]
+Count = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]
 """A whole number above zero; neither ``true`` nor ``"4"`` nor ``4.5`` is one."""
+
+Parts = Annotated[int, Field(strict=True, ge=1, le=MOST_PARTS)]
+"""How many parts of one kind a device, a cable or a library has; a whole number above zero."""
+
+Nodes = Annotated[int, Field(strict=True, gt=0, le=MOST_NODES)]
+"""How many nodes; a whole number above zero."""
+
+Factor = Annotated[float, Field(strict=True, ge=1, le=1e9)]
+"""How many times longer, slower or more; one or more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,15 +28,20 @@ def validate_document(model: type[SpecT], document: Any, file: str | None = None
         With every fault at once.
     """
     try:
-        return model.model_validate(plain(document))
+        data = plain(document)
+        return model.model_validate(data)
     except ValidationError as error:
         faults = [
-            _make_fault(details, model, document, file)
-            for details in _drop_secondary_errors(error.errors())
+            _make_fault(details, model, (document, data), file, near=number < MOST_NEAREST)
+            for number, details in enumerate(_drop_secondary_errors(error.errors()))
         ]
         raise InputError(dict.fromkeys(faults)) from None
     except InputError as error:
         raise error.located(file) if file else error from None
+
+
+MOST_NEAREST = 100
+"""Faults of a file for which the nearest name is searched: each search takes some ms."""
 
 
 def load_document(model: type[SpecT], path: Path) -> SpecT:
@@ -45,19 +51,24 @@ def load_document(model: type[SpecT], path: Path) -> SpecT:
 
 def _drop_secondary_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Drop errors of too short lists that are short only because members are faulty."""
-
-    def has_faulty_member(whole: ErrorDetails) -> bool:
-        depth = len(whole["loc"])
-        return any(e["loc"][:depth] == whole["loc"] and len(e["loc"]) > depth for e in errors)
-
-    return [e for e in errors if e["type"] != "too_short" or not has_faulty_member(e)]
+    with_members = {e["loc"][:depth] for e in errors for depth in range(len(e["loc"]))}
+    return [e for e in errors if e["type"] != "too_short" or e["loc"] not in with_members]
 
 
 def _make_fault(
-    details: ErrorDetails, model: type[BaseModel], document: Any, file: str | None
+    details: ErrorDetails,
+    model: type[BaseModel],
+    documents: tuple[Any, Any],
+    file: str | None,
+    *,
+    near: bool,
 ) -> Fault:
-    """Make a fault in the terms of the file from an error of pydantic."""
-    path = _data_path(document, details["loc"])
+    """Make a fault in the terms of the file from an error of pydantic.
+
+    `documents`: as read, with lines, and plain. `near`: whether to name the nearest name.
+    """
+    document, data = documents
+    path = _data_path(data, details["loc"])
     context = details.get("ctx") or {}
     cause = context.get("error")
     text, allowed = _quote_value(details["input"]), _describe_allowed(details)
@@ -69,7 +80,8 @@ def _make_fault(
         path.append(details["loc"][-1])
         text, allowed = "nothing", "a value: this field is required"
     elif details["type"] == "extra_forbidden":
-        fields = allowed_names(_field_names_at(model, details["loc"]), str(path[-1]))
+        names = _field_names_at(model, details["loc"])
+        fields = allowed_names(names, str(path[-1]) if near else None)
         text, allowed = f"an unknown field, {text}", f"the fields of this section, {fields}"
     elif details["type"].startswith("union_tag"):
         path.append(str(context["discriminator"]).strip("'"))
@@ -77,14 +89,27 @@ def _make_fault(
         allowed = allowed_names(_union_tags(model, details), context.get("tag"))
     elif details["type"] == "literal_error":
         names = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        allowed = allowed_names(names, str(details["input"])) if names else allowed
+        close = str(details["input"])[:_SHORT] if near else None
+        allowed = allowed_names(names, close) if names else allowed
+    elif not path and details["type"] in {"model_type", "dict_type"}:
+        text = f"{_TYPE_NAMES.get(type(data), 'one value')} only"  # may be any file: not quoted
     field = ".".join(str(part) for part in path) or "document"
     return Fault(field, text, allowed, file, line_of(document, path))
 
 
+_SHORT = 80
+
+_TYPE_NAMES = {str: "text", list: "a list", int: "a number", float: "a number", bool: "one word"}
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 4
+_REPR.maxdict = _REPR.maxlist = 12
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 2 * _SHORT
+
+
 def _quote_value(value: object) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    text = "nothing" if value is None else _REPR.repr(value)
+    return text if len(text) <= _SHORT else text[: _SHORT - 3] + "..."
 
 
 _ALLOWED_BY_TYPE = {
@@ -102,13 +127,16 @@ _ALLOWED_BY_TYPE = {
 
 def _describe_allowed(details: ErrorDetails) -> str:
     message = details["msg"].removeprefix("Input should be ")
+    most = (details.get("ctx") or {}).get("le")
+    if isinstance(most, int) and most >= 1000:
+        return f"at most {most:,}"
     return _ALLOWED_BY_TYPE.get(details["type"], message[:1].lower() + message[1:])
 
 
 def _data_path(document: Any, loc: Sequence[str | int]) -> list[str | int]:
     """Drop the names that pydantic puts into a path for the members of a union."""
     path: list[str | int] = []
-    node = plain(document)
+    node = document
     for part in loc:
         if isinstance(node, Mapping) and str(part) in node:
             node = node[str(part)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.escape import spreadsheet_safe
 from perfmodel.files.validate import require_finite
 
 
@@ -49,11 +50,11 @@ def write_json(path: Path, document: object) -> None:
 
 
 def csv_text(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Write a table as CSV; None is an empty cell."""
+    """Write a table as CSV, without formulas; None is an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(titles)
-    writer.writerows(rows)
+    writer.writerow(map(spreadsheet_safe, titles))
+    writer.writerows(map(spreadsheet_safe, row) for row in rows)
     return text.getvalue()
 
 

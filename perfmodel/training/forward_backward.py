@@ -20,6 +20,10 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 
+MANY_MICRO_BATCHES = 64
+"""Beyond it a pass of a micro-batch without communication is one segment: the device then waits
+for the host to issue a whole pass, once a step, as the host is ahead from then on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -48,7 +52,8 @@ class Step:
         """Segments per pass: fewer for micro-batches that no communication overlaps with."""
         if micro_batch == self.last_micro_batch:
             return self.request.segments
-        return max(8, self.request.segments // self.options.accumulate)
+        fewest = 8 if self.options.accumulate <= MANY_MICRO_BATCHES else 1
+        return max(fewest, self.request.segments // self.options.accumulate)
 
 
 def add_forward(step: Step, micro_batch: int, *, after: tuple[int, ...] = ()) -> None:

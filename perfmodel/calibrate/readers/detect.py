@@ -25,6 +25,7 @@ from perfmodel.calibrate.readers.nccl_json import (
 from perfmodel.calibrate.readers.nccl_text import is_nccl_text, read_nccl_text
 from perfmodel.calibrate.readers.sweep_records import LinkMatrix, Sweep
 from perfmodel.errors import Fault, InputError
+from perfmodel.files import plain as plain_values
 from perfmodel.files import read_text, validate_document
 from perfmodel.measure.record import Measurement
 
@@ -130,17 +131,21 @@ def _json(text: str) -> list[object] | None:
     if not start.startswith(("{", "[{", "[\n", "[ ", "[]")):
         return None
     decoder, documents, at = json.JSONDecoder(), [], 0
+    separator = re.compile(r"[ \t\r\n,]*")
     try:
         while at < len(start):
             document, at = decoder.raw_decode(start, at)
             documents.append(document)
-            at += len(start[at:]) - len(start[at:].lstrip(" \t\r\n,"))
+            at = separator.match(start, at).end()  # type: ignore[union-attr]
     except json.JSONDecodeError as error:
         line = error.lineno
         fault = Fault("file", f"no JSON ({error.msg}): cut off?", KNOWN, line=line)
         raise InputError(fault) from None
     except RecursionError:
         raise InputError(Fault("file", "JSON nested too deeply", KNOWN)) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise InputError(Fault("file", str(error).partition(";")[0], KNOWN)) from None
+    plain_values(documents)  # refuses what is beyond the bounds of any file
     return documents
 
 

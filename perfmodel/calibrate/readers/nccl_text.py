@@ -30,7 +30,7 @@ _RANK = re.compile(
     r"\[[^\]]*\]\s*(.*)$"
 )
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
-_ENV = re.compile(r"\b(NCCL_\w+)(?:=| set by environment to )\"?([\w:,^.-]+)")
+_ENV = re.compile(r"\b(NCCL_\w+)(?:=| set by environment to )\"?([\w:,^.-]*[\w:,^-])")
 
 
 @dataclass

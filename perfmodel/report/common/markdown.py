@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from perfmodel.escape import printable
 from perfmodel.report.common.document import (
     Block,
     Bullets,
@@ -30,7 +31,7 @@ def escape_markdown(text: str) -> str:
     >>> escape_markdown("a|b <img src=x> *c*")
     'a\\|b &lt;img src=x> \\*c\\*'
     """
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     line = line.replace("&", "&amp;").replace("<", "&lt;")
     return _MARKUP.sub(r"\\\g<0>", line)
 

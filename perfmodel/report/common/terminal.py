@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from perfmodel.escape import printable
 from perfmodel.report.common.document import Block, Paragraph, Table
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def render_terminal(blocks: Iterable[Block], console: Console) -> None:
         if isinstance(block, Table):
             console.print(_table(block))
         elif isinstance(block, Paragraph):
-            text = Text(block.text, style=_STYLES.get(block.role, ""))
+            text = Text(printable(block.text), style=_STYLES.get(block.role, ""))
             console.print(text, soft_wrap=not console.is_terminal)
 
 
@@ -39,8 +40,10 @@ def _table(block: Table) -> RenderableType:
         drawn = table.Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title, numeric in zip(block.titles, block.numeric, strict=True):
         drawn.add_column(
-            Text(title), justify="right" if numeric else "left", no_wrap=numeric and not block.ruled
+            Text(printable(title)),
+            justify="right" if numeric else "left",
+            no_wrap=numeric and not block.ruled,
         )
     for row in block.rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
     return drawn

@@ -293,13 +293,18 @@ def topology_caption(topology: Topology, shown_hosts: int = _HOSTS_SHOWN) -> str
     return f"{topology.name}: {devices}{some}"
 
 
+def check_page_name(path: Path) -> None:
+    """Raise `InputError` unless a file's name ends as that of a page."""
+    if path.suffix.lower() not in {".html", ".htm"}:
+        raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))
+
+
 def write_topology(topology: Topology, path: Path) -> Path:
     """Write the picture as one self-contained HTML page.
 
     Raises `InputError`: the file's name does not end in ``.html``, or it cannot be written.
     """
-    if path.suffix.lower() not in {".html", ".htm"}:
-        raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))
+    check_page_name(path)
     figure = Figure(draw_topology(topology), "topology", f"Picture of {topology.name}")
     body = section("Topology", f"{topology_caption(topology)}.", figure)
     return write_report_files(path.parent, {path.name: render_html(topology.name, [body])})

@@ -104,14 +104,11 @@ def _rates(topology: Topology) -> Iterator[str]:
     devices, arcs = topology.devices, topology.arcs
     out_Bps = up_Bps = 0.0
     start = topology.hosts * topology.host_arcs
+    leaves = {dst for src, dst in arcs.names[start:] if devices[src].kind == "nic"}
     for (src, dst), rate_Bps in zip(arcs.names[start:], arcs.bandwidth_Bps[start:], strict=True):
         if devices[src].kind == "nic":
             out_Bps += float(rate_Bps)
-        elif (
-            _is_leaf(topology, src)
-            and devices[dst].kind == "switch"
-            and not _is_leaf(topology, dst)
-        ):
+        elif src in leaves and devices[dst].kind == "switch" and dst not in leaves:
             up_Bps += float(rate_Bps)
     if not topology.gpu_p2p:
         yield "GPUs may not copy to each other over PCIe: traffic is staged in host memory"
@@ -124,10 +121,6 @@ def _rates(topology: Topology) -> Iterator[str]:
             if ratio > 1.0001
             else ("leaf switches pass on all that their hosts send")
         )
-
-
-def _is_leaf(topology: Topology, name: str) -> bool:
-    return any(topology.devices[n].kind == "nic" for n in topology.links[name])
 
 
 # ---------------------------------------------------------------- layout

@@ -8,9 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema
 
-Name = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
+from perfmodel.units import MOST_COUNT
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, strip_whitespace=True)]
+"""A name, or the path of a file."""
 Switch = Annotated[bool, Field(strict=True)]
-Index = Annotated[int, Field(strict=True, ge=0)]
+Index = Annotated[int, Field(strict=True, ge=0, le=MOST_COUNT)]
 """A rank, a node or a step, counted from 0."""
 Placement = Literal["packed", "spread", "random"]
 """Which of the free nodes a job gets: neighbours, evenly spread ones, or any (by `seed`)."""

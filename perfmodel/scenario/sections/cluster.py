@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from perfmodel.files import Count, FileModel
+from perfmodel.files import FileModel, Nodes, Parts
 from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
 
 
@@ -14,11 +14,11 @@ class FabricSection(FileModel):
     """The network between nodes: a kind, and what differs from that kind's defaults."""
 
     kind: Name = Field(description="see `perfmodel topology list`")
-    oversubscription: Annotated[float, Field(strict=True, ge=1)] | None = Field(
+    oversubscription: Annotated[float, Field(strict=True, ge=1, le=1e6)] | None = Field(
         default=None, description="bandwidth into a leaf switch over bandwidth out of it"
     )
-    hosts_per_leaf: Count | None = None
-    radix: Count | None = Field(default=None, description="ports of one switch")
+    hosts_per_leaf: Parts | None = None
+    radix: Parts | None = Field(default=None, description="ports of one switch")
     routing: Literal["ecmp", "rail", "adaptive"] | None = Field(
         default=None, description="how flows choose among equal ways; default: the fabric's"
     )
@@ -41,12 +41,12 @@ class ClusterSection(FileModel):
     """The hardware: a node template, how many of them, and the network between them."""
 
     node: Name = Field(description="a node template by name or file: see `perfmodel topology list`")
-    nodes: Count = Field(default=1, description="nodes of this job")
-    gpus_per_node: Count | None = Field(
+    nodes: Nodes = Field(default=1, description="nodes of this job")
+    gpus_per_node: Parts | None = Field(
         default=None, description="how many of a node's GPUs are used"
     )
     fabric: Fabric | None = None
-    pool: Count | None = Field(
+    pool: Nodes | None = Field(
         default=None,
         description="nodes on the network, those of this job among them; default: what `nodes` "
         "and `jobs` need",

@@ -6,13 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
+from perfmodel.files import (
+    Bandwidth,
+    Bytes,
+    Count,
+    Factor,
+    FileModel,
+    Latency,
+    Nodes,
+    Seconds,
+)
 from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
 from perfmodel.scenario.sections.strategy import DdpStrategy
 from perfmodel.scenario.sections.training import ModelSection
-
-Factor = Annotated[float, Field(strict=True, ge=1)]
-"""How many times longer or slower; one or more."""
 
 
 def _check_unique(numbers: tuple[int, ...]) -> tuple[int, ...]:
@@ -80,7 +86,7 @@ class DegradeEvent(FileModel):
         default=None, description="what it still carries, headers taken off"
     )
     by: Factor | None = Field(default=None, description="how many times slower")
-    latency: Seconds | None = Field(default=None, description="its latency from then on")
+    latency: Latency | None = Field(default=None, description="its latency from then on")
     at: Start = None
     until: Seconds | None = None
 
@@ -171,7 +177,7 @@ class OtherJob(FileModel):
     )
     strategy: DdpStrategy = DdpStrategy()
     batch_per_gpu: Count
-    nodes: Count
+    nodes: Nodes
     placement: Placement = "packed"
     start: Seconds = Field(
         default=0.0,

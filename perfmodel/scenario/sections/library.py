@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from perfmodel.collectives.catalog import NCCL_ALGO_NAMES
-from perfmodel.files import Count, FileModel, Seconds
+from perfmodel.files import FileModel, Latency, Parts
 from perfmodel.scenario.sections.base import Name
 
 Word = Annotated[
@@ -28,6 +28,10 @@ def _check_processes(value: object) -> object:
     return value
 
 
+Channels = Annotated[Parts, Field(le=1024)]
+"""Parallel rings or trees; NCCL has 64 at most (MAXCHANNELS)."""
+
+
 if TYPE_CHECKING:
     AlgorithmName = str
 else:
@@ -42,10 +46,10 @@ class LibrarySection(FileModel):
         default="auto", description="of NCCL, as NCCL_ALGO would say; others have their own"
     )
     protocol: Literal["auto", "simple", "ll", "ll128"] = "auto"
-    channels: Count | None = Field(
+    channels: Channels | None = Field(
         default=None, description="default: what the library would choose"
     )
-    credits: Count | None = Field(
+    credits: Parts | None = Field(
         default=None,
         description="chunks in flight per edge; 1 makes each step wait for its latency",
     )
@@ -59,10 +63,10 @@ class LibrarySection(FileModel):
     processes: Annotated[Literal["per-gpu"], BeforeValidator(_check_processes)] = Field(
         default="per-gpu", description="one for each GPU, as DistributedDataParallel has them"
     )
-    workers: Count | None = Field(
+    workers: Parts | None = Field(
         default=None, description="collectives in progress at once; default: the library's"
     )
-    host_step: Seconds | None = Field(
+    host_step: Latency | None = Field(
         default=None,
         description="what a step costs a process on a CPU beyond layers, collectives and the "
         "memory of gradients; default: the library's",

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Power, Seconds
+from perfmodel.files import Bandwidth, Bytes, FileModel, Nodes, Parts, Power, Seconds
 from perfmodel.files.money import EnergyPrice, HourlyPrice, Money, Price
 from perfmodel.scenario.sections.base import Name
 from perfmodel.scenario.sections.cluster import Fabric
@@ -20,17 +20,21 @@ from perfmodel.scenario.sections.cluster import Fabric
 _DATASET = re.compile(r"\s*(?P<number>[\d_.eE+]+)\s*(?P<unit>samples|tokens)\s*", re.ASCII)
 
 
+_MOST = 1e18
+"""Samples or tokens: a hundred thousand times all that was ever written."""
+
+
 def _parse_whole(value: object) -> int:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0 or value != int(value):  # type: ignore[arg-type, call-overload, operator]
-        raise ValueError("a whole number above zero, such as 300e9")
+    if not number or not math.isfinite(value) or not 0 < value <= _MOST or value != int(value):  # type: ignore[arg-type, call-overload, operator]
+        raise ValueError(f"a whole number above zero, such as 300e9, at most {_MOST:g}")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 LargeCount = Annotated[
     int, BeforeValidator(_parse_whole), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
 ]
-"""A whole number above zero, however large; "300e9" is one."""
+"""A whole number above zero; "300e9" is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ Dataset = Annotated[
     ),
 ]
 
-Positive = Annotated[float, Field(strict=True, gt=0)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=1e9)]
 Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Changes = Annotated[dict[Name, Any], Field(min_length=1)]
 """Dotted fields of the scenario and their values, as ``--set`` would give them."""
@@ -125,7 +129,7 @@ class PowerSection(FileModel):
     factor: Positive = Field(
         default=1.0, description="draw of the node over that of its GPUs, with `per_gpu` or TDP"
     )
-    pue: Annotated[float, Field(strict=True, ge=1)] = Field(
+    pue: Annotated[float, Field(strict=True, ge=1, le=1e3)] = Field(
         default=1.0, description="power usage effectiveness of the building: cooling, losses"
     )
     energy_price: EnergyPrice | None = Field(
@@ -145,10 +149,10 @@ class CandidateSection(FileModel):
     name: Name
     node: Name = Field(description="a node template by name or file: see `perfmodel topology list`")
     fabric: Fabric | None = None
-    nodes: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
+    nodes: Annotated[tuple[Nodes, ...], Field(min_length=1)] = Field(
         description="sizes to consider, growing"
     )
-    gpus_per_node: Count | None = Field(default=None, description="default: all of a node's")
+    gpus_per_node: Parts | None = Field(default=None, description="default: all of a node's")
     price_per_gpu_hour: HourlyPrice | None = Field(default=None, description="of renting")
     purchase: PurchaseSection | None = None
     power: PowerSection | None = None

@@ -10,6 +10,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from perfmodel.files import Bytes, Count, FileModel
 from perfmodel.scenario.sections.base import Switch
 
+MOST_MICRO_STEPS = 1024
+"""Each is simulated: some ms."""
+
 Hook = Literal["none", "fp16", "bf16"]
 
 
@@ -32,7 +35,7 @@ class DdpStrategy(FileModel):
     static_graph: Switch = False
     gradient_as_bucket_view: Switch = False
     broadcast_buffers: Switch = True
-    accumulate: Count = Field(
+    accumulate: Annotated[Count, Field(le=MOST_MICRO_STEPS)] = Field(
         default=1, description="micro-steps per step; all but the last under no_sync"
     )
     hook: Hook = Field(default="none", description="gradient compression hook")

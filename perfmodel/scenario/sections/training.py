@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files import Count, FileModel
+from perfmodel.files import Count, FileModel, Nodes
 from perfmodel.scenario.sections.base import Name, Switch
 
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -51,7 +51,7 @@ class ComputeSection(FileModel):
     times: Name | None = Field(
         default=None, description="CSV of seconds per layer, relative to the scenario's folder"
     )
-    overlap_slowdown: Annotated[float, Field(strict=True, ge=1)] | None = Field(
+    overlap_slowdown: Annotated[float, Field(strict=True, ge=1, le=1e6)] | None = Field(
         default=None,
         description="factor on compute while a collective runs on the same GPU; default: the GPU's",
     )
@@ -106,7 +106,7 @@ class ScaleSection(FileModel):
     """Sizes of the scaling curve, growing, below that of the cluster, which is its last point."""
 
     gpus: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
-    nodes: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+    nodes: Annotated[tuple[Nodes, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _check_growing(self) -> ScaleSection:

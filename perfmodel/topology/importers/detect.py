@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.files.read import read_bytes
 
 Kind = Literal["nccl-topology", "nccl-graph", "topo-matrix", "ibnetdiscover"]
 
@@ -60,12 +61,9 @@ def read_content(path: Path) -> str:
     """
     refuse = partial(_refusal, file=str(path))
     try:
-        with path.open("rb") as stream:
-            data = stream.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise refuse(error.strerror or str(error)) from None
-    if len(data) > LARGEST_BYTES:
-        raise refuse(f"more than {LARGEST_BYTES // 2**20} MiB")
+        data = read_bytes(path, LARGEST_BYTES)
+    except InputError as error:
+        raise refuse(error.faults[0].found) from None
     packing = next((contents for magic, contents in _MAGIC if data.startswith(magic)), None)
     wide = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
     if packing or (b"\0" in data and not wide):
@@ -109,14 +107,15 @@ def kind_of(text: str, file: str) -> Kind:
 
 def _root(text: str) -> str | None:
     """Name of the root element, if this is XML."""
-    rest = text.lstrip()
-    if not rest.startswith("<"):
+    start = re.compile(r"\s*").match(text).end()  # type: ignore[union-attr]
+    if not text.startswith("<", start):
         return None
-    while rest.startswith(("<?", "<!--")):
-        end = rest.find("-->" if rest.startswith("<!--") else "?>")
+    while text.startswith(("<?", "<!--"), start):  # by position: a slice each would copy the rest
+        end = text.find("-->" if text.startswith("<!--", start) else "?>", start)
         if end < 0:
             return None
-        rest = rest[end + 2 :].lstrip("> \t\n")
+        start = re.compile(r"[> \t\n]*").match(text, end + 2).end()  # type: ignore[union-attr]
+    rest = text[start : start + 1000]
     if rest.upper().startswith("<!DOCTYPE"):
         named = re.match(r"<!DOCTYPE\s+([\w:.-]+)", rest, re.IGNORECASE)
         return named[1] if named else None

@@ -11,12 +11,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from perfmodel.errors import allowed_names
-from perfmodel.files import Bandwidth, Bytes, FileModel, FlopRate, Power, Seconds
+from perfmodel.files import (
+    Bandwidth,
+    Bytes,
+    FileModel,
+    FlopRate,
+    Latency,
+    Parts,
+    Power,
+)
 from perfmodel.topology.graph import LinkKind
 from perfmodel.topology.model import NetworkKind
 
@@ -34,9 +43,12 @@ ROUTINGS: tuple[str, ...] = get_args(Routing)
 PORT_KINDS = ("ethernet", "infiniband")
 """Kinds of link that a NIC's port may be."""
 
+MOST_NAMES = 1024
+"""Devices that one pattern may name: twice the GPUs of the largest node that was announced."""
+
 _PATTERN = re.compile(r"(?P<head>[A-Za-z_]\w*)(?:\[(?P<items>[^\]]*)\])?(?P<tail>\w*)")
 _RANGE = re.compile(r"\[(?P<items>[^\]]*)\]")
-_ITEM = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)(?::(?P<step>[1-9]\d*))?)?")
+_ITEM = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9})(?::(?P<step>[1-9]\d{0,8}))?)?")
 
 
 def _named(names: tuple[str, ...]) -> BeforeValidator:
@@ -65,7 +77,10 @@ def expand_pattern(pattern: str) -> tuple[str, ...]:
     """
     if _PATTERN.fullmatch(pattern) is None:
         raise ValueError("a name or a pattern such as 'gpu[0-7]', 'gpu[0,3]' or 'cpu[0-6:2]'")
-    return tuple(expand_ranges(pattern))
+    names = tuple(islice(expand_ranges(pattern), MOST_NAMES + 1))
+    if len(names) > MOST_NAMES:
+        raise ValueError(f"at most {MOST_NAMES:,} names in one pattern")
+    return names
 
 
 def expand_ranges(text: str) -> Iterator[str]:
@@ -124,7 +139,7 @@ class LinkSpec(FileModel):
     bandwidth: Bandwidth
     """Raw rate of one lane, one direction; bytes per second."""
     efficiency: Fraction
-    latency: Seconds
+    latency: Latency
     source: Source
     efficiency_source: Source | None = None
     latency_source: Source | None = None
@@ -149,7 +164,7 @@ class DeviceSpec(FileModel):
     kind: Annotated[HostNodeKind, _named(HOST_NODE_KINDS)]
     port: str | None = None
     """For a NIC: the link that leaves it."""
-    rails: Annotated[int, Field(ge=1)] | None = None
+    rails: Parts | None = None
     """For NICs: number of rails they repeat over (default: each NIC is its own rail)."""
 
 
@@ -159,7 +174,7 @@ class EdgeSpec(FileModel):
     from_: NamePattern = Field(alias="from")
     to: NamePattern
     link: str
-    lanes: Annotated[int, Field(ge=1)] = 1
+    lanes: Parts = 1
     pattern: Literal["each", "all"] = "each"
     """`each` joins them one by one, the shorter side in equal blocks; `all` joins every pair."""
 
@@ -202,9 +217,9 @@ class SocketsSpec(FileModel):
     """What passes at once after a pause (`burst` of a token bucket filter)."""
     frame: Bytes | None = None
     """Largest IP packet of the network (MTU), each of which takes work of a core."""
-    cores: Annotated[int, Field(ge=1)] | None = None
+    cores: Parts | None = None
     """Of the one machine whose containers or network namespaces the hosts are."""
-    core_speed: Annotated[float, Field(gt=0)] = 1.0
+    core_speed: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """How fast they are, as measured: 1 where the library's call and messages take what its file
     says, less on a slower machine or beside other work."""
     source: Source
@@ -270,7 +285,7 @@ class ListedTrunk(FileModel):
 
     from_: str = Field(alias="from")
     to: str
-    cables: Annotated[int, Field(ge=1)] = 1
+    cables: Parts = 1
     bandwidth: Bandwidth | None = None
     """Raw rate of each (default: as the NICs' ports)."""
 
@@ -299,21 +314,21 @@ class FabricSpec(FileModel):
     """A network: its shape, and whatever differs from the defaults of the shape's file."""
 
     kind: Annotated[FabricKind, _named((*FABRIC_KINDS, "listed"))]
-    switch_latency: Seconds | None = None
+    switch_latency: Latency | None = None
     """Time through one switch."""
-    cable_latency: Seconds | None = None
+    cable_latency: Latency | None = None
     """Time through one cable."""
-    radix: Annotated[int, Field(ge=2)] | None = None
+    radix: Annotated[Parts, Field(ge=2)] | None = None
     """Ports of one switch; of a fat tree, `k` by another name."""
-    oversubscription: Annotated[float, Field(ge=1)] | None = None
+    oversubscription: Annotated[float, Field(ge=1, le=1e6)] | None = None
     """Rate into a leaf (edge switch of a fat tree) from its hosts over its rate upwards."""
-    leaf_ports: Annotated[int, Field(ge=1)] | None = None
+    leaf_ports: Parts | None = None
     """Ports of a leaf that face hosts (default: what radix and oversubscription leave)."""
-    hosts_per_leaf: Annotated[int, Field(ge=1)] | None = None
+    hosts_per_leaf: Parts | None = None
     """Hosts of one leaf (leaf-spine) or of one group of rail leaves (rail-optimised)."""
     uplink_bandwidth: Bandwidth | None = None
     """Raw rate of one cable between switches (default: as the NICs' ports)."""
-    k: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
+    k: Annotated[Parts, Field(ge=2, multiple_of=2)] | None = None
     """Ports per switch of a fat tree (default: the smallest even number that holds all hosts)."""
     routing: Annotated[Routing, _named(ROUTINGS)] | None = None
     """How flows choose among equally short paths.
@@ -372,10 +387,10 @@ class GpuSpec(FileModel):
     peak: dict[str, FlopRate]
     matmul_efficiency: dict[str, Fraction]
     memory_efficiency: Fraction
-    kernel_overhead: Seconds
-    launch: Seconds
-    streaming_multiprocessors: Annotated[int, Field(ge=1)]
-    overlap_slowdown: Annotated[float, Field(ge=1)]
+    kernel_overhead: Latency
+    launch: Latency
+    streaming_multiprocessors: Parts
+    overlap_slowdown: Annotated[float, Field(ge=1, le=1e6)]
     power: Power | None = None
     sources: dict[str, Source]
     """Source of each number, by field."""

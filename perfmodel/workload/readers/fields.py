@@ -13,6 +13,12 @@ from perfmodel.workload.model import ITEM_BYTES
 TRAINABLE = frozenset({"fp64", "fp32", "bf16", "fp16", "fp8"})
 """Data types that can have a gradient."""
 
+MOST_ELEMENTS = 10**13
+"""Elements of one tensor: ten times the parameters of the largest models."""
+
+MOST_S = 1e6
+"""Seconds of one layer."""
+
 DTYPES: Mapping[str, str] = {
     **{name: name for name in ITEM_BYTES if name != "tf32"},
     "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32",
@@ -47,6 +53,8 @@ def parse_shape(value: object) -> tuple[int, ...]:
         raise ValueError(allowed)
     if isinstance(value, str) and not value.strip():
         raise ValueError(allowed)
+    if len(sizes) > 64 or math.prod(sizes) > MOST_ELEMENTS:
+        raise ValueError(f"{allowed}, at most {MOST_ELEMENTS:g} elements in all")
     return tuple(sizes)
 
 
@@ -68,6 +76,8 @@ def parse_numel(text: str) -> int:
     """
     if not re.fullmatch(r"\d{1,18}", text.strip()) or int(text) < 1:
         raise ValueError("a whole number above zero")
+    if int(text) > MOST_ELEMENTS:
+        raise ValueError(f"at most {MOST_ELEMENTS:,} elements")
     return int(text)
 
 
@@ -105,6 +115,6 @@ def parse_duration(text: str, unit: str | None) -> float:
             value = float(text) * TIMES[unit]
         except ValueError:
             raise ValueError(f"a number ({unit})") from None
-    if not math.isfinite(value) or value < 0:
-        raise ValueError("a finite time of zero or more")
+    if not 0 <= value <= MOST_S:
+        raise ValueError(f"a time of zero or more, at most {MOST_S:g} s")
     return value

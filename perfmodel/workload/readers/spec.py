@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
-from perfmodel.workload.readers.fields import TRAINABLE, parse_dtype, parse_shape
+from perfmodel.workload.readers.fields import MOST_ELEMENTS, TRAINABLE, parse_dtype, parse_shape
 
 Name = Annotated[str, Field(min_length=1)]
 Shape = Annotated[tuple[int, ...], BeforeValidator(parse_shape)]
@@ -23,7 +23,7 @@ class ParameterSpec(FileModel):
 
     name: Name
     shape: Shape | None = None
-    numel: Count | None = None
+    numel: Annotated[int, Field(strict=True, gt=0, le=MOST_ELEMENTS)] | None = None
     dtype: Dtype = "fp32"
     requires_grad: bool = True
     layer: Name | None = None
@@ -52,7 +52,7 @@ class LayerSpec(FileModel):
     forward: Seconds | None = None
     backward: Seconds | None = None
     kernels: Count = 1
-    matmul_flops: Annotated[float, Field(ge=0)] = 0.0
+    matmul_flops: Annotated[float, Field(ge=0, le=1e24)] = 0.0
     vector: Bytes | None = None
     operands: Bytes | None = None
     activations: Bytes | None = None

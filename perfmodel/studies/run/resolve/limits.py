@@ -8,12 +8,10 @@ from perfmodel.collectives.dependencies import messages_in
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine
+from perfmodel.topology.templates.build import MOST_GPUS
 
 MESSAGE_SENDS = 2_000_000
 """Sends that fidelity "message" is allowed: a minute or two, some seconds with the extra `fast`."""
-
-MOST_GPUS = 200_000
-"""GPUs of one cluster: building 100,000 takes 1.3 GB and 3 s."""
 
 
 def check_message_size(
