@@ -97,7 +97,7 @@ def scenario_file(tmp_path):
         ("node: dgx-a100", "node: dgx1-v100", 4, "compute.precision", "'bf16'", "which v100"),
         ("[1, 2]", "[1, 16]", 8, "scale.gpus.1", "16", "at most 8"),
         ("gpus_per_node: 8", "gpus_per_node: 9", 6, "cluster.gpus_per_node", "9", "8"),
-        ("gpus_per_node: 8", "gpus_per_node: 0", 6, "cluster.gpus_per_node", "0", "than 0"),
+        ("gpus_per_node: 8", "gpus_per_node: 0", 6, "cluster.gpus_per_node", "0", "equal to 1"),
         ("batch_per_gpu: 32", "batch_per_gpu: -32", 7, "training.batch_per_gpu", "-32", "than 0"),
         ("batch_per_gpu: 32", "batch_per_gpu: .nan", 7, "training.batch_per_gpu", "nan", "whole"),
         ("fp16}", "fp16, overlap_slowdown: .inf}", 4, "compute.overlap_slowdown", "inf", "finite"),

@@ -91,7 +91,8 @@ def test_a_failing_variant_is_listed_and_the_code_says_so(file: str) -> None:
 def test_csv_reads_back_to_the_bit(file: str, tmp_path: Path) -> None:
     csv = tmp_path / "out" / "t.csv"
     document = json.loads(called(file, "--csv", str(csv), "--json").stdout)
-    table = pd.read_csv(csv, index_col="variant", float_precision="round_trip")
+    # pandas before 3 does not read every digit of a number back, Python does
+    table = pd.read_csv(csv, index_col="variant", converters={"step_time_s": float})
     assert list(table.columns) == [*document["fields"], *FIGURES]
     assert table["step_time_s"].tolist() == [v["step_time_s"] for v in document["variants"]]
     assert table["training.batch_per_gpu"].tolist() == [8, 100000, 8, 100000]

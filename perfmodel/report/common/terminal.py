@@ -26,7 +26,7 @@ def render_terminal(blocks: Iterable[Block], console: Console) -> None:
         if isinstance(block, Table):
             console.print(_table(block))
         elif isinstance(block, Paragraph):
-            text = Text(printable(block.text), style=_STYLES.get(block.role, ""))
+            text = Text(printable(block.text, lines=True), style=_STYLES.get(block.role, ""))
             console.print(text, soft_wrap=not console.is_terminal)
 
 

@@ -25,6 +25,9 @@ from perfmodel.training.step_plan import StepPlan
 __all__ = ["Fidelity", "Run", "simulate"]
 
 Fidelity = Literal["flow", "message"]
+READY = 2
+"""Latencies of a send that waits for a ready message."""
+
 MOST_SOCKET_RANKS = 32
 """Ranks up to which "flow" simulates every message of sockets too; above, it costs too much."""
 
@@ -47,11 +50,17 @@ def network_class(name: str) -> Callable[[simpy.Environment, UncontendedTimer], 
 
 
 def uses_sockets(machine: Machine, fidelity: str) -> bool:
-    """Whether a machine's collectives are simulated as messages on sockets."""
+    """Whether a machine's collectives are simulated as messages on sockets.
+
+    There a send waits for the receiver's ready message, as with Gloo (two latencies); MPI's eager
+    and rendezvous sends, of one latency and of three, are timed by the other networks.
+    """
     few = len(machine.topology.ranks) <= MOST_SOCKET_RANKS
-    return machine.library.in_order and fidelity in {"flow", "message"} and (
-        few or fidelity == "message"
-    )  # fmt: skip
+    waits = all(
+        protocol.latencies_per_step == READY for protocol in machine.library.protocols.values()
+    )
+    simulated = fidelity == "message" or (fidelity == "flow" and few)
+    return machine.library.in_order and waits and simulated
 
 
 def lone_network(

@@ -24,7 +24,8 @@ from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.simulate.engine.engine import Fidelity, lone_network
+from perfmodel.simulate.engine.engine import Fidelity, lone_network, network_class
+from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.topology.model import Topology
@@ -128,10 +129,12 @@ def collective_rows(
     if fidelity == "message":
         pairs = [(op, nbytes) for nbytes in all_sizes]
         check_message_size(machine, pairs, algorithm=named)
+    # A profile's numbers, and schedules of our own, were fitted and measured by the other networks.
+    network = lone_network if named is None and profile is None else _plain_network
     rows = []
     for done, nbytes in enumerate(all_sizes):
-        row = _time_row(timer, op, nbytes, named, fidelity)
-        spread = _time_interval(timer, alternatives, op, nbytes, named, row)
+        row = _time_row(network(simpy.Environment(), timer, fidelity), op, nbytes, named)
+        spread = _time_interval(alternatives, op, nbytes, named, row)
         if profile is None and named is None and library == "nccl" and size > 1:
             spread = list(datasheet_interval_s(topology, op, nbytes, row["time_s"]))
         rows.append(row | {"interval_s": spread})
@@ -154,11 +157,12 @@ def _check_arguments(sizes: Iterable[int], fidelity: str) -> None:
         raise InputError(faults)
 
 
-def _time_row(
-    timer: UncontendedTimer, op: str, nbytes: int, algorithm: str | None, fidelity: Fidelity
-) -> dict[str, Any]:
-    env = simpy.Environment()
-    network = lone_network(env, timer, fidelity)
+def _plain_network(env: simpy.Environment, timer: UncontendedTimer, fidelity: Fidelity) -> Network:
+    return network_class(fidelity)(env, timer)
+
+
+def _time_row(network: Network, op: str, nbytes: int, algorithm: str | None) -> dict[str, Any]:
+    env, timer = network.env, network.timer
     ranks = range(len(timer.machine.topology.ranks))
     lowered = None
     if len(ranks) > 1:
@@ -180,27 +184,19 @@ def _time_row(
 
 
 def _time_interval(
-    timer: UncontendedTimer,
     alternatives: list[UncontendedTimer],
     op: str,
     nbytes: int,
     algorithm: str | None,
     row: dict[str, Any],
 ) -> list[float] | None:
-    """80 % interval of the time, from draws of the profile's numbers; None without them.
-
-    Draws are timed by the recurrence, and corrected by what the simulation of the likely machine
-    says: on sockets the two differ.
-    """
+    """80 % interval of the time, from draws of the profile's numbers; None without them."""
     ranks = range(len(alternatives[0].machine.topology.ranks)) if alternatives else range(0)
     if len(ranks) < 2:
         return None
-
-    def repeated_s(other: UncontendedTimer) -> float:
+    times = []
+    for other in alternatives:
         lowered, alone_s = other.best(op, nbytes, ranks, 0, algorithm)
-        return observed_time_s(other.machine, alone_s - hidden_s(other, lowered, op, ranks))
-
-    factor = row["time_s"] / repeated_s(timer)
-    times = [factor * repeated_s(other) for other in alternatives]
+        times.append(observed_time_s(other.machine, alone_s - hidden_s(other, lowered, op, ranks)))
     interval = interval_s(times, row["time_s"])
     return None if interval is None else list(interval)
