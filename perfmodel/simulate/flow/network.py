@@ -224,8 +224,9 @@ class FlowNetwork(Network):
             wire_s = now_s + job.nbytes / job.rate_Bps if job.rate_Bps else np.inf
         else:
             changed = job.set_rates(now_s, rates_Bps, slower)
-            if not changed and job.version:
+            if not changed and job.timed:
                 return
+            job.timed = True
             wire_s = job.start_s + self._ends_s(job)[0]
             if np.isinf(wire_s) and self.changes_left == 0:
                 raise SimulationError(stage_text(self.machine, job.lowered, job.stage))
@@ -265,7 +266,7 @@ class FlowNetwork(Network):
         if job.is_disturbed:
             stage = self._rerouted.legs(job.original)[job.leg + 1]
         job.next_leg(stage, self._timer.rates(stage))
-        job.version = 0
+        job.timed = False  # the version goes on: ends of the leg before are still scheduled
         self._enter(job)
 
     def _alone_Bps(self, job: Flow) -> float:

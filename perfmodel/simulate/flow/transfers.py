@@ -55,6 +55,7 @@ class Collective:
     rates_Bps: FloatArray = field(init=False)
     landed_s: float = 0.0
     version: int = 0
+    timed: bool = False  # whether the end of its leg is scheduled
     _clocks: Clocks | OneStep | None = None
     _ready: ReadyTimes | None = None
     _is_rerouted: bool = False
