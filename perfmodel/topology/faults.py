@@ -17,7 +17,7 @@ from types import MappingProxyType
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.graph import Arcs
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.spec import expand_ranges
+from perfmodel.topology.templates.name_ranges import expand_ranges
 
 _LINK = re.compile(r"(?P<src>\S+)\s*(?P<arrow>->|--)\s*(?P<dst>[^\s#]+)(?:\s*#(?P<cable>\d+))?")
 

@@ -16,7 +16,8 @@ from perfmodel.topology.fabric.fabric import Fabric
 from perfmodel.topology.graph import Arcs, Device, NodeKind
 from perfmodel.topology.model import ChannelGraph, ChannelPath
 from perfmodel.topology.routing.clos import Tiers, places
-from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, expand_pattern, pairs
+from perfmodel.topology.templates.name_ranges import expand_pattern
+from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, pairs
 
 
 @contextmanager

@@ -25,7 +25,8 @@ from perfmodel.topology.from_text.network_text import (
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, usual_nics
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.build import load_node, template_names
-from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs
+from perfmodel.topology.templates.name_ranges import expand_pattern
+from perfmodel.topology.templates.spec import NodeSpec, pairs
 
 _SAME_RATE = 0.02
 """Rates of all NICs together that differ by less are the same."""

@@ -11,7 +11,8 @@ from perfmodel.topology.from_text.match_template import TemplateFacts, template_
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
 from perfmodel.topology.templates.build import load_node
-from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
+from perfmodel.topology.templates.name_ranges import expand_pattern
+from perfmodel.topology.templates.spec import NodeSpec
 
 
 @dataclass(frozen=True, slots=True)

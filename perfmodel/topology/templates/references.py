@@ -12,7 +12,8 @@ from typing import Any
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.files import line_of, plain
 from perfmodel.topology.templates.gpus import gpu_names
-from perfmodel.topology.templates.spec import PORT_KINDS, expand_pattern, is_unknown_key, join
+from perfmodel.topology.templates.name_ranges import expand_pattern
+from perfmodel.topology.templates.spec import PORT_KINDS, is_unknown_key, join
 
 
 def reference_faults(document: Any, file: str | None = None) -> list[Fault]:

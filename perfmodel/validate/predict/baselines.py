@@ -13,7 +13,8 @@ from perfmodel.library.nccl.tuner import predictions
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs
+from perfmodel.topology.templates.name_ranges import expand_pattern
+from perfmodel.topology.templates.spec import NodeSpec, pairs
 
 
 class Constants(FileModel):

@@ -16,7 +16,8 @@ from perfmodel.topology.from_text.match_template import HostText, read_host
 from perfmodel.topology.from_text.network_text import read_nvlink_domain, read_racks
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.topology.templates.spec import NodeSpec, expand_pattern
+from perfmodel.topology.templates.name_ranges import expand_pattern
+from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.validate.sweeps.read import Sweep
 from perfmodel.validate.sweeps.settings_text import read_assignments, read_settings
 

@@ -12,7 +12,8 @@ from perfmodel.topology.fabric.fabric import resolve_fabric
 from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.check import check
-from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, expand_pattern, join
+from perfmodel.topology.templates.name_ranges import expand_pattern, expand_ranges
+from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, join
 
 GOOD = """\
 perfmodel: 1
@@ -239,7 +240,9 @@ def test_patterns() -> None:
     assert join(("a",), ("x", "y"), "all") == [("a", "x"), ("a", "y")]
     with pytest.raises(ValueError, match="multiple"):
         join(("a", "b", "c"), ("x", "y"), "each")
-    for wrong in ("gpu[", "gpu[a]", "gpu[3-1]", "0gpu", "gpu[]", ""):
+    with pytest.raises(ValueError, match="at most 8 ranges"):
+        list(expand_ranges("[0]" * 5000))
+    for wrong in ("gpu[", "gpu[a]", "gpu[3-1]", "0gpu", "gpu[]", "", "gpu[0-9999]"):
         with pytest.raises(ValueError, match=r"name|range"):
             expand_pattern(wrong)
     with pytest.raises(ValueError, match="name or a pattern"):

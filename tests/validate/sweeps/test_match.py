@@ -67,7 +67,7 @@ EXPECTED = {
 
 def host_Gbps(found):
     """Raw rate of all NICs of one host, as META states it."""
-    from perfmodel.topology.templates.spec import expand_pattern
+    from perfmodel.topology.templates.name_ranges import expand_pattern
 
     node = found.node
     ports = [d.port for d in node.nodes if d.kind == "nic" for _ in expand_pattern(d.id)]

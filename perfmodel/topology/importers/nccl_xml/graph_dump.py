@@ -12,7 +12,7 @@ from perfmodel.topology.importers.detect import kind_of, read_content
 from perfmodel.topology.importers.imported import ImportedTopology
 from perfmodel.topology.importers.nccl_xml.devices import number
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
-from perfmodel.topology.templates.spec import expand_pattern
+from perfmodel.topology.templates.name_ranges import expand_pattern
 
 _PATTERNS = {0: "ring", 1: "tree", 2: "collnet_chain", 3: "nvls", 4: "collnet_direct"}
 """By the id of a graph: NCCL 2.30.7 ``src/include/graph.h`` (NCCL_ALGO_*)."""

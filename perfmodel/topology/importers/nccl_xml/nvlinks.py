@@ -13,7 +13,8 @@ from perfmodel.topology.from_text.layouts import Board, join_gpus
 from perfmodel.topology.from_text.template_builder import Draft, link_fields, nvlink
 from perfmodel.topology.importers.complete import Completion, part_of
 from perfmodel.topology.importers.nccl_xml.devices import Device, number
-from perfmodel.topology.templates.spec import NodeSpec, expand_pattern, pairs
+from perfmodel.topology.templates.name_ranges import expand_pattern
+from perfmodel.topology.templates.spec import NodeSpec, pairs
 
 
 @dataclass

@@ -1,0 +1,35 @@
+"""Schedules laid on links: what a machine keeps is what a new machine would lay."""
+
+import numpy as np
+import pytest
+
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.machine import Machine
+from perfmodel.library.model import load_library
+from perfmodel.topology.templates.build import build_topology
+
+ALGORITHMS = [
+    ("all_reduce", "recursive_doubling"), ("all_reduce", "ring"), ("all_reduce", "rabenseifner"),
+    ("all_to_all", "pairwise"), ("all_gather", "bruck"), ("broadcast", "binomial"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gloo", "nccl", "plain"])
+def test_kept_edges_are_those_of_a_new_machine(name):
+    topology = build_topology("dgx1-v100", hosts=2, fabric="one-switch")
+    kept = Machine(topology, load_library(name))
+    tried = 0
+    for op, algorithm in ALGORITHMS * 2:
+        try:
+            fresh = lower_collective(
+                Machine(topology, kept.library), op, 1 << 20, range(16), algorithm=algorithm
+            )
+        except ValueError:  # not an algorithm of this library
+            continue
+        again = lower_collective(kept, op, 1 << 20, range(16), algorithm=algorithm)
+        for new, old in zip(fresh, again, strict=True):
+            for a, b in zip(new.stages, old.stages, strict=True):
+                np.testing.assert_array_equal(a.edges.arcs, b.edges.arcs)
+                np.testing.assert_array_equal(a.edges.pointers, b.edges.pointers)
+                tried += 1
+    assert tried > 10
