@@ -25,6 +25,7 @@ import numpy as np
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Gpu
+from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernel_constants import KernelConstants, kernel_constants
 from perfmodel.workload.memory import activation_bytes, cast_weights, optimizer_bytes
 from perfmodel.workload.model import ITEM_BYTES, Layer, LayerTimes, Workload
@@ -132,6 +133,7 @@ def layer_times(
             workload, batch, precision, fused_attention=fused_attention
         ),
         source=f"roofline on {gpu.name}",
+        spread=roofline_factors(workload),
     )
 
 

@@ -131,21 +131,16 @@ def waiting(point: SizeResult) -> str:
     return f"of which {duration(point.exposed_comm_s)} is waiting for the network"
 
 
+NO_INTERVAL = "the spread of collectives on this machine has not been measured"
+"""Why a size has no interval."""
+
+
 def interval(point: SizeResult) -> str:
     """Say how sure the step time is."""
     if point.interval_s is None:
-        return f"no interval yet: {no_interval_because(point)}"
+        return f"no interval yet: {NO_INTERVAL}"
     low, high = point.interval_s
     return f"80{_SPACE}% interval {duration(low)} to {duration(high)}"
-
-
-def no_interval_because(point: SizeResult) -> str:
-    """Why a size has no interval."""
-    if point.comm_s == 0:
-        return "nothing is communicated, and compute times have no known spread"
-    if "mean of" in point.mode:
-        return "what happens around it differs from step to step, and only a mean is known"
-    return "the spread of this machine has not been measured"
 
 
 def span(low: float, high: float, write: Callable[[float], str]) -> str:

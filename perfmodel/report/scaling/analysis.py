@@ -26,8 +26,7 @@ class SizeGain:
     """One size of the curve, beside the sizes before it.
 
     `samples`: 80 % interval of throughput, samples per second; from that of the step time.
-    `efficiency`: 80 % interval of the efficiency; throughput at `Result.efficiency_base` is held at
-        its predicted value.
+    `efficiency`: 80 % interval of the efficiency; what both sizes share partly cancels.
     `marginal`: throughput that each GPU added since the size before brings, over the throughput per
         GPU at `Result.efficiency_base`. None for the smallest size.
     `moved`: whether the bottleneck is of another kind than at the size before.
@@ -74,7 +73,7 @@ def size_gains(result: Result) -> tuple[SizeGain, ...]:
         SizeGain(
             point=point,
             samples=throughput_interval(point),
-            efficiency=_scaled(throughput_interval(point), point),
+            efficiency=point.scaling_efficiency_interval,
             marginal=marginal,
             moved=at > 0 and kinds[at] != kinds[at - 1],
         )
@@ -89,13 +88,6 @@ def throughput_interval(point: SizeResult) -> Range | None:
     low_s, high_s = point.interval_s
     samples = point.samples_per_s * point.step_time_s
     return samples / high_s, samples / low_s
-
-
-def _scaled(samples: Range | None, point: SizeResult) -> Range | None:
-    if samples is None:
-        return None
-    share = point.scaling_efficiency / point.samples_per_s
-    return samples[0] * share, samples[1] * share
 
 
 def kind_of(bottleneck: str) -> str:

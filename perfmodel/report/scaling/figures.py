@@ -245,8 +245,9 @@ def _point_hover(result: Result, row: SizeGain) -> str:
         f"exposed communication {quantities.duration(point.exposed_comm_s)}",
         f"bottleneck: {escape(point.bottleneck, quote=False)}",
     ]
-    why = quantities.no_interval_because(point)
-    return "<br>".join(lines if point.interval_s else [*lines, f"no interval: {why}"])
+    if point.interval_s is None:
+        lines.append(f"no interval: {quantities.NO_INTERVAL}")
+    return "<br>".join(lines)
 
 
 def _ends(interval: Range | None, write: Callable[[float], str]) -> str:

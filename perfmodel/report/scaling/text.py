@@ -157,10 +157,9 @@ def _without_interval(result: Result) -> list[str]:
     if not missing:
         return []
     if len(missing) == len(result.points):
-        return [f"No size has an interval: {quantities.no_interval_because(missing[-1])}."]
+        return [f"No size has an interval: {quantities.NO_INTERVAL}."]
     sizes = ", ".join(f"{point.gpus:,}" for point in missing)
-    reasons = dict.fromkeys(quantities.no_interval_because(point) for point in missing)
-    return [f"No interval on {sizes} GPU{'s' * (sizes != '1')}: {'; '.join(reasons)}."]
+    return [f"No interval on {sizes} GPU{'s' * (sizes != '1')}: {quantities.NO_INTERVAL}."]
 
 
 def _not_fitting(result: Result) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from perfmodel.files import Count, FileModel, Nodes
+from perfmodel.files import Count, FileModel, Nodes, Seconds
 from perfmodel.scenario.sections.base import Name, Switch
 
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -41,6 +42,22 @@ class ModelSection(FileModel):
         return self
 
 
+class MeasuredStep(FileModel):
+    """A whole step that was measured on one GPU, and its samples."""
+
+    time: Annotated[Seconds, Field(gt=0)]
+    batch: Count
+
+
+def _parse_measured_step(value: object) -> object:
+    if isinstance(value, MeasuredStep | Mapping):
+        return value
+    match = re.fullmatch(r"\s*(.+?)\s+at\s+batch\s+(\d+)\s*", str(value))
+    if match is None:
+        raise ValueError("a time and the samples of the step, such as '93 ms at batch 256'")
+    return {"time": match[1], "batch": int(match[2])}
+
+
 class ComputeSection(FileModel):
     """How long each layer takes: from the GPU's roofline, or from a file of measured times."""
 
@@ -50,6 +67,18 @@ class ComputeSection(FileModel):
     )
     times: Name | None = Field(
         default=None, description="CSV of seconds per layer, relative to the scenario's folder"
+    )
+    measured_step: (
+        Annotated[
+            MeasuredStep,
+            BeforeValidator(_parse_measured_step),
+            WithJsonSchema({"type": "string", "examples": ["93 ms at batch 256"]}),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="a step measured on one such GPU, alone: forward, backward and optimizer of "
+        "this model, in this precision; the roofline's times are scaled to it",
     )
     overlap_slowdown: Annotated[float, Field(strict=True, ge=1, le=1e6)] | None = Field(
         default=None,
@@ -67,6 +96,8 @@ class ComputeSection(FileModel):
     def _check_times(self) -> ComputeSection:
         if (self.source == "file") != (self.times is not None):
             raise ValueError("'times' together with 'source: file', and only then")
+        if self.source == "file" and self.measured_step is not None:
+            raise ValueError("no 'measured_step' with 'source: file', whose times are measured")
         if self.source == "file" and self.channels_last:
             raise ValueError("no 'channels_last' with 'source: file', whose times have it")
         return self

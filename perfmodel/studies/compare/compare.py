@@ -20,6 +20,7 @@ from perfmodel.studies.compare.model import (
 )
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.uncertainty import Uncertainty, ratio_interval
 from perfmodel.studies.sweep.variants import without_curve
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _label_by_name(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 def compare_with_first(first: Side, other: Side) -> SideDifference:
     """Compare one side with the first."""
     a, b = first.point, other.point
-    step = Change(b.step_time_s / a.step_time_s, ratio_interval(a, b))
+    step = Change(b.step_time_s / a.step_time_s, ratio_interval_of(a, b))
     batch = b.global_batch / a.global_batch
     throughput_interval = None
     if step.interval is not None:
@@ -167,36 +168,24 @@ def compare_with_first(first: Side, other: Side) -> SideDifference:
     )
 
 
-def ratio_interval(a: SizeResult, b: SizeResult) -> Ends | None:
-    """80 % interval of the ratio of two steps.
+def ratio_interval_of(a: SizeResult, b: SizeResult) -> Ends | None:
+    """80 % interval of the ratio of two steps, the second over the first.
 
-    Predictions of one model have errors in common, so the low end of one is divided by the low end
-    of the other, and the high end by the high end. Means of random steps have independent errors:
-    their relative half widths add as squares. A step without communication has no error of it.
+    None where one of them has no interval. Where neither has one but for chance, the interval is
+    that of chance.
     """
-    ratio = b.step_time_s / a.step_time_s
-    if a.interval_s is not None or b.interval_s is not None:
-        interval_a, interval_b = _interval_of(a), _interval_of(b)
-        if interval_a is None or interval_b is None:
+    parts_a, parts_b = a.uncertainties, b.uncertainties
+    if parts_a is None and parts_b is None:
+        parts_a, parts_b = _chance(a), _chance(b)
+        if not (parts_a or parts_b):
             return None
-        ratios = (ratio, interval_b[0] / interval_a[0], interval_b[1] / interval_a[1])
-        return min(ratios), max(ratios)
-    width_a, width_b = _relative_half_width(a), _relative_half_width(b)
-    if width_a is None and width_b is None:
+    if parts_a is None or parts_b is None:
         return None
-    half = ratio * ((width_a or 0.0) ** 2 + (width_b or 0.0) ** 2) ** 0.5
-    return ratio - half, ratio + half
+    return ratio_interval((b.step_time_s, parts_b), (a.step_time_s, parts_a))
 
 
-def _interval_of(point: SizeResult) -> Ends | None:
-    if point.interval_s is None and point.comm_s == 0:
-        return point.step_time_s, point.step_time_s
-    return point.interval_s
-
-
-def _relative_half_width(point: SizeResult) -> float | None:
-    """Of the interval of a mean of random steps; None where steps are not random."""
+def _chance(point: SizeResult) -> tuple[Uncertainty, ...]:
+    """Uncertainty of a mean of random steps; none where they are all alike."""
     if point.disturbance is None or point.disturbance.mean_interval_s is None:
-        return None
-    low, high = point.disturbance.mean_interval_s
-    return (high - low) / 2 / point.step_time_s
+        return ()
+    return (Uncertainty("chance", *point.disturbance.mean_interval_s, is_shared=False),)

@@ -158,9 +158,8 @@ class Comparison:
 
 
 RATIOS = (
-    "Intervals of changes compare like ends with like: all sides are predicted by one model, whose "
-    "errors they share. Where machines are of different kinds, or numbers of one side are "
-    "measured, this is too narrow. Where steps are random, the means vary independently."
+    "Intervals of changes compare like ends with like for what both sides share: the same model on "
+    "the same GPU, networks of one kind. All else is taken as independent."
 )
 SHARES = (
     "Each what-if stands alone: savings overlap where one thing hides another, so they need not "

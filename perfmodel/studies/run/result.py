@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from perfmodel.studies.run.uncertainty import Uncertainty
 from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
 
@@ -185,6 +186,9 @@ class SizeResult:
     `scaling_efficiency`: throughput over that of `efficiency_base` GPUs scaled up linearly.
     `bottleneck`: a link by name, the host, an event, or "compute".
     `interval_s`: 80 % interval of `step_time_s`; None where none is known.
+    `uncertainties`: what it is made of; None where it is.
+    `scaling_efficiency_interval`: 80 %; errors that both sizes share cancel in it as far as they
+        do. None where either size has no interval.
     `mode`: fidelity, and how ranks were simulated ("flow, 1 rank class").
     `disturbance`: cost of events and other jobs; None where there are none.
     `notes`: approximations of the simulation, with their size.
@@ -210,6 +214,8 @@ class SizeResult:
     timeline: Timeline
     mode: str
     disturbance: DisturbanceCost | None = None
+    uncertainties: tuple[Uncertainty, ...] | None = None
+    scaling_efficiency_interval: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -17,6 +17,7 @@ from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
 from perfmodel.studies.run.steps.routing_cost import describe_routing
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
+from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 DATASHEET_INTERVAL = (
     "The interval holds eight of ten recorded collectives of like machines about predictions from "
-    "datasheets, all those of a step off the same way; compute times have none."
+    "datasheets, all those of a step off the same way, and {compute}."
 )
 """Meaning of an interval without a profile."""
 
@@ -90,7 +91,7 @@ def _assemble_result(
             *sizes_left_out(scenario, largest.size),
             *points[-1].notes,
             *describe_routing(inputs, largest, points[-1]),
-            *_describe_interval(profile, points[-1].interval_s is not None),
+            *_describe_interval(job, profile, points[-1]),
             *_describe_disturbances(points[-1], job),
         ),
         sources=topology.sources,
@@ -112,19 +113,41 @@ def name_machine(topology: Topology, size: ClusterSize) -> str:
 
 def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
     ideal = base.samples_per_s / base.gpus * point.gpus
-    return replace(point, scaling_efficiency=point.samples_per_s / ideal)
+    efficiency = point.samples_per_s / ideal
+    interval = None
+    if point.uncertainties is not None and base.uncertainties is not None:
+        ratio = base.step_time_s / point.step_time_s
+        low, high = ratio_interval(
+            (base.step_time_s, base.uncertainties), (point.step_time_s, point.uncertainties)
+        )
+        interval = efficiency * low / ratio, efficiency * high / ratio
+    return replace(point, scaling_efficiency=efficiency, scaling_efficiency_interval=interval)
 
 
-def _describe_interval(profile: Profile | None, has_interval: bool) -> tuple[str, ...]:
+def _describe_interval(
+    job: TrainingJob, profile: Profile | None, point: SizeResult
+) -> tuple[str, ...]:
     """Describe what the interval contains, and where there is none."""
+    compute = _describe_compute_spread(job)
     if profile is None:
-        return (DATASHEET_INTERVAL,) if has_interval else ()
+        has_network = point.interval_s is not None and point.comm_s > 0
+        return (DATASHEET_INTERVAL.format(compute=compute),) if has_network else ()
     ranks = ", ".join(map(str, profile.ranks)) or "no"
     elsewhere = "it is wider" if profile.transfer is not None else "there is no interval"
     return (
-        "The interval is that of the measured link costs (fidelity flow); compute times have none.",
+        f"The interval is that of the measured link costs (fidelity flow) and {compute}.",
         f"The profile was measured on {ranks} ranks; elsewhere {elsewhere}.",
     )
+
+
+def _describe_compute_spread(job: TrainingJob) -> str:
+    """Say how sure times of computing are."""
+    compute = job.scenario.compute
+    if compute.source == "file":
+        return "what a measured step varies when it is measured again"
+    if compute.measured_step is not None:
+        return "what is left of the error of compute once a step was measured"
+    return "eight of ten published throughputs of one GPU about those predicted"
 
 
 def _describe_disturbances(point: SizeResult, job: TrainingJob) -> tuple[str, ...]:

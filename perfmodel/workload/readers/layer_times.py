@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.topology.model import Gpu
+from perfmodel.workload.compute_spread import measured_factors
 from perfmodel.workload.memory import activation_bytes, optimizer_bytes
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
@@ -92,6 +93,7 @@ def read_layer_times(
         copy_Bps=spec.copy_rate or copy_Bps,
         activation_bytes=spec.activations or activation_bytes(workload, batch, precision),
         source=str(path),
+        spread=measured_factors(),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.sections.strategy import Hook
+from perfmodel.scenario.sections.training import MeasuredStep
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
@@ -21,9 +22,10 @@ from perfmodel.training.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
-from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
+from perfmodel.workload.compute_spread import measured_factors
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times
 from perfmodel.workload.readers.layer_times import read_measured_activations
-from perfmodel.workload.roofline import layer_times
+from perfmodel.workload.roofline import layer_times, step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,13 @@ def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
 
     Raises `InputError`: no such GPU, or times that were measured on one GPU only.
     """
-    if job.scenario.compute.source == "file":
+    compute = job.scenario.compute
+    if compute.source == "file":
         allowed = "'roofline' with cluster.mixed: a file has the times of one GPU"
         raise job.scenario.fault("compute.source", "'file'", allowed)
+    if compute.measured_step is not None:
+        allowed = "nothing with cluster.mixed: it is a step of one of its GPUs"
+        raise job.scenario.fault("compute.measured_step", "a step", allowed)
     return replace(job, gpu=load_gpu(name))
 
 
@@ -107,15 +113,35 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
                 precision=compute.precision,
                 optimizer=compute.optimizer,
             )
-        return layer_times(
-            job.workload,
-            job.gpu,
-            batch=batch,
-            precision=compute.precision,
-            optimizer=compute.optimizer,
-            channels_last=compute.channels_last,
-            fused_attention=compute.fused_attention,
-        )
+        times = _predict_layers(job, batch)
+        if compute.measured_step is None:
+            return times
+        return _scale_to_measured(job, times, batch, compute.measured_step)
+
+
+def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
+    compute = job.scenario.compute
+    return layer_times(
+        job.workload,
+        job.gpu,
+        batch=batch,
+        precision=compute.precision,
+        optimizer=compute.optimizer,
+        channels_last=compute.channels_last,
+        fused_attention=compute.fused_attention,
+    )
+
+
+def _scale_to_measured(
+    job: TrainingJob, times: LayerTimes, batch: int, measured: MeasuredStep
+) -> LayerTimes:
+    """Scale predicted times by what a measured step took over its prediction."""
+    reference = times if batch == measured.batch else _predict_layers(job, measured.batch)
+    by = measured.time / step_s(reference)
+    source = f"{times.source}, scaled by {by:.3g} to the measured step"
+    spread = measured_factors(batch, measured.batch)
+    low, high = max(spread[0], times.spread[0]), min(spread[1], times.spread[1])
+    return replace(scale_times(times, by, source), spread=(low, high))
 
 
 MERGED, UNMERGED = 128, 1_000_000

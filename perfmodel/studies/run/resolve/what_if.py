@@ -13,7 +13,7 @@ from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.what_if import INFINITE, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.topology.model import Topology
-from perfmodel.workload.model import LayerTimes
+from perfmodel.workload.model import LayerTimes, scale_times
 
 BETWEEN_NODES = frozenset({"ethernet", "infiniband"})
 """Kinds of link between nodes; all others lie inside them."""
@@ -52,15 +52,7 @@ def scale_layer_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
     faster = what_if.compute
     if faster == 1:
         return times
-    return replace(
-        times,
-        forward_s=times.forward_s / faster,
-        backward_s=times.backward_s / faster,
-        optimizer_s=times.optimizer_s / faster,
-        launch_s=times.launch_s / faster,
-        copy_Bps=times.copy_Bps * faster,
-        source=f"{times.source}, {_format_factor(faster)} as fast",
-    )
+    return scale_times(times, 1 / faster, f"{times.source}, {_format_factor(faster)} as fast")
 
 
 def filter_disturbances(

@@ -7,15 +7,14 @@ from math import nan
 
 import numpy as np
 
-from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_memory
 from perfmodel.studies.run.result import BucketTime, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottleneck import find_bottleneck
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
+from perfmodel.studies.run.steps.interval import simulate_uncertainties
 from perfmodel.studies.run.steps.metrics import mean, mean_breakdown, parts_of_steps
-from perfmodel.studies.run.steps.output_analysis import SETTLED
-from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
+from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
     SizedJob,
@@ -23,6 +22,7 @@ from perfmodel.studies.run.steps.sized_job import (
     simulate_first_step,
     simulate_reported,
 )
+from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.timeline import Span, Timeline
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.buckets import Bucket
@@ -44,11 +44,23 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
         point = _summarise(sized, reported, first_s)
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
+        uncertainties = simulate_uncertainties(sized, reported, _noise_s(point))
         return replace(
             point,
             bottleneck=find_bottleneck(sized, reported, point),
-            interval_s=_simulate_interval(sized, reported, point),
+            uncertainties=uncertainties,
+            interval_s=None
+            if uncertainties is None
+            else step_interval(point.step_time_s, uncertainties),
         )
+
+
+def _noise_s(point: SizeResult) -> float:
+    """Half width of the 80 % interval of the mean of random steps; seconds."""
+    if point.disturbance is None or point.disturbance.mean_interval_s is None:
+        return 0.0
+    low_s, high_s = point.disturbance.mean_interval_s
+    return (high_s - low_s) / 2
 
 
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:
@@ -137,24 +149,3 @@ def _sum_link_uses(
         LinkUse(*arcs.names[i], arcs.kinds[i], float(payload_bytes[i]), float(use[i]))
         for i in listed.tolist()
     )
-
-
-def _simulate_interval(
-    sized: SizedJob, reported: ReportedRun, point: SizeResult
-) -> tuple[float, float] | None:
-    """80 % interval of the step, from the alternatives of the machine."""
-    if reported.counted > 1:
-        return None
-    setup = replace(reported.setup, fidelity="flow")
-
-    def simulate_on(machine: Machine) -> float:
-        return simulate_steps(setup.on(machine), sized.disturbances, SETTLED)[1].step_time_s
-
-    if sized.ensemble.bounds:
-        ends = [point.step_time_s, *map(simulate_on, sized.ensemble.bounds)]
-        return min(ends), max(ends)
-    if not sized.ensemble.drawn:
-        return None
-    from perfmodel.calibrate import interval_s
-
-    return interval_s([simulate_on(drawn) for drawn in sized.ensemble.drawn], point.step_time_s)

@@ -37,7 +37,7 @@ from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.step_plan import Collective, StepPlan
-from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.model import LayerTimes, Workload, scale_times
 
 
 @dataclass
@@ -47,6 +47,7 @@ class SizedJob:
     `other_workloads`: models of the other jobs.
     `is_main`: whether this is the scenario's main size: all names in events have to resolve, and
         the cost of each event is simulated.
+    `compute`: factor on the times of layers.
     """
 
     job: TrainingJob
@@ -56,6 +57,7 @@ class SizedJob:
     other_workloads: tuple[Workload, ...]
     fidelity: Fidelity
     is_main: bool
+    compute: float = 1.0
     batch: int = field(init=False)
     disturbances: tuple[Disturbance, ...] = field(init=False)
     _plans: dict[tuple[Iteration, bool, str | None], StepPlan] = field(
@@ -85,6 +87,17 @@ class SizedJob:
         other.job, other._plans = replace(self.job, chosen=options), {}
         return other
 
+    @property
+    def compute_spread(self) -> tuple[float, float]:
+        """Factors on the times of layers between which eight of ten measured ones lie."""
+        return self._layer_times(None).spread
+
+    def with_compute(self, by: float) -> SizedJob:
+        """Return the same job with times of layers `by` times as long; collectives are shared."""
+        other = copy(self)
+        other.compute, other._plans = by, {}
+        return other
+
     def on_machine(self, machine: Machine) -> SizedJob:
         """Return the same job on the machine with other numbers, at fidelity "flow"."""
         other = copy(self)
@@ -102,9 +115,8 @@ class SizedJob:
         key = (iteration, launches, gpu)
         if key not in self._plans:
             job = self.job if gpu is None else move_to_gpu(self.job, gpu)
-            if gpu not in self._times:
-                self._times[gpu] = price_layers(job, self.batch)
-            layers = self._times[gpu]
+            layers = self._layer_times(gpu)
+            layers = layers if self.compute == 1 else scale_times(layers, self.compute)
             layers = layers if launches else replace(layers, launch_s=0.0)
             per_layer = any(
                 each.jitter and each.jitter.per == "layer" for each in self.disturbances
@@ -115,6 +127,12 @@ class SizedJob:
             )  # fmt: skip
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
+
+    def _layer_times(self, gpu: str | None) -> LayerTimes:
+        if gpu not in self._times:
+            job = self.job if gpu is None else move_to_gpu(self.job, gpu)
+            self._times[gpu] = price_layers(job, self.batch)
+        return self._times[gpu]
 
     def setup(
         self, settled_s: float = 0.0, iteration: Iteration = "steady", launches: bool = True

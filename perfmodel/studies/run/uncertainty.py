@@ -1,0 +1,65 @@
+"""Intervals of steps and of their ratios, from independent uncertainties.
+
+Each uncertainty moves the step between two ends, which enclose 80 % of its own possibilities.
+Logarithms of independent ones add as squares. What two steps have in common, such as the error of
+one model's compute time, moves both the same way and partly cancels in their ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Interval = tuple[float, float]
+"""Low and high end, 80 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """A step with one number at both ends of its 80 % interval; seconds.
+
+    `origin`: what is uncertain.
+    `is_shared`: whether another step with this origin has the same error; else it has one of its
+        own.
+    `low_s`, `high_s`: the step with that number at its low and at its high end. A higher number
+        can make the step shorter.
+    """
+
+    origin: str
+    low_s: float
+    high_s: float
+    is_shared: bool = True
+
+    def logs(self, step_s: float) -> tuple[float, float]:
+        """Return logarithms of both ends over the likely step."""
+        return math.log(self.low_s / step_s), math.log(self.high_s / step_s)
+
+
+def step_interval(step_s: float, uncertainties: Iterable[Uncertainty]) -> Interval:
+    """80 % interval of a step; seconds."""
+    return _around(step_s, [each.logs(step_s) for each in uncertainties])
+
+
+def ratio_interval(
+    numerator: tuple[float, Sequence[Uncertainty]], denominator: tuple[float, Sequence[Uncertainty]]
+) -> Interval:
+    """80 % interval of the ratio of two steps, each given with its uncertainties."""
+    (above_s, above), (below_s, below) = numerator, denominator
+    own = {each.origin: each.logs(above_s) for each in above if each.is_shared}
+    other = {each.origin: each.logs(below_s) for each in below if each.is_shared}
+    none = (0.0, 0.0)
+    pairs = ((own.get(name, none), other.get(name, none)) for name in dict.fromkeys([*own, *other]))
+    moves = [(a[0] - b[0], a[1] - b[1]) for a, b in pairs]
+    moves += [each.logs(above_s) for each in above if not each.is_shared]
+    moves += [(-low, -high) for low, high in (e.logs(below_s) for e in below if not e.is_shared)]
+    return _around(above_s / below_s, moves)
+
+
+def _around(value: float, moves: Iterable[tuple[float, float]]) -> Interval:
+    """Interval around a value that independent moves of its logarithm make."""
+    down = up = 0.0
+    for ends in moves:
+        down = math.hypot(down, min(*ends, 0.0))
+        up = math.hypot(up, max(*ends, 0.0))
+    return value * math.exp(-down), value * math.exp(up)
