@@ -77,12 +77,12 @@ def plan(
 def _print(answer: PlanResult) -> None:
     """Print the answer, the options, what was refused, and what the numbers leave out."""
     from perfmodel.report.planning.page import plan_lines
-    from perfmodel.report.planning.text import odds
+    from perfmodel.report.planning.text import explain_in_time
 
     print_blocks(plan_lines(answer))
     for line in answer.cautions:
         print_note(f"note: {line}")
     front = " Front: nothing else is both as quick and as cheap." if answer.currency else ""
-    print_note(f"Efficiency is {answer.efficiency_base}.{front}{odds(answer)}")
+    print_note(f"Efficiency is {answer.efficiency_base}.{front}{explain_in_time(answer)}")
     more = "every upgrade of every cluster and " if answer.outcomes else ""
     print_note(f"See -o DIR or --json for {more}what all this rests on.")

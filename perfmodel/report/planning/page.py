@@ -145,7 +145,8 @@ def _options(plan: PlanResult) -> Section | None:
 
 
 def _hint(plan: PlanResult) -> str:
-    return f"In brackets: 80 % intervals. Efficiency is {plan.efficiency_base}.{text.odds(plan)}"
+    in_time = text.explain_in_time(plan)
+    return f"In brackets: 80 % intervals. Efficiency is {plan.efficiency_base}.{in_time}"
 
 
 def _tables(plan: PlanResult) -> list[Section | None]:

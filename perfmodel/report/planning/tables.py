@@ -14,10 +14,11 @@ from perfmodel.report.planning.text import (
     cluster,
     common_unit,
     energy,
+    odds,
     span,
     unit_of,
 )
-from perfmodel.studies.plan.export import deadline_met
+from perfmodel.studies.plan.export import deadline_met, probability_in_time
 from perfmodel.studies.plan.failures import Upkeep
 from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Training, UpgradeOutcome
 
@@ -55,7 +56,7 @@ def _option_row(plan: PlanResult, option: PlanOption, unit: Unit | None) -> list
     assert training is not None
     assert sums is not None
     row = [option.candidate, f"{option.nodes:,}", f"{option.gpus:,}"]
-    row += [deadline_met(option, plan.deadline_s) or ""] if plan.deadline_s is not None else []
+    row += [_in_time(plan, option)] if plan.deadline_s is not None else []
     row += ["yes" if option in plan.answers.pareto else ""] if plan.currency else []
     row += [_times(training, unit)] + ([_amounts(sums)] if plan.currency else [])
     return [
@@ -64,6 +65,12 @@ def _option_row(plan: PlanResult, option: PlanOption, unit: Unit | None) -> list
         _or_nothing(quantities.percent_column, step.efficiency),
         quantities.duration(step.step_time_s),
     ]
+
+
+def _in_time(plan: PlanResult, option: PlanOption) -> str:
+    """Probability of meeting the deadline, or where the expected time is without an interval."""
+    share = probability_in_time(option, plan.deadline_s)
+    return (deadline_met(option, plan.deadline_s) or "") if share is None else odds(share)
 
 
 def _times(training: Training, unit: Unit | None) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.report.common import quantities
-from perfmodel.studies.plan.export import deadline_met
+from perfmodel.studies.plan.export import deadline_met, probability_in_time
 from perfmodel.studies.plan.model import Pays, PlanOption, PlanResult, UpgradeOutcome
 
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -147,13 +147,13 @@ LOST = (
 )
 
 
-def odds(plan: PlanResult) -> str:
+def explain_in_time(plan: PlanResult) -> str:
     """Explain the column "in time"."""
     if plan.deadline_s is None:
         return ""
     return (
-        " In time: the whole 80 % interval is, the expected time but not the slow end is, or only "
-        "the quick end is."
+        " In time: the probability, from the 80 % interval of the time; prices, data and people "
+        "are not in it."
     )
 
 
@@ -225,7 +225,26 @@ def _describe(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -
     """The option, what it takes, and how sure it is to be in time."""
     phrase = f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
     met = deadline_met(option, plan.deadline_s)
-    return phrase if met is None else f"{phrase}; {_IN_TIME[met]}"
+    return phrase if met is None else f"{phrase}; {_IN_TIME[met]}{_probability(plan, option)}"
+
+
+def _probability(plan: PlanResult, option: PlanOption) -> str:
+    """Say how likely an option is to meet the deadline, where it has an interval."""
+    share = probability_in_time(option, plan.deadline_s)
+    return "" if share is None else f" (probability {odds(share)})"
+
+
+def odds(share: float) -> str:
+    """Write a probability, never as certain.
+
+    Examples
+    --------
+    >>> [odds(share).replace(chr(160), " ") for share in (0.003, 0.424, 0.999)]
+    ['below 1 %', '42 %', 'above 99 %']
+    """
+    if 0.005 < share < 0.995:
+        return f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
+    return f"{'below 1' if share < 0.5 else 'above 99'}\N{NO-BREAK SPACE}%"
 
 
 _IN_TIME = {

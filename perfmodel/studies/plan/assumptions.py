@@ -18,14 +18,6 @@ OF_STEPS = (
 )
 
 
-OF_COMPUTE = (
-    "Intervals know of communication and of luck with failures, not of compute: where its times "
-    "come from data sheets they may be off by 10 % in the median and by a third at worst, as "
-    "published throughputs of single GPUs say (perfmodel validate). Leave room before a deadline."
-)
-"""The bounds are those that the validation of single-GPU throughput is held to."""
-
-
 def assumptions(
     scenario: Scenario, options: Sequence[PlanOption], hardware: HardwareByName
 ) -> tuple[str, ...]:
@@ -47,7 +39,6 @@ def cautions(scenario: Scenario, options: Sequence[PlanOption]) -> tuple[str, ..
     assert scenario.plan is not None
     plan = scenario.plan
     return (
-        OF_COMPUTE,
         *_describe_samples(plan, options),
         *_warn_of_unlike_energies(plan),
         *_warn_of_free_energy(plan),
@@ -82,8 +73,8 @@ def _is_of_whole_node(power: PowerSection | None) -> bool:
 def _describe_intervals(plan: PlanSection) -> str:
     luck = "" if plan.failures is None else " and luck with failures, as if independent,"
     return (
-        f"80 % intervals are of communication{luck} carried through to days and costs. Compute "
-        "times, prices and what upgrades save have none."
+        f"80 % intervals are of compute and communication{luck} carried through to days and costs. "
+        "Prices and what upgrades save have none."
     )
 
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from statistics import NormalDist
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.studies.plan.failures import daly_s, young_s
 from perfmodel.studies.plan.model import PlanOption, PlanResult, Training, UpgradeOutcome
+from perfmodel.studies.run.steps.output_analysis import Z80
 
 CSV_COLUMNS = (
     "candidate", "node", "fabric", "nodes", "gpus", "status", "reason", "pareto", "in_time",
-    "in_budget", "step_time_s", "step_low_s", "step_high_s", "samples_per_s", "global_batch",
-    "efficiency", "mfu", "exposed_comm_s", "bottleneck", "memory_bytes", "fits", "samples", "steps",
+    "probability_in_time", "in_budget", "step_time_s", "step_low_s", "step_high_s",
+    "samples_per_s", "global_batch", "efficiency", "mfu",
+    "exposed_comm_s", "bottleneck", "memory_bytes", "fits", "samples", "steps",
     "work_s", "wall_s", "wall_low_s", "wall_high_s", "goodput", "mtbf_s", "checkpoint_every_s",
     "checkpoint_steps", "checkpoint_write_s", "simulated_mean_s", "simulated_low_s",
     "simulated_high_s", "cost", "cost_low", "cost_high", "cost_machines", "cost_energy",
@@ -50,7 +53,7 @@ def deadline_met(option: PlanOption, deadline_s: float | None) -> str | None:
     """How much of an option's 80 % interval meets a deadline.
 
     "whole interval" if its slow end does; "expected" if the expected time does; "quick end" if only
-    that does; else "no". No odds, because the intervals know nothing of compute.
+    that does; else "no".
     """
     if deadline_s is None or option.training is None:
         return None
@@ -62,6 +65,24 @@ def deadline_met(option: PlanOption, deadline_s: float | None) -> str | None:
     return "quick end" if low_s <= deadline_s else "no"
 
 
+def probability_in_time(option: PlanOption, deadline_s: float | None) -> float | None:
+    """Probability that a training meets a deadline; None where it has no interval.
+
+    The logarithm of the wall time is taken as normal about the expected time, with a width of its
+    own on either side, whose 80 % interval is the option's.
+    """
+    training = option.training
+    if deadline_s is None or training is None or training.wall_interval_s is None:
+        return None
+    low_s, high_s = training.wall_interval_s
+    late = deadline_s >= option.wall_s
+    width = math.log(high_s / option.wall_s if late else option.wall_s / low_s) / Z80
+    room = math.log(deadline_s / option.wall_s)
+    if width == 0:
+        return float(late)
+    return NormalDist().cdf(room / width)
+
+
 def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
     """Write one candidate at one size; null where it has no such number."""
     sums, cost, budget = option.bill, option.cost, plan.budget
@@ -69,6 +90,7 @@ def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
         **attributes(option, "candidate node fabric nodes gpus status reason"),
         "pareto": option in plan.answers.pareto,
         "in_time": deadline_met(option, plan.deadline_s),
+        "probability_in_time": probability_in_time(option, plan.deadline_s),
         "in_budget": None if budget is None or cost is None else cost <= budget,
         "step": None if option.step is None else asdict(option.step),
         "training": None if option.training is None else _training(option.training),

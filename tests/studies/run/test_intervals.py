@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perfmodel.errors import InputError
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import spread_factors
@@ -18,8 +19,9 @@ from perfmodel.simulate.sharing import duty_cycle
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import bound_machines
-from perfmodel.studies.run.run import DATASHEET_INTERVAL
 from perfmodel.topology.templates.build import build_topology
+from perfmodel.workload.compute_spread import roofline_factors
+from perfmodel.workload.zoo import build_model
 
 MIB = 1 << 20
 
@@ -54,12 +56,72 @@ def test_hardware_that_nobody_ran_gets_the_widest_interval() -> None:
 def test_a_step_has_an_interval_without_a_profile() -> None:
     answer = run_scenario(load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale.gpus=[1]")))
     alone, several = answer.points
-    assert alone.interval_s is None, "one GPU sends nothing"
+    low, high = roofline_factors(build_model("resnet50"))
+    assert alone.interval_s == pytest.approx(
+        (low * alone.step_time_s, high * alone.step_time_s), rel=1e-3
+    ), "one GPU sends nothing: compute alone"
     assert several.interval_s is not None
-    low, high = several.interval_s
-    assert low < several.step_time_s < high
-    assert high - several.step_time_s < 3 * several.comm_s, "only collectives take longer"
-    assert DATASHEET_INTERVAL in answer.assumptions
+    compute, overlap, network = several.uncertainties or ()
+    assert (compute.low_s, overlap.low_s) > (several.interval_s[0],) * 2
+    assert max(part.high_s for part in (compute, overlap, network)) < several.interval_s[1]
+    assert any("published throughputs of one GPU" in line for line in answer.assumptions)
+
+
+def test_efficiency_is_surer_than_either_step() -> None:
+    answer = run_scenario(load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale.gpus=[1]")))
+    alone, several = answer.points
+    assert alone.scaling_efficiency_interval == (1.0, 1.0)
+    low, high = several.scaling_efficiency_interval or (0.0, 9.0)
+    assert low < several.scaling_efficiency < high <= 1.01
+    assert several.interval_s is not None
+    assert high / low < 0.2 * (several.interval_s[1] / several.interval_s[0] - 1) + 1
+
+
+@pytest.mark.parametrize("batch", [256, 128])
+def test_a_measured_step_scales_compute_and_narrows_it(batch: int) -> None:
+    fields = ("cluster.nodes=1", "cluster.gpus_per_node=1", "scale=null")
+    measured = f"compute.measured_step=0.2 s at batch {batch}"
+    guessed, known = (
+        run_scenario(load_scenario("resnet50-dgx-a100", (*fields, *more))).main
+        for more in ((), (measured,))
+    )
+    if batch == 256:  # the scenario's
+        assert known.step_time_s == pytest.approx(0.2, rel=1e-3)
+    else:
+        assert known.step_time_s > 0.3
+    assert known.interval_s is not None
+    assert guessed.interval_s is not None
+    wide = guessed.interval_s[1] / guessed.interval_s[0]
+    narrow = known.interval_s[1] / known.interval_s[0]
+    assert narrow < wide
+    assert (narrow < 1.07) == (batch == 256)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (("compute.measured_step=93 ms",), "compute.measured_step"),
+        (("compute.measured_step=0 ms at batch 4",), "compute.measured_step"),
+        (("compute.measured_step=93 ms at batch 0",), "compute.measured_step"),
+        (("compute.measured_step=93 ms at batch 2", "cluster.mixed={n1: v100-sxm2-16gb}"), "mixed"),
+    ],
+)
+def test_what_no_step_is_is_refused(fields: tuple[str, ...], field: str) -> None:
+    with pytest.raises(InputError, match=field):
+        run_scenario(load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", *fields)))
+
+
+def test_steps_that_vary_have_an_interval_that_holds_chance() -> None:
+    answer = run_scenario(
+        load_scenario(
+            "resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", "events=[{jitter: {cv: 0.2}}]")
+        )
+    )
+    parts = answer.main.uncertainties or ()
+    assert [part.is_shared for part in parts].count(False) == 1
+    assert answer.main.interval_s is not None
+    low, high = answer.main.interval_s
+    assert all(low <= part.low_s <= high and low <= part.high_s <= high for part in parts)
 
 
 def count_calls(

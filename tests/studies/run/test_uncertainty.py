@@ -1,0 +1,67 @@
+"""Intervals of steps and of ratios from independent uncertainties."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.studies.run.uncertainty import Uncertainty, ratio_interval, step_interval
+
+Z80 = 1.2815515655446004
+
+widths = st.floats(0.0, 1.0)
+
+
+def part(
+    origin: str, step_s: float, low: float, high: float, *, shared: bool = True
+) -> Uncertainty:
+    """Make an uncertainty from half widths of the logarithm."""
+    return Uncertainty(origin, step_s * math.exp(-low), step_s * math.exp(high), shared)
+
+
+def test_independent_parts_are_those_of_drawn_products() -> None:
+    """Against drawing: a product of two lognormal factors."""
+    rng = np.random.default_rng(0)
+    logs = rng.normal(0, 0.3 / Z80, 200_000) + rng.normal(0, 0.4 / Z80, 200_000)
+    drawn = 2.0 * np.exp(np.quantile(logs, [0.1, 0.9]))
+    parts = [part("a", 2.0, 0.3, 0.3), part("b", 2.0, 0.4, 0.4)]
+    assert step_interval(2.0, parts) == pytest.approx(tuple(drawn), rel=0.01)
+    assert step_interval(2.0, parts) == pytest.approx((2 * math.exp(-0.5), 2 * math.exp(0.5)))
+
+
+@given(widths, widths, widths, widths)
+def test_a_part_more_is_never_surer(a: float, b: float, c: float, d: float) -> None:
+    few = step_interval(1.0, [part("a", 1.0, a, b)])
+    more = step_interval(1.0, [part("a", 1.0, a, b), part("b", 1.0, c, d)])
+    assert more[0] <= few[0] * (1 + 1e-12)
+    assert more[1] >= few[1] * (1 - 1e-12)
+
+
+@given(st.floats(0.1, 10), widths, widths)
+def test_what_both_share_alike_cancels(ratio: float, low: float, high: float) -> None:
+    a, b = part("compute", 1.0, low, high), part("compute", ratio, low, high)
+    assert ratio_interval((ratio, [b]), (1.0, [a])) == pytest.approx((ratio, ratio))
+
+
+@given(st.floats(0.1, 10), widths, widths, widths, widths)
+def test_a_ratio_turned_around_has_its_interval_turned_around(
+    b_s: float, a_low: float, a_high: float, b_low: float, b_high: float
+) -> None:
+    for shared in (True, False):
+        a = (1.0, [part("x", 1.0, a_low, a_high, shared=shared)])
+        b = (b_s, [part("x", b_s, b_low, b_high, shared=shared)])
+        low, high = ratio_interval(b, a)
+        assert low * (1 - 1e-12) <= b_s <= high * (1 + 1e-12)
+        assert ratio_interval(a, b) == pytest.approx((1 / high, 1 / low))
+
+
+def test_chance_is_never_shared() -> None:
+    parts = [part("chance", 1.0, 0.3, 0.3, shared=False)]
+    width = math.hypot(0.3, 0.3)
+    assert ratio_interval((1.0, parts), (1.0, parts)) == pytest.approx(
+        (math.exp(-width), math.exp(width))
+    )
