@@ -19,8 +19,8 @@ from perfmodel.studies.compare.model import (
     same_samples,
 )
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import SizeResult
-from perfmodel.studies.run.uncertainty import Uncertainty, ratio_interval
+from perfmodel.studies.run.result import SizeResult, Uncertainty
+from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.studies.sweep.variants import without_curve
 
 if TYPE_CHECKING:

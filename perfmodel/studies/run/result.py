@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.studies.run.uncertainty import Uncertainty
 from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
 
@@ -168,6 +168,27 @@ class DisturbanceCost:
     def costs_s(self) -> float:
         """How much longer a step takes with all disturbances, on average."""
         return sum(self.steps_s) / len(self.steps_s) - self.undisturbed_s
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """A step with one number at both ends of its 80 % interval; seconds.
+
+    `origin`: what is uncertain.
+    `is_shared`: whether another step with this origin has the same error; else it has one of its
+        own.
+    `low_s`, `high_s`: the step with that number at its low and at its high end. A higher number
+        can make the step shorter.
+    """
+
+    origin: str
+    low_s: float
+    high_s: float
+    is_shared: bool = True
+
+    def logs(self, step_s: float) -> tuple[float, float]:
+        """Return logarithms of both ends over the likely step."""
+        return math.log(self.low_s / step_s), math.log(self.high_s / step_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,31 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from perfmodel.studies.run.result import Uncertainty
 
 Interval = tuple[float, float]
 """Low and high end, 80 %."""
-
-
-@dataclass(frozen=True, slots=True)
-class Uncertainty:
-    """A step with one number at both ends of its 80 % interval; seconds.
-
-    `origin`: what is uncertain.
-    `is_shared`: whether another step with this origin has the same error; else it has one of its
-        own.
-    `low_s`, `high_s`: the step with that number at its low and at its high end. A higher number
-        can make the step shorter.
-    """
-
-    origin: str
-    low_s: float
-    high_s: float
-    is_shared: bool = True
-
-    def logs(self, step_s: float) -> tuple[float, float]:
-        """Return logarithms of both ends over the likely step."""
-        return math.log(self.low_s / step_s), math.log(self.high_s / step_s)
 
 
 def step_interval(step_s: float, uncertainties: Iterable[Uncertainty]) -> Interval:

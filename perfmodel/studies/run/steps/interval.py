@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 
 from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.studies.run.resolve.what_if import what_if_of
+from perfmodel.studies.run.result import SizeResult, Uncertainty
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
-from perfmodel.studies.run.uncertainty import Uncertainty
 from perfmodel.workload.compute_spread import overlap_slowdowns
 
 
 def simulate_uncertainties(
-    sized: SizedJob, reported: ReportedRun, noise_s: float = 0.0
+    sized: SizedJob, reported: ReportedRun, point: SizeResult
 ) -> tuple[Uncertainty, ...] | None:
     """Simulate the ends of compute, overlap and network; None where the network's are not known.
 
     What varies from step to step is left out of these simulations: their ratios to one that leaves
     it out, too, are what counts.
 
-    `noise_s`: half width of the 80 % interval of the mean of the counted steps; seconds.
+    `point`: the result without an interval.
     """
     communicates = sized.size.gpus > 1 and what_if_of(sized.job.scenario).communication
     if communicates and not sized.ensemble.alternatives:
@@ -31,9 +31,9 @@ def simulate_uncertainties(
     parts = [ends.of_compute()]
     if communicates:
         parts += [*ends.of_overlap(), ends.of_network()]
-    if noise_s:
-        mean_s = reported.step_s
-        parts.append(Uncertainty("chance", mean_s - noise_s, mean_s + noise_s, is_shared=False))
+    disturbance = point.disturbance
+    if disturbance is not None and disturbance.mean_interval_s is not None:
+        parts.append(Uncertainty("chance", *disturbance.mean_interval_s, is_shared=False))
     return tuple(part for part in parts if part.low_s != part.high_s)
 
 

@@ -44,7 +44,7 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
         point = _summarise(sized, reported, first_s)
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
-        uncertainties = simulate_uncertainties(sized, reported, _noise_s(point))
+        uncertainties = simulate_uncertainties(sized, reported, point)
         return replace(
             point,
             bottleneck=find_bottleneck(sized, reported, point),
@@ -53,14 +53,6 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
             if uncertainties is None
             else step_interval(point.step_time_s, uncertainties),
         )
-
-
-def _noise_s(point: SizeResult) -> float:
-    """Half width of the 80 % interval of the mean of random steps; seconds."""
-    if point.disturbance is None or point.disturbance.mean_interval_s is None:
-        return 0.0
-    low_s, high_s = point.disturbance.mean_interval_s
-    return (high_s - low_s) / 2
 
 
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:
