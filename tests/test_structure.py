@@ -65,7 +65,6 @@ SMALL_MODULES = {
     "training/ddp/strategy": ROW,
     "report/common/terminal": ROW + ": renderers",
     "topology/importers/nccl_xml/graph_dump": ROW + ": one file format",
-    "studies/run/steps/interval": "simulates a step again; what a step is does not change with it",
     "library/nccl/lowering/dispatch": "what NCCL decides, apart from how any library is lowered",
     "files/bounds": "used by all readers through files/read",
     "files/spec": "used by all packages through files/__init__",

@@ -125,7 +125,8 @@ def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:
         "bucket_cap_mb_list": None
         if caps is None
         else [int(cap) if cap == int(cap) else cap for cap in caps],
-        **attributes(choice, "step_time_s exposed_comm_s first_step_time_s gains noise"),
+        **attributes(choice, "step_time_s exposed_comm_s first_step_time_s"),
+        **attributes(choice, "gains gains_nearby noise"),
         "regret": tuned.regret(choice),
         "buckets": [{"index": index} | asdict(b) for index, b in enumerate(choice.buckets)],
     }

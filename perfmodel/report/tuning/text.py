@@ -48,7 +48,8 @@ def _verdict(tuned: TuneResult) -> str:
         return f"with {_setting(chosen)} a step takes {fine(chosen.step_time_s)}, {better}"
     if tuned.requested is not None:
         worse = f"of {fine(tuned.requested.step_time_s)} with the scenario's own"
-        return f"use PyTorch's default buckets; {takes} instead {worse}"
+        doubt = "" if recommended.unsure is None else f"; {_doubt(recommended.unsure)}"
+        return f"use PyTorch's default buckets; {takes} instead {worse}{doubt}"
     if gain < ROUNDING:
         return f"PyTorch's default buckets are as good as any; {takes}"
     if recommended.unsure is None:
@@ -66,6 +67,10 @@ def _setting(choice: Choice) -> str:
 def _doubt(unsure: Choice) -> str:
     """Why a setting that is quicker on the likely network is not recommended."""
     saves = f"{_setting(unsure)} would save {_percent(unsure.gains[0])} on the likely network"
+    nearby = min(unsure.gains_nearby, default=math.inf)
+    if nearby <= min(0.0, *unsure.gains):
+        worse = f"may cost {_percent(-nearby)} with 2 % of bandwidth or 3 % of delay more or less"
+        return f"{saves} but {worse}, where messages meet in another order"
     if min(unsure.gains) > 0:
         return f"{saves}, give or take {_percent(unsure.noise)}"
     at = "quicker" if unsure.gains[1] == min(unsure.gains) else "slower"

@@ -27,6 +27,8 @@ class Choice:
     `first_step_time_s`: of the very first, whose buckets are not yet rebuilt.
     `gains`: how much shorter the step is than with PyTorch's default, as a share of that: on the
         likely machine, then on the quick and the slow end of its interval, where that is known.
+    `gains_nearby`: the same with 2 % more and less of bandwidth, and 3 % of delay, where these may
+        change the order of messages; else empty.
     `noise`: half width of the 80 % interval of the first gain where steps vary; 0 elsewhere.
     """
 
@@ -38,6 +40,7 @@ class Choice:
     buckets: tuple[ReducedBucket, ...]
     gains: tuple[float, ...] = (0.0,)
     noise: float = 0.0
+    gains_nearby: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

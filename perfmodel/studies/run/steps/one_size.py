@@ -12,7 +12,6 @@ from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_
 from perfmodel.studies.run.result import BucketTime, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottleneck import find_bottleneck
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
-from perfmodel.studies.run.steps.interval import simulate_uncertainties
 from perfmodel.studies.run.steps.metrics import mean, mean_breakdown, parts_of_steps
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import (
@@ -21,6 +20,10 @@ from perfmodel.studies.run.steps.sized_job import (
     locate_errors,
     simulate_first_step,
     simulate_reported,
+)
+from perfmodel.studies.run.steps.uncertain_numbers import (
+    describe_sensitivity,
+    simulate_uncertainties,
 )
 from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.timeline import Span, Timeline
@@ -49,6 +52,7 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
             point,
             bottleneck=find_bottleneck(sized, reported, point),
             uncertainties=uncertainties,
+            notes=(*point.notes, *describe_sensitivity(sized, reported)),
             interval_s=None
             if uncertainties is None
             else step_interval(point.step_time_s, uncertainties),

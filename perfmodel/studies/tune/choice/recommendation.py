@@ -5,10 +5,12 @@ The default needs no upkeep when the model changes, so that another setting has 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from math import hypot
 from typing import NamedTuple
 
+from perfmodel.studies.run.prepared import PreparedSize
+from perfmodel.studies.run.steps.uncertain_numbers import nearby_machines
 from perfmodel.studies.tune.caps import Caps, assign_buckets
 from perfmodel.studies.tune.choice.robustness import (
     WITHIN,
@@ -51,7 +53,7 @@ def recommend(
 
 def _is_sure(choice: Choice) -> bool:
     """Whether a setting is quicker than the default anywhere in the interval, noise or not."""
-    return min(choice.gains) > 0.0 and choice.gains[0] > choice.noise
+    return min(*choice.gains, *choice.gains_nearby) > 0.0 and choice.gains[0] > choice.noise
 
 
 # ---------------------------------------------------------------- what there is to choose from
@@ -95,6 +97,18 @@ def evaluate_candidates(
     )
 
 
+def _gains_nearby(
+    prepared: PreparedSize, default: DdpOptions, options: DdpOptions
+) -> tuple[float, ...]:
+    """Gains where a little more or less of the network may change the order of messages."""
+    nearby = nearby_machines(prepared.machine, prepared.sized.fidelity)
+    return tuple(
+        1.0
+        - prepared.step(options, machine).step_time_s / prepared.step(default, machine).step_time_s
+        for machine, _ in nearby.values()
+    )
+
+
 def _own_caps(options: DdpOptions) -> tuple[float | None, Caps | None]:
     """Cap for all, or list, as the constructor takes them; MiB."""
     if options.caps_list_bytes is not None:
@@ -125,5 +139,6 @@ def _evaluate(
         first_step_time_s=evaluator.simulate_first_step(options),
         buckets=outcome.buckets,
         gains=tuple(1.0 - step / usual for step, usual in zip(steps_s, default_s, strict=True)),
-        noise=hypot(outcome.noise_s, default.noise_s) / default.step_time_s,
+        gains_nearby=_gains_nearby(evaluator.prepared, evaluator.default_options(), options),
+        noise=math.hypot(outcome.noise_s, default.noise_s) / default.step_time_s,
     )

@@ -1,17 +1,33 @@
-"""A step again with each uncertain number at both ends of its interval."""
+"""A step again with numbers that are not known exactly at other values.
+
+Each uncertain number at both ends of its interval gives the interval of the step. A small change of
+the network shows a step that it moves by much more than it should: every time in a step is one of
+compute, a transfer or a delay, and were the order of events to stay, a network 2 % slower could
+make the step at most 2 % longer. Over sockets the order may change: which of two messages is first
+decides what waits for it, and real systems flip between both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import kind_of_machine
-from perfmodel.studies.run.resolve.what_if import what_if_of
+from perfmodel.scenario.sections.what_if import WhatIf
+from perfmodel.simulate.engine.engine import uses_sockets
+from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.studies.run.result import SizeResult, Uncertainty
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
+from perfmodel.units import format_time
 from perfmodel.workload.compute_spread import overlap_slowdowns
+
+BANDWIDTH, DELAY = 0.02, 0.03
+"""Shares by which the network of a machine may be off its data sheet without anybody noticing."""
+USUAL = 2.0
+"""Times the change of the network up to which a step may change."""
 
 
 def simulate_uncertainties(
@@ -95,3 +111,47 @@ def _step_s(sized: SizedJob, setup: SimulationSetup) -> float:
     """One settled step without what varies, at fidelity "flow"; seconds."""
     quick = setup if setup.fidelity == "free" else replace(setup, fidelity="flow")
     return simulate_steps(quick, sized.steady_disturbances, SETTLED)[1].step_time_s
+
+
+# ---------------------------------------------------------------- small changes of the network
+
+
+def nearby_machines(machine: Machine, fidelity: str) -> Mapping[str, tuple[Machine, float]]:
+    """Machines that differ by little, with the share by which, where the order of events matters.
+
+    Empty where times are those of flows, which share links without any order.
+    """
+    if not uses_sockets(machine, fidelity):
+        return {}
+    changes = {
+        f"{sign}{share:.0%} of {name}": (
+            WhatIf.model_validate(dict.fromkeys(fields, factor)),
+            share,
+        )
+        for name, share, fields in (
+            ("bandwidth", BANDWIDTH, ("network_bandwidth", "node_bandwidth")),
+            ("delay", DELAY, ("network_latency", "node_latency")),
+        )
+        for sign, factor in (("+", 1 + share), ("-", 1 - share))
+    }
+    return {name: (apply_what_if(each, machine), share) for name, (each, share) in changes.items()}
+
+
+def describe_sensitivity(sized: SizedJob, reported: ReportedRun) -> tuple[str, ...]:
+    """Say where the step moves by more than twice the change of its network."""
+    if reported.counted > 1 or sized.size.gpus == 1 or not sized.is_main:
+        return ()
+    moved = {}
+    for name, (machine, share) in nearby_machines(sized.ensemble.likely, sized.fidelity).items():
+        setup = reported.setup.on(machine)
+        step_s = simulate_steps(setup, sized.disturbances, SETTLED)[1].step_time_s
+        if abs(step_s / reported.step_s - 1) > USUAL * share:
+            moved[name] = step_s
+    if not moved:
+        return ()
+    steps = ", ".join(f"{format_time(step_s)} with {name}" for name, step_s in moved.items())
+    sentence = (
+        f"Sensitive: the step takes {steps} instead of {format_time(reported.step_s)}, because "
+        "messages then meet in another order. A real system may flip between both."
+    )
+    return (sentence,)
