@@ -23,7 +23,7 @@ def plan_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
     for field, money in plan.money.items():
         if money.currency != currency:
             price = f"{money.amount:g} {money.currency}"
-            yield field, price, f"{currency}, as everywhere in this plan: nothing is converted"
+            yield field, price, f"{currency}, the currency of this plan: nothing is converted"
     if plan.budget is not None and not plan.budget.amount:
         yield "budget", f"0 {currency}", "more than zero"
     names = [candidate.name for candidate in plan.candidates]
