@@ -162,6 +162,8 @@ def test_versions_and_settings_are_kept_but_no_other_variable():
     assert sweep.env == {"NCCL_PROTO": "simple", "NCCL_ALGO": "Ring"}
     assert sweep.version == "2.18.3"
     assert "hush" not in repr(sweep)
+    ended = "h:1:1 [0] NCCL INFO NCCL_BUFFSIZE set by environment to 8388608.\n"
+    assert only(ended + ranks(8) + NEW + BODY).env == {"NCCL_BUFFSIZE": "8388608"}
     header = "# nccl-tests version 2.17.1 nccl-headers=22605 nccl-library=22605\n"
     assert only(header + ranks(8) + NEW + BODY).version == "2.26.5"
     assert version_text(2408) == "2.4.8"  # NCCL 2.4.8 is 2408 in nccl.h
