@@ -23,7 +23,9 @@ MOST = 9.0
 """Ratio of CPU times between that of a linear reader, 4, and that of a quadratic one."""
 
 
-def growth(read: Callable[[Path], object], path: Path, write: Callable[[int], str], n: int) -> float:
+def growth(
+    read: Callable[[Path], object], path: Path, write: Callable[[int], str], n: int
+) -> float:
     """Ratio of CPU times of two files, each the quickest of three."""
 
     def cpu_s(count: int) -> float:

@@ -190,7 +190,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("fields")
     names = [f"layer{number}" for number in range(len(SIZES))]
     for name, dtype in (("model.csv", "fp32"), ("other.csv", "fp16")):
-        lines = [f'{layer}.weight,"{size}",{dtype}' for layer, size in zip(names, SIZES, strict=True)]
+        lines = [
+            f'{layer}.weight,"{size}",{dtype}' for layer, size in zip(names, SIZES, strict=True)
+        ]
         (place / name).write_text("\n".join(["name,shape,dtype", *lines]))
     for name, time in (("times.csv", "1 ms"), ("twice.csv", "2 ms")):
         lines = ["name,forward,backward", *(f"{layer},{time},{time}" for layer in names)]
