@@ -38,9 +38,9 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     path = find_file(str(name_or_path), "scenarios", field="SCENARIO")
     document = read_yaml(path)
     if not isinstance(document, Mapping):
-        found = "a list" if isinstance(document, list) else "one value"
+        type_text = "a list" if isinstance(document, list) else "one value"
         raise InputError(
-            Fault("document", f"{found} only", "the fields of a scenario", str(path), 1)
+            Fault("document", f"{type_text} only", "the fields of a scenario", str(path), 1)
         )
     faults: list[Fault] = []
     content = copy.deepcopy(plain(document))

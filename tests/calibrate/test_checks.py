@@ -66,13 +66,15 @@ def measurement(**machine):
         ({}, ""),
         ({"gpu": "NVIDIA A100-SXM4-80GB"}, ""),
         ({"gpu": "Nvidia a 100"}, ""),
-        ({"gpu": "NVIDIA H100 80GB HBM3"}, "m.json was measured on NVIDIA H100 80GB HBM3; dgx-a100 "
-                                           "has a100"),
+        (
+            {"gpu": "NVIDIA H100 80GB HBM3"},
+            "m.json was measured on NVIDIA H100 80GB HBM3; dgx-a100 has a100",
+        ),
         ({"other_work": "4 % of the cores"}, ""),
         ({"other_work": "5 % of the cores"}, "other work kept 5 % of the cores busy"),
         ({"other_work": "not known"}, ""),
     ],
-)  # fmt: skip
+)
 def test_doubts_about_one_measurement(machine, doubt):
     found = doubts([measurement(**machine)], dgx(), ["m.json"])
     assert len(found) == bool(doubt)

@@ -56,8 +56,8 @@ def test_points_of_runs_that_are_not_there(run: int) -> None:
     point = POINT | {"run": run}
     assert f"points name runs 0 to {run}" in refusal(points=[point])
     for name in ("files", "odd", "settings"):
-        kept = dict.fromkeys({"files", "odd", "settings"} - {name}, [])
-        message = refusal(points=[point], **{**kept, name: DOCUMENT["fits"][0][name]})
+        kept: dict[str, Any] = {each: [] for each in ("files", "odd", "settings")}
+        message = refusal(points=[point], **kept | {name: DOCUMENT["fits"][0][name]})
         assert "settings, as files" in message or f"{run + 1} {name}" in message
 
 

@@ -1,4 +1,4 @@
-"""Whatever stdout is, commands end with an exit code and a sentence; pages are the same each time."""
+"""Whatever stdout is, commands end with an exit code and a sentence; pages are the same."""
 
 from __future__ import annotations
 
