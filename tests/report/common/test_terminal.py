@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from perfmodel.cli.app import app
 from perfmodel.cli.output import print_blocks, print_note, print_text
 from perfmodel.report.common.document import Paragraph, Table
 
@@ -21,3 +23,11 @@ def test_texts_and_notes_show_what_stands_there(capsys: pytest.CaptureFixture[st
     print_note(HOSTILE)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (f"{SHOWN}\n", f"{SHOWN}\n")
+
+
+@pytest.mark.parametrize("words", [["run", "--\x1b[31m"], ["\x1b[31m"], ["topology", "\x1b[31m"]])
+def test_messages_about_flags_show_what_stands_there(words: list[str]) -> None:
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert "\\x1b[31m" in refused.stderr
+    assert "\x1b" not in refused.stderr
