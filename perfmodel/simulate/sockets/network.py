@@ -25,6 +25,7 @@ from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import Protocol
+from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote
 from perfmodel.simulate.network import (
     Network,
     UnsuitedNetworkError,
@@ -84,6 +85,8 @@ class SocketNetwork(Network):
     """Refuse collectives of more (see `messages_of`)."""
     _folding: Folding | None = field(default=None, init=False)
     """Of what is in progress."""
+    _nearly: bool = field(default=False, init=False)
+    """Whether ranks that are not exactly alike stood for each other."""
     _links: dict[int, Link] = field(default_factory=dict, init=False)
     _connections: dict[tuple[int, ...], Connection] = field(default_factory=dict, init=False)
     _compiled: dict[int, _Compiled] = field(default_factory=dict, init=False)
@@ -101,10 +104,16 @@ class SocketNetwork(Network):
         sockets = self.machine.topology.sockets
         self._cores = Cores(sockets.cores, sockets.core_speed)
 
+    @property
+    def notes(self) -> tuple[ApproximationNote, ...]:
+        """Where ranks that are only nearly alike stood for each other."""
+        return (NOTES["sockets"],) if self._nearly else ()
+
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
         folding = None
         if self.alike is not None and (self._folding or not self._in_progress):
             folding = fold(self.machine, lowered, self.alike)
+            self._nearly |= folding is not None and self.alike > EXACTLY_ALIKE
         self._check_suits(lowered, folding)
         if folding is not self._folding:
             self._refold(folding)

@@ -178,21 +178,88 @@ def step(ranks: int, nbytes: int, buckets: int, *, broadcast: bool = False) -> S
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("fabric", ["one-switch", "fat-tree"])
-@pytest.mark.parametrize("node", ["ethernet-10g", "ethernet-25g"])
-@pytest.mark.parametrize("segment_bytes", [100_000, 400_000])
-def test_beyond_what_can_be_simulated_rank_by_rank(
-    node: str, fabric: str, segment_bytes: int
-) -> None:
-    """Above 71 hosts the nearly alike stand for each other: 1 % at most, alone and in a step.
+SEGMENTS = [30_000, 100_000, 400_000]
+"""Bytes: a ring at the pace of its latencies, one that begins to fill links of 10 Gbit/s, and one
+that does with 25."""
 
-    Of the same 36 hosts both ways: where the ring goes at the pace of latencies, and where it
-    begins to fill its links.
+
+@pytest.mark.parametrize("node", ["ethernet-10g", "ethernet-25g"])
+@pytest.mark.parametrize("segment_bytes", SEGMENTS)
+def test_ranks_that_are_nearly_alike(node: str, segment_bytes: int) -> None:
+    """Above 71 hosts of a fat tree, some of them further apart, one stands for all.
+
+    Of 36 hosts both ways: within 0.4 % alone and 1.7 % two at once (in the model before: 22 %).
     """
-    hosts = 36
-    timer = UncontendedTimer(gloo_on(node, hosts, fabric))
-    nbytes = 2 * hosts * segment_bytes
+    timer = UncontendedTimer(gloo_on(node, 36, "fat-tree"))
+    nbytes = 2 * 36 * segment_bytes
     nearly = partial(SocketNetwork, alike=engine.NEARLY_ALIKE)
-    for at_once in (1, 2):
+    for at_once, within in ((1, 0.004), (2, 0.017)):
         exact_s = timed(SocketNetwork, timer, nbytes, at_once)
-        assert timed(nearly, timer, nbytes, at_once) == pytest.approx(exact_s, rel=0.01)
+        assert timed(nearly, timer, nbytes, at_once) == pytest.approx(exact_s, rel=within)
+
+
+@pytest.mark.parametrize(
+    ("node", "hosts"),
+    [
+        ("ethernet-10g", (31, 32, 33, 34)),
+        ("ethernet-10g", (70, 71, 72, 73)),
+        ("v100-x8-25g", (3, 4, 5, 6)),
+        ("v100-x8-25g", (8, 9, 10, 11)),
+    ],
+)
+def test_a_step_around_32_and_71_ranks(node: str, hosts: tuple[int, ...]) -> None:
+    """No size is a switch: a step takes the mean of what it takes at the sizes next to it, to 1 %.
+
+    Buckets of 200 kB for each rank, two at once beside backward.
+    """
+    steps_s = []
+    for each in hosts:
+        machine = gloo_on(node, each)
+        ranks = len(machine.topology.ranks)
+        run = engine.simulate(step(ranks, 2 * ranks * 100_000, 4), machine)
+        steps_s.append(run.step_time_s)
+        assert not run.notes
+    between = [(a + b) / 2 for a, b in zip(steps_s, steps_s[2:], strict=False)]
+    assert steps_s[1:-1] == pytest.approx(between, rel=0.01)
+
+
+def test_a_broadcast_inside_a_step_unfolds_all_of_it() -> None:
+    machine = gloo_on("ethernet-10g", 6)
+    plan = step(6, 4 * MIB, 3, broadcast=True)
+    run = engine.simulate(plan, machine)
+    assert {span.name for span in run.timeline.spans} >= {"buffers", "reduce 2"}
+    assert not run.notes
+
+
+def test_what_cannot_be_simulated_says_so() -> None:
+    """All-to-all of 200 ranks would be 39,800 messages: fidelity "flow", with its difference."""
+    machine = gloo_on("ethernet-10g", 200)
+    groups = (range(200),)
+
+    def run(network: Network) -> Network:
+        network.env.run(until=network.collective("all_to_all", MIB, groups, 0))
+        return network
+
+    network = engine.on_network(UncontendedTimer(machine), "flow", run)
+    assert isinstance(network, FlowNetwork)
+    assert NOTES["sockets"] in network.notes
+
+
+def test_too_many_ranks_that_share_cores_are_refused() -> None:
+    machine = gloo_on("shaped-ethernet", engine.MOST_ON_SHARED_CORES + 1)
+    with pytest.raises(SimulationError, match="65 ranks share 2 cores; allowed: at most 64"):
+        engine.simulate(step(65, MIB, 1), machine)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_the_stated_difference_of_flow_holds(at_once: int) -> None:
+    """`NOTES["sockets"]`: as far off as the worst machine, and not in the median."""
+    off = []
+    for node, hosts in (("ethernet-10g", 8), ("v100-x8-25g", 2), ("cpu-loopback", 1)):
+        timer = UncontendedTimer(gloo_on(node, hosts))
+        for nbytes in (1 << np.arange(16, 27)).tolist():
+            flow_s = timed(FlowNetwork, timer, nbytes, at_once)
+            off.append(abs(flow_s / timed(SocketNetwork, timer, nbytes, at_once) - 1))
+    assert np.median(off) <= NOTES["sockets"].median
+    assert max(off) <= NOTES["sockets"].worst
+    assert max(off) > 0.1, "states more than there is"
