@@ -66,12 +66,14 @@ def uses_sockets(machine: Machine, fidelity: str) -> bool:
     """Whether a machine's collectives are messages on sockets, as far as they can be simulated.
 
     There a send waits for the receiver's ready message, as with Gloo (two latencies); MPI's eager
-    and rendezvous sends, of one latency and of three, are timed by the other networks.
+    and rendezvous sends, of one latency and of three, are timed by the other networks. So are
+    machines whose numbers were fitted with these.
     """
     waits = all(
         protocol.latencies_per_step == READY for protocol in machine.library.protocols.values()
     )
-    return machine.library.in_order and waits and fidelity in get_args(Fidelity)
+    simulated = fidelity in get_args(Fidelity) and not machine.fitted
+    return machine.library.in_order and waits and simulated
 
 
 def _socket_networks(machine: Machine, fidelity: str) -> list[Callable[..., Network]]:

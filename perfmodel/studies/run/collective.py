@@ -130,8 +130,8 @@ def collective_rows(
     if fidelity == "message":
         pairs = [(op, nbytes) for nbytes in all_sizes]
         check_message_size(machine, pairs, algorithm=named)
-    # A profile's numbers, and schedules of our own, were fitted and measured by the other networks.
-    network = on_network if named is None and profile is None else _on_plain_network
+    # Schedules of our own are not Gloo's loops.
+    network = on_network if named is None else _on_plain_network
     rows = []
     for done, nbytes in enumerate(all_sizes):
         row = network(timer, fidelity, partial(_time_row, op=op, nbytes=nbytes, algorithm=named))
