@@ -36,7 +36,7 @@ message      simulate/message/network.py            = a plain SimPy version:
                                                     = SimGrid: tests/simulate/test_simgrid
 sockets      simulate/sockets/network.py            = flow where nothing queues, and measurements:
                                                     tests/simulate/sockets/test_network,
-                                                    test_folding (who stands for whom),
+                                                    test_alike_ranks (who stands for whom),
                                                     tests/validate/trainings
 rank vector  simulate/ranks/rank_vectors.py         = an engine process for each rank:
                                                     tests/simulate/ranks/test_rank_vectors

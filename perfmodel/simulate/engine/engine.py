@@ -80,7 +80,7 @@ def _socket_networks(machine: Machine, fidelity: str) -> list[Callable[..., Netw
     """Sockets on which ranks stand for each other, first exactly; then those where none does."""
     make = network_class("sockets")
     if fidelity == "message":
-        return [partial(make, alike=None)]
+        return [partial(make, tolerance=None)]
     cores = machine.topology.sockets.cores
     if cores is not None:
         if len(machine.topology.ranks) > MOST_ON_SHARED_CORES:
@@ -91,7 +91,7 @@ def _socket_networks(machine: Machine, fidelity: str) -> list[Callable[..., Netw
             )
         return [make]
     limited = partial(make, most_messages=MOST_MESSAGES)
-    return [limited, partial(limited, alike=None), partial(limited, alike=NEARLY_ALIKE)]
+    return [limited, partial(limited, tolerance=None), partial(limited, tolerance=NEARLY_ALIKE)]
 
 
 def on_network(

@@ -34,8 +34,7 @@ from perfmodel.simulate.network import (
     count_collective,
     schedule_last,
 )
-from perfmodel.simulate.sockets.connection import Connection, Cores
-from perfmodel.simulate.sockets.folding import (
+from perfmodel.simulate.sockets.alike_ranks import (
     Folding,
     Pair,
     fold,
@@ -43,6 +42,7 @@ from perfmodel.simulate.sockets.folding import (
     messages_of,
     own_links,
 )
+from perfmodel.simulate.sockets.connection import Connection, Cores
 from perfmodel.simulate.sockets.link import Link
 from perfmodel.simulate.sockets.rank_loops import (
     RankLoops,
@@ -79,8 +79,8 @@ class _Compiled:
 class SocketNetwork(Network):
     """The network of Gloo's sockets (see the module and `Network`)."""
 
-    alike: float | None = EXACTLY_ALIKE
-    """How alike ranks are that stand for each other (see `folding.fold`); None: none does."""
+    tolerance: float | None = EXACTLY_ALIKE
+    """How alike ranks are that stand for each other (see `alike_ranks.fold`); None: none does."""
     most_messages: int | None = None
     """Refuse collectives of more (see `messages_of`)."""
     _folding: Folding | None = field(default=None, init=False)
@@ -111,9 +111,9 @@ class SocketNetwork(Network):
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
         folding = None
-        if self.alike is not None and (self._folding or not self._in_progress):
-            folding = fold(self.machine, lowered, self.alike)
-            self._nearly |= folding is not None and self.alike > EXACTLY_ALIKE
+        if self.tolerance is not None and (self._folding or not self._in_progress):
+            folding = fold(self.machine, lowered, self.tolerance)
+            self._nearly |= folding is not None and self.tolerance > EXACTLY_ALIKE
         self._check_suits(lowered, folding)
         if folding is not self._folding:
             self._refold(folding)
@@ -130,8 +130,8 @@ class SocketNetwork(Network):
         if self._in_progress:
             raise UnsuitedNetworkError("collectives that fold each in its own way")
         self._folding = folding
-        for kept in (self._links, self._connections, self._compiled):
-            kept.clear()
+        for cache in (self._links, self._connections, self._compiled):
+            cache.clear()
 
     def occupy(self, work_s: float, ranks: int) -> None:
         """Keep one core of each of some ranks' processes busy for `work_s` from now on."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.collectives.schedule import Phase, Round, Schedule
-from perfmodel.simulate.sockets.folding import Folding, fold_pair
+from perfmodel.simulate.sockets.alike_ranks import Folding, fold_pair
 
 
 @dataclass(slots=True)

@@ -213,7 +213,7 @@ def test_two_jobs_share_a_link_alike(nbytes: int) -> None:
     machine = machine_of(cluster)
     machine = Machine(replace(machine.topology, sockets=Sockets()), machine.library)
     env = simpy.Environment()
-    network = SocketNetwork(env, UncontendedTimer(machine), alike=None)
+    network = SocketNetwork(env, UncontendedTimer(machine), tolerance=None)
     ends: list[float] = []
     for group in ((0, 2), (1, 3)):
         event = network.collective("all_reduce", nbytes, (group,), 0)

@@ -19,7 +19,7 @@ from perfmodel.simulate.engine import engine
 from perfmodel.simulate.flow.approximation import NOTES
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.network import Network, UnsuitedNetworkError
-from perfmodel.simulate.sockets.folding import arcs_that_queue, fold, fold_pair
+from perfmodel.simulate.sockets.alike_ranks import arcs_that_queue, fold, fold_pair
 from perfmodel.simulate.sockets.network import EXACTLY_ALIKE, SocketNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Sockets
@@ -83,7 +83,7 @@ def test_some_stand_for_all(
     each is written down as even, so that two of them may seem to be in each other's way there.
     """
     timer = UncontendedTimer(gloo_on(*machine))
-    all_of_them = timed(partial(SocketNetwork, alike=None), timer, nbytes, at_once, op)
+    all_of_them = timed(partial(SocketNetwork, tolerance=None), timer, nbytes, at_once, op)
     folded = timed(SocketNetwork, timer, nbytes, at_once, op)
     assert folded == pytest.approx(all_of_them, rel=1e-3)
 
@@ -192,7 +192,7 @@ def test_ranks_that_are_nearly_alike(node: str, segment_bytes: int) -> None:
     """
     timer = UncontendedTimer(gloo_on(node, 36, "fat-tree"))
     nbytes = 2 * 36 * segment_bytes
-    nearly = partial(SocketNetwork, alike=engine.NEARLY_ALIKE)
+    nearly = partial(SocketNetwork, tolerance=engine.NEARLY_ALIKE)
     for at_once, within in ((1, 0.004), (2, 0.017)):
         exact_s = timed(SocketNetwork, timer, nbytes, at_once)
         assert timed(nearly, timer, nbytes, at_once) == pytest.approx(exact_s, rel=within)

@@ -73,12 +73,12 @@ def fold_pair(src: int, dst: int, ranks: int, period: int) -> Pair:
     return src - shift, (dst - shift) % ranks
 
 
-def fold(machine: Machine, lowered: LoweredCollective, alike: float) -> Folding | None:
+def fold(machine: Machine, lowered: LoweredCollective, tolerance: float) -> Folding | None:
     """Return how a collective folds; None if it is no ring over links that forget.
 
     Shared cores and shapers' buckets have a memory of what was sent before, by whomever.
 
-    `alike`: part of a step's latency by which those of links may differ. The ring is as slow as if
+    `tolerance`: part of a step's latency by which those of links may differ. The ring is as slow as if
     all were like the slowest, at whose pace it goes: its receiver says in each round that it is
     ready.
     """
@@ -95,9 +95,16 @@ def fold(machine: Machine, lowered: LoweredCollective, alike: float) -> Folding 
     if not _all_equal(np.bincount(phases[0].src, minlength=schedule.ranks)):
         return None
     arcs, edges = machine.topology.arcs, stages[0].edges
-    key = ("folding", id(arcs), edges.src.tobytes(), edges.dst.tobytes(), lowered.protocol, alike)
+    key = (
+        "folding",
+        id(arcs),
+        edges.src.tobytes(),
+        edges.dst.tobytes(),
+        lowered.protocol,
+        tolerance,
+    )
     # The entry holds the arcs, so that their id stays unique.
-    return machine.cached(key, lambda: (arcs, _Repetition.of(machine, lowered).fold(alike)))[1]
+    return machine.cached(key, lambda: (arcs, _Repetition.of(machine, lowered).fold(tolerance)))[1]
 
 
 def messages_of(lowered: LoweredCollective, folding: Folding | None) -> float:
@@ -175,23 +182,23 @@ class _Repetition:
             np.stack([stage.latency_s[order], edges.latency_s[order], back.latency_s]),
         )
 
-    def fold(self, alike: float) -> Folding | None:
+    def fold(self, tolerance: float) -> Folding | None:
         """Find the smallest period with which links and latencies repeat."""
         for period in _divisors(self.ranks):
             table = self._likes(period)
-            if table is not None and self._is_free(table) and self._are_alike(period, alike):
+            if table is not None and self._is_free(table) and self._are_alike(period, tolerance):
                 return Folding(self.ranks, period, self._folded_routes(period, table), self.order)
         return None
 
     def _likes(self, period: int) -> IntArray | None:
         """Return the arcs of the edges of each `period` ranks as a row; None if rows are unlike."""
-        kept = [self._kept(route) for both in self.routes for route in both]
+        crossed = [self._kept(route) for both in self.routes for route in both]
         shape = (self.ranks // period, -1)
         distances = np.array([(dst - src) % self.ranks for src, dst in self.pairs])
-        lengths = np.array([len(route) for route in kept])
+        lengths = np.array([len(route) for route in crossed])
         if not (_all_equal(distances.reshape(shape)) and _all_equal(lengths.reshape(shape))):
             return None
-        return np.array([arc for route in kept for arc in route], np.int64).reshape(shape)
+        return np.array([arc for route in crossed for arc in route], np.int64).reshape(shape)
 
     def _kept(self, route: list[int]) -> list[int]:
         return [arc for arc in route if arc in self.queues]
@@ -205,10 +212,10 @@ class _Repetition:
         arcs, images = np.unique(steps, axis=1)
         return len(np.unique(arcs)) == len(np.unique(images)) == len(arcs)
 
-    def _are_alike(self, period: int, alike: float) -> bool:
+    def _are_alike(self, period: int, tolerance: float) -> bool:
         """Whether the latencies of edges that stand for each other are alike."""
         likes_s = self.latencies_s.reshape(3, self.ranks // period, -1)
-        return bool((np.ptp(likes_s, axis=1) <= alike * self.latencies_s[0].mean()).all())
+        return bool((np.ptp(likes_s, axis=1) <= tolerance * self.latencies_s[0].mean()).all())
 
     def _folded_routes(self, period: int, table: IntArray) -> dict[Pair, Route]:
         stands_for = {arc: min(column) for column in table.T.tolist() for arc in column}
