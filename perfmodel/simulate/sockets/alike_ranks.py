@@ -78,8 +78,8 @@ def fold(machine: Machine, lowered: LoweredCollective, tolerance: float) -> Fold
 
     Shared cores and shapers' buckets have a memory of what was sent before, by whomever.
 
-    `tolerance`: part of a step's latency by which those of links may differ. The ring is as slow as if
-    all were like the slowest, at whose pace it goes: its receiver says in each round that it is
+    `tolerance`: part of a step's latency by which those of links may differ. The ring is as slow as
+    if all were like the slowest, at whose pace it goes: its receiver says in each round that it is
     ready.
     """
     schedule, stages = lowered.schedule, lowered.stages
