@@ -163,7 +163,7 @@ class Value(FileModel):
     def scaled(self, log: float) -> Value:
         """The value times the exponential of a logarithm, with its old interval."""
         factor = self.value.startswith(FACTOR)
-        scaled = Value.of(self.key, self.si * float(np.exp(log)), 1.0, factor=factor)
+        scaled = Value.of(self.key, self.si * math.exp(log), 1.0, factor=factor)
         return self.model_copy(update={"value": scaled.value})
 
 

@@ -6,6 +6,7 @@ nccl-tests repeats a collective many times without waiting in between, and divid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -24,7 +25,7 @@ from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.simulate.engine.engine import Fidelity, lone_network, network_class
+from perfmodel.simulate.engine.engine import Fidelity, network_class, on_network
 from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
 from perfmodel.studies.run.resolve.limits import check_message_size
@@ -129,11 +130,11 @@ def collective_rows(
     if fidelity == "message":
         pairs = [(op, nbytes) for nbytes in all_sizes]
         check_message_size(machine, pairs, algorithm=named)
-    # A profile's numbers, and schedules of our own, were fitted and measured by the other networks.
-    network = lone_network if named is None and profile is None else _plain_network
+    # Schedules of our own are not Gloo's loops.
+    network = on_network if named is None else _on_plain_network
     rows = []
     for done, nbytes in enumerate(all_sizes):
-        row = _time_row(network(simpy.Environment(), timer, fidelity), op, nbytes, named)
+        row = network(timer, fidelity, partial(_time_row, op=op, nbytes=nbytes, algorithm=named))
         spread = _time_interval(alternatives, op, nbytes, named, row)
         if profile is None and named is None and library == "nccl" and size > 1:
             spread = list(datasheet_interval_s(topology, op, nbytes, row["time_s"]))
@@ -157,8 +158,10 @@ def _check_arguments(sizes: Iterable[int], fidelity: str) -> None:
         raise InputError(faults)
 
 
-def _plain_network(env: simpy.Environment, timer: UncontendedTimer, fidelity: Fidelity) -> Network:
-    return network_class(fidelity)(env, timer)
+def _on_plain_network(
+    timer: UncontendedTimer, fidelity: Fidelity, run: Callable[[Network], dict[str, Any]]
+) -> dict[str, Any]:
+    return run(network_class(fidelity)(simpy.Environment(), timer))
 
 
 def _time_row(network: Network, op: str, nbytes: int, algorithm: str | None) -> dict[str, Any]:
