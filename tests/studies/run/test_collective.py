@@ -146,7 +146,7 @@ def test_what_was_not_measured_has_no_interval(
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_with_a_profile_run_tune_and_collective_answer_as_it_was_fitted(ranks: int) -> None:
-    """On sockets, which have no rates of ranks, 16 MiB between two took 28 % less than measured."""
+    """On sockets, which have no rates of ranks, 64 MiB between two took 28 % less than the fit."""
     profile = read_profile("epyc-2-cores-gloo-2-ranks" if ranks == 2 else "epyc-2-cores-gloo")
     topology = build_topology("cpu-loopback", gpus_per_host=ranks)
     timer = UncontendedTimer(apply(profile, make_machine(topology, load_library("gloo"))))
