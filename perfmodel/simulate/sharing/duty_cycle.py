@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, sending_s
+from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.path_classes import EdgeClasses
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import Stage
-from perfmodel.simulate.sharing.link_uses import UseOrder, busy_bytes, bytes_met, order_uses
+from perfmodel.simulate.sharing.link_patterns import UsePatterns, patterns_of, separate_uses
+from perfmodel.simulate.sharing.link_uses import busy_bytes, bytes_met
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
 StageKey = tuple[int, ...]
@@ -22,19 +25,42 @@ StageKey = tuple[int, ...]
 
 @dataclass
 class UseOrders:
-    """Uses of links in order, of sets of edges; found once for all sizes of a collective."""
+    """How links are used by sets of edges; found once for all sizes of a collective."""
 
-    _order: dict[tuple[int, int], tuple[Edges, IntArray, UseOrder]] = field(default_factory=dict)
+    _patterns: dict[tuple[int, ...], tuple[Edges, IntArray, FloatArray, UsePatterns]] = field(
+        default_factory=dict
+    )
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._patterns)
 
-    def of(self, edges: Edges, first: IntArray) -> UseOrder:
-        """Return the uses of edges that begin in the repeats `first`."""
-        key = id(edges), id(first)
-        if key not in self._order:
-            self._order[key] = edges, first, order_uses(edges, first)
-        return self._order[key][2]
+    def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
+        """Return how links of some capacity are used in a phase of a stage."""
+        key = id(stage.edges), id(phase.first), id(capacity_Bps)
+        if key not in self._patterns:
+            self._put(key, stage, phase, capacity_Bps, patterns_of(stage, phase, capacity_Bps))
+        patterns = self._patterns[key][3]
+        if not patterns.fits(phase):
+            patterns = separate_uses(stage.edges, phase.first)
+            self._put(key, stage, phase, capacity_Bps, patterns)
+        return patterns
+
+    def classes(self, stage: Stage) -> EdgeClasses | None:
+        """Return the classes of edges of a stage whose rates were asked for; None without any."""
+        for edges, first, _, patterns in self._patterns.values():
+            if edges is stage.edges and any(phase.first is first for phase in stage.phases):
+                return patterns.classes
+        return None
+
+    def _put(
+        self,
+        key: tuple[int, ...],
+        stage: Stage,
+        phase: Phase,
+        capacity_Bps: FloatArray,
+        patterns: UsePatterns,
+    ) -> None:
+        self._patterns[key] = stage.edges, phase.first, capacity_Bps, patterns
 
 
 @dataclass
@@ -72,6 +98,10 @@ class StageRates:
         if unlimited:
             self._max_min[id(edges)] = (edges, rates)
         return rates
+
+    def classes(self, stage: Stage) -> EdgeClasses | None:
+        """Return edges that are alike on their links, of a stage whose rates were asked for."""
+        return self._orders.classes(stage)
 
     def fill_and_drain(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge of a pipeline while it fills or drains; shape (edges,)."""
@@ -111,23 +141,21 @@ def duty_cycle_rates(
     ndarray of float, shape (edges,)
         Wire bytes per second while an edge sends, whatever its own cap.
     """
-    edges, orders = stage.edges, UseOrders() if orders is None else orders
-    lengths = np.diff(edges.pointers)
-    met, own = np.zeros(len(edges.arcs)), np.zeros(len(edges))
+    orders = UseOrders() if orders is None else orders
+    met, own = np.zeros(1), np.zeros(1)
     unit = max((float(phase.nbytes.max(initial=0.0)) for phase in stage.phases), default=0.0) or 1.0
     for phase in stage.phases:
         nbytes = phase.nbytes / unit  # sums of equal ones are then exact
-        order = orders.of(edges, phase.first)
-        of_phase = np.repeat(phase.active * nbytes, lengths)
-        of_phase[order.uses] = bytes_met(order, phase, nbytes)
-        met += of_phase
-        own += nbytes * phase.active
-    overload = met / np.repeat(np.where(own > 0, own, np.inf), lengths)
-    shares = capacity_Bps[edges.arcs] / np.maximum(overload, 1.0)
-    least, crosses = np.full(len(edges), np.inf), lengths > 0
+        patterns = orders.of(stage, phase, capacity_Bps)
+        of_phase = phase.active * nbytes
+        met = met + patterns.over_links(of_phase, bytes_met(patterns.order, phase, nbytes))
+        own = own + of_phase[patterns.edges]
+    overload = met / np.repeat(np.where(own > 0, own, np.inf), patterns.lengths)
+    shares = capacity_Bps[patterns.arcs] / np.maximum(overload, 1.0)
+    least, crosses = np.full(len(patterns.edges), np.inf), patterns.lengths > 0
     if crosses.any():
-        least[crosses] = np.minimum.reduceat(shares, edges.pointers[:-1][crosses])
-    return least
+        least[crosses] = np.minimum.reduceat(shares, patterns.pointers[:-1][crosses])
+    return patterns.over_edges(least)
 
 
 def fill_and_drain_rates(
@@ -147,15 +175,13 @@ def fill_and_drain_rates(
     ndarray of float, shape (edges,)
         Wire bytes per second, whatever an edge's own cap.
     """
-    phase, edges = stage.phases[0], stage.edges
-    lengths = np.diff(edges.pointers)
-    order = (UseOrders() if orders is None else orders).of(edges, phase.first)
-    busy = np.repeat(phase.nbytes, lengths)
-    busy[order.uses] = busy_bytes(order, phase)
-    busy_s = sending_s(busy, capacity_Bps[edges.arcs])
-    longest_s, crosses = np.zeros(len(edges)), lengths > 0
+    phase, orders = stage.phases[0], UseOrders() if orders is None else orders
+    patterns = orders.of(stage, phase, capacity_Bps)
+    busy = patterns.over_links(phase.nbytes, busy_bytes(patterns.order, phase))
+    busy_s = sending_s(busy, capacity_Bps[patterns.arcs])
+    longest_s, crosses = np.zeros(len(patterns.edges)), patterns.lengths > 0
     if crosses.any():
-        longest_s[crosses] = np.maximum.reduceat(busy_s, edges.pointers[:-1][crosses])
-    unlimited = np.full(len(edges), np.inf)
-    np.divide(phase.nbytes, longest_s, out=unlimited, where=longest_s > 0)
-    return unlimited
+        longest_s[crosses] = np.maximum.reduceat(busy_s, patterns.pointers[:-1][crosses])
+    unlimited = np.full(len(patterns.edges), np.inf)
+    np.divide(phase.nbytes[patterns.edges], longest_s, out=unlimited, where=longest_s > 0)
+    return patterns.over_edges(unlimited)
