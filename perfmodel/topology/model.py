@@ -241,9 +241,7 @@ class Topology:
     @cached_property
     def links_into(self) -> Mapping[str, Mapping[str, list[int]]]:
         """Numbers of the arcs that enter a device: ``links_into[dst][src]``."""
-        return Adjacency(
-            self.devices, self.built.names, self.hosts, self.host_arcs, backwards=True
-        )
+        return Adjacency(self.devices, self.built.names, self.hosts, self.host_arcs, backwards=True)
 
     @cached_property
     def graph(self) -> nx.MultiDiGraph[str]:

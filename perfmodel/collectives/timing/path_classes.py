@@ -175,9 +175,7 @@ class TreeShapes:
     spread: IntArray
     """Shape `down` of that edge; shape (joints,)."""
 
-    def times(
-        self, own_s: FloatArray, late_s: FloatArray, gains_s: Gains
-    ) -> tuple[float, float]:
+    def times(self, own_s: FloatArray, late_s: FloatArray, gains_s: Gains) -> tuple[float, float]:
         """When the last byte has left, and when everything has arrived; seconds.
 
         `own_s`, `late_s` and `gains_s`: weight of each edge, how much of it is after its last byte,

@@ -53,14 +53,21 @@ def uses_sockets(machine: Machine, fidelity: str) -> bool:
     """Whether a machine's collectives are simulated as messages on sockets.
 
     There a send waits for the receiver's ready message, as with Gloo (two latencies); MPI's eager
-    and rendezvous sends, of one latency and of three, are timed by the other networks.
+    and rendezvous sends, of one latency and of three, are timed by the other networks. Those have
+    no cores, for which processes of one machine wait: there the number of ranks does not matter.
     """
-    few = len(machine.topology.ranks) <= MOST_SOCKET_RANKS
+    few = has_shared_cores(machine) or len(machine.topology.ranks) <= MOST_SOCKET_RANKS
     waits = all(
         protocol.latencies_per_step == READY for protocol in machine.library.protocols.values()
     )
     simulated = fidelity == "message" or (fidelity == "flow" and few)
     return machine.library.in_order and waits and simulated
+
+
+def has_shared_cores(machine: Machine) -> bool:
+    """Whether there are fewer cores than processes."""
+    cores = machine.topology.sockets.cores
+    return cores is not None and cores < len(machine.topology.ranks)
 
 
 def lone_network(

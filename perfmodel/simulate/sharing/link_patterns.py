@@ -107,7 +107,9 @@ def _find_patterns(stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UseP
     counted[arcs[shared][at]] = True
     order = order_uses(edges, first, counted)
     use = np.full(len(arcs), -1)
-    represented = _Uses(arcs[shared][at][pattern], later[crossed[shared]], senders.of[owner[shared]])
+    represented = _Uses(
+        arcs[shared][at][pattern], later[crossed[shared]], senders.of[owner[shared]]
+    )
     use[shared] = represented.find_in(
         _Uses(order.links, first[order.edge] - begin[order.links], senders.of[order.edge])
     )

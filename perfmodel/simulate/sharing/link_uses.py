@@ -42,9 +42,7 @@ class UseOrder:
             begin = end
 
 
-def order_uses(
-    edges: Edges, first: IntArray, counted: NDArray[np.bool_] | None = None
-) -> UseOrder:
+def order_uses(edges: Edges, first: IntArray, counted: NDArray[np.bool_] | None = None) -> UseOrder:
     """Put the uses of shared links in order.
 
     `first`: repeat in which an edge begins. `counted`: which links count, if not all that several
