@@ -66,7 +66,7 @@ def mix(*columns: NDArray[np.generic]) -> Hashes:
     """
     rows = len(columns[0])
     hashes = np.zeros(rows, dtype=np.uint64)
-    for values in (part for column in columns for part in column.reshape(rows, -1).T):
+    for values in (part for column in columns for part in np.atleast_2d(column.T)):
         hashes += np.ascontiguousarray(values).view(np.uint64)
         hashes += np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in _STEPS:
@@ -127,7 +127,8 @@ def heaviest_rows(
 
 def whole_paths(rows: FloatArray) -> FloatArray:
     """The heaviest of each column that has all its gains."""
-    return np.maximum(rows[ONCE], rows[BOTH])
+    heaviest: FloatArray = np.maximum(rows[ONCE], rows[BOTH])
+    return heaviest
 
 
 def _levels(ascending: IntArray) -> Iterator[tuple[int, int]]:
@@ -197,7 +198,8 @@ class TreeShapes:
 def _join(before: FloatArray, after: FloatArray) -> FloatArray:
     """The heaviest whole paths of two parts each, by what the parts have gained."""
     pairs = ((0, 1), (1, 0), (0, 4), (4, 0), (2, 3), (3, 2))
-    return np.max([before[a] + after[b] for a, b in pairs], axis=0)
+    heaviest: FloatArray = np.max([before[a] + after[b] for a, b in pairs], axis=0)
+    return heaviest
 
 
 def find_shapes(phase: Phase, classes: EdgeClasses) -> TreeShapes | None:

@@ -158,7 +158,7 @@ def _solve_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> list[Orde
     solution = milp(
         -np.ones(len(cycles)),
         constraints=LinearConstraint(crossed, ub=room),
-        integrality=1,
+        integrality=np.ones(len(cycles), dtype=np.int64),
         bounds=Bounds(0, np.inf),
         options={"node_limit": _MOST_NODES},
     )

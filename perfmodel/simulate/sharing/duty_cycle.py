@@ -63,6 +63,18 @@ class UseOrders:
         self._patterns[key] = stage.edges, phase.first, capacity_Bps, patterns
 
 
+@dataclass(frozen=True, slots=True)
+class _ClassRates:
+    """Rates of edges, those of a class once."""
+
+    rates: FloatArray
+    classes: EdgeClasses | None
+
+    def of_edges(self) -> FloatArray:
+        """Rate of each edge; shape (edges,)."""
+        return self.rates if self.classes is None else self.rates[self.classes.of]
+
+
 @dataclass
 class StageRates:
     """Rates of stages without other traffic, with a cache; wire bytes per second.
@@ -77,8 +89,8 @@ class StageRates:
 
     capacity_Bps: FloatArray
     _max_min: dict[int, tuple[Edges, FloatArray]] = field(default_factory=dict)
-    _duty_cycled: dict[StageKey, tuple[Stage, FloatArray]] = field(default_factory=dict)
-    _fill_and_drain: dict[StageKey, tuple[Stage, FloatArray]] = field(default_factory=dict)
+    _duty_cycled: dict[StageKey, tuple[Stage, _ClassRates]] = field(default_factory=dict)
+    _fill_and_drain: dict[StageKey, tuple[Stage, _ClassRates]] = field(default_factory=dict)
     _orders: UseOrders = field(default_factory=UseOrders)
 
     def of(self, stage: Stage) -> FloatArray:
@@ -86,11 +98,9 @@ class StageRates:
         if not is_steady(stage):
             key = _key(stage)
             if key not in self._duty_cycled:
-                self._duty_cycled[key] = (
-                    stage,
-                    duty_cycle_rates(self.capacity_Bps, stage, self._orders),
-                )
-            return np.minimum(stage.cap_Bps, self._duty_cycled[key][1])
+                rates = duty_cycle_rates(self.capacity_Bps, stage, self._orders)
+                self._duty_cycled[key] = stage, self._by_class(stage, rates)
+            return np.minimum(stage.cap_Bps, self._duty_cycled[key][1].of_edges())
         edges, unlimited = stage.edges, bool(np.isinf(stage.cap_Bps).all())
         if unlimited and id(edges) in self._max_min:
             return self._max_min[id(edges)][1]
@@ -107,11 +117,13 @@ class StageRates:
         """Return the rate of each edge of a pipeline while it fills or drains; shape (edges,)."""
         key = _key(stage)
         if key not in self._fill_and_drain:
-            self._fill_and_drain[key] = (
-                stage,
-                fill_and_drain_rates(self.capacity_Bps, stage, self._orders),
-            )
-        return np.minimum(stage.cap_Bps, self._fill_and_drain[key][1])
+            rates = fill_and_drain_rates(self.capacity_Bps, stage, self._orders)
+            self._fill_and_drain[key] = stage, self._by_class(stage, rates)
+        return np.minimum(stage.cap_Bps, self._fill_and_drain[key][1].of_edges())
+
+    def _by_class(self, stage: Stage, rates: FloatArray) -> _ClassRates:
+        classes = self.classes(stage)
+        return _ClassRates(rates if classes is None else rates[classes.sample], classes)
 
 
 def _key(stage: Stage) -> StageKey:
