@@ -36,7 +36,7 @@ class UseOrders:
 
     def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
         """Return how links of some capacity are used in a phase of a stage."""
-        key = id(stage.edges), id(phase.first), id(capacity_Bps)
+        key = id(stage.edges), id(phase.first), id(capacity_Bps), len(stage.phases)
         if key not in self._patterns:
             self._put(key, stage, phase, capacity_Bps, patterns_of(stage, phase, capacity_Bps))
         patterns = self._patterns[key][3]
@@ -47,8 +47,11 @@ class UseOrders:
 
     def classes(self, stage: Stage) -> EdgeClasses | None:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""
-        for edges, first, _, patterns in self._patterns.values():
-            if edges is stage.edges and any(phase.first is first for phase in stage.phases):
+        if len(stage.phases) > 1:  # patterns of one phase are not those of another
+            return None
+        for key, (edges, first, _, patterns) in self._patterns.items():
+            is_own = edges is stage.edges and first is stage.phases[0].first
+            if is_own and key[-1] == 1:
                 return patterns.classes
         return None
 

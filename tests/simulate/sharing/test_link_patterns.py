@@ -19,6 +19,7 @@ from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.sharing import link_patterns
 from perfmodel.simulate.sharing.duty_cycle import (
+    StageRates,
     UseOrders,
     duty_cycle_rates,
     fill_and_drain_rates,
@@ -56,6 +57,21 @@ def test_rates_are_those_link_by_link(
         classes = orders[0].classes(way.stages[0])
         assert classes is not None
         assert len(classes.sample) < len(way.stages[0].edges)
+
+
+def test_phases_of_one_stage_are_not_counted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same edges with one phase before, and then with that and a later one."""
+    monkeypatch.setattr(link_patterns, "LARGE", 0)
+    machine = make_machine(
+        build_topology("dgx-a100", hosts=4, fabric="rail-optimised"), load_library("nccl")
+    )
+    way = lower_collective(machine, "all_reduce", 1 << 24, range(32), algorithm="tree")[-1]
+    stage, rates = way.stages[0], StageRates(machine.topology.arcs.bandwidth_Bps)
+    later = replace(stage.phases[0], first=stage.phases[0].first[::-1].copy())
+    both = replace(stage, phases=(stage.phases[0], later))
+    assert rates.of(stage) == pytest.approx(StageRates(rates.capacity_Bps).of(stage))
+    assert rates.of(both) == pytest.approx(duty_cycle_rates(rates.capacity_Bps, both))
+    assert rates.classes(both) is None
 
 
 def test_edges_that_send_otherwise_than_before_are_counted_one_by_one(
