@@ -41,8 +41,6 @@ MOST_MESSAGES = 20_000
 a short all-reduce among 5,000 alike ranks, 632 on alike hosts of 8, or 71 that all differ."""
 NEARLY_ALIKE = 0.1
 """Part of a step by which latencies may differ where not every rank can be simulated."""
-MOST_ON_SHARED_CORES = 64
-"""Ranks that may share cores, on which all have to be simulated."""
 
 
 def network_class(name: str) -> Callable[..., Network]:
@@ -76,19 +74,18 @@ def uses_sockets(machine: Machine, fidelity: str) -> bool:
     return machine.library.in_order and waits and simulated
 
 
+def has_shared_cores(machine: Machine) -> bool:
+    """Whether there are fewer cores than processes."""
+    cores = machine.topology.sockets.cores
+    return cores is not None and cores < len(machine.topology.ranks)
+
+
 def _socket_networks(machine: Machine, fidelity: str) -> list[Callable[..., Network]]:
     """Sockets on which ranks stand for each other, first exactly; then those where none does."""
     make = network_class("sockets")
     if fidelity == "message":
         return [partial(make, tolerance=None)]
-    cores = machine.topology.sockets.cores
-    if cores is not None:
-        if len(machine.topology.ranks) > MOST_ON_SHARED_CORES:
-            raise SimulationError(
-                f"{len(machine.topology.ranks)} ranks share {cores} cores; allowed: at most "
-                f"{MOST_ON_SHARED_CORES}, or ranks with cores of their own (leave out "
-                "`sockets.cores` of the topology where its hosts are machines of their own)"
-            )
+    if has_shared_cores(machine):  # for which every message waits; see limits.check_message_size
         return [make]
     limited = partial(make, most_messages=MOST_MESSAGES)
     return [limited, partial(limited, tolerance=None), partial(limited, tolerance=NEARLY_ALIKE)]

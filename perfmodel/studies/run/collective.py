@@ -25,7 +25,13 @@ from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.simulate.engine.engine import Fidelity, network_class, on_network
+from perfmodel.simulate.engine.engine import (
+    Fidelity,
+    has_shared_cores,
+    network_class,
+    on_network,
+    uses_sockets,
+)
 from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
 from perfmodel.studies.run.resolve.limits import check_message_size
@@ -127,9 +133,11 @@ def collective_rows(
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=named):
         drawn = [apply(p, nominal, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
     timer, alternatives = UncontendedTimer(machine), [UncontendedTimer(other) for other in drawn]
+    pairs = [(op, nbytes) for nbytes in all_sizes]
     if fidelity == "message":
-        pairs = [(op, nbytes) for nbytes in all_sizes]
         check_message_size(machine, pairs, algorithm=named)
+    elif has_shared_cores(machine) and uses_sockets(machine, fidelity):
+        check_message_size(machine, pairs, "nodes", algorithm=named, by_cores=True)
     # Schedules of our own are not Gloo's loops.
     network = on_network if named is None else _on_plain_network
     rows = []

@@ -12,7 +12,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.errors import SimulationError
+from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine import engine
@@ -22,6 +22,7 @@ from perfmodel.simulate.network import Network, UnsuitedNetworkError
 from perfmodel.simulate.sockets.alike_ranks import arcs_that_queue, fold, fold_pair
 from perfmodel.simulate.sockets.network import EXACTLY_ALIKE, SocketNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.model import Sockets
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.step_plan import (
@@ -245,10 +246,10 @@ def test_what_cannot_be_simulated_says_so() -> None:
     assert NOTES["sockets"] in network.notes
 
 
-def test_too_many_ranks_that_share_cores_are_refused() -> None:
-    machine = gloo_on("shaped-ethernet", engine.MOST_ON_SHARED_CORES + 1)
-    with pytest.raises(SimulationError, match="65 ranks share 2 cores; allowed: at most 64"):
-        engine.simulate(step(65, MIB, 1), machine)
+def test_more_sends_on_shared_cores_than_can_be_simulated_are_refused() -> None:
+    topology = build_topology("shaped-ethernet", hosts=400, fabric="one-switch")
+    with pytest.raises(InputError, match="nodes: found 400 ranks that share cores"):
+        collective_rows(topology, sizes=[256 * MIB], library="gloo")
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

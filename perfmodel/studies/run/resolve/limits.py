@@ -20,12 +20,14 @@ def check_message_size(
     field: str = "fidelity",
     *,
     algorithm: str | None = None,
+    by_cores: bool = False,
 ) -> None:
-    """Refuse a run at fidelity "message" whose sends would take minutes.
+    """Refuse a run of single messages whose sends would take minutes.
 
     `collectives`: among all ranks. Sends are those of the library's schedule: rings, pieces of
         trees and chains, segments.
     `algorithm`: as for `perfmodel.library.lowering.lower.lower_collective`.
+    `by_cores`: whether it simulates messages because ranks share cores, and not by its fidelity.
     Raises `InputError`: says how many sends there would be and what to use instead.
     """
     if len(machine.topology.ranks) < 2:
@@ -43,11 +45,14 @@ def check_message_size(
         sends += sends_of[op, nbytes]
         if sends > MESSAGE_SENDS:
             progress = f"{sends:,} sends in {number} of {len(requested)} collectives"
+            simulated = "" if by_cores else "'message' for "
+            why = "ranks that share cores" if by_cores else "ranks"
+            instead = "fewer ranks" if by_cores else "use 'flow', fewer ranks"
             raise InputError(
                 Fault(
                     field,
-                    f"'message' for {len(group)} ranks ({progress})",
-                    f"at most {MESSAGE_SENDS:,} sends; use 'flow', fewer ranks or smaller buffers",
+                    f"{simulated}{len(group)} {why} ({progress})",
+                    f"at most {MESSAGE_SENDS:,} sends; {instead} or smaller buffers",
                 )
             )
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.result import LinkUse, SizeResult
+from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.units import format_bytes
 
@@ -39,8 +40,8 @@ def describe_routing(
     machine = replace(inputs, scenario=scenario).ensemble_at(sized.size).likely
     nbytes, group = max(bucket.nbytes for bucket in point.buckets), sized.allocation.own
     hashed_s, spread_s = (
-        UncontendedTimer(each).best("all_reduce", nbytes, group)[1]
-        for each in (sized.ensemble.likely, machine)
+        timer.best("all_reduce", nbytes, group)[1]
+        for timer in (timer_of(sized.setup(), ()), UncontendedTimer(machine))
     )
     if hashed_s <= MUCH * spread_s:
         return ()

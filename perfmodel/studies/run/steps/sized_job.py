@@ -11,7 +11,7 @@ from statistics import fmean
 from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, batch_per_gpu
-from perfmodel.simulate.engine.engine import Fidelity
+from perfmodel.simulate.engine.engine import Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
@@ -131,11 +131,14 @@ class SizedJob:
         )
 
     def check_message_count(self, steps: int) -> None:
-        """Refuse more messages than fidelity "message" can simulate in minutes."""
-        if self.fidelity == "message":
+        """Refuse more messages, where they are simulated one by one, than minutes allow."""
+        machine = self.ensemble.likely
+        by_cores = has_shared_cores(machine) and uses_sockets(machine, self.fidelity)
+        if self.fidelity == "message" or by_cores:
             works = [t.work for t in self.plan_for(None).tasks if isinstance(t.work, Collective)]
             sent = [(work.op, work.nbytes) for work in works] * steps
-            check_message_size(self.ensemble.likely, sent)
+            field = "fidelity" if self.fidelity == "message" else "cluster.nodes"
+            check_message_size(machine, sent, field, by_cores=field != "fidelity")
 
 
 def size_job(
