@@ -170,6 +170,19 @@ class DisturbanceCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Relief:
+    """What a step saves where parts of the machine were no limit; seconds.
+
+    `parts`: names of these parts.
+    `what_if`: the fields of ``what_if`` that take them away; none for the host's launches.
+    """
+
+    parts: tuple[str, ...]
+    what_if: Mapping[str, float | bool]
+    saves_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SizeResult:
     """A training step at one cluster size. Times in seconds, of one step in steady state.
 
@@ -183,11 +196,13 @@ class SizeResult:
         "idle".
     `samples_per_s`: over all GPUs.
     `scaling_efficiency`: throughput over that of `efficiency_base` GPUs scaled up linearly.
-    `bottleneck`: a link by name, the host, an event, or "compute".
+    `bottleneck`: what saves most of the step where it is no limit: links by name, latency, the
+        host or an event; "compute" where nothing but compute saves more than 1 %.
     `interval_s`: 80 % interval of `step_time_s`; None where none is known.
     `mode`: fidelity, and how ranks were simulated ("flow, 1 rank class").
     `disturbance`: cost of events and other jobs; None where there are none.
     `notes`: approximations of the simulation, with their size.
+    `reliefs`: what a step saves without each of the limits that were tried, the largest first.
     """
 
     gpus: int
@@ -211,6 +226,7 @@ class SizeResult:
     mode: str
     disturbance: DisturbanceCost | None = None
     notes: tuple[str, ...] = ()
+    reliefs: tuple[Relief, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
