@@ -173,12 +173,14 @@ class DisturbanceCost:
 class Relief:
     """What a step saves where parts of the machine were no limit; seconds.
 
+    `what`: what would have to be so, in words ("infinitely fast network and PCIe").
     `parts`: names of these parts.
-    `what_if`: the fields of ``what_if`` that take them away; none for the host's launches.
+    `what_if`: the fields of ``what_if`` that make it so; none for the host's launches.
     """
 
+    what: str
     parts: tuple[str, ...]
-    what_if: Mapping[str, float | bool]
+    what_if: Mapping[str, str | float | bool]
     saves_s: float
 
 
@@ -227,6 +229,13 @@ class SizeResult:
     disturbance: DisturbanceCost | None = None
     notes: tuple[str, ...] = ()
     reliefs: tuple[Relief, ...] = ()
+
+    @property
+    def relief(self) -> Relief | None:
+        """What the bottleneck costs; None where it is compute or an event."""
+        events = () if self.disturbance is None else self.disturbance.events
+        is_event = any(event.what == self.bottleneck for event in events)
+        return None if is_event or self.bottleneck == "compute" else next(iter(self.reliefs), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,9 @@ def apply_what_if(what_if: WhatIf, machine: Machine) -> Machine:
 
     Links keep their kinds and routes. Of a message's time, bytes / bandwidth + latency, the first
     term is divided by the bandwidth's factor and the second multiplied by the latency's. Limits of
-    the library itself (rate of a channel, rate of reductions) are `library_rates`. On another network the library
-    chooses its algorithms anew. Inside nodes it keeps the channels of the original links: NCCL's
-    search knows the rates of existing GPUs only.
+    the library itself (rate of a channel, rate of reductions) are scaled by `library_rates`. On
+    another network the library chooses its algorithms anew. Inside nodes it keeps the channels of
+    the original links: NCCL's search knows the rates of existing GPUs only.
     """
     library = _scale_library(what_if, machine.library)
     between = dict.fromkeys(BETWEEN_NODES, (what_if.network_bandwidth, what_if.network_latency))

@@ -31,8 +31,8 @@ def name_bottleneck(
     """Name what limits a step: "compute", the host, an event, latency, or links.
 
     It is what saves most where it is no limit (`reliefs`, the largest first), or an event that
-    costs more than any single one; compute where that is no more than 1 % of the step. Of the links of a kind the one is named that its bytes keep
-    busy for longest.
+    costs more than any single limit; compute where that is no more than 1 % of the step. Of the
+    links of a kind, it is the one that its bytes keep busy for longest.
     """
     least_s = WORTH_NAMING * point.step_time_s
     best = reliefs[0] if reliefs else None

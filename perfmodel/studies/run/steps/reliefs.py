@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.scenario.sections.what_if import INFINITE, WhatIf
+from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
@@ -47,16 +47,16 @@ class Part:
     """
 
     name: str
-    what_if: Mapping[str, float | bool]
+    what_if: Mapping[str, str | float | bool]
     kinds: frozenset[str] = frozenset()
 
 
 def _links_part(name: str, field: str) -> Part:
     kinds = frozenset(kind for kind, own in BANDWIDTHS_INSIDE.items() if own == field)
-    return Part(name, {field: INFINITE}, kinds)
+    return Part(name, {field: "infinite"}, kinds)
 
 
-NETWORK = Part("the network", {"network_bandwidth": INFINITE}, BETWEEN_NODES)
+NETWORK = Part("network", {"network_bandwidth": "infinite"}, BETWEEN_NODES)
 MEMORY = _links_part("host memory", "memory_bandwidth")
 LINKS = (
     NETWORK,
@@ -66,12 +66,31 @@ LINKS = (
     MEMORY,
 )
 LATENCY = Part("latency", {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0})
-LIBRARY = Part("the library's own rates", {"library_rates": INFINITE})
+LIBRARY = Part("the library's own rates", {"library_rates": "infinite"})
 HOST = Part("launching kernels", {})
 COMMUNICATION = Part("communication", {"communication": False})
+_TEXTS: Mapping[str, str] = {
+    LATENCY.name: "no latency",
+    LIBRARY.name: "a library without rates of its own",
+    HOST.name: "kernels launched in no time",
+    COMMUNICATION.name: "no communication at all",
+}
 PARTS: Mapping[str, Part] = {
     part.name: part for part in (*LINKS, LATENCY, LIBRARY, HOST, COMMUNICATION)
 }
+
+
+def describe_parts(parts: Sequence[Part]) -> str:
+    """Describe a machine of which these parts are no limit.
+
+    Examples
+    --------
+    >>> describe_parts([NETWORK, PARTS["PCIe"], LATENCY])
+    'infinitely fast network and PCIe, no latency'
+    """
+    links = [part.name for part in parts if part in LINKS]
+    words = [f"infinitely fast {' and '.join(links)}"] if links else []
+    return ", ".join([*words, *(_TEXTS[part.name] for part in parts if part not in LINKS)])
 
 
 def simulate_reliefs(
@@ -99,7 +118,7 @@ def _relieve_host(sized: SizedJob, reported: ReportedRun) -> Relief:
     """Simulate the step as if launching kernels took no time."""
     setup = replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
     step_s = reported.simulate_again(sized.disturbances, setup)
-    return Relief((HOST.name,), {}, reported.step_s - step_s)
+    return Relief(describe_parts([HOST]), (HOST.name,), {}, reported.step_s - step_s)
 
 
 def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relief]:
@@ -222,7 +241,8 @@ class _Search:
                 on_machine = self.sized.disturbances_on(machine)
                 disturbances = tuple(each for each in on_machine if each.origin in origins)
             step_s = reported.simulate_again(disturbances, reported.setup.on(machine))
-        return Relief(tuple(part.name for part in parts), fields, reported.step_s - step_s)
+        names = tuple(part.name for part in parts)
+        return Relief(describe_parts(parts), names, fields, reported.step_s - step_s)
 
 
 def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, float]:
