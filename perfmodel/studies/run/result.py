@@ -260,6 +260,9 @@ class Result:
         Sources of the numbers.
     provenance : mapping of str to str
         Digests, version, seed, fidelity.
+    routing_cost : float
+        How many times as long the largest bucket's all-reduce takes as without collisions of flows
+        in the fabric.
     """
 
     scenario: str
@@ -275,6 +278,7 @@ class Result:
     assumptions: tuple[str, ...]
     sources: Mapping[str, str]
     provenance: Mapping[str, str]
+    routing_cost: float = 1.0
 
     @property
     def main(self) -> SizeResult:
