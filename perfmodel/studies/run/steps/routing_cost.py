@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, RankGroup, sending_s
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic, stage_bytes
@@ -36,16 +36,14 @@ def routing_cost(sized: SizedJob, point: SizeResult) -> float:
     nbytes = max((bucket.nbytes for bucket in point.buckets), default=0)
     if not nbytes or len(sized.allocation.own) < 2:
         return 1.0
-    return hash_cost(UncontendedTimer(sized.ensemble.likely), nbytes, sized.allocation.own)
+    timer = UncontendedTimer(sized.ensemble.likely)
+    return hash_cost(timer, timer.best("all_reduce", nbytes, sized.allocation.own)[0])
 
 
-def hash_cost(
-    timer: UncontendedTimer, nbytes: int, group: RankGroup, op: str = "all_reduce"
-) -> float:
+def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
     """How many times as long a collective takes as if flows were spread over all their ways."""
     machine = timer.machine
     arcs, first = machine.topology.arcs, machine.topology.first_cable
-    lowered, hashed_s = timer.best(op, nbytes, group)
     hashed = np.zeros(len(arcs))
     add_traffic(hashed, lowered)
     trunks = first + 2 * _ports(machine)
@@ -60,7 +58,7 @@ def hash_cost(
     more[trunks:] = inside_s / sending_s(spread, arcs.bandwidth_Bps)[trunks:].max()
     even = machine.topology.with_arcs(replace(arcs, bandwidth_Bps=arcs.bandwidth_Bps * more))
     spread_s = UncontendedTimer(replace(machine, topology=even)).time_s(lowered)
-    return max(1.0, hashed_s / spread_s)
+    return max(1.0, timer.time_s(lowered) / spread_s)
 
 
 def _ports(machine: Machine) -> int:
@@ -103,13 +101,15 @@ def _bytes_between_ports(
     return between
 
 
-def describe_routing(cost: float, nbytes: int) -> tuple[str, ...]:
-    """Name the routing where it makes an all-reduce of this size more than 10 % slower."""
+def describe_routing(cost: float, nbytes: int, op: str = "all_reduce") -> tuple[str, ...]:
+    """Name the routing where it makes a collective of this size more than 10 % slower."""
     if cost <= MUCH:
         return ()
+    name = op.replace("_", "-")
+    article = "an" if name.startswith("a") else "a"
     note = (
-        "The fabric sends each flow one way by a static hash (ECMP), and flows collide: an "
-        f"all-reduce of {format_bytes(nbytes)} alone takes {cost:.2g} times as long as if every "
+        f"The fabric sends each flow one way by a static hash (ECMP), and flows collide: {article} "
+        f"{name} of {format_bytes(nbytes)} alone takes {cost:.2g} times as long as if every "
         "flow were spread over all its ways (`cluster.fabric.routing: adaptive`)."
     )
     return (note,)
