@@ -16,6 +16,7 @@ from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic, stage_bytes
 from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.units import format_bytes
@@ -36,7 +37,7 @@ def routing_cost(sized: SizedJob, point: SizeResult) -> float:
     nbytes = max((bucket.nbytes for bucket in point.buckets), default=0)
     if not nbytes or len(sized.allocation.own) < 2:
         return 1.0
-    timer = UncontendedTimer(sized.ensemble.likely)
+    timer = timer_of(sized.setup(), ())
     return hash_cost(timer, timer.best("all_reduce", nbytes, sized.allocation.own)[0])
 
 
