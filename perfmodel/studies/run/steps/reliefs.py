@@ -89,8 +89,8 @@ def describe_parts(parts: Sequence[Part]) -> str:
     'infinitely fast network and PCIe, no latency'
     """
     links = [part.name for part in parts if part in LINKS]
-    words = [f"infinitely fast {' and '.join(links)}"] if links else []
-    return ", ".join([*words, *(_TEXTS[part.name] for part in parts if part not in LINKS)])
+    fast = [f"infinitely fast {' and '.join(links)}"] if links else []
+    return ", ".join([*fast, *(_TEXTS[part.name] for part in parts if part not in LINKS)])
 
 
 def simulate_reliefs(
@@ -186,11 +186,13 @@ class _Search:
         """
         reliefs: list[Relief] = []
         best_s = WORTH_NAMING * self.reported.step_s
-        left = sorted(most_s, key=lambda part: -most_s[part])
-        while left := [part for part in left if most_s[part] > best_s]:
-            if len(reliefs) == 1 and len(left) > 2 and self.relieve(*left).saves_s <= best_s:
+        untried = sorted(most_s, key=lambda part: -most_s[part])
+        while untried := [part for part in untried if most_s[part] > best_s]:
+            # what saves too little together saves too little alone
+            several = len(reliefs) == 1 and len(untried) > 2
+            if several and self.relieve(*untried).saves_s <= best_s:
                 break
-            reliefs.append(self.relieve(left.pop(0)))
+            reliefs.append(self.relieve(untried.pop(0)))
             best_s = max(best_s, reliefs[-1].saves_s)
         return reliefs
 

@@ -76,10 +76,10 @@ def _spread_traffic(machine: Machine, lowered: LoweredCollective, hashed: FloatA
     if not len(pairs):
         return hashed
     drawn = DRAWN if machine.topology.tiers is not None else SEARCHED
-    ways = max(16, drawn // len(pairs))
-    src, dst = np.repeat(pairs, ways, axis=0).T
+    draws = max(16, drawn // len(pairs))
+    src, dst = np.repeat(pairs, draws, axis=0).T
     lengths, arcs = machine.router.across(src, dst, np.arange(len(src)))
-    share = np.repeat([nbytes[a, b] / ways for a, b in pairs.tolist()], ways)
+    share = np.repeat([nbytes[a, b] / draws for a, b in pairs.tolist()], draws)
     spread: FloatArray = np.bincount(arcs, np.repeat(share, lengths), minlength=len(hashed)).astype(
         np.float64
     )
