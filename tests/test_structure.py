@@ -73,9 +73,6 @@ SMALL_MODULES = {
     "studies/sweep/export": "CSV and Parquet, as in the other studies",
     "studies/tune/assumptions": "as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
-    "studies/compare/attribution": "one question, which a reader looks for by name",
-    "studies/run/steps/bottleneck": "one question, which a reader looks for by name",
-    "studies/run/steps/routing_cost": "one question, which a reader looks for by name",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",
 }
 """Modules under 110 lines with fewer than two importers, and why they stand alone."""

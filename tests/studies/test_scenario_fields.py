@@ -67,7 +67,11 @@ CONTEXTS = {
         "cluster.pool": "one switch joins any number of nodes; the context of a pool tries it",
     }, USUAL),
     "what if": Context("what_if: {compute: 1.5}", "what_if.", {
-        "what_if.jitter": NO_EVENT, "what_if.events": NO_EVENT, "what_if.jobs": NO_EVENT}),
+        "what_if.jitter": NO_EVENT, "what_if.events": NO_EVENT, "what_if.jobs": NO_EVENT,
+        "what_if.library_rates": "no link is as fast; the context of LL on NVLink tries it"}),
+    "library's own rates": Context(
+        "cluster: {node: dgx1-v100}\nlibrary: {protocol: ll}\nwhat_if: {compute: 1.5}",
+        "what_if.library_rates"),
     "transformer": Context("model: {name: bert-base}", "model. compute.", {
         "compute.channels_last": NO_CONVOLUTION}, USUAL),
     "model in a file": Context(

@@ -35,6 +35,7 @@ from perfmodel.simulate.engine.engine import (
 from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
 from perfmodel.studies.run.resolve.limits import check_message_size
+from perfmodel.studies.run.steps.routing_cost import describe_routing, hash_cost
 from perfmodel.topology.model import Topology
 
 
@@ -150,6 +151,25 @@ def collective_rows(
         if progress is not None:
             progress(done + 1, len(all_sizes))
     return rows
+
+
+def routing_notes(
+    topology: Topology,
+    *,
+    op: str,
+    nbytes: int,
+    algorithm: str = "auto",
+    library: str = "nccl",
+    settings: LibrarySettings | None = None,
+) -> tuple[str, ...]:
+    """Name the routing of the fabric where its static hash makes a collective much slower."""
+    ranks = range(len(topology.ranks))
+    if topology.hosts < 2 or len(ranks) < 2:
+        return ()
+    timer = UncontendedTimer(make_machine(topology, load_library(library), settings=settings))
+    named = None if algorithm == "auto" else algorithm.replace("-", "_")
+    lowered = timer.best(op, nbytes, ranks, 0, named)[0]
+    return describe_routing(hash_cost(timer, lowered), nbytes, op)
 
 
 def _check_arguments(sizes: Iterable[int], fidelity: str) -> None:

@@ -170,6 +170,21 @@ class DisturbanceCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Relief:
+    """What a step saves where parts of the machine were no limit; seconds.
+
+    `what`: what would have to be so, in words ("infinitely fast network and PCIe").
+    `parts`: names of these parts.
+    `what_if`: the fields of ``what_if`` that make it so; none for the host's launches.
+    """
+
+    what: str
+    parts: tuple[str, ...]
+    what_if: Mapping[str, str | float | bool]
+    saves_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SizeResult:
     """A training step at one cluster size. Times in seconds, of one step in steady state.
 
@@ -183,11 +198,13 @@ class SizeResult:
         "idle".
     `samples_per_s`: over all GPUs.
     `scaling_efficiency`: throughput over that of `efficiency_base` GPUs scaled up linearly.
-    `bottleneck`: a link by name, the host, an event, or "compute".
+    `bottleneck`: what saves most of the step where it is no limit: links by name, latency, the
+        host or an event; "compute" where nothing but compute saves more than 1 %.
     `interval_s`: 80 % interval of `step_time_s`; None where none is known.
     `mode`: fidelity, and how ranks were simulated ("flow, 1 rank class").
     `disturbance`: cost of events and other jobs; None where there are none.
     `notes`: approximations of the simulation, with their size.
+    `reliefs`: what a step saves without each of the limits that were tried, the largest first.
     """
 
     gpus: int
@@ -211,6 +228,14 @@ class SizeResult:
     mode: str
     disturbance: DisturbanceCost | None = None
     notes: tuple[str, ...] = ()
+    reliefs: tuple[Relief, ...] = ()
+
+    @property
+    def relief(self) -> Relief | None:
+        """What the bottleneck costs; None where it is compute or an event."""
+        events = () if self.disturbance is None else self.disturbance.events
+        is_event = any(event.what == self.bottleneck for event in events)
+        return None if is_event or self.bottleneck == "compute" else next(iter(self.reliefs), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +260,9 @@ class Result:
         Sources of the numbers.
     provenance : mapping of str to str
         Digests, version, seed, fidelity.
+    routing_cost : float
+        How many times as long the largest bucket's all-reduce takes as without collisions of flows
+        in the fabric.
     """
 
     scenario: str
@@ -250,6 +278,7 @@ class Result:
     assumptions: tuple[str, ...]
     sources: Mapping[str, str]
     provenance: Mapping[str, str]
+    routing_cost: float = 1.0
 
     @property
     def main(self) -> SizeResult:

@@ -65,19 +65,26 @@ class SizedJob:
     _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        scenario, machine = self.job.scenario, self.ensemble.likely
-        self.batch = batch_per_gpu(scenario, self.size.gpus)
-        events = resolve_events(
-            scenario, machine.topology, self.allocation.own, self.size.gpus_per_node,
-            strict=self.is_main,
-        )  # fmt: skip
-        jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
-        self.disturbances = filter_disturbances(what_if_of(scenario), (*events, *jobs))
+        self.batch = batch_per_gpu(self.job.scenario, self.size.gpus)
+        self.disturbances = self.disturbances_on(self.ensemble.likely)
 
     @property
     def steady_disturbances(self) -> tuple[Disturbance, ...]:
         """Disturbances that are the same in each step."""
         return tuple(each for each in self.disturbances if not each.varies)
+
+    def disturbances_on(self, machine: Machine) -> tuple[Disturbance, ...]:
+        """Return the events and the other jobs as they are on a machine, perhaps with other links.
+
+        Of a degraded link they hold what it has left.
+        """
+        scenario = self.job.scenario
+        events = resolve_events(
+            scenario, machine.topology, self.allocation.own, self.size.gpus_per_node,
+            strict=self.is_main,
+        )  # fmt: skip
+        jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
+        return filter_disturbances(what_if_of(scenario), (*events, *jobs))
 
     def with_options(self, options: DdpOptions) -> SizedJob:
         """Return the same job with other options of DDP; times of collectives are shared."""
