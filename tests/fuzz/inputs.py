@@ -169,7 +169,7 @@ def _flags(rng: random.Random) -> Input:
 
 def _times(rng: random.Random) -> Input:
     scenario = samples.scenario("resnet50-dgx-a100").replace("name: resnet18", "file: model.csv")
-    scenario = scenario.replace("compute: {", "compute: {times: own.csv, ")
+    scenario = scenario.replace("channels_last: true", "source: file, times: own.csv")
     files = {
         "own.csv": damage(logs.TIMES_CSV, rng), "model.csv": samples.MODEL_CSV.encode(),
         "scenario.yaml": scenario.encode(),
@@ -178,7 +178,7 @@ def _times(rng: random.Random) -> Input:
 
 
 def _gpus(rng: random.Random) -> Input:
-    node = samples.topology("dgx-a100").replace("gpu: A100-SXM4-80GB", "gpu: my-gpu")
+    node = samples.topology("dgx-a100").replace("gpu: a100-sxm4-80gb", "gpu: my-gpu")
     files = {"topologies/gpus.yaml": damage(logs.GPUS_YAML, rng), "node.yaml": node.encode()}
     subject = rng.choice(("node.yaml", "topologies/gpus.yaml"))
     commands = (

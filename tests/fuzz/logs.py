@@ -84,21 +84,37 @@ TIMES_CSV = """\
 # measured by hand
 name,forward,backward
 conv,1.2 ms,2 ms
-head,0.3 ms,0.6 ms
 """
 
 GPUS_YAML = """\
 perfmodel: 1
 kind: gpus
+description: written by hand
+sources: {sheet: "a data sheet"}
 gpus:
   my-gpu:
     generation: ampere
-    compute_capability: "8.0"
-    sms: 108
+    streaming_multiprocessors: 108
     memory: "80 GiB"
-    memory_bandwidth: "2 TB/s"
-    peak: {fp32: 19.5 TFLOP/s, tf32: 156 TFLOP/s, fp16: 312 TFLOP/s, bf16: 312 TFLOP/s}
-    source: written by hand
+    memory_bandwidth: "2039 GB/s"
+    power: "400 W"
+    peak: {fp32: "19.5 TFLOP/s", tf32: "156 TFLOP/s", fp16: "312 TFLOP/s", bf16: "312 TFLOP/s"}
+    matmul_efficiency: {fp32: 0.8, tf32: 0.7, fp16: 0.6, bf16: 0.6}
+    memory_efficiency: 0.85
+    kernel_overhead: "2 us"
+    launch: "5 us"
+    overlap_slowdown: 1.1
+    sources:
+      memory: sheet
+      memory_bandwidth: sheet
+      power: sheet
+      peak: sheet
+      matmul_efficiency: "an assumption of this file"
+      memory_efficiency: "an assumption of this file"
+      kernel_overhead: "an assumption of this file"
+      launch: "an assumption of this file"
+      overlap_slowdown: "an assumption of this file"
+      streaming_multiprocessors: sheet
 """
 
 P2P_STATUS = """\
