@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import flags_as_fields
-from perfmodel.cli.output import find_output_fault, print_note, print_text
+from perfmodel.cli.output import check_outputs, find_output_fault, print_note, print_text
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def import_(
     (a fabric). What the file leaves open is completed, and said.
     """
     _check_output(output, force=force)
+    inputs = {"FILE": file, "--graph": graph, "--template": template}
+    check_outputs({"-o": output}, {name: path and Path(path) for name, path in inputs.items()})
 
     from perfmodel.topology.importers import import_file
 

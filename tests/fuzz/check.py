@@ -114,7 +114,9 @@ def _message_problem(given: Input, printed: str, message: str) -> str | None:
     if not faults:
         return f"no field named: {message[-120:]!r}"
     place = faults[0].partition(": found ")[0]
-    files = place.startswith("/") or any(name in line for name in given.files for line in faults)
+    files = place.startswith(("/", "..")) or any(
+        name in line for name in given.files for line in faults
+    )
     flag = place.startswith("-") or place.split(".")[0].isupper() or "--" in place
     damaged = given.arguments[0] != "verify" and "own" in " ".join(given.arguments)
     return f"no file named: {faults[0][:160]!r}" if damaged and not (files or flag) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 from dataclasses import dataclass
@@ -198,7 +197,7 @@ def _written(rng: random.Random) -> Input:
     ))  # fmt: skip
     text = samples.scenario(name)
     marks = "".join(rng.choices((*CHARACTERS, "=", "+", "-", "@", "<b>", "|", "[/x]"), k=4))
-    text = f"{text}\nname: {json.dumps(marks, ensure_ascii=False)}\n"
+    text = f"# {''.join(marks.splitlines())} how long?\n{text.partition(chr(10))[2]}"
     return Input((command, "own.yaml", *more, "-o", "out"), {"own.yaml": damage(text, rng)})
 
 
