@@ -160,7 +160,12 @@ def check_report_folder(
     """
     if folder is None:
         return
-    if folder.exists() and not folder.is_dir():
+    try:
+        taken = folder.exists() and not folder.is_dir()
+    except OSError as error:  # a name that is too long
+        place = f"{str(folder)!r} ({error.strerror or error})"
+        raise InputError(Fault("-o", place, "a place that can be written")) from None
+    if taken:
         raise InputError(Fault("-o", f"{str(folder)!r} (a file)", "a folder, new or not"))
     inputs = {f"{what} ({path})": path for what, path in _list_inputs(scenarios)}
     named = {"--profile": None if profile is None else Path(profile), "--store": store}
@@ -186,6 +191,9 @@ def _list_inputs(scenarios: Iterable[Scenario]) -> Iterator[tuple[str, Path]]:
 
 def _is_same_file(path: Path, other: Path) -> bool:
     """Whether two names are of one file, also by links."""
-    if path.exists() and other.exists():
-        return path.samefile(other)
-    return path.resolve() == other.resolve()
+    try:
+        if path.exists() and other.exists():
+            return path.samefile(other)
+        return path.resolve() == other.resolve()
+    except OSError:  # a name that is too long is no file
+        return False

@@ -96,7 +96,7 @@ def _parse_unbounded(text: str, file: str | None) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
-        problem = (error.problem or "not YAML").splitlines()[0]
+        problem = (error.problem or "not YAML").splitlines()[0].removeprefix("found ")
         raise InputError(
             Fault("file", problem, "YAML 1.2 with each key given once", file, line)
         ) from None

@@ -88,6 +88,9 @@ def test_a_folder_in_place_of_a_file(scenario, tmp_path, command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_that_cannot_be_written(scenario, command):
     assert "a place that can be written" in refused(command, scenario, "/proc/out")
+    assert "(File name too long)" in refused(command, scenario, 300 * "n")
+    named = refused(command, scenario, "/proc/out", "--profile", 300 * "n")
+    assert "a place that can be written" in named
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -159,3 +162,18 @@ def test_an_imported_file_is_never_replaced(tmp_path):
     assert done.exit_code == 2
     assert "another file than that of FILE" in done.stderr
     assert table.read_text() == before
+
+
+def test_faults_of_what_was_made_name_the_imported_file(tmp_path):
+    """2,000 GPUs: the pattern of names that is too long stands in no file of the user."""
+    gpus = "".join(
+        f'<pci busid="0000:{n:04x}:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">'
+        f'<gpu dev="{n}" sm="80" rank="{n}" gdr="1"/></pci>'
+        for n in range(2000)
+    )
+    dump = tmp_path / "topo.xml"
+    dump.write_text(f'<system version="1"><cpu numaid="0" arch="x86_64">{gpus}</cpu></system>')
+    words = ["topology", "import", str(dump), "--gpu", "a100-sxm4-80gb"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"{dump}: nodes.0.id of the topology made from it: found ")
