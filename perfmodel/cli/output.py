@@ -161,20 +161,20 @@ def check_report_folder(
     if folder is None:
         return
     try:
-        taken = folder.exists() and not folder.is_dir()
+        is_file = folder.exists() and not folder.is_dir()
     except OSError as error:  # a name that is too long
         place = f"{str(folder)!r} ({error.strerror or error})"
         raise InputError(Fault("-o", place, "a place that can be written")) from None
-    if taken:
+    if is_file:
         raise InputError(Fault("-o", f"{str(folder)!r} (a file)", "a folder, new or not"))
-    inputs = {f"{what} ({path})": path for what, path in _list_inputs(scenarios)}
+    inputs = {f"{role} ({path})": path for role, path in _list_inputs(scenarios)}
     named = {"--profile": None if profile is None else Path(profile), "--store": store}
     files = [folder / name for name in names]
     faults = [find_output_fault("-o", path) for path in files]
     for path in files:
-        for what, other in (inputs | named).items():
+        for role, other in (inputs | named).items():
             if other is not None and _is_same_file(path, other):
-                allowed = f"another folder, as {path.name} would replace {what}"
+                allowed = f"another folder, as {path.name} would replace {role}"
                 faults.append(Fault("-o", repr(str(folder)), allowed))
     if present := [fault for fault in faults if fault is not None]:
         raise InputError(dict.fromkeys(present))

@@ -104,8 +104,8 @@ def _parse_unbounded(text: str, file: str | None) -> Any:
         first = (str(error).splitlines() or ["unreadable"])[0]
         raise InputError(Fault("file", first, "YAML 1.2", file)) from None
     except Exception as error:  # noqa: BLE001  (ruamel's own, on keys that are no scalars)
-        found = f"what is no YAML ({type(error).__name__}: {error})"
-        raise InputError(Fault("file", found, "YAML 1.2 whose keys are words", file)) from None
+        problem = f"what is no YAML ({type(error).__name__}: {error})"
+        raise InputError(Fault("file", problem, "YAML 1.2 whose keys are words", file)) from None
 
 
 def line_of(document: Any, path: Sequence[str | int]) -> int | None:

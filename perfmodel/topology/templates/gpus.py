@@ -60,8 +60,8 @@ def _current_sections() -> Mapping[str, tuple[Path, ...]]:
     sections: dict[str, tuple[Path, ...]] = {}
     for path in (data_folder("topologies") / "gpus.yaml", *user_tables()):
         for name in _read_names(path, path.stat().st_mtime_ns):
-            beside = [other for other in sections.get(name, ()) if other.parent == path.parent]
-            sections[name] = (*beside, path)
+            others = [other for other in sections.get(name, ()) if other.parent == path.parent]
+            sections[name] = (*others, path)
     return sections
 
 

@@ -67,11 +67,11 @@ def check_sharing_jobs(scenario: Scenario, size: ClusterSize) -> None:
     if gpus > MOST_SHARING_GPUS:
         largest = nodes.index(max(nodes))
         field = f"jobs.{largest - 1}.nodes" if largest else "cluster.nodes"
-        found = f"{max(nodes):,} nodes, of {gpus:,} GPUs in {len(nodes)} jobs"
+        request = f"{max(nodes):,} nodes, of {gpus:,} GPUs in {len(nodes)} jobs"
         allowed = (
             f"at most {MOST_SHARING_GPUS:,} GPUs in all jobs; a larger job runs without 'jobs'"
         )
-        raise InputError(scenario.origin.fault(field, found, allowed))
+        raise InputError(scenario.origin.fault(field, request, allowed))
 
 
 def check_cluster_size(gpus: int, field: str) -> None:
