@@ -66,7 +66,9 @@ def import_(
     """
     _check_output(output, force=force)
     inputs = {"FILE": file, "--graph": graph, "--template": template}
-    check_outputs({"-o": output}, {name: path and Path(path) for name, path in inputs.items()})
+    check_outputs(
+        {"-o": output}, {name: Path(path) if path else None for name, path in inputs.items()}
+    )
 
     from perfmodel.topology.importers import import_file
 
