@@ -66,7 +66,6 @@ SMALL_MODULES = {
     "report/common/terminal": ROW + ": renderers",
     "topology/importers/nccl_xml/graph_dump": ROW + ": one file format",
     "library/nccl/lowering/dispatch": "what NCCL decides, apart from how any library is lowered",
-    "files/bounds": "used by all readers through files/read",
     "files/spec": "used by all packages through files/__init__",
     "files/write": "used by all packages through files/__init__",
     "report/comparison/page": "the page of a product, as in the others",

@@ -36,6 +36,13 @@ from perfmodel.studies.run.result import BucketTime, Result, SizeResult
 _BUCKETS_LISTED = 400
 
 
+FILES = (
+    "report.html", "report.md", "result.json", "summary.csv", "sizes.csv", "buckets.csv",
+    "timeline.json",
+)  # fmt: skip
+"""Files that `write_report` may write, images aside."""
+
+
 def write_report(
     result: Result, folder: Path, *, grid: Grid | None = None, images: ImageFormat | None = None
 ) -> Path:
