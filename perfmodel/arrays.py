@@ -11,6 +11,9 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 """Quantities: seconds, bytes, bytes per second."""
 
+KEPT_BITS = 40
+"""Significant bits of a random number or a table that answers rest on."""
+
 RankGroup = range | tuple[int, ...]
 """Ranks of the topology that take part in a collective, in their order; hashable, a cache key."""
 
@@ -30,3 +33,14 @@ def sending_s(nbytes: FloatArray, rate_Bps: FloatArray) -> FloatArray:
     """
     times_s = np.where(nbytes > 0, np.inf, 0.0) + np.zeros(np.shape(rate_Bps))
     return np.divide(nbytes, rate_Bps, out=times_s, where=np.asarray(rate_Bps) > 0)
+
+
+def round_bits(values: FloatArray) -> FloatArray:
+    """Round to `KEPT_BITS` significant bits: what processors differ in is gone.
+
+    Powers, exponentials and logarithms differ in the last of 53 bits between processors, by the
+    vector units for which NumPy has versions of its own.
+    """
+    mantissa, exponent = np.frexp(values)
+    rounded: FloatArray = np.ldexp(np.rint(np.ldexp(mantissa, KEPT_BITS)), exponent - KEPT_BITS)
+    return rounded

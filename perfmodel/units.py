@@ -55,6 +55,12 @@ time), and within them no product of quantities leaves the range of a float."""
 LONGEST_LATENCY_S = 10.0
 """No message waits longer: light takes 2.6 s to the moon and back."""
 
+SHORTEST_MEASURED_S, LONGEST_MEASURED_S = 1e-12, 1e9
+"""A time that was measured: no clock resolves less than a picosecond, nothing ran for 30 years."""
+
+MOST_MEASURED_BYTES = 2**50
+"""The largest size of `LIMITS`, as sizes of collectives are counted."""
+
 MOST_COUNT = 2**31 - 1
 """Samples, tokens or steps: more of them is taken for a mistake, and products of two stay below
 2^63, where NumPy's integers end."""

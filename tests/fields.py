@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -63,14 +64,21 @@ def _fits(model: type[BaseModel], members: Sequence[Any]) -> bool:
 
 
 def other_values(model: type[BaseModel], document: Document, field: str) -> list[Any]:
-    """Values that a field may have by its schema, besides the one that it has."""
-    schema = model.model_json_schema()
+    """Values that a field may have by its schema, besides the one that it has, or by default."""
+    schema = _schema_of(model)
     parts: list[Mapping[str, Any]] = [schema]
     for part in field.split("."):
         parts = [inner for each in parts for inner in _inside(each, part, schema)]
     current = value_at(document, field)
+    if current is None:
+        current = next((each["default"] for each in parts if "default" in each), None)
     values = [value for each in parts for value in _values(each, current)]
     return [value for value in values if value != current]
+
+
+@cache
+def _schema_of(model: type[BaseModel]) -> Mapping[str, Any]:
+    return model.model_json_schema()
 
 
 def _alternatives(
@@ -95,7 +103,8 @@ def _inside(
         if inner is None and isinstance(each.get("additionalProperties"), Mapping):
             inner = each["additionalProperties"]
         if inner is not None:
-            yield from _alternatives(inner, schema)
+            default = {"default": inner["default"]} if "default" in inner else {}
+            yield from ({**other, **default} for other in _alternatives(inner, schema))
 
 
 def _values(part: Mapping[str, Any], current: Any) -> Iterator[Any]:
@@ -141,17 +150,21 @@ def with_value(document: Document, field: str, value: Any) -> Document:
 
 
 def acts(document: Document, answer: Answer, field: str, values: Sequence[Any]) -> bool:
-    """Whether some value of a field changes the answer, or is refused by the field's name."""
+    """Whether some value of a field changes the answer, or all are refused by the field's name.
+
+    That some are refused is not enough: one that is taken has to change something.
+    """
     before = answer(document)
+    taken = False
     for value in values:
         try:
             if answer(with_value(document, field, value)) != before:
                 return True
+            taken = True
         except InputError as error:
             section, _, last = field.rpartition(".")
-            if last in str(error) or (section and section in str(error)):
-                return True
-            raise AssertionError(f"{field} = {value!r} is refused as {error}") from None
+            if last not in str(error) and not (section and section in str(error)):
+                raise AssertionError(f"{field} = {value!r} is refused as {error}") from None
         except TopologyError:
             return True  # names the devices that the value has parted
-    return False
+    return not taken

@@ -66,16 +66,12 @@ SMALL_MODULES = {
     "report/common/terminal": ROW + ": renderers",
     "topology/importers/nccl_xml/graph_dump": ROW + ": one file format",
     "library/nccl/lowering/dispatch": "what NCCL decides, apart from how any library is lowered",
-    "files/bounds": "used by all readers through files/read",
     "files/spec": "used by all packages through files/__init__",
     "files/write": "used by all packages through files/__init__",
     "report/comparison/page": "the page of a product, as in the others",
     "studies/sweep/export": "CSV and Parquet, as in the other studies",
     "studies/tune/assumptions": "as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
-    "studies/compare/attribution": "one question, which a reader looks for by name",
-    "studies/run/steps/bottleneck": "one question, which a reader looks for by name",
-    "studies/run/steps/routing_cost": "one question, which a reader looks for by name",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",
 }
 """Modules under 110 lines with fewer than two importers, and why they stand alone."""

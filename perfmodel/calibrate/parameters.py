@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.arrays import FloatArray
 from perfmodel.files import FileModel
-from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
+from perfmodel.units import LIMITS, parse_bandwidth, parse_bytes, parse_time
 
 PROBABILITY = 0.8
 """That the truth lies inside an interval."""
@@ -42,8 +42,14 @@ MEANINGS: Mapping[ParameterName, str] = {
 SETTLED_SHARE = 0.3
 """Share of a factor's prior spread that data must settle for it to count as measured."""
 
+LARGEST_LOGARITHM = 100.0
+"""Of a ratio of times, its standard deviation, or how it changes with a value: what is beyond
+leaves the range of a float when its exponential is taken."""
+
 FACTOR = "x "
 """Stands before a factor on a number, in place of the number."""
+
+LIMITS_OF_FACTORS = (1e-9, 1e9)
 
 RATES = frozenset({"reduce", "bandwidth", "rank_rate"})
 """Parameters in bytes per second; the others are times or shares."""
@@ -73,6 +79,12 @@ class Parameter(NamedTuple):
         if text.startswith(FACTOR):
             return float(text.removeprefix(FACTOR))
         return parse_bandwidth(text) if self.name in RATES else parse_time(text)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Smallest and largest value."""
+        least, most = LIMITS["a bandwidth" if self.name in RATES else "a time"]
+        return self.parse(least), self.parse(most)
 
     def format(self, value: float) -> str:
         """Write a value of this parameter, to seven digits."""
@@ -129,8 +141,9 @@ class Value(FileModel):
         for text in (self.value, *self.interval):
             if not 0 < self.key.parse(text) < math.inf:
                 raise ValueError(f"more than zero, not {text!r}")
-            if text.startswith(FACTOR) and not 1e-9 <= self.key.parse(text) <= 1e9:
-                raise ValueError(f"a factor from 1e-9 to 1e9, not {text!r}")
+            least, most = LIMITS_OF_FACTORS
+            if text.startswith(FACTOR) and not least <= self.key.parse(text) <= most:
+                raise ValueError(f"a factor from {least:g} to {most:g}, not {text!r}")
         if not self.low <= self.si <= self.high:
             raise ValueError(f"an interval around {self.value!r}, from low to high")
         return self
@@ -161,9 +174,14 @@ class Value(FileModel):
         return self.key.parse(self.interval[1])
 
     def scaled(self, log: float) -> Value:
-        """The value times the exponential of a logarithm, with its old interval."""
+        """The value times the exponential of a logarithm, with its old interval.
+
+        A draw from an interval of any width ends where quantities do.
+        """
         factor = self.value.startswith(FACTOR)
-        scaled = Value.of(self.key, self.si * float(np.exp(log)), 1.0, factor=factor)
+        least, most = LIMITS_OF_FACTORS if factor else self.key.limits
+        si = self.si * math.exp(min(max(log, -LARGEST_LOGARITHM), LARGEST_LOGARITHM))
+        scaled = Value.of(self.key, min(max(si, least), most), 1.0, factor=factor)
         return self.model_copy(update={"value": scaled.value})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -17,7 +17,13 @@ from pydantic import Field, model_validator
 from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.checks import settings_differences
 from perfmodel.calibrate.estimation import Estimate, Observation
-from perfmodel.calibrate.parameters import Parameter, ParameterName, Value, round_digits
+from perfmodel.calibrate.parameters import (
+    LARGEST_LOGARITHM,
+    Parameter,
+    ParameterName,
+    Value,
+    round_digits,
+)
 from perfmodel.calibrate.transfer.gaussian_process import (
     ContextArrays,
     ResidualProcess,
@@ -28,14 +34,14 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, find_file, load_document, write_atomically
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.units import MOST_COUNT
+from perfmodel.units import (
+    LONGEST_MEASURED_S,
+    MOST_COUNT,
+    MOST_MEASURED_BYTES,
+    SHORTEST_MEASURED_S,
+)
 
 Rows = Literal["library", "schedule"]
-
-
-LARGEST_LOGARITHM = 100.0
-"""Of a ratio of times, its standard deviation, or how it changes with a value: what is beyond
-leaves the range of a float when its exponential is taken."""
 
 
 class Undetermined(FileModel):
@@ -54,9 +60,9 @@ class RunSpread(FileModel):
     one run to another; `freedom` are their degrees of freedom.
     """
 
-    times: float = Field(ge=0)
-    rates: float = Field(ge=0)
-    freedom: float = Field(gt=0)
+    times: float = Field(ge=0, le=LARGEST_LOGARITHM)
+    rates: float = Field(ge=0, le=LARGEST_LOGARITHM)
+    freedom: float = Field(ge=1)
     source: str
 
 
@@ -72,11 +78,11 @@ class FittedObservation(FileModel):
     op: str
     ranks: int = Field(gt=0, le=MOST_COUNT)
     hosts: int = Field(gt=0, le=MOST_COUNT)
-    nbytes: int = Field(ge=0)
+    nbytes: int = Field(ge=0, le=MOST_MEASURED_BYTES)
     algorithm: str
     protocol: str
-    measured_s: float = Field(ge=1e-12, le=1e9)
-    fitted_s: float = Field(ge=1e-12, le=1e9)
+    measured_s: float = Field(ge=SHORTEST_MEASURED_S, le=LONGEST_MEASURED_S)
+    fitted_s: float = Field(ge=SHORTEST_MEASURED_S, le=LONGEST_MEASURED_S)
     own: float = Field(ge=0, le=LARGEST_LOGARITHM)
     share: float = Field(1.0, ge=0, le=1)
 
@@ -115,12 +121,12 @@ class Fit(FileModel):
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     undetermined: tuple[Undetermined, ...] = ()
-    scatter: float = Field(default=0.0, ge=0)
+    scatter: float = Field(default=0.0, ge=0, le=LARGEST_LOGARITHM)
     run_spread: RunSpread | None = None
     gpu: str = ""
     left: ResidualPrior | None = None
     noise: NoisePrior | None = None
-    odd: tuple[float, ...] = ()
+    odd: tuple[Annotated[float, Field(ge=0, le=1e9)], ...] = ()
     settings: tuple[LibrarySettings, ...] = ()
 
     @model_validator(mode="after")

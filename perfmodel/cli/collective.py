@@ -84,7 +84,7 @@ def collective(
         print_note(text)
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
-    from perfmodel.studies.run.collective import collective_rows
+    from perfmodel.studies.run.collective import collective_rows, routing_notes
 
     if profile is None and rows is not None:
         raise InputError(Fault("--profile-rows", repr(rows), "nothing without --profile"))
@@ -101,10 +101,15 @@ def collective(
             fidelity=fidelity or "flow",
             progress=progress,
         )
+    notes = routing_notes(
+        machine, op=op, nbytes=max(sizes), algorithm=algorithm, library=library, settings=settings
+    )
     if json:
-        print_json({"rows": times})
+        print_json({"rows": times, "notes": list(notes)})
         return
     _print_times(times)
+    for text in notes:
+        print_note(text)
 
 
 def _print_times(times: list[dict[str, Any]]) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import JobsOption, JsonOption, ProfileOption, load_profile, output_option
-from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
+from perfmodel.cli.output import (
+    check_report_folder,
+    print_blocks,
+    print_json,
+    print_note,
+    progress_bar,
+)
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -66,7 +72,10 @@ def compare(
         allowed = "two or more, a variation (--set, --with), or --attribute"
         raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
 
-    check_outputs({"-o": output and output / "compare.html"})
+    if output is not None:
+        from perfmodel.report.comparison.page import FILES
+
+        check_report_folder(output, FILES, columns.values(), profile)
 
     from perfmodel.studies.compare import compare as compare_columns
     from perfmodel.studies.compare.export import to_json

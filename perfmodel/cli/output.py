@@ -19,6 +19,7 @@ from perfmodel.escape import printable
 
 if TYPE_CHECKING:
     from perfmodel.report.common.document import Block
+    from perfmodel.scenario import Scenario
 
 Progress = Callable[[int, int], None]
 """Called with how many of how many pieces are done."""
@@ -142,8 +143,57 @@ def check_outputs(
         raise InputError(faults)
 
 
+def check_report_folder(
+    folder: Path | None,
+    names: Iterable[str],
+    scenarios: Iterable[Scenario],
+    profile: str | None = None,
+    *,
+    store: Path | None = None,
+) -> None:
+    """Refuse before any work a folder of ``-o`` that cannot take a report.
+
+    `names`: of the files that will be written there.
+    `scenarios`, `profile`, `store`: none of their files may be one of them, also by links.
+    Raises `InputError`: a file in place of the folder, a folder in place of a file, a place that
+        cannot be written, or an input file that would be replaced.
+    """
+    if folder is None:
+        return
+    try:
+        is_file = folder.exists() and not folder.is_dir()
+    except OSError as error:  # a name that is too long
+        place = f"{str(folder)!r} ({error.strerror or error})"
+        raise InputError(Fault("-o", place, "a place that can be written")) from None
+    if is_file:
+        raise InputError(Fault("-o", f"{str(folder)!r} (a file)", "a folder, new or not"))
+    inputs = {f"{role} ({path})": path for role, path in _list_inputs(scenarios)}
+    named = {"--profile": None if profile is None else Path(profile), "--store": store}
+    files = [folder / name for name in names]
+    faults = [find_output_fault("-o", path) for path in files]
+    for path in files:
+        for role, other in (inputs | named).items():
+            if other is not None and _is_same_file(path, other):
+                allowed = f"another folder, as {path.name} would replace {role}"
+                faults.append(Fault("-o", repr(str(folder)), allowed))
+    if present := [fault for fault in faults if fault is not None]:
+        raise InputError(dict.fromkeys(present))
+
+
+def _list_inputs(scenarios: Iterable[Scenario]) -> Iterator[tuple[str, Path]]:
+    from perfmodel.studies.sweep.cache_key import list_files
+
+    for scenario in scenarios:
+        if scenario.origin.file is not None:
+            yield "the scenario", Path(scenario.origin.file)
+        yield from list_files(scenario)
+
+
 def _is_same_file(path: Path, other: Path) -> bool:
     """Whether two names are of one file, also by links."""
-    if path.exists() and other.exists():
-        return path.samefile(other)
-    return path.resolve() == other.resolve()
+    try:
+        if path.exists() and other.exists():
+            return path.samefile(other)
+        return path.resolve() == other.resolve()
+    except OSError:  # a name that is too long is no file
+        return False

@@ -16,7 +16,13 @@ from perfmodel.cli.options import (
     output_option,
     scenario_argument,
 )
-from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
+from perfmodel.cli.output import (
+    check_report_folder,
+    print_blocks,
+    print_json,
+    print_note,
+    progress_bar,
+)
 
 if TYPE_CHECKING:
     from perfmodel.studies.plan import PlanResult
@@ -53,7 +59,10 @@ def plan(
     from perfmodel.scenario import load_scenario
 
     question = load_scenario(scenario, set_ or ())
-    check_outputs({"-o": output and output / "plan.html"})
+    if output is not None:
+        from perfmodel.report.planning.page import FILES
+
+        check_report_folder(output, FILES, [question], profile, store=store)
 
     from perfmodel.studies.plan import plan_scenario
     from perfmodel.studies.plan.export import to_json

@@ -18,7 +18,13 @@ from perfmodel.cli.options import (
     output_option,
     scenario_argument,
 )
-from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
+from perfmodel.cli.output import (
+    check_report_folder,
+    print_blocks,
+    print_json,
+    print_note,
+    progress_bar,
+)
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -69,7 +75,7 @@ def run(
     from perfmodel.scenario import change_scenario, load_scenario
 
     question = load_scenario(scenario, set_ or ())
-    check_outputs({"-o": output and output / "report.html"})
+    _check_folder(output, question, profile, images)
 
     from perfmodel.report.run.export import to_json
     from perfmodel.studies.run import run_scenario
@@ -103,6 +109,16 @@ def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> N
         from perfmodel.report.common.images import check_images
 
         check_images()
+
+
+def _check_folder(
+    output: Path | None, question: Scenario, profile: str | None, images: str | None
+) -> None:
+    if output is not None:
+        from perfmodel.report.run.page import FILES
+
+        drawn = [] if images is None else [f"images/report.{images}"]  # a file in place of images
+        check_report_folder(output, [*FILES, *drawn], [question], profile)
 
 
 def _warn_if_long(points: int, each_s: float) -> None:

@@ -21,7 +21,7 @@ from perfmodel.cli.output import check_outputs, print_json, print_note, print_ta
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perfmodel.studies.sweep import SweepResult
+    from perfmodel.studies.sweep import Answer, SweepResult
 
 
 SWEEP_EXAMPLES = (
@@ -151,7 +151,7 @@ def _print(swept: SweepResult) -> None:
                 quantities.duration(answer.step_time_s or 0.0),
                 quantities.duration(answer.exposed_comm_s or 0.0),
                 quantities.count(answer.samples_per_s or 0.0),
-                (answer.bottleneck or "") + ("" if answer.fits else " (does not fit in memory)"),
+                (answer.bottleneck or "") + _memory_note(answer),
             )
             for variant, answer in done[:SHOWN_ROWS]
         ],
@@ -163,3 +163,9 @@ def _print(swept: SweepResult) -> None:
         print_note(f"failed: {format_fields(variant.set)}: {answer.message}")
     if swept.failed > SHOWN_ROWS:
         print_note(f"... and {swept.failed - SHOWN_ROWS:,} more that failed")
+
+
+def _memory_note(answer: Answer) -> str:
+    if not answer.fits:
+        return " (does not fit in memory)"
+    return " (memory is tight)" if answer.tight else ""

@@ -67,7 +67,9 @@ def show(
 
     Devices, links, path types as nvidia-smi topo -m names them, and the source of each number.
     """
-    check_outputs({"-o": output})
+    check_outputs(
+        {"-o": output}, {"TOPOLOGY": Path(topology), "--fabric": Path(fabric) if fabric else None}
+    )
     if output is not None:
         from perfmodel.report.topology.figure import check_page_name
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli.options import flags_as_fields
-from perfmodel.cli.output import find_output_fault, print_note, print_text
+from perfmodel.cli.output import check_outputs, find_output_fault, print_note, print_text
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -62,14 +65,19 @@ def import_(
     (a fabric). What the file leaves open is completed, and said.
     """
     _check_output(output, force=force)
+    inputs = {"FILE": file, "--graph": graph, "--template": template}
+    check_outputs(
+        {"-o": output}, {name: Path(path) if path else None for name, path in inputs.items()}
+    )
 
     from perfmodel.topology.importers import import_file
 
-    with flags_as_fields(_FLAGS):
-        imported = import_file(
-            Path(file), gpu=gpu, template=template, graph=None if graph is None else Path(graph)
-        )
-    _write(imported, output)
+    with _faults_of(file):
+        with flags_as_fields(_FLAGS):
+            imported = import_file(
+                Path(file), gpu=gpu, template=template, graph=None if graph is None else Path(graph)
+            )
+        _write(imported, output)
 
 
 def discover(output: Output = None, force: Force = False) -> None:
@@ -82,6 +90,20 @@ def discover(output: Output = None, force: Force = False) -> None:
     from perfmodel.topology.importers.nvml import discover as read_devices
 
     _write(read_devices(), output)
+
+
+@contextmanager
+def _faults_of(file: str) -> Iterator[None]:
+    """Say of faults in the topology that was made which file it was made from."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            fault
+            if fault.file is not None or fault.field.startswith("-")
+            else replace(fault, file=file, field=f"{fault.field} of the topology made from it")
+            for fault in error.faults
+        ) from None
 
 
 def _check_output(output: Path | None, *, force: bool) -> None:

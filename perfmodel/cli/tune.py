@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import JsonOption, ProfileOption, SetOption, load_profile, output_option
-from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note
+from perfmodel.cli.output import check_report_folder, print_blocks, print_json, print_note
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -55,7 +55,11 @@ def tune(
     from perfmodel.scenario import load_scenario
 
     questions = [load_scenario(name, set_ or ()) for name in scenarios]
-    check_outputs({"-o": output and output / "tune.html"})
+    if output is not None:
+        from perfmodel.report.tuning.page import FILES
+
+        curves = [f"curve-{number}.csv" for number in range(len(questions))]
+        check_report_folder(output, [*FILES, *curves], questions, profile)
     tunings = _tune_each(questions, load_profile(profile), all_sizes=all_sizes, horovod=horovod)
     if len(tunings) == 1:
         _report_one(tunings[0], output, json=json)

@@ -96,13 +96,16 @@ def _parse_unbounded(text: str, file: str | None) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
-        problem = (error.problem or "not YAML").splitlines()[0]
+        problem = (error.problem or "not YAML").splitlines()[0].removeprefix("found ")
         raise InputError(
             Fault("file", problem, "YAML 1.2 with each key given once", file, line)
         ) from None
     except (YAMLError, ValueError, RecursionError) as error:
         first = (str(error).splitlines() or ["unreadable"])[0]
         raise InputError(Fault("file", first, "YAML 1.2", file)) from None
+    except Exception as error:  # noqa: BLE001  (ruamel's own, on keys that are no scalars)
+        problem = f"what is no YAML ({type(error).__name__}: {error})"
+        raise InputError(Fault("file", problem, "YAML 1.2 whose keys are words", file)) from None
 
 
 def line_of(document: Any, path: Sequence[str | int]) -> int | None:

@@ -74,6 +74,9 @@ class Machine:
     """Version and environment of the library."""
     measured: Corrections = field(default_factory=Corrections)
     """From a profile: factors on the costs of the library."""
+    fitted: bool = False
+    """Whether its numbers were fitted to measured times of collectives alone, as
+    `simulate.uncontended` has them: rates of ranks and of sizes of chunks, which sockets lack."""
     decides_on: Machine | None = None
     """The machine by whose links NCCL searches its channels; default: this one."""
     router: Router = field(init=False)

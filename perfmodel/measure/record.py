@@ -12,6 +12,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, read_text, validate_document, write_atomically
+from perfmodel.units import (
+    LONGEST_MEASURED_S,
+    MOST_COUNT,
+    MOST_MEASURED_BYTES,
+    SHORTEST_MEASURED_S,
+)
 
 MeasurementKind = Literal[
     "schedule",  # our schedule's rounds, executed send by send
@@ -22,7 +28,8 @@ MeasurementKind = Literal[
 """Kinds of measurement."""
 
 
-Time = Annotated[float, Field(gt=0)]
+Time = Annotated[float, Field(ge=SHORTEST_MEASURED_S, le=LONGEST_MEASURED_S)]
+Ranks = Annotated[int, Field(ge=1, le=MOST_COUNT)]
 
 
 def _check_iso(text: str) -> str:
@@ -40,7 +47,7 @@ class MeasurementRow(FileModel):
     """
 
     what: MeasurementKind
-    nbytes: Annotated[int, Field(ge=0)]
+    nbytes: Annotated[int, Field(ge=0, le=MOST_MEASURED_BYTES)]
     setting: str = ""
     repeats: Annotated[int, Field(ge=1)]
     min_s: Time
@@ -72,15 +79,15 @@ class Measurement(FileModel):
     backend: Literal["gloo", "nccl", "device"]
     collective: str
     algorithm: str
-    ranks: Annotated[int, Field(ge=1)]
-    itemsize: Annotated[int, Field(ge=1)] = 4
+    ranks: Ranks
+    itemsize: Annotated[int, Field(ge=1, le=16)] = 4
     started: Annotated[str, AfterValidator(_check_iso)]
     seconds: Annotated[float, Field(ge=0)]
     command: str
     machine: dict[str, str]
     versions: dict[str, str]
     topology: str | None = None
-    hosts: Annotated[int, Field(ge=1)] | None = None
+    hosts: Ranks | None = None
     note: str = ""
     rows: tuple[MeasurementRow, ...]
 

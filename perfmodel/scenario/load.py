@@ -38,8 +38,10 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     path = find_file(str(name_or_path), "scenarios", field="SCENARIO")
     document = read_yaml(path)
     if not isinstance(document, Mapping):
-        type_text = f"a {'list' if isinstance(document, list) else type(document).__name__}"
-        raise InputError(Fault("document", type_text, "the fields of a scenario", str(path), 1))
+        type_text = "a list" if isinstance(document, list) else "one value"
+        raise InputError(
+            Fault("document", f"{type_text} only", "the fields of a scenario", str(path), 1)
+        )
     faults: list[Fault] = []
     content = copy.deepcopy(plain(document))
     flags = tuple(_apply_override(content, text, faults) for text in overrides)

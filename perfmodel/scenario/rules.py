@@ -23,7 +23,7 @@ def plan_faults(plan: PlanSection) -> Iterator[tuple[str, str, str]]:
     for field, money in plan.money.items():
         if money.currency != currency:
             price = f"{money.amount:g} {money.currency}"
-            yield field, price, f"{currency}, as everywhere in this plan: nothing is converted"
+            yield field, price, f"{currency}, the currency of this plan: nothing is converted"
     if plan.budget is not None and not plan.budget.amount:
         yield "budget", f"0 {currency}", "more than zero"
     names = [candidate.name for candidate in plan.candidates]
@@ -148,6 +148,14 @@ def _one_node_only(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
         yield origin.fault("cluster.nodes", str(cluster.nodes), allowed)
 
 
+def _overlap_exists(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not strategy or compute.overlap_slowdown is None or strategy.overlaps:
+        return
+    allowed = f"nothing with strategy.kind: {strategy.kind}, where no collective runs beside layers"
+    yield origin.fault("compute.overlap_slowdown", f"{compute.overlap_slowdown:g}", allowed)
+
+
 def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.fabric is not None:
@@ -221,6 +229,6 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 
 _RULES = (
-    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _network_given, _jobs_fit,
-    _placement_has_choice, _job_names_differ, _events_fit, _plan_is_valid,
+    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists, _network_given,
+    _jobs_fit, _placement_has_choice, _job_names_differ, _events_fit, _plan_is_valid,
 )  # fmt: skip

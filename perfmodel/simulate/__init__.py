@@ -12,10 +12,12 @@ flow         fidelity "flow", the default:     as the recurrence; elsewhere     
              any number of collectives         `Run.notes` gives the error      each collective
 message      fidelity "message": every send    max-min fair sharing of links    1e5 sends/s, 6e5
              is an event; up to 2e6 sends                                       with numba
-sockets      Gloo without other traffic, up    one connection for each pair     an event and a
-             to 32 ranks (any number at        of ranks, ready messages,        booking of each link
-             fidelity "message"), in run,      shared cores; jobs take turns    for each message
-             tune and collective
+sockets      Gloo without other traffic or a   one connection for each pair     an event and a
+             profile, in run, tune and         of ranks, ready messages,        booking of each link
+             collective; ranks that are alike  shared cores; jobs take turns    for each message of
+             stand for each other, so that                                      a rank that stands
+             one host or 71 unlike ranks are                                    for others
+             simulated; larger: flow, noted
 rank vector  ranks with jitter, if one         at most one collective at a      an array operation
              collective is in progress at a    time, among all ranks            for each task
              time
@@ -34,6 +36,7 @@ message      simulate/message/network.py            = a plain SimPy version:
                                                     = SimGrid: tests/simulate/test_simgrid
 sockets      simulate/sockets/network.py            = flow where nothing queues, and measurements:
                                                     tests/simulate/sockets/test_network,
+                                                    test_alike_ranks (who stands for whom),
                                                     tests/validate/trainings
 rank vector  simulate/ranks/rank_vectors.py         = an engine process for each rank:
                                                     tests/simulate/ranks/test_rank_vectors

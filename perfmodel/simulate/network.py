@@ -15,6 +15,7 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
+from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.flow.approximation import ApproximationNote
@@ -42,6 +43,10 @@ def call_at(
     """Call back at a time; at once if it has passed."""
     timer = env.timeout(max(0.0, time_s - env.now))
     timer.callbacks.append(callback)  # type: ignore[arg-type]  # its result is ignored
+
+
+class UnsuitedNetworkError(SimulationError):
+    """Something that this network cannot simulate, or not in reasonable time; others can."""
 
 
 class EdgeRoutes(Protocol):

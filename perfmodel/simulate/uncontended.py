@@ -145,7 +145,10 @@ class UncontendedTimer:
         if id(lowered) not in self._timed_legs:
             stages = self.legs(lowered)
             rates = [self.rates(stage) for stage in stages]
-            parts = [timed_phases(lowered, s, r) for s, r in zip(stages, rates, strict=True)]
+            parts = [
+                replace(timed_phases(lowered, s, r), classes=self._common.rates.classes(s))
+                for s, r in zip(stages, rates, strict=True)
+            ]
             ends = legs_ends(parts, participants(lowered), credits=lowered.credits)
             legs = tuple(TimedLeg(s, r, *e) for s, r, e in zip(stages, rates, ends, strict=True))
             self._timed_legs[id(lowered)] = (lowered, legs)

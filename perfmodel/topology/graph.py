@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -68,14 +69,61 @@ class Arcs:
         return f"{src} -> {dst} ({self.kinds[index]})"
 
 
-def adjacency(
-    devices: Iterable[str], ends: Iterable[tuple[str, str]]
-) -> dict[str, dict[str, list[int]]]:
-    """Numbers of the arcs between each two neighbours: ``[src][dst]``."""
-    adjacent: dict[str, dict[str, list[int]]] = {name: {} for name in devices}
-    for index, (src, dst) in enumerate(ends):
-        adjacent[src].setdefault(dst, []).append(index)
-    return adjacent
+class Adjacency(Mapping[str, dict[str, list[int]]]):
+    """Numbers of the arcs between each two neighbours: ``[src][dst]``.
+
+    Neighbours of a device are listed when they are asked for, as few of a cluster's million are.
+
+    Parameters
+    ----------
+    devices : mapping of str to Device
+    ends : sequence of (str, str)
+        Of each arc; those of each host stand in a block, and the fabric's after them all.
+    hosts, host_arcs : int
+        Number of blocks, and arcs in each.
+    backwards : bool
+        Whether arcs lead from their second end to their first.
+    """
+
+    def __init__(
+        self,
+        devices: Mapping[str, Device],
+        ends: Sequence[tuple[str, str]],
+        hosts: int,
+        host_arcs: int,
+        *,
+        backwards: bool = False,
+    ) -> None:
+        self._devices, self._ends = devices, ends
+        self._first_cable, self._host_arcs = hosts * host_arcs, host_arcs
+        self._src, self._dst = (1, 0) if backwards else (0, 1)
+        self._listed: dict[str, dict[str, list[int]]] = {}
+
+    def __getitem__(self, name: str) -> dict[str, list[int]]:
+        if name not in self._listed:
+            host = self._devices[name].host
+            begin = max(host, 0) * self._host_arcs
+            block = range(begin, begin + self._host_arcs if host >= 0 else begin)
+            arcs = [arc for arc in block if self._ends[arc][self._src] == name]
+            neighbours: dict[str, list[int]] = {}
+            for arc in (*arcs, *self._cables.get(name, ())):
+                neighbours.setdefault(self._ends[arc][self._dst], []).append(arc)
+            self._listed[name] = neighbours
+        return self._listed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._devices)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    @cached_property
+    def _cables(self) -> dict[str, list[int]]:
+        """Arcs of the fabric that leave each device."""
+        leaving: dict[str, list[int]] = {}
+        for arc in range(self._first_cable, len(self._ends)):
+            leaving.setdefault(self._ends[arc][self._src], []).append(arc)
+        return leaving
 
 
 def to_networkx(devices: Mapping[str, Device], arcs: Arcs) -> nx.MultiDiGraph[str]:

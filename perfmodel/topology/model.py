@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.topology.graph import Arcs, Device, adjacency, to_networkx
+from perfmodel.topology.graph import Adjacency, Arcs, Device, to_networkx
 from perfmodel.topology.routing.clos import Tiers
 
 if TYPE_CHECKING:
@@ -236,12 +236,12 @@ class Topology:
     @cached_property
     def links(self) -> Mapping[str, Mapping[str, list[int]]]:
         """Numbers of the arcs from a device to each of its neighbours: ``links[src][dst]``."""
-        return adjacency(self.devices, self.built.names)
+        return Adjacency(self.devices, self.built.names, self.hosts, self.host_arcs)
 
     @cached_property
     def links_into(self) -> Mapping[str, Mapping[str, list[int]]]:
         """Numbers of the arcs that enter a device: ``links_into[dst][src]``."""
-        return adjacency(self.devices, ((dst, src) for src, dst in self.built.names))
+        return Adjacency(self.devices, self.built.names, self.hosts, self.host_arcs, backwards=True)
 
     @cached_property
     def graph(self) -> nx.MultiDiGraph[str]:

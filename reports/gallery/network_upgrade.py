@@ -27,7 +27,7 @@ UPGRADES: Mapping[str, Mapping[str, object]] = {
     "50 Gbit/s": {"what_if.network_bandwidth": 2},
     "100 Gbit/s": {"what_if.network_bandwidth": 4},
     "200 Gbit/s": {"what_if.network_bandwidth": 8},
-    "infinitely fast": {"what_if.network_bandwidth": "infinite"},
+    "infinitely fast, hosts as they are": {"what_if.network_bandwidth": "infinite"},
 }
 """What is changed of all links between nodes."""
 

@@ -7,17 +7,12 @@ limit RLIMIT_FSIZE (files may not grow beyond 40 KiB), which needs no rights.
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
-import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -25,13 +20,20 @@ from perfmodel.errors import InputError
 from perfmodel.files import csv_text, write_atomically
 from perfmodel.studies.sweep import Store
 from reports.robustness import damage
+from reports.robustness.commands import (
+    VARIANTS,
+    Rows,
+    copy_sources,
+    count_reused,
+    describe,
+    has_rows,
+    read_rows,
+    start,
+)
 
 DAMAGES = 300
-KILLS = 4
-VARIANTS = 12
-
-MAIN = "from perfmodel.cli import main; main()"
-QUESTION = f"sweep={{grid: {{seed: {list(range(VARIANTS))}}}}}"
+STOPS = 24
+SHARED = 4
 
 
 def damaged_stores(folder: Path) -> Iterator[str]:
@@ -52,82 +54,83 @@ def damaged_stores(folder: Path) -> Iterator[str]:
             yield "right rows" if rows.items() <= damage.ANSWERS.items() else "WRONG ROWS"
 
 
-def start(*words: str, file_bytes: int | None = None) -> subprocess.Popen[str]:
-    """Start a sweep of the command line."""
-
-    def limit() -> None:
-        if file_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-
-    command = [sys.executable, "-c", MAIN, "sweep", "bucket-size-slow-ethernet", "--set", QUESTION]
-    return subprocess.Popen(  # noqa: S603
-        [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, preexec_fn=limit,  # noqa: PLW1509  (one thread)
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
+def stopped_sweeps(folder: Path) -> Iterator[str]:
+    """Stop a sweep of two workers after some answers, then let it end on the same store."""
+    home, chance = copy_sources(folder), Random(0)  # noqa: S311  (not for secrets)
+    for at in range(STOPS):
+        sent = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)[at % 3]
+        yield f"{sent.name}: {stop_and_go_on(home, folder / f'{at}.sqlite', sent, chance)}"
 
 
-def describe(process: subprocess.Popen[str]) -> str:
-    """How a command ended."""
-    _, stderr = process.communicate(timeout=300)
-    return f"exit {process.returncode}" + (", TRACEBACK" if "Traceback" in stderr else "")
+def stop_and_go_on(home: Path, store: Path, sent: signal.Signals, chance: Random) -> str:
+    """Stop one sweep at any moment, run it again, and compare the rows of the store."""
+    least = chance.randint(1, VARIANTS - 3)
+    process = start(home, "--store", str(store), "-j", "2")
+    while not has_rows(store, least) and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(chance.uniform(0.0, 0.2))
+    before = read_rows(store)
+    os.killpg(process.pid, sent)
+    ended = describe(process)
+    kept = read_rows(store)
+    reused = count_reused(start(home, "--store", str(store), "-j", "2", "--json"))
+    return f"{ended}; {compare_rows(before, kept, reused, read_rows(store))}"
 
 
-def count(store: Path) -> int:
-    """Rows of a store; 0 where there is none yet."""
-    try:
-        with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as base:
-            return int(base.execute("SELECT count(*) FROM answers").fetchone()[0])
-    except sqlite3.Error:
-        return 0
+def compare_rows(before: Rows, kept: Rows, reused: int | None, after: Rows) -> str:
+    """Say what became of the rows seen before a stop, of those kept, and of the rest.
 
-
-def killed_sweeps(folder: Path) -> Iterator[str]:
-    """Kill a sweep of two workers after a few answers, then let it end on the same store."""
-    for at, sent in enumerate((signal.SIGKILL, signal.SIGINT) * (KILLS // 2)):
-        store = folder / f"{at}.sqlite"
-        process = start("--store", str(store), "-j", "2")
-        while count(store) <= at and process.poll() is None:
-            time.sleep(0.02)
-        os.killpg(process.pid, sent)
-        ended = describe(process)
-        kept = count(store)
-        again = describe(start("--store", str(store), "-j", "2"))
-        complete = kept > at and count(store) == VARIANTS
-        outcome = "answers kept, the rest added" if complete else "ANSWERS LOST"
-        yield f"{sent.name}: {ended}; then {again}, {outcome}"
+    `reused`: answers that the second sweep took from the store; None if it failed.
+    """
+    if not before.items() <= kept.items():
+        return f"{len(before.items() - kept.items())} OF {len(before)} ANSWERS LOST"
+    if reused is None:
+        return "all answers kept, then FAILED"
+    if reused != len(kept):
+        return f"all answers kept, then {len(kept) - reused} of {len(kept)} NOT USED"
+    if not kept.items() <= after.items() or len(after) != VARIANTS:
+        return f"all answers kept, then {len(after)} of {VARIANTS} ROWS"
+    return "all answers kept, used, and the rest added"
 
 
 def shared_stores(folder: Path) -> Iterator[str]:
     """Two sweeps on one store at once."""
-    for at in range(2):
+    home = copy_sources(folder)
+    for at in range(SHARED):
         store = folder / f"{at}.sqlite"
-        both = [start("--store", str(store), "-j", "1") for _ in range(2)]
-        yield " and ".join(map(describe, both)) + f", {count(store)} of {VARIANTS} rows"
+        both = [start(home, "--store", str(store), "-j", "1") for _ in range(2)]
+        yield " and ".join(map(describe, both)) + f", {len(read_rows(store))} of {VARIANTS} rows"
 
 
 def bad_places(folder: Path) -> Iterator[str]:
     """Full disks, folders that cannot be written, tables onto stores, folders and links."""
-    store = folder / "s.sqlite"
-    full = describe(start("--store", str(store), "-j", "1", file_bytes=40 << 10))
-    yield f"full disk (40 KiB a file), store: {full}, {'some' if count(store) else 'NO'} rows kept"
-    again = describe(start("--store", str(store), "-j", "1"))
-    yield f"and again with room: {again}, {count(store)} of {VARIANTS} rows"
-    yield f"--csv onto the store: {describe(start('--store', str(store), '--csv', str(store)))}"
-    (folder / "link").symlink_to(store)
-    link = str(folder / "link")
-    yield f"--csv onto a link to the store: {describe(start('--store', str(store), '--csv', link))}"
-    yield f"--csv onto a folder: {describe(start('--csv', str(folder)))}"
-    yield f"--csv into a file: {describe(start('--csv', str(store / 'table.csv')))}"
-    yield f"--store in a read-only folder (/proc): {describe(start('--store', '/proc/s.sqlite'))}"
-    yield f"--csv in a read-only folder (/proc): {describe(start('--csv', '/proc/t.csv'))}"
-    yield f"--store onto a device: {describe(start('--store', '/dev/null'))}"
+    home, store, link = copy_sources(folder), folder / "s.sqlite", folder / "link"
+
+    def sweep(*words: str, file_bytes: int | None = None) -> str:
+        return describe(start(home, *words, file_bytes=file_bytes))
+
+    full = sweep("--store", str(store), "-j", "1", file_bytes=40 << 10)
+    rows = "some" if has_rows(store, 1) else "NO"
+    yield f"full disk (40 KiB a file), store: {full}, {rows} rows kept"
+    again = sweep("--store", str(store), "-j", "1")
+    yield f"and again with room: {again}, {len(read_rows(store))} of {VARIANTS} rows"
+    link.symlink_to(store)
+    for place, words in {
+        "--csv onto the store": ("--store", str(store), "--csv", str(store)),
+        "--csv onto a link to the store": ("--store", str(store), "--csv", str(link)),
+        "--csv onto a folder": ("--csv", str(folder)),
+        "--csv into a file": ("--csv", str(store / "table.csv")),
+        "--store in a read-only folder (/proc)": ("--store", "/proc/s.sqlite"),
+        "--csv in a read-only folder (/proc)": ("--csv", "/proc/t.csv"),
+        "--store onto a device": ("--store", "/dev/null"),
+    }.items():
+        yield f"{place}: {sweep(*words)}"
 
 
 def main() -> None:
     """Try all and write the counts."""
     rows: list[tuple[str, str, int]] = []
-    for trial in (damaged_stores, bad_places, killed_sweeps, shared_stores):
+    for trial in (damaged_stores, bad_places, stopped_sweeps, shared_stores):
         with tempfile.TemporaryDirectory() as folder:
             outcomes = Counter(trial(Path(folder)))
         rows += [(trial.__name__.replace("_", " "), *pair) for pair in outcomes.items()]

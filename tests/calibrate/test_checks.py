@@ -2,8 +2,9 @@
 
 import pytest
 
-from perfmodel.calibrate.checks import differences
+from perfmodel.calibrate.checks import differences, doubts
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.measure.record import Measurement
 from perfmodel.topology.templates.build import build_topology
 
 
@@ -49,3 +50,38 @@ def test_networks_do_not_matter_on_one_host_and_peers_do_without_nvlink():
     assert differences("all_reduce", (cards, plain), (unlike, plain))
     tcp = LibrarySettings(env={"NCCL_IB_DISABLE": "1"})
     assert not differences("all_reduce", (dgx(), tcp), (dgx(), plain))
+
+
+def measurement(**machine):
+    return Measurement.model_validate({
+        "kind": "measurement", "backend": "nccl", "collective": "all_reduce", "algorithm": "ring",
+        "ranks": 2, "topology": "dgx-a100", "started": "2026-01-02T03:04:05+00:00",
+        "command": "made up", "machine": machine, "versions": {}, "rows": [], "seconds": 1.0,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("machine", "doubt"),
+    [
+        ({}, ""),
+        ({"gpu": "NVIDIA A100-SXM4-80GB"}, ""),
+        ({"gpu": "Nvidia a 100"}, ""),
+        (
+            {"gpu": "NVIDIA H100 80GB HBM3"},
+            "m.json was measured on NVIDIA H100 80GB HBM3; dgx-a100 has a100",
+        ),
+        ({"other_work": "4 % of the cores"}, ""),
+        ({"other_work": "5 % of the cores"}, "other work kept 5 % of the cores busy"),
+        ({"other_work": "not known"}, ""),
+    ],
+)
+def test_doubts_about_one_measurement(machine, doubt):
+    found = doubts([measurement(**machine)], dgx(), ["m.json"])
+    assert len(found) == bool(doubt)
+    assert doubt in "".join(found)
+
+
+def test_measurements_of_several_machines_are_doubted():
+    first, other = measurement(cpu="one", cores="8"), measurement(cpu="two", cores="8")
+    assert doubts([first, first], dgx(), ["a", "b"]) == []
+    assert doubts([first, other], dgx(), ["a", "b"]) == ["b was measured on cpu two, a on one"]

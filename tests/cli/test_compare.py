@@ -54,6 +54,19 @@ def test_with_sets_several_fields(file: str) -> None:
     ]  # fmt: skip
 
 
+def test_fields_of_other_commands_are_listed_with_the_command(file: str, tmp_path: Path) -> None:
+    plan = "plan: {target: {samples: %s}, candidates: [{name: a, node: dgx-a100, nodes: [1]}]}\n"
+    names = []
+    for samples in ("1e6", "2e6"):
+        names.append(str(tmp_path / f"plan-{samples}.yaml"))
+        Path(names[-1]).write_text(TEXT + plan % samples)
+    shown = called(*names, "--json")
+    fields = {f["field"]: f["acts_only_in"] for f in json.loads(shown.stdout)["fields"]}
+    assert fields == {"plan.target.samples": "`perfmodel plan`"}
+    fields = json.loads(called(file, "--set", "seed=5", "--json").stdout)["fields"]
+    assert [(f["field"], f["acts_only_in"]) for f in fields] == [("seed", None)]
+
+
 def test_with_several_scenarios_set_is_for_all(file: str, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(TEXT.replace("nodes: 2", "nodes: 3"))

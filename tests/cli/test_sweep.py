@@ -27,7 +27,8 @@ sweep:
 """
 FIGURES = [
     "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
-    "gpus", "bottleneck", "memory_bytes", "fits", "status", "message",
+    "gpus", "bottleneck", "memory_bytes", "fits", "tight", "routing_cost",
+    "status", "message",
 ]  # fmt: skip
 
 

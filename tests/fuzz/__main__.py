@@ -93,6 +93,7 @@ def fuzz(inputs: int, seed: int, jobs: int, first: int = 0) -> dict[str, list[in
                     worker.stop()
             for worker in [w for w in workers if w.hangs]:
                 problems[f"more than {LONGEST_S:.0f} s"].append(worker.number)
+                print(f"input {worker.number}: too long", file=sys.stderr, flush=True)
                 _restart(worker, selector)
                 if not _next(worker, numbers):
                     workers.remove(worker)

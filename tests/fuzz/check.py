@@ -26,6 +26,7 @@ def check(given: Input, folder: Path) -> str | None:
     output, JSON that holds NaN, and an exit code 2 whose message names no field or no file.
     """
     for name, content in given.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     os.chdir(folder)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
@@ -39,7 +40,25 @@ def check(given: Input, folder: Path) -> str | None:
         except BaseException as error:  # noqa: BLE001  (a fuzzer wants all of them)
             return _last_place(error)
     printed, message = (_text(stream) for stream in (out, err))
-    return _find_problem(given, code, printed, message)
+    return _find_problem(given, code, printed, message) or _files_problem(given, folder)
+
+
+def _files_problem(given: Input, folder: Path) -> str | None:
+    """Say what is wrong with the files: inputs that changed, control characters in tables."""
+    for name, content in given.files.items():
+        if not name.startswith("own.sqlite") and (folder / name).read_bytes() != content:
+            return f"{name} was overwritten"
+    for path in sorted(folder.rglob("*")):
+        written = path.is_file() and path.relative_to(folder).as_posix() not in given.files
+        if written and path.suffix in {".md", ".csv", ".html", ".json"}:
+            control = _control_characters(path.read_text(encoding="utf-8"))
+            if control and path.suffix != ".html":  # plotly.js has some
+                return f"{path.name} has {control!r}"
+    return None
+
+
+def _control_characters(text: str) -> list[str]:
+    return sorted({c for c in text if not c.isprintable() and c not in "\n\t\u00a0\u202f\u2009"})
 
 
 def _call(arguments: tuple[str, ...]) -> int:
@@ -71,10 +90,7 @@ def _find_problem(given: Input, code: int, printed: str, message: str) -> str | 
     if code not in ALLOWED_EXITS:
         return f"exit code {code}"
     for stream, text in (("stdout", printed), ("stderr", message)):
-        control = sorted(
-            {c for c in text if not c.isprintable() and c not in "\n\t\u00a0\u202f\u2009"}
-        )
-        if control:
+        if control := _control_characters(text):
             return f"{stream} has {control!r}"
     if code == 2:
         return _message_problem(given, printed, message)
@@ -98,7 +114,9 @@ def _message_problem(given: Input, printed: str, message: str) -> str | None:
     if not faults:
         return f"no field named: {message[-120:]!r}"
     place = faults[0].partition(": found ")[0]
-    files = any(name in line for name in given.files for line in faults)
+    files = place.startswith(("/", "..")) or any(
+        name in line for name in given.files for line in faults
+    )
     flag = place.startswith("-") or place.split(".")[0].isupper() or "--" in place
     damaged = given.arguments[0] != "verify" and "own" in " ".join(given.arguments)
     return f"no file named: {faults[0][:160]!r}" if damaged and not (files or flag) else None

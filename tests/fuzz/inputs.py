@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from tests.fuzz import samples
-from tests.fuzz.mutations import VALUES, damage
+from reports.robustness.damage import KINDS, NAME, make_store
+from tests.fuzz import logs, samples
+from tests.fuzz.mutations import CHARACTERS, VALUES, damage
+
+LOGS = (logs.P2P, logs.NVBANDWIDTH, logs.NVBANDWIDTH_JSON, logs.NCCL_JSON, logs.RCCL_JSON)
 
 
 @dataclass(frozen=True)
@@ -109,14 +114,17 @@ def _model(rng: random.Random) -> Input:
 
 
 def _log(rng: random.Random) -> Input:
-    text = rng.choice((samples.NCCL_TESTS, samples.NCCL_TESTS, samples.MEASUREMENT))
-    topology = "dgx-a100" if text is samples.NCCL_TESTS else "cpu-loopback"
+    text = rng.choice((samples.NCCL_TESTS, samples.NCCL_TESTS, samples.MEASUREMENT, *LOGS))
+    topology = "cpu-loopback" if text is samples.MEASUREMENT else "dgx-a100"
     command = ("calibrate", "own.log", "--topology", topology, "-o", "out.yaml")
     return Input((*command, *_format(rng)), {"own.log": damage(text, rng)})
 
 
 def _import(rng: random.Random) -> Input:
-    text = rng.choice((samples.MATRIX, samples.NCCL_XML, samples.NCCL_XML, samples.IBNET))
+    texts = (
+        samples.MATRIX, samples.NCCL_XML, samples.NCCL_XML, samples.IBNET, logs.P2P_STATUS,
+    )  # fmt: skip
+    text = rng.choice(texts)
     more = rng.choice(((), ("--gpu", "A100-SXM4-80GB"), ("-o", "out.yaml")))
     return Input(("topology", "import", "own.txt", *more), {"own.txt": damage(text, rng)})
 
@@ -158,10 +166,67 @@ def _flags(rng: random.Random) -> Input:
     return Input((command, *subject, *flags), files)
 
 
+def _times(rng: random.Random) -> Input:
+    scenario = samples.scenario("resnet50-dgx-a100").replace("name: resnet18", "file: model.csv")
+    scenario = scenario.replace("channels_last: true", "source: file, times: own.csv")
+    files = {
+        "own.csv": damage(logs.TIMES_CSV, rng), "model.csv": samples.MODEL_CSV.encode(),
+        "scenario.yaml": scenario.encode(),
+    }  # fmt: skip
+    return Input(("run", "scenario.yaml", *_format(rng)), files)
+
+
+def _gpus(rng: random.Random) -> Input:
+    node = samples.topology("dgx-a100").replace("gpu: a100-sxm4-80gb", "gpu: my-gpu")
+    files = {"topologies/gpus.yaml": damage(logs.GPUS_YAML, rng), "node.yaml": node.encode()}
+    subject = rng.choice(("node.yaml", "topologies/gpus.yaml"))
+    commands = (
+        ("collective", "node.yaml", "-b", "1 MiB", "-e", "1 MiB", "--gpus-per-node", "2"),
+        ("topology", "check", subject),
+        ("topology", "show", "node.yaml"),
+    )
+    return Input(rng.choice(commands), files)
+
+
+def _written(rng: random.Random) -> Input:
+    """Everything that is written to a folder, from texts that are damaged."""
+    name, command, more = rng.choice((
+        ("resnet50-dgx-a100", "run", ()), ("degraded-link", "run", ()),
+        ("plan-gpt2-xl", "plan", ("-j", "1")), ("resnet50-dgx-a100", "tune", ()),
+        ("resnet50-dgx-a100", "compare", ("--set", "seed=1", "-j", "1")),
+    ))  # fmt: skip
+    text = samples.scenario(name)
+    marks = "".join(rng.choices((*CHARACTERS, "=", "+", "-", "@", "<b>", "|", "[/x]"), k=4))
+    text = f"# {''.join(marks.splitlines())} how long?\n{text.partition(chr(10))[2]}"
+    return Input((command, "own.yaml", *more, "-o", "out"), {"own.yaml": damage(text, rng)})
+
+
+def _sweep(rng: random.Random) -> Input:
+    text = samples.scenario("sweep-buckets-and-nodes")
+    words = ("sweep", "own.yaml", "-j", "1")
+    if rng.random() < 0.5:
+        return Input((*words, "--csv", "out.csv", *_format(rng)), {"own.yaml": damage(text, rng)})
+    store = _damaged_store(rng)
+    return Input((*words, "--store", "own.sqlite"), {"own.yaml": text.encode()} | store)
+
+
+def _damaged_store(rng: random.Random) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_store(folder)
+        rng.choice(KINDS)(folder, rng)
+        return {
+            path.name.replace(NAME, "own.sqlite"): path.read_bytes()
+            for path in sorted(folder.iterdir())
+            if not path.name.endswith("-shm")
+        }
+
+
 def _format(rng: random.Random) -> tuple[str, ...]:
     return rng.choice(((), ("--json",)))
 
 
 MAKERS = (
-    _scenario, _override, _topology, _fabric, _profile, _model, _log, _import, _flags,
+    _scenario, _scenario, _override, _override, _topology, _topology, _fabric, _profile, _model,
+    _log, _log, _import, _flags, _flags, _times, _gpus, _written, _sweep,
 )  # fmt: skip

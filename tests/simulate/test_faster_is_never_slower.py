@@ -18,13 +18,13 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
-import simpy
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.engine.engine import Fidelity, lone_network
+from perfmodel.simulate.engine.engine import Fidelity, on_network
+from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.model import Sockets, Topology
@@ -79,12 +79,16 @@ def timed(
     """Time of the last, and the choice of algorithm and protocol."""
     topology = topology_of(case, bandwidth, latency)
     machine: Machine = make_machine(topology, load_library(case.library))
-    group, env, timer = range(len(topology.ranks)), simpy.Environment(), UncontendedTimer(machine)
-    network = lone_network(env, timer, fidelity)
+    group, timer = range(len(topology.ranks)), UncontendedTimer(machine)
     lowered = timer.best(case.op, case.nbytes, group)[0]
-    events = [network.launch([lowered]) for _ in range(case.at_once)]
-    env.run(until=env.all_of(events))
-    return float(env.now), (lowered.schedule.algorithm, lowered.protocol)
+
+    def run(network: Network) -> float:
+        events = [network.launch([lowered]) for _ in range(case.at_once)]
+        network.env.run(until=network.env.all_of(events))
+        return float(network.env.now)
+
+    choice = lowered.schedule.algorithm, lowered.protocol
+    return on_network(timer, fidelity, run), choice
 
 
 def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,21 @@ import pytest
 from perfmodel.files import plain
 from perfmodel.files.read import parse_yaml
 from perfmodel.report.run.export import to_json
-from perfmodel.scenario import Scenario, load_scenario
+from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.workload import load_workload
 from tests.fields import Document, acts, list_fields, other_values, value_at
 
 BASE = """
 perfmodel: 1
-model: {name: resnet18}
+model: {file: small.yaml}
 compute: {precision: fp16}
 strategy: {kind: ddp}
 cluster: {node: v100-x8-25g, nodes: 2, gpus_per_node: 2, fabric: {kind: one-switch}}
 training: {batch_per_gpu: 8}
 """
 
-SHARED = "which all others share"
-"""Reason to skip what another context has tried."""
+SIZES = (300_000, 2_000_000, 500_000, 1_000_000, 1_500_000)
+"""Elements of the parameters of the small model, one tensor a layer: a step is soon simulated."""
 
 
 @dataclass(frozen=True)
@@ -39,57 +39,71 @@ class Context:
     """A scenario, and which of its sections are tried.
 
     `changes`: sections in place of those of `BASE`. `idle`: fields that do nothing here, and why.
+    `implied`: values of fields that hold here without being said.
     """
 
     changes: str
     tried: str
     idle: Mapping[str, str] = field(default_factory=dict)
+    implied: Mapping[str, Any] = field(default_factory=dict)
 
 
 NO_EVENT = "leaves out what this scenario does not have; contexts with events and jobs try it"
 NO_CHANCE = "nothing is drawn at random; the contexts of jitter and of placement try it"
 OTHER_COMMAND = "another command reads it, and `compare` says so; its own context tries it"
+NO_CONVOLUTION = "the model has no convolution to lay out; the context of a job tries it"
 NO_ATTENTION = "the model has no attention to fuse; the context of a transformer tries it"
 RINGS = dict.fromkeys(
     ("cluster.fabric.oversubscription", "cluster.fabric.routing"),
     "a ring leaves each leaf once, so that one uplink is enough; the test of fabrics tries it",
 )
+USUAL = {"cluster.fabric.routing": "ecmp", "compute.source": "roofline", "training.scaling": "weak"}
+OWN_CHOICE = {"library.algorithm": "ring", "library.protocol": "simple"}
 A100 = "cluster: {node: dgx-a100, nodes: 2, gpus_per_node: 2, fabric: rail-optimised}\n"
 CONTEXTS = {
-    "job": Context("", "", {
+    "job": Context("model: {name: resnet18}", "", {
         "compute.fused_attention": NO_ATTENTION, "seed": NO_CHANCE,
         "sweep": OTHER_COMMAND, "plan": OTHER_COMMAND,
-    }),
+        "cluster.pool": "one switch joins any number of nodes; the context of a pool tries it",
+    }, USUAL),
     "what if": Context("what_if: {compute: 1.5}", "what_if.", {
-        "what_if.jitter": NO_EVENT, "what_if.events": NO_EVENT, "what_if.jobs": NO_EVENT}),
+        "what_if.jitter": NO_EVENT, "what_if.events": NO_EVENT, "what_if.jobs": NO_EVENT,
+        "what_if.library_rates": "no link is as fast; the context of LL on NVLink tries it"}),
+    "library's own rates": Context(
+        "cluster: {node: dgx1-v100}\nlibrary: {protocol: ll}\nwhat_if: {compute: 1.5}",
+        "what_if.library_rates"),
     "transformer": Context("model: {name: bert-base}", "model. compute.", {
-        "compute.channels_last": "the model has no convolutions"}),
+        "compute.channels_last": NO_CONVOLUTION}, USUAL),
     "model in a file": Context(
         "model: {file: model.csv}\ncompute: {precision: fp16, source: file, times: times.csv}",
-        "model.file compute.times"),
+        "model."),
     "times in a file": Context(
-        "compute: {precision: fp16, source: file, times: resnet18.csv}", "compute.", {
+        "compute: {precision: fp16, source: file, times: times.csv}", "compute.", {
         "compute.fused_attention": NO_ATTENTION}),
-    "strong scaling": Context("training: {global_batch: 64}", "training."),
+    "strong scaling": Context(
+        "training: {global_batch: 64}", "training.", implied={"training.scaling": "strong"}),
     "data parallel": Context(
         "strategy: {kind: data_parallel}\ncluster: {node: v100-x8-25g, gpus_per_node: 2}",
-        "strategy. model. compute.", {"compute.fused_attention": NO_ATTENTION}),
+        "strategy. model. compute.", {
+        "compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION}, USUAL),
     "accumulating": Context("strategy: {kind: ddp, accumulate: 2}", "strategy."),
     **{f"fabric {shape}": Context(
         f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"
         f"{'' if shape == 'one-switch' else ', radix: 8, oversubscription: 2'}}}}}",
-        "cluster.fabric.", RINGS if shape == "rail-optimised" else {}) for shape in
+        "cluster.fabric.", RINGS if shape == "rail-optimised" else {},
+        {"cluster.fabric.routing": "ecmp"}) for shape in
         ("one-switch", "leaf-spine", "rail-optimised", "fat-tree")},
     "some of a pool": Context(
         "cluster: {node: ethernet-10g, nodes: 4, pool: 16, placement: random, fabric: "
         "{kind: leaf-spine, hosts_per_leaf: 4, oversubscription: 4}}",
         "cluster.pool cluster.placement seed"),
     **{f"library {name}": Context(
-        A100 + f"library: {{name: {name}}}\nstrategy: {{bucket_cap: 1 MiB}}", "library.")
+        A100 + f"library: {{name: {name}}}\nstrategy: {{bucket_cap: 4 MiB}}", "library.",
+        implied={} if name == "nccl" else OWN_CHOICE)
        for name in ("nccl", "plain", "gloo", "mpi")},
     "processes on CPUs": Context(
         "cluster: {node: cpu-loopback, gpus_per_node: 2}\ncompute: {precision: fp32}\n"
-        "library: {name: gloo}", "library."),
+        "library: {name: gloo}\nmodel: {name: resnet18}", "library.", implied=OWN_CHOICE),
     "slow": Context("events: [{slow: {ranks: [1], by: 2, steps: [3]}}]",
                     "events.0.slow. what_if"),
     "jitter": Context("events: [{jitter: {cv: 0.01}}]", "events. seed"),
@@ -108,32 +122,45 @@ CONTEXTS = {
     "events left out": Context(
         "events: [{jitter: {cv: 0.01}}]\nwhat_if: {compute: 1.5}",
         "what_if.jitter what_if.events"),
+    "other GPUs": Context(
+        "cluster: {node: v100-x8-25g, gpus_per_node: 2, "
+        "mixed: [{nodes: [0], gpu: v100-pcie-16gb}]}", "cluster.mixed.0."),
+    "curve over GPUs": Context("scale: {gpus: [1]}", "scale."),
+    "curve over nodes": Context("scale: {nodes: [1]}", "scale."),
     "jobs": Context(
         "cluster: {node: ethernet-100g, nodes: 2, fabric: "
         "{kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 2}, placement: spread}\n"
         "strategy: {bucket_cap: 100 MiB}\ncompute: {precision: fp16}\n"
-        "jobs: [{model: resnet18, batch_per_gpu: 8, nodes: 2}]\n"
+        "jobs: [{model: {file: small.yaml}, strategy: {bucket_cap: 1 MiB}, batch_per_gpu: 8, "
+        "nodes: 2}]\n"
         "what_if: {compute: 1.5}",
-        "jobs. cluster.placement what_if.jobs"),
+        "jobs. cluster.placement what_if.jobs", {
+        "jobs.0.strategy.static_graph": "it changes the first step of a job, which is past; "
+        "the context of a job tries it",
+    }),
 }  # fmt: skip
 
 VALUES: Mapping[str, list[Any]] = {
     "perfmodel": [2],
-    "name": ["vgg11", "bert-large"],
+    "name": ["resnet34", "bert-large"],
     "file": ["model.csv", "other.csv"],
-    "times": ["times.csv", "slow.csv"],
+    "times": ["twice.csv"],
     "library": [{"name": "gloo"}],
     "plan": [{"target": {"samples": 1}, "candidates": [{"name": "a", "node": "dgx-a100",
                                                         "nodes": [1]}]}],
     "model": ["vgg11"],
     "compute.source": ["file", "roofline"],
+    "training.scaling": ["strong", "weak"],
     "bucket_caps": [["1 MiB", "4 MiB"]],
     "cluster.node": ["ethernet-25g", "v100-x8-100g"],
+    "gpu": ["a100-pcie-40gb"],
+    "gpus": [[2]],
+    "scale.nodes": [[2]],
     "cluster.mixed": [[{"nodes": [1], "gpu": "v100-pcie-16gb"}]],
     "cluster.fabric": ["leaf-spine"],
+    "jobs.0.model": ["resnet18"],
     "kind": ["leaf-spine", "rail-optimised", "one-switch", "fat-tree"],
-    "training.scaling": ["strong", "weak"],
-    "scale": [{"gpus": [1]}],
+        "scale": [{"gpus": [1]}],
     "events": [[{"slow": {"ranks": [1], "by": 2}}]],
     "jobs": [[{"model": "resnet18", "batch_per_gpu": 8, "nodes": 2}]],
     "library.name": ["gloo", "nccl"],
@@ -165,17 +192,24 @@ VALUES: Mapping[str, list[Any]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that scenarios name."""
     place = tmp_path_factory.mktemp("fields")
-    tensors = {"a.weight": "4000,1000", "b.weight": "1000,3000"}
+    names = [f"layer{number}" for number in range(len(SIZES))]
     for name, dtype in (("model.csv", "fp32"), ("other.csv", "fp16")):
-        lines = [f'{tensor},"{shape}",{dtype}' for tensor, shape in tensors.items()]
+        lines = [
+            f'{layer}.weight,"{size}",{dtype}' for layer, size in zip(names, SIZES, strict=True)
+        ]
         (place / name).write_text("\n".join(["name,shape,dtype", *lines]))
-    layers = [layer.name for layer in load_workload("resnet18").layers]
-    for name, timed, time in (
-        ("times.csv", tensors, "1 ms"), ("slow.csv", tensors, "2 ms"),
-        ("resnet18.csv", layers, "0.1 ms"),
-    ):  # fmt: skip
-        lines = ["name,forward,backward", *(f"{layer},{time},{time}" for layer in timed)]
+    for name, time in (("times.csv", "1 ms"), ("twice.csv", "2 ms")):
+        lines = ["name,forward,backward", *(f"{layer},{time},{time}" for layer in names)]
         (place / name).write_text("\n".join(lines))
+    model = {
+        "buffers": "100 kB",
+        "parameters": [{"name": f"{layer}.weight", "shape": [size // 100, 100]}
+                       for layer, size in zip(names, SIZES, strict=True)],
+        "layers": [{"name": layer, "parameters": [f"{layer}.weight"], "kernels": 3,
+                    "matmul_flops": 500.0 * size, "vector": "2 MB"}
+                   for layer, size in zip(names, SIZES, strict=True)],
+    }  # fmt: skip
+    (place / "small.yaml").write_text(json.dumps(model))
     return place
 
 
@@ -192,20 +226,39 @@ ANSWERS: dict[str, object] = {}
 """By document: every field of a context is compared with the same one."""
 
 
+def scenario_of(document: Document, folder: Path) -> Scenario:
+    """The scenario of a document; what it shares with `BASE` is read once."""
+    base = read_base(folder)
+    sections = base.origin.content.keys() | document.keys()
+    changed = {
+        name: document.get(name)
+        for name in sections
+        if document.get(name) != base.origin.content.get(name)
+    }
+    return change_scenario(base, changed)
+
+
+@cache
+def read_base(folder: Path) -> Scenario:
+    path = folder / "asked.yaml"
+    path.write_text(f"# How long is a step?{BASE}")
+    return load_scenario(path)
+
+
 def answer(document: Document, folder: Path) -> object:
     text = json.dumps(document)
     if text not in ANSWERS:
-        path = folder / "asked.yaml"
-        path.write_text(f"# How long is a step?\n{text}")
-        result = to_json(run_scenario(load_scenario(path)))
+        result = to_json(run_scenario(scenario_of(document, folder)))
         ANSWERS[text] = {name: part for name, part in result.items() if name not in ECHOED}
     return ANSWERS[text]
 
 
-def values_for(document: Document, name: str) -> list[Any]:
+def values_for(context: Context, name: str) -> list[Any]:
+    document = document_of(context)
     last = name.rpartition(".")[2]
     values = VALUES.get(name) or other_values(Scenario, document, name) or VALUES.get(last, [])
-    return [value for value in values if value != value_at(document, name)]
+    held = (value_at(document, name), context.implied.get(name))
+    return [value for value in values if value not in held]
 
 
 def tried_fields(context: Context) -> list[str]:
@@ -225,7 +278,7 @@ CASES = [
 @pytest.mark.parametrize(("context", "name"), CASES)
 def test_every_field_acts_or_is_refused(context: Context, name: str, folder: Path) -> None:
     document = document_of(context)
-    values = values_for(document, name)
+    values = values_for(context, name)
     assert values, f"no other value for {name}: give one in VALUES"
     effect = acts(document, lambda asked: answer(asked, folder), name, values)
     reason = context.idle.get(name)

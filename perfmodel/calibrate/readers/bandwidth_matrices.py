@@ -16,6 +16,9 @@ _TEST = re.compile(r"^Running (\w+)\.?$")
 _MATRIX = re.compile(r"^memory latency|^memcpy .* bandwidth", re.IGNORECASE)
 _DEVICE = re.compile(r"^Device:? \d+[:,] (.+?)(?:,| \(|$)")
 UNITS = {"GB/s": 1e9, "us": 1e-6, "ns": 1e-9}
+SMALLEST, LARGEST = 1e-6, 1e9
+"""Of a cell in its unit: 1 kB/s to 1,000 PB/s, or a femtosecond to 17 minutes."""
+
 NOT_MEASURED = {"N/A", "X", "-", "nan"}
 
 
@@ -120,7 +123,11 @@ def _values(lines: list[str], at: int, scale: float) -> tuple[tuple[float | None
 
 def _cell(text: str, scale: float) -> float | None:
     value = None if text in NOT_MEASURED else number(text)
-    return None if value is None or value <= 0 else value * scale
+    if value is None or value <= 0:
+        return None
+    if not SMALLEST <= value <= LARGEST:
+        raise InputError(Fault("matrix", repr(text[:80]), f"from {SMALLEST:g} to {LARGEST:g}"))
+    return value * scale
 
 
 def _matrix(

@@ -107,9 +107,14 @@ def read_nccl_text(
 def _columns(line: str) -> list[str] | None:
     """Names of the columns, if a line is the head of a table."""
     columns = line.lstrip("# \t").split()
-    if columns[:2] != ["size", "count"] or "time" not in columns or "busbw" not in columns:
+    if columns[:2] != ["size", "count"] or "time" not in columns[3:]:
         return None
-    return columns
+    return columns if {"algbw", "busbw"} <= set(_result_columns(columns)) else None
+
+
+def _result_columns(columns: list[str]) -> list[str]:
+    """Names of the columns of results, from the first time on."""
+    return columns[columns.index("time", 3) :]
 
 
 def _line(log: _Log, at: int, line: str) -> None:
@@ -196,7 +201,7 @@ def _sweeps(table: _Table, log: _Log, file: str, op: str | None, ranks: int | No
     if not table.cells:
         fault = Fault("table", "a head without rows", "rows: the table is cut off", line=table.line)
         raise InputError(fault)
-    named = [c for c in table.columns if c not in {"size", "count", "type", "redop", "root"}]
+    named = _result_columns(table.columns)
     starts = [at for at, name in enumerate(named) if name == "time"]
     points = [
         (alg, bus)

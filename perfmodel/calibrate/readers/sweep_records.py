@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from perfmodel.errors import Fault, InputError
+from perfmodel.units import LONGEST_MEASURED_S, MOST_MEASURED_BYTES, SHORTEST_MEASURED_S
+
 PREFIX = "NCCL_"
 
 PERFORMANCE = frozenset(
@@ -117,8 +120,18 @@ class LinkMatrix:
 
 
 def rows_of(times_us: Iterable[tuple[int, float | None]]) -> tuple[SweepRow, ...]:
-    """Sizes and times (us) by size; rows of size zero and without a time are left out."""
+    """Sizes and times (us) by size; rows of size zero and without a time are left out.
+
+    Raises `InputError`: a size or a time that nothing has, as a damaged digit makes it.
+    """
     times_s = {n: time_us * 1e-6 for n, time_us in times_us if n > 0 and time_us and time_us > 0}
+    for nbytes, time_s in times_s.items():
+        if nbytes > MOST_MEASURED_BYTES:
+            raise InputError(Fault("size", f"{nbytes} B", f"at most {MOST_MEASURED_BYTES:,}"))
+        if not SHORTEST_MEASURED_S <= time_s <= LONGEST_MEASURED_S:
+            quantity = f"{time_s * 1e6:g} us for {nbytes:,} B"
+            allowed = f"from {SHORTEST_MEASURED_S * 1e6:g} to {LONGEST_MEASURED_S * 1e6:g} us"
+            raise InputError(Fault("time", quantity, allowed))
     return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 

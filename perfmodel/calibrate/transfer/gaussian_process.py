@@ -8,6 +8,7 @@ shrinks deviations on which rows disagree and predicts none at sizes and scales 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.calibrate.parameters import invert
+from perfmodel.calibrate.parameters import LARGEST_LOGARITHM, invert
 from perfmodel.calibrate.transfer.priors import NoisePrior, ResidualPrior
 from perfmodel.library.corrections import CollectiveContext
 
@@ -177,7 +178,7 @@ class ResidualProcess:
             explained = float(common @ self._inverse @ common)
             run = float(run_deviation(point, self.noise_prior)[0]) * self.new_run
             log += self.deviations * float(np.sqrt(max(own - explained, 0.0) + run**2))
-        return float(np.exp(log))
+        return math.exp(float(np.clip(log, -LARGEST_LOGARITHM, LARGEST_LOGARITHM)))
 
     def shift(self, over: FloatArray, deviations: float) -> ResidualProcess:
         """The same with residuals `over` of the rows, so many deviations above the mean."""

@@ -14,7 +14,7 @@ from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
 from perfmodel.calibrate.transfer.link_matrices import measure_links
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
-from perfmodel.library.settings import LibrarySettings
+from perfmodel.library.settings import settings_of
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
@@ -79,9 +79,10 @@ class _FitInput:
 
     def _add_sweep(self, sweep: Sweep, file: str, sha256: str) -> Topology:
         nodes, gpus_per_node = _layout(sweep, self.request)
-        settings = LibrarySettings(
-            version=sweep.version, env=dict(sweep.env), one_process=bool(sweep.one_process)
-        )
+        settings = settings_of(
+            version=sweep.version, env=sweep.env, one_process=bool(sweep.one_process),
+            fields=("NCCL's version", "NCCL's environment"),
+        )  # fmt: skip
         topology = self.build_topology(nodes, gpus_per_node)
         self.runs.append((topology, settings, sweep.op, sweep.rows))
         self.files.append(file)

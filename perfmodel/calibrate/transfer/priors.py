@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -26,6 +27,14 @@ from perfmodel.calibrate.parameters import (
 )
 from perfmodel.files import FileModel, load_document
 from perfmodel.library.corrections import Corrections
+from perfmodel.units import MOST_MEASURED_BYTES
+
+LARGEST_DEVIATION = 10.0
+"""Of the logarithm of a time: at 10 the 80 % interval is a factor of 370,000 up and down."""
+
+Deviation = Annotated[float, Field(gt=0, le=LARGEST_DEVIATION)]
+Octaves = Annotated[float, Field(ge=1e-3, le=1e6)]
+"""A length over the logarithm of a size or a count; from constant to unrelated."""
 
 LAUNCH = Parameter("launch")
 ISSUE = Parameter("issue")
@@ -46,17 +55,17 @@ class ResidualPrior(FileModel):
     than on most, and their rows then weigh more.
     """
 
-    small: float = Field(gt=0)
-    deviation: float = Field(gt=0)
-    large: float = Field(gt=0)
-    octaves: float = Field(gt=0)
-    level: float = Field(ge=0)
-    ranks_octaves: float = Field(gt=0)
-    hosts_octaves: float = Field(gt=0)
+    small: Deviation
+    deviation: Deviation
+    large: Deviation
+    octaves: Octaves
+    level: float = Field(ge=0, le=LARGEST_DEVIATION)
+    ranks_octaves: Octaves
+    hosts_octaves: Octaves
     other_op: float = Field(ge=0, le=1)
     other_way: float = Field(ge=0, le=1)
     networked: float = Field(ge=0, le=1)
-    open: float = Field(0.0, ge=0)
+    open: float = Field(0.0, ge=0, le=LARGEST_DEVIATION)
 
 
 class NoisePrior(FileModel):
@@ -73,17 +82,17 @@ class NoisePrior(FileModel):
     collective, which depends on a processor that no table of sweeps names.
     """
 
-    small: float = Field(gt=0)
-    middle: float = Field(gt=0)
-    large: float = Field(gt=0)
-    turn_bytes: float = Field(gt=0)
-    bulk_bytes: float = Field(gt=0)
-    octaves: float = Field(gt=0)
-    row: float = Field(gt=0)
-    freedom: float = Field(gt=2)
-    widened: float = Field(1.0, ge=1)
-    odd: float = Field(0.0, ge=0)
-    start: float = Field(0.12, gt=0)
+    small: Deviation
+    middle: Deviation
+    large: Deviation
+    turn_bytes: float = Field(ge=1, le=MOST_MEASURED_BYTES)
+    bulk_bytes: float = Field(ge=1, le=MOST_MEASURED_BYTES)
+    octaves: Octaves
+    row: Deviation
+    freedom: float = Field(gt=2, le=1e9)
+    widened: float = Field(1.0, ge=1, le=LARGEST_DEVIATION)
+    odd: float = Field(0.0, ge=0, le=1e9)
+    start: float = Field(0.12, gt=0, le=LARGEST_DEVIATION)
 
 
 class Priors(FileModel):

@@ -13,13 +13,13 @@ window. In trees, piece P of an edge has a path from a leaf with P - 1 waits, fo
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray, sending_s
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.path_classes import EdgeClasses, heaviest_rows, whole_paths
 from perfmodel.collectives.timing.unrolled import feeders_of
 
 _ALIKE = 1e-12
@@ -267,7 +267,11 @@ def chains_s(
 
 
 def pipelines_s(
-    phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int
+    phase: Phase,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+    credits: int,
+    classes: EdgeClasses | None = None,
 ) -> tuple[float, FloatArray] | None:
     """Time of pieces over trees; None if the phase's edges do not form such.
 
@@ -277,60 +281,31 @@ def pipelines_s(
         Each edge begins after those that feed it, and carries as many pieces as they do.
     rate_Bps, latency_s : ndarray of float, shape (edges,)
     credits : int
+    classes : EdgeClasses, optional
+        Edges that may be alike: then each shape of trees is looked at once.
 
     Returns
     -------
     tuple of (float, ndarray of float, shape (edges,)) or None
-        When the last byte has left, and when the last send of each edge has arrived; seconds.
+        When the last byte has left, and when the last send of each edge has arrived, or of trees of
+        few shapes the last of all, shape (1,); seconds.
     """
     if phase.drained or not phase.first.max(initial=0):
         return None
     pieces = int(phase.active[0])
     if (phase.active != pieces).any():
         return None
-    feeders, hold_s = feeders_of(phase), sending_s(phase.nbytes, rate_Bps)
+    hold_s, late_s = sending_s(phase.nbytes, rate_Bps), np.maximum(latency_s, 0.0)
     whole, rest = divmod(pieces - 1, credits)
     delivery_s = hold_s + latency_s
     # Weight of waits on a path: of none, with all for a hold, and with some for a delivery.
     gains = (pieces - 1) * hold_s, whole * delivery_s, rest * hold_s
-    landed_s = _heaviest(feeders, phase.first, delivery_s, gains)
-    return float((landed_s - np.maximum(latency_s, 0.0)).max()), landed_s
-
-
-def _heaviest(
-    feeders: IntArray,
-    first: IntArray,
-    own_s: FloatArray,
-    gains_s: tuple[FloatArray, FloatArray, FloatArray],
-) -> FloatArray:
-    """Heaviest path to each edge: its weights, and the first gain or the two others once each.
-
-    `own_s` and the gains have shape (edges,). Edges are taken in the order in which they begin, so
-    that those of a level are neighbours.
-    """
-    edges, order = len(own_s), np.argsort(first, kind="stable")
-    place = np.full(edges + 1, edges)
-    place[order] = np.arange(edges)
-    sources, own, gains = place[feeders[order]].T.copy(), own_s[order], np.stack(gains_s)[:, order]
-    # Rows: nothing gained yet, the first gain, the second, the third, the second and the third.
-    best = np.zeros((5, edges + 1))
-    more = gains[_GAIN]
-    ends = np.flatnonzero(np.diff(first[order])) + 1
-    for begin, end in itertools.pairwise([0, *ends.tolist(), edges]):
-        before, *others = (best.take(column[begin:end], axis=1) for column in sources)
-        for other in others:
-            np.maximum(before, other, out=before)
-        gained = before.take(_GAINING, axis=0)
-        gained += more[:, begin:end]
-        last = gained[1] + gains[2, begin:end]
-        np.maximum(before[1:4], gained[:3], out=before[1:4])
-        for both in (gained[3], gained[4], last):
-            np.maximum(before[4], both, out=before[4])
-        np.add(before, own[begin:end], out=best[:, begin:end])
-    landed = np.empty(edges)
-    landed[order] = np.maximum(best[1, :edges], best[4, :edges])
-    return landed
-
-
-_GAINING, _GAIN = np.array([0, 0, 0, 2, 3]), np.array([0, 1, 2, 2, 1])
-"""Rows of `_heaviest` that gain something on an edge, and which gain that is."""
+    if classes is not None and classes.agree(hold_s) and classes.agree(latency_s):
+        shapes = classes.shapes(phase) if (delivery_s >= 0).all() else None
+        if shapes is not None:
+            wire_s, last_s = shapes.times(delivery_s, late_s, gains)
+            return wire_s, np.array([last_s])
+    zero = np.zeros(len(hold_s) + 1)
+    rows = heaviest_rows(feeders_of(phase), phase.first, delivery_s, gains, zero)
+    landed_s = whole_paths(rows[:, :-1])
+    return float((landed_s - late_s).max()), landed_s

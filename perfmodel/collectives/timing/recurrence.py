@@ -18,6 +18,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import chains_s, pipelines_s, rings_s
+from perfmodel.collectives.timing.path_classes import EdgeClasses
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import places_of, prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks, CompletionTimes
@@ -36,11 +37,14 @@ class TimedPhases:
     rate_Bps : ndarray of float, shape (edges,)
         Payload rate of each edge while it sends.
     latency_s : ndarray of float, shape (edges,)
+    classes : EdgeClasses or None
+        Edges that may be alike in all this; None where none are sought.
     """
 
     phases: tuple[Phase, ...]
     rate_Bps: FloatArray
     latency_s: FloatArray
+    classes: EdgeClasses | None = None
 
 
 @dataclass
@@ -169,7 +173,9 @@ def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes |
         return None if times is None else CompletionTimes(times[0], np.array([times[1]]))
     if len(leg.phases) == 1 and first.first.any():
         chains = chains_s(first, leg.rate_Bps, leg.latency_s, credits) if is_long else None
-        times_of_edges = chains or pipelines_s(first, leg.rate_Bps, leg.latency_s, credits)
+        times_of_edges = chains or pipelines_s(
+            first, leg.rate_Bps, leg.latency_s, credits, leg.classes
+        )
         return None if times_of_edges is None else CompletionTimes(*times_of_edges)
     return None
 

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS, nic_path, path_type_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
@@ -99,18 +101,28 @@ def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tupl
     """Pack as many directed rings as the lanes carry; each takes one lane of each of its links.
 
     A cycle and its reverse use the two directions of the same links, so cycles are packed on
-    undirected lanes and each is run both ways.
+    undirected lanes and each is run both ways. The widest links come first; where a short search
+    in that order finds fewer than there may be, an integer program finds the most.
     """
+    most = _most_cycles(count, lanes)
+    cycles = _search_cycles(count, lanes, most)
+    if len(cycles) < most:
+        cycles = max(cycles, _solve_cycles(count, lanes), key=len)
+    return tuple(ring for cycle in cycles for ring in (cycle, (cycle[0], *cycle[:0:-1])))
+
+
+def _search_cycles(count: int, lanes: Mapping[tuple[int, int], int], most: int) -> list[Order]:
+    """Cycles that fit together, the first `most` that are met, or the best that are."""
     best: list[Order] = []
-    degree = sum(number for (src, _), number in lanes.items() if src == 0)
+    budget = _Budget(_STEPS)
 
     def pack(free: dict[tuple[int, int], int], chosen: list[Order]) -> bool:
         if len(chosen) > len(best):
             best[:] = chosen
-        if len(best) * 2 >= degree:
+        if len(best) >= most:
             return True
         floor = chosen[-1] if chosen else ()
-        for cycle in _paths(count, free, start=0, end=None, closed=True):
+        for cycle in _paths(count, free, start=0, end=None, closed=True, budget=budget):
             if cycle < floor or cycle[1] > cycle[-1]:  # each set of cycles once, each cycle one way
                 continue
             for src, dst in _links(cycle):
@@ -125,7 +137,66 @@ def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tupl
         return False
 
     pack(dict(lanes), [])
-    return tuple(ring for cycle in best for ring in (cycle, (cycle[0], *cycle[:0:-1])))
+    return best
+
+
+def _solve_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> list[Order]:
+    """The most cycles that fit together; none where there are too many to choose from."""
+    from scipy.optimize import Bounds, LinearConstraint, milp  # rarely needed
+
+    budget = _Budget(_STEPS * 4)
+    paths = _paths(count, lanes, start=0, end=None, closed=True, budget=budget)
+    cycles = [cycle for cycle in paths if cycle[1] <= cycle[-1]]
+    if not cycles or budget.left < 0:
+        return []
+    pairs = {pair: row for row, pair in enumerate(itertools.combinations(range(count), 2))}
+    crossed = np.zeros((len(pairs), len(cycles)))
+    for column, cycle in enumerate(cycles):
+        for src, dst in _links(cycle):
+            crossed[pairs[min(src, dst), max(src, dst)], column] += 1
+    room = np.array([lanes.get(pair, 0) for pair in pairs], dtype=float)
+    solution = milp(
+        -np.ones(len(cycles)),
+        constraints=LinearConstraint(crossed, ub=room),
+        integrality=np.ones(len(cycles), dtype=np.int64),
+        bounds=Bounds(0, np.inf),
+        options={"node_limit": _MOST_NODES},
+    )
+    if solution.x is None:
+        return []
+    times = np.rint(solution.x).astype(int).tolist()
+    return [cycle for cycle, number in zip(cycles, times, strict=True) for _ in range(number)]
+
+
+_MOST_CUTS = 10
+"""GPUs up to which all cuts of a mesh bound its cycles; beyond, the links of single GPUs do."""
+_MOST_NODES = 1000
+"""Nodes of the tree of one integer program: a bound that does not depend on a clock."""
+
+
+def _most_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> int:
+    """Cycles through all GPUs that no packing exceeds.
+
+    Each crosses any cut of the GPUs into two parts twice at least, over lanes of its own.
+    """
+    all_cuts, single = range(1, 1 << (count - 1)), [1 << gpu for gpu in range(count)]
+    crossing = (
+        sum(number for (a, b), number in lanes.items() if mask >> a & 1 and not mask >> b & 1)
+        for mask in (all_cuts if count <= _MOST_CUTS else single)
+    )
+    return min(crossing) // 2
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Steps that a search may still take."""
+
+    left: int
+
+
+_STEPS = 1 << 14
+"""Steps from GPU to GPU of one search, after which it takes the best that it has met, as NCCL's own
+does (NVIDIA/nccl 2.30.7 ``src/graph/search.cc``, NCCL_SEARCH_TIMEOUT)."""
 
 
 def relayed_cycles(
@@ -170,11 +241,20 @@ def _links(cycle: Order) -> Iterator[tuple[int, int]]:
 
 
 def _paths(
-    count: int, lanes: Mapping[tuple[int, int], int], *, start: int, end: int | None, closed: bool
+    count: int,
+    lanes: Mapping[tuple[int, int], int],
+    *,
+    start: int,
+    end: int | None,
+    closed: bool,
+    budget: _Budget,
 ) -> Iterator[Order]:
-    """Hamiltonian paths over links with lanes left, widest link first."""
+    """Hamiltonian paths over links with lanes left, widest link first, within a budget."""
 
     def extend(path: list[int]) -> Iterator[Order]:
+        budget.left -= 1
+        if budget.left < 0:
+            return
         if len(path) == count:
             if not closed or lanes.get((path[-1], start), 0) > 0:
                 yield tuple(path)
@@ -289,7 +369,8 @@ def _take_path(count: int, free: dict[tuple[int, int], int], first: int, last: i
     """A path from the first to the last GPU over free NVLink lanes, which it takes."""
     if count <= 2:
         return None
-    for path in _paths(count, free, start=first, end=last, closed=False):
+    budget = _Budget(_STEPS)
+    for path in _paths(count, free, start=first, end=last, closed=False, budget=budget):
         for src, dst in itertools.pairwise(path):
             free[src, dst] -= 1
         return path

@@ -135,6 +135,20 @@ NO_INTERVAL = "the spread of collectives on this machine has not been measured"
 """Why a size has no interval."""
 
 
+def limit(point: SizeResult) -> str:
+    """Say what a step would save without its bottleneck; nothing of compute and of events."""
+    relief = point.relief
+    if relief is None:
+        return ""
+    saved = percent_column(relief.saves_s / point.step_time_s)
+    alone = [each.saves_s for each in point.reliefs if len(each.parts) == 1]
+    text = f"Bottleneck: with {relief.what} a step would take {saved} less"
+    if len(relief.parts) > 1 and alone:
+        most = percent_column(max(0.0, *alone) / point.step_time_s)
+        return f"{text}; no part alone saves more than {most}."
+    return f"{text}."
+
+
 def interval(point: SizeResult) -> str:
     """Say how sure the step time is."""
     if point.interval_s is None:

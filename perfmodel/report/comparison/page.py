@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
+FILES = ("compare.html", "compare.csv", "compare.json")
+"""Files that `write_comparison` writes."""
+
+
 def write_comparison(comparison: Comparison, folder: Path) -> Path:
     """Write ``compare.html``, ``compare.csv`` and ``compare.json``.
 

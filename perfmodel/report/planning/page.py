@@ -44,6 +44,10 @@ UPGRADES = (
 PURCHASE = "What the cost is made of. FLOPs used: model FLOPs over the dense peak of all GPUs."
 
 
+FILES = ("plan.html", "plan.md", "plan.csv", "plan.json")
+"""Files that `write_plan` writes."""
+
+
 def write_plan(plan: PlanResult, folder: Path) -> Path:
     """Write ``plan.html``, ``plan.md``, ``plan.csv`` and ``plan.json``.
 

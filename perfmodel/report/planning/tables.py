@@ -55,7 +55,8 @@ def _option_row(plan: PlanResult, option: PlanOption, unit: Unit | None) -> list
     assert step is not None
     assert training is not None
     assert sums is not None
-    row = [option.candidate, f"{option.nodes:,}", f"{option.gpus:,}"]
+    name = option.candidate + (" (memory tight)" if step.tight else "")
+    row = [name, f"{option.nodes:,}", f"{option.gpus:,}"]
     row += [_in_time(plan, option)] if plan.deadline_s is not None else []
     row += ["yes" if option in plan.answers.pareto else ""] if plan.currency else []
     row += [_times(training, unit)] + ([_amounts(sums)] if plan.currency else [])

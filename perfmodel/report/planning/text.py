@@ -224,6 +224,8 @@ def _choices(plan: PlanResult) -> list[tuple[str, str]]:
 def _describe(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -> str:
     """The option, what it takes, and how sure it is to be in time."""
     phrase = f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
+    if option.step is not None and option.step.tight:
+        phrase += "; its memory is tight"
     met = deadline_met(option, plan.deadline_s)
     return phrase if met is None else f"{phrase}; {_IN_TIME[met]}{_probability(plan, option)}"
 

@@ -49,6 +49,7 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
             memory, f"{needs} total_bytes capacity_bytes advice low_bytes high_bytes reserve_bytes"
         ),
         "mode": point.mode,
+        "reliefs": [attributes(each, "what parts what_if saves_s") for each in point.reliefs],
     }
 
 

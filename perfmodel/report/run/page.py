@@ -36,6 +36,13 @@ from perfmodel.studies.run.result import BucketTime, Result, SizeResult
 _BUCKETS_LISTED = 400
 
 
+FILES = (
+    "report.html", "report.md", "result.json", "summary.csv", "sizes.csv", "buckets.csv",
+    "timeline.json",
+)  # fmt: skip
+"""Files that `write_report` may write, images aside."""
+
+
 def write_report(
     result: Result, folder: Path, *, grid: Grid | None = None, images: ImageFormat | None = None
 ) -> Path:
@@ -111,9 +118,9 @@ def _tiles(result: Result) -> Tiles:
     room = Tile(title, figure, f"{verdict}, {used} used")
     if not memory.fits or memory.tight:
         room = Tile(title, figure, f"{verdict}: {used}", "bad")
-    limit, below = main.bottleneck, "limits the communication"
+    limit, below = main.bottleneck, quantities.limit(main) or "costs more than anything else"
     if limit == "compute":
-        limit, below = "Compute", "the network is not what limits the step"
+        limit, below = "Compute", "nothing else would save more than 1 % of the step"
     return Tiles(
         [
             Tile("Throughput", speed, f"{quantities.samples(result)} per second"),

@@ -36,6 +36,7 @@ def result_lines(result: Result) -> list[Block]:
     lines = [quantities.memory(main.memory) + ".", *main.memory.advice]
     if not_fitting := [f"{p.gpus:,}" for p in result.points[:-1] if not p.memory.fits]:
         lines.append(f"Does not fit on {', '.join(not_fitting)} GPUs: those rows are hypothetical.")
+    lines += filter(None, [quantities.limit(main)])
     lines.append(f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.")
     return [
         Paragraph(quantities.headline(result), "headline"),
@@ -88,7 +89,7 @@ def run_markdown(result: Result) -> str:
                 tables.sizes_table(result),
                 Paragraph(" ".join(explained)),
             ),
-            section("Where the time of a step goes", "", _breakdown(result)),
+            section("Where the time of a step goes", quantities.limit(main), _breakdown(result)),
             section("Memory", "", *memory),
             section(
                 "What this rests on",

@@ -30,6 +30,10 @@ from perfmodel.studies.tune.model import TuneResult
 PREDICTED = "A prediction by simulation, not a measurement."
 
 
+FILES = ("tune.html", "tune.json", "curve.csv")
+"""Files that `write_tuned` writes."""
+
+
 def write_tuned(tuned: TuneResult, folder: Path) -> Path:
     """Write ``tune.html``, ``tune.json`` (as ``--json`` prints it) and ``curve.csv``.
 

@@ -26,6 +26,7 @@ class DdpStrategy(FileModel):
 
     kind: Literal["ddp"] = "ddp"
     one_node_only: ClassVar[bool] = False
+    overlaps: ClassVar[bool] = True
     bucket_cap: Bytes | None = None
     first_bucket: Bytes | None = None
     bucket_caps: Annotated[tuple[Bytes, ...], Field(min_length=1)] | None = Field(
@@ -52,6 +53,7 @@ class DataParallelStrategy(FileModel):
 
     kind: Literal["data_parallel"]
     one_node_only: ClassVar[bool] = True
+    overlaps: ClassVar[bool] = False
     accumulate: ClassVar[int] = 1
     hook: ClassVar[Hook] = "none"
 
@@ -65,4 +67,5 @@ StrategySection = Annotated[
     BeforeValidator(_ddp_unless_named),
 ]
 """The strategies by `kind`; DDP without one. Each class has a row of the same kind in
-`perfmodel.training.strategies`, and says `accumulate`, `hook` and `one_node_only`."""
+`perfmodel.training.strategies`, and says `accumulate`, `hook`, `one_node_only`, and whether its
+communication `overlaps` layers."""

@@ -59,12 +59,29 @@ class WhatIf(FileModel):
     node_bandwidth: SpeedFactor = Field(
         default=1.0, description="of all links inside nodes: NVLink, PCIe, host memory"
     )
+    nvlink_bandwidth: SpeedFactor = Field(
+        default=1.0, description="of NVLinks alone, beside `node_bandwidth`"
+    )
+    pcie_bandwidth: SpeedFactor = Field(
+        default=1.0, description="of PCIe links alone, beside `node_bandwidth`"
+    )
+    cpu_bandwidth: SpeedFactor = Field(
+        default=1.0,
+        description="of links between CPUs, and between a CPU and its GPUs (NVLink-C2C), alone",
+    )
+    memory_bandwidth: SpeedFactor = Field(
+        default=1.0, description="of the hosts' memories and of copies staged in them, alone"
+    )
     node_latency: TimeFactor = Field(
         default=1.0,
         description="what a step inside a node waits beyond its bytes: links and the library's own",
     )
     launch: TimeFactor = Field(
         default=1.0, description="what a collective costs that no link sees, such as its start"
+    )
+    library_rates: SpeedFactor = Field(
+        default=1.0,
+        description="what the library limits itself: rates of channels and connections, and sums",
     )
     communication: Switch = Field(default=True, description="false: collectives take no time")
     compute: SpeedFactor = Field(

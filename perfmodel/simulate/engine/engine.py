@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from contextlib import suppress
+from functools import partial
+from typing import Literal, TypeVar, get_args
 
 import simpy
 
@@ -18,21 +20,30 @@ from perfmodel.simulate.engine.background import (
 )
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
-from perfmodel.simulate.network import FreeNetwork, Network, schedule_last
+from perfmodel.simulate.network import (
+    FreeNetwork,
+    Network,
+    UnsuitedNetworkError,
+    schedule_last,
+)
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.step_plan import StepPlan
 
 __all__ = ["Fidelity", "Run", "simulate"]
 
 Fidelity = Literal["flow", "message"]
+T = TypeVar("T")
 READY = 2
 """Latencies of a send that waits for a ready message."""
 
-MOST_SOCKET_RANKS = 32
-"""Ranks up to which "flow" simulates every message of sockets too; above, it costs too much."""
+MOST_MESSAGES = 20_000
+"""Messages up to which "flow" simulates each of a collective on sockets (some tenths of a second):
+a short all-reduce among 5,000 alike ranks, 632 on alike hosts of 8, or 71 that all differ."""
+NEARLY_ALIKE = 0.1
+"""Part of a step by which latencies may differ where not every rank can be simulated."""
 
 
-def network_class(name: str) -> Callable[[simpy.Environment, UncontendedTimer], Network]:
+def network_class(name: str) -> Callable[..., Network]:
     """Class of the network "flow", "message", "sockets" or "free"; imported when it is used."""
     if name == "flow":
         from perfmodel.simulate.flow.network import FlowNetwork
@@ -50,25 +61,55 @@ def network_class(name: str) -> Callable[[simpy.Environment, UncontendedTimer], 
 
 
 def uses_sockets(machine: Machine, fidelity: str) -> bool:
-    """Whether a machine's collectives are simulated as messages on sockets.
+    """Whether a machine's collectives are messages on sockets, as far as they can be simulated.
 
     There a send waits for the receiver's ready message, as with Gloo (two latencies); MPI's eager
-    and rendezvous sends, of one latency and of three, are timed by the other networks.
+    and rendezvous sends, of one latency and of three, are timed by the other networks. So are
+    machines whose numbers were fitted with these.
     """
-    few = len(machine.topology.ranks) <= MOST_SOCKET_RANKS
     waits = all(
         protocol.latencies_per_step == READY for protocol in machine.library.protocols.values()
     )
-    simulated = fidelity == "message" or (fidelity == "flow" and few)
+    simulated = fidelity in get_args(Fidelity) and not machine.fitted
     return machine.library.in_order and waits and simulated
 
 
-def lone_network(
-    env: simpy.Environment, timer: UncontendedTimer, fidelity: Fidelity | Literal["free"]
-) -> Network:
-    """Return the network of a machine that does not change and has no background traffic."""
-    sockets = uses_sockets(timer.machine, fidelity)
-    return network_class("sockets" if sockets else fidelity)(env, timer)
+def has_shared_cores(machine: Machine) -> bool:
+    """Whether there are fewer cores than processes."""
+    cores = machine.topology.sockets.cores
+    return cores is not None and cores < len(machine.topology.ranks)
+
+
+def _socket_networks(machine: Machine, fidelity: str) -> list[Callable[..., Network]]:
+    """Sockets on which ranks stand for each other, first exactly; then those where none does."""
+    make = network_class("sockets")
+    if fidelity == "message":
+        return [partial(make, tolerance=None)]
+    if has_shared_cores(machine):  # for which every message waits; see limits.check_message_size
+        return [make]
+    limited = partial(make, most_messages=MOST_MESSAGES)
+    return [limited, partial(limited, tolerance=None), partial(limited, tolerance=NEARLY_ALIKE)]
+
+
+def on_network(
+    timer: UncontendedTimer,
+    fidelity: Fidelity | Literal["free"],
+    run: Callable[[Network], T],
+    *,
+    changes: bool = False,
+) -> T:
+    """Run something on the first network that can simulate it, from the start.
+
+    `changes`: whether the machine changes or there is background traffic, which sockets do not
+    have.
+    """
+    other = network_class(fidelity)
+    if uses_sockets(timer.machine, fidelity):
+        for make in () if changes else _socket_networks(timer.machine, fidelity):
+            with suppress(UnsuitedNetworkError):
+                return run(make(simpy.Environment(), timer))
+        other = partial(other, instead_of_sockets=True) if fidelity == "flow" else other
+    return run(other(simpy.Environment(), timer))
 
 
 def simulate(
@@ -112,33 +153,33 @@ def simulate(
     SimulationError
         The plan cannot finish: the message names the tasks that wait, or ranks without a route.
     """
-    env = simpy.Environment()
     timer = timer or UncontendedTimer(machine)
-    if changes or traffic:
-        network = network_class(fidelity)(env, timer)
-    else:
-        network = lone_network(env, timer, fidelity)
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
-    main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
-    others = [_start_background_job(env, network, job, usual) for job in background_jobs]
-    jobs = (main, *others)
-    schedule_changes(
-        env, network, changes, lambda: [name for job in jobs for name in job.in_progress.values()]
-    )
-    start_traffic(env, network, machine, changes, traffic)
-    if others or traffic:  # they never run out of events
-        for job in jobs:
-            _detect_deadlock(env, job)
-    _run(env, main)
-    return Run(
-        main.executions,
-        (*main.step_ends_s, *[0.0] * (steps - len(main.step_ends_s))),
-        network.counted,
-        tuple(main.arrivals),
-        {job.plan.name: job.completed_s for job in others},
-        network.notes,
-    )
+
+    def run(network: Network) -> Run:
+        env = network.env
+        main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
+        others = [_start_background_job(env, network, job, usual) for job in background_jobs]
+        jobs = (main, *others)
+        schedule_changes(
+            env, network, changes, lambda: [n for job in jobs for n in job.in_progress.values()]
+        )
+        start_traffic(env, network, machine, changes, traffic)
+        if others or traffic:  # they never run out of events
+            for job in jobs:
+                _detect_deadlock(env, job)
+        _run(env, main)
+        return Run(
+            main.executions,
+            (*main.step_ends_s, *[0.0] * (steps - len(main.step_ends_s))),
+            network.counted,
+            tuple(main.arrivals),
+            {job.plan.name: job.completed_s for job in others},
+            network.notes,
+        )
+
+    return on_network(timer, fidelity, run, changes=bool(changes or traffic))
 
 
 def _start_background_job(

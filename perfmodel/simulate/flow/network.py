@@ -52,6 +52,8 @@ Job = Collective | Flow
 class FlowNetwork(Network):
     """The network at fidelity "flow" (see the module and `Network`)."""
 
+    instead_of_sockets: bool = False
+    """Whether messages on sockets would be nearer to what the library does."""
     _uncounted: dict[int, tuple[LoweredCollective, int]] = field(default_factory=dict, init=False)
     _link_users: LinkUsers[Job] = field(default_factory=LinkUsers, init=False)
     _active: dict[Job, None] = field(default_factory=dict, init=False)
@@ -82,6 +84,8 @@ class FlowNetwork(Network):
             for legs in self._sent.values()
         )
         reasons = {*self._approximated, *alone}
+        if self.instead_of_sockets and self._sent:
+            reasons.add("sockets")
         return tuple(note for why, note in NOTES.items() if why in reasons)
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:

@@ -13,13 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, round_bits
 from perfmodel.training.step_plan import StepPlan
 
 Kind = Literal["normal", "lognormal", "gamma", "exponential"]
-
-KEPT_BITS = 40
-"""Significant bits of a factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class Jitter:
 
         Rounded to 40 bits: powers and logarithms differ in the last of 53 bits between processors.
         """
-        return _round_bits(self._draw(ranks, step, piece))
+        return round_bits(self._draw(ranks, step, piece))
 
     def _draw(self, ranks: int, step: int, piece: int) -> FloatArray:
         entropy = (self.seed, step, piece if self.per == "layer" else 0)
@@ -53,13 +50,6 @@ class Jitter:
         if self.kind == "gamma":
             return draw.gamma(1 / (cv * cv), cv * cv, ranks)
         return 1.0 - cv + draw.exponential(cv, ranks)
-
-
-def _round_bits(values: FloatArray) -> FloatArray:
-    """Round to `KEPT_BITS` significant bits, exactly the same on every processor."""
-    mantissa, exponent = np.frexp(values)
-    rounded: FloatArray = np.ldexp(np.rint(np.ldexp(mantissa, KEPT_BITS)), exponent - KEPT_BITS)
-    return rounded
 
 
 @dataclass(frozen=True, slots=True)

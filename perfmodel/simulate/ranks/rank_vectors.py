@@ -14,17 +14,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import simpy
 
 from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals
-from perfmodel.simulate.engine.engine import Fidelity, lone_network
+from perfmodel.simulate.engine.engine import Fidelity, on_network
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.network import LinkCounters, sum_counters, zero_counters
+from perfmodel.simulate.network import LinkCounters, Network, sum_counters, zero_counters
 from perfmodel.simulate.ranks.task_order import Node, execution_order, why_unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
@@ -86,11 +85,14 @@ class _CollectiveTimes:
     def __call__(self, work: Collective) -> tuple[float, LinkCounters]:
         """Return its duration in seconds, and its bytes on each arc."""
         if work not in self._cache:
-            env = simpy.Environment()
-            network = lone_network(env, self.timer, self.fidelity)
             groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
-            env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
-            self._cache[work] = (env.now, network.counted)
+
+            def run(network: Network) -> Network:
+                network.env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
+                return network
+
+            network = on_network(self.timer, self.fidelity, run)
+            self._cache[work] = (float(network.env.now), network.counted)
             self.notes |= {note.why: note for note in network.notes}
         return self._cache[work]
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, sending_s
+from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.path_classes import EdgeClasses
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import Stage
-from perfmodel.simulate.sharing.link_uses import UseOrder, busy_bytes, bytes_met, order_uses
+from perfmodel.simulate.sharing.link_patterns import UsePatterns, patterns_of, separate_uses
+from perfmodel.simulate.sharing.link_uses import busy_bytes, bytes_met
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
 StageKey = tuple[int, ...]
@@ -22,19 +25,57 @@ StageKey = tuple[int, ...]
 
 @dataclass
 class UseOrders:
-    """Uses of links in order, of sets of edges; found once for all sizes of a collective."""
+    """How links are used by sets of edges; found once for all sizes of a collective."""
 
-    _order: dict[tuple[int, int], tuple[Edges, IntArray, UseOrder]] = field(default_factory=dict)
+    _patterns: dict[tuple[int, ...], tuple[Edges, IntArray, FloatArray, UsePatterns]] = field(
+        default_factory=dict
+    )
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._patterns)
 
-    def of(self, edges: Edges, first: IntArray) -> UseOrder:
-        """Return the uses of edges that begin in the repeats `first`."""
-        key = id(edges), id(first)
-        if key not in self._order:
-            self._order[key] = edges, first, order_uses(edges, first)
-        return self._order[key][2]
+    def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
+        """Return how links of some capacity are used in a phase of a stage."""
+        key = id(stage.edges), id(phase.first), id(capacity_Bps), len(stage.phases)
+        if key not in self._patterns:
+            self._put(key, stage, phase, capacity_Bps, patterns_of(stage, phase, capacity_Bps))
+        patterns = self._patterns[key][3]
+        if not patterns.fits(phase):
+            patterns = separate_uses(stage.edges, phase.first)
+            self._put(key, stage, phase, capacity_Bps, patterns)
+        return patterns
+
+    def classes(self, stage: Stage) -> EdgeClasses | None:
+        """Return the classes of edges of a stage whose rates were asked for; None without any."""
+        if len(stage.phases) > 1:  # patterns of one phase are not those of another
+            return None
+        for key, (edges, first, _, patterns) in self._patterns.items():
+            is_own = edges is stage.edges and first is stage.phases[0].first
+            if is_own and key[-1] == 1:
+                return patterns.classes
+        return None
+
+    def _put(
+        self,
+        key: tuple[int, ...],
+        stage: Stage,
+        phase: Phase,
+        capacity_Bps: FloatArray,
+        patterns: UsePatterns,
+    ) -> None:
+        self._patterns[key] = stage.edges, phase.first, capacity_Bps, patterns
+
+
+@dataclass(frozen=True, slots=True)
+class _ClassRates:
+    """Rates of edges, those of a class once."""
+
+    rates: FloatArray
+    classes: EdgeClasses | None
+
+    def of_edges(self) -> FloatArray:
+        """Rate of each edge; shape (edges,)."""
+        return self.rates if self.classes is None else self.rates[self.classes.of]
 
 
 @dataclass
@@ -51,8 +92,8 @@ class StageRates:
 
     capacity_Bps: FloatArray
     _max_min: dict[int, tuple[Edges, FloatArray]] = field(default_factory=dict)
-    _duty_cycled: dict[StageKey, tuple[Stage, FloatArray]] = field(default_factory=dict)
-    _fill_and_drain: dict[StageKey, tuple[Stage, FloatArray]] = field(default_factory=dict)
+    _duty_cycled: dict[StageKey, tuple[Stage, _ClassRates]] = field(default_factory=dict)
+    _fill_and_drain: dict[StageKey, tuple[Stage, _ClassRates]] = field(default_factory=dict)
     _orders: UseOrders = field(default_factory=UseOrders)
 
     def of(self, stage: Stage) -> FloatArray:
@@ -60,11 +101,9 @@ class StageRates:
         if not is_steady(stage):
             key = _key(stage)
             if key not in self._duty_cycled:
-                self._duty_cycled[key] = (
-                    stage,
-                    duty_cycle_rates(self.capacity_Bps, stage, self._orders),
-                )
-            return np.minimum(stage.cap_Bps, self._duty_cycled[key][1])
+                rates = duty_cycle_rates(self.capacity_Bps, stage, self._orders)
+                self._duty_cycled[key] = stage, self._by_class(stage, rates)
+            return np.minimum(stage.cap_Bps, self._duty_cycled[key][1].of_edges())
         edges, unlimited = stage.edges, bool(np.isinf(stage.cap_Bps).all())
         if unlimited and id(edges) in self._max_min:
             return self._max_min[id(edges)][1]
@@ -73,15 +112,21 @@ class StageRates:
             self._max_min[id(edges)] = (edges, rates)
         return rates
 
+    def classes(self, stage: Stage) -> EdgeClasses | None:
+        """Return edges that are alike on their links, of a stage whose rates were asked for."""
+        return self._orders.classes(stage)
+
     def fill_and_drain(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge of a pipeline while it fills or drains; shape (edges,)."""
         key = _key(stage)
         if key not in self._fill_and_drain:
-            self._fill_and_drain[key] = (
-                stage,
-                fill_and_drain_rates(self.capacity_Bps, stage, self._orders),
-            )
-        return np.minimum(stage.cap_Bps, self._fill_and_drain[key][1])
+            rates = fill_and_drain_rates(self.capacity_Bps, stage, self._orders)
+            self._fill_and_drain[key] = stage, self._by_class(stage, rates)
+        return np.minimum(stage.cap_Bps, self._fill_and_drain[key][1].of_edges())
+
+    def _by_class(self, stage: Stage, rates: FloatArray) -> _ClassRates:
+        classes = self.classes(stage)
+        return _ClassRates(rates if classes is None else rates[classes.sample], classes)
 
 
 def _key(stage: Stage) -> StageKey:
@@ -111,23 +156,21 @@ def duty_cycle_rates(
     ndarray of float, shape (edges,)
         Wire bytes per second while an edge sends, whatever its own cap.
     """
-    edges, orders = stage.edges, UseOrders() if orders is None else orders
-    lengths = np.diff(edges.pointers)
-    met, own = np.zeros(len(edges.arcs)), np.zeros(len(edges))
+    orders = UseOrders() if orders is None else orders
+    met, own = np.zeros(1), np.zeros(1)
     unit = max((float(phase.nbytes.max(initial=0.0)) for phase in stage.phases), default=0.0) or 1.0
     for phase in stage.phases:
         nbytes = phase.nbytes / unit  # sums of equal ones are then exact
-        order = orders.of(edges, phase.first)
-        of_phase = np.repeat(phase.active * nbytes, lengths)
-        of_phase[order.uses] = bytes_met(order, phase, nbytes)
-        met += of_phase
-        own += nbytes * phase.active
-    overload = met / np.repeat(np.where(own > 0, own, np.inf), lengths)
-    shares = capacity_Bps[edges.arcs] / np.maximum(overload, 1.0)
-    least, crosses = np.full(len(edges), np.inf), lengths > 0
+        patterns = orders.of(stage, phase, capacity_Bps)
+        of_phase = phase.active * nbytes
+        met = met + patterns.over_links(of_phase, bytes_met(patterns.order, phase, nbytes))
+        own = own + of_phase[patterns.edges]
+    overload = met / np.repeat(np.where(own > 0, own, np.inf), patterns.lengths)
+    shares = capacity_Bps[patterns.arcs] / np.maximum(overload, 1.0)
+    least, crosses = np.full(len(patterns.edges), np.inf), patterns.lengths > 0
     if crosses.any():
-        least[crosses] = np.minimum.reduceat(shares, edges.pointers[:-1][crosses])
-    return least
+        least[crosses] = np.minimum.reduceat(shares, patterns.pointers[:-1][crosses])
+    return patterns.over_edges(least)
 
 
 def fill_and_drain_rates(
@@ -147,15 +190,13 @@ def fill_and_drain_rates(
     ndarray of float, shape (edges,)
         Wire bytes per second, whatever an edge's own cap.
     """
-    phase, edges = stage.phases[0], stage.edges
-    lengths = np.diff(edges.pointers)
-    order = (UseOrders() if orders is None else orders).of(edges, phase.first)
-    busy = np.repeat(phase.nbytes, lengths)
-    busy[order.uses] = busy_bytes(order, phase)
-    busy_s = sending_s(busy, capacity_Bps[edges.arcs])
-    longest_s, crosses = np.zeros(len(edges)), lengths > 0
+    phase, orders = stage.phases[0], UseOrders() if orders is None else orders
+    patterns = orders.of(stage, phase, capacity_Bps)
+    busy = patterns.over_links(phase.nbytes, busy_bytes(patterns.order, phase))
+    busy_s = sending_s(busy, capacity_Bps[patterns.arcs])
+    longest_s, crosses = np.zeros(len(patterns.edges)), patterns.lengths > 0
     if crosses.any():
-        longest_s[crosses] = np.maximum.reduceat(busy_s, edges.pointers[:-1][crosses])
-    unlimited = np.full(len(edges), np.inf)
-    np.divide(phase.nbytes, longest_s, out=unlimited, where=longest_s > 0)
-    return unlimited
+        longest_s[crosses] = np.maximum.reduceat(busy_s, patterns.pointers[:-1][crosses])
+    unlimited = np.full(len(patterns.edges), np.inf)
+    np.divide(phase.nbytes[patterns.edges], longest_s, out=unlimited, where=longest_s > 0)
+    return patterns.over_edges(unlimited)

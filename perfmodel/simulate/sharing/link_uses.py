@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
@@ -41,10 +42,16 @@ class UseOrder:
             begin = end
 
 
-def order_uses(edges: Edges, first: IntArray) -> UseOrder:
-    """Put the uses of shared links in order; `first`: repeat in which an edge begins."""
-    uses = np.flatnonzero(np.bincount(edges.arcs)[edges.arcs] > 1)
-    edge = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))[uses]
+def order_uses(edges: Edges, first: IntArray, counted: NDArray[np.bool_] | None = None) -> UseOrder:
+    """Put the uses of shared links in order.
+
+    `first`: repeat in which an edge begins. `counted`: which links count, if not all that several
+    edges share; shape (links,).
+    """
+    if counted is None:
+        counted = np.bincount(edges.arcs) > 1
+    uses = np.flatnonzero(counted[edges.arcs])
+    edge = np.searchsorted(edges.pointers, uses, side="right") - 1
     order = np.argsort(edges.arcs[uses] * _span(first) + first[edge], kind="stable")
     uses, edge = uses[order], edge[order]
     return UseOrder(uses, edge, edges.arcs[uses])

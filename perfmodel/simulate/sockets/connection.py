@@ -29,8 +29,8 @@ class Connection:
     latency_s: float
     queue_bytes: float
     """Most that the host's sockets put in its own queues at once, the device's included."""
-    own: int | None = None
-    """So many of the first links are the sender's host's, its device included; None: all."""
+    own: int
+    """So many of the first links are the sender's host's, its device included."""
     sent_s: float = field(default=0.0, init=False)
     """When all data have left the sender's host."""
     begun_s: float = field(default=0.0, init=False)
@@ -41,7 +41,6 @@ class Connection:
     """Rate of the slowest link."""
 
     def __post_init__(self) -> None:
-        self.own = len(self.links) if self.own is None else self.own
         self.rate_Bps = min((link.rate_Bps for link in self.links), default=float("inf"))
 
     def send(self, at_s: float, nbytes: float) -> float:
@@ -59,7 +58,7 @@ class Connection:
         at_s = max(at_s, self.sent_s)
         most = self.queue_bytes
         for number, link in enumerate(self.links):
-            if number == self.own:
+            if number >= self.own:
                 most = float("inf")
             ahead = min(link.waiting_bytes(at_s), most)
             most -= ahead

@@ -24,10 +24,32 @@ from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.network import Network, call_at, count_collective, schedule_last
+from perfmodel.library.model import Protocol
+from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote
+from perfmodel.simulate.network import (
+    Network,
+    UnsuitedNetworkError,
+    call_at,
+    collective_name,
+    count_collective,
+    schedule_last,
+)
+from perfmodel.simulate.sockets.alike_ranks import (
+    Folding,
+    Pair,
+    fold,
+    fold_pair,
+    messages_of,
+    own_links,
+)
 from perfmodel.simulate.sockets.connection import Connection, Cores
 from perfmodel.simulate.sockets.link import Link
-from perfmodel.simulate.sockets.rank_loops import RankLoops, RankRound, rank_rounds
+from perfmodel.simulate.sockets.rank_loops import (
+    RankLoops,
+    RankRound,
+    folded_rounds,
+    rank_rounds,
+)
 from perfmodel.topology.templates.spec import PORT_KINDS
 
 PIECE_BYTES = 65536
@@ -37,6 +59,10 @@ TURN_BYTES, MOST_PIECES = 16384, 16
 is a packet or some; one group is ahead of its fair share by a piece for each message in flight."""
 
 
+EXACTLY_ALIKE = 1e-9
+"""Relative difference of latencies that are the same but for rounding."""
+
+
 @dataclass(slots=True)
 class _Compiled:
     """A collective as rounds of ranks; by (sender, receiver) two connections and the latency."""
@@ -44,6 +70,7 @@ class _Compiled:
     lowered: LoweredCollective
     edges: tuple[bytes, ...]
     """Between which ranks it sends."""
+    ranks: int
     rounds: tuple[tuple[RankRound, ...], ...]
     pairs: dict[tuple[int, int], tuple[Connection, Connection, float]]
 
@@ -52,6 +79,14 @@ class _Compiled:
 class SocketNetwork(Network):
     """The network of Gloo's sockets (see the module and `Network`)."""
 
+    tolerance: float | None = EXACTLY_ALIKE
+    """How alike ranks are that stand for each other (see `alike_ranks.fold`); None: none does."""
+    most_messages: int | None = None
+    """Refuse collectives of more (see `messages_of`)."""
+    _folding: Folding | None = field(default=None, init=False)
+    """Of what is in progress."""
+    _nearly: bool = field(default=False, init=False)
+    """Whether ranks that are not exactly alike stood for each other."""
     _links: dict[int, Link] = field(default_factory=dict, init=False)
     _connections: dict[tuple[int, ...], Connection] = field(default_factory=dict, init=False)
     _compiled: dict[int, _Compiled] = field(default_factory=dict, init=False)
@@ -69,9 +104,34 @@ class SocketNetwork(Network):
         sockets = self.machine.topology.sockets
         self._cores = Cores(sockets.cores, sockets.core_speed)
 
+    @property
+    def notes(self) -> tuple[ApproximationNote, ...]:
+        """Where ranks that are only nearly alike stood for each other."""
+        return (NOTES["sockets"],) if self._nearly else ()
+
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
+        folding = None
+        if self.tolerance is not None and (self._folding or not self._in_progress):
+            folding = fold(self.machine, lowered, self.tolerance)
+            self._nearly |= folding is not None and self.tolerance > EXACTLY_ALIKE
+        self._check_suits(lowered, folding)
+        if folding is not self._folding:
+            self._refold(folding)
         count_collective(self._counted, lowered)
         return self._start(self._compile(lowered))
+
+    def _check_suits(self, lowered: LoweredCollective, folding: Folding | None) -> None:
+        """Refuse what is too much to simulate message by message."""
+        if self.most_messages is not None and messages_of(lowered, folding) > self.most_messages:
+            raise UnsuitedNetworkError(collective_name(lowered))
+
+    def _refold(self, folding: Folding | None) -> None:
+        """Fold otherwise: nothing is on its way, so that all links and connections are idle."""
+        if self._in_progress:
+            raise UnsuitedNetworkError("collectives that fold each in its own way")
+        self._folding = folding
+        for cache in (self._links, self._connections, self._compiled):
+            cache.clear()
 
     def occupy(self, work_s: float, ranks: int) -> None:
         """Keep one core of each of some ranks' processes busy for `work_s` from now on."""
@@ -95,7 +155,8 @@ class SocketNetwork(Network):
         done = self.env.event()
 
         def send_ready(receiver: int, sender: int, number: int) -> None:
-            _, backward, _ = compiled.pairs[sender, receiver]
+            pair = fold_pair(sender, receiver, compiled.ranks, len(compiled.rounds))
+            _, backward, _ = compiled.pairs[pair]
 
             def write_ready() -> None:
                 at_s = backward.send_ready(self._now_s)
@@ -123,7 +184,7 @@ class SocketNetwork(Network):
 
             self._when_free(self.machine.library.core_message, write)
 
-        loops = RankLoops(compiled.rounds, send_ready, send)
+        loops = RankLoops(compiled.rounds, compiled.ranks, send_ready, send)
         if loops.ended:
             return self.env.timeout(compiled.lowered.launch_s)
         self._in_progress[compiled.edges] += 1
@@ -246,29 +307,69 @@ class SocketNetwork(Network):
 
     def _compile(self, lowered: LoweredCollective) -> _Compiled:
         if id(lowered) not in self._compiled:
-            machine, schedule = self.machine, lowered.schedule
-            numbers = protocol_parameters(machine.library, schedule.collective, schedule.algorithm)
-            credits = numbers[lowered.protocol].credits
-            key = (
-                "turns", schedule.collective, schedule.algorithm, schedule.ranks, schedule.nbytes,
-                schedule.root, credits,
-            )  # fmt: skip
-            rounds = machine.cached(key, lambda: rank_rounds(schedule, credits))
             ends = [part for s in lowered.stages for part in (s.edges.src, s.edges.dst)]
-            edges = tuple(part.tobytes() for part in ends)
-            self._compiled[id(lowered)] = _Compiled(lowered, edges, rounds, self._pairs(lowered))
+            self._compiled[id(lowered)] = _Compiled(
+                lowered,
+                tuple(part.tobytes() for part in ends),
+                lowered.schedule.ranks + lowered.schedule.switches,
+                self._rounds(lowered),
+                self._pairs(lowered) if self._folding is None else self._folded_pairs(lowered),
+            )
         return self._compiled[id(lowered)]
+
+    def _rounds(self, lowered: LoweredCollective) -> tuple[tuple[RankRound, ...], ...]:
+        schedule, folding = lowered.schedule, self._folding
+        credits = self._protocol(lowered).credits
+        period = schedule.ranks if folding is None else folding.period
+        key = (
+            "turns", schedule.collective, schedule.algorithm, schedule.ranks, schedule.nbytes,
+            schedule.root, credits, period,
+        )  # fmt: skip
+        if folding is None:
+            return self.machine.cached(key, lambda: rank_rounds(schedule, credits))
+        phases = [phase for stage in lowered.stages for phase in stage.phases]
+        return self.machine.cached(key, lambda: folded_rounds(phases, folding, credits))
+
+    def _protocol(self, lowered: LoweredCollective) -> Protocol:
+        schedule = lowered.schedule
+        numbers = protocol_parameters(self.machine.library, schedule.collective, schedule.algorithm)
+        return numbers[lowered.protocol]
+
+    def _software_s(self, lowered: LoweredCollective, step_s: float, link_s: float) -> float:
+        """Return the library's own part of a step's latency."""
+        protocol = self._protocol(lowered)
+        halved = protocol.credits > lowered.credits  # see `step_latency_s`: two ranks in turn
+        step_s *= 2.0 if halved else 1.0
+        return max(0.0, step_s - protocol.latencies_per_step * link_s)
+
+    def _folded_pairs(
+        self, lowered: LoweredCollective
+    ) -> dict[Pair, tuple[Connection, Connection, float]]:
+        """By (sender, receiver) of those that stand for all: as `_pairs`."""
+        assert self._folding is not None
+        folding, stage = self._folding, lowered.stages[0]
+        pairs = {}
+        slowest_s = folding.likes(stage.latency_s).max(axis=0).tolist()
+        for (src, dst), step_s in zip(folding.pairs(stage.phases[0]), slowest_s, strict=True):
+            forward = self._folded_connection(src, dst)
+            backward = self._folded_connection(*folding.pair(dst, src))
+            software_s = self._software_s(lowered, step_s, forward.latency_s)
+            pairs[src, dst] = (forward, backward, software_s)
+        return pairs
+
+    def _folded_connection(self, src: int, dst: int) -> Connection:
+        assert self._folding is not None
+        route = self._folding.routes[src, dst]
+        if (src, dst) not in self._connections:
+            links = [self._link(arc) for arc in route.arcs]
+            queue = self.machine.library.device_queue
+            self._connections[src, dst] = Connection(links, route.latency_s, queue, route.own)
+        return self._connections[src, dst]
 
     def _pairs(
         self, lowered: LoweredCollective
-    ) -> dict[tuple[int, int], tuple[Connection, Connection, float]]:
+    ) -> dict[Pair, tuple[Connection, Connection, float]]:
         """By (sender, receiver): connections forward and backward, and the software's latency."""
-        machine = self.machine
-        numbers = protocol_parameters(
-            machine.library, lowered.schedule.collective, lowered.schedule.algorithm
-        )
-        protocol = numbers[lowered.protocol]
-        halved = protocol.credits > lowered.credits  # see `step_latency_s`: two ranks in turn
         pairs = {}
         for stage in lowered.stages:
             edges, phase = stage.edges, stage.phases[0]
@@ -280,8 +381,7 @@ class SocketNetwork(Network):
                 forward = self._connection(arcs, link_s)
                 ends = int(edges.src[at]), int(edges.dst[at])
                 backward = self._backward(*ends)
-                step_s = float(stage.latency_s[at]) * (2.0 if halved else 1.0)
-                software_s = max(0.0, step_s - protocol.latencies_per_step * link_s)
+                software_s = self._software_s(lowered, float(stage.latency_s[at]), link_s)
                 pairs[src, dst] = (forward, backward, software_s)
         return pairs
 
@@ -300,14 +400,10 @@ class SocketNetwork(Network):
         if arcs not in self._connections:
             machine = self.machine
             links = [self._link(arc) for arc in arcs]
+            own = own_links(machine.topology, arcs)
             queue = machine.library.device_queue
-            self._connections[arcs] = Connection(links, link_s, queue, self._own_links(arcs))
+            self._connections[arcs] = Connection(links, link_s, queue, own)
         return self._connections[arcs]
-
-    def _own_links(self, arcs: tuple[int, ...]) -> int | None:
-        """Return how many of the links of a route lead out of its host; None: it does not."""
-        between = (at for at, arc in enumerate(arcs, start=1) if self._is_between_hosts(arc))
-        return next(between, None)
 
     def _is_between_hosts(self, arc: int) -> bool:
         return self.machine.topology.arcs.kinds[arc] in PORT_KINDS

@@ -10,12 +10,13 @@ Source: Gloo, ``gloo/allreduce.cc`` and ``gloo/transport/tcp/pair.cc``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.collectives.schedule import Round, Schedule
+from perfmodel.collectives.schedule import Phase, Round, Schedule
+from perfmodel.simulate.sockets.alike_ranks import Folding, fold_pair
 
 
 @dataclass(slots=True)
@@ -54,6 +55,32 @@ def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...]
     return tuple(tuple(own) for own in rounds)
 
 
+def folded_rounds(
+    phases: Sequence[Phase], folding: Folding, credits: int
+) -> tuple[tuple[RankRound, ...], ...]:
+    """Return the rounds of the ranks that stand for all, each message as long as its likes'."""
+    rounds: list[list[RankRound]] = [[] for _ in range(folding.period)]
+    number = 0
+    for phase in phases:
+        pairs = folding.pairs(phase)
+        sends: list[list[tuple[int, float]]] = [[] for _ in rounds]
+        receives: list[list[int]] = [[] for _ in rounds]
+        mean = folding.likes(phase.nbytes).mean(axis=0).tolist()
+        for (src, dst), nbytes in zip(pairs, mean, strict=True):
+            sends[src].append((dst, nbytes))
+            rank = dst % folding.period
+            receives[rank].append((src - (dst - rank)) % folding.ranks)
+        for repeat in range(phase.repeat):
+            ahead = credits if phase.lag > 1 else 1
+            for rank, mine in enumerate(rounds):
+                before = len(mine)
+                drained = phase.drained and repeat == 0
+                needs = before if drained else max(0, before + 1 - ahead)
+                mine.append(RankRound(number, needs, sends[rank], receives[rank]))
+            number += 1
+    return tuple(tuple(own) for own in rounds)
+
+
 def _rounds(schedule: Schedule, credits: int) -> Iterator[tuple[Round, int, bool]]:
     """Rounds, how many may be in progress, and whether all earlier ones must be over."""
     rounds = schedule.rounds()
@@ -85,7 +112,9 @@ class RankLoops:
     """The loops of one collective in progress."""
 
     rounds: tuple[tuple[RankRound, ...], ...]
-    """By rank."""
+    """By rank; of the first ranks, where they stand for all."""
+    ranks: int
+    """All of them."""
     send_ready: SendReady
     send: Send
     """`send_ready` and `send`: send a ready message (receiver, sender, round) or data (sender,
@@ -117,6 +146,7 @@ class RankLoops:
 
     def _match(self, sender: int, receiver: int, number: int, nbytes: float) -> None:
         """Send once both sides have posted: bytes from the sender, -1 from the receiver."""
+        sender, receiver = fold_pair(sender, receiver, self.ranks, len(self.rounds))
         other = self._posted.pop((sender, receiver, number), None)
         if other is None:
             self._posted[sender, receiver, number] = nbytes
@@ -126,6 +156,7 @@ class RankLoops:
 
     def count_message(self, rank: int, number: int) -> None:
         """Count one more message of a round as sent or received."""
+        rank %= len(self.rounds)
         messages_left = self._messages_left[rank]
         messages_left[self._index_of[rank][number]] -= 1
         over = self._over[rank]

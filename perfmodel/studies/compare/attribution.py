@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.scenario import Scenario, change_scenario, scenario_digest
 from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.studies.compare.model import Side, WhatIfResult, same_batch, same_samples
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.sweep import Variant, run_sweep
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 NO_LATENCY: Mapping[str, Any] = {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}
 """A message takes only the time of its bytes."""
 
+SILENT: Mapping[str, Any] = {"communication": False}
+
 LEAST_DIFFERENCE = 1e-6
 """Share of a step below which the difference of two steps is rounding and has no parts."""
 
@@ -23,18 +26,9 @@ LEAST_DIFFERENCE = 1e-6
 def list_what_ifs(sides: Sequence[Side]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """List what-ifs that change some side: a description and the fields of ``what_if``."""
     points = [side.point for side in sides]
-    fast: Mapping[str, Any] = {}
-    if any(point.nodes > 1 for point in points):
-        fast, description = {"network_bandwidth": "infinite"}, "an infinitely fast network"
-    elif any(point.gpus > 1 for point in points):
-        fast = {"node_bandwidth": "infinite"}
-        description = "infinitely fast links between the GPUs"
-    if fast:
-        yield description, fast
-        yield "no latency", NO_LATENCY
-        yield "both", {**fast, **NO_LATENCY}
     if any(point.gpus > 1 for point in points):
-        yield "no communication at all", {"communication": False}
+        yield from _list_fast_links(points)
+        yield "no communication at all", SILENT
     yield "compute twice as fast", {"compute": 2.0}
     events = [event.kind for side in sides for event in side.scenario.events]
     if "jitter" in events:
@@ -43,6 +37,28 @@ def list_what_ifs(sides: Sequence[Side]) -> Iterator[tuple[str, Mapping[str, Any
         yield "no events", {"events": False}
     if any(side.scenario.jobs for side in sides):
         yield "no other jobs", {"jobs": False}
+
+
+def _list_fast_links(points: Sequence[SizeResult]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """List what-ifs of links and latency, and what relieves the bottleneck of each size."""
+    inside: Mapping[str, Any] = {"node_bandwidth": "infinite"}
+    links: dict[str, Mapping[str, Any]] = {"infinitely fast links between the GPUs": inside}
+    every = inside
+    if any(point.nodes > 1 for point in points):
+        network = {"network_bandwidth": "infinite"}
+        every = {**network, **inside}
+        links = {
+            "an infinitely fast network, hosts as they are": network,
+            "infinitely fast links inside the hosts": inside,
+            "infinitely fast links everywhere": every,
+        }
+    reliefs = [point.relief for point in points if point.relief is not None]
+    for relief in reliefs:
+        if relief.what_if and relief.what_if not in (*links.values(), NO_LATENCY, SILENT):
+            links[relief.what] = dict(relief.what_if)
+    yield from links.items()
+    yield "no latency", NO_LATENCY
+    yield "infinitely fast links and no latency", {**every, **NO_LATENCY}
 
 
 def attribute_step(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from perfmodel.scenario import CandidateSection, PlanSection, PowerSection, Scenario
 from perfmodel.studies.plan.candidates import Hardware
 from perfmodel.studies.plan.model import PlanOption
+from perfmodel.studies.run.steps.routing_cost import MUCH
 from perfmodel.topology.templates.gpus import gpu_sources
 
 HardwareByName = Mapping[str, Hardware | str]
@@ -40,9 +41,44 @@ def cautions(scenario: Scenario, options: Sequence[PlanOption]) -> tuple[str, ..
     plan = scenario.plan
     return (
         *_describe_samples(plan, options),
+        *_warn_of_tight_memory(options),
+        *_warn_of_hashed_flows(options),
         *_warn_of_unlike_energies(plan),
         *_warn_of_free_energy(plan),
     )
+
+
+def _warn_of_tight_memory(options: Sequence[PlanOption]) -> Iterator[str]:
+    """Warn of options that fit, but not surely, and so answer no question."""
+    tight = [o for o in options if o.status == "ok" and o.step is not None and o.step.tight]
+    if not tight:
+        return
+    others = any(o.status == "ok" and o not in tight for o in options)
+    chosen = "so no answer names it" if others else "and nothing else fits"
+    for name, nodes in _sizes(tight):
+        yield (
+            f"{name}, {nodes}: memory is tight, CUDA, NCCL and the allocator may not fit beside "
+            f"the training state; {chosen}. Try one step on such a machine before you buy."
+        )
+
+
+def _warn_of_hashed_flows(options: Sequence[PlanOption]) -> Iterator[str]:
+    """Warn of fabrics whose static hash makes all-reduces much slower."""
+    slow = [o for o in options if o.step is not None and o.step.routing_cost > MUCH]
+    for name, nodes in _sizes(slow):
+        worst = max(o.step.routing_cost for o in slow if o.step and o.candidate == name)
+        yield (
+            f"{name}, {nodes}: the fabric sends each flow one way by a static hash (ECMP), and "
+            f"flows collide: the largest all-reduce takes up to {worst:.2g} times as long as if "
+            "every flow were spread over all its ways (`fabric: {routing: adaptive}`)."
+        )
+
+
+def _sizes(options: Sequence[PlanOption]) -> Iterator[tuple[str, str]]:
+    """Candidates of some options, and their numbers of nodes as words."""
+    for name in dict.fromkeys(option.candidate for option in options):
+        nodes = [f"{option.nodes:,}" for option in options if option.candidate == name]
+        yield name, f"{', '.join(nodes)} node{'' if nodes == ['1'] else 's'}"
 
 
 def _warn_of_free_energy(plan: PlanSection) -> Iterator[str]:

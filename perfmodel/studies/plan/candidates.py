@@ -257,6 +257,8 @@ def _step(answer: Answer) -> Step | None:
         bottleneck=answer.bottleneck or "",
         memory_bytes=answer.memory_bytes or 0.0,
         fits=bool(answer.fits),
+        tight=bool(answer.tight),
+        routing_cost=answer.routing_cost or 1.0,
     )
 
 

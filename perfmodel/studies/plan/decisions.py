@@ -115,6 +115,16 @@ def smallest_by_deadline(options: Iterable[PlanOption]) -> tuple[PlanOption, ...
     return tuple(rungs)
 
 
+def sure_fits(options: Sequence[PlanOption]) -> list[PlanOption]:
+    """Return the options that may be answers: those of which it is sure that they fit memory.
+
+    What is tight may run out of memory at the first step: it is bought only where nothing else
+    fits.
+    """
+    sure = [option for option in options if option.step is not None and not option.step.tight]
+    return sure or list(options)
+
+
 def choose_answers(
     options: Sequence[PlanOption], deadline_s: float | None, budget: float | None
 ) -> Answers:

@@ -18,9 +18,10 @@ from perfmodel.studies.run.steps.output_analysis import Z80
 CSV_COLUMNS = (
     "candidate", "node", "fabric", "nodes", "gpus", "status", "reason", "pareto", "in_time",
     "probability_in_time", "in_budget", "step_time_s", "step_low_s", "step_high_s",
-    "samples_per_s", "global_batch", "efficiency", "mfu",
-    "exposed_comm_s", "bottleneck", "memory_bytes", "fits", "samples", "steps",
-    "work_s", "wall_s", "wall_low_s", "wall_high_s", "goodput", "mtbf_s", "checkpoint_every_s",
+    "samples_per_s", "global_batch",
+    "efficiency", "mfu", "exposed_comm_s", "bottleneck", "memory_bytes", "fits", "tight",
+    "routing_cost", "samples", "steps", "work_s", "wall_s", "wall_low_s", "wall_high_s", "goodput",
+    "mtbf_s", "checkpoint_every_s",
     "checkpoint_steps", "checkpoint_write_s", "simulated_mean_s", "simulated_low_s",
     "simulated_high_s", "cost", "cost_low", "cost_high", "cost_machines", "cost_energy",
     "cost_per_step", "outlay", "energy_kWh", "power_W", "currency",

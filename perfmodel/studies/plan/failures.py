@@ -17,7 +17,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, round_bits
 
 HOPELESS = 100.0
 """Wall time over work beyond which a training counts as never finishing."""
@@ -144,7 +144,7 @@ def simulate_walls(
     failures = np.zeros(runs, dtype=np.int64)
     going, restart_s = np.arange(runs), 0.0
     while going.size:
-        lasts_s = draws.exponential(upkeep.mtbf_s, runs)[going]
+        lasts_s = round_bits(draws.exponential(upkeep.mtbf_s, runs))[going]
         left_s = work_s - saved_s[going]
         pieces = np.maximum(1, np.ceil(left_s / upkeep.interval_s - 1e-9))
         needed_s = restart_s + left_s + pieces * upkeep.write_s
@@ -182,6 +182,7 @@ def widen_by_luck(walls_s: FloatArray, low: float, high: float) -> tuple[float, 
     normal = NormalDist()
     end = normal.inv_cdf(INSIDE[1] / 100)
     sigmas = np.array([normal.inv_cdf((at + 0.5) / count) / end for at in range(count)])
-    factors = np.exp(np.where(sigmas < 0, -math.log(low), math.log(high)) * sigmas)
+    logs = np.where(sigmas < 0, -math.log(low), math.log(high)) * sigmas
+    factors = round_bits(np.exp(logs))
     low_s, high_s = np.percentile(walls_s * factors, INSIDE, method="hazen")
     return float(low_s), float(high_s)

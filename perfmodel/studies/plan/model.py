@@ -20,6 +20,8 @@ class Step:
 
     `efficiency` is throughput per GPU over that of the base that the plan names; `mfu` is model
     FLOPs utilisation: three times the forward products of the batch over the dense peak.
+    `tight`: it fits, but not with what CUDA, NCCL and the allocator take beside it.
+    `routing_cost`: times as long as the largest all-reduce takes without collisions in the fabric.
     """
 
     step_time_s: float
@@ -32,6 +34,8 @@ class Step:
     fits: bool
     efficiency: float | None = None
     mfu: float | None = None
+    tight: bool = False
+    routing_cost: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,12 @@ from perfmodel.studies.plan.candidates import (
     sample_at_peak_s,
 )
 from perfmodel.studies.plan.cost import compute_cost, compute_rates
-from perfmodel.studies.plan.decisions import choose_answers, compare_upgrade, rank_upgrades
+from perfmodel.studies.plan.decisions import (
+    choose_answers,
+    compare_upgrade,
+    rank_upgrades,
+    sure_fits,
+)
 from perfmodel.studies.plan.model import (
     PlanOption,
     PlanResult,
@@ -128,7 +133,7 @@ def _assemble_result(
         budget=budget,
         efficiency_base=_describe_base(scenario),
         options=tuple(options),
-        answers=choose_answers(usable, section.deadline, budget),
+        answers=choose_answers(sure_fits(usable), section.deadline, budget),
         outcomes=_compare_upgrades(shared, predictions, options),
         cautions=cautions(scenario, options),
         assumptions=assumptions(scenario, options, shared.hardware),

@@ -6,6 +6,7 @@ nccl-tests repeats a collective many times without waiting in between, and divid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -24,10 +25,17 @@ from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.simulate.engine.engine import Fidelity, lone_network, network_class
+from perfmodel.simulate.engine.engine import (
+    Fidelity,
+    has_shared_cores,
+    network_class,
+    on_network,
+    uses_sockets,
+)
 from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
 from perfmodel.studies.run.resolve.limits import check_message_size
+from perfmodel.studies.run.steps.routing_cost import describe_routing, hash_cost
 from perfmodel.topology.model import Topology
 
 
@@ -126,14 +134,16 @@ def collective_rows(
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=named):
         drawn = [apply(p, nominal, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
     timer, alternatives = UncontendedTimer(machine), [UncontendedTimer(other) for other in drawn]
+    pairs = [(op, nbytes) for nbytes in all_sizes]
     if fidelity == "message":
-        pairs = [(op, nbytes) for nbytes in all_sizes]
         check_message_size(machine, pairs, algorithm=named)
-    # A profile's numbers, and schedules of our own, were fitted and measured by the other networks.
-    network = lone_network if named is None and profile is None else _plain_network
+    elif has_shared_cores(machine) and uses_sockets(machine, fidelity):
+        check_message_size(machine, pairs, "nodes", algorithm=named, by_cores=True)
+    # Schedules of our own are not Gloo's loops.
+    network = on_network if named is None else _on_plain_network
     rows = []
     for done, nbytes in enumerate(all_sizes):
-        row = _time_row(network(simpy.Environment(), timer, fidelity), op, nbytes, named)
+        row = network(timer, fidelity, partial(_time_row, op=op, nbytes=nbytes, algorithm=named))
         spread = _time_interval(alternatives, op, nbytes, named, row)
         if profile is None and named is None and library == "nccl" and size > 1:
             spread = list(datasheet_interval_s(topology, op, nbytes, row["time_s"]))
@@ -141,6 +151,25 @@ def collective_rows(
         if progress is not None:
             progress(done + 1, len(all_sizes))
     return rows
+
+
+def routing_notes(
+    topology: Topology,
+    *,
+    op: str,
+    nbytes: int,
+    algorithm: str = "auto",
+    library: str = "nccl",
+    settings: LibrarySettings | None = None,
+) -> tuple[str, ...]:
+    """Name the routing of the fabric where its static hash makes a collective much slower."""
+    ranks = range(len(topology.ranks))
+    if topology.hosts < 2 or len(ranks) < 2:
+        return ()
+    timer = UncontendedTimer(make_machine(topology, load_library(library), settings=settings))
+    named = None if algorithm == "auto" else algorithm.replace("-", "_")
+    lowered = timer.best(op, nbytes, ranks, 0, named)[0]
+    return describe_routing(hash_cost(timer, lowered), nbytes, op)
 
 
 def _check_arguments(sizes: Iterable[int], fidelity: str) -> None:
@@ -157,8 +186,10 @@ def _check_arguments(sizes: Iterable[int], fidelity: str) -> None:
         raise InputError(faults)
 
 
-def _plain_network(env: simpy.Environment, timer: UncontendedTimer, fidelity: Fidelity) -> Network:
-    return network_class(fidelity)(env, timer)
+def _on_plain_network(
+    timer: UncontendedTimer, fidelity: Fidelity, run: Callable[[Network], dict[str, Any]]
+) -> dict[str, Any]:
+    return run(network_class(fidelity)(simpy.Environment(), timer))
 
 
 def _time_row(network: Network, op: str, nbytes: int, algorithm: str | None) -> dict[str, Any]:

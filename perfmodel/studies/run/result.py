@@ -192,6 +192,21 @@ class Uncertainty:
 
 
 @dataclass(frozen=True, slots=True)
+class Relief:
+    """What a step saves where parts of the machine were no limit; seconds.
+
+    `what`: what would have to be so, in words ("infinitely fast network and PCIe").
+    `parts`: names of these parts.
+    `what_if`: the fields of ``what_if`` that make it so; none for the host's launches.
+    """
+
+    what: str
+    parts: tuple[str, ...]
+    what_if: Mapping[str, str | float | bool]
+    saves_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SizeResult:
     """A training step at one cluster size. Times in seconds, of one step in steady state.
 
@@ -205,7 +220,8 @@ class SizeResult:
         "idle".
     `samples_per_s`: over all GPUs.
     `scaling_efficiency`: throughput over that of `efficiency_base` GPUs scaled up linearly.
-    `bottleneck`: a link by name, the host, an event, or "compute".
+    `bottleneck`: what saves most of the step where it is no limit: links by name, latency, the
+        host or an event; "compute" where nothing but compute saves more than 1 %.
     `interval_s`: 80 % interval of `step_time_s`; None where none is known.
     `uncertainties`: what it is made of; None where it is.
     `scaling_efficiency_interval`: 80 %; errors that both sizes share cancel in it as far as they
@@ -213,6 +229,7 @@ class SizeResult:
     `mode`: fidelity, and how ranks were simulated ("flow, 1 rank class").
     `disturbance`: cost of events and other jobs; None where there are none.
     `notes`: approximations of the simulation, with their size.
+    `reliefs`: what a step saves without each of the limits that were tried, the largest first.
     """
 
     gpus: int
@@ -238,6 +255,14 @@ class SizeResult:
     uncertainties: tuple[Uncertainty, ...] | None = None
     scaling_efficiency_interval: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
+    reliefs: tuple[Relief, ...] = ()
+
+    @property
+    def relief(self) -> Relief | None:
+        """What the bottleneck costs; None where it is compute or an event."""
+        events = () if self.disturbance is None else self.disturbance.events
+        is_event = any(event.what == self.bottleneck for event in events)
+        return None if is_event or self.bottleneck == "compute" else next(iter(self.reliefs), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +287,9 @@ class Result:
         Sources of the numbers.
     provenance : mapping of str to str
         Digests, version, seed, fidelity.
+    routing_cost : float
+        How many times as long the largest bucket's all-reduce takes as without collisions of flows
+        in the fabric.
     """
 
     scenario: str
@@ -277,6 +305,7 @@ class Result:
     assumptions: tuple[str, ...]
     sources: Mapping[str, str]
     provenance: Mapping[str, str]
+    routing_cost: float = 1.0
 
     @property
     def main(self) -> SizeResult:

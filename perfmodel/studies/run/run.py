@@ -15,7 +15,7 @@ from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
-from perfmodel.studies.run.steps.routing_cost import describe_routing
+from perfmodel.studies.run.steps.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology
@@ -74,7 +74,8 @@ def _assemble_result(
 ) -> Result:
     scenario, profile = inputs.scenario, inputs.profile
     job, machine, topology = largest.job, largest.ensemble.likely, largest.ensemble.likely.topology
-    base = points[0]
+    base, hashed = points[0], routing_cost(largest, points[-1])
+    largest_bytes = max((bucket.nbytes for bucket in points[-1].buckets), default=0)
     return Result(
         scenario=scenario.name,
         question=scenario.question,
@@ -86,11 +87,12 @@ def _assemble_result(
         efficiency_base=base.gpus,
         samples=job.workload.sample,
         topology=topology,
+        routing_cost=hashed,
         assumptions=(
             *_list_assumptions(job, machine),
             *sizes_left_out(scenario, largest.size),
             *points[-1].notes,
-            *describe_routing(inputs, largest, points[-1]),
+            *describe_routing(hashed, largest_bytes),
             *_describe_interval(job, profile, points[-1]),
             *_describe_disturbances(points[-1], job),
         ),

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
-from perfmodel.files import USER_FOLDER, data_folder, find_file
+from perfmodel.files import data_folder, find_file
 from perfmodel.files.find import is_shipped
 from perfmodel.scenario import Scenario
 from perfmodel.studies.sweep.variants import Variant
+from perfmodel.topology.templates.gpus import user_tables
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _digest_files(scenario: Scenario, digests: dict[Path, str] | None) -> Mappin
     """Return the digest of every user's file that the scenario names, by field."""
     digests = {} if digests is None else digests
     contents = {}
-    for field, path in _list_files(scenario):
+    for field, path in list_files(scenario):
         if not path.is_file():
             continue
         if path not in digests:
@@ -78,7 +79,8 @@ def _digest_files(scenario: Scenario, digests: dict[Path, str] | None) -> Mappin
     return contents
 
 
-def _list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
+def list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
+    """List the files that a scenario names, or that its machine may come from, by field."""
     origin, cluster = scenario.origin, scenario.cluster
     for field, name, kind in (
         ("cluster.node", cluster.node, "topologies"),
@@ -93,8 +95,8 @@ def _list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
                 "cluster.fabric", origin.beside("cluster.fabric", kind), "topologies"
             )
         yield "cluster.fabric.kind", Path("topologies") / "fabrics" / f"{kind}.yaml"
-    for folder in (USER_FOLDER.expanduser() / "topologies", Path("topologies")):
-        yield f"gpus of {folder}", folder / "gpus.yaml"
+    for path in user_tables():
+        yield f"gpus of {path.parent}/{path.name}", path
     models = [("model", scenario.model)]
     models += [(f"jobs.{at}.model", job.model) for at, job in enumerate(scenario.jobs)]
     for field, model in models:

@@ -9,14 +9,14 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.files import attributes
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.result import Result
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
 FIGURES = (
     "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
-    "gpus", "bottleneck", "memory_bytes", "fits",
+    "gpus", "bottleneck", "memory_bytes", "fits", "tight", "routing_cost",
 )  # fmt: skip
 """Columns of an answered variant."""
 
@@ -38,6 +38,10 @@ class Answer:
     memory_bytes : float or None
         On the fullest GPU.
     fits : bool or None
+    tight : bool or None
+        Whether it fits, but not with what CUDA, NCCL and the allocator take beside it.
+    routing_cost : float or None
+        How many times as long the largest all-reduce takes as without collisions in the fabric.
     """
 
     status: Literal["ok", "failed"]
@@ -53,6 +57,8 @@ class Answer:
     bottleneck: str | None = None
     memory_bytes: float | None = None
     fits: bool | None = None
+    tight: bool | None = None
+    routing_cost: float | None = None
 
     @property
     def as_row(self) -> dict[str, Any]:
@@ -75,14 +81,15 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
         Measured numbers instead of datasheets'.
     """
     try:
-        return _from_size(run_scenario(scenario, profile=profile, with_first=False).main)
+        return _from_result(run_scenario(scenario, profile=profile, with_first=False))
     except PerfmodelError as error:
         return Answer("failed", str(error))
     except Exception as error:  # noqa: BLE001  (one variant must not stop the others)
         return Answer("failed", f"{type(error).__name__}: {error}")
 
 
-def _from_size(point: SizeResult) -> Answer:
+def _from_result(result: Result) -> Answer:
+    point = result.main
     low_s, high_s = point.interval_s or (None, None)
     return Answer(
         "ok",
@@ -90,6 +97,8 @@ def _from_size(point: SizeResult) -> Answer:
         high_s=high_s,
         memory_bytes=point.memory.total_bytes,
         fits=point.memory.fits,
+        tight=point.memory.tight,
+        routing_cost=result.routing_cost,
         **attributes(
             point, "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
         ),

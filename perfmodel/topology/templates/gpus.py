@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -11,11 +12,13 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate_document
+from perfmodel.files.bounds import LARGEST_YAML_BYTES
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.spec import GpuSpec, GpuTable, is_unknown_key, resolve_source
 
 _UNSOURCED = {"generation", "sources"}
 _OPTIONAL = {"power"}
+_KIND = re.compile(rb"^kind:[ \t]*[\"']?gpus\b", re.MULTILINE)
 
 
 def load_gpu(name: str) -> Gpu:
@@ -40,25 +43,47 @@ def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
     sections = _current_sections()
     if name not in sections:
         raise InputError(Fault("gpu", repr(name), allowed_names(sections, name)))
-    path = sections[name]
+    *others, path = sections[name]
+    if others:
+        raise InputError(Fault(f"gpus.{name}", f"the same name in {others[0].name}",
+                               "in one of these files only", str(path)))  # fmt: skip
     return _read_entry(path, path.stat().st_mtime_ns, name)
 
 
-def _current_sections() -> Mapping[str, Path]:
+def _current_sections() -> Mapping[str, tuple[Path, ...]]:
     """File of each GPU: the shipped table, then the user's own, whose entries win.
+
+    Several where tables of one folder have the same name.
 
     Entries are read where a machine has the GPU, so that a fault in another stops nobody.
     """
-    folders = (
-        data_folder("topologies"),
-        USER_FOLDER.expanduser() / "topologies",
-        Path("topologies"),
-    )
-    sections: dict[str, Path] = {}
-    for path in dict.fromkeys((folder / "gpus.yaml").resolve() for folder in folders):
-        if path.is_file():
-            sections |= dict.fromkeys(_read_names(path, path.stat().st_mtime_ns), path)
+    sections: dict[str, tuple[Path, ...]] = {}
+    for path in (data_folder("topologies") / "gpus.yaml", *user_tables()):
+        for name in _read_names(path, path.stat().st_mtime_ns):
+            others = [other for other in sections.get(name, ()) if other.parent == path.parent]
+            sections[name] = (*others, path)
     return sections
+
+
+def user_tables() -> tuple[Path, ...]:
+    """A user's tables: ``gpus.yaml``, and every other file of its folder with ``kind: gpus``."""
+    shipped = data_folder("topologies").resolve()
+    folders = (USER_FOLDER.expanduser() / "topologies", Path("topologies"))
+    return tuple(
+        path
+        for folder in dict.fromkeys(folder.resolve() for folder in folders)
+        if folder != shipped
+        for path in sorted(folder.glob("*.yaml"))
+        if path.is_file() and (path.name == "gpus.yaml" or _says_gpus(path))
+    )
+
+
+def _says_gpus(path: Path) -> bool:
+    """Whether a file calls itself a table of GPUs, without parsing what may be no YAML."""
+    try:
+        return _KIND.search(path.read_bytes()[:LARGEST_YAML_BYTES]) is not None
+    except OSError:
+        return False
 
 
 @lru_cache(maxsize=8)

@@ -1,6 +1,7 @@
 """Tables of nccl-tests and rccl-tests in the spellings that occur."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -162,6 +163,8 @@ def test_versions_and_settings_are_kept_but_no_other_variable():
     assert sweep.env == {"NCCL_PROTO": "simple", "NCCL_ALGO": "Ring"}
     assert sweep.version == "2.18.3"
     assert "hush" not in repr(sweep)
+    ended = "h:1:1 [0] NCCL INFO NCCL_BUFFSIZE set by environment to 8388608.\n"
+    assert only(ended + ranks(8) + NEW + BODY).env == {"NCCL_BUFFSIZE": "8388608"}
     header = "# nccl-tests version 2.17.1 nccl-headers=22605 nccl-library=22605\n"
     assert only(header + ranks(8) + NEW + BODY).version == "2.26.5"
     assert version_text(2408) == "2.4.8"  # NCCL 2.4.8 is 2408 in nccl.h
@@ -260,3 +263,33 @@ def test_json_with_anything_in_it_is_read_or_refused(field, value):
         read_rccl_json([{"size": 8, "time": 1.0, "inPlace": 0, "gpus": 2, field: value}], "x.json")
     except InputError:
         pass
+
+
+@pytest.mark.parametrize(
+    ("size", "time", "message"),
+    [
+        (8 * 10**20, "12.05", "size: found 800000000000000000000 B; allowed: at most 1,125"),
+        (8, "12e20", "time: found 1.2e+21 us for 8 B; allowed: from 1e-06 to 1e+15 us"),
+        (8, "1e999", "time: found inf us for 8 B; allowed: from"),
+        (8, "1e-9", "time: found 1e-09 us for 8 B; allowed: from"),
+    ],
+)
+def test_sizes_and_times_that_nothing_has_are_refused(size, time, message):
+    """A damaged digit makes them; they left the range of NumPy's integers, or of a profile."""
+    head = "# size count type redop root time algbw busbw #wrong\n"
+    ranks = "".join(f"# Rank {r} Pid 1 on h0 device {r} [0x0{r}] NVIDIA A100\n" for r in (0, 1))
+    row = f"{size} 2 float sum -1 {time} 0.00 0.00 0\n"
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_nccl_text(f"{ranks}{head}{row}", "all_reduce.log")
+
+
+def test_a_head_whose_columns_do_not_fit_is_no_head():
+    """Cells are found by the place of a column: a word that runs into "time" gave an IndexError."""
+    rows = "8 2 float sum -1 12.05 0.00 0.00 0 11.95 0.00 0.00 0\n"
+    ranks = "".join(f"# Rank {r} Pid 1 on h0 device {r} [0x0{r}] NVIDIA A100\n" for r in (0, 1))
+    torn = "# size count type redop root ti#me algbw busbw #wrong time algbw busbw #wrong\n"
+    (sweep,) = read_nccl_text(f"{ranks}{torn}{rows}", "all_reduce.log")
+    assert [row.time_s for row in sweep.rows] == [pytest.approx(11.95e-6)]
+    without = "# size count type redop root time busbw #wrong\n"
+    with pytest.raises(InputError, match="no table of nccl-tests"):
+        read_nccl_text(f"{ranks}{without}{rows}", "all_reduce.log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -248,3 +249,38 @@ def test_a_mesh_has_no_more_rings_than_its_links_carry():
         (row,) = collective_rows(topology, sizes=[1 << 30], algorithm="ring")
         times[nics] = row["time_s"]
     assert times[8] <= times[4] * 1.01
+
+
+V100_MESH = {
+    (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
+    (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
+}  # fmt: skip
+"""NVLinks of 8 V100 on DGX-1 and its kin, in lanes."""
+
+
+@pytest.mark.parametrize("changed", [(0, 1), (0, 3), (2, 6), (6, 7)])
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_a_mesh_with_other_lanes_on_one_link_is_packed_full(
+    changed: tuple[int, int], parts: int
+) -> None:
+    """Each lane carries several channels of a part of its speed, but for one link with one less.
+
+    A cycle takes two lanes of each GPU. Trying all sets of cycles would take minutes.
+    """
+    undirected = {pair: number * parts for pair, number in V100_MESH.items()}
+    undirected[changed] -= 1
+    lanes = {(a, b): n for (i, j), n in undirected.items() for a, b in ((i, j), (j, i)) if n}
+    rings = hamiltonian_cycles(8, lanes)
+    fewest = min(sum(n for (gpu, _), n in lanes.items() if gpu == each) for each in range(8))
+    assert len(rings) == 2 * (fewest // 2)
+    used = Counter(link for ring in rings for link in zip(ring, np.roll(ring, -1), strict=True))
+    assert all(sorted(ring) == list(range(8)) for ring in rings)
+    assert all(number <= lanes[link] for link, number in used.items())
+
+
+def test_links_in_the_middle_limit_the_cycles_too() -> None:
+    """Two groups of four joined by two links of a lane: one cycle, though each GPU has more."""
+    inside = [*itertools.combinations(range(4), 2), *itertools.combinations(range(4, 8), 2)]
+    undirected = dict.fromkeys(inside, 2) | {(0, 4): 1, (1, 5): 1}
+    lanes = undirected | {(b, a): n for (a, b), n in undirected.items()}
+    assert len(hamiltonian_cycles(8, lanes)) == 2

@@ -21,9 +21,13 @@ from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
+from perfmodel.simulate.engine import engine
+from perfmodel.simulate.sharing import between_collectives, link_patterns
+from perfmodel.simulate.sharing.between_collectives import LinkUsers
 from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
 from perfmodel.studies.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
+from perfmodel.training import forward_backward
 
 MiB = 1 << 20
 MOST = 0.01
@@ -48,6 +52,7 @@ SHORTCUTS = {
     "rings of like hosts": (critical_path, "_MOST_PERIODS", 10**6, 1),
     "steady cycles extrapolated": (recurrence_steps, "SAME_GAIN", 1e-13, -1.0),
     "like rings computed once": (variable_rate, "find_parts", unrolled.find_parts, never),
+    "link patterns and tree shapes counted once": (link_patterns, "LARGE", 0, 10**9),
 }
 """What has the threshold, and its values with the shortcut and without."""
 
@@ -109,10 +114,59 @@ def test_every_rail_carries_its_share_at_any_size(
         assert rails[0] > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [("resnet50-dgx-a100", 1), ("resnet50-dgx-a100", 12), ("bert-large-v100-25g", 2)],
+)
+def test_passes_in_one_piece_change_little(name: str, batch: int) -> None:
+    """65 micro-steps, whose passes are one task each; limited by the host, by neither, the GPU."""
+    changed = (
+        "strategy.accumulate=65",
+        "cluster.nodes=2",
+        "scale=null",
+        f"training.batch_per_gpu={batch}",
+    )
+    points = []
+    for many in (64, 65):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(forward_backward, "MANY_MICRO_BATCHES", many)
+            points.append(run_scenario(load_scenario(name, changed)).points[0])
+    one_piece, in_segments = points
+    assert one_piece.step_time_s == pytest.approx(in_segments.step_time_s, rel=1e-9)
+    assert one_piece.first_step_time_s == pytest.approx(in_segments.first_step_time_s, rel=MOST)
+    kinds = [len(point.timeline.spans) for point in points]
+    assert kinds[0] < kinds[1]
+
+
+@pytest.mark.parametrize("job_links", [0, 10**9])
+def test_jobs_that_share_links_are_met_in_either_form(job_links: int) -> None:
+    """Links of large jobs are compared as sets."""
+    users: LinkUsers[str] = LinkUsers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(between_collectives, "LARGE", job_links)
+        users.enter("a", frozenset({1, 2, 3}))
+        users.enter("b", frozenset({3, 4}))
+        users.enter("c", frozenset({7}))
+        assert users.components(frozenset({1})) == [{"a", "b"}]
+        assert users.leave("b") == {3, 4}
+        assert users.components(frozenset({3, 7})) in ([{"a"}, {"c"}], [{"c"}, {"a"}])
+
+
+@pytest.mark.parametrize("ranks", [32, 33, 65])
+def test_ranks_that_share_cores_wait_for_them_at_any_size(ranks: int) -> None:
+    """A fluid has no cores: it would be twice as quick from one rank more on."""
+    cluster = make_machine(
+        build_topology("shaped-ethernet", hosts=ranks, fabric="one-switch"), load_library("gloo")
+    )
+    assert cluster.topology.sockets.cores is not None
+    assert engine.uses_sockets(cluster, "flow")
+
+
 LOCAL_EVENTS = {
     "slow rank": "{slow: {ranks: [3], by: 1.0000001}}",
     "slow host": "{slow: {nodes: [5], by: 1.0000001}}",
     "jitter": "{jitter: {cv: 0.0000001}}",
+    "layers that are not merged": "{jitter: {cv: 0.0000001, per: layer}}",
 }
 
 

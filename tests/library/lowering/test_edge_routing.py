@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from perfmodel.library.lowering.edge_routing import edges_between
+from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names, reroute_edges
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.topology.faults import find_arcs, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology, template_names
@@ -142,3 +145,45 @@ def test_by_rails_bytes_change_rails_inside_the_host() -> None:
     assert [n for n in hashed if n.startswith("fabric")] == [
         "fabric/leaf0", "fabric/spine0", "fabric/leaf5",
     ]  # fmt: skip
+
+
+def paired_switches() -> NodeSpec:
+    """Two GPUs, joined to each other and to a switch each; the switches are joined too."""
+    link = {"kind": "nvlink", "bandwidth": "10 GB/s", "efficiency": 1, "latency": "0 s",
+            "source": "a b"}  # fmt: skip
+    return NodeSpec.model_validate(
+        {
+            "perfmodel": 1, "kind": "node", "name": "box", "description": "test",
+            "gpu": "a100-sxm4-40gb", "links": {"nvl": link},
+            "nodes": [{"id": "gpu[0-1]", "kind": "gpu"}, {"id": "nvs[0-1]", "kind": "nvswitch"}],
+            "edges": [
+                {"from": "gpu0", "to": "nvs0", "link": "nvl"},
+                {"from": "gpu1", "to": "nvs0", "link": "nvl"},
+                {"from": "nvs0", "to": "nvs1", "link": "nvl"},
+                {"from": "gpu1", "to": "nvs1", "link": "nvl"},
+            ],
+        }
+    )  # fmt: skip
+
+
+def test_edges_to_a_switch_end_where_they_did_when_a_link_between_is_lost() -> None:
+    """Two links to the farther switch, of which the first or the second is lost: by the other."""
+    topology = build_topology(paired_switches())
+    pairs = [("n0/gpu0", "n0/nvs1"), ("n0/nvs1", "n0/gpu0"), ("n0/gpu1", "n0/nvs1")]
+    edges = edges_of_names(topology, Router(topology), *map(list, zip(*pairs, strict=True)))
+    lost = find_arcs(topology, "n0/nvs0 -- n0/nvs1")
+    after = remove_links(topology, arcs=lost)
+    rerouted = reroute_edges(after, Router(after), edges)
+    names, changed = topology.arcs.names, 0
+    for edge, (src, dst) in enumerate(pairs):
+        before, arcs = (
+            each.arcs[each.pointers[edge] : each.pointers[edge + 1]].tolist()
+            for each in (edges, rerouted)
+        )
+        assert set(arcs).isdisjoint(lost)
+        assert (names[arcs[0]][0], names[arcs[-1]][1]) == (src, dst)
+        assert all(names[a][1] == names[b][0] for a, b in pairwise(arcs))
+        changed += before != arcs
+    assert changed == 2
+    assert rerouted.src.tolist() == edges.src.tolist()
+    assert rerouted.dst.tolist() == edges.dst.tolist()

@@ -19,6 +19,7 @@ def test_markdown_shows_hostile_text_as_text() -> None:
     assert escape_markdown("a|b\nc") == "a\\|b c"
     assert escape_markdown("[x](javascript:alert(1))") == "\\[x\\](javascript:alert(1))"
     assert escape_markdown("gpu_memory _x_") == "gpu_memory \\_x\\_"
+    assert escape_markdown("a\x1b[31mb\u202ec") == "a\\\\x1b\\[31mb\\\\u202ec"
     assert render_markdown([Table((">a|",), [("<b>",)])]) == "| a\\| |\n| ---: |\n| &lt;b> |\n"
 
 

@@ -111,11 +111,12 @@ def test_sizes_share_the_order_of_their_uses(data: st.DataObject) -> None:
     """More pieces over the same edges: as if nothing had been put in order before."""
     routes = data.draw(st.lists(st.lists(st.integers(0, 2), unique=True), min_size=2, max_size=6))
     stage, orders = stage_of(routes, [data.draw(spans_of(len(routes)))]), UseOrders()
+    capacity = np.ones(3)
     for more in (0, 3, 40):
         phase = replace(stage.phases[0], active=stage.phases[0].active + more)
         larger = replace(stage, phases=(phase,))
         for rates in (duty_cycle_rates, fill_and_drain_rates):
-            assert rates(np.ones(3), larger, orders) == pytest.approx(rates(np.ones(3), larger))
+            assert rates(capacity, larger, orders) == pytest.approx(rates(capacity, larger))
     assert len(orders) == 1
 
 

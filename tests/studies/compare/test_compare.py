@@ -205,12 +205,12 @@ def test_samples_of_other_kinds_have_no_throughput_in_common() -> None:
 
 def test_a_faster_adapter_is_all_of_the_difference(networks: Comparison) -> None:
     by_name = {what_if.what: what_if for what_if in networks.what_ifs}
-    network = by_name["an infinitely fast network"]
+    network = by_name["an infinitely fast network, hosts as they are"]
     assert network.steps_s[0] == network.steps_s[1]
     assert network.shares == (None, 1.0)
     assert by_name["no communication at all"].shares == (None, 1.0)
     assert abs(by_name["no latency"].shares[1] or 0) < 0.05
-    assert by_name["both"].steps_s[0] <= min(
+    assert by_name["infinitely fast links and no latency"].steps_s[0] <= min(
         network.steps_s[0] or 0, by_name["no latency"].steps_s[0] or 0
     )
 
@@ -240,11 +240,20 @@ def test_only_what_ifs_that_make_sense(file: str) -> None:
 
     everywhere = ["no communication at all", "compute twice as fast"]
     assert words("cluster.nodes=1") == everywhere[1:]
-    network = ["an infinitely fast network", "no latency", "both"]
+    neither = ["no latency", "infinitely fast links and no latency"]
+    network = [
+        "an infinitely fast network, hosts as they are",
+        "infinitely fast links inside the hosts",
+        "infinitely fast links everywhere",
+        *neither,
+    ]
     assert words() == [*network, *everywhere]
-    inside = ["infinitely fast links between the GPUs", "no latency", "both"]
+    inside = "infinitely fast links between the GPUs"
     flags = ("model.name=resnet18", "model.sequence_length=null", "scale=null")
-    assert words(*flags, node="gpt2-xl-pcie-p2p") == [*inside, *everywhere]
+    assert words(*flags, node="gpt2-xl-pcie-p2p") == [inside, *neither, *everywhere]
+    limit = "infinitely fast PCIe"  # which GPT-2 XL waits for, and ResNet-18 does not
+    rows = [inside, limit, *neither, *everywhere]
+    assert words("scale=null", node="gpt2-xl-pcie-p2p") == rows
     jitter = "events=[{jitter: {cv: 0.01}}, {slow: {ranks: [0], by: 1.5}}]"
     assert words(jitter) == [*network, *everywhere, "no jitter", "no events"]
     jobs = "jobs=[{model: resnet18, batch_per_gpu: 8, nodes: 2}]"

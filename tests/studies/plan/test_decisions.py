@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,7 @@ from perfmodel.studies.plan.decisions import (
     pareto_front,
     rank_upgrades,
     smallest_by_deadline,
+    sure_fits,
 )
 
 DAY = 86400.0
@@ -162,3 +164,11 @@ def test_a_dearer_upgrade_never_pays_back_sooner(option, cost, kept, price, more
     )
     assert first.payback_s < second.payback_s
     assert first.saved == second.saved
+
+
+def test_what_is_tight_is_no_answer_unless_nothing_else_fits(option):
+    sure, tight = option(2.0, 2.0), option(1.0, 1.0, name="b")
+    tight = replace(tight, step=replace(tight.step, tight=True))
+    assert sure_fits([sure, tight]) == [sure]
+    assert sure_fits([tight]) == [tight]
+    assert choose_answers(sure_fits([sure, tight]), None, None).fastest is sure

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import jsonschema
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.report.planning.tables import option_table
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.plan.export import deadline_met, to_json
@@ -276,3 +278,34 @@ def test_the_schema_knows_plans(planned):
         content = dict(scenario.origin.content) | {"plan": scenario.origin.content["plan"] | wrong}
         with pytest.raises(jsonschema.ValidationError):
             validate(content)
+
+
+def test_tight_memory_and_hashed_flows_are_told_of_a_candidate(planned, monkeypatch):
+    """`run` says both; a plan says them of each candidate, and no answer names what is tight."""
+    scenario, plan = planned
+    worker = importlib.import_module("perfmodel.studies.sweep.worker")
+    run = worker.run_scenario
+
+    def tight_and_hashed(asked, **options):
+        result = run(asked, **options)
+        main = result.main
+        if asked.cluster.node != "v100-x8-25g" or asked.cluster.nodes != 2:
+            return result
+        memory = replace(main.memory, capacity_bytes=main.memory.total_bytes * 1.001)
+        assert memory.tight
+        return replace(result, points=(replace(main, memory=memory),), routing_cost=1.5)
+
+    monkeypatch.setattr(worker, "run_scenario", tight_and_hashed)
+    warned = plan_scenario(scenario, jobs=1)
+    option = of(warned, "bought", 2)
+    assert option.status == "ok"
+    assert option.step.tight
+    (tight,) = [line for line in warned.cautions if "memory is tight" in line]
+    assert tight.startswith("bought, 2 nodes: ")
+    (hashed,) = [line for line in warned.cautions if "static hash" in line]
+    assert hashed.startswith("bought, 2 nodes: ")
+    assert "1.5 times" in hashed
+    assert not any("tight" in line or "hash" in line for line in plan.cautions)
+    answers = warned.answers
+    assert option not in (answers.fastest, answers.cheapest, *answers.pareto, *answers.ladder)
+    assert "bought (memory tight)" in str(option_table(warned).rows)

@@ -19,6 +19,7 @@ from perfmodel.simulate.sharing import duty_cycle
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import bound_machines
+from perfmodel.studies.run.steps import one_size
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.zoo import build_model
@@ -149,8 +150,9 @@ def test_an_interval_lays_no_collective_again(
     """Bound machines differ in corrections only: schedules, routes and rates are the likely one's.
 
     One lowering for each operation and size, and the shares of links once for each pipeline; of the
-    machine with an event and without.
+    machine with an event and without. What-ifs of the bottleneck have machines of their own.
     """
+    monkeypatch.setattr(one_size, "simulate_reliefs", lambda *_: ())
     lowered = count_calls(
         monkeypatch, uncontended, "lower_without_corrections",
         lambda machine, op, nbytes, group, **_: (op, nbytes, group),

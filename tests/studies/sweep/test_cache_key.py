@@ -42,7 +42,10 @@ def test_a_key_is_what_files_say(scenario_file: Path, name: str) -> None:
     assert keys_of(scenario_file) == before
 
 
-@pytest.mark.parametrize("place", ["topologies/ethernet-10g.yaml", "topologies/gpus.yaml"])
+@pytest.mark.parametrize(
+    "place",
+    ["topologies/ethernet-10g.yaml", "topologies/gpus.yaml", "topologies/more.yaml"],
+)
 def test_a_key_is_what_the_users_own_machines_say(
     scenario_file: Path, tmp_path: Path, monkeypatch, place: str
 ) -> None:
@@ -51,7 +54,7 @@ def test_a_key_is_what_the_users_own_machines_say(
     before = keys_of(scenario_file)
     own = tmp_path / place
     own.parent.mkdir()
-    own.write_text("anything")
+    own.write_text("anything\nkind: gpus\n")
     assert not set(keys_of(scenario_file)) & set(before)
 
 

@@ -190,8 +190,9 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         load_node("nowhere/mine.yaml")
 
 
+@pytest.mark.parametrize("name", ["gpus.yaml", "our-gpus.yaml"])
 def test_a_user_adds_gpus_and_templates_beside_the_shipped_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder = tmp_path / "topologies"
     folder.mkdir()
@@ -200,13 +201,13 @@ def test_a_user_adds_gpus_and_templates_beside_the_shipped_ones(
     entry = (
         table[start:end].replace("  l40s:", "  mine:").replace("memory: 48 GiB", "memory: 60 GiB")
     )
-    (folder / "gpus.yaml").write_text(table[: table.index("gpus:\n  v100")] + "gpus:\n" + entry)
+    (folder / name).write_text(table[: table.index("gpus:\n  v100")] + "gpus:\n" + entry)
     node = (data_folder("topologies") / "ethernet-10g.yaml").read_text()
     (folder / "box.yaml").write_text(node.replace("gpu: v100-pcie-16gb", "gpu: mine"))
     monkeypatch.chdir(tmp_path)
     assert build_topology("box").gpu.memory_bytes == 60 * 2**30
     assert build_topology("dgx-a100").gpu.name == "a100-sxm4-80gb"
-    own = folder / "gpus.yaml"
+    own = folder / name
     own.write_text(own.read_text().replace("memory: 60 GiB", "memory: 60"))
     assert build_topology("dgx-a100").gpu.name == "a100-sxm4-80gb", "a fault in a GPU of others"
     with pytest.raises(InputError) as caught:
@@ -214,3 +215,7 @@ def test_a_user_adds_gpus_and_templates_beside_the_shipped_ones(
     (fault,) = caught.value.faults
     assert (fault.field, fault.file) == ("gpus.mine.memory", str(own.resolve()))
     assert own.read_text().splitlines()[(fault.line or 0) - 1].strip() == "memory: 60"
+    (folder / "also.yaml").write_text(own.read_text())
+    assert build_topology("dgx-a100").gpu.name == "a100-sxm4-80gb"
+    with pytest.raises(InputError, match=r"gpus\.mine: found the same name in also\.yaml"):
+        build_topology("box")

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import simpy
 
 from perfmodel.files.csv_rows import read_table
-from perfmodel.simulate.engine.engine import lone_network
+from perfmodel.simulate.engine.engine import on_network
+from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.validate.trainings.shaped_links import (
     Links,
@@ -41,12 +41,14 @@ def errors() -> list[tuple[dict[str, str], float]]:
 
 def predicted_s(row: dict[str, str], links: Links) -> float:
     machine = machine_of(shaped_of(row, links, 2))
-    env = simpy.Environment()
-    network = lone_network(env, UncontendedTimer(machine), "flow")
-    for _ in range(IN_A_ROW):
-        group = range(int(row["n"]))
-        env.run(until=network.collective("all_reduce", int(row["bytes"]), (group,), 0))
-    return float(env.now) / IN_A_ROW
+    group, nbytes = range(int(row["n"])), int(row["bytes"])
+
+    def run(network: Network) -> float:
+        for _ in range(IN_A_ROW):
+            network.env.run(until=network.collective("all_reduce", nbytes, (group,), 0))
+        return float(network.env.now) / IN_A_ROW
+
+    return on_network(UncontendedTimer(machine), "flow", run)
 
 
 def test_all_of_them() -> None:

@@ -21,7 +21,7 @@ from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.prediction_error import band_of, factors_by_band
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
-from perfmodel.studies.run.resolve.limits import check_cluster_size
+from perfmodel.studies.run.resolve.limits import check_cluster_size, check_sharing_jobs
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
@@ -57,6 +57,7 @@ def machine(
     with relocated_errors(scenario, "cluster.nodes"):
         count = (hosts or size.nodes) * size.gpus_per_node
         check_cluster_size(count, _field_of_hosts(scenario, size))
+    check_sharing_jobs(scenario, size)
     fabric = _resolve_fabric(scenario)
     with relocated_errors(scenario, "cluster"):
         topology = build_topology(

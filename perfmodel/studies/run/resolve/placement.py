@@ -111,7 +111,8 @@ def allocate_ranks(scenario: Scenario, size: ClusterSize) -> RankAllocation:
     allocated: list[Ranks] = []
     for number, (count, placement) in enumerate(requests):
         hosts = choose_hosts(free, count, placement, scenario.seed + number)
-        free = [host for host in free if host not in set(hosts)]
+        assigned = set(hosts)
+        free = [host for host in free if host not in assigned]
         allocated.append(_list_ranks(hosts, size.gpus_per_node))
     return RankAllocation(allocated[0], tuple(allocated[1:]))
 

@@ -18,6 +18,15 @@ from perfmodel.workload.model import LayerTimes, scale_times
 BETWEEN_NODES = frozenset({"ethernet", "infiniband"})
 """Kinds of link between nodes; all others lie inside them."""
 
+BANDWIDTHS_INSIDE: Mapping[str, str] = {
+    "nvlink": "nvlink_bandwidth",
+    "pcie": "pcie_bandwidth",
+    "upi": "cpu_bandwidth",
+    "c2c": "cpu_bandwidth",
+    "memory": "memory_bandwidth",
+}
+"""Field of each kind of link inside nodes."""
+
 
 def what_if_of(scenario: Scenario) -> WhatIf:
     """Return the what-if of a scenario; by default one that changes nothing."""
@@ -29,16 +38,14 @@ def apply_what_if(what_if: WhatIf, machine: Machine) -> Machine:
 
     Links keep their kinds and routes. Of a message's time, bytes / bandwidth + latency, the first
     term is divided by the bandwidth's factor and the second multiplied by the latency's. Limits of
-    the library itself (rate of a channel, rate of reductions) stay. On another network the library
-    chooses its algorithms anew. Inside nodes it keeps the channels of the original links: NCCL's
-    search knows the rates of existing GPUs only.
+    the library itself (rate of a channel, rate of reductions) are scaled by `library_rates`. On
+    another network the library chooses its algorithms anew. Inside nodes it keeps the channels of
+    the original links: NCCL's search knows the rates of existing GPUs only.
     """
     library = _scale_library(what_if, machine.library)
-    network = _scale_links(
-        machine.topology, BETWEEN_NODES, what_if.network_bandwidth, what_if.network_latency
-    )
-    inside = frozenset(network.arcs.kinds) - BETWEEN_NODES
-    topology = _scale_links(network, inside, what_if.node_bandwidth, what_if.node_latency)
+    between = dict.fromkeys(BETWEEN_NODES, (what_if.network_bandwidth, what_if.network_latency))
+    network = _scale_links(machine.topology, between)
+    topology = _scale_inside(what_if, network)
     if topology is machine.topology and library is machine.library:
         return machine
     changed = replace(machine, topology=topology, library=library)
@@ -73,28 +80,44 @@ def filter_disturbances(
 # ---------------------------------------------------------------- links and library
 
 
-def _scale_links(
-    topology: Topology, kinds: frozenset[str], faster: float, longer: float
-) -> Topology:
-    if faster == longer == 1:
-        return topology
+def _scale_inside(what_if: WhatIf, topology: Topology) -> Topology:
+    """Scale the links inside nodes, and copies through the hosts' memories."""
+    inside = {
+        kind: (_combined(what_if.node_bandwidth, getattr(what_if, name)), what_if.node_latency)
+        for kind, name in BANDWIDTHS_INSIDE.items()
+    }
+    scaled = _scale_links(topology, inside)
+    copies = inside["memory"][0]
+    if copies != 1 and scaled.staging_Bps is not None:
+        scaled = replace(scaled, staging_Bps=scaled.staging_Bps * copies)
+    return scaled
+
+
+def _combined(faster: float, own: float) -> float:
+    """Product of two factors, where "infinite" is the most."""
+    return min(faster * own, max(INFINITE, faster, own))
+
+
+def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]]) -> Topology:
+    """Scale bandwidth and latency of links by the factors of their kind."""
     old = topology.arcs
-    is_scaled = np.array([kind in kinds for kind in old.kinds], dtype=bool)
+    changed = {kind: factors[kind] for kind in set(old.kinds) & factors.keys()}
+    if all(pair == (1, 1) for pair in changed.values()):
+        return topology
+    pairs = np.array([changed.get(kind, (1.0, 1.0)) for kind in old.kinds])
     arcs = replace(
         old,
-        bandwidth_Bps=old.bandwidth_Bps * np.where(is_scaled, faster, 1.0),
-        latency_s=old.latency_s * np.where(is_scaled, longer, 1.0),
+        bandwidth_Bps=old.bandwidth_Bps * pairs[:, 0],
+        latency_s=old.latency_s * pairs[:, 1],
     )
-    copied_Bps = topology.staging_Bps
-    if copied_Bps is not None and not kinds & BETWEEN_NODES:  # through the host's memory
-        copied_Bps *= faster
     # built so from the start: routing and NCCL's search see the scaled rates, too
-    return replace(topology, built=arcs, changed=None, staging_Bps=copied_Bps)
+    return replace(topology, built=arcs, changed=None)
 
 
 def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
     network, node, launch = what_if.network_latency, what_if.node_latency, what_if.launch
-    if network == node == launch == 1:
+    faster = what_if.library_rates
+    if network == node == launch == faster == 1:
         return library
 
     def scale_protocol(protocol: Protocol) -> Protocol:
@@ -108,6 +131,8 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
                 "launch": protocol.launch * launch,
                 "unevenness": protocol.unevenness * launch,
                 "step": step.model_copy(update=step_s),
+                "host_step": protocol.host_step / faster,
+                **{name: rate * faster for name, rate in own_rates(protocol).items()},
             }
         )
 
@@ -118,6 +143,12 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
     return library.model_copy(
         update={"protocols": scale_all(library.protocols), "by_algorithm": by_algorithm}
     )
+
+
+def own_rates(protocol: Protocol) -> dict[str, float]:
+    """Rates at which a protocol itself stops, by field; bytes per second."""
+    rates = {name: getattr(protocol, name) for name in ("network_rate", "max_rate", "reduce_rate")}
+    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 # ---------------------------------------------------------------- text
@@ -155,8 +186,13 @@ _TEXTS: Mapping[str, Callable[[float], str]] = {
     "network_bandwidth": _faster("links between nodes"),
     "network_latency": _longer("latency between nodes"),
     "node_bandwidth": _faster("links inside nodes"),
+    "nvlink_bandwidth": _faster("NVLinks"),
+    "pcie_bandwidth": _faster("PCIe links"),
+    "cpu_bandwidth": _faster("links of CPUs"),
+    "memory_bandwidth": _faster("the hosts' memories"),
     "node_latency": _longer("latency inside nodes"),
     "launch": _longer("start of collectives"),
+    "library_rates": _faster("the library's own rates"),
     "communication": _without("time for communication"),
     "compute": _faster("compute"),
     "jitter": _without("jitter"),

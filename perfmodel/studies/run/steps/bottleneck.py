@@ -3,68 +3,82 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.result import Relief, SizeResult
+from perfmodel.studies.run.steps.reliefs import (
+    HOST,
+    LATENCY,
+    LINKS,
+    MEMORY,
+    MOST_OF_IT,
+    PARTS,
+    WORTH_NAMING,
+)
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.training.step_plan import Collective, StepPlan
 
-WORTH_NAMING = 0.02
-"""Share of the step that something must cost to be called the bottleneck instead of compute."""
 
-HOST = "host (launching kernels)"
+def name_bottleneck(
+    sized: SizedJob, reported: ReportedRun, point: SizeResult, reliefs: Sequence[Relief]
+) -> str:
+    """Name what limits a step: "compute", the host, an event, latency, or links.
 
-
-def find_bottleneck(sized: SizedJob, reported: ReportedRun, point: SizeResult) -> str:
-    """Name what limits a step: "compute", the host, or a link.
-
-    The network or the host is the bottleneck if the step would be shorter by more than 2 %
-    without it; of the two, the one that would save more. A link is named by the time that its
-    bytes take; if even the busiest is idle most of the time, the cause is named, too. An event
-    that costs more than 2 %, and half or more of what the network or the host does, is named
-    instead.
+    It is what saves most where it is no limit (`reliefs`, the largest first), or an event that
+    costs more than any single limit; compute where that is no more than 1 % of the step. Of the
+    links of a kind, it is the one that its bytes keep busy for longest.
     """
-    step_s = point.step_time_s
-    saved: dict[str, float] = {}
-    if point.exposed_comm_s > WORTH_NAMING * step_s:
-        saved["network"] = step_s - reported.simulate_again(sized.disturbances, free=True)
-    if point.breakdown_s["idle"] > WORTH_NAMING * step_s:
-        saved["host"] = step_s - _without_host_s(sized, reported)
-    worst = max(saved, key=lambda part: saved[part], default=None)
+    least_s = WORTH_NAMING * point.step_time_s
+    best = reliefs[0] if reliefs else None
     events = () if point.disturbance is None else point.disturbance.events
     event = max(events, key=lambda event: event.costs_s, default=None)
-    least_s = max(WORTH_NAMING * step_s, 0.0 if worst is None else 0.5 * saved[worst])
-    if event is not None and event.costs_s > least_s:
+    if event is not None and event.costs_s > max(least_s, _rival_s(reliefs)):
         return event.what
-    if worst is None or saved[worst] <= WORTH_NAMING * step_s:
+    if best is None or best.saves_s <= least_s:
         return "compute"
-    return HOST if worst == "host" else _name_link(sized, reported, point.comm_s)
+    if best.parts == (HOST.name,):
+        return f"host ({HOST.name})"
+    return " and ".join(_name_parts(sized, reported, best))
 
 
-def _without_host_s(sized: SizedJob, reported: ReportedRun) -> float:
-    """Mean step if launching kernels took no time; seconds."""
-    setup = replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
-    return reported.simulate_again(sized.disturbances, setup)
+def _rival_s(reliefs: Sequence[Relief]) -> float:
+    """What an event has to cost to be named; several limits together count for half. Seconds."""
+    shares = (each.saves_s * (MOST_OF_IT if len(each.parts) > 1 else 1.0) for each in reliefs)
+    return max(shares, default=0.0)
 
 
-def _name_link(sized: SizedJob, reported: ReportedRun, comm_s: float) -> str:
+def _name_parts(sized: SizedJob, reported: ReportedRun, relief: Relief) -> Iterator[str]:
+    """Name the parts of a relief: links by their ends, the rest over the busiest link."""
     timer = timer_of(reported.setup, sized.disturbances)
+    arcs = timer.machine.topology.arcs
+    busy_s = _busy_s(sized, reported, timer)
+    kinds = np.array(arcs.kinds)
+    algorithm, staged = _largest_collective(reported.plan, timer)
+    over = "" if len(relief.parts) > 1 else f", over {arcs.label(int(np.argmax(busy_s)))}"
+    for part in (PARTS[name] for name in relief.parts):
+        if part in LINKS:
+            of_kind = np.where(np.isin(kinds, list(part.kinds)), busy_s, -1.0)
+            label = arcs.label(int(np.argmax(of_kind)))
+            copies = part is MEMORY and staged
+            yield f"staging in host memory, over {label}" if copies else label
+        elif part is LATENCY:
+            yield f"latency of the {algorithm}'s steps{over}"
+        else:
+            yield f"{timer.machine.library.name} itself{over}"
+
+
+def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> FloatArray:
+    """How long each link that carries bytes of this job is busy in a step; seconds."""
     arcs = timer.machine.topology.arcs
     nbytes = reported.run.counted.wire_bytes / reported.steps
     usable = _find_own_links(sized, reported) & (arcs.bandwidth_Bps > 0)  # not dead ones
-    busy_s = np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
-    label = arcs.label(int(np.argmax(busy_s)))
-    algorithm, staged = _largest_collective(reported.plan, timer)
-    if staged:
-        return f"staging in host memory, over {label}"
-    if busy_s.max() >= 0.5 * comm_s:
-        return label
-    return f"latency of the {algorithm}'s steps, over {label}"
+    return np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
 
 
 def _find_own_links(sized: SizedJob, reported: ReportedRun) -> NDArray[np.bool_]:

@@ -10,9 +10,10 @@ import numpy as np
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_memory
 from perfmodel.studies.run.result import BucketTime, LinkUse, SizeResult
-from perfmodel.studies.run.steps.bottleneck import find_bottleneck
+from perfmodel.studies.run.steps.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
 from perfmodel.studies.run.steps.metrics import mean, mean_breakdown, parts_of_steps
+from perfmodel.studies.run.steps.reliefs import simulate_reliefs
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
@@ -48,9 +49,11 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
         uncertainties = simulate_uncertainties(sized, reported, point)
+        reliefs = simulate_reliefs(sized, reported, point)
         return replace(
             point,
-            bottleneck=find_bottleneck(sized, reported, point),
+            bottleneck=name_bottleneck(sized, reported, point, reliefs),
+            reliefs=reliefs,
             uncertainties=uncertainties,
             notes=(*point.notes, *describe_sensitivity(sized, reported)),
             interval_s=None

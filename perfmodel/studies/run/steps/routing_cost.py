@@ -1,63 +1,116 @@
 """What the static hash of a fabric costs, where flows collide in it.
 
 InfiniBand fabrics may route adaptively, which the default, a hash of each flow (ECMP), is not: the
-result names the routing where it makes collectives much slower.
+results of `run`, `collective` and `plan` name the routing where it makes collectives much slower.
+It needs nothing but the topology, so that shapes, fabric files and listed cables are alike.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
-from perfmodel.studies.run.result import LinkUse, SizeResult
+import numpy as np
+
+from perfmodel.arrays import FloatArray, sending_s
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic, stage_bytes
+from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
+from perfmodel.topology.routing.clos import Ints
 from perfmodel.units import format_bytes
 
-FABRIC = "fabric/"
-"""What names of switches begin with (`perfmodel.topology.fabric`)."""
 MUCH = 1.1
 """Time of a collective with the hash over that without collisions, from which it is named."""
+DRAWN, SEARCHED = 400_000, 8_000
+"""Ways that are drawn by hash, of all flows together, to average over: where they are computed, and
+where they have to be searched. Links then carry what they would if flows were spread over all ways,
+within a few percent."""
 
 
-def describe_routing(
-    inputs: ResolvedScenario, sized: SizedJob, point: SizeResult
-) -> tuple[str, ...]:
-    """Name the routing of the fabric where an all-reduce is much quicker with an adaptive one.
+def routing_cost(sized: SizedJob, point: SizeResult) -> float:
+    """How many times as long the largest bucket's all-reduce takes because of collisions; from 1.
 
-    Both are timed alone, for the largest bucket, and only where a link between switches is busier
-    than any that a host has to the fabric: elsewhere nothing collides.
+    It is timed alone.
     """
-    section = inputs.scenario.cluster.fabric
-    if section is None or section.kind.endswith((".yaml", ".yml")) or not point.buckets:
-        return ()
-    if section.routing not in {None, "ecmp"} or not _collides(point.links):
-        return ()
-    adaptive = section.model_copy(update={"routing": "adaptive"})
-    cluster = inputs.scenario.cluster.model_copy(update={"fabric": adaptive})
-    scenario = inputs.scenario.model_copy(update={"cluster": cluster})
-    machine = replace(inputs, scenario=scenario).ensemble_at(sized.size).likely
-    nbytes, group = max(bucket.nbytes for bucket in point.buckets), sized.allocation.own
-    hashed_s, spread_s = (
-        UncontendedTimer(each).best("all_reduce", nbytes, group)[1]
-        for each in (sized.ensemble.likely, machine)
+    nbytes = max((bucket.nbytes for bucket in point.buckets), default=0)
+    if not nbytes or len(sized.allocation.own) < 2:
+        return 1.0
+    timer = timer_of(sized.setup(), ())
+    return hash_cost(timer, timer.best("all_reduce", nbytes, sized.allocation.own)[0])
+
+
+def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
+    """How many times as long a collective takes as if flows were spread over all their ways."""
+    machine = timer.machine
+    arcs, first = machine.topology.arcs, machine.topology.first_cable
+    hashed = np.zeros(len(arcs))
+    add_traffic(hashed, lowered)
+    trunks = first + 2 * _ports(machine)
+    busy_s = sending_s(hashed, arcs.bandwidth_Bps)
+    inside_s, edges_s = busy_s[trunks:].max(initial=0.0), busy_s[first:trunks].max(initial=0.0)
+    if inside_s <= MUCH * edges_s:  # no link between switches is busier than a host's own
+        return 1.0
+    spread = _spread_traffic(machine, lowered, hashed)
+    # Faster by that, the busiest link is busy for as long as if it carried its share, and a flow
+    # may send faster than one cable, as if it had several.
+    more = np.ones(len(arcs))
+    more[trunks:] = inside_s / sending_s(spread, arcs.bandwidth_Bps)[trunks:].max()
+    even = machine.topology.with_arcs(replace(arcs, bandwidth_Bps=arcs.bandwidth_Bps * more))
+    spread_s = UncontendedTimer(replace(machine, topology=even)).time_s(lowered)
+    return max(1.0, timer.time_s(lowered) / spread_s)
+
+
+def _ports(machine: Machine) -> int:
+    """Ports of all hosts; their cables are the fabric's first (`perfmodel.topology.fabric`)."""
+    nics = sum(d.host == 0 and d.kind == "nic" for d in machine.topology.devices.values())
+    return nics * machine.topology.hosts
+
+
+def _spread_traffic(machine: Machine, lowered: LoweredCollective, hashed: FloatArray) -> FloatArray:
+    """Bytes on each link if every flow between hosts took all of its ways alike."""
+    first, ports = machine.topology.first_cable, _ports(machine)
+    nbytes = _bytes_between_ports(lowered, first, ports)
+    pairs = np.array(sorted(nbytes), dtype=np.int64).reshape(-1, 2)
+    if not len(pairs):
+        return hashed
+    drawn = DRAWN if machine.topology.tiers is not None else SEARCHED
+    draws = max(16, drawn // len(pairs))
+    src, dst = np.repeat(pairs, draws, axis=0).T
+    lengths, arcs = machine.router.across(src, dst, np.arange(len(src)))
+    share = np.repeat([nbytes[a, b] / draws for a, b in pairs.tolist()], draws)
+    spread: FloatArray = np.bincount(arcs, np.repeat(share, lengths), minlength=len(hashed)).astype(
+        np.float64
     )
-    if hashed_s <= MUCH * spread_s:
+    return spread
+
+
+def _bytes_between_ports(
+    lowered: LoweredCollective, first: int, ports: int
+) -> dict[tuple[int, int], float]:
+    """Bytes that go from one port of a host to another's; not those that end at a switch."""
+    between: dict[tuple[int, int], float] = {}
+    for stage in lowered.stages:
+        edges, sent = stage.edges, stage_bytes(lowered, stage)
+        on_cables = (edges.arcs >= first) & (edges.arcs < first + 2 * ports)
+        owner = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))[on_cables]
+        port: Ints = (edges.arcs[on_cables] - first) // 2
+        for at in np.flatnonzero(owner[1:] == owner[:-1]).tolist():
+            pair = int(port[at]), int(port[at + 1])
+            between[pair] = between.get(pair, 0.0) + float(sent[owner[at]])
+    return between
+
+
+def describe_routing(cost: float, nbytes: int, op: str = "all_reduce") -> tuple[str, ...]:
+    """Name the routing where it makes a collective of this size more than 10 % slower."""
+    if cost <= MUCH:
         return ()
+    name = op.replace("_", "-")
+    article = "an" if name.startswith("a") else "a"
     note = (
-        "The fabric sends each flow one way by a static hash (ECMP), and flows collide: an "
-        f"all-reduce of {format_bytes(nbytes)} alone takes {hashed_s / spread_s:.2g} times as long "
-        "as with `cluster.fabric.routing: adaptive`."
+        f"The fabric sends each flow one way by a static hash (ECMP), and flows collide: {article} "
+        f"{name} of {format_bytes(nbytes)} alone takes {cost:.2g} times as long as if every "
+        "flow were spread over all its ways (`cluster.fabric.routing: adaptive`)."
     )
     return (note,)
-
-
-def _collides(links: tuple[LinkUse, ...]) -> bool:
-    """Whether a link between switches is busier than any between a host and the fabric."""
-    inside = [use.utilisation for use in links if _ends_in_fabric(use) == 2]
-    edges = [use.utilisation for use in links if _ends_in_fabric(use) == 1]
-    return max(inside, default=0.0) > MUCH * max(edges, default=0.0) > 0.0
-
-
-def _ends_in_fabric(use: LinkUse) -> int:
-    return use.src.startswith(FABRIC) + use.dst.startswith(FABRIC)

@@ -11,7 +11,7 @@ from statistics import fmean
 from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, batch_per_gpu
-from perfmodel.simulate.engine.engine import Fidelity
+from perfmodel.simulate.engine.engine import Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
@@ -67,19 +67,26 @@ class SizedJob:
     _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        scenario, machine = self.job.scenario, self.ensemble.likely
-        self.batch = batch_per_gpu(scenario, self.size.gpus)
-        events = resolve_events(
-            scenario, machine.topology, self.allocation.own, self.size.gpus_per_node,
-            strict=self.is_main,
-        )  # fmt: skip
-        jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
-        self.disturbances = filter_disturbances(what_if_of(scenario), (*events, *jobs))
+        self.batch = batch_per_gpu(self.job.scenario, self.size.gpus)
+        self.disturbances = self.disturbances_on(self.ensemble.likely)
 
     @property
     def steady_disturbances(self) -> tuple[Disturbance, ...]:
         """Disturbances that are the same in each step."""
         return tuple(each for each in self.disturbances if not each.varies)
+
+    def disturbances_on(self, machine: Machine) -> tuple[Disturbance, ...]:
+        """Return the events and the other jobs as they are on a machine, perhaps with other links.
+
+        Of a degraded link they hold what it has left.
+        """
+        scenario = self.job.scenario
+        events = resolve_events(
+            scenario, machine.topology, self.allocation.own, self.size.gpus_per_node,
+            strict=self.is_main,
+        )  # fmt: skip
+        jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
+        return filter_disturbances(what_if_of(scenario), (*events, *jobs))
 
     def with_options(self, options: DdpOptions) -> SizedJob:
         """Return the same job with other options of DDP; times of collectives are shared."""
@@ -149,11 +156,14 @@ class SizedJob:
         )
 
     def check_message_count(self, steps: int) -> None:
-        """Refuse more messages than fidelity "message" can simulate in minutes."""
-        if self.fidelity == "message":
+        """Refuse more messages, where they are simulated one by one, than minutes allow."""
+        machine = self.ensemble.likely
+        by_cores = has_shared_cores(machine) and uses_sockets(machine, self.fidelity)
+        if self.fidelity == "message" or by_cores:
             works = [t.work for t in self.plan_for(None).tasks if isinstance(t.work, Collective)]
             sent = [(work.op, work.nbytes) for work in works] * steps
-            check_message_size(self.ensemble.likely, sent)
+            field = "fidelity" if self.fidelity == "message" else "cluster.nodes"
+            check_message_size(machine, sent, field, by_cores=field != "fidelity")
 
 
 def size_job(

@@ -115,7 +115,7 @@ def _add_dumped(host: HostDraft, gpus: Sequence[Device]) -> None:
             lines.setdefault(at, link.line)
             count = number(link, "count") or 0
             if not 0 < count <= 1000:
-                raise InputError(Fault("nvlink.count", repr(link.get("count")), "1 or more",
+                raise InputError(Fault("nvlink.count", repr(link.get("count")), "from 1 to 1,000",
                                        host.file, link.line))  # fmt: skip
             target = (link.get("target") or "").lower()
             tclass = (link.get("tclass") or "").lower()

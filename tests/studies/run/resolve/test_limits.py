@@ -5,7 +5,13 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.studies.run.resolve.limits import check_cluster_size, check_message_size
+from perfmodel.scenario import ClusterSize, load_scenario
+from perfmodel.studies.run.resolve.limits import (
+    MOST_SHARING_GPUS,
+    check_cluster_size,
+    check_message_size,
+    check_sharing_jobs,
+)
 from perfmodel.topology.templates.build import build_topology
 
 
@@ -39,3 +45,17 @@ def test_pieces_count_too():
     dgx1 = Machine(build_topology("dgx1-v100"), load_library("nccl"))
     with pytest.raises(InputError, match="sends in 1 of 1 collectives"):
         check_message_size(dgx1, [("broadcast", 512 << 30)])
+
+
+def test_jobs_that_share_a_network_have_a_largest_size():
+    """The job that is to blame is named; without other jobs nothing is refused."""
+    scenario = load_scenario("two-jobs")
+    (job,) = scenario.jobs
+    most = MOST_SHARING_GPUS // 8
+    fits = scenario.model_copy(update={"jobs": (job.model_copy(update={"nodes": most - 2}),)})
+    check_sharing_jobs(fits, ClusterSize(16, 2, 8))
+    with pytest.raises(InputError, match=r"jobs\.0\.nodes: found 254 nodes, of 2,056 GPUs in 2"):
+        check_sharing_jobs(fits, ClusterSize(24, 3, 8))
+    with pytest.raises(InputError, match=r"cluster\.nodes: found 300 nodes"):
+        check_sharing_jobs(fits, ClusterSize(2400, 300, 8))
+    check_sharing_jobs(scenario.model_copy(update={"jobs": ()}), ClusterSize(2400, 300, 8))

@@ -1,0 +1,54 @@
+"""A name of 10,000 characters makes no page wider than its window."""
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.report.common.document import (
+    Block,
+    Box,
+    Bullets,
+    Code,
+    Definitions,
+    Folded,
+    Heading,
+    Paragraph,
+    Table,
+    Tile,
+    Tiles,
+    header,
+    section,
+)
+from perfmodel.report.common.html import render_html
+
+pytestmark = pytest.mark.browser
+
+NAME = 10_000 * "n"
+
+BLOCKS: dict[str, Block] = {
+    "header": header(NAME, NAME, [NAME], [NAME], [NAME]),
+    "section": section(NAME, NAME),
+    "paragraph": Paragraph(NAME),
+    "heading": Heading(NAME),
+    "bullets": Bullets([NAME]),
+    "definitions": Definitions({NAME: NAME}),
+    "table": Table((NAME, "b"), [(NAME, NAME)]),
+    "tiles": Tiles([Tile(NAME, NAME, NAME)]),
+    "code": Code(NAME),
+    "box": Box("", [Paragraph(NAME)]),
+    "folded": Folded(NAME, [Paragraph(NAME)]),
+}
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_blocks_are_no_wider_than_the_window(browser, tmp_path: Path, width: int):
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.set_default_timeout(180_000)
+    wide = {}
+    for name, block in BLOCKS.items():
+        file = tmp_path / f"{name}.html"
+        file.write_text(render_html("names", [block]))
+        page.goto(file.as_uri())
+        wide[name] = page.evaluate("document.documentElement.scrollWidth")
+    page.close()
+    assert wide == dict.fromkeys(BLOCKS, width)
