@@ -12,10 +12,11 @@ from perfmodel.workload.kernels.convolutions import (
     forward_product,
     input_gradient_product,
     layout_copy_s,
+    map_copy_s,
     weight_gradient_product,
 )
 from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.memory_bound import elementwise_s, norm_s
+from perfmodel.workload.kernels.memory_bound import elementwise_s, feature_map_s, norm_s
 from perfmodel.workload.kernels.products import busy_s, product_s
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct, batched
 from perfmodel.workload.model import ITEM_BYTES, Layer
@@ -118,10 +119,12 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
         kernels += 1 if pricing.compiled else unfused.unfused_kernels
     norm_bytes *= scale
     ramps_s = kernels * device.ramp_s
-    forward_s = nbytes / device.memory_Bps + norm_s(norm_bytes, device) + ramps_s
+    is_map = layer.kind == "conv"
+    plain_s = feature_map_s(nbytes, item, device) if is_map else nbytes / device.memory_Bps
+    forward_s = plain_s + norm_s(norm_bytes, item, device) + ramps_s
     backward_s = (
-        nbytes * device.constants.elementwise_backward / device.memory_Bps
-        + norm_s(norm_bytes, device, backward=True)
+        plain_s * device.constants.elementwise_backward
+        + norm_s(norm_bytes, item, device, backward=True)
         + ramps_s
     )
     return forward_s, backward_s, kernels
@@ -178,8 +181,8 @@ def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> LayerCost:
     nbytes = device.item_bytes * elements
     copied_s, copies = 0.0, 2 * (pricing.transposes and layer.kind == "conv")
     if copies:
-        activations = pricing.batch * layer.matmul_bytes * device.item_bytes / STATED_BYTES
-        copied_s = 2 * activations / device.copy_Bps + copies * device.ramp_s
+        moved = pricing.batch * layer.matmul_bytes / STATED_BYTES
+        copied_s = map_copy_s(moved, device) + copies * device.ramp_s
 
     def pass_s(on: Device) -> float:
         return on.constants.product.ramp_s + busy_s(product, nbytes, on.matrix_flops, on)

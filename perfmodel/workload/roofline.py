@@ -39,7 +39,6 @@ def layer_times(
     channels_last: bool = False,
     fused_attention: bool = True,
     compiled: bool = False,
-    cuda_graphs: bool = False,
     matmul_efficiency: float | None = None,
     memory_efficiency: float | None = None,
 ) -> LayerTimes:
@@ -63,8 +62,6 @@ def layer_times(
         its scores.
     compiled : bool
         Whether a compiler (torch.compile) makes one kernel of each chain of element-wise kernels.
-    cuda_graphs : bool
-        Whether forward and backward are captured: the host issues no kernels.
     matmul_efficiency, memory_efficiency : float, optional
         Instead of the GPU's.
 
@@ -97,7 +94,7 @@ def layer_times(
         backward_s=np.array([cost.backward_s for cost in costs]),
         forward_kernels=np.array([cost.forward_kernels for cost in costs], dtype=np.int64),
         backward_kernels=np.array([cost.backward_kernels for cost in costs], dtype=np.int64),
-        launch_s=0.0 if cuda_graphs else gpu.launch_s,
+        launch_s=gpu.launch_s,
         optimizer_s=elementwise_s(optimizer_traffic, launches, pricing.device),
         optimizer_kernels=launches,
         copy_Bps=pricing.device.memory_Bps / 2,

@@ -48,5 +48,10 @@ def convolution_s(conv: Convolution, product: MatrixProduct, device: Device) -> 
 
 def layout_copy_s(conv: Convolution, device: Device) -> float:
     """Device time of transposing both feature maps of a pass, there or back; seconds."""
-    nbytes = 2.0 * device.item_bytes * (conv.in_elements + conv.out_elements)
-    return nbytes / device.copy_Bps + 2 * device.ramp_s
+    return map_copy_s(conv.in_elements + conv.out_elements, device) + 2 * device.ramp_s
+
+
+def map_copy_s(elements: float, device: Device) -> float:
+    """Device time of transposing so many elements, no ramps; seconds."""
+    passes = 2.0 * elements
+    return passes * (device.item_bytes / device.memory_Bps + device.copy_s)

@@ -19,7 +19,8 @@ class Device:
     `matrix_flops`: operations per second of large matrix products.
     `peak_flops`: of the datasheet.
     `memory_Bps`: that large element-wise kernels reach.
-    `norm_Bps`, `copy_Bps`: that normalisations reach, and transposing copies.
+    `norm_s`, `map_s`, `copy_s`: that multiprocessors add per element of a normalisation over rows,
+        of a kernel over feature maps, and of a transposing copy; seconds.
     `ramp_s`: device time of a memory-bound kernel beyond its bytes.
     `tile_edge`, `prologue`: of a tile of a product, in elements (`ProductConstants`).
     `item_bytes`: per element of matrix kernels.
@@ -30,8 +31,9 @@ class Device:
     peak_flops: float
     matrix_flops: float
     memory_Bps: float
-    norm_Bps: float
-    copy_Bps: float
+    norm_s: float
+    map_s: float
+    copy_s: float
     ramp_s: float
     item_bytes: int
     tile_edge: float
@@ -44,14 +46,18 @@ def make_device(gpu: Gpu, precision: str, item_bytes: int) -> Device:
     """Look the rates of a GPU up."""
     constants = kernel_constants()
     memory_Bps = gpu.memory_Bps * gpu.memory_efficiency
-    share = constants.product.plain_share if precision == "fp32" else 1.0
+    multiprocessors = gpu.streaming_multiprocessors
+    # bytes that a multiprocessor's operations need, against those of the GPUs of the fit
+    demand_Bps = gpu.peak_flops[precision] / multiprocessors * item_bytes
+    share = min(1.0, demand_Bps / constants.product.demand_Bps)
     return Device(
-        multiprocessors=gpu.streaming_multiprocessors,
+        multiprocessors=multiprocessors,
         peak_flops=gpu.peak_flops[precision],
         matrix_flops=gpu.peak_flops[precision] * gpu.matmul_efficiency[precision],
         memory_Bps=memory_Bps,
-        norm_Bps=_limited_Bps(gpu, memory_Bps, constants.norm.multiprocessor_Bps),
-        copy_Bps=_limited_Bps(gpu, memory_Bps, constants.convolution.copy_multiprocessor_Bps),
+        norm_s=1 / (constants.norm.elements_per_s * multiprocessors),
+        map_s=1 / (constants.convolution.map_elements_per_s * multiprocessors),
+        copy_s=1 / (constants.convolution.copy_elements_per_s * multiprocessors),
         ramp_s=gpu.kernel_overhead_s,
         item_bytes=item_bytes,
         tile_edge=constants.product.tile_edge * share,
@@ -59,8 +65,3 @@ def make_device(gpu: Gpu, precision: str, item_bytes: int) -> Device:
         attention=constants.attention_rate(gpu.generation),
         constants=constants,
     )
-
-
-def _limited_Bps(gpu: Gpu, memory_Bps: float, multiprocessor_Bps: float) -> float:
-    """Rate of kernels whose multiprocessors wait between loads: both times add up."""
-    return 1 / (1 / memory_Bps + 1 / (gpu.streaming_multiprocessors * multiprocessor_Bps))

@@ -16,21 +16,26 @@ from perfmodel.files import read_yaml
 class ProductConstants:
     """Of matrix products: ramp, prologue of a tile (bytes of the depth), loads of its edges.
 
-    `plain_share`: factor on prologue and loads without tensor cores.
+    `demand_Bps`: bytes per second that the operations of one multiprocessor need, from which on
+        these hold; below, prologue and loads weigh less in proportion.
     """
 
     ramp_s: float
     prologue_bytes: float
     tile_edge: float
-    plain_share: float
+    demand_Bps: float
 
 
 @dataclass(frozen=True)
 class ConvolutionConstants:
-    """Rate of convolutions over that of products; bandwidth of a multiprocessor in transposing."""
+    """Rate of convolutions over that of products; elements per second of one multiprocessor.
+
+    `map_elements_per_s`: in kernels over feature maps. `copy_elements_per_s`: in transposing.
+    """
 
     efficiency: float
-    copy_multiprocessor_Bps: float
+    map_elements_per_s: float
+    copy_elements_per_s: float
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,9 @@ class AttentionRate:
 
 @dataclass(frozen=True)
 class NormConstants:
-    """Bandwidth of a multiprocessor in normalisations; time of backward over forward."""
+    """Elements per second of one multiprocessor; time of backward over forward."""
 
-    multiprocessor_Bps: float
+    elements_per_s: float
     backward: float
 
 
