@@ -50,9 +50,7 @@ NO_EVENT = "leaves out what this scenario does not have; contexts with events an
 NO_CHANCE = "nothing is drawn at random; the contexts of jitter and of placement try it"
 OTHER_COMMAND = "another command reads it, and `compare` says so; its own context tries it"
 NO_ATTENTION = "the model has no attention to fuse; the context of a transformer tries it"
-BUSY = (
-    "the device is busy enough to hide the host; the contexts of a job and of a transformer try it"
-)
+BUSY = "the device hides the host; the contexts of a job and of a transformer try it"
 RINGS = dict.fromkeys(
     ("cluster.fabric.oversubscription", "cluster.fabric.routing"),
     "a ring leaves each leaf once, so that one uplink is enough; the test of fabrics tries it",
