@@ -42,6 +42,8 @@ STEPS = (0.7, 1.0, 1.4)
 """Factors tried on a constant in one round of a fit."""
 CAP = 0.5
 """Larger logarithms of a row count as this in a fit: it is not a row's to decide."""
+FEW = 4
+"""Rows of one GPU below which they tell no spread."""
 NORMAL_80 = 2.563
 """Width of the middle 80 % of a normal distribution; standard deviations."""
 
@@ -181,16 +183,24 @@ def print_table(title: str, groups: dict[str, list[float]]) -> None:
         print(f"{name:40} {len(values):4} {bias:+7.1%} {median:7.1%} {most:6.1%} {sd:7.3f}")
 
 
-def by_kind(errors: Errors) -> dict[tuple[str, str], list[float]]:
-    """Pool GPUs, each weighing the same: quantiles of a GPU's errors stand for its rows."""
-    pooled: dict[tuple[str, str], list[float]] = defaultdict(list)
+def by_kind(errors: Errors) -> dict[tuple[str, str], list[list[float]]]:
+    """Errors of a kind, by GPU."""
+    pooled: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for (kind, _, seen), values in errors.items():
-        ends = np.quantile(values, np.linspace(0.025, 0.975, 20))
-        pooled[kind, seen] += ends.tolist()
+        pooled[kind, seen].append(values)
     return pooled
 
 
-def write(pooled: dict[tuple[str, str], list[float]]) -> None:
+def spread_of_kind(gpus_: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Median over GPUs, each weighing the same, and standard deviation within and between GPUs."""
+    medians = [statistics.median(values) for values in gpus_]
+    widths = [spread(values)[3] for values in gpus_ if len(values) >= FEW]
+    within = math.sqrt(statistics.fmean(width**2 for width in widths)) if widths else 0.0
+    between = statistics.pstdev(medians) if len(medians) > 1 else 0.0
+    return statistics.median(medians), math.hypot(within, between)
+
+
+def write(pooled: dict[tuple[str, str], list[list[float]]]) -> None:
     """Keep the spread by kind beside the constants."""
     lines = [Path(SPREAD).read_text(encoding="utf-8").split("kinds:")[0] + "kinds:"]
     kinds = sorted({kind for kind, _ in pooled})
@@ -198,7 +208,7 @@ def write(pooled: dict[tuple[str, str], list[float]]) -> None:
         entries = []
         for seen in ("seen", "unseen"):
             if (kind, seen) in pooled:
-                bias, _, _, sd = spread(pooled[kind, seen])
+                bias, sd = spread_of_kind(pooled[kind, seen])
                 entries.append(f"{seen}: {{bias: {bias:.3f}, log_sd: {sd:.3f}}}")
         lines.append(f"  {kind}: {{{', '.join(entries)}}}")
     Path(SPREAD).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -216,8 +226,10 @@ def main() -> None:
     )
     print_table("steps by table", tables)
     pooled = by_kind(errors)
-    print_table("kind, each GPU weighing the same",
-                {f"{kind}, {seen}": rows for (kind, seen), rows in pooled.items()})  # fmt: skip
+    print(f"\n{'kind':40} GPUs    bias  spread within and between GPUs")
+    for (kind, seen), values in sorted(pooled.items()):
+        bias, sd = spread_of_kind(values)
+        print(f"{kind + ', ' + seen:40} {len(values):4} {bias:+7.1%} {sd:7.3f}")
     if options.write:
         write(pooled)
 
