@@ -59,6 +59,8 @@ SMALL_MODULES = {
     "collectives/algorithms/linear": ROW,
     "collectives/algorithms/parameter_server": ROW,
     "collectives/algorithms/pat": ROW,
+    "workload/kernels/attention": ROW + ": kinds of kernels",
+    "workload/kernels/convolutions": ROW + ": kinds of kernels",
     "workload/zoo/resnet": ROW,
     "workload/zoo/vgg": ROW,
     "workload/zoo/vit": ROW,

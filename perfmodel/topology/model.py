@@ -44,6 +44,8 @@ class Gpu:
         "volta", "ampere", "ada", "hopper", "blackwell".
     power_W : float, optional
         Most that the board draws by its data sheet (TDP); watts. None where no source is known.
+    efficiency_assumed : bool
+        Whether `matmul_efficiency` is an assumption, and not measured on this GPU or its like.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Gpu:
     overlap_slowdown: float
     generation: str
     power_W: float | None = None
+    efficiency_assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.workload.kernel_constants import kernel_constants
+from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
 STATE_BYTES = 4
@@ -29,7 +29,7 @@ def activation_bytes(
     saved = kept_share * sum(layer.saved_elements for layer in workload.layers)
     if not fused_attention:
         scores = sum(layer.score_elements for layer in workload.layers)
-        saved += kernel_constants().unfused_saved * scores
+        saved += kernel_constants().attention.unfused_saved * scores
     weights = 0.0
     if cast_weights(workload, precision):
         weights = sum(layer.weight_elements for layer in workload.layers if layer.matmul_flops)

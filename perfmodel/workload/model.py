@@ -10,6 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.workload.kernels.shapes import MatrixKernel
+
 ITEM_BYTES: Mapping[str, int] = {
     "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4,
     "int8": 1, "uint8": 1,
@@ -71,9 +73,17 @@ class Layer:
     score_elements : float
         Elements of the attention scores (heads x s x s), per sample: memory traffic and saved
         activations where attention is not fused into one kernel.
-    causal : bool
-        Whether half of the scores are masked, which a fused attention kernel skips.
-        (`matmul_flops` counts all of them, as published formulas and FLOP counters do.)
+    matrix : MatrixProduct, Convolution or Attention, optional
+        Shape of its matrix kernel, of one sample. Where a file states operations alone, a product
+        of that many operations is taken. (`matmul_flops` counts masked scores of attention too, as
+        published formulas and FLOP counters do.)
+    norm_bytes : float
+        Part of `vector_bytes` that normalisations over rows move (layer and RMS norm).
+    fused_bytes : float, optional
+        What is left of `vector_bytes` where a compiler fuses chains of element-wise kernels; None
+        where the chains are not known, and nothing is taken to be saved.
+    fused_kernels : int
+        Kernels launched by forward in that case.
     """
 
     name: str
@@ -86,7 +96,10 @@ class Layer:
     kernels: int = 1
     kind: LayerKind = "linear"
     score_elements: float = 0.0
-    causal: bool = False
+    matrix: MatrixKernel | None = None
+    norm_bytes: float = 0.0
+    fused_bytes: float | None = None
+    fused_kernels: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The roofline: limits that its formulas must reach, and what it refuses."""
+"""Times of layers: limits that they must reach, and what they are refused for."""
 
 import math
 from dataclasses import replace
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.model import Gpu
-from perfmodel.workload import Layer, ParameterTensor, Workload, build_model, layer_times
-from perfmodel.workload.kernel_constants import kernel_constants
+from perfmodel.workload import Layer, ParameterTensor, Workload, build_model, layer_times, zoo_names
+from perfmodel.workload.kernels.kernel_constants import kernel_constants
+from perfmodel.workload.kernels.shapes import Attention, Convolution
 from perfmodel.workload.roofline import optimizer_launches, step_s
 
 GPU = Gpu(
@@ -43,7 +44,8 @@ def times(layer, *, batch=4, precision="fp32", gpu=GPU, **options):
 
 def test_compute_bound_layer():
     forward, backward = times(Layer("l", matmul_flops=1e12))
-    assert forward == pytest.approx(4 * 1e12 / RATE)
+    assert forward == pytest.approx(4 * 1e12 / RATE, rel=0.05)  # whole waves, first steps of tiles
+    assert forward >= 4 * 1e12 / RATE
     assert backward == pytest.approx(2 * forward)
 
 
@@ -52,7 +54,7 @@ def test_memory_bound_layers():
     assert forward == pytest.approx(4 * 1e9 / TRAFFIC)
     assert backward / forward == pytest.approx(5 / 3, rel=1e-3)  # batch norm: 5 passes to 3
     forward, backward = times(Layer("l", matmul_flops=1.0, matmul_bytes=1e9, weight_elements=1e9))
-    assert forward == pytest.approx(4 * (1e9 + 1e9) / TRAFFIC)
+    assert forward == pytest.approx(4 * (1e9 + 1e9) / TRAFFIC, rel=1e-3)
     assert backward == pytest.approx(2 * forward)
 
 
@@ -64,81 +66,57 @@ def test_first_layer_has_no_gradient_of_its_input():
     assert (made.forward_kernels[0], made.backward_kernels[0]) == (1, 1)
 
 
-def test_compute_and_memory_overlap_in_part():
-    layer = Layer("l", matmul_flops=RATE, matmul_bytes=TRAFFIC)
-    forward, _ = times(layer, batch=1)
-    assert forward == pytest.approx(2 ** (1 / kernel_constants().overlap_exponent))
-    assert 1 < forward < 2
-
-
-@given(st.floats(1e3, 1e15), st.floats(1, 1e13))
-def test_between_the_ideal_roofline_and_no_overlap(flops, nbytes):
+@given(st.floats(1e6, 1e15), st.floats(1, 1e13))
+def test_never_below_the_ideal_roofline(flops, nbytes):
     forward, _ = times(Layer("l", matmul_flops=flops, matmul_bytes=nbytes), batch=1)
-    compute, memory = flops / RATE, nbytes / TRAFFIC
-    assert max(compute, memory) * (1 - 1e-9) <= forward <= (compute + memory) * (1 + 1e-9)
+    # of a product of whole numbers of rows and columns
+    assert forward >= max(0.98 * flops / RATE, nbytes / TRAFFIC) * (1 - 1e-9)
 
 
 def test_efficiency_saturates_with_the_size_of_a_product():
-    gpu = replace(GPU, kernel_overhead_s=1e-5)
-
     def efficiency(flops):
-        forward, _ = times(Layer("l", matmul_flops=flops), gpu=gpu, batch=1)
+        forward, _ = times(Layer("l", matmul_flops=flops), batch=1)
         return flops / forward / RATE
 
-    sizes = [1e6, 1e8, 1e10, 1e12]
-    reached = [efficiency(flops) for flops in sizes]
+    reached = [efficiency(flops) for flops in (1e6, 1e8, 1e10, 1e12, 1e14)]
     assert reached == sorted(reached)
-    assert efficiency(RATE * 1e-5) == pytest.approx(0.5)  # half at the size that takes the ramp
-    assert reached[-1] > 0.99
+    assert reached[0] < 0.1
+    assert reached[-1] > 0.97
 
 
-def test_matrix_products_of_an_a100():
-    # LLMCompass (github.com/PrincetonUniversity/LLMCompass, ae/figure5, matmul_A100.csv), fp16:
-    # m, k, n and the measured seconds; their smallest product shows 28 us of ramp and launch
-    a100 = replace(
-        GPU, memory_Bps=2039e9, memory_efficiency=0.88, peak_flops={"fp16": 312e12},
-        matmul_efficiency={"fp16": 0.94}, kernel_overhead_s=28e-6,
-    )  # fmt: skip
-    measured = [
-        (8192, 64, 64, 29.6e-6),
-        (8192, 256, 256, 35.6e-6),
-        (8192, 512, 512, 47.1e-6),
-        (8192, 1024, 1024, 92.7e-6),
-        (8192, 4096, 4096, 1021e-6),
-        (8192, 16384, 16384, 15.0e-3),
-        (64, 12288, 12288, 190e-6),
-        (1024, 12288, 12288, 1199e-6),
-    ]
-    for m, k, n, seconds in measured:
-        layer = Layer("l", matmul_flops=2.0 * m * k * n, matmul_bytes=4.0 * m * (k + n),
-                      weight_elements=k * n)  # fmt: skip
-        pure_half = replace(model(layer), tensors=(ParameterTensor("w", (1,), "fp16"),))
-        made = layer_times(pure_half, a100, batch=1, precision="fp16")
-        assert made.forward_s[1] == pytest.approx(seconds, rel=0.25)
+def attention(tokens, *, heads=8, causal=False):
+    shape = Attention(tokens, heads, heads, 128, causal)
+    return Layer("l", matmul_flops=shape.flops, kind="attention", matrix=shape,
+                 score_elements=float(heads * tokens**2))  # fmt: skip
 
 
 def test_fused_attention_skips_the_masked_half_and_recomputes_the_scores():
-    layer = Layer("l", matmul_flops=1e12, kind="attention", score_elements=1e6)
-    reached = kernel_constants().attention_efficiency
-    forward, backward = times(layer)
-    assert forward == pytest.approx(4 * 1e12 / RATE / reached)
-    assert backward == pytest.approx(2.5 * forward)
-    masked, _ = times(replace(layer, causal=True))
-    assert masked == pytest.approx(forward / 2)
+    reached = kernel_constants().attention_rate("ampere").large_heads
+    half = kernel_constants().attention.half_rate_keys
+    forward, backward = times(attention(16384))
+    saturated = 16384 / (16384 + half)
+    work_s = 4 * attention(16384).matmul_flops / RATE
+    assert forward == pytest.approx(work_s / reached / saturated, rel=1e-3)
+    assert backward == pytest.approx(2.5 * forward, rel=1e-3)
+    masked, _ = times(attention(16384, causal=True))
+    assert masked == pytest.approx(forward / 2, rel=0.03)  # half of the keys: less saturated
 
 
 def test_unfused_attention_moves_its_scores():
-    layer = Layer("l", matmul_flops=1.0, kind="attention", score_elements=1e9, causal=True)
+    layer = attention(8192, heads=1, causal=True)
     forward, _ = times(layer, fused_attention=False, batch=1)
-    assert forward == pytest.approx(10 * 4e9 / TRAFFIC)
+    scores_s = 10 * 4 * 8192**2 / TRAFFIC
+    assert forward > scores_s + layer.matmul_flops / RATE
+    compiled, _ = times(layer, fused_attention=False, compiled=True, batch=1)
+    assert forward - compiled == pytest.approx(0.6 * scores_s)  # 4 passes instead of 10
     fused, _ = times(layer, batch=1)
-    assert fused < 1e-9
+    assert fused < scores_s
 
 
 def test_autocast_casts_every_weight_and_leaves_transformers_norms_in_fp32():
     product = Layer("l", matmul_flops=1.0, weight_elements=1e9)
     forward, _ = times(product, precision="fp16")
-    assert forward == pytest.approx((2e9 + 6e9) / TRAFFIC)
+    assert forward == pytest.approx((2e9 + 6e9) / TRAFFIC, rel=1e-3)
     norm = Layer("l", vector_bytes=1e9)
     assert times(norm, precision="fp16")[0] == pytest.approx(times(norm)[0])
     batch_norm = replace(norm, kind="conv")
@@ -149,18 +127,47 @@ def test_pure_half_precision_casts_nothing():
     layer = Layer("l", matmul_flops=1.0, weight_elements=1e9, vector_bytes=1e9)
     pure = replace(model(layer), tensors=(ParameterTensor("w", (1000,), "fp16"),))
     made = layer_times(pure, GPU, batch=1, precision="fp16")
-    assert made.forward_s[1] == pytest.approx((2e9 + 0.5e9) / TRAFFIC)
+    assert made.forward_s[1] == pytest.approx((2e9 + 0.5e9) / TRAFFIC, rel=1e-2)
     assert made.forward_kernels[1] == 1
 
 
+def conv_layer(matrix):
+    moved = 4.0 * (matrix.in_elements + matrix.out_elements)
+    return Layer(
+        "l", matmul_flops=2.0 * matrix.out_elements * 64 * 9, matmul_bytes=moved,
+        weight_elements=float(matrix.weight_elements), kind="conv", matrix=matrix,
+    )  # fmt: skip
+
+
 def test_tensor_cores_want_channels_last():
-    layer = Layer("l", matmul_flops=1.0, matmul_bytes=4e9, kind="conv")
-    fast, _ = times(layer, precision="fp16", channels_last=True, batch=1)
-    slow, _ = times(layer, precision="fp16", batch=1)
-    assert slow == pytest.approx(3 * fast)  # both operands read and written once more
+    layer = conv_layer(Convolution(64, 64, (56, 56), (56, 56), (3, 3)))
+    fast, _ = times(layer, precision="fp16", channels_last=True, batch=64)
+    slow, _ = times(layer, precision="fp16", batch=64)
+    # both operands read and written once more, at the rate of a transposition at most
+    copies_s = 64 * 2 * layer.matmul_bytes / 2 / TRAFFIC
+    assert copies_s < slow - fast < 2 * copies_s
     assert times(layer) == times(layer, channels_last=True)
     # TF32 turns to the fp32 kernels where the copies would cost more
-    assert times(layer, precision="tf32") == pytest.approx(times(layer))
+    pointwise = conv_layer(Convolution(64, 64, (56, 56), (56, 56), (1, 1)))
+    assert times(pointwise, precision="tf32") == pytest.approx(times(pointwise))
+
+
+def test_fused_chains_move_less_and_launch_less():
+    workload = build_model("gpt2")
+    eager = layer_times(workload, GPU, batch=8, precision="fp16")
+    fused = layer_times(workload, GPU, batch=8, precision="fp16", compiled=True)
+    assert step_s(fused) < 0.9 * step_s(eager)
+    assert fused.forward_kernels.sum() < eager.forward_kernels.sum()
+    # a layer whose chains nobody knows keeps its time
+    unknown = Layer("l", vector_bytes=1e9)
+    assert times(unknown, compiled=True) == times(unknown)
+
+
+@pytest.mark.parametrize("name", zoo_names())
+def test_fusing_never_adds(name):
+    for layer in build_model(name).layers:
+        assert layer.fused_bytes is None or layer.fused_bytes <= layer.vector_bytes
+        assert layer.fused_kernels <= layer.kernels
 
 
 def test_kernels_cost_their_ramp():
@@ -185,7 +192,7 @@ def test_optimizer_time_is_its_traffic():
 def test_overrides():
     layer = Layer("l", matmul_flops=1e12, vector_bytes=1e9)
     forward, _ = times(layer, matmul_efficiency=1.0, memory_efficiency=1.0, batch=1)
-    assert forward == pytest.approx(1e12 / 20e12 + 1e9 / 2e12)
+    assert forward == pytest.approx(1e12 / 20e12 + 1e9 / 2e12, rel=0.08)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "bert-large", "llama3-8b", "vit-b-16"])

@@ -91,6 +91,12 @@ class ComputeSection(FileModel):
     fused_attention: Switch = Field(
         default=True, description="attention as one kernel (scaled_dot_product_attention)"
     )
+    compiled: Switch = Field(
+        default=False, description="chains of element-wise kernels fused (torch.compile)"
+    )
+    cuda_graphs: Switch = Field(
+        default=False, description="kernels replayed from CUDA graphs: the host issues none"
+    )
 
     @model_validator(mode="after")
     def _check_times(self) -> ComputeSection:
@@ -100,6 +106,8 @@ class ComputeSection(FileModel):
             raise ValueError("no 'measured_step' with 'source: file', whose times are measured")
         if self.source == "file" and self.channels_last:
             raise ValueError("no 'channels_last' with 'source: file', whose times have it")
+        if self.source == "file" and self.compiled:
+            raise ValueError("no 'compiled' with 'source: file', whose times have it")
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, allowed_names
@@ -99,6 +100,8 @@ def build_topology(
     if faults:
         raise InputError(faults)
     gpu = load_gpu(spec.gpu)
+    if spec.launch is not None:
+        gpu = replace(gpu, launch_s=spec.launch.time)
     with collector_off():
         plan = resolve_fabric(fabric) if hosts > 1 and fabric is not None else None
         network = build_network(host, hosts, plan) if plan is not None else None
@@ -183,6 +186,8 @@ def _sources(spec: NodeSpec, network: Network | None) -> Mapping[str, str]:
             sources[f"{name} {number}"] = resolve_source(text, spec.sources)
     if spec.staging is not None:
         sources["staging bandwidth"] = resolve_source(spec.staging.source, spec.sources)
+    if spec.launch is not None:
+        sources["gpu launch"] = resolve_source(spec.launch.source, spec.sources)
     if spec.sockets is not None:
         sources["sockets"] = resolve_source(spec.sockets.source, spec.sources)
     if network is not None:

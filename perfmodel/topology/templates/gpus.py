@@ -120,7 +120,9 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
     if faults:
         raise InputError(faults)
     spec = table.gpus[name]
-    return _gpu(name, spec), _source_texts(spec, table)
+    sources = _source_texts(spec, table)
+    assumed = sources.get("matmul_efficiency", "").startswith("assumption")
+    return replace(_gpu(name, spec), efficiency_assumed=assumed), sources
 
 
 def _gpu(name: str, spec: GpuSpec) -> Gpu:

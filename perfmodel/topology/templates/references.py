@@ -170,7 +170,7 @@ def _source_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
     keys = data.get("sources")
     keys = keys if isinstance(keys, Mapping) else {}
     sections = [(["links", name], link) for name, link in _links(data).items()]
-    sections.append((["staging"], data.get("staging")))
+    sections += [([name], data.get(name)) for name in ("staging", "launch")]
     for path, section in sections:
         for field in ("source", "efficiency_source", "latency_source"):
             text = section.get(field) if isinstance(section, Mapping) else None

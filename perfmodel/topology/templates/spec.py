@@ -123,6 +123,13 @@ class StagingSpec(FileModel):
     source: Source
 
 
+class HostLaunchSpec(FileModel):
+    """Host time to issue one kernel on this machine's CPU, instead of the GPU's usual host."""
+
+    time: Latency
+    source: Source
+
+
 class ChannelSpec(FileModel):
     """One channel of NCCL's through the host."""
 
@@ -177,6 +184,7 @@ class NodeSpec(FileModel):
     gpu_p2p: bool = True
     gpudirect_rdma: bool = True
     staging: StagingSpec | None = None
+    launch: HostLaunchSpec | None = None
     graphs: tuple[GraphSpec, ...] = ()
     sockets: SocketsSpec | None = None
 

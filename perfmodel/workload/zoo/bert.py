@@ -9,6 +9,7 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
+    JOIN_PASSES,
     MASK_ELEMENTS,
     NORM_PASSES,
     Module,
@@ -49,7 +50,7 @@ def bert(name: str, *, dtype: str, sequence_length: int) -> Workload:
     parts.append(
         linear(
             "pooler.dense", 1, h, h, parameters=pooler, vector_elements=ACTIVATION_PASSES * h,
-            saved_elements=2.0 * h, kernels=2,
+            fused_elements=ACTIVATION_PASSES * h, saved_elements=2.0 * h, kernels=2,
         )
     )  # fmt: skip
     return assemble(
@@ -77,7 +78,8 @@ def _embeddings(s: int, h: int) -> Module:
     passes = 3 * ACTIVATION_PASSES + 2 * ADD_PASSES + NORM_PASSES + DROPOUT_PASSES
     return embedding(
         prefix, tables + norm, (*names(norm), position, segment, word),
-        vector_elements=passes * s * h, saved_elements=(1 + MASK_ELEMENTS) * s * h, kernels=7,
+        vector_elements=passes * s * h, fused_elements=float((1 + JOIN_PASSES) * s * h),
+        saved_elements=(1 + MASK_ELEMENTS) * s * h, kernels=7,
     )  # fmt: skip
 
 
@@ -96,6 +98,7 @@ def _block(prefix: str, s: int, h: int, heads: int) -> list[Module]:
         f"{prefix}.intermediate.dense", s, h, wide,
         parameters=weight_and_bias(f"{prefix}.intermediate.dense", wide, h),
         vector_elements=float(ACTIVATION_PASSES * s * wide),
+        fused_elements=float(ACTIVATION_PASSES * s * wide),
         saved_elements=float(s * h + s * wide), kernels=2,
     )  # fmt: skip
     return [
@@ -117,6 +120,7 @@ def _to_stream(prefix: str, s: int, inputs: int, h: int) -> Module:
     return linear(
         f"{prefix}.dense", s, inputs, h, parameters=dense + norm,
         ready=names(norm) + names_reversed(dense),
-        vector_elements=(DROPOUT_PASSES + ADD_PASSES + NORM_PASSES) * s * h,
+        vector_elements=(DROPOUT_PASSES + ADD_PASSES) * s * h, norm_elements=NORM_PASSES * s * h,
+        fused_elements=float(JOIN_PASSES * s * h),
         saved_elements=(1 + MASK_ELEMENTS) * s * h + input_kept, kernels=4,
     )  # fmt: skip

@@ -9,6 +9,9 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
+    FUSED_LOSS_PASSES,
+    JOIN_PASSES,
+    LOSS_PASSES,
     MASK_ELEMENTS,
     NORM_PASSES,
     Parameter,
@@ -66,6 +69,7 @@ def gpt(name: str, *, dtype: str, sequence_length: int) -> Workload:
     parts = [
         embedding(
             "embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=gathered,
+            fused_elements=float(JOIN_PASSES * s * h),
             saved_elements=MASK_ELEMENTS * s * h, kernels=4,
         )
     ]  # fmt: skip
@@ -76,8 +80,8 @@ def gpt(name: str, *, dtype: str, sequence_length: int) -> Workload:
     parts.append(
         linear(
             "lm_head", s, h, VOCABULARY, parameters=last_norm, ready=names(last_norm),
-            # logits to 4 bytes and their log-softmax for the loss
-            vector_elements=NORM_PASSES * s * h + 2 * ACTIVATION_PASSES * s * VOCABULARY,
+            norm_elements=NORM_PASSES * s * h, vector_elements=LOSS_PASSES * s * VOCABULARY,
+            fused_elements=NORM_PASSES * s * h + FUSED_LOSS_PASSES * s * VOCABULARY,
             saved_elements=float(2 * s * h + s * VOCABULARY), kernels=5,
         )
     )  # fmt: skip

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.workload.model import Buffers, Layer, LayerKind, ParameterTensor, Workload
+from perfmodel.workload.kernels.shapes import Convolution, MatrixProduct
+from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 
 ELEMENT_BYTES = 4
 """Layers state their traffic at 4 bytes per element (see `Layer`)."""
@@ -27,6 +28,15 @@ ACTIVATION_PASSES = 2
 """ReLU, GELU, tanh, softmax as one kernel: read and write."""
 ADD_PASSES = 3
 """A residual addition: two reads and a write."""
+LOSS_PASSES = 6
+"""Cross entropy over logits, forward: 4.4 passes of fp32 measured on an A100 for
+torch.nn.CrossEntropyLoss (linkedin/Liger-Kernel, benchmark data, "huggingface"), and 1.5 to cast
+the logits from half precision."""
+FUSED_LOSS_PASSES = 1.5
+"""Cross entropy as a compiler fuses it: half-precision logits read twice, for the greatest and for
+the sum; their gradient is written in half precision."""
+JOIN_PASSES = 3
+"""A chain that ends in a residual addition, fused: two reads and a write."""
 DROPOUT_PASSES = 2.25
 """Read, write, and a mask of one byte for each element of four."""
 MASK_ELEMENTS = 0.25
@@ -134,16 +144,23 @@ def convolution(
     parameters = weight_and_bias(name, channels, image.channels, *kernel, bias=norm is None)
     passes = (BATCH_NORM_PASSES if norm else 0) + relu * ACTIVATION_PASSES + residual * ADD_PASSES
     normed = norm_parameters(norm, channels) if norm else ()
+    fused = BATCH_NORM_PASSES + residual if norm else relu * ACTIVATION_PASSES
     layer = Layer(
         name=name,
         matmul_flops=2.0 * out.elements * image.channels * kernel[0] * kernel[1],
         matmul_bytes=float(ELEMENT_BYTES * (image.elements + out.elements)),
         vector_bytes=float(ELEMENT_BYTES * passes * out.elements),
+        # ReLU and the addition join the kernel that applies the normalisation
+        fused_bytes=float(ELEMENT_BYTES * fused * out.elements),
+        fused_kernels=1 + 2 * (norm is not None) + (norm is None and relu),
         weight_elements=float(channels * image.channels * kernel[0] * kernel[1]),
         saved_elements=float(out.elements * ((norm is not None) + relu)),
         # batch normalisation also counts its batches, a kernel of its own
         kernels=1 + 2 * (norm is not None) + relu + residual,
         kind="conv",
+        matrix=Convolution(
+            image.channels, channels, (image.height, image.width), (height, width), kernel
+        ),
     )
     statistics = Buffers("fp32", 2, 2 * 4 * channels)  # mean and variance
     buffers = (statistics, Buffers("int64", 1, 8)) if norm else ()  # and a counter of batches
@@ -185,9 +202,10 @@ def linear(
     parameters: tuple[Parameter, ...],
     ready: tuple[str, ...] | None = None,
     vector_elements: float = 0.0,
+    norm_elements: float = 0.0,
+    fused_elements: float = 0.0,
     saved_elements: float = 0.0,
     kernels: int = 1,
-    kind: LayerKind = "linear",
 ) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
 
@@ -195,17 +213,22 @@ def linear(
     `parameters`: in registration order.
     `ready`: ready order; the reverse of `parameters` if not given.
     `vector_elements`: element passes of the other kernels, per sample.
+    `norm_elements`: those of normalisations over rows, beside `vector_elements`.
+    `fused_elements`: of all of them, where a compiler makes each chain one kernel.
     `kernels`: with the matrix product.
     """
     layer = Layer(
         name=name,
         matmul_flops=2.0 * tokens * inputs * outputs,
         matmul_bytes=float(ELEMENT_BYTES * tokens * (inputs + outputs)),
-        vector_bytes=ELEMENT_BYTES * vector_elements,
+        vector_bytes=ELEMENT_BYTES * (vector_elements + norm_elements),
         weight_elements=float(inputs * outputs),
         saved_elements=saved_elements,
         kernels=kernels,
-        kind=kind,
+        matrix=MatrixProduct(tokens, outputs, inputs),
+        norm_bytes=ELEMENT_BYTES * norm_elements,
+        fused_bytes=ELEMENT_BYTES * fused_elements,
+        fused_kernels=1 + (fused_elements > 0),
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.model import Layer
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
     ELEMENT_BYTES,
+    JOIN_PASSES,
     MASK_ELEMENTS,
     NORM_PASSES,
     Module,
@@ -42,7 +44,8 @@ def attention(
         saved_elements=float(moved),
         kind="attention",
         score_elements=float(heads * tokens**2),
-        causal=causal,
+        matrix=Attention(tokens, heads, kv_width * heads // width, width // heads, causal),
+        fused_bytes=0.0,
     )
     return Module(layer)
 
@@ -53,6 +56,7 @@ def embedding(
     ready: tuple[str, ...],
     *,
     vector_elements: float,
+    fused_elements: float | None = None,
     saved_elements: float,
     kernels: int,
 ) -> Module:
@@ -60,6 +64,7 @@ def embedding(
     layer = Layer(
         name=name,
         vector_bytes=ELEMENT_BYTES * vector_elements,
+        fused_bytes=None if fused_elements is None else ELEMENT_BYTES * fused_elements,
         weight_elements=float(sum(shape[0] * shape[-1] for _, shape in parameters)),
         saved_elements=saved_elements,
         kernels=kernels,
@@ -110,7 +115,8 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
         return linear(
             f"{name}.{part}", s, h, outputs, parameters=norm + own,
             ready=names_reversed(own) + names(norm),
-            vector_elements=NORM_PASSES * s * h, saved_elements=2.0 * s * h, kernels=2,
+            norm_elements=NORM_PASSES * s * h, fused_elements=NORM_PASSES * s * h,
+            saved_elements=2.0 * s * h, kernels=2,
         )  # fmt: skip
 
     return [
@@ -118,12 +124,14 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
         attention(f"{name}.attention", s, h, heads=shape.heads, causal=shape.causal),
         linear(
             f"{name}.projection", s, h, h, parameters=parameters.projection,
-            vector_elements=after, saved_elements=mask, kernels=tail_kernels,
+            vector_elements=after, fused_elements=JOIN_PASSES * s * h, saved_elements=mask,
+            kernels=tail_kernels,
         ),
         normed("widen", wide, parameters.second_norm, parameters.widen),
         linear(
             f"{name}.narrow", s, wide, h, parameters=parameters.narrow,
             vector_elements=ACTIVATION_PASSES * s * wide + after,
+            fused_elements=ACTIVATION_PASSES * s * wide + JOIN_PASSES * s * h,
             saved_elements=2.0 * s * wide + mask, kernels=tail_kernels + 1,
         ),
     ]  # fmt: skip

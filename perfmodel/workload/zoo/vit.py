@@ -7,6 +7,7 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     CLASSES,
+    JOIN_PASSES,
     NORM_PASSES,
     Image,
     Module,
@@ -52,7 +53,7 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
         linear(
             "heads.head", 1, WIDTH, CLASSES, parameters=last_norm + head,
             ready=names_reversed(head) + names(last_norm),
-            vector_elements=NORM_PASSES * tokens * WIDTH,
+            norm_elements=NORM_PASSES * tokens * WIDTH, fused_elements=NORM_PASSES * tokens * WIDTH,
             saved_elements=float(tokens * WIDTH), kernels=2,
         )
     )  # fmt: skip
@@ -74,7 +75,8 @@ def _positions(tokens: int) -> Module:
     )
     return embedding(
         "encoder.pos_embedding", parameters, names_reversed(parameters),
-        vector_elements=(2 + ADD_PASSES) * tokens * WIDTH, saved_elements=0.0, kernels=2,
+        vector_elements=(2 + ADD_PASSES) * tokens * WIDTH,
+        fused_elements=float(JOIN_PASSES * tokens * WIDTH), saved_elements=0.0, kernels=2,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_hardware_that_nobody_ran_gets_the_widest_interval() -> None:
 def test_a_step_has_an_interval_without_a_profile() -> None:
     answer = run_scenario(load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale.gpus=[1]")))
     alone, several = answer.points
-    low, high = roofline_factors(build_model("resnet50"))
+    low, high = roofline_factors(build_model("resnet50"), answer.topology.gpu, "fp16")
     assert alone.interval_s == pytest.approx(
         (low * alone.step_time_s, high * alone.step_time_s), rel=1e-3
     ), "one GPU sends nothing: compute alone"

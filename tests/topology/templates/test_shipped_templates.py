@@ -153,14 +153,15 @@ def test_rtx4090_boxes_differ_in_p2p_alone(n: int) -> None:
     assert "p2pBandwidthLatencyTest" in without.sources["staging bandwidth"]
 
 
-# Best dense bf16 products in TFLOP/s: stas00/ml-engineering compute/accelerator.
+# Large bf16 products in TFLOP/s: zzc0721/torch-performance-test-data, database.md (A100, at best),
+# and issues 79 and 185 (mean of 4096 to 10240).
 @pytest.mark.parametrize(
-    ("gpu", "best"), [("a100-sxm4-80gb", 271), ("h100-sxm5-80gb", 794), ("b200-sxm-180gb", 1745)]
+    ("gpu", "large"), [("a100-sxm4-80gb", 264.5), ("h100-sxm5-80gb", 768.6), ("a40", 116.0)]
 )
-def test_matmul_efficiency_times_peak_is_what_was_measured(gpu: str, best: float) -> None:
+def test_matmul_efficiency_times_peak_is_what_was_measured(gpu: str, large: float) -> None:
     found = load_gpu(gpu)
     assert found.peak_flops["bf16"] * found.matmul_efficiency["bf16"] == pytest.approx(
-        best * 1e12, rel=0.01
+        large * 1e12, rel=0.02
     )
 
 

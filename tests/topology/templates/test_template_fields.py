@@ -187,6 +187,7 @@ NODE_VALUES: dict[str, list[Any]] = {
     "to": ["cpu0", "gpu3"],
     "link": ["up", "pcie4"],
     "staging": [{"bandwidth": "1 GB/s", "source": "made up"}],
+    "launch": [{"time": "20 us", "source": "made up"}],
     "graphs": [[{
         "pattern": "ring", "intra": "5 GB/s", "inter": "5 GB/s", "type_intra": "PHB",
         "type_inter": "PHB", "source": "made up",

@@ -97,7 +97,10 @@ def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
 
 def price_layers(job: TrainingJob, batch: int) -> LayerTimes:
     """Time of each layer for one micro-batch."""
-    return scale_layer_times(what_if_of(job.scenario), _as_is(job, batch))
+    times = _as_is(job, batch)
+    if job.scenario.compute.cuda_graphs:
+        times = replace(times, launch_s=0.0)
+    return scale_layer_times(what_if_of(job.scenario), times)
 
 
 def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
@@ -129,6 +132,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         optimizer=compute.optimizer,
         channels_last=compute.channels_last,
         fused_attention=compute.fused_attention,
+        compiled=compute.compiled,
     )
 
 

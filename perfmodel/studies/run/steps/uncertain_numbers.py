@@ -65,7 +65,11 @@ class _StepEnds:
         sized = self.sized
         low, high = sized.compute_spread
         job = sized.job
-        origin = f"compute of {job.workload.name} on {job.gpu.name}, {job.scenario.compute.source}"
+        compute = job.scenario.compute
+        origin = (
+            f"compute of {job.workload.name} on {job.gpu.name} in {compute.precision}, "
+            f"{compute.source}"
+        )
         slower = (sized.with_compute(by).setup() for by in (low, high))
         return self._between(origin, slower)
 

@@ -1,0 +1,1 @@
+"""Times of single kernels, by kind, shape and GPU."""

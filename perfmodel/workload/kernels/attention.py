@@ -1,0 +1,32 @@
+"""Time of fused attention, by head size and length, and of the products of unfused attention."""
+
+from __future__ import annotations
+
+from perfmodel.workload.kernels.device import Device
+from perfmodel.workload.kernels.products import product_s
+from perfmodel.workload.kernels.shapes import Attention
+
+
+def fused_attention_s(attention: Attention, device: Device, *, backward: bool = False) -> float:
+    """Device time of one fused kernel; seconds.
+
+    A query meets `tokens` keys, half of them where causal; its rate saturates with that number,
+    as the start of each tile of queries is spread over more work.
+    """
+    constants = device.constants.attention
+    keys = attention.tokens * (0.5 if attention.causal else 1.0)
+    work = attention.flops * (0.5 if attention.causal else 1.0)
+    work *= constants.backward_flops if backward else 1.0
+    saturation = keys / (keys + constants.half_rate_keys)
+    share = device.attention.at(attention.head_size) * saturation
+    passes = constants.backward_passes if backward else 1.0
+    memory_s = passes * device.item_bytes * attention.elements / device.memory_Bps
+    return device.constants.product.ramp_s + max(work / (device.matrix_flops * share), memory_s)
+
+
+def unfused_products_s(attention: Attention, device: Device, *, backward: bool = False) -> float:
+    """Device time of the two products forward, of four backward; seconds."""
+    scores = attention.scores
+    values = scores.input_gradient
+    pair_s = product_s(scores, device) + product_s(values, device)
+    return 2 * pair_s if backward else pair_s

@@ -1,0 +1,148 @@
+"""Constants of kernels on every GPU, read from ``kernel_constants.yaml`` with their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import read_yaml
+
+
+@dataclass(frozen=True)
+class ProductConstants:
+    """Of matrix products: ramp, prologue of a tile (bytes of the depth), loads of its edges.
+
+    `demand_Bps`: bytes per second that the operations of one multiprocessor need, from which on
+        these hold; below, prologue and loads weigh less in proportion.
+    """
+
+    ramp_s: float
+    prologue_bytes: float
+    tile_edge: float
+    demand_Bps: float
+
+
+@dataclass(frozen=True)
+class ConvolutionConstants:
+    """Rate of convolutions over that of products; elements per second of one multiprocessor.
+
+    `map_elements_per_s`: in kernels over feature maps. `copy_elements_per_s`: in transposing.
+    """
+
+    efficiency: float
+    map_elements_per_s: float
+    copy_elements_per_s: float
+
+
+@dataclass(frozen=True)
+class AttentionConstants:
+    """Of attention.
+
+    `half_rate_keys`: keys per query at which a fused kernel reaches half its rate.
+    `backward_flops`, `backward_passes`: operations and traffic of its backward over forward.
+    `unfused_passes`, `unfused_kernels`, `unfused_saved`: memory passes, kernels and kept elements
+        per score where attention is not fused.
+    `compiled_passes`: those passes where a compiler fuses what lies between the products.
+    """
+
+    half_rate_keys: float
+    backward_flops: float
+    backward_passes: float
+    unfused_passes: float
+    unfused_kernels: int
+    compiled_passes: float
+    unfused_saved: float
+
+
+@dataclass(frozen=True)
+class AttentionRate:
+    """Rate of fused attention over that of large products, for heads of up to 64 and from 128."""
+
+    small_heads: float
+    large_heads: float
+
+    def at(self, head_size: int) -> float:
+        """Interpolate by head size."""
+        share = min(1.0, max(0.0, (head_size - 64) / 64))
+        return self.small_heads + share * (self.large_heads - self.small_heads)
+
+
+@dataclass(frozen=True)
+class NormConstants:
+    """Elements per second of one multiprocessor; time of backward over forward."""
+
+    elements_per_s: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerKind:
+    """An optimizer's fp32 state per parameter element, and its batching of tensors."""
+
+    state_tensors: int
+    tensors_per_launch: int
+
+
+@dataclass(frozen=True, eq=False)
+class KernelConstants:
+    """All of them; the file states each source.
+
+    `elementwise_backward`: traffic of backward over that of forward.
+    `elements_per_launch`: parameter elements that one optimizer launch can cover.
+    """
+
+    product: ProductConstants
+    convolution: ConvolutionConstants
+    attention: AttentionConstants
+    attention_rates: Mapping[str, AttentionRate]
+    norm: NormConstants
+    elementwise_backward: float
+    optimizers: Mapping[str, OptimizerKind]
+    elements_per_launch: int
+
+    def attention_rate(self, generation: str) -> AttentionRate:
+        """Rate of a generation, or that of `other`."""
+        return self.attention_rates.get(generation, self.attention_rates["other"])
+
+    def optimizer(self, name: str) -> OptimizerKind:
+        """Look an optimizer up.
+
+        Raises `InputError`: nothing by that name.
+        """
+        if name not in self.optimizers:
+            raise InputError(Fault("optimizer", repr(name), allowed_names(self.optimizers, name)))
+        return self.optimizers[name]
+
+
+@cache
+def kernel_constants() -> KernelConstants:
+    """Read the shipped constants."""
+    data = read_yaml(Path(__file__).with_suffix(".yaml"))
+
+    def values(section: str) -> dict[str, Any]:
+        return {
+            name: entry["value"]
+            for name, entry in data[section].items()
+            if isinstance(entry, Mapping) and "value" in entry
+        }
+
+    return KernelConstants(
+        product=ProductConstants(**values("product")),
+        convolution=ConvolutionConstants(**values("convolution")),
+        attention=AttentionConstants(**values("attention")),
+        attention_rates={
+            name: AttentionRate(float(entry["small_heads"]), float(entry["large_heads"]))
+            for name, entry in data["attention_rates"].items()
+        },
+        norm=NormConstants(**values("norm")),
+        elementwise_backward=float(data["elementwise"]["backward"]["value"]),
+        optimizers={
+            name: OptimizerKind(int(entry["state_tensors"]), int(entry["tensors_per_launch"]))
+            for name, entry in data["optimizers"].items()
+        },
+        elements_per_launch=int(data["elements_per_launch"]),
+    )

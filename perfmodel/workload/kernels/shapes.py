@@ -1,0 +1,116 @@
+"""Shapes of the matrix kernels that layers run: data, with their operations and elements.
+
+A layer states its kernel for one sample; `batched` makes that of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """`count` products of a (rows x depth) with a (depth x columns) matrix.
+
+    `activations`: operands that grow with the batch are the rows; a product of two activations
+    (scores of attention) grows in `count` instead.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    count: int = 1
+
+    @property
+    def flops(self) -> float:
+        """Operations: a multiplication and an addition per element and step of the depth."""
+        return 2.0 * self.count * self.rows * self.columns * self.depth
+
+    @property
+    def elements(self) -> float:
+        """Elements of both operands and of the result."""
+        m, n, k = self.rows, self.columns, self.depth
+        return float(self.count * (m * k + k * n + m * n))
+
+    @property
+    def input_gradient(self) -> MatrixProduct:
+        """Gradient of the rows: of the result, times the transposed columns."""
+        return replace(self, columns=self.depth, depth=self.columns)
+
+    @property
+    def weight_gradient(self) -> MatrixProduct:
+        """Gradient of the columns: summed over the rows."""
+        return replace(self, rows=self.columns, columns=self.depth, depth=self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution of `images`: channels and sizes (height, width) before and after, kernel."""
+
+    in_channels: int
+    out_channels: int
+    in_size: tuple[int, int]
+    out_size: tuple[int, int]
+    kernel: tuple[int, int]
+    images: int = 1
+
+    @property
+    def in_elements(self) -> int:
+        """Elements read."""
+        return self.images * self.in_channels * self.in_size[0] * self.in_size[1]
+
+    @property
+    def out_elements(self) -> int:
+        """Elements written."""
+        return self.images * self.out_channels * self.out_size[0] * self.out_size[1]
+
+    @property
+    def weight_elements(self) -> int:
+        """Elements of the kernel."""
+        return self.in_channels * self.out_channels * self.kernel[0] * self.kernel[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Scores, softmax and weighted sum of `sequences` of `tokens` with themselves.
+
+    `kv_heads` < `heads`: grouped queries share keys and values.
+    `causal`: half of the scores are masked, which a fused kernel skips.
+    """
+
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    causal: bool
+    sequences: int = 1
+
+    @property
+    def flops(self) -> float:
+        """Operations of both products, masked scores counted."""
+        return 4.0 * self.sequences * self.heads * self.tokens**2 * self.head_size
+
+    @property
+    def elements(self) -> float:
+        """Elements of queries, keys, values and the result."""
+        rows = self.sequences * self.tokens * self.head_size
+        return 2.0 * rows * (self.heads + self.kv_heads)
+
+    @property
+    def scores(self) -> MatrixProduct:
+        """Queries times keys, as an unfused implementation runs it."""
+        return MatrixProduct(self.tokens, self.tokens, self.head_size, self.sequences * self.heads)
+
+
+MatrixKernel = MatrixProduct | Convolution | Attention
+
+
+def batched(kernel: MatrixKernel, batch: int) -> MatrixKernel:
+    """Return the kernel of `batch` samples."""
+    match kernel:
+        case MatrixProduct():
+            return replace(kernel, rows=kernel.rows * batch)
+        case Convolution():
+            return replace(kernel, images=kernel.images * batch)
+        case Attention():
+            return replace(kernel, sequences=kernel.sequences * batch)

@@ -1,0 +1,212 @@
+"""Time and kernels of one layer: its matrix kernel by shape, its other kernels by their bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from perfmodel.topology.model import Gpu
+from perfmodel.workload.kernels.attention import fused_attention_s, unfused_products_s
+from perfmodel.workload.kernels.convolutions import (
+    convolution_s,
+    forward_product,
+    input_gradient_product,
+    layout_copy_s,
+    map_copy_s,
+    weight_gradient_product,
+)
+from perfmodel.workload.kernels.device import Device, make_device
+from perfmodel.workload.kernels.memory_bound import elementwise_s, feature_map_s, norm_s
+from perfmodel.workload.kernels.products import busy_s, product_s
+from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct, batched
+from perfmodel.workload.model import ITEM_BYTES, Layer
+
+STATED_BYTES = 4
+"""Bytes per element at which layers state their traffic."""
+
+TENSOR_CORE_PRECISIONS = frozenset({"tf32", "fp16", "bf16", "fp8"})
+"""Precisions whose convolutions want channels last and copy their operands otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """Device and settings of one prediction, the same for all layers.
+
+    `plain`: the same GPU at fp32, whose convolutions compete with TF32 and its copies.
+    `vector_item_bytes`: of element-wise kernels outside convolutional networks.
+    """
+
+    device: Device
+    plain: Device | None
+    batch: int
+    vector_item_bytes: int
+    transposes: bool
+    fused_attention: bool
+    compiled: bool
+    casts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Time on the device, and kernels, of a layer or of its matrix kernels."""
+
+    forward_s: float
+    backward_s: float
+    forward_kernels: int
+    backward_kernels: int
+
+
+def make_pricing(
+    gpu: Gpu,
+    batch: int,
+    precision: str,
+    *,
+    casts: bool,
+    channels_last: bool,
+    fused_attention: bool,
+    compiled: bool,
+) -> Pricing:
+    """Look up what all layers of one prediction share."""
+    has_plain = precision == "tf32" and "fp32" in gpu.matmul_efficiency
+    return Pricing(
+        device=make_device(gpu, precision, ITEM_BYTES[precision]),
+        plain=make_device(gpu, "fp32", ITEM_BYTES["fp32"]) if has_plain else None,
+        batch=batch,
+        vector_item_bytes=STATED_BYTES if casts else ITEM_BYTES[precision],
+        transposes=precision in TENSOR_CORE_PRECISIONS and not channels_last,
+        fused_attention=fused_attention,
+        compiled=compiled,
+        casts=casts,
+    )
+
+
+def layer_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
+    """Add up the kernels of a layer."""
+    device = pricing.device
+    vector_s, vector_backward_s, vector_kernels = _vector_cost(layer, pricing)
+    if not layer.matmul_flops:
+        # a table: forward gathers its rows, backward zeroes and writes its whole gradient
+        table_s = layer.weight_elements * STATED_BYTES / device.memory_Bps
+        return LayerCost(vector_s, vector_backward_s + table_s, vector_kernels, vector_kernels)
+    matrix = _matrix_cost(layer, pricing, first=first)
+    casts = int(pricing.casts and layer.weight_elements > 0)
+    cast_bytes = casts * layer.weight_elements * (STATED_BYTES + device.item_bytes)
+    cast_s = elementwise_s(cast_bytes, casts, device)
+    return LayerCost(
+        vector_s + matrix.forward_s + cast_s,
+        vector_backward_s + matrix.backward_s + cast_s,
+        vector_kernels + matrix.forward_kernels + casts,
+        vector_kernels + matrix.backward_kernels + casts,
+    )
+
+
+def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
+    """Time of the element-wise and normalising kernels, forward and backward, and their number."""
+    device = pricing.device
+    item = device.item_bytes if layer.kind == "conv" else pricing.vector_item_bytes
+    scale = pricing.batch * item / STATED_BYTES
+    vector_bytes, norm_bytes, kernels = layer.vector_bytes, layer.norm_bytes, layer.kernels
+    if pricing.compiled and layer.fused_bytes is not None:
+        vector_bytes, norm_bytes, kernels = layer.fused_bytes, 0.0, layer.fused_kernels
+    kernels -= int(layer.matmul_flops > 0)
+    nbytes = (vector_bytes - norm_bytes) * scale
+    if layer.score_elements and not pricing.fused_attention:
+        unfused = device.constants.attention
+        # products of the scores in the matrix kernels' precision, softmax in the other
+        score_bytes = layer.score_elements * (device.item_bytes + pricing.vector_item_bytes) / 2
+        passes = unfused.compiled_passes if pricing.compiled else unfused.unfused_passes
+        nbytes += passes * score_bytes * pricing.batch
+        kernels += 1 if pricing.compiled else unfused.unfused_kernels
+    norm_bytes *= scale
+    ramps_s = kernels * device.ramp_s
+    is_map = layer.kind == "conv"
+    plain_s = feature_map_s(nbytes, item, device) if is_map else nbytes / device.memory_Bps
+    forward_s = plain_s + norm_s(norm_bytes, item, device) + ramps_s
+    backward_s = (
+        plain_s * device.constants.elementwise_backward
+        + norm_s(norm_bytes, item, device, backward=True)
+        + ramps_s
+    )
+    return forward_s, backward_s, kernels
+
+
+def _matrix_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
+    """Time of the matrix kernels, forward and backward."""
+    passes = 1 if first else 2
+    match layer.matrix and batched(layer.matrix, pricing.batch):
+        case Attention() as attention:
+            return _attention_cost(attention, pricing)
+        case Convolution() as conv:
+            return _convolution_cost(conv, pricing, passes)
+        case MatrixProduct() as product:
+            device = pricing.device
+            gradients = (product.weight_gradient, product.input_gradient)[:passes]
+            backward_s = sum(product_s(gradient, device) for gradient in gradients)
+            return LayerCost(product_s(product, device), backward_s, 1, passes)
+        case _:
+            return _stated_cost(layer, pricing, passes)
+
+
+def _attention_cost(attention: Attention, pricing: Pricing) -> LayerCost:
+    device = pricing.device
+    cost = fused_attention_s if pricing.fused_attention else unfused_products_s
+    kernels = 1 if pricing.fused_attention else 2
+    return LayerCost(
+        cost(attention, device), cost(attention, device, backward=True), kernels, 2 * kernels
+    )
+
+
+def _convolution_cost(conv: Convolution, pricing: Pricing, passes: int) -> LayerCost:
+    """Choose between kernels with copies of their operands and, beside TF32, plain fp32 ones."""
+    copies = 2 * pricing.transposes
+    products = (forward_product(conv), weight_gradient_product(conv), input_gradient_product(conv))
+    copied_s = layout_copy_s(conv, pricing.device) if copies else 0.0
+
+    def times_s(device: Device) -> list[float]:
+        return [convolution_s(conv, product, device) for product in products[: 1 + passes]]
+
+    forward_s, *backward_s = (each + copied_s for each in times_s(pricing.device))
+    if copies and pricing.plain is not None:
+        plain_forward_s, *plain_backward_s = times_s(pricing.plain)
+        forward_s = min(forward_s, plain_forward_s)
+        backward_s = list(map(min, backward_s, plain_backward_s))
+    return LayerCost(forward_s, sum(backward_s), 1 + copies, passes * (1 + copies))
+
+
+def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> LayerCost:
+    """Time of a kernel of which operations alone are stated: that of a product as large."""
+    device = pricing.device
+    product = likely_product(layer, pricing.batch)
+    elements = pricing.batch * layer.matmul_bytes / STATED_BYTES + layer.weight_elements
+    nbytes = device.item_bytes * elements
+    copied_s, copies = 0.0, 2 * (pricing.transposes and layer.kind == "conv")
+    if copies:
+        moved = pricing.batch * layer.matmul_bytes / STATED_BYTES
+        copied_s = map_copy_s(moved, device) + copies * device.ramp_s
+
+    def pass_s(on: Device) -> float:
+        return on.constants.product.ramp_s + busy_s(product, nbytes, on.matrix_flops, on)
+
+    each_s = pass_s(device) + copied_s
+    if copies and pricing.plain is not None:
+        each_s = min(each_s, pass_s(pricing.plain))
+    return LayerCost(each_s, passes * each_s, 1 + copies, passes * (1 + copies))
+
+
+def likely_product(layer: Layer, batch: int) -> MatrixProduct:
+    """Return a product with a layer's operations, weight and operands.
+
+    A weight of n elements takes 2 p n operations, so that p = operations / 2n rows go through it.
+    Its sides follow from the operands, p times their sum; where they are not stated, it is square.
+    Without a weight, a cube is taken.
+    """
+    flops = batch * layer.matmul_flops
+    weight = min(layer.weight_elements, flops / 2)
+    if not weight:
+        side = max(1, round((flops / 2) ** (1 / 3)))
+        return MatrixProduct(max(1, round(flops / (2 * side * side))), side, side)
+    rows = flops / (2 * weight)
+    half_sum = batch * layer.matmul_bytes / STATED_BYTES / rows / 2
+    root = math.sqrt(max(0.0, half_sum**2 - weight))
+    side = min(weight, half_sum + root) if root else math.sqrt(weight)
+    return MatrixProduct(round(rows), max(1, round(side)), max(1, round(weight / side)))

@@ -1,0 +1,1 @@
+"""Errors of predicted kernels and whole steps, with GPUs left out."""

@@ -1,0 +1,238 @@
+"""Errors of predicted kernels and steps, with whole GPUs left out of every fit.
+
+    python -m reports.kernels.left_out            # prints the tables, minutes
+    python -m reports.kernels.left_out --write    # and keeps the spread for intervals
+
+Constants of matrix products are refitted without each GPU in turn; "seen" is a GPU whose own
+efficiency is measured, "unseen" takes the mean efficiency of the other GPUs. Of whole steps, the
+two fitted rates of convolutional networks are refitted without each GPU. Logarithms of predicted
+over measured time; spreads are the width of the middle 80 %, as standard deviations of a normal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from perfmodel.topology.model import Gpu
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.workload.kernels.kernel_constants import KernelConstants, kernel_constants
+from reports.kernels.records import (
+    DATA,
+    Record,
+    attention_records,
+    gpus,
+    kernel_s,
+    memory_records,
+    product_records,
+    samples_per_s,
+    step_records,
+)
+
+SPREAD = DATA.parent.parent / "workload/kernels/spread.yaml"
+
+STEPS = (0.7, 1.0, 1.4)
+"""Factors tried on a constant in one round of a fit."""
+CAP = 0.5
+"""Larger logarithms of a row count as this in a fit: it is not a row's to decide."""
+FEW = 4
+"""Rows of one GPU below which they tell no spread."""
+NORMAL_80 = 2.563
+"""Width of the middle 80 % of a normal distribution; standard deviations."""
+
+Errors = dict[tuple[str, str, str], list[float]]
+"""Logarithms of predicted over measured by kind, GPU, and "seen" or "unseen"."""
+
+
+def log_error(record: Record, gpu: Gpu, constants: KernelConstants | None = None) -> float:
+    """Logarithm of predicted over measured time of a kernel."""
+    return math.log(kernel_s(record, gpu, constants) * 1e6 / float(record.cells["time_us"]))
+
+
+def cost(errors: Iterable[float]) -> float:
+    """Mean error of rows, each capped."""
+    return statistics.fmean(min(abs(error), CAP) for error in errors)
+
+
+def descend(
+    objective: Callable[[KernelConstants], float],
+    start: KernelConstants,
+    section: str,
+    names: Sequence[str],
+) -> KernelConstants:
+    """Fit constants one after the other, in factors."""
+    best, best_cost = start, objective(start)
+    for name in names:
+        old = getattr(best, section)
+        for factor in STEPS:
+            changed = replace(old, **{name: getattr(old, name) * factor})
+            tried = replace(best, **{section: changed})
+            if (tried_cost := objective(tried)) < best_cost:
+                best, best_cost = tried, tried_cost
+    return best
+
+
+def product_errors() -> Errors:
+    """Matrix products, each GPU's predicted by constants fitted without it."""
+    records, errors = product_records(), Errors()
+    by_gpu = {name: [record for record in records if record.gpu == name] for name in gpus(records)}
+    for name, own in by_gpu.items():
+        others = {other: rows[::4] for other, rows in by_gpu.items() if other != name}
+
+        def objective(constants: KernelConstants, others=others) -> float:  # type: ignore[no-untyped-def]
+            return statistics.fmean(
+                cost(log_error(row, load_gpu(other), constants) for row in rows)
+                for other, rows in others.items()
+            )
+
+        fitted = descend(
+            objective, kernel_constants(), "product", ("ramp_s", "prologue_bytes", "tile_edge")
+        )
+        gpu = load_gpu(name)
+        for record in own:
+            errors.setdefault((record.kind, name, "seen"), []).append(
+                log_error(record, gpu, fitted)
+            )
+            stranger = _with_mean_efficiency(gpu, record.cells["precision"], by_gpu)
+            errors.setdefault((record.kind, name, "unseen"), []).append(
+                log_error(record, stranger, fitted)
+            )
+    return errors
+
+
+def _with_mean_efficiency(gpu: Gpu, precision: str, others: Iterable[str]) -> Gpu:
+    """Return the GPU with the mean efficiency of other GPUs that were measured."""
+    values = [
+        load_gpu(name).matmul_efficiency[precision]
+        for name in others
+        if name != gpu.name and precision in load_gpu(name).matmul_efficiency
+    ]
+    return replace(
+        gpu, matmul_efficiency={**gpu.matmul_efficiency, precision: statistics.fmean(values)}
+    )
+
+
+def other_errors() -> Errors:
+    """Attention and memory-bound kernels, by the shipped constants."""
+    errors = Errors()
+    for record in (*attention_records(), *memory_records()):
+        errors.setdefault((record.kind, record.gpu, "seen"), []).append(
+            log_error(record, load_gpu(record.gpu))
+        )
+    return errors
+
+
+def step_errors() -> tuple[Errors, dict[str, list[float]]]:
+    """Whole steps: convolutional networks by rates fitted without their GPU; and by table."""
+    records, errors = step_records(), Errors()
+    tables: dict[str, list[float]] = defaultdict(list)
+    convolutional = [record for record in records if "convolutional" in record.kind]
+    fitted = {name: _without(name, convolutional) for name in gpus(convolutional)}
+    for record in records:
+        constants = fitted[record.gpu] if "convolutional" in record.kind else None
+        error = _step_error(record, constants)
+        errors.setdefault((record.kind, record.gpu, "seen"), []).append(error)
+        tables[record.table].append(error)
+    return errors, tables
+
+
+def _without(name: str, records: Sequence[Record]) -> KernelConstants:
+    """Fit the rates of feature maps and copies on the other GPUs, each weighing the same."""
+    by_gpu: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.gpu != name and record.table != "gavel":
+            by_gpu[record.gpu].append(record)
+
+    def objective(constants: KernelConstants) -> float:
+        return statistics.fmean(
+            cost(_step_error(record, constants) for record in rows[:6]) for rows in by_gpu.values()
+        )
+
+    return descend(
+        objective, kernel_constants(), "convolution", ("map_elements_per_s", "copy_elements_per_s")
+    )
+
+
+def _step_error(record: Record, constants: KernelConstants | None = None) -> float:
+    """Logarithm of predicted over measured time of a step."""
+    return math.log(float(record.cells["samples_per_s"]) / samples_per_s(record, constants))
+
+
+def spread(errors: Sequence[float]) -> tuple[float, float, float, float]:
+    """Median, median size, 90th percentile of size, and standard deviation."""
+    values = np.array(errors)
+    low, high = np.quantile(values, [0.1, 0.9])
+    return (
+        float(np.median(values)), float(np.median(abs(values))),
+        float(np.quantile(abs(values), 0.9)), float((high - low) / NORMAL_80),
+    )  # fmt: skip
+
+
+def print_table(title: str, groups: dict[str, list[float]]) -> None:
+    """Print one row per group."""
+    print(f"\n{title:40} rows    bias  median   90 %  spread")
+    for name, values in sorted(groups.items()):
+        bias, median, most, sd = spread(values)
+        print(f"{name:40} {len(values):4} {bias:+7.1%} {median:7.1%} {most:6.1%} {sd:7.3f}")
+
+
+def by_kind(errors: Errors) -> dict[tuple[str, str], list[list[float]]]:
+    """Errors of a kind, by GPU."""
+    pooled: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    for (kind, _, seen), values in errors.items():
+        pooled[kind, seen].append(values)
+    return pooled
+
+
+def spread_of_kind(gpus_: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Median over GPUs, each weighing the same, and standard deviation within and between GPUs."""
+    medians = [statistics.median(values) for values in gpus_]
+    widths = [spread(values)[3] for values in gpus_ if len(values) >= FEW]
+    within = math.sqrt(statistics.fmean(width**2 for width in widths)) if widths else 0.0
+    between = statistics.pstdev(medians) if len(medians) > 1 else 0.0
+    return statistics.median(medians), math.hypot(within, between)
+
+
+def write(pooled: dict[tuple[str, str], list[list[float]]]) -> None:
+    """Keep the spread by kind beside the constants."""
+    lines = [Path(SPREAD).read_text(encoding="utf-8").split("kinds:")[0] + "kinds:"]
+    kinds = sorted({kind for kind, _ in pooled})
+    for kind in kinds:
+        entries = []
+        for seen in ("seen", "unseen"):
+            if (kind, seen) in pooled:
+                bias, sd = spread_of_kind(pooled[kind, seen])
+                entries.append(f"{seen}: {{bias: {bias:.3f}, log_sd: {sd:.3f}}}")
+        lines.append(f"  {kind}: {{{', '.join(entries)}}}")
+    Path(SPREAD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Print the tables, and write the spread if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"write {SPREAD.name}")
+    options = parser.parse_args()
+    steps, tables = step_errors()
+    errors = product_errors() | other_errors() | steps
+    print_table(
+        "kind, GPU", {f"{kind}, {gpu}, {seen}": rows for (kind, gpu, seen), rows in errors.items()}
+    )
+    print_table("steps by table", tables)
+    pooled = by_kind(errors)
+    print(f"\n{'kind':40} GPUs    bias  spread within and between GPUs")
+    for (kind, seen), values in sorted(pooled.items()):
+        bias, sd = spread_of_kind(values)
+        print(f"{kind + ', ' + seen:40} {len(values):4} {bias:+7.1%} {sd:7.3f}")
+    if options.write:
+        write(pooled)
+
+
+if __name__ == "__main__":
+    main()
