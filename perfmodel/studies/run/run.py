@@ -13,9 +13,9 @@ from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, re
 from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
-from perfmodel.studies.run.steps.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology

@@ -10,10 +10,10 @@ import numpy as np
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_memory
 from perfmodel.studies.run.result import BucketTime, LinkUse, SizeResult
-from perfmodel.studies.run.steps.bottleneck import name_bottleneck
+from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
+from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
 from perfmodel.studies.run.steps.metrics import mean, mean_breakdown, parts_of_steps
-from perfmodel.studies.run.steps.reliefs import simulate_reliefs
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,

@@ -1,0 +1,1 @@
+"""What limits a step, and what it would take without it."""
