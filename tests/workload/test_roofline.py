@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.model import Gpu
+from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import Layer, ParameterTensor, Workload, build_model, layer_times, zoo_names
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.kernels.shapes import Attention, Convolution
@@ -120,7 +121,8 @@ def test_autocast_casts_every_weight_and_leaves_transformers_norms_in_fp32():
     norm = Layer("l", vector_bytes=1e9)
     assert times(norm, precision="fp16")[0] == pytest.approx(times(norm)[0])
     batch_norm = replace(norm, kind="conv")
-    assert times(batch_norm, precision="fp16")[0] == pytest.approx(times(norm)[0] / 2)
+    # half of the bytes, as many elements
+    assert times(norm)[0] / 2 < times(batch_norm, precision="fp16")[0] < 0.6 * times(norm)[0]
 
 
 def test_pure_half_precision_casts_nothing():
@@ -165,9 +167,15 @@ def test_fused_chains_move_less_and_launch_less():
 
 @pytest.mark.parametrize("name", zoo_names())
 def test_fusing_never_adds(name):
-    for layer in build_model(name).layers:
-        assert layer.fused_bytes is None or layer.fused_bytes <= layer.vector_bytes
-        assert layer.fused_kernels <= layer.kernels
+    workload = build_model(name, dtype="bf16")
+    gpu = load_gpu("v100-sxm2-16gb")  # whose memory is slow beside its multiprocessors
+    eager, fused = (
+        layer_times(workload, gpu, batch=2, precision="fp16", compiled=compiled)
+        for compiled in (False, True)
+    )
+    added = fused.forward_s + fused.backward_s - eager.forward_s - eager.backward_s
+    assert np.all(added <= 1e-12)
+    assert np.all(fused.forward_kernels <= eager.forward_kernels)
 
 
 def test_kernels_cost_their_ramp():
