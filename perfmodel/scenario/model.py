@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -211,7 +211,7 @@ def divisible_by(sizes: Sequence[int], steps: int) -> str:
 _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
 """Sections that other commands than `run` read."""
 
-_LATER_FIELDS = {
+_LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
     "library": {"workers": None, "host_step": None},
     "compute": {"compiled": False, "cuda_graphs": False},
 }

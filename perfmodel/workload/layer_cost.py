@@ -185,7 +185,7 @@ def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> LayerCost:
         copied_s = map_copy_s(moved, device) + copies * device.ramp_s
 
     def pass_s(on: Device) -> float:
-        return on.constants.product.ramp_s + busy_s(product, nbytes, on.matrix_flops, on)
+        return on.constants.product.ramp_s + busy_s(product, nbytes, on)
 
     each_s = pass_s(device) + copied_s
     if copies and pricing.plain is not None:

@@ -27,12 +27,12 @@ PARTIAL_BYTES = 4
 def product_s(product: MatrixProduct, device: Device) -> float:
     """Device time of a product; seconds."""
     nbytes = device.item_bytes * product.elements
-    return device.constants.product.ramp_s + busy_s(product, nbytes, device.matrix_flops, device)
+    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
 
 
 @lru_cache(maxsize=8192)
-def busy_s(product: MatrixProduct, nbytes: float, flops: float, device: Device) -> float:
-    """Time without the ramp, for operands of `nbytes` at a rate of `flops`; seconds."""
+def busy_s(product: MatrixProduct, nbytes: float, device: Device) -> float:
+    """Time without the ramp, for operands of `nbytes`; seconds."""
     result = product.count * product.rows * product.columns
     shortest = math.inf
     for split in SPLITS:
@@ -41,7 +41,7 @@ def busy_s(product: MatrixProduct, nbytes: float, flops: float, device: Device) 
         if memory_s >= shortest:
             break
         for tile in TILES:
-            compute_s = _compute_s(product, tile, split, flops, device)
+            compute_s = _compute_s(product, tile, split, device)
             shortest = min(shortest, max(compute_s, memory_s))
         if split * product.rows * product.columns * product.count > _FULL * device.multiprocessors:
             break
@@ -52,9 +52,7 @@ _FULL = 16 * 256 * 128
 """Elements of the result per multiprocessor beyond which no further split pays: 16 waves."""
 
 
-def _compute_s(
-    product: MatrixProduct, tile: tuple[int, int], split: int, flops: float, device: Device
-) -> float:
+def _compute_s(product: MatrixProduct, tile: tuple[int, int], split: int, device: Device) -> float:
     """Time of all waves of one choice of tile and split."""
     (height, width), edge = tile, device.tile_edge
     across = -(-product.rows // height) * -(-product.columns // width)
@@ -63,4 +61,4 @@ def _compute_s(
     depth = -(-product.depth // (split * step)) * step
     slower = (1 + edge / height + edge / width) / (1 + edge / 256 + edge / 128)
     tile_flops = 2.0 * height * width * (depth + device.prologue) * slower
-    return waves * tile_flops * device.multiprocessors / flops
+    return waves * tile_flops * device.multiprocessors / device.matrix_flops
