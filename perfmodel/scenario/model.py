@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -211,8 +211,11 @@ def divisible_by(sizes: Sequence[int], steps: int) -> str:
 _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
 """Sections that other commands than `run` read."""
 
-_LATER_LIBRARY_FIELDS = ("workers", "host_step")
-"""Newer fields of `library`: scenarios without them keep their digests."""
+_LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
+    "library": {"workers": None, "host_step": None},
+    "compute": {"compiled": False, "cuda_graphs": False},
+}
+"""Newer fields by section, with their defaults: scenarios without them keep their digests."""
 
 
 def scenario_digest(scenario: Scenario) -> str:
@@ -223,8 +226,9 @@ def scenario_digest(scenario: Scenario) -> str:
     content = scenario.model_dump(mode="json", exclude=set(_NOT_IN_DIGEST))
     if scenario.what_if is None or not scenario.what_if.changes:
         del content["what_if"]
-    for name in _LATER_LIBRARY_FIELDS:
-        if content["library"][name] is None:
-            del content["library"][name]
+    for section, fields in _LATER_FIELDS.items():
+        for name, default in fields.items():
+            if content[section][name] == default:
+                del content[section][name]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

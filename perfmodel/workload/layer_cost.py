@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.attention import fused_attention_s, unfused_products_s
@@ -18,7 +19,13 @@ from perfmodel.workload.kernels.convolutions import (
 from perfmodel.workload.kernels.device import Device, make_device
 from perfmodel.workload.kernels.memory_bound import elementwise_s, feature_map_s, norm_s
 from perfmodel.workload.kernels.products import busy_s, product_s
-from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct, batched
+from perfmodel.workload.kernels.shapes import (
+    Attention,
+    Convolution,
+    MatrixKernel,
+    MatrixProduct,
+    batched,
+)
 from perfmodel.workload.model import ITEM_BYTES, Layer
 
 STATED_BYTES = 4
@@ -133,7 +140,15 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
 def _matrix_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
     """Time of the matrix kernels, forward and backward."""
     passes = 1 if first else 2
-    match layer.matrix and batched(layer.matrix, pricing.batch):
+    if layer.matrix is None:
+        return _stated_cost(layer, pricing, passes)
+    return _shaped_cost(layer.matrix, pricing, passes)
+
+
+@lru_cache(maxsize=4096)
+def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, passes: int) -> LayerCost:
+    """Time of the matrix kernels of a shape, once for all layers that have it."""
+    match batched(matrix, pricing.batch):
         case Attention() as attention:
             return _attention_cost(attention, pricing)
         case Convolution() as conv:
@@ -143,8 +158,6 @@ def _matrix_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
             gradients = (product.weight_gradient, product.input_gradient)[:passes]
             backward_s = sum(product_s(gradient, device) for gradient in gradients)
             return LayerCost(product_s(product, device), backward_s, 1, passes)
-        case _:
-            return _stated_cost(layer, pricing, passes)
 
 
 def _attention_cost(attention: Attention, pricing: Pricing) -> LayerCost:
@@ -185,7 +198,7 @@ def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> LayerCost:
         copied_s = map_copy_s(moved, device) + copies * device.ramp_s
 
     def pass_s(on: Device) -> float:
-        return on.constants.product.ramp_s + busy_s(product, nbytes, on.matrix_flops, on)
+        return on.constants.product.ramp_s + busy_s(product, nbytes, on)
 
     each_s = pass_s(device) + copied_s
     if copies and pricing.plain is not None:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.model import Gpu
+from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import Layer, ParameterTensor, Workload, build_model, layer_times, zoo_names
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
-from perfmodel.workload.kernels.shapes import Attention, Convolution
+from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
+from perfmodel.workload.layer_cost import likely_product
 from perfmodel.workload.roofline import optimizer_launches, step_s
 
 GPU = Gpu(
@@ -120,7 +122,8 @@ def test_autocast_casts_every_weight_and_leaves_transformers_norms_in_fp32():
     norm = Layer("l", vector_bytes=1e9)
     assert times(norm, precision="fp16")[0] == pytest.approx(times(norm)[0])
     batch_norm = replace(norm, kind="conv")
-    assert times(batch_norm, precision="fp16")[0] == pytest.approx(times(norm)[0] / 2)
+    # half of the bytes, as many elements
+    assert times(norm)[0] / 2 < times(batch_norm, precision="fp16")[0] < 0.6 * times(norm)[0]
 
 
 def test_pure_half_precision_casts_nothing():
@@ -165,9 +168,15 @@ def test_fused_chains_move_less_and_launch_less():
 
 @pytest.mark.parametrize("name", zoo_names())
 def test_fusing_never_adds(name):
-    for layer in build_model(name).layers:
-        assert layer.fused_bytes is None or layer.fused_bytes <= layer.vector_bytes
-        assert layer.fused_kernels <= layer.kernels
+    workload = build_model(name, dtype="bf16")
+    gpu = load_gpu("v100-sxm2-16gb")  # whose memory is slow beside its multiprocessors
+    eager, fused = (
+        layer_times(workload, gpu, batch=2, precision="fp16", compiled=compiled)
+        for compiled in (False, True)
+    )
+    added = fused.forward_s + fused.backward_s - eager.forward_s - eager.backward_s
+    assert np.all(added <= 1e-12)
+    assert np.all(fused.forward_kernels <= eager.forward_kernels)
 
 
 def test_kernels_cost_their_ramp():
@@ -257,3 +266,33 @@ def test_a_model_without_work_is_refused():
     listed = Workload("list", (ParameterTensor("w", (3,)),), (Layer("w", (0,)),))
     with pytest.raises(InputError, match="states no work per layer"):
         layer_times(listed, GPU, batch=1, precision="fp32")
+
+
+@pytest.mark.parametrize("name", ["bert-large", "gpt2-xl", "vgg16"])
+@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "v100-sxm2-16gb"])
+def test_a_product_is_known_again_by_operations_and_operands(name, gpu):
+    """As a file states them, which knows no shapes."""
+    shaped = build_model(name)
+    products = [isinstance(layer.matrix, MatrixProduct) for layer in shaped.layers]
+    bare = tuple(
+        replace(layer, matrix=None) if is_product else layer
+        for layer, is_product in zip(shaped.layers, products, strict=True)
+    )
+    known, estimated = (
+        layer_times(workload, load_gpu(gpu), batch=8, precision="fp16")
+        for workload in (shaped, replace(shaped, layers=bare))
+    )
+    for side in ("forward_s", "backward_s"):
+        exact, stated = (getattr(times, side)[products] for times in (known, estimated))
+        assert stated.sum() == pytest.approx(exact.sum(), rel=0.1)
+        assert np.all(stated < 1.6 * exact)
+        assert np.all(stated > 0.6 * exact)
+
+
+@given(st.floats(1, 1e15), st.integers(0, 10**12), st.floats(0, 1e13), st.integers(1, 512))
+def test_every_statement_of_work_has_a_product(flops, weight, nbytes, batch):
+    layer = Layer("l", matmul_flops=flops, weight_elements=weight, matmul_bytes=nbytes)
+    product = likely_product(layer, batch)
+    assert min(product.rows, product.columns, product.depth) >= 1
+    if flops > 1e6 and (weight > 1000 or not weight):
+        assert 0.6 * batch * flops < product.flops < 1.6 * batch * flops

@@ -41,8 +41,7 @@ def convolution_s(conv: Convolution, product: MatrixProduct, device: Device) -> 
     The operands in memory are the images, not the unfolded product.
     """
     elements = conv.in_elements + conv.out_elements + conv.weight_elements
-    rate = device.matrix_flops * device.constants.convolution.efficiency
-    busy = busy_s(product, float(device.item_bytes * elements), rate, device)
+    busy = busy_s(product, float(device.item_bytes * elements), device)
     return device.constants.product.ramp_s + busy
 
 

@@ -17,7 +17,6 @@ class Device:
     """One GPU at one precision.
 
     `matrix_flops`: operations per second of large matrix products.
-    `peak_flops`: of the datasheet.
     `memory_Bps`: that large element-wise kernels reach.
     `norm_s`, `map_s`, `copy_s`: that multiprocessors add per element of a normalisation over rows,
         of a kernel over feature maps, and of a transposing copy; seconds.
@@ -28,7 +27,6 @@ class Device:
     """
 
     multiprocessors: int
-    peak_flops: float
     matrix_flops: float
     memory_Bps: float
     norm_s: float
@@ -52,7 +50,6 @@ def make_device(gpu: Gpu, precision: str, item_bytes: int) -> Device:
     share = min(1.0, demand_Bps / constants.product.demand_Bps)
     return Device(
         multiprocessors=multiprocessors,
-        peak_flops=gpu.peak_flops[precision],
         matrix_flops=gpu.peak_flops[precision] * gpu.matmul_efficiency[precision],
         memory_Bps=memory_Bps,
         norm_s=1 / (constants.norm.elements_per_s * multiprocessors),

@@ -28,12 +28,8 @@ class ProductConstants:
 
 @dataclass(frozen=True)
 class ConvolutionConstants:
-    """Rate of convolutions over that of products; elements per second of one multiprocessor.
+    """Elements per second of one multiprocessor: over feature maps, and in transposing copies."""
 
-    `map_elements_per_s`: in kernels over feature maps. `copy_elements_per_s`: in transposing.
-    """
-
-    efficiency: float
     map_elements_per_s: float
     copy_elements_per_s: float
 

@@ -22,45 +22,41 @@ DEPTH_STEP_BYTES = 128
 """Bytes of the depth that a tile loads at once."""
 PARTIAL_BYTES = 4
 """Partial sums are fp32."""
+FULL_WAVES = 16
+"""Waves from which on no further split pays."""
 
 
 def product_s(product: MatrixProduct, device: Device) -> float:
     """Device time of a product; seconds."""
     nbytes = device.item_bytes * product.elements
-    return device.constants.product.ramp_s + busy_s(product, nbytes, device.matrix_flops, device)
+    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
 
 
-@lru_cache(maxsize=8192)
-def busy_s(product: MatrixProduct, nbytes: float, flops: float, device: Device) -> float:
-    """Time without the ramp, for operands of `nbytes` at a rate of `flops`; seconds."""
-    result = product.count * product.rows * product.columns
+def busy_s(product: MatrixProduct, nbytes: float, device: Device) -> float:
+    """Time without the ramp, for operands of `nbytes`; seconds."""
+    memory_s = nbytes / device.memory_Bps
+    partials_s = PARTIAL_BYTES * product.count * product.rows * product.columns / device.memory_Bps
+    step = DEPTH_STEP_BYTES // device.item_bytes
     shortest = math.inf
-    for split in SPLITS:
-        memory = nbytes + (PARTIAL_BYTES * split * result if split > 1 else 0)
-        memory_s = memory / device.memory_Bps
-        if memory_s >= shortest:
-            break
-        for tile in TILES:
-            compute_s = _compute_s(product, tile, split, flops, device)
-            shortest = min(shortest, max(compute_s, memory_s))
-        if split * product.rows * product.columns * product.count > _FULL * device.multiprocessors:
-            break
+    for height, width, depth_s in _tile_costs(device):
+        tiles = -(-product.rows // height) * -(-product.columns // width) * product.count
+        for split in SPLITS:
+            waves = -(-tiles * split // device.multiprocessors)
+            depth = -(-product.depth // (split * step)) * step
+            compute_s = waves * (depth + device.prologue) * depth_s
+            moved_s = memory_s + split * partials_s if split > 1 else memory_s
+            shortest = min(shortest, max(compute_s, moved_s))
+            if waves >= FULL_WAVES:
+                break
     return shortest
 
 
-_FULL = 16 * 256 * 128
-"""Elements of the result per multiprocessor beyond which no further split pays: 16 waves."""
-
-
-def _compute_s(
-    product: MatrixProduct, tile: tuple[int, int], split: int, flops: float, device: Device
-) -> float:
-    """Time of all waves of one choice of tile and split."""
-    (height, width), edge = tile, device.tile_edge
-    across = -(-product.rows // height) * -(-product.columns // width)
-    waves = -(-across * split * product.count // device.multiprocessors)
-    step = DEPTH_STEP_BYTES // device.item_bytes
-    depth = -(-product.depth // (split * step)) * step
-    slower = (1 + edge / height + edge / width) / (1 + edge / 256 + edge / 128)
-    tile_flops = 2.0 * height * width * (depth + device.prologue) * slower
-    return waves * tile_flops * device.multiprocessors / flops
+@lru_cache(maxsize=64)
+def _tile_costs(device: Device) -> tuple[tuple[int, int, float], ...]:
+    """Rows, columns and seconds per element of the depth of each tile."""
+    edge, rate = device.tile_edge, device.matrix_flops / device.multiprocessors
+    largest = 1 + edge / 256 + edge / 128
+    return tuple(
+        (height, width, 2.0 * height * width / rate * (1 + edge / height + edge / width) / largest)
+        for height, width in TILES
+    )

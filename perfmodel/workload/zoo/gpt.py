@@ -10,6 +10,7 @@ from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
     FUSED_LOSS_PASSES,
+    FUSED_NORM_PASSES,
     JOIN_PASSES,
     LOSS_PASSES,
     MASK_ELEMENTS,
@@ -81,7 +82,7 @@ def gpt(name: str, *, dtype: str, sequence_length: int) -> Workload:
         linear(
             "lm_head", s, h, VOCABULARY, parameters=last_norm, ready=names(last_norm),
             norm_elements=NORM_PASSES * s * h, vector_elements=LOSS_PASSES * s * VOCABULARY,
-            fused_elements=NORM_PASSES * s * h + FUSED_LOSS_PASSES * s * VOCABULARY,
+            fused_elements=FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * s * VOCABULARY,
             saved_elements=float(2 * s * h + s * VOCABULARY), kernels=5,
         )
     )  # fmt: skip

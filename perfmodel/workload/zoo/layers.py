@@ -32,6 +32,9 @@ LOSS_PASSES = 6
 """Cross entropy over logits, forward: 4.4 passes of fp32 measured on an A100 for
 torch.nn.CrossEntropyLoss (linkedin/Liger-Kernel, benchmark data, "huggingface"), and 1.5 to cast
 the logits from half precision."""
+FUSED_NORM_PASSES = 3
+"""A normalisation over rows as a compiler fuses it: read and written; its backward takes five
+passes, which at 5/3 of forward (see `kernel_constants.yaml`) are those of three."""
 FUSED_LOSS_PASSES = 1.5
 """Cross entropy as a compiler fuses it: half-precision logits read twice, for the greatest and for
 the sum; their gradient is written in half precision."""

@@ -10,9 +10,9 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     FUSED_LOSS_PASSES,
+    FUSED_NORM_PASSES,
     JOIN_PASSES,
     LOSS_PASSES,
-    NORM_PASSES,
     Module,
     Parameter,
     assemble,
@@ -74,7 +74,7 @@ def llama(name: str, *, dtype: str, sequence_length: int) -> Workload:
     last = linear(
         "lm_head", s, h, shape.vocabulary, parameters=norm + head, ready=names(head) + names(norm),
         norm_elements=float(RMS_NORM_PASSES * s * h), vector_elements=float(LOSS_PASSES * logits),
-        fused_elements=float(NORM_PASSES * s * h + FUSED_LOSS_PASSES * logits),
+        fused_elements=float(FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * logits),
         saved_elements=float(2 * s * h + logits), kernels=4,
     )  # fmt: skip
     registered = [
@@ -118,7 +118,7 @@ def _block(prefix: str, s: int, shape: LlamaShape) -> list[Module]:
             f"{prefix}.{name}", s, inputs, outputs, parameters=before + own,
             ready=names(own) + names(before),
             vector_elements=vector, norm_elements=bool(norm) * float(RMS_NORM_PASSES * s * h),
-            fused_elements=fused + bool(norm) * float(NORM_PASSES * s * h),
+            fused_elements=fused + bool(norm) * float(FUSED_NORM_PASSES * s * h),
             saved_elements=saved + bool(norm) * 2.0 * s * h,
             kernels=kernels + RMS_NORM_KERNELS * bool(norm),
         )  # fmt: skip

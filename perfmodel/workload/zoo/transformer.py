@@ -15,6 +15,7 @@ from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
     ELEMENT_BYTES,
+    FUSED_NORM_PASSES,
     JOIN_PASSES,
     MASK_ELEMENTS,
     NORM_PASSES,
@@ -115,7 +116,7 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
         return linear(
             f"{name}.{part}", s, h, outputs, parameters=norm + own,
             ready=names_reversed(own) + names(norm),
-            norm_elements=NORM_PASSES * s * h, fused_elements=NORM_PASSES * s * h,
+            norm_elements=NORM_PASSES * s * h, fused_elements=FUSED_NORM_PASSES * s * h,
             saved_elements=2.0 * s * h, kernels=2,
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     CLASSES,
+    FUSED_NORM_PASSES,
     JOIN_PASSES,
     NORM_PASSES,
     Image,
@@ -53,7 +54,8 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
         linear(
             "heads.head", 1, WIDTH, CLASSES, parameters=last_norm + head,
             ready=names_reversed(head) + names(last_norm),
-            norm_elements=NORM_PASSES * tokens * WIDTH, fused_elements=NORM_PASSES * tokens * WIDTH,
+            norm_elements=NORM_PASSES * tokens * WIDTH,
+            fused_elements=FUSED_NORM_PASSES * tokens * WIDTH,
             saved_elements=float(tokens * WIDTH), kernels=2,
         )
     )  # fmt: skip

@@ -19,7 +19,7 @@ cluster: {node: dgx-a100}
 training: {batch_per_gpu: 8}
 plan:
   target: {samples: 40e6}
-  deadline: 4 h
+  deadline: 5 h
   budget: 100 USD
   failures: {mtbf_per_node: 10 d, storage_bandwidth: 1 GB/s, restart: 10 min, runs: 50}
   candidates:

@@ -54,7 +54,7 @@ SCENARIOS = [
     ("bucket-size-slow-ethernet", ("strategy.bucket_cap=49 MiB", "cluster.nodes=2")),
     ("bucket-size-slow-ethernet", ("model.name=vgg16", "cluster.nodes=2")),
     ("bucket-size-slow-ethernet", ("model.name=resnet18", "strategy.gradient_as_bucket_view=true")),
-    ("bucket-size-slow-ethernet", ("cluster.nodes=32",)),
+    ("bucket-size-slow-ethernet", ("cluster.nodes=64",)),
     ("resnet50-dgx-a100", ("training.batch_per_gpu=8", "cluster.nodes=256")),
     ("bert-large-v100-100g", ()),
 ]  # fmt: skip
@@ -107,7 +107,7 @@ def test_words_and_code_agree(name: str, settings: tuple[str, ...]) -> None:
 
 
 def test_larger_clusters_earn_another_setting() -> None:
-    """Else keeping the default always would pass: 32 hosts on 10 GbE gain by it everywhere."""
+    """Else keeping the default always would pass: 64 hosts on 10 GbE gain by it everywhere."""
     result = tuned_of(*SCENARIOS[5])
     assert not result.recommended.keep
     assert len(to_paste(result)) >= 2
