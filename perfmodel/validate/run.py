@@ -16,6 +16,7 @@ from perfmodel.validate.predict.run import Placed, PredictionTask, match_all, pr
 from perfmodel.validate.score import coverage, scores
 from perfmodel.validate.score.points import DataPoint, points_of
 from perfmodel.validate.score.scores import LARGE, Score
+from perfmodel.validate.score.training_scores import trainings_json
 from perfmodel.validate.sweeps.match import Matched
 from perfmodel.validate.sweeps.read import (
     SUBFOLDER,
@@ -223,6 +224,7 @@ def to_json(validation: Validation) -> dict[str, Any]:
         "unmatched": validation.unmatched,
         "not_counted": {p.sweep.id: p.why_not for p in predicted if not p.counted},
         "fitted_on": [attributes(fitted, "constants sweeps") for fitted in validation.fitted],
+        "trainings": trainings_json(trainings),
     }
     return dict(as_json(document, "validation"))
 

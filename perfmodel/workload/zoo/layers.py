@@ -210,11 +210,11 @@ def linear(
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
 
 
-def classifier(image: Image, prefix: str = "") -> list[Module]:
-    """Average every channel, and map the averages to ImageNet's classes."""
+def classifier(image: Image, prefix: str = "", *, classes: int = CLASSES) -> list[Module]:
+    """Average every channel, and map the averages to classes."""
     pool, pooled = adaptive_pooling(f"{prefix}avgpool", image, 1)
-    head = weight_and_bias(f"{prefix}fc", CLASSES, pooled.channels)
-    return [pool, linear(f"{prefix}fc", 1, pooled.channels, CLASSES, parameters=head)]
+    head = weight_and_bias(f"{prefix}fc", classes, pooled.channels)
+    return [pool, linear(f"{prefix}fc", 1, pooled.channels, classes, parameters=head)]
 
 
 def image_model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
+    CLASSES,
     Image,
     Module,
     classifier,
@@ -17,12 +18,23 @@ BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 
 """Residual blocks per stage by depth: He et al. 2015, table 1."""
 
 
-def resnet(depth: int, *, dtype: str, image_size: int) -> Workload:
-    """Residual network of He et al. 2015 (arXiv 1512.03385), torchvision's variant."""
+CIFAR_CLASSES = 10
+
+
+def resnet(depth: int, *, dtype: str, image_size: int, small_images: bool = False) -> Workload:
+    """Residual network of He et al. 2015 (arXiv 1512.03385), torchvision's variant.
+
+    `small_images`: as it is usual for CIFAR-10 (kuangliu/pytorch-cifar, models/resnet.py): a stem
+    of 3x3 that keeps the size, no pooling after it, ten classes.
+    """
     image = Image(3, image_size, image_size)
-    stem, image = convolution("conv1", image, 64, 7, stride=2, padding=3, norm="bn1")
-    pool, image = pooling("maxpool", image, 3, stride=2, padding=1)
-    parts = [stem, pool]
+    if small_images:
+        stem, image = convolution("conv1", image, 64, 3, padding=1, norm="bn1")
+        parts = [stem]
+    else:
+        stem, image = convolution("conv1", image, 64, 7, stride=2, padding=3, norm="bn1")
+        pool, image = pooling("maxpool", image, 3, stride=2, padding=1)
+        parts = [stem, pool]
     for stage, blocks in enumerate(BLOCKS[depth], start=1):
         for block in range(blocks):
             added, image = _block(
@@ -33,7 +45,7 @@ def resnet(depth: int, *, dtype: str, image_size: int) -> Workload:
                 bottleneck=depth >= 50,
             )
             parts += added
-    parts += classifier(image)
+    parts += classifier(image, classes=CIFAR_CLASSES if small_images else CLASSES)
     return image_model(
         f"resnet{depth}", parts, dtype=dtype, image_size=image_size,
         source="torchvision resnet (v1.5); He et al. 2015, arXiv 1512.03385",

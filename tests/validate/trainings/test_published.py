@@ -5,8 +5,8 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.trainings.datasets import datasets_in
-from perfmodel.validate.trainings.parse import UnsupportedRow, layout_of, parse_row
 from perfmodel.validate.trainings.published import published_datasets, single_dataset
+from perfmodel.validate.trainings.rows.parse import UnsupportedRow, parse_row, shares_of
 
 ROW = {
     "dataset": "x", "model": "ResNet50 v1.5", "framework": "PyTorch 1.9", "gpu": "V100-SXM2-16GB",
@@ -18,7 +18,8 @@ ROW = {
 
 def test_a_row_that_can_be_expressed():
     asked = parse_row(ROW)
-    assert (asked.model, asked.precision, asked.batch, asked.nodes) == ("resnet50", "fp16", 128, 4)
+    assert (asked.model.name, asked.precision, asked.batch) == ("resnet50", "fp16", 128)
+    assert asked.shares == (8, 8, 8, 8)
     machine = asked.machine
     assert (machine.gpus, machine.intra.layout, machine.network.kind) == (8, "cube", "infiniband")
     assert (machine.network.nics, machine.network.nic_Bps) == (1, 12.5e9)
@@ -36,10 +37,11 @@ def test_a_row_that_can_be_expressed():
         ({"batch_per_gpu": "8192 and 8192"}, "batch per GPU is not stated"),
         ({"gpu": "a cloud GPU"}, "GPU is not named"),
         ({"precision": "int4"}, "precision is not modelled"),
-        ({"gpus_per_node": "1+3"}, "not as many GPUs on every node"),
+        ({"gpus_per_node": "20/16"}, "how many GPUs each node has"),
+        ({"gpus_per_node": "1+3"}, "how many GPUs each node has"),  # of four nodes
+        ({"sync_mode": "no ddp"}, "strategy cannot be expressed"),
         ({"gpu": "V100", "interconnect": "cloud instances"}, "links between the GPUs"),
         ({"interconnect": "cloud instances; spread over servers"}, "network is not named"),
-        ({"dataset": "dlperf_x", "model": "BERT-base"}, "head scores every position"),
     ],
 )
 def test_rows_that_cannot(cells, why):
@@ -48,8 +50,9 @@ def test_rows_that_cannot(cells, why):
 
 
 def test_equal_shares_are_a_layout():
-    assert layout_of({"nodes": "3", "gpus_per_node": "2+2+2"}) == (3, 2)
-    assert layout_of({"gpus_total": "8"}) == (1, 8)
+    assert shares_of({"nodes": "3", "gpus_per_node": "2+2+2"}) == (2, 2, 2)
+    assert shares_of({"nodes": "2", "gpus_per_node": "1+3"}) == (1, 3)
+    assert shares_of({"gpus_total": "8"}) == (8,)
 
 
 def test_tables_whose_batch_is_that_of_the_job():
@@ -57,9 +60,12 @@ def test_tables_whose_batch_is_that_of_the_job():
 
 
 def test_other_strategies_as_bucket_caps():
-    assert parse_row(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).cap_bytes > 1e12
+    assert (
+        parse_row(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).options.bucket_cap_bytes
+        > 1e12
+    )
     each = parse_row(ROW | {"sync_mode": "WFBP-A2A: allreduce with overlap per tensor (Horovod)"})
-    assert each.cap_bytes == 1
+    assert each.options.bucket_cap_bytes == 1
 
 
 def table(path, *rows):
