@@ -106,6 +106,17 @@ class Validation:
                 halves[name] = scored
         return halves
 
+    @property
+    def unfitted(self) -> Score | None:
+        """Datasheet score from 256 KiB on of counted sweeps that no constant was fitted on.
+
+        That of all where constants were fitted on all of them.
+        """
+        everything = self.bands.get("datasheet", {}).get(LARGE)
+        if not self.fitted_sweeps & {p.sweep.id for p in self.predicted if p.counted}:
+            return everything
+        return self.split().get("not fitted on", {}).get(LARGE, everything)
+
     def spread(self) -> Spread:
         """Table of residual spread for datasheet intervals."""
         sweeps = len({p.sweep for p in self.judged})
@@ -205,6 +216,9 @@ def to_json(validation: Validation) -> dict[str, Any]:
 
     ``median_abs_error`` and ``p90_abs_error`` are those of datasheet mode from 256 KiB on over the
     sweeps that count, every sweep weighing the same; without sweeps, those of all trainings.
+    ``not_fitted`` is the same of the sweeps that no constant was fitted on: the number to expect.
+    ``trainings`` has every published training, a row each, and their scores (see
+    `perfmodel.validate.score.training_scores.trainings_json`).
     """
     predicted, trainings = validation.predicted, validation.trainings
     main: Score | Dataset | None = validation.bands.get("datasheet", {}).get(LARGE)
@@ -215,6 +229,7 @@ def to_json(validation: Validation) -> dict[str, Any]:
         "median_abs_error": main.median_abs_error if main else None,
         "p90_abs_error": main.p90_abs_error if main else None,
         "datasets": [*_sweep_entries(validation), *(dataset.to_json() for dataset in trainings)],
+        "not_fitted": validation.unfitted,
         "by_band": validation.bands,
         "on_common_sweeps": scores.on_common(validation.points),
         "by_machine": scores.by_machine(validation.points),

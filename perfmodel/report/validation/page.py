@@ -24,7 +24,7 @@ from perfmodel.report.common.document import (
     table_section,
 )
 from perfmodel.report.common.html import legend, render_html, write_report_files
-from perfmodel.report.validation import figures, tables
+from perfmodel.report.validation import figures, tables, training_tables
 from perfmodel.report.validation.tables import percent
 from perfmodel.report.validation.text import (
     MODE_MEANINGS,
@@ -33,6 +33,7 @@ from perfmodel.report.validation.text import (
     fitted_lines,
     headline,
     points_csv,
+    sentences,
     setting,
     trainings_csv,
     validation_markdown,
@@ -86,13 +87,20 @@ def _header(validation: Validation) -> Header:
         "Collectives of 256 KiB and more, sweeps of trust 3 and up whose hardware is stated. "
         f"{WEIGHING}"
     )
-    return header(setting(validation), headline(validation), [note])
+    return header(
+        setting(validation), headline(validation), [note], sentences=sentences(validation)[1:]
+    )
 
 
 def _tiles(validation: Validation) -> Tiles:
     tiles = []
+    score = validation.unfitted
+    if score is not None:
+        below = f"90th percentile {percent(score.p90_abs_error)}, {score.sweeps} sweeps"
+        title = "Datasheet, 256 KiB and up, nothing fitted"
+        tiles.append(Tile(title, percent(score.median_abs_error), below))
     for mode, band, title in (
-        ("datasheet", LARGE, "Datasheet, 256 KiB and up"),
+        ("datasheet", LARGE, "Datasheet, 256 KiB and up, all sweeps"),
         ("datasheet", "latency", "Datasheet, below 256 KiB"),
         ("transferred", LARGE, "Transferred, 256 KiB and up"),
         ("nccl tuner", LARGE, "NCCL's own formula, 256 KiB and up"),
@@ -153,7 +161,18 @@ def _trainings(validation: Validation) -> Section | None:
     drawn = figures.draw_trainings(validation.trainings)
     lead = "Published training throughputs and recorded steps, each dataset by itself."
     figure = Figure(drawn, "trainings", "Predicted over published")
-    return section("Trainings", lead, tables.training_table(validation), figure)
+    groups = training_tables.group_table(validation)
+    blocks: list[Block] = [tables.training_table(validation), figure]
+    if groups.rows:
+        blocks += [
+            Heading("Throughput and scaling efficiency, by network and precision"),
+            Paragraph(training_tables.LEAD, "lead"),
+            groups,
+            Heading("The same by table"),
+            training_tables.by_table_table(validation),
+            Definitions(training_tables.MEASURE_MEANINGS),
+        ]
+    return section("Trainings", lead, *blocks)
 
 
 def _sweeps(validation: Validation) -> Section | None:
@@ -205,6 +224,11 @@ def _left_out(validation: Validation) -> Section | None:
         (dataset.id, f"{count} rows left out", reason)
         for dataset in validation.trainings
         for reason, count in dataset.left_out.items()
+    ]
+    rows += [
+        (dataset.id, f"{count} rows without scaling", reason)
+        for dataset in validation.trainings
+        for reason, count in dataset.not_scaled.items()
     ]
     lead = "Nothing is skipped silently: this is everything without a number above."
     table = Table(("What", "How", "Why"), rows)

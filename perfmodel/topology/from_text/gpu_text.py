@@ -11,7 +11,9 @@ from perfmodel.topology.from_text.network_text import links_inside
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 
-_BEFORE = r"(?:(?<![a-z0-9])|(?<=rtx)|(?<=gtx)|(?<=geforce)|(?<=tesla)|(?<=nvidia)|(?<=quadro)|(?<=\dx))"
+_BEFORE = (
+    r"(?:(?<![a-z0-9])|(?<=rtx)|(?<=gtx)|(?<=geforce)|(?<=tesla)|(?<=nvidia)|(?<=quadro)|(?<=\dx))"
+)
 
 
 def says_nothing(text: str) -> bool:

@@ -129,6 +129,11 @@ class Dataset:
         errors = sorted(abs(case.error) for case in self.cases)
         return errors[math.ceil(0.9 * len(errors)) - 1] if errors else None
 
+    @property
+    def bias(self) -> float | None:
+        """Median of relative errors with their sign; above zero predictions are too large."""
+        return statistics.median(case.error for case in self.cases) if self.cases else None
+
     def to_json(self) -> dict[str, Any]:
         """Return the entry of ``perfmodel validate --json``."""
         return {
@@ -137,6 +142,7 @@ class Dataset:
             "points": len(self.cases),
             "median_abs_error": self.median_abs_error,
             "p90_abs_error": self.p90_abs_error,
+            "bias": self.bias,
             "title": self.title,
             "left_out": dict(self.left_out),
             "not_scaled": dict(self.not_scaled),

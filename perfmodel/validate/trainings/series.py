@@ -32,7 +32,9 @@ class ParsedRow:
     def series(self) -> tuple[object, ...]:
         """What runs of one scaling series share: all but the number of GPUs and their network."""
         cells, row = self.cells, self.row
-        gpu = re.sub(r"\b\d+\s*x\s*(?=[a-z])", "", cells["gpu"].lower())  # "4x A100 SXM4", "A100 SXM4"
+        gpu = re.sub(
+            r"\b\d+\s*x\s*(?=[a-z])", "", cells["gpu"].lower()
+        )  # "4x A100 SXM4", "A100 SXM4"
         return (row.model, row.precision, row.batch, gpu, cells.get("framework"), row.channels_last)
 
     @property
