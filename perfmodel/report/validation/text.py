@@ -37,9 +37,9 @@ def headline(validation: Validation) -> str:
     if score is None:
         return "No sweep could be scored"
     of_all = score is validation.bands["datasheet"][LARGE]
-    whose = "" if of_all else f" of the {score.sweeps} sweeps that no constant was fitted to"
+    sweeps = "" if of_all else f" of the {score.sweeps} sweeps that no constant was fitted to"
     return (
-        f"From datasheets alone, half of the times{whose} are within "
+        f"From datasheets alone, half of the times{sweeps} are within "
         f"{percent(score.median_abs_error)} and nine of ten within "
         f"{percent(score.p90_abs_error)} of what was measured"
     )
@@ -182,7 +182,7 @@ def trainings_csv(validation: Validation) -> str:
 def _training_row(table: str, case: Case, run: TrainingRun | None) -> tuple[object, ...]:
     """Cells of one number; what is not compared is empty."""
     unlike = run is not None and run.unlike
-    shown = ("", "") if unlike else (f"{case.predicted:.6g}", f"{case.error:.4f}")
+    throughput = ("", "") if unlike else (f"{case.predicted:.6g}", f"{case.error:.4f}")
     scaling: tuple[object, ...] = ("", "", "", "", "")
     if run is not None:
         measured, predicted = (f"{share:.4f}" for share in run.efficiency or (math.nan, math.nan))
@@ -193,5 +193,13 @@ def _training_row(table: str, case: Case, run: TrainingRun | None) -> tuple[obje
             predicted if run.base and not unlike else "",
             "" if run.scaled is None else f"{run.scaled:.6g}",
         )
-    return (table, case.name, f"{case.published:.6g}", shown[0], case.unit, shown[1], *scaling,
-            case.source)  # fmt: skip
+    return (
+        table,
+        case.name,
+        f"{case.published:.6g}",
+        throughput[0],
+        case.unit,
+        throughput[1],
+        *scaling,
+        case.source,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from perfmodel.topology.model import Topology
 from perfmodel.validate.trainings.rows.parse import TrainingRow, samples_per_s
@@ -12,6 +13,8 @@ from perfmodel.validate.trainings.rows.parse import TrainingRow, samples_per_s
 _LIKENESS = ("interconnect", "sync_mode", "bucket_cap_mb", "dataset", "source_path", "note")
 """Columns in which a run and the one that it is counted against should agree, if they can."""
 
+_COUNT = re.compile(r"\b\d+\s*x\s*(?=[a-z])")
+"""How many GPUs, before their name: "4x A100 SXM4" and "A100 SXM4" are of one series."""
 _PROVIDERS = re.compile(r"\b(?:aws|amazon|ec2|azure|gcp|gce|google|oci|oracle|cloud\w*)\b")
 _IN_A_CLOUD = {"efa", "tcpx", "tcpxo"}
 _NETWORKS = {"infiniband": "InfiniBand", "roce": "RoCE", "tcp": "TCP", "omni-path": "Omni-Path"}
@@ -21,21 +24,19 @@ NETWORKS = ("NVLink", "PCIe", "InfiniBand", "RoCE", "Omni-Path", "TCP", CLOUD)
 (EFA, GPUDirect-TCPX), or sockets between a provider's machines."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ParsedRow:
     """A row that can be expressed, with its cells."""
 
     cells: Mapping[str, str]
     row: TrainingRow
 
-    @property
+    @cached_property
     def series(self) -> tuple[object, ...]:
         """What runs of one scaling series share: all but the number of GPUs and their network."""
-        cells, row = self.cells, self.row
-        gpu = re.sub(
-            r"\b\d+\s*x\s*(?=[a-z])", "", cells["gpu"].lower()
-        )  # "4x A100 SXM4", "A100 SXM4"
-        return (row.model, row.precision, row.batch, gpu, cells.get("framework"), row.channels_last)
+        row, framework = self.row, self.cells.get("framework")
+        gpu = _COUNT.sub("", self.cells["gpu"].lower())
+        return row.model, row.precision, row.batch, gpu, framework, row.channels_last
 
     @property
     def throughput(self) -> float:

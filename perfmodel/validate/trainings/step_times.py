@@ -60,6 +60,11 @@ def _timer(machine: HostText, nodes: int, gpus: int, nccl: str | None) -> Uncont
     return UncontendedTimer(make_machine(topology, load_library("nccl"), settings=settings))
 
 
+def timer_of(row: TrainingRow) -> UncontendedTimer:
+    """Times of collectives on the machine and with the library of a row."""
+    return _timer(row.machine, len(row.shares), max(row.shares), row.software.nccl)
+
+
 @lru_cache(maxsize=1024)
 def _layer_times(row: TrainingRow) -> LayerTimes:
     gpu = topology_of(row).gpu
@@ -86,7 +91,7 @@ def training_step_s(row: TrainingRow, compute: float = 1.0) -> float:
     times = _scaled(_layer_times(row), compute)
     if row.gpus == 1:
         return step_s(times)
-    timer = _timer(row.machine, len(row.shares), max(row.shares), row.software.nccl)
+    timer = timer_of(row)
     request = StepRequest(
         build_named(row.model),
         times,

@@ -25,7 +25,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
 """Spelling of a model with nothing but letters and digits, and its name in the zoo."""
 
 _BESIDE_THE_NAME = re.compile(
-    r"^.*/|\((?:[^()]*)\)|\b(?:imagenet|ilsvrc\w*|pytorch|torchvision|hugging ?face|hf|"
+    r"^.*/(?=[a-z])|\((?:[^()]*)\)|\b(?:imagenet|ilsvrc\w*|pytorch|torchvision|hugging ?face|hf|"
     r"(?:un)?cased|pre-?train\w*|phase[ -]?[12]|squad\w*|(?:seq\w*[ -]?(?:len\w*)?[ =:]*)\d+)\b"
     r"|\bcifar[ -]?(?:100?)?\b"
 )

@@ -21,7 +21,11 @@ from perfmodel.validate.trainings.rows.model_names import NamedModel, read_model
 from perfmodel.validate.trainings.rows.software import StatedSoftware, read_software
 
 _STRATEGIES = (
-    (r"(?:ddp(?: allreduce)?|(?:nccl )?allreduce(?: data parallel)?)$", None),
+    (
+        r"(?:(?:py)?torch )?(?:ddp|distributed ?data ?parallel)(?:,? \(?(?:all-?reduce|nccl)\)?)*$",
+        None,
+    ),
+    (r"(?:nccl |ring )?all-?reduce(?: data parallel)?$", None),
     (r"bsp-a2a: allreduce, no overlap$", 1e15),
     (r"wfbp-a2a: allreduce with overlap per tensor\b", 1.0),
 )
