@@ -118,6 +118,7 @@ def convolution(
     *,
     stride: int = 1,
     padding: int | tuple[int, int] = 0,
+    groups: int = 1,
     norm: str | None = None,
     relu: bool = True,
     residual: bool = False,
@@ -125,21 +126,22 @@ def convolution(
     """One convolution with what follows it: batch normalisation, residual addition, ReLU.
 
     Without `norm` the convolution has a bias. Multiply-accumulates: one per output element,
-    input channel and kernel position. Kept for backward: the convolution's output where batch
-    normalisation needs it, and the activation (the next layer's input).
+    input channel (of its group) and kernel position. Kept for backward: the convolution's output
+    where batch normalisation needs it, and the activation (the next layer's input).
     """
     kernel = pair(kernel)
     height, width = output_size(image, kernel, stride, pair(padding), name)
     out = Image(channels, height, width)
-    parameters = weight_and_bias(name, channels, image.channels, *kernel, bias=norm is None)
+    inputs = image.channels // groups
+    parameters = weight_and_bias(name, channels, inputs, *kernel, bias=norm is None)
     passes = (BATCH_NORM_PASSES if norm else 0) + relu * ACTIVATION_PASSES + residual * ADD_PASSES
     normed = norm_parameters(norm, channels) if norm else ()
     layer = Layer(
         name=name,
-        matmul_flops=2.0 * out.elements * image.channels * kernel[0] * kernel[1],
+        matmul_flops=2.0 * out.elements * inputs * kernel[0] * kernel[1],
         matmul_bytes=float(ELEMENT_BYTES * (image.elements + out.elements)),
         vector_bytes=float(ELEMENT_BYTES * passes * out.elements),
-        weight_elements=float(channels * image.channels * kernel[0] * kernel[1]),
+        weight_elements=float(channels * inputs * kernel[0] * kernel[1]),
         saved_elements=float(out.elements * ((norm is not None) + relu)),
         # batch normalisation also counts its batches, a kernel of its own
         kernels=1 + 2 * (norm is not None) + relu + residual,

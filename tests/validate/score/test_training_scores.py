@@ -47,7 +47,7 @@ TABLES = (
     dataset("large", *[run(0.1, network="TCP", nodes=2) for _ in range(9)], single(-0.2)),
     dataset("small", run(-0.5, precision="fp16"), run(0.3, unlike="another head")),
 )
-"""Nine runs 10 % too optimistic over TCP in one table, one 50 % too low over NVLink in the other."""
+"""Nine runs 10 % too optimistic over TCP, and in another table one 50 % too low over NVLink."""
 
 
 def test_every_table_weighs_the_same() -> None:

@@ -61,8 +61,8 @@ def test_spellings(model: str, name: str, length: int | None) -> None:
 
 @pytest.mark.parametrize(
     "model",
-    ["ResNet50 v1b", "wide_resnet50_2", "resnext50_32x4d", "biobert", "DistilBERT", "VGG16 (CIFAR)",
-     "HF BERT (size not stated)", "tacotron2"],
+    ["ResNet50 v1b", "wide_resnet50_2", "se-resnext101-32x4d", "biobert", "DistilBERT",
+     "VGG16 (CIFAR)", "HF BERT (size not stated)", "tacotron2"],
 )  # fmt: skip
 def test_other_models_are_not_taken_for_these(model: str) -> None:
     assert read_model({"model": model}) is None
@@ -82,6 +82,17 @@ def test_nets_for_cifar_are_small(cells: dict[str, str]) -> None:
     assert model.parameters == 11_173_962
     products = sum(layer.matmul_flops for layer in model.layers) / 2
     assert products == pytest.approx(0.5554e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [("resnext50_32x4d", 25_028_904), ("ResNeXt-101 32x8d", 88_791_336), ("resnet50", 25_557_032)],
+)
+def test_grouped_convolutions(model: str, parameters: int) -> None:
+    """Parameters as torchvision's documentation of the weights counts them."""
+    named = read_model({"model": model})
+    assert named is not None
+    assert build_named(named).parameters == parameters
 
 
 # ---------------------------------------------------------------- software

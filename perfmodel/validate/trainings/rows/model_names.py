@@ -13,6 +13,7 @@ from perfmodel.workload.zoo.resnet import resnet
 
 _NAMES: tuple[tuple[str, str], ...] = (
     (r"resnet(18|34|50|101|152)(?:v?15)?", r"resnet\1"),
+    (r"resnext(50|101)32x(4|8)d", r"resnext\1-32x\2d"),
     (r"vgg(16|19)", r"vgg\1"),
     (r"inceptionv3", "inception-v3"),
     (r"alexnet", "alexnet"),
@@ -79,7 +80,8 @@ def read_model(cells: Mapping[str, str]) -> NamedModel | None:
     if name.startswith(("bert", "gpt")):
         return NamedModel(name, _sequence_length(name, cells, text.lower()))
     if _CIFAR.search(text.lower()):  # of the other nets the classifier is another one there
-        return NamedModel(name, image_size=CIFAR_SIZE) if name.startswith("resnet") else None
+        plain_net = name.startswith("resnet")
+        return NamedModel(name, image_size=CIFAR_SIZE) if plain_net else None
     return NamedModel(name)
 
 
@@ -103,6 +105,9 @@ def build_named(model: NamedModel) -> Workload:
 
     Raises `InputError`: a sequence that is too long for it.
     """
+    if match := re.fullmatch(r"resnext(\d+)-(\d+)x(\d+)d", model.name):
+        depth, groups, width = (int(number) for number in match.groups())
+        return resnet(depth, dtype="fp32", image_size=224, groups=groups, group_width=width)
     if model.image_size == CIFAR_SIZE:
         depth = int(model.name.removeprefix("resnet"))
         return resnet(depth, dtype="fp32", image_size=CIFAR_SIZE, small_images=True)

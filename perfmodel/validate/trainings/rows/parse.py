@@ -50,6 +50,8 @@ _STEP_TIMES = {"step_time", "iteration_time", "time_per_step", *_PERCENTILES}
 _METRICS = {"throughput", "rate", *_STEP_TIMES}
 DEFAULT_CAP_MB = 25.0
 _WHOLE_HEAD = "the head scores every position, a third more work than BERT's pre-training"
+"""DLPerf's reports of NVIDIA's PyTorch BERT."""
+_GROUPED = "grouped convolutions, which the roofline takes for large matrix products"
 
 
 class UnsupportedRow(Exception):
@@ -105,13 +107,15 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     batch = _batch(cells, sum(shares))
     from_nvidia = cells.get("dataset", "").startswith(_CHANNELS_LAST)
     last = from_nvidia and precision == "fp16" and model.name.startswith("resnet")
-    unlike = _WHOLE_HEAD if _scores_all(cells, model) else ""
+    unlike = _unlike(cells, model)
     return TrainingRow(model, precision, batch, machine, shares, last, options, software, unlike)
 
 
-def _scores_all(cells: Mapping[str, str], model: NamedModel) -> bool:
-    """Whether BERT's head scores every position: so it is in DLPerf's tables (their reports)."""
-    return cells.get("dataset", "").startswith("dlperf") and model.name.startswith("bert")
+def _unlike(cells: Mapping[str, str], model: NamedModel) -> str:
+    """Why compute is not that of the model as it is built; empty: it is."""
+    if cells.get("dataset", "").startswith("dlperf") and model.name.startswith("bert"):
+        return _WHOLE_HEAD
+    return _GROUPED if model.name.startswith("resnext") else ""
 
 
 def samples_per_s(cells: Mapping[str, str], row: TrainingRow) -> float:
