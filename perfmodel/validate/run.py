@@ -108,14 +108,8 @@ class Validation:
 
     @property
     def unfitted(self) -> Score | None:
-        """Datasheet score from 256 KiB on of counted sweeps that no constant was fitted on.
-
-        That of all where constants were fitted on all of them.
-        """
-        everything = self.bands.get("datasheet", {}).get(LARGE)
-        if not self.fitted_sweeps & {p.sweep.id for p in self.predicted if p.counted}:
-            return everything
-        return self.split().get("not fitted on", {}).get(LARGE, everything)
+        """Datasheet score from 256 KiB on of counted sweeps that no constant was fitted on."""
+        return self.split().get("not fitted on", {}).get(LARGE)
 
     def spread(self) -> Spread:
         """Table of residual spread for datasheet intervals."""

@@ -31,7 +31,6 @@ from perfmodel.report.validation.text import (
     TARGETS,
     WEIGHING,
     fitted_lines,
-    headline,
     points_csv,
     sentences,
     setting,
@@ -87,9 +86,8 @@ def _header(validation: Validation) -> Header:
         "Collectives of 256 KiB and more, sweeps of trust 3 and up whose hardware is stated. "
         f"{WEIGHING}"
     )
-    return header(
-        setting(validation), headline(validation), [note], sentences=sentences(validation)[1:]
-    )
+    first, *others = sentences(validation)
+    return header(setting(validation), first, [note], sentences=[f"{text}." for text in others])
 
 
 def _tiles(validation: Validation) -> Tiles:
@@ -158,7 +156,7 @@ def _coverage(validation: Validation) -> Section | None:
 def _trainings(validation: Validation) -> Section | None:
     if not any(dataset.cases for dataset in validation.trainings):
         return None
-    drawn = figures.draw_trainings(validation.trainings)
+    drawn = figures.draw_trainings({data.title: data.cases for data in validation.trainings})
     lead = "Published training throughputs and recorded steps, each dataset by itself."
     figure = Figure(drawn, "trainings", "Predicted over published")
     groups = training_tables.group_table(validation)
@@ -168,6 +166,12 @@ def _trainings(validation: Validation) -> Section | None:
             Heading("Throughput and scaling efficiency, by network and precision"),
             Paragraph(training_tables.LEAD, "lead"),
             groups,
+            Heading("Scaling efficiency by network"),
+            Figure(
+                figures.draw_trainings(training_tables.efficiencies(validation)),
+                "efficiencies",
+                "Predicted over published scaling efficiency, by network",
+            ),
             Heading("The same by table"),
             training_tables.by_table_table(validation),
             Definitions(training_tables.MEASURE_MEANINGS),

@@ -33,21 +33,27 @@ WEIGHING = "Every sweep weighs the same, however many sizes it has."
 
 def headline(validation: Validation) -> str:
     """Say in one sentence how far datasheet predictions are off where nothing was fitted."""
-    score = validation.unfitted
-    if score is None:
+    everything = validation.bands.get("datasheet", {}).get(LARGE)
+    if everything is None:
         return "No sweep could be scored"
-    of_all = score is validation.bands["datasheet"][LARGE]
-    sweeps = "" if of_all else f" of the {score.sweeps} sweeps that no constant was fitted to"
+    score, sweeps, remark = validation.unfitted, "", ""
+    if score is None:
+        score, remark = everything, "; constants were fitted to all of these sweeps"
+    elif score.sweeps < everything.sweeps:
+        count = "one sweep" if score.sweeps == 1 else f"{score.sweeps} sweeps"
+        sweeps = f" of the {count} that no constant was fitted to"
     return (
         f"From datasheets alone, half of the times{sweeps} are within "
         f"{percent(score.median_abs_error)} and nine of ten within "
-        f"{percent(score.p90_abs_error)} of what was measured"
+        f"{percent(score.p90_abs_error)} of what was measured{remark}"
     )
 
 
 def sentences(validation: Validation) -> list[str]:
-    """All sentences at the head of a report."""
-    return [f"{text}." for text in (headline(validation), training_headline(validation)) if text]
+    """Sentences at the head of a report, the most important first; a folder may lack sweeps."""
+    trainings = training_headline(validation)
+    sweeps = headline(validation) if validation.bands or not trainings else ""
+    return [text for text in (sweeps, trainings) if text]
 
 
 def setting(validation: Validation) -> str:
@@ -99,7 +105,7 @@ def validation_lines(validation: Validation) -> list[Block]:
     ):
         if table.rows:
             blocks += [Paragraph(title), table, Paragraph("")]
-    blocks += [*paragraphs(sentences(validation)), Paragraph("")]
+    blocks += [*paragraphs(f"{text}." for text in sentences(validation)), Paragraph("")]
     blocks += paragraphs(tables.omissions(validation, trainings=False))
     rows = sum(sum(dataset.left_out.values()) for dataset in validation.trainings)
     left_out = f"{rows} rows of training tables left out: the report and --json say why"
@@ -116,7 +122,7 @@ def validation_markdown(validation: Validation) -> str:
     return render_markdown(
         [
             Paragraph("Predicted versus measured", "headline"),
-            *paragraphs(sentences(validation)),
+            *paragraphs(f"{text}." for text in sentences(validation)),
             Paragraph(f"{setting(validation)}."),
             Paragraph("Remade by perfmodel validate."),
             table_section("Errors by size and mode", errors, tables.band_table(validation)),

@@ -16,7 +16,7 @@ from perfmodel.validate.score.training_scores import (
     by_table,
     entries_of,
 )
-from perfmodel.validate.trainings.model import MEASURES, Measure
+from perfmodel.validate.trainings.model import MEASURES, Case, Measure
 from perfmodel.validate.trainings.series import NETWORKS
 
 if TYPE_CHECKING:
@@ -101,6 +101,18 @@ def by_table_table(validation: Validation) -> Table:
                 rows.append((row[0], *row[2:]))  # one table
     header = ("table", ">runs", *(f">{MEASURE_NAMES[m]}" for m in MEASURES))
     return Table(header, rows)
+
+
+def efficiencies(validation: Validation) -> dict[str, list[Case]]:
+    """Scaling efficiencies by network, in per cent of the smallest run's throughput per GPU."""
+    cases: dict[str, list[Case]] = {name: [] for name in NETWORKS}
+    for table, run in entries_of(validation.trainings):
+        shares = run.pair("efficiency")
+        if shares is not None and run.network in cases:
+            published, predicted = (100.0 * share for share in shares)
+            name = f"{table.removeprefix('training-')}: {run.case.name}"
+            cases[run.network].append(Case(name, published, predicted, "%", run.source))
+    return cases
 
 
 def training_headline(validation: Validation) -> str:
