@@ -164,7 +164,7 @@ def _trainings(validation: Validation) -> Section | None:
     if groups.rows:
         blocks += [
             Heading("Throughput and scaling efficiency, by network and precision"),
-            Paragraph(training_tables.LEAD, "lead"),
+            Paragraph(f"{training_tables.LEAD} {training_tables.fitted_note(validation)}", "lead"),
             groups,
             Heading("Scaling efficiency by network"),
             Figure(

@@ -134,7 +134,7 @@ def validation_markdown(validation: Validation) -> str:
             table_section("Trainings", "", tables.training_table(validation)),
             table_section(
                 "Trainings by network and precision",
-                training_tables.LEAD,
+                f"{training_tables.LEAD} {training_tables.fitted_note(validation)}",
                 training_tables.group_table(validation),
             ),
             table_section(

@@ -15,6 +15,7 @@ from perfmodel.validate.score.training_scores import (
     by_group,
     by_table,
     entries_of,
+    score_runs,
 )
 from perfmodel.validate.trainings.model import MEASURES, Case, Measure
 from perfmodel.validate.trainings.series import NETWORKS
@@ -52,6 +53,12 @@ def scored(score: TrainingScore | None) -> str:
         return "-"
     errors = f"{percent(score.median_abs_error)} / {percent(score.p90_abs_error)}"
     return f"{errors}, {signed(score.bias)}"
+
+
+def fitted_note(validation: Validation) -> str:
+    """Say which tables constants were fitted to; empty: none."""
+    names = ", ".join(d.id.removeprefix("training-") for d in validation.trainings if d.fitted)
+    return f"A constant was fitted to throughputs of one GPU in {names}." if names else ""
 
 
 def group_table(validation: Validation) -> Table:
@@ -116,10 +123,14 @@ def efficiencies(validation: Validation) -> dict[str, list[Case]]:
 
 
 def training_headline(validation: Validation) -> str:
-    """Say in one sentence how far scaling efficiency and one GPU's throughput are off."""
+    """Say in one sentence how far scaling efficiency and one GPU's throughput are off.
+
+    The latter of tables to which no constant was fitted.
+    """
     groups = by_group(entries_of(validation.trainings))
     whole = groups.get("efficiency", {}).get(ALL, {}).get(ALL)
-    single = groups.get("one_gpu", {}).get(ALL, {}).get(ALL)
+    unfitted = [data for data in validation.trainings if not data.fitted]
+    single = score_runs(entries_of(unfitted), "one_gpu")
     if whole is None:
         return ""
     networks = groups["efficiency"].get("network", {})
@@ -135,8 +146,8 @@ def training_headline(validation: Validation) -> str:
     )
     if single is not None:
         sentence += (
-            f"; throughput of one GPU ({_tables(single)}) by {percent(single.median_abs_error)} "
-            f"and {percent(single.p90_abs_error)}"
+            f"; throughput of one GPU ({_tables(single)} that nothing was fitted to) by "
+            f"{percent(single.median_abs_error)} and {percent(single.p90_abs_error)}"
         )
     return sentence
 

@@ -109,6 +109,8 @@ class Dataset:
     not_scaled : mapping of str to int
         Runs of several GPUs without a scaling efficiency or without a scaled throughput: reason
         and how many.
+    fitted : bool
+        Whether shipped constants of compute were fitted to its throughputs of one GPU.
     """
 
     id: str
@@ -117,6 +119,7 @@ class Dataset:
     left_out: Mapping[str, int] = field(default_factory=dict)
     runs: Sequence[TrainingRun] = ()
     not_scaled: Mapping[str, int] = field(default_factory=dict)
+    fitted: bool = False
 
     @property
     def median_abs_error(self) -> float | None:
@@ -146,4 +149,5 @@ class Dataset:
             "title": self.title,
             "left_out": dict(self.left_out),
             "not_scaled": dict(self.not_scaled),
+            "fitted": self.fitted,
         }

@@ -25,6 +25,10 @@ from perfmodel.workload.roofline import layer_times, step_s
 
 LEFT_OUT = "left_out.csv"
 """Rows of published tables that were not copied: how many, by table and reason."""
+SINGLE = "single-gpu"
+FITTED = (SINGLE, "nvidia_dle")
+"""Tables to whose throughputs of one GPU the roofline's constant was fitted
+(``workload/kernel_constants.yaml``); those of NVIDIA's ResNet-50 stand in both."""
 NO_SMALLER_RUN = "no smaller run of the same model, GPU, batch and precision"
 NO_SINGLE_RUN = "no run of one GPU to scale compute to"
 
@@ -73,7 +77,8 @@ def _dataset(
         return []
     title = f"Training throughput, {name}"
     cases = [run.case for run in runs if not run.unlike]
-    return [Dataset(f"training-{name}", title, cases, omitted, runs, _not_scaled(runs))]
+    fitted = name in FITTED
+    return [Dataset(f"training-{name}", title, cases, omitted, runs, _not_scaled(runs), fitted)]
 
 
 def _left_out(folder: Path, faults: list[Fault]) -> dict[str, dict[str, int]]:
@@ -169,7 +174,8 @@ def single_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
     if not runs:
         return None
     cases = [run.case for run in runs]
-    return Dataset("single-gpu", "Single-GPU training throughput", cases, omitted, runs)
+    title = "Single-GPU training throughput"
+    return Dataset(SINGLE, title, cases, omitted, runs, fitted=SINGLE in FITTED)
 
 
 def _single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:

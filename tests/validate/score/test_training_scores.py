@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from perfmodel.report.validation.training_tables import (
     by_table_table,
+    fitted_note,
     group_table,
     scored,
     training_headline,
@@ -119,5 +121,10 @@ def test_the_sentence_names_networks_and_one_gpu() -> None:
     text = cells(training_headline(Validation("x", (), {}, TABLES)))
     assert "(2 tables) is off by 10 % in the median and 50 % at the 90th percentile" in text
     assert "NVLink 50 %, 50 %; TCP 10 %, 10 %" in text
-    assert text.endswith("throughput of one GPU (1 table) by 20 % and 20 %")
+    single_gpu = "throughput of one GPU (1 table that nothing was fitted to) by 20 % and 20 %"
+    assert text.endswith(single_gpu)
+    fitted = dataclasses.replace(TABLES[0], fitted=True)
+    assert "of one GPU" not in training_headline(Validation("x", (), {}, (fitted, TABLES[1])))
+    assert "in large." in fitted_note(Validation("x", (), {}, (fitted, TABLES[1])))
+    assert fitted_note(Validation("x", (), {}, TABLES)) == ""
     assert training_headline(Validation("x", (), {})) == ""
