@@ -41,6 +41,7 @@ from perfmodel.validate.predict.forecast import SweepPrediction
 from perfmodel.validate.run import Validation, to_json
 from perfmodel.validate.score import scores
 from perfmodel.validate.score.scores import LARGE
+from perfmodel.validate.score.training_scores import SEVERAL_NODES, by_group, entries_of
 
 
 def write_validation(validation: Validation, folder: Path) -> Path:
@@ -107,6 +108,13 @@ def _tiles(validation: Validation) -> Tiles:
         if score is not None:
             below = f"90th percentile {percent(score.p90_abs_error)}, {score.sweeps} sweeps"
             tiles.append(Tile(title, percent(score.median_abs_error), below))
+    efficiency = by_group(entries_of(validation.trainings)).get("efficiency", {})
+    for name, title in (("NVLink", "NVLink"), (SEVERAL_NODES, "between nodes")):
+        scaling = efficiency.get("network", {}).get(name)
+        if scaling is not None:
+            below = f"90th percentile {percent(scaling.p90_abs_error)}, {scaling.tables} tables"
+            tile = Tile(f"Scaling efficiency, {title}", percent(scaling.median_abs_error), below)
+            tiles.append(tile)
     share = validation.coverages.get("datasheet", {}).get("all")
     if share is not None:
         sure = f"of 80 % wanted; 95 % sure: {percent(share.low)} to {percent(share.high)}"
