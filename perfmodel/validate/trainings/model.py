@@ -88,7 +88,9 @@ class TrainingRun:
     @property
     def case(self) -> Case:
         """Throughput as a case."""
-        text = f"{self.model}, {self.gpu} x {self.gpus}, batch {self.batch}, {self.precision}"
+        nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        gpus = f"{self.gpu} x {self.gpus}{nodes}"
+        text = f"{self.model}, {gpus}, batch {self.batch}, {self.precision}"
         return Case(text, self.published, self.predicted, "samples/s", self.source)
 
 
