@@ -31,7 +31,8 @@ _CPU_SOCKETS = re.compile(
 )
 """Sockets that hold CPUs; what is left are those of TCP."""
 _ACROSS = re.compile(
-    rf"across(?! (?:the )?(?:all )?(?:nodes|hosts|servers|machines|racks|switches))|\b(?:{_APART}) (?:cpu |numa )?(?:socket|cpu|package|node|domain)s?\b|\bsys\b"
+    r"across(?! (?:the )?(?:all )?(?:nodes|hosts|servers|machines|racks|switches))|\bsys\b"
+    rf"|\b(?:{_APART}) (?:cpu |numa )?(?:socket|cpu|package|node|domain)s?\b"
 )
 """Words that put the NIC under another CPU than the GPUs."""
 _GENERATIONS = {"qdr": 32.0, "fdr": 54.5, "edr": 100.0, "hdr100": 100.0, "hdr": 200.0,
