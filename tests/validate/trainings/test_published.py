@@ -45,6 +45,12 @@ def test_a_row_that_can_be_expressed():
         ({"precision": "int4"}, "precision is not modelled"),
         ({"gpus_per_node": "20/16"}, "how many GPUs each node has"),
         ({"gpus_per_node": "1+3"}, "how many GPUs each node has"),  # of four nodes
+        ({"nodes": "0"}, "how many GPUs each node has"),
+        ({"nodes": "4", "gpus_per_node": "0"}, "how many GPUs each node has"),
+        ({"nodes": "9" * 12}, "more than 131,072 GPUs"),
+        ({"value": "inf"}, "no step time or throughput"),
+        ({"value": "nan"}, "no step time or throughput"),
+        ({"value": "-3"}, "no step time or throughput"),
         ({"sync_mode": "no ddp"}, "strategy cannot be expressed"),
         ({"gpu": "V100", "interconnect": "cloud instances"}, "links between the GPUs"),
         ({"interconnect": "cloud instances; spread over servers"}, "network is not named"),

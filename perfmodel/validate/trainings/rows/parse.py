@@ -7,6 +7,7 @@ one that `perfmodel.topology.from_text` knows.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from perfmodel.errors import InputError
 from perfmodel.topology.from_text.gpu_text import says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
 from perfmodel.training.ddp.options import FIRST_BUCKET_BYTES, DdpOptions, cap_bytes
-from perfmodel.validate.sweeps.match import one_line
+from perfmodel.validate.sweeps.match import MOST_RANKS, one_line
 from perfmodel.validate.trainings.rows.model_names import NamedModel, read_model
 from perfmodel.validate.trainings.rows.software import StatedSoftware, read_software
 
@@ -142,10 +143,12 @@ def shares_of(cells: Mapping[str, str]) -> tuple[int, ...]:
     parts = re.split(r"\+", each or cells.get("gpus_total") or "1")
     if not all(re.fullmatch(r"\d+(?:\.0)?", part) for part in (*parts, nodes)):
         raise UnsupportedRow("how many GPUs each node has is not stated")
-    shares = tuple(int(float(part)) for part in parts)
+    shares, count = tuple(int(float(part)) for part in parts), int(float(nodes))
+    if sum(shares) * count > MOST_RANKS:
+        raise UnsupportedRow(f"more than {MOST_RANKS:,} GPUs")
     if len(shares) == 1:
-        shares *= int(float(nodes))
-    if len(shares) != int(float(nodes)) or not all(shares):
+        shares *= count
+    if not shares or len(shares) != count or not all(shares):
         raise UnsupportedRow("how many GPUs each node has is not stated")
     if "spread over" in cells.get("interconnect", "") and cells.get("gpus_total") not in {"1", ""}:
         raise UnsupportedRow("network is not named")
@@ -154,7 +157,7 @@ def shares_of(cells: Mapping[str, str]) -> tuple[int, ...]:
 
 def _positive(text: str) -> bool:
     try:
-        return float(text) > 0
+        return 0 < float(text) < math.inf
     except ValueError:
         return False
 
