@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.files import as_json
 from perfmodel.validate.score.points import weighted_quantile
@@ -50,10 +51,16 @@ def score_runs(entries: Iterable[Entry], measure: Measure) -> TrainingScore | No
     return TrainingScore(
         tables=len(counts),
         runs=len(pairs),
-        median_abs_error=weighted_quantile(np.abs(errors), weights, 0.5),
+        median_abs_error=_median(np.abs(errors), weights),
         p90_abs_error=weighted_quantile(np.abs(errors), weights, 0.9),
-        bias=weighted_quantile(errors, weights, 0.5),
+        bias=_median(errors, weights),
     )
+
+
+def _median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """Weighted median; the middle of two values that share it, so that no sign is preferred."""
+    low = weighted_quantile(values, weights, 0.5)
+    return (low - weighted_quantile(-values, weights, 0.5)) / 2
 
 
 def entries_of(datasets: Iterable[Dataset]) -> list[Entry]:
