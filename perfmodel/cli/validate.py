@@ -60,6 +60,10 @@ def validate(
     Each sweep is matched to a machine by the words of META.csv (or by its column topology) and
     predicted from datasheets, from other sweeps of the same hardware, and by two baselines: NCCL's
     own tuner formula, and alpha-beta. What cannot be matched is listed with the reason.
+
+    Of each published training are compared throughput, scaling efficiency against the smallest run
+    of its table, and throughput with compute scaled to the measured rate of one GPU; --json has
+    every run under "trainings", in "rows".
     """
     folder = output or (None if json or data is not None else REPORT)
     check_outputs({"-o": folder and folder / "validation.html", "--spread": spread})

@@ -16,6 +16,7 @@ from perfmodel.validate.predict.run import Placed, PredictionTask, match_all, pr
 from perfmodel.validate.score import coverage, scores
 from perfmodel.validate.score.points import DataPoint, points_of
 from perfmodel.validate.score.scores import LARGE, Score
+from perfmodel.validate.score.training_scores import trainings_json
 from perfmodel.validate.sweeps.match import Matched
 from perfmodel.validate.sweeps.read import (
     SUBFOLDER,
@@ -104,6 +105,11 @@ class Validation:
             if scored := scores.by_band(own).get("datasheet"):
                 halves[name] = scored
         return halves
+
+    @property
+    def unfitted(self) -> Score | None:
+        """Datasheet score from 256 KiB on of counted sweeps that no constant was fitted on."""
+        return self.split().get("not fitted on", {}).get(LARGE)
 
     def spread(self) -> Spread:
         """Table of residual spread for datasheet intervals."""
@@ -204,6 +210,9 @@ def to_json(validation: Validation) -> dict[str, Any]:
 
     ``median_abs_error`` and ``p90_abs_error`` are those of datasheet mode from 256 KiB on over the
     sweeps that count, every sweep weighing the same; without sweeps, those of all trainings.
+    ``not_fitted`` is the same of the sweeps that no constant was fitted on: the number to expect.
+    ``trainings`` has every published training, a row each, and their scores (see
+    `perfmodel.validate.score.training_scores.trainings_json`).
     """
     predicted, trainings = validation.predicted, validation.trainings
     main: Score | Dataset | None = validation.bands.get("datasheet", {}).get(LARGE)
@@ -214,6 +223,7 @@ def to_json(validation: Validation) -> dict[str, Any]:
         "median_abs_error": main.median_abs_error if main else None,
         "p90_abs_error": main.p90_abs_error if main else None,
         "datasets": [*_sweep_entries(validation), *(dataset.to_json() for dataset in trainings)],
+        "not_fitted": validation.unfitted,
         "by_band": validation.bands,
         "on_common_sweeps": scores.on_common(validation.points),
         "by_machine": scores.by_machine(validation.points),
@@ -223,6 +233,7 @@ def to_json(validation: Validation) -> dict[str, Any]:
         "unmatched": validation.unmatched,
         "not_counted": {p.sweep.id: p.why_not for p in predicted if not p.counted},
         "fitted_on": [attributes(fitted, "constants sweeps") for fitted in validation.fitted],
+        "trainings": trainings_json(trainings),
     }
     return dict(as_json(document, "validation"))
 

@@ -1,5 +1,6 @@
 """``perfmodel validate`` as a user meets it, on a small folder."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,8 +8,10 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
 from perfmodel.report.validation.page import write_validation
+from perfmodel.report.validation.text import headline
 from perfmodel.validate.run import to_json, validate
-from perfmodel.validate.sweeps.read import fitted_on
+from perfmodel.validate.score.scores import by_sweep
+from perfmodel.validate.sweeps.read import Fitted, fitted_on
 
 HEADER = (
     "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,"
@@ -74,6 +77,26 @@ def test_the_median_is_that_of_counted_large_sizes(found):
     assert len(errors) == 4
     assert to_json(found)["median_abs_error"] == pytest.approx(errors[1])
     assert to_json(found)["p90_abs_error"] == pytest.approx(errors[3])
+
+
+def test_the_headline_is_of_sweeps_that_nothing_was_fitted_to(found):
+    """Of the two counted sweeps constants were fitted on "one": "two" is what to expect."""
+    assert found.unfitted == found.bands["datasheet"]["256 KiB and up"]
+    fitted = dataclasses.replace(found, fitted=(Fitted(constants="a constant", sweeps=("one",)),))
+    (two,) = (
+        scores["datasheet"]["256 KiB and up"]
+        for name, scores in by_sweep(found.points).items()
+        if name == "two"
+    )
+    assert fitted.unfitted == two
+    assert to_json(fitted)["not_fitted"]["median_abs_error"] == two.median_abs_error
+    assert "of the one sweep that no constant was fitted to" in headline(fitted)
+    assert "fitted" not in headline(found)
+    everything = dataclasses.replace(
+        found, fitted=(Fitted(constants="a constant", sweeps=("one", "two")),)
+    )
+    assert everything.unfitted is None
+    assert "constants were fitted to all of these sweeps" in headline(everything)
 
 
 def test_alpha_beta_is_the_formula(found):

@@ -18,7 +18,7 @@ from perfmodel.validate.score.scores import LARGE, MODES, Score, in_band
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from perfmodel.validate.trainings.model import Dataset
+    from perfmodel.validate.trainings.model import Case
 
 
 MEASURED = "#7d8794"
@@ -259,16 +259,15 @@ def _mode_lines(
         )  # fmt: skip
 
 
-def draw_trainings(datasets: Sequence[Dataset]) -> go.Figure:
-    """Draw predicted over published, a column of marks per dataset."""
-    datasets = [dataset for dataset in datasets if dataset.cases]
-    figure = new_figure(90 + 64 * max(1, len(datasets)))
-    titles = [dataset.title for dataset in datasets]
-    for number, dataset in enumerate(datasets):
-        ordered = sorted(dataset.cases, key=lambda case: case.error)
+def draw_trainings(rows: Mapping[str, Sequence[Case]]) -> go.Figure:
+    """Draw predicted over published, a row of marks per title; the first at the top."""
+    titles = [title for title, cases in reversed([*rows.items()]) if cases]
+    figure = new_figure(90 + 64 * max(1, len(titles)))
+    for number, title in enumerate(titles):
+        ordered = sorted(rows[title], key=lambda case: case.error)
         heights = [number + 0.5 * (i % 7 - 3) / 7 for i in range(len(ordered))]
         figure.add_scatter(
-            x=[1 + case.error for case in ordered], y=heights, mode="markers", name=dataset.title,
+            x=[1 + case.error for case in ordered], y=heights, mode="markers", name=title,
             showlegend=False, hoverinfo="text",
             marker={"color": COLOURS["datasheet"], "size": 6, "opacity": 0.7},
             hovertext=[f"{case.name}<br>published {quantities.count(case.published)} {case.unit}, "

@@ -24,15 +24,15 @@ from perfmodel.report.common.document import (
     table_section,
 )
 from perfmodel.report.common.html import legend, render_html, write_report_files
-from perfmodel.report.validation import figures, tables
+from perfmodel.report.validation import figures, tables, training_tables
 from perfmodel.report.validation.tables import percent
 from perfmodel.report.validation.text import (
     MODE_MEANINGS,
     TARGETS,
     WEIGHING,
     fitted_lines,
-    headline,
     points_csv,
+    sentences,
     setting,
     trainings_csv,
     validation_markdown,
@@ -41,6 +41,7 @@ from perfmodel.validate.predict.forecast import SweepPrediction
 from perfmodel.validate.run import Validation, to_json
 from perfmodel.validate.score import scores
 from perfmodel.validate.score.scores import LARGE
+from perfmodel.validate.score.training_scores import SEVERAL_NODES, by_group, entries_of
 
 
 def write_validation(validation: Validation, folder: Path) -> Path:
@@ -86,13 +87,19 @@ def _header(validation: Validation) -> Header:
         "Collectives of 256 KiB and more, sweeps of trust 3 and up whose hardware is stated. "
         f"{WEIGHING}"
     )
-    return header(setting(validation), headline(validation), [note])
+    first, *others = sentences(validation)
+    return header(setting(validation), first, [note], sentences=[f"{text}." for text in others])
 
 
 def _tiles(validation: Validation) -> Tiles:
     tiles = []
+    score = validation.unfitted
+    if score is not None:
+        below = f"90th percentile {percent(score.p90_abs_error)}, {score.sweeps} sweeps"
+        title = "Datasheet, 256 KiB and up, nothing fitted"
+        tiles.append(Tile(title, percent(score.median_abs_error), below))
     for mode, band, title in (
-        ("datasheet", LARGE, "Datasheet, 256 KiB and up"),
+        ("datasheet", LARGE, "Datasheet, 256 KiB and up, all sweeps"),
         ("datasheet", "latency", "Datasheet, below 256 KiB"),
         ("transferred", LARGE, "Transferred, 256 KiB and up"),
         ("nccl tuner", LARGE, "NCCL's own formula, 256 KiB and up"),
@@ -101,6 +108,13 @@ def _tiles(validation: Validation) -> Tiles:
         if score is not None:
             below = f"90th percentile {percent(score.p90_abs_error)}, {score.sweeps} sweeps"
             tiles.append(Tile(title, percent(score.median_abs_error), below))
+    efficiency = by_group(entries_of(validation.trainings)).get("efficiency", {})
+    for name, title in (("NVLink", "NVLink"), (SEVERAL_NODES, "between nodes")):
+        scaling = efficiency.get("network", {}).get(name)
+        if scaling is not None:
+            below = f"90th percentile {percent(scaling.p90_abs_error)}, {scaling.tables} tables"
+            tile = Tile(f"Scaling efficiency, {title}", percent(scaling.median_abs_error), below)
+            tiles.append(tile)
     share = validation.coverages.get("datasheet", {}).get("all")
     if share is not None:
         sure = f"of 80 % wanted; 95 % sure: {percent(share.low)} to {percent(share.high)}"
@@ -150,10 +164,27 @@ def _coverage(validation: Validation) -> Section | None:
 def _trainings(validation: Validation) -> Section | None:
     if not any(dataset.cases for dataset in validation.trainings):
         return None
-    drawn = figures.draw_trainings(validation.trainings)
+    drawn = figures.draw_trainings({data.title: data.cases for data in validation.trainings})
     lead = "Published training throughputs and recorded steps, each dataset by itself."
     figure = Figure(drawn, "trainings", "Predicted over published")
-    return section("Trainings", lead, tables.training_table(validation), figure)
+    groups = training_tables.group_table(validation)
+    blocks: list[Block] = [tables.training_table(validation), figure]
+    if groups.rows:
+        blocks += [
+            Heading("Throughput and scaling efficiency, by network and precision"),
+            Paragraph(f"{training_tables.LEAD} {training_tables.fitted_note(validation)}", "lead"),
+            groups,
+            Heading("Scaling efficiency by network"),
+            Figure(
+                figures.draw_trainings(training_tables.efficiencies(validation)),
+                "efficiencies",
+                "Predicted over published scaling efficiency, by network",
+            ),
+            Heading("The same by table"),
+            training_tables.by_table_table(validation),
+            Definitions(training_tables.MEASURE_MEANINGS),
+        ]
+    return section("Trainings", lead, *blocks)
 
 
 def _sweeps(validation: Validation) -> Section | None:
@@ -205,6 +236,11 @@ def _left_out(validation: Validation) -> Section | None:
         (dataset.id, f"{count} rows left out", reason)
         for dataset in validation.trainings
         for reason, count in dataset.left_out.items()
+    ]
+    rows += [
+        (dataset.id, f"{count} rows without scaling", reason)
+        for dataset in validation.trainings
+        for reason, count in dataset.not_scaled.items()
     ]
     lead = "Nothing is skipped silently: this is everything without a number above."
     table = Table(("What", "How", "Why"), rows)

@@ -36,6 +36,17 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
+def signed(fraction: float) -> str:
+    """Write an error with its sign; the space does not break.
+
+    Examples
+    --------
+    >>> [signed(f).replace(chr(160), " ") for f in (0.123, -0.0123)]
+    ['+12 %', '-1.2 %']
+    """
+    return ("+" if fraction >= 0 else "") + percent(fraction)
+
+
 def pair(score: Score | None) -> str:
     """Median and 90th percentile, or a dash."""
     if score is None:
@@ -107,11 +118,12 @@ def training_table(validation: Validation) -> Table:
     """Errors of published trainings and recorded steps."""
     rows = tuple(
         (dataset.title, str(len(dataset.cases)), percent(dataset.median_abs_error or 0.0),
-         percent(dataset.p90_abs_error or 0.0), str(sum(dataset.left_out.values())))
+         percent(dataset.p90_abs_error or 0.0), signed(dataset.bias or 0.0),
+         str(sum(dataset.left_out.values())))
         for dataset in validation.trainings
         if dataset.cases
     )  # fmt: skip
-    header = ("what", ">numbers", ">median", ">90th percentile", ">left out")
+    header = ("what", ">numbers", ">median", ">90th percentile", ">bias", ">left out")
     return Table(header, rows)
 
 
@@ -151,3 +163,5 @@ def omissions(validation: Validation, *, trainings: bool = True) -> Iterator[str
     for dataset in validation.trainings if trainings else ():
         for reason, count in dataset.left_out.items():
             yield f"left out of {dataset.id}: {count} rows: {reason}"
+        for reason, count in dataset.not_scaled.items():
+            yield f"without scaling of {dataset.id}: {count} rows: {reason}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from perfmodel.files import csv_text
 from perfmodel.report.common.document import (
     Block,
@@ -13,11 +15,13 @@ from perfmodel.report.common.document import (
     table_section,
 )
 from perfmodel.report.common.markdown import render_markdown
-from perfmodel.report.validation import tables
+from perfmodel.report.validation import tables, training_tables
 from perfmodel.report.validation.tables import percent
+from perfmodel.report.validation.training_tables import MEASURE_MEANINGS, training_headline
 from perfmodel.validate.run import Validation
 from perfmodel.validate.score import scores
 from perfmodel.validate.score.scores import LARGE
+from perfmodel.validate.trainings.model import Case, TrainingRun
 
 TARGETS = (
     "Aimed at, from 256 KiB on: datasheet mode 15 % in the median and 40 % in the 90th percentile, "
@@ -28,15 +32,28 @@ WEIGHING = "Every sweep weighs the same, however many sizes it has."
 
 
 def headline(validation: Validation) -> str:
-    """Say in one sentence how far datasheet predictions are off."""
-    score = validation.bands.get("datasheet", {}).get(LARGE)
-    if score is None:
+    """Say in one sentence how far datasheet predictions are off where nothing was fitted."""
+    everything = validation.bands.get("datasheet", {}).get(LARGE)
+    if everything is None:
         return "No sweep could be scored"
+    score, sweeps, remark = validation.unfitted, "", ""
+    if score is None:
+        score, remark = everything, "; constants were fitted to all of these sweeps"
+    elif score.sweeps < everything.sweeps:
+        count = "one sweep" if score.sweeps == 1 else f"{score.sweeps} sweeps"
+        sweeps = f" of the {count} that no constant was fitted to"
     return (
-        "From datasheets alone, half of the times are within "
+        f"From datasheets alone, half of the times{sweeps} are within "
         f"{percent(score.median_abs_error)} and nine of ten within "
-        f"{percent(score.p90_abs_error)} of what was measured"
+        f"{percent(score.p90_abs_error)} of what was measured{remark}"
     )
+
+
+def sentences(validation: Validation) -> list[str]:
+    """Sentences at the head of a report, the most important first; a folder may lack sweeps."""
+    trainings = training_headline(validation)
+    sweeps = headline(validation) if validation.bands or not trainings else ""
+    return [text for text in (sweeps, trainings) if text]
 
 
 def setting(validation: Validation) -> str:
@@ -81,9 +98,14 @@ def validation_lines(validation: Validation) -> list[Block]:
         (errors, tables.band_table(validation)),
         ("Measured times inside the 80 % interval", tables.coverage_table(validation)),
         ("Published trainings and steps", tables.training_table(validation)),
+        (
+            f"Published trainings by network and precision. {training_tables.LEAD}",
+            training_tables.group_table(validation),
+        ),
     ):
         if table.rows:
             blocks += [Paragraph(title), table, Paragraph("")]
+    blocks += [*paragraphs(f"{text}." for text in sentences(validation)), Paragraph("")]
     blocks += paragraphs(tables.omissions(validation, trainings=False))
     rows = sum(sum(dataset.left_out.values()) for dataset in validation.trainings)
     left_out = f"{rows} rows of training tables left out: the report and --json say why"
@@ -100,7 +122,7 @@ def validation_markdown(validation: Validation) -> str:
     return render_markdown(
         [
             Paragraph("Predicted versus measured", "headline"),
-            Paragraph(f"{headline(validation)}."),
+            *paragraphs(f"{text}." for text in sentences(validation)),
             Paragraph(f"{setting(validation)}."),
             Paragraph("Remade by perfmodel validate."),
             table_section("Errors by size and mode", errors, tables.band_table(validation)),
@@ -110,10 +132,21 @@ def validation_markdown(validation: Validation) -> str:
             ),
             table_section("Intervals", inside, tables.coverage_table(validation)),
             table_section("Trainings", "", tables.training_table(validation)),
+            table_section(
+                "Trainings by network and precision",
+                f"{training_tables.LEAD} {training_tables.fitted_note(validation)}",
+                training_tables.group_table(validation),
+            ),
+            table_section(
+                "Trainings by table",
+                training_tables.LEAD,
+                training_tables.by_table_table(validation),
+            ),
             table_section("Sweep by sweep", "", tables.sweep_table(validation)),
             section("What was fitted on what", "", Bullets(fitted_lines(validation)), fitted),
             section("What is not counted, and why", "", omissions),
             section("Modes", "", Definitions(MODE_MEANINGS)),
+            section("Trainings: what is compared", "", Definitions(MEASURE_MEANINGS)),
         ]
     )
 
@@ -140,12 +173,39 @@ def points_csv(validation: Validation) -> str:
 
 
 def trainings_csv(validation: Validation) -> str:
-    """One row per published number of a training."""
-    rows = (
-        (data.id, case.name, f"{case.published:.6g}", f"{case.predicted:.6g}", case.unit,
-         f"{case.error:.4f}", case.source)
-        for data in validation.trainings
-        for case in data.cases
-    )  # fmt: skip
-    titles = ("dataset", "case", "published", "predicted", "unit", "error", "source")
+    """One row per published number of a training, with its scaling where it has one."""
+    titles = ("dataset", "case", "published", "predicted", "unit", "error", "network",
+              "base_gpus", "efficiency", "predicted_efficiency", "scaled", "source")  # fmt: skip
+    rows: list[tuple[object, ...]] = []
+    for data in validation.trainings:
+        if data.runs:
+            rows += [_training_row(data.id, run.case, run) for run in data.runs]
+        else:
+            rows += [_training_row(data.id, case, None) for case in data.cases]
     return csv_text(titles, rows)
+
+
+def _training_row(table: str, case: Case, run: TrainingRun | None) -> tuple[object, ...]:
+    """Cells of one number; what is not compared is empty."""
+    unlike = run is not None and run.unlike
+    throughput = ("", "") if unlike else (f"{case.predicted:.6g}", f"{case.error:.4f}")
+    scaling: tuple[object, ...] = ("", "", "", "", "")
+    if run is not None:
+        measured, predicted = (f"{share:.4f}" for share in run.efficiency or (math.nan, math.nan))
+        scaling = (
+            run.network,
+            run.base_gpus or "",
+            measured if run.base else "",
+            predicted if run.base and not unlike else "",
+            "" if run.scaled is None else f"{run.scaled:.6g}",
+        )
+    return (
+        table,
+        case.name,
+        f"{case.published:.6g}",
+        throughput[0],
+        case.unit,
+        throughput[1],
+        *scaling,
+        case.source,
+    )

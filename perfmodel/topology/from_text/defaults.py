@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import IntraText, NamedGpu
+from perfmodel.topology.from_text.gpu_text import NamedGpu
+from perfmodel.topology.from_text.intra_text import IntraText
 from perfmodel.topology.from_text.layouts import Board, HostParts, Network
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
 

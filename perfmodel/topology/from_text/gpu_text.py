@@ -1,4 +1,4 @@
-"""GPUs, and what joins them inside a host, as people write them."""
+"""GPUs as people write them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError, allowed_names, nearest
-from perfmodel.topology.from_text.network_text import links_inside
-from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 
-_BEFORE = r"(?:(?<![a-z0-9])|(?<=rtx)|(?<=gtx)|(?<=geforce)|(?<=tesla)|(?<=nvidia)|(?<=quadro))"
+_BEFORE = (
+    r"(?:(?<![a-z0-9])|(?<=rtx)|(?<=gtx)|(?<=geforce)|(?<=tesla)|(?<=nvidia)|(?<=quadro)|(?<=\dx))"
+)
 
 
 def says_nothing(text: str) -> bool:
@@ -144,97 +145,6 @@ def _usual_form(intra: str, family: dict[str, GpuConnector]) -> tuple[str, str]:
     return forms[0], "the usual one"
 
 
-# ---------------------------------------------------------------- what joins GPUs
-
-
-@dataclass(frozen=True, slots=True)
-class IntraText:
-    """What a text states about the links inside a host; None: not stated."""
-
-    layout: Layout | None
-    nvlink: bool
-    """Whether NVLink is named at all."""
-    lanes: int | None
-    lane_Bps: float | None
-    """`lanes` and `lane_Bps`: NVLinks of one GPU, and the raw rate of each, one direction."""
-    generation: int | None
-    """Of NVLink."""
-    pcie: str | None
-    """Generation of PCIe: "pcie4"."""
-    switches: bool | None
-    """PCIe switches (True), or straight under the CPUs (False)."""
-    domains: int | None
-    """CPUs (NUMA domains)."""
-    own_domains: bool
-    """Whether each GPU has a NUMA domain of its own."""
-    cpu: str | None
-
-    @property
-    def stated(self) -> bool:
-        """Whether the kind of link between GPUs is stated."""
-        return self.layout is not None or self.nvlink
-
-
-_LAYOUTS: tuple[tuple[str, Layout], ...] = (
-    (r"nv\s?switch|nvl72|dgx[\s-]?(2|[abh])|hgx", "nvswitch"),
-    (r"cube|hcm\b|dgx[\s-]?1", "cube"),
-    (r"bridge", "bridge"),
-    (r"mesh|all[\s-]to[\s-]all|fully connected", "mesh"),
-)
-
-
-def read_intra(text: str) -> IntraText:
-    """Read what joins the GPUs of a host: "NVLink3 NVSwitch", "PCIe4 x16, two sockets".
-
-    What the text says of the network between hosts does not count.
-    """
-    text = links_inside(text).lower()
-    nvlink = bool(re.search(r"nv\s?link|nvswitch|\bnv\d+\b", text))
-    layout = next((name for pattern, name in _LAYOUTS if re.search(pattern, text)), None)
-    if layout is None and not nvlink and re.search(r"pci|pix|pxb|phb|\bsys\b|numa|root", text):
-        layout = "pcie"
-    each = re.search(r"(\d+)\s*(?:x|links? of|links? at)\s*(\d+(?:\.\d+)?)\s*gb", text)
-    links = re.search(r"(\d+)\s*(?:nv)?links?\b|\bnv(\d+)\b", text)
-    generation = re.search(r"nv\s?link[\s-]?v?(\d)(?![\d.])", text)
-    pcie = re.search(r"pci-?e?[\s-]?(?:gen[\s-]?)?v?([1-6])(?!\d)", text)
-    lanes = int(each[1]) if each else None
-    if links and lanes is None and layout not in {"cube", "mesh"}:  # there: what one pair has
-        lanes = int(links[1] or links[2])
-    return IntraText(
-        layout=layout,
-        nvlink=nvlink,
-        lanes=lanes,
-        lane_Bps=float(each[2]) * 1e9 if each else None,
-        generation=int(generation[1]) if generation else None,
-        pcie=f"pcie{pcie[1]}" if pcie else None,
-        switches=_switches(text),
-        domains=_domains(text),
-        own_domains=bool(re.search(r"\bsys\b|gpu per numa|numa (node|domain) each", text)),
-        cpu=_cpu(text),
-    )
-
-
-def _switches(text: str) -> bool | None:
-    if re.search(r"root (complex|port)|phb|\bnode\b|straight|direct", text):
-        return False
-    return True if re.search(r"pix|pxb|plx|(?<!nv)(?<!nv )switch", text) else None
-
-
-def _domains(text: str) -> int | None:
-    match = re.search(r"(one|two|single|dual|four|[1248])[\s-]*(?:socket|numa|cpu)", text)
-    numerals = {"one": 1, "single": 1, "two": 2, "dual": 2, "four": 4}
-    return None if match is None else numerals.get(match[1]) or int(match[1])
-
-
-def _cpu(text: str) -> str | None:
-    if re.search(r"amd|epyc|rome|milan", text):
-        return "epyc"
-    for name in hardware_parts().cpus:
-        if name in text:
-            return name
-    return None
-
-
 # ---------------------------------------------------------------- GPUs in use
 
 
@@ -244,13 +154,3 @@ def read_gpu_numbers(text: str) -> tuple[int, ...]:
         r"(?:gpus?|cuda_visible_devices)\s*[ =:]\s*(\d+(?:\s*,\s*\d+)+)", text.lower()
     )
     return tuple(int(number) for number in match[1].split(",")) if match else ()
-
-
-def read_peer_access(text: str) -> bool | None:
-    """Whether GPUs copy to each other over PCIe; None: not stated."""
-    text = text.lower()
-    denied = r"no[- ]?p2p|without p2p|p2p_disable\s*=\s*1|p2p[^,;]{0,20}(?:unavail|disab|off|not)"
-    if re.search(denied, text):
-        return False
-    allowed = r"p2p[^,;]{0,20}(?:enab|patch|unlock|on\b)|patched driver"
-    return True if re.search(allowed, text) else None

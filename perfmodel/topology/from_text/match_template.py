@@ -9,11 +9,11 @@ from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.defaults import usual_layout
-from perfmodel.topology.from_text.gpu_text import (
+from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
+from perfmodel.topology.from_text.intra_text import (
     IntraText,
-    NamedGpu,
-    read_gpu,
     read_intra,
+    read_pcie,
     read_peer_access,
 )
 from perfmodel.topology.from_text.network_text import (
@@ -84,10 +84,11 @@ def read_host(
     if named is None or net is None:
         raise InputError(faults)
     stated = "; ".join((intra, network or "", settings))
+    inside = read_intra(intra)
     return HostText(
         gpu=named,
         gpus=gpus,
-        intra=read_intra(intra),
+        intra=replace(inside, pcie=inside.pcie or read_pcie(gpu)),  # "H100 PCIe Gen5"
         network=replace(
             net,
             nics=nics or net.nics,

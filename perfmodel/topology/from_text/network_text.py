@@ -24,7 +24,17 @@ _KINDS: tuple[tuple[str, NetworkKind], ...] = (
     (r"rdma|connect.?x|\bcx-?\d", "infiniband"),
 )
 """The first pattern that fits decides. RDMA alone: InfiniBand; Ethernet alone: sockets."""
-_CPU_SOCKETS = re.compile(r"(?:across|between|cross|same|other|two|dual|2|in)[- ](?:cpu )?sockets?")
+_APART = r"separate|different|distinct|opposite|other|remote|another"
+_CPU_SOCKETS = re.compile(
+    rf"\b(?:across|between|cross|same|both|{_APART}|own|each|per|cpu|one|single|two|dual|four"
+    r"|[124]|in|the)[- ](?:the )?(?:cpu )?sockets?\b|\bsockets? (?:each|per)\b"
+)
+"""Sockets that hold CPUs; what is left are those of TCP."""
+_ACROSS = re.compile(
+    r"across(?! (?:the )?(?:all )?(?:nodes|hosts|servers|machines|racks|switches))|\bsys\b"
+    rf"|\b(?:{_APART}) (?:cpu |numa )?(?:socket|cpu|package|node|domain)s?\b"
+)
+"""Words that put the NIC under another CPU than the GPUs."""
 _GENERATIONS = {"qdr": 32.0, "fdr": 54.5, "edr": 100.0, "hdr100": 100.0, "hdr": 200.0,
                 "ndr200": 200.0, "ndr": 400.0, "xdr": 800.0}  # fmt: skip
 """InfiniBand of four lanes (two for those with a number), Gbit/s of data."""
@@ -92,7 +102,7 @@ def read_network(
         nic_Bps=None if nic_Gbps is None else nic_Gbps * 1e9 / 8,
         nics=nics,
         rate_source=source,
-        across=bool(re.search(r"across|(?:other|remote) (?:cpu )?socket|\bsys\b", folded)),
+        across=bool(_ACROSS.search(folded)),
         assumptions=("assumption: slingshot taken as RoCE v2",) if slingshot else (),
     )
 

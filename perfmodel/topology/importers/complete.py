@@ -129,7 +129,8 @@ def _is_like(facts: TemplateFacts, domains: Sequence[Domain]) -> bool:
     generations = {f"pcie{device.generation}" for device in gpus if device.generation}
     infiniband = any(device.pci_class.startswith("0207") for device in nics)
     same = {facts.gpu.pcie} == generations and infiniband == (facts.network == "infiniband")
-    return same and facts.name in hardware_parts().machines
+    machines = hardware_parts()
+    return same and facts.name in machines.machines and facts.name not in machines.only_if_named
 
 
 # ---------------------------------------------------------------- GPU

@@ -223,12 +223,18 @@ def _unstated(host: HostText, sweep: Sweep, layout: Allocation) -> tuple[str, ..
     return tuple(name for name, absent in missing.items() if absent)
 
 
+def _pcie_of(node: NodeSpec) -> str:
+    """Name the PCIe links of a host without NVLink, and whether GPUs copy to each other over it."""
+    links = sorted({edge.link for edge in node.edges if node.links[edge.link].kind == "pcie"})
+    return f"{' and '.join(links)} {'with' if node.gpu_p2p else 'without'} P2P"
+
+
 def _hardware(node: NodeSpec, layout: Allocation, topology: Topology) -> str:
     """Name what runs of the same hardware share: GPU, links of a host, network; not the scale."""
     model = re.sub(r"(?<=sxm)\d|-\d+gb$", "", node.gpu)
     shape = sorted({(e.link, e.lanes) for e in node.edges if node.links[e.link].kind == "nvlink"})
     kinds = ", ".join(f"{lanes} x {link}" for link, lanes in shape) or (
-        "PCIe" if layout.gpus > 1 else "one GPU per host"
+        _pcie_of(node) if layout.gpus > 1 else "one GPU per host"
     )
     if layout.hosts == 1:
         return f"{model}, {kinds}, one host"

@@ -6,32 +6,31 @@ Rows that the model cannot express are counted by the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from perfmodel.errors import Fault, PerfmodelError
 from perfmodel.files.csv_rows import read_table
-from perfmodel.library.machine import make_machine
-from perfmodel.library.model import load_library
-from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.from_text.describe import find_host
-from perfmodel.topology.from_text.match_template import HostText
-from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.strategy import StepRequest
-from perfmodel.validate.sweeps.match import Allocation, build_cluster, one_line
-from perfmodel.validate.trainings.model import Case, Dataset
-from perfmodel.validate.trainings.parse import TrainingRow, UnsupportedRow, parse_row
+from perfmodel.validate.sweeps.match import one_line
+from perfmodel.validate.trainings.model import Dataset, TrainingRun
+from perfmodel.validate.trainings.rows.parse import UnsupportedRow, in_common_columns, parse_row
+from perfmodel.validate.trainings.series import ONE_GPU, ParsedRow, base_of, network_of
+from perfmodel.validate.trainings.step_times import (
+    compute_precision,
+    topology_of,
+    training_step_s,
+)
 from perfmodel.workload import zoo
 from perfmodel.workload.roofline import layer_times, step_s
 
 LEFT_OUT = "left_out.csv"
 """Rows of published tables that were not copied: how many, by table and reason."""
-
-_SINCE_TF32 = ("ampere", "ada", "hopper", "blackwell")
+SINGLE = "single-gpu"
+FITTED = (SINGLE, "nvidia_dle")
+"""Tables to whose throughputs of one GPU the roofline's constant was fitted
+(``workload/kernel_constants.yaml``); those of NVIDIA's ResNet-50 stand in both."""
+NO_SMALLER_RUN = "no smaller run of the same model, GPU, batch and precision"
+NO_SINGLE_RUN = "no run of one GPU to scale compute to"
 
 
 def published_datasets(folder: Path, faults: list[Fault]) -> list[Dataset]:
@@ -41,7 +40,7 @@ def published_datasets(folder: Path, faults: list[Fault]) -> list[Dataset]:
     for path in sorted(folder.glob("*.csv")):
         if path.name == LEFT_OUT:
             continue
-        rows = [record.cells for record in read_table(path, faults)]
+        rows = [in_common_columns(record.cells) for record in read_table(path, faults)]
         omitted = omitted_by_table.pop(path.stem, {})
         if rows and not {"model", "metric", "value", "gpu"} <= set(rows[0]):
             reason = "a table of another shape: what it holds no scenario can express"
@@ -59,7 +58,7 @@ def _empty(name: str, omitted: dict[str, int]) -> Dataset:
 
 def ddp_benchmark_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
     """Predict PyTorch's own DDP benchmark, in its own columns; None if there is nothing in it."""
-    rows = [of_ddp_benchmark(record.cells) for record in read_table(path, faults)]
+    rows = [in_common_columns(record.cells) for record in read_table(path, faults)]
     return next(iter(_dataset(path.stem, rows, {})), None)
 
 
@@ -67,14 +66,19 @@ def _dataset(
     name: str, rows: Sequence[Mapping[str, str]], omitted: dict[str, int]
 ) -> list[Dataset]:
     """Return a dataset, or nothing for an empty table."""
-    cases = []
-    for row in rows:
+    parsed: list[ParsedRow] = []
+    for cells in rows:
         try:
-            cases.append(_case(row))
+            parsed.append(_checked(cells))
         except UnsupportedRow as reason:
             omitted[str(reason)] = omitted.get(str(reason), 0) + 1
+    runs = [_run(parsed, at) for at in range(len(parsed))]
+    if not runs and not omitted:
+        return []
     title = f"Training throughput, {name}"
-    return [Dataset(f"training-{name}", title, cases, omitted)] if cases or omitted else []
+    cases = [run.case for run in runs if not run.unlike]
+    fitted = name in FITTED
+    return [Dataset(f"training-{name}", title, cases, omitted, runs, _not_scaled(runs), fitted)]
 
 
 def _left_out(folder: Path, faults: list[Fault]) -> dict[str, dict[str, int]]:
@@ -87,82 +91,68 @@ def _left_out(folder: Path, faults: list[Fault]) -> dict[str, dict[str, int]]:
     return omitted
 
 
-def of_ddp_benchmark(cells: Mapping[str, str]) -> dict[str, str]:
-    """Return a row of PyTorch's own DDP benchmark in the columns of the other tables."""
-    return dict(cells) | {
-        "framework": "PyTorch", "gpu": cells["hardware"], "interconnect": cells["hardware"],
-        "sync_mode": cells["mode"], "metric": "p50_s", "value": cells["p50_s"],
-        "precision": "FP32",
-    }  # fmt: skip
-
-
-def _case(cells: Mapping[str, str]) -> Case:
-    """Predict one row.
+def _checked(cells: Mapping[str, str]) -> ParsedRow:
+    """Read a row and step it once.
 
     Raises
     ------
     UnsupportedRow
         It cannot be expressed.
     """
-    training = parse_row(cells)
+    row = parse_row(cells)
     try:
-        gpus, step = _step_s(training)
+        training_step_s(row)
     except PerfmodelError as error:
         raise UnsupportedRow(f"machine or model is not known: {one_line(error, 90)}") from None
-    value, samples = float(cells["value"]), training.batch * gpus
-    if cells["metric"] == "rate":
-        value *= samples  # iterations per second
-    elif cells["metric"] in {"p50_s", "step_time"}:
-        value = samples / value
-    name = (
-        f"{training.model}, {cells['gpu']} x {gpus}, batch {training.batch}, {training.precision}"
+    return ParsedRow(cells, row)
+
+
+def _run(parsed: Sequence[ParsedRow], at: int) -> TrainingRun:
+    """Predict one row, and how it scales against the smallest run of its series."""
+    own, base = parsed[at], base_of(parsed, at)
+    row, cells = own.row, own.cells
+    scaled = None
+    if base is not None and base.row.gpus == 1:
+        measured_s = base.row.batch / base.throughput
+        factor = measured_s / training_step_s(base.row)
+        scaled = row.batch * row.gpus / training_step_s(row, factor)
+    topology = topology_of(row)
+    return TrainingRun(
+        model=row.model.text,
+        gpu=cells["gpu"],
+        nodes=len(row.shares),
+        gpus=row.gpus,
+        batch=row.batch,
+        precision=compute_precision(row, topology.gpu),
+        network=network_of(topology, cells, row),
+        published=own.throughput,
+        predicted=_predicted(own),
+        source=", ".join(filter(None, (cells.get("source", ""), cells.get("source_path", "")))),
+        base_gpus=None if base is None else base.row.gpus,
+        base=None if base is None else (base.throughput, _predicted(base)),
+        scaled=scaled,
+        unlike=row.unlike,
     )
-    source = ", ".join(filter(None, (cells.get("source", ""), cells.get("source_path", ""))))
-    return Case(name, value, samples / step, "samples/s", source)
 
 
-@lru_cache(maxsize=256)
-def _topology(machine: HostText, nodes: int) -> Topology:
-    return build_cluster(find_host(machine).node, Allocation(nodes, machine.gpus), "")
+def _predicted(parsed: ParsedRow) -> float:
+    """Predicted samples per second of all GPUs together."""
+    row = parsed.row
+    return row.batch * row.gpus / training_step_s(row)
 
 
-@lru_cache(maxsize=64)
-def _estimator(machine: HostText, nodes: int) -> UncontendedTimer:
-    """Timer of a machine, which keeps times: rows of a table differ in batch, not in buckets."""
-    return UncontendedTimer(make_machine(_topology(machine, nodes), load_library("nccl")))
-
-
-@lru_cache(maxsize=512)
-def _step_s(training: TrainingRow) -> tuple[int, float]:
-    """GPUs, and time of one step; seconds."""
-    topology = _topology(training.machine, training.nodes)
-    gpu = topology.gpu
-    precision = training.precision
-    if precision == "fp32" and gpu.generation in _SINCE_TF32 and "tf32" in gpu.peak_flops:
-        precision = "tf32"  # NVIDIA's containers, in which these ran, set it
-    times = layer_times(
-        zoo.build_model(training.model, sequence_length=training.sequence_length),
-        gpu,
-        batch=training.batch,
-        precision=precision,
-        optimizer="adam" if training.model.startswith("bert") else "sgd-momentum",
-        channels_last=training.channels_last,
-        fused_attention=False,
-    )
-    ranks = len(topology.ranks)
-    if ranks == 1:
-        return 1, step_s(times)
-    timer = _estimator(training.machine, training.nodes)
-    request = StepRequest(
-        zoo.build_model(training.model, sequence_length=training.sequence_length),
-        times,
-        ranks,
-        training.batch,
-        comm_workers=timer.machine.library.workers,
-        kernel_s=gpu.kernel_overhead_s,
-    )
-    plan = ddp_plan(request, DdpOptions(bucket_cap_bytes=training.cap_bytes))
-    return ranks, simulate(plan, timer.machine, steps=3, timer=timer).step_time_s
+def _not_scaled(runs: Sequence[TrainingRun]) -> dict[str, int]:
+    """Why runs of several GPUs have no scaling efficiency, or no scaled throughput."""
+    several = [run for run in runs if run.gpus > 1]
+    counts = {
+        NO_SMALLER_RUN: sum(run.base is None for run in several),
+        NO_SINGLE_RUN: sum(run.base is not None and run.scaled is None for run in several),
+    }
+    for run in runs:
+        if run.unlike:
+            reason = f"only throughput with compute scaled is compared: {run.unlike}"
+            counts[reason] = counts.get(reason, 0) + 1
+    return {reason: count for reason, count in counts.items() if count}
 
 
 UNSTATED_BATCH = 256
@@ -173,20 +163,22 @@ def single_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
     """Predict the rows of ``single_gpu.csv``; None if there is no such table."""
     if not path.is_file():
         return None
-    cases: list[Case] = []
+    runs: list[TrainingRun] = []
     omitted: dict[str, int] = {}
     for record in read_table(path, faults):
         try:
-            cases.append(_single_gpu_case(record.cells))
+            runs.append(_single_gpu_run(record.cells))
         except PerfmodelError as error:
             reason = f"model or GPU is not known: {one_line(error, 100)}"
             omitted[reason] = omitted.get(reason, 0) + 1
-    if not cases:
+    if not runs:
         return None
-    return Dataset("single-gpu", "Single-GPU training throughput", cases, omitted)
+    cases = [run.case for run in runs]
+    title = "Single-GPU training throughput"
+    return Dataset(SINGLE, title, cases, omitted, runs, fitted=SINGLE in FITTED)
 
 
-def _single_gpu_case(cells: Mapping[str, str]) -> Case:
+def _single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
     batch = int(cells.get("batch") or UNSTATED_BATCH)
     length = cells.get("sequence_length")
     times = layer_times(
@@ -198,6 +190,15 @@ def _single_gpu_case(cells: Mapping[str, str]) -> Case:
         channels_last=cells.get("channels_last") == "1",
         fused_attention=cells.get("fused_attention") != "0",
     )
-    name = f"{cells['model']}, {cells['gpu']}, batch {batch}, {cells['precision']}"
-    published = float(cells["samples_per_s"])
-    return Case(name, published, batch / step_s(times), "samples/s", cells.get("source", ""))
+    return TrainingRun(
+        model=cells["model"],
+        gpu=cells["gpu"],
+        nodes=1,
+        gpus=1,
+        batch=batch,
+        precision=cells["precision"],
+        network=ONE_GPU,
+        published=float(cells["samples_per_s"]),
+        predicted=batch / step_s(times),
+        source=cells.get("source", ""),
+    )

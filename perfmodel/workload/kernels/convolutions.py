@@ -14,7 +14,7 @@ CHANNEL_STEP = 4
 
 def forward_product(conv: Convolution) -> MatrixProduct:
     """Return the product: one row per output pixel, depth over channels and kernel positions."""
-    channels = -(-conv.in_channels // CHANNEL_STEP) * CHANNEL_STEP
+    channels = -(-conv.in_channels // conv.groups // CHANNEL_STEP) * CHANNEL_STEP
     return MatrixProduct(
         conv.images * math.prod(conv.out_size),
         conv.out_channels,
@@ -25,7 +25,8 @@ def forward_product(conv: Convolution) -> MatrixProduct:
 def input_gradient_product(conv: Convolution) -> MatrixProduct:
     """One row per input pixel; kernel positions that a stride skips take no work."""
     stride = math.prod(conv.in_size) / math.prod(conv.out_size)
-    depth = math.ceil(conv.out_channels * math.prod(conv.kernel) / max(1.0, stride))
+    channels = conv.out_channels // conv.groups
+    depth = math.ceil(channels * math.prod(conv.kernel) / max(1.0, stride))
     return MatrixProduct(conv.images * math.prod(conv.in_size), conv.in_channels, depth)
 
 

@@ -5,6 +5,8 @@ A layer states its kernel for one sample; `batched` makes that of a batch.
 
 from __future__ import annotations
 
+import math
+
 from dataclasses import dataclass, replace
 
 
@@ -45,7 +47,10 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution of `images`: channels and sizes (height, width) before and after, kernel."""
+    """A convolution of `images`: channels and sizes (height, width) before and after, kernel.
+
+    `groups`: parts of the channels that see each other only.
+    """
 
     in_channels: int
     out_channels: int
@@ -53,6 +58,7 @@ class Convolution:
     out_size: tuple[int, int]
     kernel: tuple[int, int]
     images: int = 1
+    groups: int = 1
 
     @property
     def in_elements(self) -> int:
@@ -67,7 +73,7 @@ class Convolution:
     @property
     def weight_elements(self) -> int:
         """Elements of the kernel."""
-        return self.in_channels * self.out_channels * self.kernel[0] * self.kernel[1]
+        return self.in_channels // self.groups * self.out_channels * math.prod(self.kernel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,7 @@ def convolution(
     *,
     stride: int = 1,
     padding: int | tuple[int, int] = 0,
+    groups: int = 1,
     norm: str | None = None,
     relu: bool = True,
     residual: bool = False,
@@ -138,31 +139,37 @@ def convolution(
     """One convolution with what follows it: batch normalisation, residual addition, ReLU.
 
     Without `norm` the convolution has a bias. Multiply-accumulates: one per output element,
-    input channel and kernel position. Kept for backward: the convolution's output where batch
-    normalisation needs it, and the activation (the next layer's input).
+    input channel (of its group) and kernel position. Kept for backward: the convolution's output
+    where batch normalisation needs it, and the activation (the next layer's input).
     """
     kernel = pair(kernel)
     height, width = output_size(image, kernel, stride, pair(padding), name)
     out = Image(channels, height, width)
-    parameters = weight_and_bias(name, channels, image.channels, *kernel, bias=norm is None)
+    inputs = image.channels // groups
+    parameters = weight_and_bias(name, channels, inputs, *kernel, bias=norm is None)
     passes = (BATCH_NORM_PASSES if norm else 0) + relu * ACTIVATION_PASSES + residual * ADD_PASSES
     normed = norm_parameters(norm, channels) if norm else ()
     fused = BATCH_NORM_PASSES + residual if norm else relu * ACTIVATION_PASSES
     layer = Layer(
         name=name,
-        matmul_flops=2.0 * out.elements * image.channels * kernel[0] * kernel[1],
+        matmul_flops=2.0 * out.elements * inputs * kernel[0] * kernel[1],
         matmul_bytes=float(ELEMENT_BYTES * (image.elements + out.elements)),
         vector_bytes=float(ELEMENT_BYTES * passes * out.elements),
         # ReLU and the addition join the kernel that applies the normalisation
         fused_bytes=float(ELEMENT_BYTES * fused * out.elements),
         fused_kernels=1 + 2 * (norm is not None) + (norm is None and relu),
-        weight_elements=float(channels * image.channels * kernel[0] * kernel[1]),
+        weight_elements=float(channels * inputs * kernel[0] * kernel[1]),
         saved_elements=float(out.elements * ((norm is not None) + relu)),
         # batch normalisation also counts its batches, a kernel of its own
         kernels=1 + 2 * (norm is not None) + relu + residual,
         kind="conv",
         matrix=Convolution(
-            image.channels, channels, (image.height, image.width), (height, width), kernel
+            image.channels,
+            channels,
+            (image.height, image.width),
+            (height, width),
+            kernel,
+            groups=groups,
         ),
     )
     statistics = Buffers("fp32", 2, 2 * 4 * channels)  # mean and variance
@@ -236,11 +243,11 @@ def linear(
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
 
 
-def classifier(image: Image, prefix: str = "") -> list[Module]:
-    """Average every channel, and map the averages to ImageNet's classes."""
+def classifier(image: Image, prefix: str = "", *, classes: int = CLASSES) -> list[Module]:
+    """Average every channel, and map the averages to classes."""
     pool, pooled = adaptive_pooling(f"{prefix}avgpool", image, 1)
-    head = weight_and_bias(f"{prefix}fc", CLASSES, pooled.channels)
-    return [pool, linear(f"{prefix}fc", 1, pooled.channels, CLASSES, parameters=head)]
+    head = weight_and_bias(f"{prefix}fc", classes, pooled.channels)
+    return [pool, linear(f"{prefix}fc", 1, pooled.channels, classes, parameters=head)]
 
 
 def image_model(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.from_text.describe import Described, describe
-from perfmodel.topology.from_text.gpu_text import read_intra
+from perfmodel.topology.from_text.intra_text import read_intra
 from perfmodel.topology.from_text.network_text import read_network
 from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.model import Topology

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.from_text.describe import find_host
-from perfmodel.topology.from_text.gpu_text import read_intra
+from perfmodel.topology.from_text.intra_text import read_intra
 from perfmodel.topology.from_text.match_template import read_host
 from perfmodel.topology.from_text.network_text import read_gpudirect, read_mtu, read_network
 
@@ -101,3 +101,23 @@ def test_mtu_and_gpudirect() -> None:
     assert [read_mtu(text) for text in ("RDMA MTU 256", "mtu=4096", "RoCE")] == [256, 4096, None]
     texts = ("GDR forced", "no GPUDirect", "GPUDirect RDMA disabled", "GPUDirect-TCPXO")
     assert [read_gpudirect(text) for text in texts] == [True, False, False, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "across"),
+    [
+        ("InfiniBand EDR, GPU and NIC on separate sockets", "infiniband", True),
+        ("RoCE 100G, NIC on a different CPU", "roce", True),
+        ("InfiniBand HDR CX-6 across socket (SYS)", "infiniband", True),
+        ("InfiniBand HDR, NIC on the other NUMA node", "infiniband", True),
+        ("InfiniBand HDR, one NIC per socket", "infiniband", False),
+        ("InfiniBand HDR across all nodes", "infiniband", False),
+        ("InfiniBand HDR, NIC in the same socket", "infiniband", False),
+        ("Ethernet SR-IOV net1, sockets (NCCL_IB_DISABLE=1)", "tcp", False),
+        ("NCCL NET/Socket over 25G", "tcp", False),
+        ("plain sockets, 100 GbE", "tcp", False),
+    ],
+)
+def test_sockets_of_cpus_are_not_those_of_tcp(text: str, kind: str, across: bool) -> None:
+    network = read_network(text)
+    assert (network.kind, network.across) == (kind, across)

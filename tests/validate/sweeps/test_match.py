@@ -233,6 +233,21 @@ def test_runs_of_the_same_hardware_at_any_scale():
     assert two.hardware == eight.hardware != other.hardware
 
 
+def test_hosts_with_other_pcie_are_other_hardware():
+    def card(intra_node):
+        host = {"nodes": 1, "gpus_per_node": 4, "nranks": 4, "inter_node": "none"}
+        return match(sweep(gpu="A100-PCIE-40GB", intra_node=intra_node, **host))
+
+    stated = ("PCIe x16 Gen4", "PCIe x16 Gen3", "PCIe x16 Gen4, no P2P", "NVLink bridge")
+    hosts = [card(text) for text in stated]
+    assert len({found.hardware for found in hosts}) == 4
+    unused = card("PCIe x16 Gen4 (NVLink evidently unused)")
+    assert unused.hardware == hosts[0].hardware
+    assert unused.unstated == ()
+    assert "nvlink" not in unused.topology.arcs.kinds
+    assert unused.node == hosts[0].node != card("PCIe x16 Gen4, separate sockets").node
+
+
 def test_a_number_of_ranks_that_no_machine_has_is_listed_at_once():
     found = match(
         Sweep("big", "all_reduce", "A100-SXM4-80GB", 10**8, 8, 8 * 10**8, (Row(8, 1e-5),))

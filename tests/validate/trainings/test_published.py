@@ -3,10 +3,16 @@
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.files.csv_rows import read_table
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.trainings.datasets import datasets_in
-from perfmodel.validate.trainings.parse import UnsupportedRow, layout_of, parse_row
-from perfmodel.validate.trainings.published import published_datasets, single_dataset
+from perfmodel.validate.trainings.published import (
+    LEFT_OUT,
+    ddp_benchmark_dataset,
+    published_datasets,
+    single_dataset,
+)
+from perfmodel.validate.trainings.rows.parse import UnsupportedRow, parse_row, shares_of
 
 ROW = {
     "dataset": "x", "model": "ResNet50 v1.5", "framework": "PyTorch 1.9", "gpu": "V100-SXM2-16GB",
@@ -18,7 +24,8 @@ ROW = {
 
 def test_a_row_that_can_be_expressed():
     asked = parse_row(ROW)
-    assert (asked.model, asked.precision, asked.batch, asked.nodes) == ("resnet50", "fp16", 128, 4)
+    assert (asked.model.name, asked.precision, asked.batch) == ("resnet50", "fp16", 128)
+    assert asked.shares == (8, 8, 8, 8)
     machine = asked.machine
     assert (machine.gpus, machine.intra.layout, machine.network.kind) == (8, "cube", "infiniband")
     assert (machine.network.nics, machine.network.nic_Bps) == (1, 12.5e9)
@@ -36,10 +43,17 @@ def test_a_row_that_can_be_expressed():
         ({"batch_per_gpu": "8192 and 8192"}, "batch per GPU is not stated"),
         ({"gpu": "a cloud GPU"}, "GPU is not named"),
         ({"precision": "int4"}, "precision is not modelled"),
-        ({"gpus_per_node": "1+3"}, "not as many GPUs on every node"),
+        ({"gpus_per_node": "20/16"}, "how many GPUs each node has"),
+        ({"gpus_per_node": "1+3"}, "how many GPUs each node has"),  # of four nodes
+        ({"nodes": "0"}, "how many GPUs each node has"),
+        ({"nodes": "4", "gpus_per_node": "0"}, "how many GPUs each node has"),
+        ({"nodes": "9" * 12}, "more than 131,072 GPUs"),
+        ({"value": "inf"}, "no step time or throughput"),
+        ({"value": "nan"}, "no step time or throughput"),
+        ({"value": "-3"}, "no step time or throughput"),
+        ({"sync_mode": "no ddp"}, "strategy cannot be expressed"),
         ({"gpu": "V100", "interconnect": "cloud instances"}, "links between the GPUs"),
         ({"interconnect": "cloud instances; spread over servers"}, "network is not named"),
-        ({"dataset": "dlperf_x", "model": "BERT-base"}, "head scores every position"),
     ],
 )
 def test_rows_that_cannot(cells, why):
@@ -48,8 +62,9 @@ def test_rows_that_cannot(cells, why):
 
 
 def test_equal_shares_are_a_layout():
-    assert layout_of({"nodes": "3", "gpus_per_node": "2+2+2"}) == (3, 2)
-    assert layout_of({"gpus_total": "8"}) == (1, 8)
+    assert shares_of({"nodes": "3", "gpus_per_node": "2+2+2"}) == (2, 2, 2)
+    assert shares_of({"nodes": "2", "gpus_per_node": "1+3"}) == (1, 3)
+    assert shares_of({"gpus_total": "8"}) == (8,)
 
 
 def test_tables_whose_batch_is_that_of_the_job():
@@ -57,9 +72,12 @@ def test_tables_whose_batch_is_that_of_the_job():
 
 
 def test_other_strategies_as_bucket_caps():
-    assert parse_row(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).cap_bytes > 1e12
+    assert (
+        parse_row(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).options.bucket_cap_bytes
+        > 1e12
+    )
     each = parse_row(ROW | {"sync_mode": "WFBP-A2A: allreduce with overlap per tensor (Horovod)"})
-    assert each.cap_bytes == 1
+    assert each.options.bucket_cap_bytes == 1
 
 
 def table(path, *rows):
@@ -103,3 +121,89 @@ def test_single_gpu_throughputs_as_published():
     assert len(found.cases) == 51
     assert found.left_out == {}
     assert found.median_abs_error < 0.10
+
+
+SERIES = (
+    ("1", "1", "100"), ("1", "8", "720"), ("4", "8", "2400"),
+)  # fmt: skip
+"""Nodes, GPUs of each, samples per second: efficiencies of 0.9 and 0.75."""
+
+
+def series(**cells):
+    return [
+        ROW | {"nodes": nodes, "gpus_per_node": gpus, "gpus_total": "", "value": value} | cells
+        for nodes, gpus, value in SERIES
+    ]
+
+
+def test_scaling_of_a_table_by_hand(tmp_path):
+    table(tmp_path / "mine.csv", *series())
+    (mine,) = published_datasets(tmp_path, [])
+    pairs = [run.pair("efficiency") for run in mine.runs]
+    assert pairs[0] is None
+    assert [pair[0] for pair in pairs[1:]] == pytest.approx([0.9, 0.75])
+    one, node, cluster = mine.runs
+    assert node.pair("efficiency")[1] == pytest.approx(node.predicted / 8 / one.predicted)
+    assert [run.network for run in mine.runs] == ["one GPU", "NVLink", "InfiniBand"]
+    # this V100 is eight times as slow as the roofline says: its communication is well hidden
+    assert cluster.scaled == pytest.approx(3200, rel=0.02)
+    assert cluster.scaled < cluster.predicted / 5
+    assert mine.not_scaled == {}
+
+
+def test_runs_without_a_base_are_counted_by_the_reason(tmp_path):
+    rows = series()
+    table(tmp_path / "mine.csv", *rows[1:], rows[2] | {"batch_per_gpu": "64"})
+    (mine,) = published_datasets(tmp_path, [])
+    assert [run.base_gpus for run in mine.runs] == [None, 8, None]
+    assert list(mine.not_scaled.values()) == [2, 1]
+    assert "no smaller run" in next(iter(mine.not_scaled))
+    assert mine.runs[1].pair("efficiency")[0] == pytest.approx((2400 / 32) / (720 / 8))
+    assert mine.to_json()["not_scaled"] == mine.not_scaled
+
+
+def test_a_head_of_another_size_leaves_scaled_compute_alone(tmp_path):
+    rows = series(dataset="dlperf_v100", model="BERT-base", batch_per_gpu="32")
+    table(tmp_path / "mine.csv", *rows)
+    (mine,) = published_datasets(tmp_path, [])
+    assert mine.cases == []
+    assert [run.pair("scaled") is None for run in mine.runs] == [True, False, False]
+    assert any("head scores every position" in reason for reason in mine.not_scaled)
+
+
+def test_the_ddp_benchmark_in_its_own_columns():
+    path = shipped_folder() / "ddp" / "pytorch_ddp_benchmark.csv"
+    benchmark = ddp_benchmark_dataset(path, [])
+    assert sum(benchmark.left_out.values()) + len(benchmark.runs) == 34
+    assert benchmark.left_out == {}
+    assert all(run.unlike for run in benchmark.runs if "resnext" in run.model)
+    last = benchmark.runs[-1]  # bucket_cap_mb 1, of which only the 75th percentile is printed
+    assert (last.model, last.gpus, last.base_gpus) == ("resnext50-32x4d", 16, 1)
+    assert last.published == pytest.approx(32 * 16 / 0.161)
+    assert last.base[0] == pytest.approx(32 / 0.149), "with the same cap, not the 0.147 of 25 MB"
+
+
+# Rows of each table as its authors published it: none is lost between copies and reasons.
+PUBLISHED = {
+    "ddl_benchmarks_bertbase": 105, "dlperf_v100": 300, "gavel": 207, "lambda": 1205,
+    "nvidia_dle": 594, "paddle_perf": 110, "pollux_imagenet": 2304, "dlperf_gpt_v100": 72,
+    "llm_pretraining_tables": 44, "llmfoundry": 86, "mlperf": 514, "pollux_deepspeech2": 1904,
+    "pollux_ncf": 4238, "tf_benchmarks_2017_k80": 136, "vtrain_multi": 55, "vtrain_single": 720,
+}  # fmt: skip
+
+
+def test_no_row_of_a_published_table_is_left_out_without_a_reason():
+    folder = shipped_folder() / "training"
+    left_out = {}
+    for record in read_table(folder / LEFT_OUT, []):
+        left_out.setdefault(record.cells["table"], []).append(int(record.cells["rows"]))
+    copies = {p.stem: len(read_table(p, [])) for p in folder.glob("*.csv") if p.name != LEFT_OUT}
+    totals = {name: copies.get(name, 0) + sum(left_out.get(name, ())) for name in PUBLISHED}
+    assert totals == PUBLISHED
+    assert set(copies) | set(left_out) == set(PUBLISHED)
+
+
+def test_shipped_copies_can_all_be_expressed():
+    for path in sorted((shipped_folder() / "training").glob("*.csv")):
+        for record in read_table(path, []) if path.name != LEFT_OUT else ():
+            parse_row(record.cells)

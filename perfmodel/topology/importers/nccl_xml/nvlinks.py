@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.defaults import usual_layout
-from perfmodel.topology.from_text.gpu_text import NamedGpu, read_intra
+from perfmodel.topology.from_text.gpu_text import NamedGpu
+from perfmodel.topology.from_text.intra_text import read_intra
 from perfmodel.topology.from_text.layouts import Board, join_gpus
 from perfmodel.topology.from_text.template_builder import Draft, link_fields, nvlink
 from perfmodel.topology.importers.complete import Completion, part_of

@@ -1,0 +1,1 @@
+"""Rows of published training tables: `parse.parse_row`."""

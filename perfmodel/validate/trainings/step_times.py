@@ -1,0 +1,129 @@
+"""Step times of training rows: the roofline on one GPU, DDP simulated on several.
+
+Machines, models and times of collectives are kept: rows of a table differ in batch, not in buckets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from perfmodel.library.machine import make_machine
+from perfmodel.library.model import load_library
+from perfmodel.library.settings import LibrarySettings
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.topology.from_text.describe import find_host
+from perfmodel.topology.from_text.match_template import HostText
+from perfmodel.topology.model import Gpu, Topology
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.strategy import StepRequest
+from perfmodel.validate.sweeps.match import Allocation, build_cluster
+from perfmodel.validate.trainings.rows.model_names import build_named, is_convolutional
+from perfmodel.validate.trainings.rows.parse import TrainingRow
+from perfmodel.workload.model import LayerTimes
+from perfmodel.workload.roofline import layer_times, step_s
+
+STEPS = 3
+_SEGMENTS = 8
+"""Tasks per pass: layers are joined up to the end of a bucket, which moves no number."""
+_SINCE_TF32 = ("ampere", "ada", "hopper", "blackwell")
+
+
+def compute_precision(row: TrainingRow, gpu: Gpu) -> str:
+    """Precision of the matrix work: fp32 is TF32 where GPU and software take that by themselves.
+
+    NVIDIA's containers do, and so do releases of PyTorch before 1.12; later ones for convolutions.
+    """
+    has_tf32 = gpu.generation in _SINCE_TF32 and "tf32" in gpu.peak_flops
+    if row.precision != "fp32" or not has_tf32:
+        return row.precision
+    plain = row.software.plain_matmul and not is_convolutional(row.model)
+    return "fp32" if plain else "tf32"
+
+
+def topology_of(row: TrainingRow) -> Topology:
+    """Machine of a row; of nodes that give unlike numbers of GPUs, all GPUs of each."""
+    return _topology(row.machine, len(row.shares), max(row.shares))
+
+
+@lru_cache(maxsize=512)
+def _topology(machine: HostText, nodes: int, gpus: int) -> Topology:
+    return build_cluster(find_host(machine).node, Allocation(nodes, gpus), "")
+
+
+@lru_cache(maxsize=64)
+def _timer(machine: HostText, nodes: int, gpus: int, nccl: str | None) -> UncontendedTimer:
+    settings = LibrarySettings(version=nccl)
+    topology = _topology(machine, nodes, gpus)
+    return UncontendedTimer(make_machine(topology, load_library("nccl"), settings=settings))
+
+
+def timer_of(row: TrainingRow) -> UncontendedTimer:
+    """Times of collectives on the machine and with the library of a row."""
+    return _timer(row.machine, len(row.shares), max(row.shares), row.software.nccl)
+
+
+@lru_cache(maxsize=1024)
+def _layer_times(row: TrainingRow) -> LayerTimes:
+    gpu = topology_of(row).gpu
+    return layer_times(
+        build_named(row.model),
+        gpu,
+        batch=row.batch,
+        precision=compute_precision(row, gpu),
+        optimizer="sgd-momentum" if is_convolutional(row.model) else "adam",
+        channels_last=row.channels_last,
+        fused_attention=False,
+    )
+
+
+@lru_cache(maxsize=2048)
+def training_step_s(row: TrainingRow, compute: float = 1.0) -> float:
+    """Time of one step whose compute takes `compute` times as long as the roofline says; seconds.
+
+    Raises
+    ------
+    PerfmodelError
+        The machine cannot be built, or the model does not run on it.
+    """
+    times = _scaled(_layer_times(row), compute)
+    if row.gpus == 1:
+        return step_s(times)
+    timer = timer_of(row)
+    request = StepRequest(
+        build_named(row.model),
+        times,
+        row.gpus,
+        row.batch,
+        comm_workers=timer.machine.library.workers,
+        kernel_s=timer.machine.topology.gpu.kernel_overhead_s,
+        segments=_SEGMENTS,
+    )
+    plan = _on_ranks(ddp_plan(request, row.options), row.shares)
+    return simulate(plan, timer.machine, steps=STEPS, timer=timer).step_time_s
+
+
+def _scaled(times: LayerTimes, factor: float) -> LayerTimes:
+    """Compute and the launches that feed it, a factor slower; copies of buckets as they are."""
+    return replace(
+        times,
+        forward_s=times.forward_s * factor,
+        backward_s=times.backward_s * factor,
+        optimizer_s=times.optimizer_s * factor,
+        launch_s=times.launch_s * factor,
+    )
+
+
+def _on_ranks(plan: StepPlan, shares: tuple[int, ...]) -> StepPlan:
+    """The plan on the first GPUs of each node, where nodes give unlike numbers of them."""
+    most = max(shares)
+    if set(shares) == {most}:
+        return plan
+    ranks = tuple(node * most + gpu for node, share in enumerate(shares) for gpu in range(share))
+    return replace(
+        plan,
+        classes=tuple(replace(each, ranks=ranks) for each in plan.classes),
+        communicators=tuple(replace(each, groups=(ranks,)) for each in plan.communicators),
+    )
