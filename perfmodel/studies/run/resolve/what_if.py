@@ -115,6 +115,7 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
             update={
                 "launch": protocol.launch * launch,
                 "unevenness": protocol.unevenness * launch,
+                "each_peer": protocol.each_peer * launch,
                 "step": step.model_copy(update=step_s),
             }
         )
