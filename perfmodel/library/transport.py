@@ -56,12 +56,12 @@ def apply_settings(topology: Topology, settings: LibrarySettings) -> Topology:
     """Return the machine as the library's settings let it be used; the same one by default.
 
     ``NCCL_P2P_LEVEL`` and ``NCCL_P2P_DISABLE`` say how far GPUs copy to each other (by default as
-    `usual_peer_level` says),
+    `usual_peer_level` has it),
     ``NCCL_NET_GDR_LEVEL`` how far a NIC reaches, ``NCCL_SHM_DISABLE`` sends what may not go
     directly by a NIC, ``NCCL_PXN_DISABLE`` (or a version before 2.12) keeps each GPU to its own
     NICs, and ``NCCL_IB_DISABLE`` or ``NCCL_NET=Socket`` turn RDMA into TCP.
     """
-    peer = settings.level("NCCL_P2P_LEVEL") or usual_peer_level(topology)
+    peer = settings.level("NCCL_P2P_LEVEL")
     reach = Reach(
         peer="LOC" if settings.is_on("NCCL_P2P_DISABLE") else peer,
         nic=settings.level("NCCL_NET_GDR_LEVEL"),
@@ -89,8 +89,8 @@ def usual_peer_level(topology: Topology) -> str | None:
     """
     if not topology.gpu_p2p or _GEFORCE.match(topology.gpu.name):
         return None
-    amd = vendor_of(topology) == "amd"
-    return "SYS" if amd and topology.gpus_per_host <= MOST_THROUGH_AMD else "PXB"
+    few = topology.gpus_per_host <= MOST_THROUGH_AMD
+    return "SYS" if few and vendor_of(topology) == "amd" else "PXB"
 
 
 MOST_THROUGH_AMD = 2
@@ -115,11 +115,11 @@ def vendor_of(topology: Topology) -> Vendor:
 def peer_paths(topology: Topology) -> frozenset[str]:
     """Path types over which two GPUs of a host copy to each other directly.
 
-    NVLink always and PCIe where the template allows it (`Topology.gpu_p2p`), as far as the
-    user's level allows.
+    NVLink always and PCIe where the template allows it (`Topology.gpu_p2p`), as far as the level
+    allows that the user sets, or the usual one.
     """
     possible = frozenset(LEVELS) if topology.gpu_p2p else NVLINK_PATHS
-    return possible & _types_up_to(topology.reach.peer)
+    return possible & _types_up_to(topology.reach.peer or usual_peer_level(topology))
 
 
 def gdr_paths(topology: Topology) -> frozenset[str]:

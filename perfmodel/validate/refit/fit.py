@@ -167,7 +167,7 @@ def _priors(
     pull, towards = np.zeros((len(numbers), len(numbers))), np.zeros(len(numbers))
     for row, number in enumerate(numbers):
         if number.place[0] == "protocols":
-            strength = 1 / table.wide
+            strength = 1 / (table.near["share"] if number.kind == "share" else table.wide)
             at = table.protocols[str(number.place[1])][".".join(map(str, number.place[2:]))]
             pull[row, row], towards[row] = strength, strength * math.log(at)
             continue

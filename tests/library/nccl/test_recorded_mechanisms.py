@@ -129,7 +129,7 @@ def test_two_gpus_of_an_amd_host_copy_through_its_cpus():
     for gpus in (2, 4):
         topology = match(SWEEPS[f"aic_l40s_nccl2273_allreduce_{gpus}g"], HOME).topology
         assert usual_peer_level(topology) == ("SYS" if gpus == 2 else "PXB")
-        used = make_machine(topology, load_library("nccl")).topology
+        used = make_machine(topology, load_library("nccl")).topology  # with no level set
         staged[gpus] = local_path(used, Router(used), *used.ranks[:2]).staged
     assert staged == {2: False, 4: True}
     forced = make_machine(
