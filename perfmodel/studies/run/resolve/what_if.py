@@ -116,6 +116,7 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
                 "launch": protocol.launch * launch,
                 "unevenness": protocol.unevenness * launch,
                 "each_peer": protocol.each_peer * launch,
+                "copy_rate": protocol.copy_rate / launch if protocol.copy_rate and launch else None,
                 "step": step.model_copy(update=step_s),
             }
         )
