@@ -166,6 +166,8 @@ def _forecast(task: Task) -> Forecast:
             times["transferred"] = transferred
         else:
             missing["transferred"] = transferred
+    elif task.sweep.table:
+        missing["transferred"] = "not tried for one of many sweeps of a table"
     lowered = tuple(f"{row['algorithm']} {row['protocol']}" for row in rows)
     return Forecast(times, missing, lowered)
 
