@@ -24,9 +24,8 @@ import numpy as np
 from perfmodel.library import model
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.validate.refit.fit import fit, refitted
-from perfmodel.validate.refit.left_out import FILE, LeftOut, changes
-from perfmodel.validate.refit.numbers import FittedNumber, fitted_numbers
-from perfmodel.validate.refit.observed import Observed, observe
+from perfmodel.validate.refit.numbers import FILE, FittedNumber, LeftOut, changes, fitted_numbers
+from perfmodel.validate.refit.slopes import Observed, observe
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.score.points import weighted_quantile
 from perfmodel.validate.sweeps import read

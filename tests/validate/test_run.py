@@ -241,8 +241,8 @@ def test_a_table_of_many_sweeps_weighs_as_much_as_one():
     """Sweeps of a table have the errors 0.1, 0.1, 0.1, another 0.5: the median lies between."""
     usual = {"machine": "m", "op": "all_reduce", "mode": "datasheet", "nbytes": 2**20,
              "measured_s": 1.0, "interval_s": None, "counted": True}  # fmt: skip
-    points = [
-        DataPoint(sweep=f"s{n}", table="t", predicted_s=1.1, **usual) for n in range(3)
-    ] + [DataPoint(sweep=f"u{n}", table=f"u{n}", predicted_s=1.5, **usual) for n in range(2)]
+    points = [DataPoint(sweep=f"s{n}", table="t", predicted_s=1.1, **usual) for n in range(3)] + [
+        DataPoint(sweep=f"u{n}", table=f"u{n}", predicted_s=1.5, **usual) for n in range(2)
+    ]
     assert score(points).median_abs_error == pytest.approx(0.5)
     assert score(points).sweeps == 5

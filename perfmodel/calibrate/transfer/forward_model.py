@@ -173,11 +173,7 @@ def _nominal_value(lowered: LoweredCollective, parameter: Parameter, arcs: Arcs)
 
 
 def _candidates(observation: Observation) -> list[_Candidate]:
-    machine, nbytes, topology = (
-        observation.machine,
-        observation.nbytes,
-        observation.machine.topology,
-    )
+    nbytes, topology = observation.nbytes, observation.machine.topology
     candidates = []
     for lowered in observation.lowered:
         context = CollectiveContext(

@@ -16,11 +16,10 @@ from perfmodel.library.nccl.search.graphs import (
     tree_graph,
 )
 from perfmodel.library.nccl.search.host_graph import Host, host_of
-from perfmodel.library.transport import Vendor
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.library.transport import Vendor
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-
 
 MOST_OF_ONE_HOST = 16
 """GPUs that one operating system has (NVIDIA DGX-2, HGX with two boards); more are a rack."""

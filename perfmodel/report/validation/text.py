@@ -33,8 +33,8 @@ def headline(validation: Validation) -> str:
     if score is None:
         return "No sweep could be scored"
     return (
-        "From datasheets alone, of machines that nothing was fitted to, half of the times are within "
-        f"{percent(score.median_abs_error)} and nine of ten within "
+        "From datasheets alone, of machines that nothing was fitted to, half of the times are "
+        f"within {percent(score.median_abs_error)} and nine of ten within "
         f"{percent(score.p90_abs_error)} of what was measured"
     )
 

@@ -20,7 +20,7 @@ from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows, hidden_s
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
-from perfmodel.validate.refit.left_out import library_without
+from perfmodel.validate.refit.numbers import library_without
 from perfmodel.validate.sweeps.match import Matched, one_line
 from perfmodel.validate.sweeps.read import Sweep
 
@@ -231,7 +231,7 @@ def partners(sweep: Sweep, own: Matched, candidates: Sequence[Pair]) -> list[Pai
     A copy of the sweep itself (the same times) is no other sweep, nor is one of the same table. Of
     many, those of the most alike numbers of ranks.
     """
-    alike = [
+    comparable = [
         (other, matched)
         for other, matched in candidates
         if other.id != sweep.id
@@ -242,7 +242,7 @@ def partners(sweep: Sweep, own: Matched, candidates: Sequence[Pair]) -> list[Pai
         and matched.hardware == own.hardware
         and matched.op == own.op
     ]
-    nearest = sorted(alike, key=lambda pair: abs(math.log(pair[0].nranks / sweep.nranks)))
+    nearest = sorted(comparable, key=lambda pair: abs(math.log(pair[0].nranks / sweep.nranks)))
     return nearest[:MOST_PARTNERS]
 
 

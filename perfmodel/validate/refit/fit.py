@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,10 +18,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.files import FileModel, load_document
-from perfmodel.collectives.catalog import ALGORITHMS
-from perfmodel.library.lowering.protocol_costs import GROUPED
-from perfmodel.library.lowering.rings import SINGLE_SENDS
-from perfmodel.library.model import CommLibrary, Variant
+from perfmodel.library.model import CommLibrary
 from perfmodel.validate.refit.numbers import (
     FittedNumber,
     Place,
@@ -30,10 +26,7 @@ from perfmodel.validate.refit.numbers import (
     number_at,
     with_numbers,
 )
-from perfmodel.validate.refit.observed import Observed
-
-STEP = 0.03
-"""Change of a logarithm by which slopes are taken."""
+from perfmodel.validate.refit.slopes import Observed, Slopes, slopes_at
 
 FAR = 0.7
 """Most that a logarithm moves in one step of the search."""
@@ -56,81 +49,16 @@ def centres() -> Centres:
     return load_document(Centres, Path(__file__).with_name("centres.yaml"))
 
 
-@dataclass(frozen=True)
-class Slopes:
-    """Predictions of sweeps and how they change with each number.
-
-    Parameters
-    ----------
-    numbers : tuple of FittedNumber
-        With the values at which the rest holds.
-    sweeps : tuple of Observed
-    over : tuple of ndarray
-        ln(predicted / measured) of each sweep.
-    along : tuple of ndarray
-        Change of that by the logarithm of each number; shape (sizes, numbers) for each sweep.
-    """
-
-    numbers: tuple[FittedNumber, ...]
-    sweeps: tuple[Observed, ...]
-    over: tuple[FloatArray, ...]
-    along: tuple[FloatArray, ...]
-
-
 Progress = Callable[[str], None]
-
-
-def slopes_at(
-    library: CommLibrary,
-    sweeps: Sequence[Observed],
-    numbers: Sequence[FittedNumber],
-    before: Slopes | None = None,
-) -> Slopes:
-    """Predict all sweeps, and once more for each number that they may depend on.
-
-    `before`: slopes of the same sweeps and numbers at other values. What had no slope there has
-    none here: the numbers do not change what NCCL chooses.
-    """
-    over, along = [], []
-    moved = [with_numbers(library, {n.place: n.value * math.exp(STEP)}) for n in numbers]
-    for position, sweep in enumerate(sweeps):
-        at = sweep.predict(library)
-        table = np.zeros((len(at), len(numbers)))
-        depends = None if before is None else before.along[position].any(axis=0)
-        for column, number in enumerate(numbers):
-            if _may_depend(library, number, sweep) if depends is None else depends[column]:
-                table[:, column] = (sweep.predict(moved[column]) - at) / STEP
-        over.append(at - sweep.log_s)
-        along.append(table)
-    return Slopes(tuple(numbers), tuple(sweeps), tuple(over), tuple(along))
-
-
-def _may_depend(library: CommLibrary, number: FittedNumber, sweep: Observed) -> bool:
-    topology = sweep.machine.topology
-    section, key = number.place[0], number.place[1]
-    network = topology.network if topology.hosts > 1 else "none"
-    if number.place[-1] == "each_peer" and sweep.op not in GROUPED:
-        return False
-    if section == "variants":
-        variant = library.variants[int(key)]
-        return variant.fits(topology.gpu.generation, network) and _may_run(variant, sweep.op)
-    return number.place[-1] != "network" or topology.hosts > 1
-
-
-def _may_run(variant: Variant, op: str) -> bool:
-    """Whether an operation may run by one of the variant's algorithms."""
-    single = "p2p" in variant.algorithms and op in SINGLE_SENDS
-    names = {name.rpartition("/")[2] for name in variant.algorithms}
-    return not names or single or bool(names & ALGORITHMS[op].keys())
 
 
 def solve(slopes: Slopes, library: CommLibrary, leave: Callable[[Observed], bool]) -> FloatArray:
     """Logarithms of the numbers that fit the sweeps not left out best, by linear predictions."""
     start = np.array([math.log(number.value) for number in slopes.numbers])
-    kept = [at for at, sweep in enumerate(slopes.sweeps) if not leave(sweep)]
-    over = np.concatenate([slopes.over[at] for at in kept])
-    along = np.concatenate([slopes.along[at] for at in kept])
-    weights = _weights([slopes.sweeps[at] for at in kept])
+    fitted = [at for at, sweep in enumerate(slopes.sweeps) if not leave(sweep)]
+    over = np.concatenate([slopes.over[at] for at in fitted])
+    along = np.concatenate([slopes.along[at] for at in fitted])
+    weights = _weights([slopes.sweeps[at] for at in fitted])
     pull, towards = _priors(slopes.numbers, library)
     scale = centres().scale
     moved = np.zeros(len(start))
@@ -158,9 +86,7 @@ def _weights(sweeps: Sequence[Observed]) -> FloatArray:
     return weights
 
 
-def _priors(
-    numbers: Sequence[FittedNumber], library: CommLibrary
-) -> tuple[FloatArray, FloatArray]:
+def _priors(numbers: Sequence[FittedNumber], library: CommLibrary) -> tuple[FloatArray, FloatArray]:
     """Rows of pulls on the logarithms, and what they should come to."""
     table = centres()
     column = {number.place: at for at, number in enumerate(numbers)}
@@ -206,11 +132,12 @@ def fit(
     progress: Progress = lambda _: None,
 ) -> tuple[CommLibrary, Slopes]:
     """Fit all fitted numbers; returns the library, and the slopes of the last round."""
-    slopes = None
-    for number in range(rounds):
+    slopes: Slopes | None = None
+    for number in range(max(1, rounds)):
         slopes = slopes_at(library, sweeps, fitted_numbers(library), slopes)
         progress(f"round {number + 1}: {_describe(slopes)}")
         library = at_values(library, slopes, solve(slopes, library, lambda _: False))
+    assert slopes is not None
     return library, slopes
 
 
@@ -222,6 +149,3 @@ def refitted(library: CommLibrary, slopes: Slopes, family: str) -> CommLibrary:
 def _describe(slopes: Slopes) -> str:
     errors = np.abs(np.expm1(np.concatenate(slopes.over)))
     return f"median {np.median(errors):.1%}, 90th percentile {np.quantile(errors, 0.9):.1%}"
-
-
-__all__ = ["Slopes", "fit", "refitted", "replace"]

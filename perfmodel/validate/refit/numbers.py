@@ -1,13 +1,22 @@
-"""The fitted numbers of a library model: those whose source in its file is ``fitted``."""
+"""The fitted numbers of a library model: those whose source in its file is ``fitted``.
+
+``left_out.yaml`` has them as refitted without each family of machines. A family is a kind of
+machine (`perfmodel.library.prediction_error.kind_of_machine`): generation of GPU, what joins those
+of a host, and what joins hosts. The file is made by ``python reports/calibration/refit_nccl.py
+--write``, which fits the numbers to all recorded sweeps, and again to those of all other families.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
-from perfmodel.library.model import CommLibrary, Variant
+from perfmodel.files import FileModel, load_document
+from perfmodel.library.model import CommLibrary, Variant, load_library
 
 Kind = Literal["time", "rate", "share"]
 
@@ -83,9 +92,10 @@ def _of_variants(library: CommLibrary) -> Iterator[FittedNumber]:
 
 def stated(variant: Variant) -> dict[tuple[str, ...], float]:
     """Numbers that a variant states, by field (a step: and hop)."""
-    values = {(field,): getattr(variant, field, None) for field in _KINDS}
-    step = variant.step.model_dump()
-    values |= {("step", hop): value for hop, value in step.items()}
+    values: dict[tuple[str, ...], float | None] = {
+        (field,): getattr(variant, field, None) for field in _KINDS
+    }
+    values |= {("step", hop): value for hop, value in variant.step.model_dump().items()}
     return {field: value for field, value in values.items() if value is not None}
 
 
@@ -142,3 +152,46 @@ def _with(part: Any, field: Sequence[str | int], value: float) -> Any:
 def logarithms(numbers: Sequence[FittedNumber]) -> list[float]:
     """Values as a fit varies them."""
     return [math.log(number.value) for number in numbers]
+
+
+# ---------------------------------------------------------------- without a family of machines
+
+FILE = Path(__file__).with_name("left_out.yaml")
+
+SAME = 0.002
+"""Relative change below which a number is not written: the shipped one serves."""
+
+
+class LeftOut(FileModel):
+    """Contents of ``left_out.yaml``: by family, the numbers that change without it."""
+
+    perfmodel: Literal[1] = 1
+    kind: Literal["left-out"] = "left-out"
+    source: str
+    families: Mapping[str, Mapping[str, float]]
+
+
+@cache
+def left_out() -> LeftOut:
+    """Read the refitted numbers."""
+    return load_document(LeftOut, FILE)
+
+
+@cache
+def library_without(family: str) -> CommLibrary | None:
+    """NCCL's model fitted without a family of machines; None for a family that had no part."""
+    changed = left_out().families.get(family)
+    if changed is None:
+        return None
+    library = load_library("nccl")
+    places = {number.name: number.place for number in fitted_numbers(library)}
+    return with_numbers(library, {places[name]: value for name, value in changed.items()})
+
+
+def changes(whole: Sequence[FittedNumber], other: Sequence[FittedNumber]) -> dict[str, float]:
+    """Numbers of a refit that are not those of the whole fit; SI, by name."""
+    return {
+        b.name: b.value
+        for a, b in zip(whole, other, strict=True)
+        if abs(b.value / a.value - 1) > SAME
+    }

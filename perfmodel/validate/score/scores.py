@@ -11,7 +11,14 @@ from perfmodel.library.prediction_error import BANDS
 from perfmodel.validate.predict.forecast import Mode
 from perfmodel.validate.score.points import DataPoint, even_weights, weighted_quantile
 
-MODES: tuple[Mode, ...] = ("left out", "datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta")
+MODES: tuple[Mode, ...] = (
+    "left out",
+    "datasheet",
+    "transferred",
+    "calibrated",
+    "nccl tuner",
+    "alpha-beta",
+)
 LARGE = "256 KiB and up"
 BAND_NAMES = {
     "latency": "below 256 KiB",

@@ -75,7 +75,7 @@ def test_two_gpus_lose_to_the_last_copy_what_eight_hardly_do(machine, op):
     for of in (measured, predicted):
         two, eight = (of(f"aic_{machine}_{op}_{n}g", [512 * MIB])[0] for n in (2, 8))
         ratios.append((7 / 8 / eight) / (1 / 2 / two))
-    assert ratios[1] == pytest.approx(ratios[0], rel=0.12)
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.16)
     two, eight = (
         predicted(f"aic_{machine}_{op}_{n}g", [512 * MIB], copy_rate=None)[0] for n in (2, 8)
     )

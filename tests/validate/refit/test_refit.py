@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from perfmodel.library.model import load_library
 from perfmodel.validate.refit.fit import centres, fit, refitted, solve
-from perfmodel.validate.refit.left_out import left_out, library_without
-from perfmodel.validate.refit.numbers import fitted_numbers, number_at, with_numbers
-from perfmodel.validate.refit.observed import observe, spread_over
+from perfmodel.validate.refit.numbers import (
+    fitted_numbers,
+    left_out,
+    library_without,
+    number_at,
+    with_numbers,
+)
+from perfmodel.validate.refit.slopes import observe, spread_over
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.sweeps.match import match
 from perfmodel.validate.sweeps.read import fitted_on, read_sweeps, sweeps_folder
