@@ -160,9 +160,8 @@ def _sweeps(validation: Validation) -> Section | None:
     if not validation.predicted:
         return None
     intervals = {(p.sweep, p.nbytes): p.interval_s for p in validation.judged}
-    ordered = sorted(
-        validation.predicted, key=lambda p: (not p.counted, p.matched.hardware, p.sweep.id)
-    )
+    drawn_alone = [p for p in validation.predicted if not p.sweep.table]
+    ordered = sorted(drawn_alone, key=lambda p: (not p.counted, p.matched.hardware, p.sweep.id))
     key, cards = "", []
     for number, prediction in enumerate(ordered):
         sweep = prediction.sweep
@@ -175,7 +174,8 @@ def _sweeps(validation: Validation) -> Section | None:
         cards.append(Box("card", [Heading(sweep.id), Paragraph(_about(prediction)), picture]))
     lead = (
         "Above: time of one collective over its size. Below: predicted over measured, with the "
-        "80 % interval of the datasheet prediction."
+        "80 % interval of the datasheet prediction. Sweeps that are one of many in a table stand "
+        "below only."
     )
     table = Box("tall", [tables.sweep_table(validation)])
     return section(

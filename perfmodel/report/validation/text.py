@@ -53,7 +53,8 @@ MODE_MEANINGS = {
     "family left out": (
         "the machine's parts, and constants shared by machines of a generation of GPU and a kind "
         "of network, fitted again without all machines of this kind: what a prediction of a new "
-        "machine is worth (perfmodel/validate/refit/left_out.yaml)"
+        "machine is worth (perfmodel/validate/refit/left_out.yaml). Not fitted again: staging "
+        "before Ampere, GPUDirect across sockets, direct NVLink 2, TCP flows, and what hosts take"
     ),
     "datasheet": (
         "the same with the constants that ship, which were fitted to most of these sweeps"
