@@ -81,7 +81,7 @@ class Machine:
     """The machine by whose links NCCL searches its channels; default: this one."""
     router: Router = field(init=False)
     _routed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
-    """What depends on the topology and its routes only."""
+    """What depends on the topology, its routes and the settings only."""
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +94,14 @@ class Machine:
             self._routed[key] = rings_over(self.topology, self.router, group, at_most=self.channels)
         rings: Rings = self._routed[key]
         return rings
+
+    def laid(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What `find` returns for a key; found once for all numbers of the library."""
+        key = ("laid", key)
+        if key not in self._routed:
+            self._routed[key] = find()
+        stored: T = self._routed[key]
+        return stored
 
     def few_edges(self, key: Hashable, find: Callable[[], T]) -> T:
         """The edges that `find` lays for a key, which names their ends; laid once."""

@@ -103,9 +103,13 @@ class Protocol(FileModel):
     `two_in_turn`: between two ranks, which have one connection both ways, a ready message waits
     behind the data written before it; segments in flight then go one at a time, each half a step's
     latency after the one before.
-    `unevenness` is what a collective of one MiB loses because its parallel channels do not start,
-    run and end together: a sum of m independent chunk times strays from its mean by sqrt(m), so
-    the loss grows with the square root of the bytes.
+    `unevenness` is what a collective loses whose ranks carry one MiB each, because its parallel
+    channels do not start, run and end together: a sum of m independent chunk times strays from its
+    mean by sqrt(m), so the loss grows with the square root of the bytes.
+    `copy_rate` is how fast the thread block of one channel moves bytes within its GPU. A ring's
+    loop ends with a chunk that a block receives and copies while it sends nothing: one step more
+    than there are transfers, which counts where ranks are few and links as fast as blocks.
+    `each_peer` is what one more send of a group of sends adds to its start.
     """
 
     launch: Seconds
@@ -120,6 +124,10 @@ class Protocol(FileModel):
     """Payload over what the network's links could carry meanwhile."""
     staged_efficiency: float = Field(1.0, gt=0, le=1)
     """The same, on top, where bytes rest in host memory between GPU and NIC."""
+    two_way_efficiency: float = Field(1.0, gt=0, le=1)
+    """Payload over bytes on the links of a host between whose GPUs bytes rest in host memory, where
+    a GPU sends and receives at once: writes, reads and what answers them share the same links."""
+    two_way_source: str = ""
     network_rate: Bandwidth | None = None
     """Most that connections of one channel of a ring carry between two hosts."""
     network_source: str = ""
@@ -129,6 +137,10 @@ class Protocol(FileModel):
     max_source: str = ""
     unevenness: Seconds = 0.0
     unevenness_source: str = ""
+    copy_rate: Bandwidth | None = None
+    copy_source: str = ""
+    each_peer: Seconds = 0.0
+    each_peer_source: str = ""
     nvlink_only: bool = False
     latencies_per_step: float = Field(1.0, ge=1)
     latencies_source: str = ""
@@ -188,6 +200,8 @@ class Variant(FileModel):
     credits: int | None = Field(None, ge=1)
     max_rate: Bandwidth | None = None
     unevenness: Seconds | None = None
+    copy_rate: Bandwidth | None = None
+    each_peer: Seconds | None = None
     source: str
 
     def fits(self, generation: str, network: str) -> bool:
@@ -316,6 +330,7 @@ def _apply_variant(protocol: Protocol, variant: Variant) -> Protocol:
     names = (
         "launch", "wire_efficiency", "switch_efficiency", "network_efficiency",
         "staged_efficiency", "network_rate", "wire_segments", "credits", "max_rate", "unevenness",
+        "copy_rate", "each_peer",
     )  # fmt: skip
     changes = {name: getattr(variant, name) for name in names}
     step = variant.step.model_dump(exclude_none=True)

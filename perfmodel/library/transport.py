@@ -8,6 +8,7 @@ which they cross twice, written and read.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -54,7 +55,8 @@ def path_type_between(router: Router, src: str, dst: str) -> str:
 def apply_settings(topology: Topology, settings: LibrarySettings) -> Topology:
     """Return the machine as the library's settings let it be used; the same one by default.
 
-    ``NCCL_P2P_LEVEL`` and ``NCCL_P2P_DISABLE`` say how far GPUs copy to each other,
+    ``NCCL_P2P_LEVEL`` and ``NCCL_P2P_DISABLE`` say how far GPUs copy to each other (by default as
+    `usual_peer_level` has it),
     ``NCCL_NET_GDR_LEVEL`` how far a NIC reaches, ``NCCL_SHM_DISABLE`` sends what may not go
     directly by a NIC, ``NCCL_PXN_DISABLE`` (or a version before 2.12) keeps each GPU to its own
     NICs, and ``NCCL_IB_DISABLE`` or ``NCCL_NET=Socket`` turn RDMA into TCP.
@@ -76,14 +78,48 @@ def apply_settings(topology: Topology, settings: LibrarySettings) -> Topology:
     return topology if reach == topology.reach else replace(topology, reach=reach)
 
 
+_GEFORCE = re.compile(r"(?:rtx-\d{4}(?:-ti)?|titan|gtx)\b")
+
+
+def usual_peer_level(topology: Topology) -> str | None:
+    """How far GPUs copy to each other where no user says: not through a CPU.
+
+    Except for two GPUs of an AMD host. GeForce cards copy to each other with a patched driver only,
+    whose users set the level too. Source: NVIDIA/nccl ``src/graph/paths.cc``, ncclTopoCheckP2p.
+    """
+    if not topology.gpu_p2p or _GEFORCE.match(topology.gpu.name):
+        return None
+    few = topology.gpus_per_host <= MOST_THROUGH_AMD
+    return "SYS" if few and vendor_of(topology) == "amd" else "PXB"
+
+
+MOST_THROUGH_AMD = 2
+"""GPUs of an AMD host up to which they copy to each other through its CPUs."""
+
+Vendor = Literal["intel", "amd", "arm", "power"]
+
+
+def vendor_of(topology: Topology) -> Vendor:
+    """Who made the CPUs, as far as the template's sources say; Intel where they do not."""
+    text = " ".join(
+        f"{key} {sentence}" for key, sentence in topology.sources.items()
+        if not key.startswith(("gpu ", "fabric "))
+    )  # fmt: skip
+    if re.search(r"\bAMD\b|epyc|genoa|infinity-fabric", text, re.IGNORECASE):
+        return "amd"
+    if "Arm CPU" in text or "Grace" in text:
+        return "arm"
+    return "power" if "POWER" in text else "intel"
+
+
 def peer_paths(topology: Topology) -> frozenset[str]:
     """Path types over which two GPUs of a host copy to each other directly.
 
-    NVLink always and PCIe where the template allows it (`Topology.gpu_p2p`), as far as the
-    user's level allows.
+    NVLink always and PCIe where the template allows it (`Topology.gpu_p2p`), as far as the level
+    allows that the user sets, or the usual one.
     """
     possible = frozenset(LEVELS) if topology.gpu_p2p else NVLINK_PATHS
-    return possible & _types_up_to(topology.reach.peer)
+    return possible & _types_up_to(topology.reach.peer or usual_peer_level(topology))
 
 
 def gdr_paths(topology: Topology) -> frozenset[str]:

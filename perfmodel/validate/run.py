@@ -78,7 +78,7 @@ class Validation:
     def coverages(self) -> dict[str, dict[str, coverage.Coverage]]:
         """Coverage of 80 % intervals by mode and band."""
         by_mode: dict[str, dict[str, coverage.Coverage]] = {}
-        own: dict[str, list[DataPoint]] = {"datasheet": self.judged}
+        own: dict[str, list[DataPoint]] = {coverage.judged_mode(self.points): self.judged}
         for mode in ("transferred", "calibrated"):
             own[mode] = [p for p in self.points if p.mode == mode and p.counted]
         for mode, points in own.items():
@@ -89,32 +89,17 @@ class Validation:
         return by_mode
 
     @property
-    def fitted_sweeps(self) -> set[str]:
-        """Sweeps that any shipped constant was fitted on."""
-        return {sweep for fitted in self.fitted for sweep in fitted.sweeps}
-
-    def split(self) -> dict[str, dict[str, Score]]:
-        """Datasheet scores by band: sweeps that constants were fitted on, and the others."""
-        halves = {}
-        for name, inside in (("fitted on", True), ("not fitted on", False)):
-            own = [
-                p
-                for p in self.points
-                if p.mode == "datasheet" and (p.sweep in self.fitted_sweeps) == inside
-            ]
-            if scored := scores.by_band(own).get("datasheet"):
-                halves[name] = scored
-        return halves
-
-    @property
-    def unfitted(self) -> Score | None:
-        """Datasheet score from 256 KiB on of counted sweeps that no constant was fitted on."""
-        return self.split().get("not fitted on", {}).get(LARGE)
+    def honest_mode(self) -> Mode:
+        """Mode of the headline: constants that were not fitted to the machines predicted."""
+        return "left out" if "left out" in self.bands else "datasheet"
 
     def spread(self) -> Spread:
         """Table of residual spread for datasheet intervals."""
-        sweeps = len({p.sweep for p in self.judged})
-        source = f"perfmodel validate, residuals of {sweeps} recorded sweeps ({self.data})"
+        sweeps, tables = len({p.sweep for p in self.judged}), len({p.table for p in self.judged})
+        source = (
+            f"perfmodel validate, mode '{self.honest_mode}', residuals of {sweeps} recorded sweeps "
+            f"in {tables} tables ({self.data})"
+        )
         return coverage.spread_of(self.points, source)
 
 
@@ -141,7 +126,8 @@ def validate(
     profile : Profile, optional
         A user's own numbers, as one more mode.
     transfer : bool
-        Whether to fit profiles of other sweeps of the same hardware.
+        Whether to fit profiles of other sweeps of the same hardware, for sweeps that are not one of
+        many in a table.
     processes : int
         More than one only from a program whose main module may be imported again.
     progress : callable, optional
@@ -164,7 +150,12 @@ def validate(
         pairs, _ = match_all(read_sweeps(shipped), shipped)
         available = {pair[0].id: (pair, shipped) for pair in pairs} | available
     tasks = [
-        PredictionTask((sweep, home), profile, _others(sweep, own, available) if transfer else None)
+        PredictionTask(
+            (sweep, home),
+            profile,
+            _others(sweep, own, available) if transfer and not sweep.table else None,
+            left_out=data is None,
+        )
         for sweep, own in matched
     ]
     outcomes, trainings = predict_sweeps(tasks, _root(folder), processes, progress)
@@ -208,14 +199,12 @@ def _describe(data: Path | None, sweeps: Sequence[Sweep]) -> str:
 def to_json(validation: Validation) -> dict[str, Any]:
     """Return the answer of ``perfmodel validate --json``.
 
-    ``median_abs_error`` and ``p90_abs_error`` are those of datasheet mode from 256 KiB on over the
-    sweeps that count, every sweep weighing the same; without sweeps, those of all trainings.
-    ``not_fitted`` is the same of the sweeps that no constant was fitted on: the number to expect.
-    ``trainings`` has every published training, a row each, and their scores (see
-    `perfmodel.validate.score.training_scores.trainings_json`).
+    ``median_abs_error`` and ``p90_abs_error`` are those from 256 KiB on of the sweeps that count,
+    every table weighing the same, with constants fitted without the family of machines (mode "left
+    out"; of other data those shipped, "datasheet"); without sweeps, those of all trainings.
     """
     predicted, trainings = validation.predicted, validation.trainings
-    main: Score | Dataset | None = validation.bands.get("datasheet", {}).get(LARGE)
+    main: Score | Dataset | None = validation.bands.get(validation.honest_mode, {}).get(LARGE)
     if not predicted and not validation.unmatched:
         main = Dataset("all", "", [case for dataset in trainings for case in dataset.cases])
     document = {
@@ -223,11 +212,10 @@ def to_json(validation: Validation) -> dict[str, Any]:
         "median_abs_error": main.median_abs_error if main else None,
         "p90_abs_error": main.p90_abs_error if main else None,
         "datasets": [*_sweep_entries(validation), *(dataset.to_json() for dataset in trainings)],
-        "not_fitted": validation.unfitted,
         "by_band": validation.bands,
         "on_common_sweeps": scores.on_common(validation.points),
         "by_machine": scores.by_machine(validation.points),
-        "split": validation.split(),
+        "headline_mode": validation.honest_mode,
         "coverage": validation.coverages,
         "interval_probability": coverage.PROBABILITY,
         "unmatched": validation.unmatched,

@@ -149,4 +149,4 @@ def test_an_operation_may_have_numbers_of_its_own() -> None:
     library = make_machine(build_topology("dgx-a100"), load_library("nccl")).library
     adding = protocol_parameters(library, "reduce", "chain")["simple"].unevenness
     copying = protocol_parameters(library, "broadcast", "chain")["simple"].unevenness
-    assert adding > 2 * copying
+    assert adding > 1.3 * copying

@@ -1,6 +1,5 @@
 """``perfmodel validate`` as a user meets it, on a small folder."""
 
-import dataclasses
 import json
 
 import pytest
@@ -8,10 +7,12 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
 from perfmodel.report.validation.page import write_validation
-from perfmodel.report.validation.text import headline
-from perfmodel.validate.run import to_json, validate
-from perfmodel.validate.score.scores import by_sweep
-from perfmodel.validate.sweeps.read import Fitted, fitted_on
+from perfmodel.validate.predict.forecast import SweepPrediction, Task, predict
+from perfmodel.validate.run import Validation, shipped_folder, to_json, validate
+from perfmodel.validate.score.points import DataPoint
+from perfmodel.validate.score.scores import score
+from perfmodel.validate.sweeps.match import match
+from perfmodel.validate.sweeps.read import fitted_on, read_sweeps, sweeps_folder
 
 HEADER = (
     "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,"
@@ -77,26 +78,6 @@ def test_the_median_is_that_of_counted_large_sizes(found):
     assert len(errors) == 4
     assert to_json(found)["median_abs_error"] == pytest.approx(errors[1])
     assert to_json(found)["p90_abs_error"] == pytest.approx(errors[3])
-
-
-def test_the_headline_is_of_sweeps_that_nothing_was_fitted_to(found):
-    """Of the two counted sweeps constants were fitted on "one": "two" is what to expect."""
-    assert found.unfitted == found.bands["datasheet"]["256 KiB and up"]
-    fitted = dataclasses.replace(found, fitted=(Fitted(constants="a constant", sweeps=("one",)),))
-    (two,) = (
-        scores["datasheet"]["256 KiB and up"]
-        for name, scores in by_sweep(found.points).items()
-        if name == "two"
-    )
-    assert fitted.unfitted == two
-    assert to_json(fitted)["not_fitted"]["median_abs_error"] == two.median_abs_error
-    assert "of the one sweep that no constant was fitted to" in headline(fitted)
-    assert "fitted" not in headline(found)
-    everything = dataclasses.replace(
-        found, fitted=(Fitted(constants="a constant", sweeps=("one", "two")),)
-    )
-    assert everything.unfitted is None
-    assert "constants were fitted to all of these sweeps" in headline(everything)
 
 
 def test_alpha_beta_is_the_formula(found):
@@ -233,20 +214,35 @@ def test_faults_of_files_come_with_exit_code_two(tmp_path):
 
 
 def test_what_was_fitted_on_what_names_shipped_sweeps():
-    from perfmodel.validate.run import shipped_folder
-    from perfmodel.validate.sweeps.read import read_sweeps
-
     known = {sweep.id for sweep in read_sweeps(shipped_folder())}
     for one in fitted_on():
         assert set(one.sweeps) <= known
 
 
-def test_fitted_sweeps_are_scored_apart(found):
-    from dataclasses import replace
+def test_the_headline_of_other_data_is_of_the_shipped_constants(found):
+    """No constant was fitted to these sweeps: there is nothing to leave out."""
+    assert to_json(found)["headline_mode"] == "datasheet"
 
-    from perfmodel.validate.sweeps.read import Fitted
 
-    split = replace(found, fitted=(Fitted(constants="NCCL steps", sweeps=("one",)),)).split()
-    assert {name: bands["256 KiB and up"].sweeps for name, bands in split.items()} == {
-        "fitted on": 1, "not fitted on": 1,
-    }  # fmt: skip
+def test_the_headline_of_shipped_data_leaves_families_out():
+    """A sweep that constants were fitted to is predicted with those fitted without its family."""
+    home = sweeps_folder(shipped_folder())
+    sweep = next(s for s in read_sweeps(home) if s.id == "rtx4090_x4_p2p_allreduce")
+    forecast = predict(Task(sweep, match(sweep, home), left_out=True))
+    assert forecast.times["left out"].time_s != forecast.times["datasheet"].time_s
+    answer = to_json(Validation("d", [SweepPrediction(sweep, match(sweep, home), forecast)], {}))
+    assert answer["headline_mode"] == "left out"
+    (entry,) = (d for d in answer["datasets"] if d["mode"] == "left out")
+    assert answer["median_abs_error"] == entry["bands"]["256 KiB and up"]["median_abs_error"]
+    assert answer["median_abs_error"] > 0
+
+
+def test_a_table_of_many_sweeps_weighs_as_much_as_one():
+    """Sweeps of a table have the errors 0.1, 0.1, 0.1, another 0.5: the median lies between."""
+    usual = {"machine": "m", "op": "all_reduce", "mode": "datasheet", "nbytes": 2**20,
+             "measured_s": 1.0, "interval_s": None, "counted": True}  # fmt: skip
+    points = [DataPoint(sweep=f"s{n}", table="t", predicted_s=1.1, **usual) for n in range(3)] + [
+        DataPoint(sweep=f"u{n}", table=f"u{n}", predicted_s=1.5, **usual) for n in range(2)
+    ]
+    assert score(points).median_abs_error == pytest.approx(0.5)
+    assert score(points).sweeps == 5

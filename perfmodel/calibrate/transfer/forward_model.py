@@ -21,7 +21,7 @@ from perfmodel.calibrate.transfer.priors import (
 )
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.lowering.edges import HOP_KINDS
-from perfmodel.library.lowering.lower import apply_corrections, uneven_s
+from perfmodel.library.lowering.lower import apply_corrections
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, observed_time_s
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -153,7 +153,7 @@ class _Candidate:
             if id(machine) not in timers:
                 topology = scale_bandwidths(machine.topology, bandwidth_factors(factors))
                 timers[id(machine)] = UncontendedTimer(replace(machine, topology=topology))
-            lowered = replace(self.lowered, launch_s=0.0)
+            lowered = replace(self.lowered, launch_s=0.0, uneven_s=0.0)
             corrected = apply_corrections(corrections_of(factors), lowered, self.context)
             self.cache[key] = timers[id(machine)].time_s(corrected)
         launch_s = (self.lowered.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
@@ -173,11 +173,7 @@ def _nominal_value(lowered: LoweredCollective, parameter: Parameter, arcs: Arcs)
 
 
 def _candidates(observation: Observation) -> list[_Candidate]:
-    machine, nbytes, topology = (
-        observation.machine,
-        observation.nbytes,
-        observation.machine.topology,
-    )
+    nbytes, topology = observation.nbytes, observation.machine.topology
     candidates = []
     for lowered in observation.lowered:
         context = CollectiveContext(
@@ -185,8 +181,7 @@ def _candidates(observation: Observation) -> list[_Candidate]:
             lowered.schedule.algorithm, lowered.protocol,
         )  # fmt: skip
         parameters = tuple(_parameters_of(lowered, topology))
-        lost_s = uneven_s(machine.library, lowered, nbytes)
-        candidates.append(_Candidate(lowered, context, parameters, lost_s, {}))
+        candidates.append(_Candidate(lowered, context, parameters, lowered.uneven_s, {}))
     return candidates
 
 

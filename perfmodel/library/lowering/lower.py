@@ -19,7 +19,7 @@ from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule, LoweredCollective, Stage
-from perfmodel.library.lowering.protocol_costs import chunk_bytes, launch_s
+from perfmodel.library.lowering.protocol_costs import chunk_bytes
 from perfmodel.library.lowering.protocols import (
     protocol_parameters,
     usable_protocols,
@@ -32,7 +32,7 @@ from perfmodel.library.lowering.rings import (
     lay_on_rings,
 )
 from perfmodel.library.machine import Machine
-from perfmodel.library.model import CommLibrary, Protocol, own_algorithm
+from perfmodel.library.model import Protocol, own_algorithm
 from perfmodel.library.nccl.lowering.dispatch import (
     NCCL_USUAL,
     allowed_protocols,
@@ -40,27 +40,15 @@ from perfmodel.library.nccl.lowering.dispatch import (
     find_layer,
     send_protocol,
 )
-
-
-def uneven_s(library: CommLibrary, lowered: LoweredCollective, nbytes: float) -> float:
-    """Part of a launch that is lost because channels run unevenly; seconds."""
-    schedule = lowered.schedule
-    numbers = protocol_parameters(library, schedule.collective, schedule.algorithm)
-    protocol = numbers.get(lowered.protocol)
-    lost_s = 0.0 if protocol is None else launch_s(protocol, nbytes) - protocol.launch
-    return min(lost_s, lowered.launch_s)
+from perfmodel.library.nccl.tuner import channels_used, system_on
 
 
 def apply_corrections(
     measured: Corrections,
     lowered: LoweredCollective,
     situation: CollectiveContext,
-    *,
-    uneven_s: float = 0.0,
 ) -> LoweredCollective:
     """Apply measured corrections to a lowered collective.
-
-    `uneven_s`: part of the launch that is lost because channels run unevenly.
 
     Returns
     -------
@@ -78,10 +66,11 @@ def apply_corrections(
         # A cap is in bytes on the wire, of which there are more or fewer now: it stays.
         return replace(stage, latency_s=stage.latency_s * steps[stage.edges.hop])
 
+    lost_s = lowered.uneven_s * measured.uneven * whole
     return replace(
         lowered,
-        launch_s=((lowered.launch_s - uneven_s) * measured.launch + uneven_s * measured.uneven)
-        * whole,
+        launch_s=(lowered.launch_s - lowered.uneven_s) * measured.launch * whole + lost_s,
+        uneven_s=lost_s,
         wire_factor=lowered.wire_factor / rate,
         stages=tuple(with_corrections(stage) for stage in lowered.stages),
     )
@@ -135,10 +124,20 @@ def lower_without_corrections(
     name, protocols = _candidate(machine, op, size, group, algorithm)
     lay = _layer(machine, op, name, size, group, root)
     return tuple(
-        with_protocol(lay(key), key, protocol, size)
+        with_protocol(lay(key), key, protocol, size, _channels(machine, op, name, key, size, group))
         for key, protocol in protocols.items()
         if not protocol.bounded or protocol.serves(chunk_bytes(lay(key).schedule))
     )
+
+
+def _channels(
+    machine: Machine, op: str, name: str, protocol: str, nbytes: int, group: RankGroup
+) -> int:
+    """Channels on which NCCL runs a ring; nothing else asks for them."""
+    if machine.library.name != "nccl" or name != "ring" or op not in NCCL_ALGORITHMS:
+        return 1
+    system = system_on(machine, group)
+    return channels_used(system, op, name, protocol, nbytes, machine.settings)
 
 
 def _whole_items(nbytes: int) -> int:
@@ -211,5 +210,4 @@ def _correct(
     hosts = len(np.unique(rank_array(group) // machine.topology.gpus_per_host))
     op, algorithm = lowered.schedule.collective, lowered.schedule.algorithm
     situation = CollectiveContext(op, nbytes, len(group), hosts, algorithm, lowered.protocol)
-    lost_s = uneven_s(machine.library, lowered, nbytes)
-    return apply_corrections(machine.measured, lowered, situation, uneven_s=lost_s)
+    return apply_corrections(machine.measured, lowered, situation)

@@ -42,10 +42,12 @@ class LoweredCollective:
     stages: tuple[Stage, ...]
     protocol: str
     launch_s: float
-    """Time before the first byte moves."""
+    """Time that none of its links sees, before the first byte moves."""
     wire_factor: float
     """Bytes on the wire per byte of payload."""
     credits: int
+    uneven_s: float = 0.0
+    """Part of `launch_s` that grows with the bytes: channels run unevenly, and blocks copy."""
 
 
 Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]

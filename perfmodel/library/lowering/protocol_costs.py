@@ -7,16 +7,33 @@ import math
 import numpy as np
 
 from perfmodel.arrays import FloatArray
+from perfmodel.collectives.catalog import bus_factor
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.library.lowering.edges import HOP_KINDS, Edges
 from perfmodel.library.model import Protocol
 
 MIB = 1 << 20
 
+GROUPED = frozenset({"all_to_all", "scatter", "gather"})
+"""Operations that are groups of sends, started together."""
 
-def launch_s(protocol: Protocol, nbytes: float) -> float:
-    """Time of a collective of this size that none of its links sees; seconds."""
-    return protocol.launch + protocol.unevenness * math.sqrt(nbytes / MIB)
+
+def start_s(protocol: Protocol, schedule: Schedule) -> float:
+    """Time before the first byte moves; seconds."""
+    alone = schedule.collective not in GROUPED
+    return protocol.launch + (0.0 if alone else protocol.each_peer * (schedule.ranks - 1))
+
+
+def uneven_s(protocol: Protocol, schedule: Schedule, nbytes: float, channels: int) -> float:
+    """Time that grows with the bytes and that no link sees; seconds.
+
+    `channels`: those that work on the message.
+    """
+    carried = nbytes * bus_factor(schedule.collective, schedule.ranks)
+    lost_s = protocol.unevenness * math.sqrt(carried / MIB)
+    if protocol.copy_rate is None or schedule.algorithm != "ring":
+        return lost_s
+    return lost_s + nbytes / schedule.ranks / (channels * protocol.copy_rate)
 
 
 def chunk_bytes(schedule: Schedule) -> float:

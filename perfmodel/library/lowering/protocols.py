@@ -17,9 +17,10 @@ from perfmodel.library.lowering.lowered import LaidSchedule, LoweredCollective, 
 from perfmodel.library.lowering.protocol_costs import (
     chunk_bytes,
     credits_of,
-    launch_s,
     rate_limit_Bps,
+    start_s,
     step_latency_s,
+    uneven_s,
     wire_factor,
 )
 from perfmodel.library.lowering.rings import SINGLE_SENDS
@@ -43,7 +44,7 @@ def protocol_parameters(library: CommLibrary, op: str, algorithm: str) -> Mappin
     return protocols_of(library, SAME_NUMBERS.get(name, name))
 
 
-_NETWORK = HOP_KINDS.index("network")
+_NETWORK, _PCIE = HOP_KINDS.index("network"), HOP_KINDS.index("pcie")
 
 
 def usable_protocols(
@@ -81,10 +82,14 @@ def _ordered_writes(machine: Machine, group: RankGroup) -> bool:
 
 
 def with_protocol(
-    laid: LaidSchedule, name: str, protocol: Protocol, nbytes: int
+    laid: LaidSchedule, name: str, protocol: Protocol, nbytes: int, channels: int = 1
 ) -> LoweredCollective:
-    """Add to a laid schedule of so many bytes what a protocol costs."""
+    """Add to a laid schedule of so many bytes what a protocol costs.
+
+    `channels`: those that work on a message of this size.
+    """
     schedule = laid.schedule
+    lost_s = uneven_s(protocol, schedule, nbytes, channels)
 
     def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
         load = _wire_load(edges, protocol)
@@ -100,14 +105,19 @@ def with_protocol(
         schedule=schedule,
         stages=tuple(stage_of(*stage) for stage in laid.laid),
         protocol=name,
-        launch_s=launch_s(protocol, nbytes),
+        launch_s=start_s(protocol, schedule) + lost_s,
         wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
         credits=credits_of(protocol, schedule),
+        uneven_s=lost_s,
     )
 
 
 def _wire_load(edges: Edges, protocol: Protocol) -> FloatArray:
-    """What links to reducing switches, and networks, carry per byte of payload."""
+    """What links to reducing switches, networks and hosts' memory carry per byte of payload."""
     between = protocol.network_efficiency * (protocol.staged_efficiency if edges.staged else 1.0)
     factor = np.where((edges.src < 0) | (edges.dst < 0), 1.0 / protocol.switch_efficiency, 1.0)
+    if edges.staged and protocol.two_way_efficiency < 1:
+        both = np.isin(edges.src, edges.dst) | np.isin(edges.dst, edges.src)
+        local = edges.hop == _PCIE
+        factor = np.where(local & both, factor / protocol.two_way_efficiency, factor)
     return np.where(edges.hop == _NETWORK, 1.0 / between, factor)

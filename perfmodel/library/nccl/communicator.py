@@ -15,10 +15,14 @@ from perfmodel.library.nccl.search.graphs import (
     ring_graph,
     tree_graph,
 )
-from perfmodel.library.nccl.search.host_graph import Host, Vendor, host_of
+from perfmodel.library.nccl.search.host_graph import Host, host_of
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.library.transport import Vendor
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
+
+MOST_OF_ONE_HOST = 16
+"""GPUs that one operating system has (NVIDIA DGX-2, HGX with two boards); more are a rack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class System:
     """Latency of a hop between hosts, as the network's plugin states it."""
     ordered: bool = True
     """Whether the network keeps 128-byte writes whole and in order."""
+    rack: bool = False
+    """Whether a node here is an NVLink domain of several hosts."""
 
     @property
     def per_node(self) -> float:
@@ -85,6 +91,7 @@ def system_of(
         gpus=len(gpus),
         net_latency_us=plugin.stated_us(host.capability, settings.release) if plugin else 0.0,
         ordered=plugin is None or plugin.keeps_order(host.capability, settings.release),
+        rack=topology.gpus_per_host > MOST_OF_ONE_HOST,
     )
 
 

@@ -48,6 +48,7 @@ class Constants(FileModel):
     ll_intra_factor: float
     ampere_cap_GBps: float
     plateau: Plateau
+    plateau_rank_bytes: float
     tree_correction: dict[str, tuple[float, ...]]
 
 
@@ -74,7 +75,7 @@ def _table() -> _Table:
 
 @cache
 def constants_of(release: tuple[float, float]) -> Constants:
-    """Constants of a version, (major, minor); those before 2.8 count as 2.8."""
+    """Constants of a version, (major, minor); those before 2.7 count as 2.7."""
     values = _table().newest.model_dump()
     for change in _table().changes:
         major, minor = change.before.split(".")

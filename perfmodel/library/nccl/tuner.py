@@ -79,9 +79,11 @@ def _time_s(case: Case, nbytes: float, settings: LibrarySettings) -> float:
 
 def _on_plateau(case: Case, nbytes: float, channels: int) -> bool:
     """Whether a ring between hosts has 64 bytes or more for each rank and channel."""
-    system = case.system
+    system, rank_bytes = case.system, case.constants.plateau_rank_bytes
     ring = case.algorithm == "ring" and case.protocol == "simple" and case.op == "all_reduce"
-    return ring and system.nodes > 1 and nbytes / (channels * system.ranks) >= 64
+    if not ring or system.nodes == 1:
+        return False
+    return nbytes / system.ranks >= (rank_bytes or 64 * channels)
 
 
 def _correction(case: Case, nbytes: float, settings: LibrarySettings) -> float:
@@ -184,7 +186,7 @@ def _possible_pairs(
         "ring": True,
         "tree": settings.release >= (2, 4),
         "nvls": system.nvls is not None and not several,
-        "nvls_tree": system.nvls is not None and several and settings.release >= (2, 18),
+        "nvls_tree": _may_nvls_tree(system, settings),
         "collnet_chain": collnet,
         "collnet_direct": collnet and _is_switched(system),
         "pat": constants.pat and lonely and settings.is_on("NCCL_PAT_ENABLE", default=True),
@@ -197,6 +199,16 @@ def _possible_pairs(
             if _may_ll128(system, algorithm, settings, named_protocols):
                 yield algorithm, "ll128"
         yield algorithm, "simple"
+
+
+def _may_nvls_tree(system: System, settings: LibrarySettings) -> bool:
+    """Whether NVLSTree may run: not between racks, each of which is one NVLink domain.
+
+    Source: NVIDIA/nccl 2.21 ``src/graph/tuning.cc``, NCCL_ALGO_NVLS_TREE off with MNNVL; and 2.29
+    still runs rings there (all_reduce on 32 hosts of GB200 in two racks, oracle-quickstart).
+    """
+    possible = system.nvls is not None and system.nodes > 1 and settings.release >= (2, 18)
+    return possible and not system.rack
 
 
 def _is_switched(system: System) -> bool:
@@ -245,9 +257,9 @@ def system_on(machine: Machine, group: RankGroup) -> System:
         regular = bool((counts == counts[0]).all()) and local == of_one * len(hosts)
         if not regular or machine.topology.dead:
             return search()
-        return machine.cached(("nccl system", of_one, len(hosts)), search)
+        return machine.laid(("nccl system", of_one, len(hosts)), search)
 
-    return machine.cached(("nccl system", group), search_once_per_shape)
+    return machine.laid(("nccl system", group), search_once_per_shape)
 
 
 def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple[Prediction, ...]:

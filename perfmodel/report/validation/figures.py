@@ -12,6 +12,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import axis_layout, log_axis, log_ticks, new_figure
 from perfmodel.report.validation.tables import MODE_NAMES, percent
 from perfmodel.validate.predict.forecast import Mode, SweepPrediction
+from perfmodel.validate.score.coverage import judged_mode
 from perfmodel.validate.score.points import DataPoint, even_weights, weighted_quantile
 from perfmodel.validate.score.scores import LARGE, MODES, Score, in_band
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MEASURED = "#7d8794"
 COLOURS: Mapping[str, str] = {
+    "left out": "#d55e00",
     "datasheet": "#1f8fd6",
     "transferred": "#009e73",
     "calibrated": "#56b4e9",
@@ -32,7 +34,7 @@ COLOURS: Mapping[str, str] = {
 """Okabe and Ito's set, the blue a little lighter so that it is seen on black."""
 
 _DASHES = {"nccl tuner": "dash", "alpha-beta": "dot"}
-_WIDTHS = {"datasheet": 2.6, "transferred": 2.6}
+_WIDTHS = {"left out": 2.6, "datasheet": 2.6, "transferred": 2.6}
 _LEAST = 0.003
 """Smallest error that is drawn on a logarithmic axis."""
 
@@ -78,9 +80,10 @@ def draw_distribution(points: Sequence[DataPoint]) -> go.Figure:
 
 
 def draw_over_size(points: Sequence[DataPoint]) -> go.Figure:
-    """Draw predicted over measured by size: medians, and where 80 % of datasheet lie."""
+    """Draw predicted over measured by size: medians, and where 80 % of the honest mode lie."""
     figure = new_figure(380)
     counted = [p for p in points if p.counted]
+    honest = judged_mode(counted)
     for mode in MODES:
         bins: dict[int, list[DataPoint]] = {}
         for p in counted:
@@ -91,11 +94,11 @@ def draw_over_size(points: Sequence[DataPoint]) -> go.Figure:
             continue
         x = [2.0**e for e in at]
         quantiles = {share: [_ratio_at(bins[e], share) for e in at] for share in (0.1, 0.5, 0.9)}
-        if mode == "datasheet":
+        if mode == honest:
             figure.add_scatter(
                 x=x + x[::-1], y=quantiles[0.9] + quantiles[0.1][::-1], mode="lines",
                 fill="toself", fillcolor="rgba(31,143,214,0.16)", line={"width": 0},
-                name="datasheet, 80 % of sweeps", hoverinfo="skip",
+                name=f"{MODE_NAMES[mode]}, 80 % of tables", hoverinfo="skip",
                 marker={"color": "rgba(31,143,214,0.35)"},
             )  # fmt: skip
         figure.add_scatter(

@@ -92,15 +92,10 @@ def _header(validation: Validation) -> Header:
 
 
 def _tiles(validation: Validation) -> Tiles:
-    tiles = []
-    score = validation.unfitted
-    if score is not None:
-        below = f"90th percentile {percent(score.p90_abs_error)}, {score.sweeps} sweeps"
-        title = "Datasheet, 256 KiB and up, nothing fitted"
-        tiles.append(Tile(title, percent(score.median_abs_error), below))
+    tiles, honest = [], validation.honest_mode
     for mode, band, title in (
-        ("datasheet", LARGE, "Datasheet, 256 KiB and up, all sweeps"),
-        ("datasheet", "latency", "Datasheet, below 256 KiB"),
+        (honest, LARGE, "Datasheet, 256 KiB and up"),
+        (honest, "latency", "Datasheet, below 256 KiB"),
         ("transferred", LARGE, "Transferred, 256 KiB and up"),
         ("nccl tuner", LARGE, "NCCL's own formula, 256 KiB and up"),
     ):
@@ -115,7 +110,7 @@ def _tiles(validation: Validation) -> Tiles:
             below = f"90th percentile {percent(scaling.p90_abs_error)}, {scaling.tables} tables"
             tile = Tile(f"Scaling efficiency, {title}", percent(scaling.median_abs_error), below)
             tiles.append(tile)
-    share = validation.coverages.get("datasheet", {}).get("all")
+    share = validation.coverages.get(honest, {}).get("all")
     if share is not None:
         sure = f"of 80 % wanted; 95 % sure: {percent(share.low)} to {percent(share.high)}"
         tiles.append(Tile("Inside the datasheet interval", percent(share.share), sure))
@@ -191,9 +186,8 @@ def _sweeps(validation: Validation) -> Section | None:
     if not validation.predicted:
         return None
     intervals = {(p.sweep, p.nbytes): p.interval_s for p in validation.judged}
-    ordered = sorted(
-        validation.predicted, key=lambda p: (not p.counted, p.matched.hardware, p.sweep.id)
-    )
+    drawn_alone = [p for p in validation.predicted if not p.sweep.table]
+    ordered = sorted(drawn_alone, key=lambda p: (not p.counted, p.matched.hardware, p.sweep.id))
     key, cards = "", []
     for number, prediction in enumerate(ordered):
         sweep = prediction.sweep
@@ -206,7 +200,8 @@ def _sweeps(validation: Validation) -> Section | None:
         cards.append(Box("card", [Heading(sweep.id), Paragraph(_about(prediction)), picture]))
     lead = (
         "Above: time of one collective over its size. Below: predicted over measured, with the "
-        "80 % interval of the datasheet prediction."
+        "80 % interval of the datasheet prediction. Sweeps that are one of many in a table stand "
+        "below only."
     )
     table = Box("tall", [tables.sweep_table(validation)])
     return section(
@@ -260,7 +255,6 @@ def _grounds(validation: Validation) -> Section:
         Definitions(MODE_MEANINGS),
         Heading("What was fitted on what"),
         Bullets(fitted_lines(validation)),
-        tables.split_table(validation) if validation.fitted else None,
         Heading("Sources and assumptions"),
         Box("tall", [Table(titles, sources)]),
     )

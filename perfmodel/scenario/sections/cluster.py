@@ -20,7 +20,9 @@ class FabricSection(FileModel):
     hosts_per_leaf: Parts | None = None
     radix: Parts | None = Field(default=None, description="ports of one switch")
     routing: Literal["ecmp", "rail", "adaptive"] | None = Field(
-        default=None, description="how flows choose among equal ways; default: the fabric's"
+        default=None,
+        description="how flows choose among equal ways; default: the fabric's, else adaptive on "
+        "InfiniBand and ecmp elsewhere",
     )
 
 

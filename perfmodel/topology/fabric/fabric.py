@@ -45,6 +45,16 @@ class Fabric:
         return max(1, math.floor(self.radix * share + 1e-9))
 
 
+def usual_routing(kind: str, network: str) -> str:
+    """How flows choose among equally short paths where nobody says.
+
+    Switches of InfiniBand route adaptively, and NCCL asks them to: NCCL_IB_ADAPTIVE_ROUTING is 1 on
+    InfiniBand and 0 on RoCE unless set (NVIDIA NCCL user guide, "Environment Variables").
+    """
+    levels = kind in {"leaf-spine", "rail-optimised", "fat-tree"}
+    return "adaptive" if levels and network == "infiniband" else "ecmp"
+
+
 # ---------------------------------------------------------------- from files
 
 
@@ -117,7 +127,7 @@ def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
         hosts_per_leaf=values.get("hosts_per_leaf"),
         uplink_Bps=values.get("uplink_bandwidth"),
         k=values.get("k"),
-        routing=values.get("routing", "ecmp"),
+        routing=values.get("routing", ""),
         sources={
             **file.sources,
             **({} if own_file else dict.fromkeys(settings, "given in the scenario")),

@@ -19,7 +19,7 @@ from perfmodel.topology.fabric.assemble import (
     expand_host,
     name_devices,
 )
-from perfmodel.topology.fabric.fabric import resolve_fabric
+from perfmodel.topology.fabric.fabric import resolve_fabric, usual_routing
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
 from perfmodel.topology.templates.references import reference_faults
@@ -104,6 +104,9 @@ def build_topology(
         gpu = replace(gpu, launch_s=spec.launch.time)
     with collector_off():
         plan = resolve_fabric(fabric) if hosts > 1 and fabric is not None else None
+        if plan is not None and not plan.routing:
+            kind = host.ports[0].network_kind if host.ports else "none"
+            plan = replace(plan, routing=usual_routing(plan.kind, kind))
         network = build_network(host, hosts, plan) if plan is not None else None
         names = name_devices(host, hosts)
         arcs = build_arcs(host, names, network)

@@ -278,9 +278,10 @@ class FabricSpec(FileModel):
     routing: Annotated[Routing, _named(ROUTINGS)] | None = None
     """How flows choose among equally short paths.
 
-    `ecmp` (default): a hash of each flow, so that flows may collide. `rail`: a port's place at its
-    leaf, so that flows that keep to their rail never do. `adaptive`: every flow is spread over all
-    paths, so that the switches above the leaves act as one.
+    `ecmp`: a hash of each flow, so that flows may collide. `rail`: a port's place at its leaf, so
+    that flows that keep to their rail never do. `adaptive`: every flow is spread over all paths, so
+    that the switches above the leaves act as one. Default: adaptive on InfiniBand, unless an event
+    names a switch or a cable; else ecmp.
     """
     hosts: Annotated[tuple[ListedHost, ...], Field(min_length=1)] | None = None
     """Hosts of a listed fabric; the first are used."""

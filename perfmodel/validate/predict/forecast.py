@@ -15,21 +15,27 @@ from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.machine import make_machine, observed_time_s
-from perfmodel.library.model import load_library
+from perfmodel.library.model import CommLibrary, load_library
+from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.collective import collective_rows
+from perfmodel.studies.run.collective import collective_rows, hidden_s
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
+from perfmodel.validate.refit.numbers import library_without
 from perfmodel.validate.sweeps.match import Matched, one_line
 from perfmodel.validate.sweeps.read import Sweep
 
-Mode = Literal["datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
-"""Datasheet numbers; a profile fitted to other sweeps of the same hardware; the user's profile;
+Mode = Literal["left out", "datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
+"""Datasheet numbers with constants fitted without this family of machines; datasheet numbers with
+the shipped constants; a profile fitted to other sweeps of the same hardware; the user's profile;
 NCCL's own formula; latency plus bytes over the nominal rate."""
 
 Interval = tuple[float, float] | None
 
 DRAWS = 30
 """Draws of a profile that an interval rests on."""
+
+MOST_PARTNERS = 4
+"""Other sweeps to which a profile is fitted; the time of a fit grows with their square."""
 
 INTERVALS = 12
 """Sizes of a sweep at which intervals are drawn; interpolated between them."""
@@ -116,29 +122,37 @@ class Task:
         A user's own, for the mode "calibrated".
     others : tuple of Pair, or None
         Other sweeps of the same hardware; None: do not fit a profile of them.
+    left_out : bool
+        Whether to predict with constants fitted without this family of machines, too.
     """
 
     sweep: Sweep
     matched: Matched
     profile: Profile | None = None
     others: tuple[Pair, ...] | None = None
+    left_out: bool = False
 
 
 def predict(task: Task) -> Forecast | str:
     """Predict one sweep in every mode; a text says why it could not be predicted."""
     try:
-        return _forecast(task.sweep, task.matched, task.profile, task.others)
+        return _forecast(task)
     except PerfmodelError as error:
         return f"cannot be predicted: {one_line(error)}"
 
 
-def _forecast(
-    sweep: Sweep, own: Matched, profile: Profile | None, others: Sequence[Pair] | None
-) -> Forecast:
-    sizes = [row.nbytes for row in sweep.rows]
+def _forecast(task: Task) -> Forecast:
+    own, profile, others = task.matched, task.profile, task.others
+    sizes = [row.nbytes for row in task.sweep.rows]
     rows = collective_rows(own.topology, op=own.op, sizes=sizes, settings=own.settings)
     times: dict[Mode, Times] = {"datasheet": _times(rows)}
     missing: dict[Mode, str] = {}
+    if task.left_out:
+        without = library_without(kind_of_machine(own.topology))
+        if without is None:
+            missing["left out"] = "no constant was fitted to this family of machines"
+        else:
+            times["left out"] = _under(without, own, sizes)
     times["alpha-beta"] = Times(alpha_beta_s(own.node, own.topology, own.op, sizes))
     try:
         times["nccl tuner"] = Times(tuner_s(own.topology, own.settings, own.op, sizes))
@@ -152,8 +166,22 @@ def _forecast(
             times["transferred"] = transferred
         else:
             missing["transferred"] = transferred
+    elif task.sweep.table:
+        missing["transferred"] = "not tried for one of many sweeps of a table"
     lowered = tuple(f"{row['algorithm']} {row['protocol']}" for row in rows)
     return Forecast(times, missing, lowered)
+
+
+def _under(library: CommLibrary, own: Matched, sizes: Sequence[int]) -> Times:
+    """Predict with other numbers of the library."""
+    timer = UncontendedTimer(make_machine(own.topology, library, settings=own.settings))
+    ranks = range(len(own.topology.ranks))
+    times = []
+    for nbytes in sizes:
+        lowered, alone_s = timer.best(own.op, nbytes, ranks, 0, None)
+        repeated_s = alone_s - hidden_s(timer, lowered, own.op, ranks)
+        times.append(observed_time_s(timer.machine, repeated_s))
+    return Times(tuple(times))
 
 
 def _times(rows: Sequence[Mapping[str, Any]], note: str = "") -> Times:
@@ -200,18 +228,22 @@ def partners(sweep: Sweep, own: Matched, candidates: Sequence[Pair]) -> list[Pai
 
     Same hardware: same GPU, links of a host, and network.
 
-    A copy of the sweep itself (the same times) is no other sweep.
+    A copy of the sweep itself (the same times) is no other sweep, nor is one of the same table. Of
+    many, those of the most alike numbers of ranks.
     """
-    return [
+    comparable = [
         (other, matched)
         for other, matched in candidates
         if other.id != sweep.id
         and other.rows != sweep.rows
+        and not (sweep.table and other.table == sweep.table)
         and other.trust >= 3
         and not matched.unstated
         and matched.hardware == own.hardware
         and matched.op == own.op
     ]
+    nearest = sorted(comparable, key=lambda pair: abs(math.log(pair[0].nranks / sweep.nranks)))
+    return nearest[:MOST_PARTNERS]
 
 
 def _transferred(own: Matched, others: Sequence[Pair], sizes: Sequence[int]) -> Times | str:

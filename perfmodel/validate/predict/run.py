@@ -45,11 +45,14 @@ class PredictionTask:
     profile : Profile or None
     others : tuple of (Sweep, Path), or None
         Other sweeps of the same hardware; None: do not fit a profile of them.
+    left_out : bool
+        Whether to predict with constants fitted without this family of machines, too.
     """
 
     sweep: Placed
     profile: Profile | None
     others: tuple[Placed, ...] | None
+    left_out: bool = False
 
     @property
     def work(self) -> float:
@@ -67,7 +70,7 @@ def run(job: PredictionTask) -> Forecast | str:
     if job.others is not None:
         pairs = [(other[0], match(*other)) for other in job.others]
         others = tuple((sweep, m) for sweep, m in pairs if isinstance(m, Matched))
-    return predict(Task(job.sweep[0], own, job.profile, others))
+    return predict(Task(job.sweep[0], own, job.profile, others, job.left_out))
 
 
 def predict_sweeps(

@@ -17,6 +17,8 @@ class DataPoint:
     """One size of one sweep, predicted in one mode; seconds."""
 
     sweep: str
+    table: str
+    """Sweeps of one table weigh together as much as a sweep alone."""
     machine: str
     op: str
     mode: Mode
@@ -42,6 +44,7 @@ def points_of(predicted: Iterable[SweepPrediction]) -> list[DataPoint]:
     return [
         DataPoint(
             sweep=prediction.sweep.id,
+            table=prediction.sweep.table or prediction.sweep.id,
             machine=kind_of_machine(prediction.matched.topology),
             op=prediction.matched.op,
             mode=mode,
@@ -58,9 +61,9 @@ def points_of(predicted: Iterable[SweepPrediction]) -> list[DataPoint]:
 
 
 def even_weights(points: Sequence[DataPoint]) -> NDArray[np.float64]:
-    """Weights that sum to one in every sweep, however many sizes it has."""
+    """Weights that sum to one in every table, however many sweeps and sizes it has."""
     names, at, counts = np.unique(
-        [point.sweep for point in points], return_inverse=True, return_counts=True
+        [point.table for point in points], return_inverse=True, return_counts=True
     )
     weights: NDArray[np.float64] = 1.0 / counts[at] if len(names) else np.zeros(0)
     return weights

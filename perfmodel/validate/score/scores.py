@@ -11,7 +11,14 @@ from perfmodel.library.prediction_error import BANDS
 from perfmodel.validate.predict.forecast import Mode
 from perfmodel.validate.score.points import DataPoint, even_weights, weighted_quantile
 
-MODES: tuple[Mode, ...] = ("datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta")
+MODES: tuple[Mode, ...] = (
+    "left out",
+    "datasheet",
+    "transferred",
+    "calibrated",
+    "nccl tuner",
+    "alpha-beta",
+)
 LARGE = "256 KiB and up"
 BAND_NAMES = {
     "latency": "below 256 KiB",
@@ -28,7 +35,7 @@ class Score:
     ----------
     sweeps, points : int
     median_abs_error, p90_abs_error : float
-        Of predicted over measured less one; every sweep weighs the same.
+        Of predicted over measured less one; every table weighs the same.
     median_error : float
         With its sign: below zero the prediction is too short.
     median_of_points, p90_of_points : float
@@ -110,7 +117,7 @@ def by_sweep(points: Sequence[DataPoint]) -> dict[str, dict[Mode, dict[str, Scor
 def on_common(points: Sequence[DataPoint]) -> dict[Mode, dict[str, Score]]:
     """Score every mode on the sweeps that the mode with the fewest covers, for a fair comparison.
 
-    The modes are those that any counted sweep has beside "datasheet" and "transferred".
+    The modes are those that any counted sweep has.
     """
     counted = [p for p in points if p.counted]
     modes = [mode for mode in MODES if any(p.mode == mode for p in counted)]

@@ -51,6 +51,8 @@ class Sweep:
         Empty: not stated.
     topology : str
         Name of a template or a YAML file; empty: to be inferred from the text.
+    table : str
+        Sweeps of one table weigh together as much as one sweep alone; empty: a table of its own.
     source : str
     trust : int
         5 complete and official to 2 recalled or hardware unknown.
@@ -75,6 +77,7 @@ class Sweep:
     proc_model: str = ""
     env_and_algo: str = ""
     topology: str = ""
+    table: str = ""
     source: str = ""
     trust: int = UNGRADED
     note: str = ""
@@ -202,6 +205,7 @@ def _sweep(name: str, reader: RowReader, times: Times) -> list[Sweep]:
             proc_model=text("proc_model"),
             env_and_algo=text("env_and_algo"),
             topology=text("topology"),
+            table=text("table"),
             source=", ".join(filter(None, (text("source"), text("source_path")))),
             trust=UNGRADED if grade is None else int(grade),
             note=text("note"),

@@ -6,7 +6,6 @@ A layer states its kernel for one sample; `batched` makes that of a batch.
 from __future__ import annotations
 
 import math
-
 from dataclasses import dataclass, replace
 
 

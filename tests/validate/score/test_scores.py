@@ -22,7 +22,7 @@ from perfmodel.validate.trainings.model import Case, Dataset
 
 def point(sweep="a", error=0.1, nbytes=2**20, **more):
     usual = {
-        "sweep": sweep, "machine": "m", "op": "all_reduce", "mode": "datasheet",
+        "sweep": sweep, "table": sweep, "machine": "m", "op": "all_reduce", "mode": "datasheet",
         "nbytes": nbytes, "measured_s": 1.0, "predicted_s": 1 + error, "interval_s": None,
         "counted": True,
     }  # fmt: skip

@@ -140,8 +140,8 @@ def test_names_of_collectives():
 
 def test_the_shipped_records_are_readable_and_named_once():
     sweeps = read_sweeps(shipped_folder())
-    assert len({sweep.id for sweep in sweeps}) == len(sweeps) == 50
-    assert sum(len(sweep.rows) for sweep in sweeps) == 1729
+    assert len({sweep.id for sweep in sweeps}) == len(sweeps) == 155
+    assert sum(len(sweep.rows) for sweep in sweeps) == 1729 + 2170
     assert all(sweep.source for sweep in sweeps)
     # github.com/NVIDIA/dgxc-benchmarking nccl/README.md prints 8 GiB at 480 GB/s of busbw
     (dgx,) = (sweep for sweep in sweeps if sweep.id == "nv_dgxh100_1n_allreduce")

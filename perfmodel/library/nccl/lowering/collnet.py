@@ -44,7 +44,7 @@ def lay_collnet(
     Raises `InputError`: one host, a network that does not reduce, or switches in more than two
     levels.
     """
-    laid = machine.cached((algorithm, group), lambda: _lay(machine, algorithm, group))
+    laid = machine.laid((algorithm, group), lambda: _lay(machine, algorithm, group))
     chunk = collnet_bytes(nbytes, channels, laid.depth)
     pieces = pieces_of_share(nbytes, max(channels, laid.trees.channels), chunk)
     schedule = over_switches(

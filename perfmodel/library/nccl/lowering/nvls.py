@@ -46,7 +46,7 @@ def lay_nvls(
     hosts.
     """
     key = (algorithm, op, group)
-    laid = machine.cached(key, lambda: _lay(machine, op, algorithm, group))
+    laid = machine.laid(key, lambda: _lay(machine, op, algorithm, group))
     hosts, at_once = laid.nodes.nodes, channels * laid.heads
     chunk = nvls_bytes(nbytes, at_once) if hosts == 1 else nvls_tree_bytes(nbytes, at_once, hosts)
     pieces = pieces_of_share(nbytes, at_once, chunk)

@@ -28,7 +28,7 @@ class LaidForest:
 
 def rails_of(machine: Machine, group: RankGroup) -> Rails:
     """The channels of a group; found once."""
-    return machine.cached(
+    return machine.laid(
         ("rails", group),
         lambda: rails_over(
             machine.topology, machine.router, rank_array(group), at_most=machine.channels
@@ -45,7 +45,7 @@ def lay_tree(
     Trees are laid over all rails at any size: where rails share switches their flows collide by
     hash, and the most loaded cable decides.
     """
-    laid = machine.cached(("tree", group), lambda: _lay(machine, group))
+    laid = machine.laid(("tree", group), lambda: _lay(machine, group))
     nodes, size = laid.rails.hosts.shape
     chunk = tree_bytes(protocol, nbytes, channels, nodes, size)
     schedule = pipelined_trees.all_reduce(

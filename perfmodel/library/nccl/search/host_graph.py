@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from perfmodel.errors import TopologyError
 from perfmodel.library.channels.ring_search import direct_nvlinks
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.settings import LEVELS
-from perfmodel.library.transport import NVLINK_PATHS, gdr_paths, path_type_between, peer_paths
+from perfmodel.library.transport import (
+    NVLINK_PATHS,
+    Vendor,
+    gdr_paths,
+    path_type_between,
+    peer_paths,
+    vendor_of,
+)
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
-Vendor = Literal["intel", "amd", "arm", "power"]
 Pair = tuple[int, int]
 
 RANK = {name: rank for rank, name in enumerate((*LEVELS, "NET", "DIS"))}
@@ -74,19 +79,6 @@ def capability_of(topology: Topology) -> int:
     if name.lower().split("-")[0] in table.consumer_names and generation in table.consumer:
         return table.consumer[generation]
     return table.of.get(generation, 80)
-
-
-def vendor_of(topology: Topology) -> Vendor:
-    """Who made the CPUs, as far as the template's sources say; Intel where they do not."""
-    text = " ".join(
-        f"{key} {sentence}" for key, sentence in topology.sources.items()
-        if not key.startswith(("gpu ", "fabric "))
-    )  # fmt: skip
-    if "AMD" in text or "EPYC" in text or "infinity-fabric" in text:
-        return "amd"
-    if "Arm CPU" in text or "Grace" in text:
-        return "arm"
-    return "power" if "POWER" in text else "intel"
 
 
 def host_of(

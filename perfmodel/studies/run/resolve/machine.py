@@ -89,6 +89,8 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
     if section is None:
         return None
     fields = section.model_dump(exclude_none=True)
+    if _names_cables(scenario) and not section.kind.endswith((".yaml", ".yml")):
+        fields.setdefault("routing", "ecmp")
     if section.kind.endswith((".yaml", ".yml")):
         overridden = sorted(fields.keys() - {"kind"})
         if overridden:
@@ -98,6 +100,15 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
         return scenario.origin.beside("cluster.fabric", section.kind)
     with relocated_errors(scenario, "cluster.fabric"):
         return validate_document(FabricSpec, fields)
+
+
+def _names_cables(scenario: Scenario) -> bool:
+    """Whether an event names a switch or a cable of the fabric.
+
+    Adaptive routing joins these to one link, of which an event could only mean all.
+    """
+    events = [event.model_dump(exclude_none=True) for event in scenario.events]
+    return any("fabric/" in str(value) for event in events for value in event.values())
 
 
 def resolve_settings(scenario: Scenario) -> LibrarySettings:

@@ -130,6 +130,8 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
             update={
                 "launch": protocol.launch * launch,
                 "unevenness": protocol.unevenness * launch,
+                "each_peer": protocol.each_peer * launch,
+                "copy_rate": protocol.copy_rate / launch if protocol.copy_rate and launch else None,
                 "step": step.model_copy(update=step_s),
                 "host_step": protocol.host_step / faster,
                 **{name: rate * faster for name, rate in own_rates(protocol).items()},
