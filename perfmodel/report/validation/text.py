@@ -136,6 +136,11 @@ def validation_markdown(validation: Validation) -> str:
                 training_tables.group_table(validation),
             ),
             table_section(
+                "Trainings: published numbers inside 80 % intervals",
+                "How many, and how far the ends of an interval are apart in the median.",
+                training_tables.coverage_table(validation),
+            ),
+            table_section(
                 "Trainings by table",
                 training_tables.LEAD,
                 training_tables.by_table_table(validation),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -64,13 +65,10 @@ def fitted_note(validation: Validation) -> str:
 def group_table(validation: Validation) -> Table:
     """Errors by network and precision, a column per measure."""
     groups = by_group(entries_of(validation.trainings))
-    names = [(ALL, ALL), *(("network", name) for name in (*NETWORKS, SEVERAL_NODES)),
-             *(("precision", name) for name in PRECISIONS)]  # fmt: skip
-    titled = {ALL: "all", SEVERAL_NODES: "all between nodes"}
     rows = []
-    for kind, name in names:
+    for kind, name, title in _groups():
         scores = {measure: own.get(kind, {}).get(name) for measure, own in groups.items()}
-        rows.append(_row(titled.get(name, name), scores))
+        rows.append(_row(title, scores))
     header = (
         "network or precision",
         ">tables",
@@ -78,6 +76,32 @@ def group_table(validation: Validation) -> Table:
         *(f">{MEASURE_NAMES[m]}" for m in MEASURES),
     )
     return Table(header, [row for row in rows if row])
+
+
+def coverage_table(validation: Validation) -> Table:
+    """How many published numbers lie inside their intervals, by network and precision."""
+    groups = by_group(entries_of(validation.trainings))
+    rows = []
+    for kind, name, title in _groups():
+        scores = {measure: own.get(kind, {}).get(name) for measure, own in groups.items()}
+        cells = [_covered(scores.get(measure)) for measure in MEASURES]
+        if any(cell != "-" for cell in cells):
+            rows.append((title, *cells))
+    return Table(("network or precision", *(f">{MEASURE_NAMES[m]}" for m in MEASURES)), rows)
+
+
+def _covered(score: TrainingScore | None) -> str:
+    if score is None or score.inside is None or score.width is None:
+        return "-"
+    return f"{percent(score.inside)}, {percent(math.expm1(score.width))} wide"
+
+
+def _groups() -> list[tuple[str, str, str]]:
+    """Kind, name and title of each group of runs, in the order of the tables."""
+    titled = {ALL: "all", SEVERAL_NODES: "all between nodes"}
+    names = [(ALL, ALL), *(("network", name) for name in (*NETWORKS, SEVERAL_NODES)),
+             *(("precision", name) for name in PRECISIONS)]  # fmt: skip
+    return [(kind, name, titled.get(name, name)) for kind, name in names]
 
 
 def _row(title: str, scores: Mapping[Measure, TrainingScore | None]) -> tuple[str, ...]:

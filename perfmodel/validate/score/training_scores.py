@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.files import as_json
 from perfmodel.validate.score.points import weighted_quantile
-from perfmodel.validate.trainings.model import MEASURES, Dataset, Measure, TrainingRun
+from perfmodel.validate.trainings.model import MEASURES, Dataset, Measure, Pair, TrainingRun
 from perfmodel.validate.trainings.series import NETWORKS, ONE_GPU
 
 ALL = "all"
@@ -30,6 +30,8 @@ class TrainingScore:
     """Errors of predicted over published, less one; every table weighs the same.
 
     `bias`: median with its sign: above zero the prediction is too optimistic.
+    `inside`: share of published numbers inside their 80 % interval; None: none has one.
+    `width`: of these intervals, the median of the logarithm of high over low.
     """
 
     tables: int
@@ -37,13 +39,18 @@ class TrainingScore:
     median_abs_error: float
     p90_abs_error: float
     bias: float
+    inside: float | None = None
+    width: float | None = None
 
 
 def score_runs(entries: Iterable[Entry], measure: Measure) -> TrainingScore | None:
     """Score a measure over some runs; None if none of them has it."""
-    pairs = [(table, pair) for table, run in entries if (pair := run.pair(measure)) is not None]
-    if not pairs:
+    compared = [
+        (table, run, pair) for table, run in entries if (pair := run.pair(measure)) is not None
+    ]
+    if not compared:
         return None
+    pairs = [(table, pair) for table, _, pair in compared]
     errors = np.array([predicted / published - 1.0 for _, (published, predicted) in pairs])
     _, at, counts = np.unique([table for table, _ in pairs], return_inverse=True,
                               return_counts=True)  # fmt: skip
@@ -54,7 +61,24 @@ def score_runs(entries: Iterable[Entry], measure: Measure) -> TrainingScore | No
         median_abs_error=_median(np.abs(errors), weights),
         p90_abs_error=weighted_quantile(np.abs(errors), weights, 0.9),
         bias=_median(errors, weights),
+        **_coverage([(run.intervals.get(measure), pair[0]) for _, run, pair in compared], weights),
     )
+
+
+def _coverage(
+    published: Sequence[tuple[Pair | None, float]], weights: NDArray[np.float64]
+) -> dict[str, float]:
+    """Share of published numbers inside their interval, and how wide it is; empty without any."""
+    known = [at for at, (interval, _) in enumerate(published) if interval is not None]
+    if not known:
+        return {}
+    ends = np.array([published[at][0] for at in known])
+    numbers, own = np.array([published[at][1] for at in known]), weights[known]
+    inside = (ends[:, 0] <= numbers) & (numbers <= ends[:, 1])
+    return {
+        "inside": float(own[inside].sum() / own.sum()),
+        "width": _median(np.log(ends[:, 1] / ends[:, 0]), own),
+    }
 
 
 def _median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
@@ -123,5 +147,6 @@ def row_json(table: str, run: TrainingRun) -> dict[str, Any]:
         "efficiency": published,
         "predicted_efficiency": None if run.unlike else predicted,
         "scaled_samples_per_s": run.scaled,
+        "intervals": {name: list(ends) for name, ends in run.intervals.items()},
         "source": run.source,
     }  # fmt: skip

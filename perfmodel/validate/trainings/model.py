@@ -62,6 +62,8 @@ class TrainingRun:
     """Throughput of that run, published and predicted."""
     scaled: float | None = None
     """Predicted with compute scaled to the measured rate of one GPU; None: no such rate."""
+    intervals: Mapping[Measure, Pair] = field(default_factory=dict)
+    """80 % intervals of the predicted numbers, by measure."""
     unlike: str = ""
     """Why predicted compute is not that of the table, so that only `scaled` is compared."""
 

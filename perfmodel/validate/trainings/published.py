@@ -10,17 +10,20 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, PerfmodelError
 from perfmodel.files.csv_rows import read_table
+from perfmodel.studies.run.uncertainty import ratio_interval, step_interval
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.validate.sweeps.match import one_line
-from perfmodel.validate.trainings.model import Dataset, TrainingRun
+from perfmodel.validate.trainings.model import Dataset, Measure, Pair, TrainingRun
 from perfmodel.validate.trainings.rows.parse import UnsupportedRow, in_common_columns, parse_row
 from perfmodel.validate.trainings.series import ONE_GPU, ParsedRow, base_of, network_of
 from perfmodel.validate.trainings.step_times import (
     compute_precision,
+    step_uncertainties,
     topology_of,
     training_step_s,
 )
 from perfmodel.workload import zoo
+from perfmodel.workload.compute_spread import measured_factors
 from perfmodel.workload.roofline import layer_times, step_s
 
 LEFT_OUT = "left_out.csv"
@@ -111,11 +114,15 @@ def _run(parsed: Sequence[ParsedRow], at: int) -> TrainingRun:
     """Predict one row, and how it scales against the smallest run of its series."""
     own, base = parsed[at], base_of(parsed, at)
     row, cells = own.row, own.cells
-    scaled = None
+    samples = row.batch * row.gpus
+    scaled, intervals = None, _intervals(own, base)
     if base is not None and base.row.gpus == 1:
         measured_s = base.row.batch / base.throughput
         factor = measured_s / training_step_s(base.row)
-        scaled = row.batch * row.gpus / training_step_s(row, factor)
+        scaled = samples / training_step_s(row, factor)
+        parts = step_uncertainties(row, factor, measured_factors())
+        low_s, high_s = step_interval(training_step_s(row, factor), parts)
+        intervals["scaled"] = samples / high_s, samples / low_s
     topology = topology_of(row)
     return TrainingRun(
         model=row.model.text,
@@ -131,8 +138,24 @@ def _run(parsed: Sequence[ParsedRow], at: int) -> TrainingRun:
         base_gpus=None if base is None else base.row.gpus,
         base=None if base is None else (base.throughput, _predicted(base)),
         scaled=scaled,
+        intervals=intervals,
         unlike=row.unlike,
     )
+
+
+def _intervals(own: ParsedRow, base: ParsedRow | None) -> dict[Measure, Pair]:
+    """80 % intervals of throughput and of scaling efficiency."""
+    row, samples = own.row, own.row.batch * own.row.gpus
+    step_s, parts = training_step_s(row), step_uncertainties(row)
+    low_s, high_s = step_interval(step_s, parts)
+    measure: Measure = "one_gpu" if row.gpus == 1 else "many_gpus"
+    intervals: dict[Measure, Pair] = {measure: (samples / high_s, samples / low_s)}
+    if base is not None:
+        other = base.row
+        ends = ratio_interval((training_step_s(other), step_uncertainties(other)), (step_s, parts))
+        alike = row.batch / other.batch
+        intervals["efficiency"] = ends[0] * alike, ends[1] * alike
+    return intervals
 
 
 def _predicted(parsed: ParsedRow) -> float:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
-from perfmodel.library.machine import make_machine
+from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
+from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.resolve.machine import bound_machines
+from perfmodel.studies.run.result import Uncertainty
 from perfmodel.topology.from_text.describe import find_host
 from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Gpu, Topology
@@ -22,6 +26,7 @@ from perfmodel.training.strategy import StepRequest
 from perfmodel.validate.sweeps.match import Allocation, build_cluster
 from perfmodel.validate.trainings.rows.model_names import build_named, is_convolutional
 from perfmodel.validate.trainings.rows.parse import TrainingRow
+from perfmodel.workload.compute_spread import Factors, overlap_slowdowns
 from perfmodel.workload.model import LayerTimes
 from perfmodel.workload.roofline import layer_times, step_s
 
@@ -79,9 +84,17 @@ def _layer_times(row: TrainingRow) -> LayerTimes:
     )
 
 
-@lru_cache(maxsize=2048)
-def training_step_s(row: TrainingRow, compute: float = 1.0) -> float:
+@lru_cache(maxsize=8192)
+def training_step_s(
+    row: TrainingRow,
+    compute: float = 1.0,
+    slowdown: float | None = None,
+    network: Literal[0, 1] | None = None,
+) -> float:
     """Time of one step whose compute takes `compute` times as long as the roofline says; seconds.
+
+    `slowdown`: of compute beside collectives; default: the GPU's.
+    `network`: 0 for the quick end of the interval of collectives, 1 for the slow one.
 
     Raises
     ------
@@ -92,6 +105,8 @@ def training_step_s(row: TrainingRow, compute: float = 1.0) -> float:
     if row.gpus == 1:
         return step_s(times)
     timer = timer_of(row)
+    if network is not None:
+        timer = timer.on(_bounds(timer)[network])
     request = StepRequest(
         build_named(row.model),
         times,
@@ -102,7 +117,34 @@ def training_step_s(row: TrainingRow, compute: float = 1.0) -> float:
         segments=_SEGMENTS,
     )
     plan = _on_ranks(ddp_plan(request, row.options), row.shares)
-    return simulate(plan, timer.machine, steps=STEPS, timer=timer).step_time_s
+    run = simulate(plan, timer.machine, steps=STEPS, timer=timer, overlap_slowdown=slowdown)
+    return run.step_time_s
+
+
+def step_uncertainties(
+    row: TrainingRow, compute: float = 1.0, spread: Factors | None = None
+) -> tuple[Uncertainty, ...]:
+    """A row's step with each uncertain number at both ends of its interval.
+
+    `compute`: as for `training_step_s`. `spread`: factors on that; default: those of a prediction.
+    """
+    low, high = _layer_times(row).spread if spread is None else spread
+    ends = [training_step_s(row, compute * factor) for factor in (low, high)]
+    parts = [Uncertainty("compute", *ends)]
+    if row.gpus > 1:
+        slow = (training_step_s(row, compute, slowdown) for slowdown in overlap_slowdowns())
+        kind = kind_of_machine(topology_of(row))
+        parts += [
+            Uncertainty("overlap", *slow),
+            Uncertainty(f"network of {kind}", training_step_s(row, compute, network=0),
+                        training_step_s(row, compute, network=1)),
+        ]  # fmt: skip
+    return tuple(parts)
+
+
+@lru_cache(maxsize=64)
+def _bounds(timer: UncontendedTimer) -> tuple[Machine, ...]:
+    return bound_machines(timer.machine)
 
 
 def _scaled(times: LayerTimes, factor: float) -> LayerTimes:
