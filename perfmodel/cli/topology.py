@@ -50,10 +50,11 @@ def build_cluster(
     topology: str, nodes: int, gpus_per_node: int | None, fabric: str | None
 ) -> Topology:
     """Build the cluster that the flags describe."""
-    from perfmodel.topology.templates.build import build_topology
+    from perfmodel.topology.templates.build import build_topology, with_usual_routing
 
     with flags_as_fields(FLAGS):
-        return build_topology(topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
+        routed = with_usual_routing(topology, fabric)
+        return build_topology(topology, hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
 
 
 def show(

@@ -127,7 +127,7 @@ def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
         hosts_per_leaf=values.get("hosts_per_leaf"),
         uplink_Bps=values.get("uplink_bandwidth"),
         k=values.get("k"),
-        routing=values.get("routing", ""),
+        routing=values.get("routing", "ecmp"),
         sources={
             **file.sources,
             **({} if own_file else dict.fromkeys(settings, "given in the scenario")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, allowed_names
@@ -23,7 +22,7 @@ from perfmodel.topology.fabric.fabric import resolve_fabric, usual_routing
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
 from perfmodel.topology.templates.references import reference_faults
-from perfmodel.topology.templates.spec import FabricSpec, NodeSpec, resolve_source
+from perfmodel.topology.templates.spec import FABRIC_KINDS, FabricSpec, NodeSpec, resolve_source
 
 MOST_GPUS = 200_000
 """GPUs of one cluster: building 100,000 takes 1.3 GB and 3 s."""
@@ -69,6 +68,22 @@ def load_node(name_or_path: str) -> NodeSpec:
     return node if node.name else node.model_copy(update={"name": path.stem})
 
 
+def with_usual_routing(
+    node: NodeSpec | str, fabric: FabricSpec | str | None
+) -> FabricSpec | str | None:
+    """A fabric by its shape, with the routing that is usual on the node's network if it names none.
+
+    `build_topology` itself takes the hash: its parts keep the names of single switches and cables.
+    """
+    if isinstance(fabric, str) and fabric in FABRIC_KINDS:
+        fabric = FabricSpec.model_validate({"kind": fabric})
+    if fabric is None or isinstance(fabric, str) or fabric.routing is not None:
+        return fabric
+    ports = expand_host(load_node(node) if isinstance(node, str) else node).ports
+    routing = usual_routing(fabric.kind, ports[0].network_kind if ports else "none")
+    return fabric if routing == "ecmp" else fabric.model_copy(update={"routing": routing})
+
+
 def build_topology(
     node: NodeSpec | str,
     *,
@@ -104,9 +119,6 @@ def build_topology(
         gpu = replace(gpu, launch_s=spec.launch.time)
     with collector_off():
         plan = resolve_fabric(fabric) if hosts > 1 and fabric is not None else None
-        if plan is not None and not plan.routing:
-            kind = host.ports[0].network_kind if host.ports else "none"
-            plan = replace(plan, routing=usual_routing(plan.kind, kind))
         network = build_network(host, hosts, plan) if plan is not None else None
         names = name_devices(host, hosts)
         arcs = build_arcs(host, names, network)

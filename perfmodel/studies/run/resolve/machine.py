@@ -23,7 +23,7 @@ from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
 from perfmodel.studies.run.resolve.limits import check_cluster_size, check_sharing_jobs
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
-from perfmodel.topology.templates.build import build_topology
+from perfmodel.topology.templates.build import build_topology, with_usual_routing
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def machine(
         check_cluster_size(count, _field_of_hosts(scenario, size))
     check_sharing_jobs(scenario, size)
     fabric = _resolve_fabric(scenario)
+    if not _names_cables(scenario):
+        fabric = with_usual_routing(node, fabric)
     with relocated_errors(scenario, "cluster"):
         topology = build_topology(
             node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
@@ -89,8 +91,6 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
     if section is None:
         return None
     fields = section.model_dump(exclude_none=True)
-    if _names_cables(scenario) and not section.kind.endswith((".yaml", ".yml")):
-        fields.setdefault("routing", "ecmp")
     if section.kind.endswith((".yaml", ".yml")):
         overridden = sorted(fields.keys() - {"kind"})
         if overridden:
