@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.library.machine import MOST_CHANNELS
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.nccl.search.graphs import (
     Graph,
@@ -17,6 +16,7 @@ from perfmodel.library.nccl.search.graphs import (
 )
 from perfmodel.library.nccl.search.host_graph import Host, Vendor, host_of
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.library.sockets import MOST_CHANNELS
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 

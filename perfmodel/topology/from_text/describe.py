@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
+from perfmodel.topology.from_text.clouds import with_socket_limits
 from perfmodel.topology.from_text.defaults import usual_host, usual_layout
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.layouts import Network, draft_host
@@ -142,6 +143,9 @@ def _with_stated(described: Described, host: HostText) -> Described:
         share = host.mtu / (host.mtu + hardware_parts().ports[host.network.kind].header)
         node = _with_payload_share(node, share)
         notes.append(f"MTU {host.mtu}: {100 * share:.0f} % of the wire is payload")
+    if host.network.kind == "tcp":
+        node, limits = with_socket_limits(node, host.text)
+        notes += limits
     return replace(described, node=node, assumptions=tuple(notes))
 
 

@@ -172,7 +172,7 @@ def _source_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
     sections = [(["links", name], link) for name, link in _links(data).items()]
     sections.append((["staging"], data.get("staging")))
     for path, section in sections:
-        for field in ("source", "efficiency_source", "latency_source"):
+        for field in ("source", "efficiency_source", "latency_source", "flow_source"):
             text = section.get(field) if isinstance(section, Mapping) else None
             if isinstance(text, str) and text and is_unknown_key(text, keys):
                 yield (
