@@ -15,6 +15,7 @@ from perfmodel.library.nccl.communicator import System, channels_of, system_of
 from perfmodel.library.nccl.constants import Constants, constants_of
 from perfmodel.library.nccl.cost_model import Case, algorithm_GBps, latency_us
 from perfmodel.library.nccl.search.host_graph import RANK
+from perfmodel.library.nccl.tree_threshold import threshold_algorithm
 from perfmodel.library.settings import LibrarySettings
 
 _LEAST_TRAFFIC = 32 * 1024
@@ -60,6 +61,9 @@ def predictions(
         )
         for algorithm, protocol in _enabled_pairs(system, op, settings, constants)
     ]
+    by_size = threshold_algorithm(system, op, nbytes, settings)
+    if any(estimate.algorithm == by_size for estimate in estimates):
+        estimates = [estimate for estimate in estimates if estimate.algorithm == by_size]
     return tuple(sorted(estimates, key=lambda estimate: estimate.time_s))
 
 
