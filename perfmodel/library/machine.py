@@ -16,6 +16,7 @@ from perfmodel.library.transport import apply_settings
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
+
 def make_machine(
     topology: Topology,
     library: CommLibrary,

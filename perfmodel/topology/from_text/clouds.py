@@ -16,9 +16,12 @@ def with_socket_limits(node: NodeSpec, text: str) -> tuple[NodeSpec, list[str]]:
     parts, notes = hardware_parts(), []
     cloud = next((part for part in parts.clouds.values() if _names(part.spelled, text)), None)
     if cloud is not None:
-        node = _with_flow(node, cloud, placed=bool(_PLACED.search(text)))
-        if cloud.flow is not None:
-            notes.append("a TCP connection has the provider's limit of a flow")
+        flow_Bps = cloud.placed if _PLACED.search(text) else cloud.flow
+        node = _with_flow(node, cloud, flow_Bps)
+        if flow_Bps is not None:
+            notes.append(
+                f"a TCP connection carries {flow_Bps * 8e-9:g} Gbit/s, as its cloud states"
+            )
     if _names(parts.pods, text):
         sockets = node.sockets or SocketsSpec(source="as described")
         node = node.model_copy(update={"sockets": sockets.model_copy(update={"pods": True})})
@@ -30,12 +33,8 @@ def _names(words: Iterable[str], text: str) -> bool:
     return any(re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", text) for word in words)
 
 
-def _with_flow(node: NodeSpec, cloud: CloudPart, *, placed: bool) -> NodeSpec:
-    limits = {
-        "adapter": cloud.adapter,
-        "flow": cloud.placed if placed else cloud.flow,
-        "flow_source": cloud.flow_source,
-    }
+def _with_flow(node: NodeSpec, cloud: CloudPart, flow_Bps: float | None) -> NodeSpec:
+    limits = {"adapter": cloud.adapter, "flow": flow_Bps, "flow_source": cloud.flow_source}
     ports = {device.port for device in node.nodes if device.kind == "nic"}
     links = {
         name: link.model_copy(update=limits) if name in ports else link

@@ -213,9 +213,7 @@ def _machine(cells: Mapping[str, str], shares: tuple[int, ...]) -> HostText:
 
 
 @lru_cache(maxsize=512)
-def _read_host(
-    gpu: str, gpus: int, inside: str, network: str | None, framework: str
-) -> HostText:
+def _read_host(gpu: str, gpus: int, inside: str, network: str | None, framework: str) -> HostText:
     """Rows of a table differ in batch and size, and seldom in their machine."""
     return read_host(
         gpu, gpus=gpus, intra=f"{gpu}; {inside}", network=network, usual_network="infiniband",
