@@ -10,9 +10,8 @@ from perfmodel.arrays import RankGroup
 from perfmodel.library.channels.channels import Rings, rings_over
 from perfmodel.library.corrections import Corrections
 from perfmodel.library.model import CommLibrary, library_on
-from perfmodel.library.settings import LibrarySettings
-from perfmodel.library.sockets import MOST_CHANNELS, with_socket_rates
-from perfmodel.library.transport import apply_settings
+from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
+from perfmodel.library.transport import apply_settings, with_socket_rates
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 

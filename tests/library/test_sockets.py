@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import SocketCosts, load_library
-from perfmodel.library.nccl.communicator import system_of
-from perfmodel.library.nccl.tree_threshold import tree_threshold
+from perfmodel.library.nccl.communicator import system_of, tree_threshold
 from perfmodel.library.prediction_error import SOCKETS, load_spread, spread_factors
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.library.sockets import ring_rate_Bps, socket_counts
+from perfmodel.library.transport import ring_rate_Bps, socket_counts
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Sockets, Topology

@@ -11,11 +11,15 @@ from perfmodel.arrays import RankGroup
 from perfmodel.collectives.catalog import NCCL_ALGORITHMS
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.machine import Machine
-from perfmodel.library.nccl.communicator import System, channels_of, system_of
+from perfmodel.library.nccl.communicator import (
+    System,
+    channels_of,
+    system_of,
+    threshold_algorithm,
+)
 from perfmodel.library.nccl.constants import Constants, constants_of
 from perfmodel.library.nccl.cost_model import Case, algorithm_GBps, latency_us
 from perfmodel.library.nccl.search.host_graph import RANK
-from perfmodel.library.nccl.tree_threshold import threshold_algorithm
 from perfmodel.library.settings import LibrarySettings
 
 _LEAST_TRAFFIC = 32 * 1024

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
-from perfmodel.topology.from_text.clouds import with_socket_limits
 from perfmodel.topology.from_text.defaults import usual_host, usual_layout
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.layouts import Network, draft_host
@@ -22,7 +21,7 @@ from perfmodel.topology.from_text.match_template import (
 )
 from perfmodel.topology.from_text.network_text import NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, usual_nics
-from perfmodel.topology.from_text.template_builder import port
+from perfmodel.topology.from_text.template_builder import port, with_socket_limits
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec
 
