@@ -217,6 +217,9 @@ class SocketCosts(FileModel):
     source: str
     copies: Bandwidth
     copies_source: str
+    uneven: float = Field(0.0, ge=0, le=1)
+    """Spread of the rates of connections (of their logarithm); a ring waits for the slowest."""
+    uneven_source: str = ""
 
 
 class CommLibrary(FileModel):
