@@ -10,13 +10,10 @@ from perfmodel.arrays import RankGroup
 from perfmodel.library.channels.channels import Rings, rings_over
 from perfmodel.library.corrections import Corrections
 from perfmodel.library.model import CommLibrary, library_on
-from perfmodel.library.settings import LibrarySettings
-from perfmodel.library.transport import apply_settings
+from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
+from perfmodel.library.transport import apply_settings, with_socket_rates
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-
-MOST_CHANNELS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS")
-"""Variables that bound the channels of NCCL, the newest name first."""
 
 
 def make_machine(
@@ -42,7 +39,8 @@ def make_machine(
     used = apply_settings(topology, chosen)
     bounds = (channels, library.channels, chosen.count(*MOST_CHANNELS))
     most = min((bound for bound in bounds if bound), default=None)
-    return Machine(used, library_on(library, used), most, chosen)
+    fitting = with_socket_rates(library_on(library, used), used, chosen)
+    return Machine(used, fitting, most, chosen)
 
 
 def observed_time_s(machine: Machine, time_s: float, measured: Corrections | None = None) -> float:

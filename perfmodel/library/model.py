@@ -211,6 +211,31 @@ class Variant(FileModel):
         )
 
 
+class SocketCount(FileModel):
+    """Threads that NCCL starts for a channel and peer, and connections of each thread."""
+
+    threads: int = Field(ge=1)
+    each: int = Field(ge=1)
+
+
+class SocketCosts(FileModel):
+    """How a library drives TCP: connections by maker of the network adapter, and their copies.
+
+    `by_adapter` has "other" for all that are not named. `copies` is what one thread moves through
+    the kernel, one way.
+    """
+
+    by_adapter: dict[str, SocketCount]
+    most_threads: int = Field(ge=1)
+    most: int = Field(ge=1)
+    source: str
+    copies: Bandwidth
+    copies_source: str
+    uneven: float = Field(0.0, ge=0, le=1)
+    """Spread of the rates of connections (of their logarithm); a ring waits for the slowest."""
+    uneven_source: str = ""
+
+
 class CommLibrary(FileModel):
     """A communication library as the simulator sees it.
 
@@ -278,6 +303,8 @@ class CommLibrary(FileModel):
     issue_source: str = ""
     awaited: Seconds = 0.0
     awaited_source: str = ""
+    sockets: SocketCosts | None = None
+    """Over TCP; none: the links decide."""
     sources: dict[str, str]
 
 

@@ -27,6 +27,10 @@ PROTOCOL_NAMES: Mapping[str, str] = MappingProxyType({name: name for name in PRO
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 """Path types that a level may name, near to far; NCCL 2.30.7 ``src/include/graph.h``."""
 
+MOST_CHANNELS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS")
+LEAST_CHANNELS = ("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS")
+"""Variables that bound the channels of NCCL, the newest name first."""
+
 _LEGACY_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
 """Levels by number; NCCL user guide, NCCL_P2P_LEVEL, legacy values 0 to 5."""
 

@@ -8,13 +8,17 @@ which they cross twice, written and read.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Literal
 
 from perfmodel.errors import TopologyError
-from perfmodel.library.settings import LEVELS, LibrarySettings
-from perfmodel.topology.model import Reach, Topology
+from perfmodel.library.model import CommLibrary, Protocol, SocketCosts
+from perfmodel.library.settings import LEAST_CHANNELS, LEVELS, MOST_CHANNELS, LibrarySettings
+from perfmodel.topology.model import Reach, Sockets, Topology
 from perfmodel.topology.routing.router import Router
 
 Hop = Literal["nvlink", "pcie", "network", "memory"]
@@ -207,3 +211,99 @@ def _relay_gpu(topology: Topology, router: Router, gpu: str, nic: str) -> str | 
         ),
         None,
     )
+
+
+# ---------------------------------------------------------------- TCP
+
+CHANNELS_OF_A_RING = 2
+"""NCCL runs each ring that it finds on two channels (NVIDIA/nccl ``src/graph/connect.cc``)."""
+
+_SHARED_BY_TWO = {"tree", "nvls_tree"}
+"""Algorithms with two trees, each on half of the channels."""
+
+
+def with_socket_rates(
+    library: CommLibrary, topology: Topology, settings: LibrarySettings
+) -> CommLibrary:
+    """Return the library with what its connections carry where a machine's network is TCP.
+
+    NCCL opens ``NCCL_SOCKET_NTHREADS`` x ``NCCL_NSOCKS_PERTHREAD`` connections for each channel and
+    peer, and cuts a message into equal parts for them (NVIDIA/nccl ``src/transport/net_socket.cc``;
+    parts are of 64 KiB at least, and eight messages are under way, so that all connections are
+    busy). A channel is as fast as its connections together, each limited by the cloud, and as the
+    threads that copy for them. Without a device file of a known adapter, as in pods, there is one
+    of each.
+    """
+    if library.sockets is None or topology.network != "tcp" or topology.hosts == 1:
+        return library
+    ring_Bps = ring_rate_Bps(library.sockets, topology, settings)
+    return library.model_copy(
+        update={
+            "protocols": _with_rate(library.protocols, ring_Bps),
+            "by_algorithm": {
+                name: _with_rate(protocols, ring_Bps / (2 if name in _SHARED_BY_TWO else 1))
+                for name, protocols in library.by_algorithm.items()
+            },
+        }
+    )
+
+
+def _with_rate(protocols: Mapping[str, Protocol], rate_Bps: float) -> dict[str, Protocol]:
+    return {
+        name: protocol.model_copy(update={"network_rate": rate_Bps})
+        for name, protocol in protocols.items()
+    }
+
+
+def ring_rate_Bps(costs: SocketCosts, topology: Topology, settings: LibrarySettings) -> float:
+    """Most that all connections of a ring carry from one host to the next; payload per second.
+
+    What a cloud wraps before it counts (an overlay network of pods) is a single flow between two
+    hosts, however many connections are in it: EC2 counts wrapped protocols by their addresses (EC2
+    User Guide, instance network bandwidth). Assumption: so do pods' networks in general; steps of
+    ResNet-50 that Pollux measured imply 0.4 to 0.6 GB/s, where two flows would carry 1.2.
+    """
+    sockets = topology.sockets
+    threads, each = socket_counts(costs, sockets, settings)
+    channel_Bps = threads * costs.copies
+    if sockets.flow_Bps is not None:
+        channel_Bps = min(channel_Bps, threads * each * sockets.flow_Bps)
+    rate_Bps = _channels_per_ring(topology, settings) * channel_Bps
+    if sockets.pods and sockets.flow_Bps is not None:
+        rate_Bps = min(rate_Bps, sockets.flow_Bps)
+    return rate_Bps * _slowest_share(topology.hosts, costs.uneven)
+
+
+def _slowest_share(hosts: int, spread: float) -> float:
+    """Rate of the slowest of a ring's connections, over that of the slowest of two.
+
+    Expected extreme of normal variates by Blom's formula (Statistical Estimates and Transformed
+    Beta-Variables, 1958).
+    """
+
+    def extreme(count: int) -> float:
+        return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+    return math.exp(-spread * (extreme(hosts) - extreme(2)))
+
+
+def socket_counts(
+    costs: SocketCosts, sockets: Sockets, settings: LibrarySettings
+) -> tuple[int, int]:
+    """Threads of a channel and peer, and connections of each."""
+    adapter = None if sockets.pods else sockets.adapter
+    usual = costs.by_adapter.get(adapter or "other", costs.by_adapter["other"])
+    threads = settings.count("NCCL_SOCKET_NTHREADS") or usual.threads
+    each = settings.count("NCCL_NSOCKS_PERTHREAD") or usual.each
+    threads = min(threads, costs.most_threads)
+    return threads, max(min(each, costs.most // threads), 1)
+
+
+def _channels_per_ring(topology: Topology, settings: LibrarySettings) -> float:
+    """Channels on each ring; a ring leaves a host by each of its NICs."""
+    first = (device for device in topology.devices.values() if device.host == 0)
+    nics = sum(device.kind == "nic" for device in first) or 1
+    least = settings.count(*LEAST_CHANNELS) or 0
+    most = settings.count(*MOST_CHANNELS)
+    channels = max(CHANNELS_OF_A_RING, least / nics)
+    return channels if most is None else min(channels, max(most / nics, 1.0))

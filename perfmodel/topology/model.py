@@ -143,12 +143,21 @@ class Sockets:
         Against the machine on which the library's numbers were measured.
     frame_bytes : float, optional
         Largest packet of the network.
+    flow_Bps : float, optional
+        Most that the network lets one connection carry, payload; None where it sets no limit.
+    adapter : str, optional
+        Maker of the virtual adapters, by which NCCL counts its connections.
+    pods : bool
+        Whether processes run in pods with interfaces of their own.
     """
 
     burst_bytes: float = 0.0
     cores: int | None = None
     core_speed: float = 1.0
     frame_bytes: float | None = None
+    flow_Bps: float | None = None
+    adapter: str | None = None
+    pods: bool = False
 
 
 @dataclass(frozen=True)

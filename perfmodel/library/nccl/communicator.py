@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.library.machine import MOST_CHANNELS
 from perfmodel.library.nccl.hardware import hardware
 from perfmodel.library.nccl.search.graphs import (
     Graph,
@@ -15,8 +15,8 @@ from perfmodel.library.nccl.search.graphs import (
     ring_graph,
     tree_graph,
 )
-from perfmodel.library.nccl.search.host_graph import Host, host_of
-from perfmodel.library.settings import LibrarySettings
+from perfmodel.library.nccl.search.host_graph import RANK, Host, host_of
+from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
 from perfmodel.library.transport import Vendor
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
@@ -144,3 +144,40 @@ def _smallest_host(topology: Topology, group: range | tuple[int, ...]) -> tuple[
     hosts, counts = np.unique(ranks // topology.gpus_per_host, return_counts=True)
     chosen = hosts[int(counts.argmin())]
     return ranks[ranks // topology.gpus_per_host == chosen].tolist(), len(hosts)
+
+
+# ---------------------------------------------------------------- NCCL 2.4
+
+_RING_BYTES_PER_US = 5000
+"""Of a channel over NVLink, or of all without it."""
+_RING_US, _TREE_US, _TREE_BETWEEN_US = 6, 4, 15
+"""Time of a step: of a ring, of a tree inside a host and between hosts; microseconds."""
+
+
+def threshold_algorithm(
+    system: System, op: str, nbytes: float, settings: LibrarySettings
+) -> str | None:
+    """Algorithm of an all-reduce by NCCL 2.4; None for other operations and versions.
+
+    Source: NVIDIA/nccl 2.4.8 ``src/init.cc``, ncclTreeThreshold: a size, not estimates of time.
+    """
+    if op != "all_reduce" or not (2, 4) <= settings.release < (2, 5):
+        return None
+    return "tree" if nbytes <= tree_threshold(system, settings) else "ring"
+
+
+def tree_threshold(system: System, settings: LibrarySettings) -> float:
+    """Largest all-reduce that NCCL 2.4 runs as trees; bytes."""
+    nvlink = system.gpus > 1 and RANK[system.tree.type_intra] <= RANK["NVB"]
+    ring = _RING_BYTES_PER_US * (channels_of(system, "ring", settings) if nvlink else 1)
+    tree = ring * 2 / 3
+    if nvlink:
+        tree = ring * 3 / 4 * (2 if system.nodes == 2 else 1)
+    ring_us = _RING_US * (system.ranks - 1)
+    tree_us = _TREE_BETWEEN_US * int(math.log2(system.nodes))
+    tree_us += _TREE_US * (system.ranks // system.nodes - 1)
+    if system.nodes < 2 or ring_us <= tree_us:
+        return 0.0
+    if tree > ring:
+        return math.inf
+    return ring * tree / (ring - tree) * (ring_us - tree_us)

@@ -11,7 +11,12 @@ from perfmodel.arrays import RankGroup
 from perfmodel.collectives.catalog import NCCL_ALGORITHMS
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.machine import Machine
-from perfmodel.library.nccl.communicator import System, channels_of, system_of
+from perfmodel.library.nccl.communicator import (
+    System,
+    channels_of,
+    system_of,
+    threshold_algorithm,
+)
 from perfmodel.library.nccl.constants import Constants, constants_of
 from perfmodel.library.nccl.cost_model import Case, algorithm_GBps, latency_us
 from perfmodel.library.nccl.search.host_graph import RANK
@@ -60,6 +65,9 @@ def predictions(
         )
         for algorithm, protocol in _enabled_pairs(system, op, settings, constants)
     ]
+    by_size = threshold_algorithm(system, op, nbytes, settings)
+    if any(estimate.algorithm == by_size for estimate in estimates):
+        estimates = [estimate for estimate in estimates if estimate.algorithm == by_size]
     return tuple(sorted(estimates, key=lambda estimate: estimate.time_s))
 
 

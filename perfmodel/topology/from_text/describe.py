@@ -21,7 +21,7 @@ from perfmodel.topology.from_text.match_template import (
 )
 from perfmodel.topology.from_text.network_text import NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, usual_nics
-from perfmodel.topology.from_text.template_builder import port
+from perfmodel.topology.from_text.template_builder import port, with_socket_limits
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec
 
@@ -142,6 +142,9 @@ def _with_stated(described: Described, host: HostText) -> Described:
         share = host.mtu / (host.mtu + hardware_parts().ports[host.network.kind].header)
         node = _with_payload_share(node, share)
         notes.append(f"MTU {host.mtu}: {100 * share:.0f} % of the wire is payload")
+    if host.network.kind == "tcp":
+        node, limits = with_socket_limits(node, host.text)
+        notes += limits
     return replace(described, node=node, assumptions=tuple(notes))
 
 

@@ -37,6 +37,17 @@ class PortPart(FileModel):
     latency_source: Source
 
 
+class CloudPart(FileModel):
+    """What a provider's network does to a single TCP connection."""
+
+    spelled: tuple[str, ...]
+    adapter: Literal["aws", "google"]
+    flow: Bandwidth | None = None
+    placed: Bandwidth | None = None
+    """The same inside a cluster placement group."""
+    flow_source: Source | None = None
+
+
 class CpuPart(FileModel):
     """One generation of CPUs."""
 
@@ -94,6 +105,9 @@ class Parts(FileModel):
     links: dict[str, LinkSpec]
     switched_nvlink: SharedPart
     ports: dict[str, PortPart]
+    clouds: dict[str, CloudPart]
+    pods: tuple[str, ...]
+    """Words by which a text says that processes run in pods."""
     cpus: dict[str, CpuPart]
     dram: SharedPart
     between: SharedPart

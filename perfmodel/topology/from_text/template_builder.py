@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from perfmodel.files import validate_document
-from perfmodel.topology.from_text.parts import SharedPart, hardware_parts
-from perfmodel.topology.templates.spec import LinkSpec, NodeSpec
+from perfmodel.topology.from_text.parts import CloudPart, SharedPart, hardware_parts
+from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, SocketsSpec
 
 _LINK_ORDER = ("kind", "network", "bandwidth", "source", "efficiency", "efficiency_source",
                "latency", "latency_source")  # fmt: skip
@@ -195,3 +196,42 @@ def port(network: str, Bps: float, source: str) -> dict[str, Any]:
         "latency": _time(part.latency),
         "latency_source": part.latency_source,
     }
+
+
+# ---------------------------------------------------------------- TCP
+
+
+def with_socket_limits(node: NodeSpec, text: str) -> tuple[NodeSpec, list[str]]:
+    """Set the limits of a TCP connection that a text in lower case implies; what was assumed."""
+    parts, notes = hardware_parts(), []
+    cloud = next((part for part in parts.clouds.values() if _names(part.spelled, text)), None)
+    if cloud is not None:
+        flow_Bps = cloud.placed if re.search("placement group", text) else cloud.flow
+        node = _with_flow(node, cloud, flow_Bps)
+        if flow_Bps is not None:
+            notes.append(
+                f"a TCP connection carries {flow_Bps * 8e-9:g} Gbit/s, as its cloud states"
+            )
+    if _names(parts.pods, text):
+        sockets = node.sockets or SocketsSpec(source="as described")
+        node = node.model_copy(update={"sockets": sockets.model_copy(update={"pods": True})})
+        notes.append("processes run in pods: NCCL has one connection for each channel")
+    return node, notes
+
+
+def _names(spellings: Iterable[str], text: str) -> bool:
+    return any(
+        re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", text) for word in spellings
+    )
+
+
+def _with_flow(node: NodeSpec, cloud: CloudPart, flow_Bps: float | None) -> NodeSpec:
+    limits = {"adapter": cloud.adapter, "flow": flow_Bps, "flow_source": cloud.flow_source}
+    ports = {device.port for device in node.nodes if device.kind == "nic"}
+    links = {
+        name: link.model_copy(update=limits) if name in ports else link
+        for name, link in node.links.items()
+    }
+    return node.model_copy(
+        update={"links": links, "sources": {**hardware_parts().sources, **node.sources}}
+    )

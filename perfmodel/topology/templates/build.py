@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, allowed_names
@@ -142,15 +143,20 @@ def build_topology(
         assumptions=_assumptions(sources, network),
         network=host.ports[0].network_kind if host.ports else "none",
         graphs=channel_graphs(spec, host),
-        sockets=_sockets(spec),
+        sockets=_sockets(spec, host),
     )
 
 
-def _sockets(spec: NodeSpec) -> Sockets:
-    sockets = spec.sockets
-    if sockets is None:
-        return Sockets()
-    return Sockets(sockets.burst or 0.0, sockets.cores, sockets.core_speed, sockets.frame)
+def _sockets(spec: NodeSpec, host: Host) -> Sockets:
+    port = host.ports[0] if host.ports else None
+    own = spec.sockets
+    limits = Sockets() if own is None else Sockets(
+        own.burst or 0.0, own.cores, own.core_speed, own.frame, pods=own.pods
+    )  # fmt: skip
+    if port is None:
+        return limits
+    flow_Bps = None if port.flow is None else port.flow * port.efficiency
+    return replace(limits, flow_Bps=flow_Bps, adapter=port.adapter)
 
 
 def _check_references(node: NodeSpec) -> NodeSpec:
@@ -199,6 +205,8 @@ def _sources(spec: NodeSpec, network: Network | None) -> Mapping[str, str]:
             ("latency", link.latency_source or link.source),
         ):
             sources[f"{name} {number}"] = resolve_source(text, spec.sources)
+        if link.flow_source is not None:
+            sources[f"{name} flow"] = resolve_source(link.flow_source, spec.sources)
     if spec.staging is not None:
         sources["staging bandwidth"] = resolve_source(spec.staging.source, spec.sources)
     if spec.launch is not None:

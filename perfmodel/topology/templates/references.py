@@ -29,6 +29,7 @@ def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
         *_device_findings(data),
         *_edge_findings(data),
         *_port_findings(data),
+        *_link_findings(data),
         *_source_findings(data),
         *_gpu_findings(data),
         *_graph_findings(data),
@@ -159,11 +160,16 @@ def _port_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
                 repr(entry["rails"]),
                 "no rails: only NICs have them",
             )
-    for name, link in links.items():
-        network = link.get("network") if isinstance(link, Mapping) else None
-        if network is not None and link.get("kind") not in PORT_KINDS:
-            allowed = "nothing: only a NIC's port, of kind ethernet or infiniband, has a network"
-            yield ["links", name, "network"], repr(network), allowed
+
+
+def _link_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
+    for name, link in _links(data).items():
+        if not isinstance(link, Mapping) or link.get("kind") in PORT_KINDS:
+            continue
+        for key in ("network", "flow", "flow_source", "adapter"):
+            if link.get(key) is not None:
+                allowed = f"nothing: only a NIC's port, of kind ethernet or infiniband, has {key!r}"
+                yield ["links", name, key], repr(link[key]), allowed
 
 
 def _source_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
@@ -172,7 +178,7 @@ def _source_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
     sections = [(["links", name], link) for name, link in _links(data).items()]
     sections += [([name], data.get(name)) for name in ("staging", "launch")]
     for path, section in sections:
-        for field in ("source", "efficiency_source", "latency_source"):
+        for field in ("source", "efficiency_source", "latency_source", "flow_source"):
             text = section.get(field) if isinstance(section, Mapping) else None
             if isinstance(text, str) and text and is_unknown_key(text, keys):
                 yield (

@@ -13,7 +13,13 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from perfmodel.errors import allowed_names
 from perfmodel.files import (
@@ -82,6 +88,17 @@ class LinkSpec(FileModel):
     latency_source: Source | None = None
     network: Annotated[NetworkKind, _named(NETWORK_KINDS)] | None = None
     """For a NIC's port: what drives it (default: RDMA over what the kind of link says)."""
+    flow: Bandwidth | None = None
+    """For a NIC's port: most that the network lets one TCP connection carry."""
+    flow_source: Source | None = None
+    adapter: Literal["aws", "google"] | None = None
+    """For a NIC's port: maker of the virtual adapter, by which NCCL counts its TCP connections."""
+
+    @model_validator(mode="after")
+    def _sourced(self) -> LinkSpec:
+        if self.flow is not None and self.flow_source is None:
+            raise ValueError("flow_source beside flow: where the limit of a connection is stated")
+        return self
 
     @property
     def network_kind(self) -> NetworkKind:
@@ -166,6 +183,9 @@ class SocketsSpec(FileModel):
     core_speed: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """How fast they are, as measured: 1 where the library's call and messages take what its file
     says, less on a slower machine or beside other work."""
+    pods: bool = False
+    """Whether processes run in pods with interfaces of their own (Kubernetes): NCCL finds no
+    adapter there, and a network that limits flows counts what is wrapped between two hosts once."""
     source: Source
 
 

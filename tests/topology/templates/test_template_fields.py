@@ -197,7 +197,7 @@ NODE_VALUES: dict[str, list[Any]] = {
 }  # fmt: skip
 IDLE = {
     "name": "a name", "description": "text", "sources": "text", "source": "text",
-    "efficiency_source": "text", "latency_source": "text",
+    "efficiency_source": "text", "latency_source": "text", "flow_source": "text",
     "pattern": "one device at an end is joined to each of the other, and to all of them",
 }  # fmt: skip
 """Fields that change nothing, and why, by their last part."""

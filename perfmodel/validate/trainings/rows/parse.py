@@ -208,7 +208,7 @@ def _machine(cells: Mapping[str, str], shares: tuple[int, ...]) -> HostText:
     inside, _, between = cells.get("interconnect", "").partition(";")
     network = between or inside if len(shares) > 1 else None
     try:
-        host = _read_host(cells["gpu"], max(shares), inside, network)
+        host = _read_host(cells["gpu"], max(shares), inside, network, cells.get("framework", ""))
     except InputError as error:
         if says_nothing(cells["gpu"]) or not re.search(r"\d", cells["gpu"]):  # "a cloud GPU"
             raise UnsupportedRow("GPU is not named") from None
@@ -220,11 +220,12 @@ def _machine(cells: Mapping[str, str], shares: tuple[int, ...]) -> HostText:
 
 
 @lru_cache(maxsize=512)
-def _read_host(gpu: str, gpus: int, inside: str, network: str | None) -> HostText:
+def _read_host(gpu: str, gpus: int, inside: str, network: str | None, framework: str) -> HostText:
     """Rows of a table differ in batch and size, and seldom in their machine."""
     return read_host(
-        gpu, gpus=gpus, intra=f"{gpu}; {inside}", network=network, usual_network="infiniband"
-    )
+        gpu, gpus=gpus, intra=f"{gpu}; {inside}", network=network, usual_network="infiniband",
+        remarks=framework,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- tables in columns of their own
