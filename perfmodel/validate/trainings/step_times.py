@@ -129,13 +129,16 @@ def step_uncertainties(
     `compute`: as for `training_step_s`. `spread`: factors on that; default: those of a prediction.
     """
     low, high = _layer_times(row).spread if spread is None else spread
-    ends = [training_step_s(row, compute * factor) for factor in (low, high)]
-    parts = [Uncertainty("compute", *ends)]
+    parts = [
+        Uncertainty(
+            "compute", training_step_s(row, compute * low), training_step_s(row, compute * high)
+        )
+    ]
     if row.gpus > 1:
-        slow = (training_step_s(row, compute, slowdown) for slowdown in overlap_slowdowns())
+        least, most = (training_step_s(row, compute, each) for each in overlap_slowdowns())
         kind = kind_of_machine(topology_of(row))
         parts += [
-            Uncertainty("overlap", *slow),
+            Uncertainty("overlap", least, most),
             Uncertainty(f"network of {kind}", training_step_s(row, compute, network=0),
                         training_step_s(row, compute, network=1)),
         ]  # fmt: skip

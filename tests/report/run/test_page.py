@@ -110,7 +110,9 @@ def test_page_shows_every_section_and_figure(page: str) -> None:
 def test_page_says_what_it_rests_on(page: str, result: Result) -> None:
     text = " ".join(parsed(page).text)
     assert "Data loading keeps up with training." in text
-    assert "no interval yet: the spread of this machine has not been measured" in text
+    assert (
+        "no interval yet: the spread of collectives on this machine has not been measured" in text
+    )
     assert "sha256:0123abcd" in text
     assert '<a rel="noopener noreferrer" href="https://example.com/gpu.pdf">' in page
     assert "weak scaling" in page

@@ -25,8 +25,9 @@ def test_terminal_view_holds_answer_and_every_size(result: Result) -> None:
         render_terminal(result_lines(marked), console)
     text = plain(capture.get())
     assert "256 GPUs train" in text
-    assert "no interval yet: the spread of this machine has not been measured" in " ".join(
-        text.split()
+    assert (
+        "no interval yet: the spread of collectives on this machine has not been measured"
+        in " ".join(text.split())
     )
     assert "[bold]n0/nic[/bold]" in text
     sizes = [line.split()[0] for line in text.splitlines() if "n0/nic" in line]

