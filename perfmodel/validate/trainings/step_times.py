@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.library.settings import LibrarySettings
@@ -65,6 +65,15 @@ def _timer(machine: HostText, nodes: int, gpus: int, nccl: str | None) -> Uncont
     return UncontendedTimer(make_machine(topology, load_library("nccl"), settings=settings))
 
 
+@lru_cache(maxsize=64)
+def _timers_at_ends(
+    machine: HostText, nodes: int, gpus: int, nccl: str | None
+) -> tuple[UncontendedTimer, ...]:
+    """Timers with the shortest and the longest times of collectives of like machines."""
+    timer = _timer(machine, nodes, gpus, nccl)
+    return tuple(timer.on(bound) for bound in bound_machines(timer.machine))
+
+
 def timer_of(row: TrainingRow) -> UncontendedTimer:
     """Times of collectives on the machine and with the library of a row."""
     return _timer(row.machine, len(row.shares), max(row.shares), row.software.nccl)
@@ -106,7 +115,9 @@ def training_step_s(
         return step_s(times)
     timer = timer_of(row)
     if network is not None:
-        timer = timer.on(_bounds(timer)[network])
+        timer = _timers_at_ends(row.machine, len(row.shares), max(row.shares), row.software.nccl)[
+            network
+        ]
     request = StepRequest(
         build_named(row.model),
         times,
@@ -143,11 +154,6 @@ def step_uncertainties(
                         training_step_s(row, compute, network=1)),
         ]  # fmt: skip
     return tuple(parts)
-
-
-@lru_cache(maxsize=64)
-def _bounds(timer: UncontendedTimer) -> tuple[Machine, ...]:
-    return bound_machines(timer.machine)
 
 
 def _scaled(times: LayerTimes, factor: float) -> LayerTimes:
