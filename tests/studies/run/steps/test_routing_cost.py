@@ -48,17 +48,20 @@ def test_the_routing_is_named_where_it_matters(name: str, fabric: str) -> None:
         assert f"takes {result.routing_cost:.2g} times as long" in note
 
 
-LEAVES, SPINES, PER_LEAF = 4, 2, 4
+LEAVES, SPINES = 4, 2
 LISTED = {
     "kind": "listed",
-    "hosts": [{"name": f"h{at}", "leaves": [f"l{at // PER_LEAF}"]} for at in range(16)],
+    "hosts": [{"name": f"h{at}", "leaves": [f"l{at % LEAVES}"]} for at in range(16)],
     "trunks": [
         {"from": f"l{leaf}", "to": f"s{spine}", "cables": 2}
         for leaf in range(LEAVES)
         for spine in range(SPINES)
     ],
 }
-"""The cables of a leaf-spine fabric, one by one."""
+"""The cables of a leaf-spine fabric, one by one.
+
+Neighbours in a ring are under different leaves, so that all four flows of a leaf need its cables.
+"""
 SOURCES = {"hosts": "made up", "trunks": "made up"}
 
 
@@ -98,8 +101,22 @@ def test_listed_cables_of_a_file_are_told_too(listed: str, tmp_path: Path) -> No
     assert any("static hash" in line for line in result.assumptions)
 
 
-@pytest.mark.parametrize(("fabric", "told"), [("leaf-spine", True), ("rail-optimised", False)])
-def test_collective_names_the_routing(fabric: str, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ("{kind: leaf-spine, routing: ecmp}", True),
+        ("{kind: leaf-spine}", False),
+        ("{kind: rail-optimised, routing: ecmp}", False),
+    ],
+)
+def test_collective_names_the_routing(shape: str, told: bool, tmp_path: Path) -> None:
+    fabric = shape[1:-1].removeprefix("kind: ")
+    if "ecmp" in shape:  # InfiniBand routes adaptively unless a file says otherwise
+        path = tmp_path / "hashed.yaml"
+        path.write_text(
+            f"perfmodel: 1\nkind: fabric\ndescription: x\nfabric: {shape}\nsources: {{}}\n"
+        )
+        fabric = str(path)
     arguments = ["collective", "dgx-a100", "--nodes", "32", "--fabric", fabric, "-b", "64 MiB"]
     answer = CliRunner().invoke(app, [*arguments, "-e", "64 MiB", "--json"])
     assert answer.exit_code == 0, answer.output
