@@ -25,12 +25,24 @@ folder = scenario_fields.folder
 
 NO_CHANCE, NO_EVENT = scenario_fields.NO_CHANCE, scenario_fields.NO_EVENT
 OTHER_COMMAND = scenario_fields.OTHER_COMMAND
-JOB = scenario_fields.CONTEXTS["job"]
+JOB, IMAGINED = scenario_fields.CONTEXTS["job"], scenario_fields.CONTEXTS["what if"]
+NOT_IN_FILE = (
+    "the model's file has no convolution and no fused chain; the context of resnet tries it"
+)
+SLOWER = "the network is slower, and no step changes; the context of PCIe tries it"
 CONTEXTS = {
     "job": Context("", "", {
-        **JOB.idle, "compute.channels_last": scenario_fields.NO_CONVOLUTION, "scale": OTHER_COMMAND,
+        **JOB.idle, "compute.channels_last": NOT_IN_FILE, "compute.compiled": NOT_IN_FILE,
+        "scale": OTHER_COMMAND,
     }, JOB.implied),
-    "what if": scenario_fields.CONTEXTS["what if"],
+    "resnet": Context("model: {name: resnet18}", "compute.", {
+        "compute.fused_attention": scenario_fields.NO_ATTENTION}, JOB.implied),
+    "what if": Context(IMAGINED.changes, IMAGINED.tried, {
+        **IMAGINED.idle, "what_if.pcie_bandwidth": SLOWER, "what_if.memory_bandwidth": SLOWER,
+        "what_if.cpu_bandwidth": SLOWER}),
+    "what if on PCIe": Context(
+        "cluster: {node: rtx4090-x8}\nwhat_if: {compute: 1.5}",
+        "what_if.pcie_bandwidth what_if.memory_bandwidth what_if.cpu_bandwidth"),
     "library": Context(
         scenario_fields.A100 + "library: {name: nccl}\nstrategy: {bucket_cap: 4 MiB}", "library."),
     "jitter": Context("events: [{jitter: {cv: 0.01}}]", "events.0.jitter.cv seed"),

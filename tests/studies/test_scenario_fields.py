@@ -54,6 +54,7 @@ OTHER_COMMAND = "another command reads it, and `compare` says so; its own contex
 NO_CONVOLUTION = "the model has no convolution to lay out; the context of a job tries it"
 NO_ATTENTION = "the model has no attention to fuse; the context of a transformer tries it"
 BUSY = "the device hides the host; the contexts of a job and of a transformer try it"
+NO_CHAIN = "the model's file does not say what a fused chain moves; the context of a job tries it"
 RINGS = dict.fromkeys(
     ("cluster.fabric.oversubscription", "cluster.fabric.routing"),
     "a ring leaves each leaf once, so that one uplink is enough; the test of fabrics tries it",
@@ -69,9 +70,10 @@ CONTEXTS = {
     }, USUAL),
     "what if": Context("what_if: {compute: 1.5}", "what_if.", {
         "what_if.jitter": NO_EVENT, "what_if.events": NO_EVENT, "what_if.jobs": NO_EVENT,
-        "what_if.library_rates": "no link is as fast; the context of LL on NVLink tries it"}),
+        "what_if.library_rates": "the network is not TCP; the context of these rates tries it"}),
     "library's own rates": Context(
-        "cluster: {node: dgx1-v100}\nlibrary: {protocol: ll}\nwhat_if: {compute: 1.5}",
+        "cluster: {node: azure-ncv4, nodes: 2, gpus_per_node: 1, fabric: one-switch}\n"
+        "what_if: {compute: 1.5}",
         "what_if.library_rates"),
     "transformer": Context("model: {name: bert-base}", "model. compute.", {
         "compute.channels_last": NO_CONVOLUTION}, USUAL),
@@ -87,13 +89,13 @@ CONTEXTS = {
         "strategy: {kind: data_parallel}\ncluster: {node: v100-x8-25g, gpus_per_node: 2}",
         "strategy. model. compute.", {
         "compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION,
-        "compute.cuda_graphs": BUSY}, USUAL),
+        "compute.compiled": NO_CHAIN}, USUAL),
     "accumulating": Context("strategy: {kind: ddp, accumulate: 2}", "strategy."),
     **{f"fabric {shape}": Context(
         f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"
         f"{'' if shape == 'one-switch' else ', radix: 8, oversubscription: 2'}}}}}",
         "cluster.fabric.", RINGS if shape == "rail-optimised" else {},
-        {"cluster.fabric.routing": "ecmp"}) for shape in
+        {"cluster.fabric.routing": "ecmp" if shape == "one-switch" else "adaptive"}) for shape in
         ("one-switch", "leaf-spine", "rail-optimised", "fat-tree")},
     "some of a pool": Context(
         "cluster: {node: ethernet-10g, nodes: 4, pool: 16, placement: random, fabric: "

@@ -10,6 +10,7 @@ from perfmodel.errors import InputError
 from perfmodel.scenario import ClusterSize, load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
+from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.training.ddp.options import MIB, DdpOptions
 
 DEFAULT: tuple[tuple[str, ...], DdpOptions] = ((), DdpOptions())
@@ -69,11 +70,16 @@ def compare(name: str, cases: tuple[tuple[tuple[str, ...], DdpOptions], ...]) ->
         assert prepared.first_step_s(options) == point.first_step_time_s
 
 
-def test_the_likely_and_the_other_machines_span_the_interval() -> None:
+def test_the_likely_and_the_other_machines_span_the_uncertainty_of_the_network() -> None:
+    """Which the interval holds beside compute's."""
     prepared = prepare(load_scenario("bucket-size-slow-ethernet"))
     point = run_scenario(load_scenario("bucket-size-slow-ethernet", ["scale=null"])).main
     ends = [prepared.step(machine=other).step_time_s for other in prepared.alternatives]
-    assert (min(ends), max(ends)) == point.interval_s
+    compute, network = point.uncertainties or ()
+    assert network.origin.startswith("network of")
+    assert (min(ends), max(ends)) == (network.low_s, network.high_s)
+    assert point.interval_s == step_interval(point.step_time_s, (compute, network))
+    assert point.interval_s[0] < min(ends) < max(ends) < point.interval_s[1]
 
 
 def test_what_was_stepped_before_changes_nothing() -> None:

@@ -252,10 +252,12 @@ def test_every_shipped_scenario_answers(name: str) -> None:
 def test_a_profile_brings_an_interval_and_says_what_was_measured() -> None:
     answer = run_scenario(load_scenario("resnet18-loopback-gloo"))
     assert answer.provenance["profile"] == "epyc-2-cores-gloo-2-ranks"
-    assert answer.points[0].interval_s is None  # one rank communicates nothing
+    (compute,) = answer.points[0].uncertainties or ()  # one rank communicates nothing
+    assert compute.origin.startswith("compute of")
     assert answer.main.interval_s is not None
     low, high = answer.main.interval_s
     assert low < answer.main.step_time_s < high
+    assert any(each.origin.startswith("network of") for each in answer.main.uncertainties or ())
     assert any("Measured by profile" in line for line in answer.assumptions)
     plain = run_scenario(load_scenario("resnet18-loopback-gloo", ["profile=null"]))
     assert plain.main.interval_s is None

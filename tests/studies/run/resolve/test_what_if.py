@@ -138,7 +138,9 @@ def test_twice_the_network_halves_a_step_that_it_binds(small: Path) -> None:
 def test_without_communication_a_step_is_compute_alone(small: Path) -> None:
     free = step(small, "what_if.communication=false")
     assert free.comm_s == free.exposed_comm_s == 0
-    assert free.interval_s is None
+    (compute,) = free.uncertainties or ()  # none of a network
+    assert compute.origin.startswith("compute of")
+    assert free.interval_s == pytest.approx((compute.low_s, compute.high_s), rel=1e-12)
     assert free.step_time_s == pytest.approx(free.compute_s, rel=1e-12)
     everything = (
         "what_if={network_bandwidth: infinite, network_latency: 0, node_bandwidth: infinite, "

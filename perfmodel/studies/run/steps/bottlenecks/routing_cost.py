@@ -1,6 +1,6 @@
 """What the static hash of a fabric costs, where flows collide in it.
 
-InfiniBand fabrics may route adaptively, which the default, a hash of each flow (ECMP), is not: the
+A hash of each flow (ECMP) is the default everywhere but on InfiniBand, which routes adaptively: the
 results of `run`, `collective` and `plan` name the routing where it makes collectives much slower.
 It needs nothing but the topology, so that shapes, fabric files and listed cables are alike.
 """
